@@ -1,0 +1,138 @@
+"""The decoder shared by all families: one layer, scanned over stacked weights.
+
+The decoder knows neither segments nor scheduling: a step hands it token ids, positions and an
+`attend` function. Products take operands of the model's type and accumulate in float32; norms,
+RoPE and the softmax are float32.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int32
+
+from mis_core.models.config import ModelConfig
+from mis_core.models.rope import RopeConfig, frequencies
+
+Cache = Any
+"""KV cache: any pytree that `attend` takes and returns."""
+
+Attend = Callable[[Array, Array, Array, Cache, Array], tuple[Array, Cache]]
+"""`(q, k, v, cache, layer) -> (output, cache)`; q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`."""
+
+
+def dot(x: Float[Array, "rows in"], weight: Float[Array, "in out"]) -> Float[Array, "rows out"]:
+    """Multiply, accumulate in float32, and return the type of `x`."""
+    return jnp.dot(x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+def rms_norm(x: Float[Array, "*rows dim"], weight: Float[Array, " dim"], epsilon: float) -> Float[Array, "*rows dim"]:
+    """Root mean square normalisation (arXiv 1910.07467) in float32."""
+    x32 = x.astype(jnp.float32)
+    scaled = x32 * lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + epsilon)
+    return (scaled * weight.astype(jnp.float32)).astype(x.dtype)
+
+
+def rotary_tables(config: RopeConfig, positions: Int32[Array, " tokens"]) -> tuple[Array, Array]:
+    """Return cosines and sines of each position's angles, `[tokens, 1, head_dim / 2]` float32."""
+    inverse, factor = frequencies(config)
+    angles = positions.astype(jnp.float32)[:, None, None] * inverse
+    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+
+def rotate(x: Float[Array, "tokens heads head_dim"], tables: tuple[Array, Array]) -> Float[Array, "tokens heads head_dim"]:
+    """Apply RoPE in the half-split layout of Hugging Face checkpoints."""
+    cos, sin = tables
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+class DecoderLayer(nnx.Module):
+    """Weights of one layer; `Decoder` holds them stacked along a leading `layers` axis.
+
+    `qkv` keeps a KV head, its query heads and its value head together, so that sharding by KV head
+    cuts one axis.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
+        def weight(*shape: int) -> nnx.Param:
+            return nnx.Param(jnp.zeros(shape, dtype))
+
+        heads = (config.kv_heads, config.group + 2, config.head_dim)
+        self.config = config
+        self.attention_norm = weight(config.embed)
+        self.qkv = weight(config.embed, *heads)
+        if config.family.qkv_bias:
+            self.qkv_bias = weight(*heads)
+        if config.family.qk_norm:
+            self.q_norm = weight(config.head_dim)
+            self.k_norm = weight(config.head_dim)
+        self.out = weight(config.kv_heads, config.group, config.head_dim, config.embed)
+        self.mlp_norm = weight(config.embed)
+        self.gate_up = weight(config.embed, 2, config.mlp)
+        self.down = weight(config.mlp, config.embed)
+
+    def __call__(
+        self, x: Float[Array, "tokens embed"], tables: tuple[Array, Array], attend: Attend, cache: Cache, layer: Array
+    ) -> tuple[Float[Array, "tokens embed"], Cache]:
+        """Run the layer on new tokens."""
+        with jax.named_scope("attention"):
+            q, k, v = self._project(rms_norm(x, self.attention_norm[...], self.config.norm_epsilon), tables)
+            attended, cache = attend(q, k, v, cache, layer)
+            x = x + dot(attended.reshape(len(x), -1), self.out[...].reshape(-1, x.shape[1]))
+        with jax.named_scope("mlp"):
+            normed = rms_norm(x, self.mlp_norm[...], self.config.norm_epsilon)
+            gate, up = jnp.split(dot(normed, self.gate_up[...].reshape(x.shape[1], -1)), 2, axis=-1)
+            x = x + dot(jax.nn.silu(gate) * up, self.down[...])
+        return x, cache
+
+    def _project(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        config = self.config
+        qkv = dot(x, self.qkv[...].reshape(config.embed, -1))
+        qkv = qkv.reshape(len(x), config.kv_heads, config.group + 2, config.head_dim)
+        if config.family.qkv_bias:
+            qkv = qkv + self.qkv_bias[...]
+        q = qkv[:, :, : config.group].reshape(len(x), config.heads, config.head_dim)
+        k, v = qkv[:, :, config.group], qkv[:, :, config.group + 1]
+        if config.family.qk_norm:
+            q = rms_norm(q, self.q_norm[...], config.norm_epsilon)
+            k = rms_norm(k, self.k_norm[...], config.norm_epsilon)
+        return rotate(q, tables), rotate(k, tables), v
+
+
+class Decoder(nnx.Module):
+    """Embedding, scanned layers and the final norm; the head is applied by the runner, to scored rows only."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
+        self.config = config
+        self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.embed), dtype))
+        self.layers = nnx.vmap(lambda _: DecoderLayer(config, dtype), axis_size=config.layers, in_axes=0)(
+            jnp.arange(config.layers)
+        )
+        self.norm = nnx.Param(jnp.zeros(config.embed, dtype))
+        if not config.tied:
+            self.head = nnx.Param(jnp.zeros((config.vocab_size, config.embed), dtype))
+
+    @property
+    def head_weight(self) -> Float[Array, "vocab embed"]:
+        """Rows of the output projection."""
+        return (self.embedding if self.config.tied else self.head)[...]
+
+    def __call__(
+        self, token_ids: Int32[Array, " tokens"], positions: Int32[Array, " tokens"], attend: Attend, cache: Cache
+    ) -> tuple[Float[Array, "tokens embed"], Cache]:
+        """Return the last layer's hidden states, before the final norm, and the cache."""
+        tables = rotary_tables(self.config.rope, positions)
+        graph, stacked = nnx.split(self.layers)
+
+        def layer(carry: tuple[Array, Cache], inputs: tuple[Any, Array]) -> tuple[tuple[Array, Cache], None]:
+            x, cache = carry
+            weights, index = inputs
+            return nnx.merge(graph, weights)(x, tables, attend, cache, index), None
+
+        x = self.embedding[...][token_ids]
+        (x, cache), _ = lax.scan(layer, (x, cache), (stacked, jnp.arange(self.config.layers)))
+        return x, cache

@@ -1,0 +1,140 @@
+"""Rotary position embedding (RoPE, arXiv 2104.09864) and its published extensions.
+
+The inverse frequencies of a checkpoint are constants, computed once on the host in float32 as the
+checkpoints' own library does. Types: `default`, `linear` (position interpolation, arXiv 2306.15595),
+`llama3` (Llama 3.1 model card) and `yarn` (arXiv 2309.00071).
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from mis_core.errors import ModelError
+
+# Parameters each type understands, besides `rope_theta` and the type itself; True = required.
+_PARAMETERS = {
+    "default": {},
+    "linear": {"factor": True},
+    "llama3": {
+        "factor": True,
+        "low_freq_factor": True,
+        "high_freq_factor": True,
+        "original_max_position_embeddings": True,
+    },
+    "yarn": {
+        "factor": True,
+        "original_max_position_embeddings": False,
+        "attention_factor": False,
+        "beta_fast": False,
+        "beta_slow": False,
+        "mscale": False,
+        "mscale_all_dim": False,
+        "truncate": False,
+    },
+}
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """One checkpoint's RoPE.
+
+    Attributes:
+        kind: `default`, `linear`, `llama3` or `yarn`.
+        theta: Base of the frequencies.
+        head_dim: Rotated elements of a head: all of them.
+        max_positions: `max_position_embeddings` of the checkpoint, in tokens.
+        parameters: The type's own parameters, as the checkpoint names them.
+    """
+
+    kind: str
+    theta: float
+    head_dim: int
+    max_positions: int
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int) -> RopeConfig:
+    """Read `rope_parameters` (new spelling) or `rope_theta` + `rope_scaling` (old).
+
+    Raises:
+        ModelError: the type or a parameter is unknown or missing; it is named.
+    """
+    new = raw.get("rope_parameters")
+    key = "rope_parameters" if new is not None else "rope_scaling"
+    found = dict((new if new is not None else raw.get("rope_scaling")) or {})
+    theta = found.pop("rope_theta", raw.get("rope_theta", 10000.0))
+    old_kind = found.pop("type", None)
+    kind = found.pop("rope_type", None) or old_kind or "default"
+    if found.pop("partial_rotary_factor", 1.0) != 1.0:
+        raise ModelError(f"{key}.partial_rotary_factor: only 1.0 is supported.")
+    if kind not in _PARAMETERS:
+        raise ModelError(f"{key}: RoPE type {json.dumps(kind)} is not supported; known: {', '.join(_PARAMETERS)}.")
+    for name, required in _PARAMETERS[kind].items():
+        if required and name not in found:
+            raise ModelError(f"{key}.{name} is missing for RoPE type {kind}.")
+    unknown = [name for name in found if name not in _PARAMETERS[kind]]
+    if unknown:
+        raise ModelError(f"{key}.{unknown[0]} is not supported for RoPE type {kind}.")
+    if not isinstance(theta, int | float) or theta <= 0:
+        raise ModelError(f"rope_theta must be a positive number, not {json.dumps(theta)[:40]}.")
+    return RopeConfig(kind, float(theta), head_dim, max_positions, found)
+
+
+def frequencies(config: RopeConfig) -> tuple[Float32[np.ndarray, " half_head_dim"], float]:
+    """Return the inverse frequencies in radians per position, and the factor of cosines and sines."""
+    exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    plain = np.float32(1) / np.float32(config.theta) ** exponent
+    match config.kind:
+        case "linear":
+            return plain / np.float32(config.parameters["factor"]), 1.0
+        case "llama3":
+            return _llama3(plain, config.parameters), 1.0
+        case "yarn":
+            return _yarn(plain, config)
+        case _:
+            return plain, 1.0
+
+
+def _llama3(plain: np.ndarray, parameters: dict[str, Any]) -> np.ndarray:
+    factor, low, high = (parameters[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = parameters["original_max_position_embeddings"]
+    wavelength = 2 * math.pi / plain
+    smooth = (original / wavelength - low) / (high - low)
+    blended = (1 - smooth) * plain / factor + smooth * plain
+    long, short = wavelength > original / low, wavelength < original / high
+    return np.where(long, plain / factor, np.where(short, plain, blended)).astype(np.float32)
+
+
+def _yarn(plain: np.ndarray, config: RopeConfig) -> tuple[np.ndarray, float]:
+    given = config.parameters
+    factor = given["factor"]
+    original = given.get("original_max_position_embeddings") or config.max_positions
+
+    def dimension(rotations: float) -> float:
+        """Dimension that turns `rotations` times over the original context."""
+        turns = math.log(original / (rotations * 2 * math.pi))
+        return config.head_dim * turns / (2 * math.log(config.theta))
+
+    low, high = dimension(given.get("beta_fast") or 32), dimension(given.get("beta_slow") or 1)
+    if given.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    high = high + 0.001 if low == high else high
+    ramp = np.clip((np.arange(config.head_dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
+    blended = plain / np.float32(factor) * ramp + plain * (1 - ramp)
+    return blended.astype(np.float32), _yarn_attention(given, factor)
+
+
+def _yarn_attention(given: dict[str, Any], factor: float) -> float:
+    def magnitude(scale: float, weight: float = 1.0) -> float:
+        return 0.1 * weight * math.log(scale) + 1.0 if scale > 1 else 1.0
+
+    if given.get("attention_factor") is not None:
+        return float(given["attention_factor"])
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        return magnitude(factor, given["mscale"]) / magnitude(factor, given["mscale_all_dim"])
+    return magnitude(factor)

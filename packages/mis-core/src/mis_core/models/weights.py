@@ -1,0 +1,187 @@
+"""Weights: from Hugging Face safetensors files to the decoder's stacked arrays.
+
+`tensors_of` says once where every tensor of a checkpoint goes and how it is turned; all families
+share it, and a family's switches decide which lines apply. Only headers are read until everything
+has been found complete, so a broken checkpoint fails in a moment and by name.
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError, safe_open
+from tqdm import tqdm
+
+from mis_core.errors import ModelError
+from mis_core.models.config import ModelConfig
+from mis_core.models.decoder import Decoder
+
+_STORED_TYPES = ("BF16", "F16", "F32")
+# Buffers that some exporters store though they follow from the configuration.
+_DERIVED_SUFFIX = "rotary_emb.inv_freq"
+
+Place = Callable[[np.ndarray, np.ndarray], None]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a checkpoint and its place in the decoder.
+
+    Attributes:
+        name: Name in the checkpoint.
+        shape: Shape in the checkpoint.
+        target: Path of the decoder's parameter.
+        place: Writes the stored array into its part of the target, turned as needed.
+        layer: Index along the target's leading `layers` axis, or None where it has none.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    target: tuple[str, ...]
+    place: Place
+    layer: int | None = None
+
+
+def tensors_of(config: ModelConfig) -> Iterator[Tensor]:
+    """List every tensor that a checkpoint of this shape must have."""
+    table = (config.vocab_size, config.embed)
+    yield Tensor("model.embed_tokens.weight", table, ("embedding",), _copy)
+    yield Tensor("model.norm.weight", (config.embed,), ("norm",), _copy)
+    if not config.tied:
+        yield Tensor("lm_head.weight", table, ("head",), _copy)
+    for layer in range(config.layers):
+        for name, shape, target, place in _layer_tensors(config):
+            yield Tensor(f"model.layers.{layer}.{name}", shape, ("layers", target), place, layer)
+
+
+def _layer_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], str, Place]]:
+    embed, mlp, group = config.embed, config.mlp, config.group
+    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    projections = {
+        "q": (heads, slice(0, group)),
+        "k": (kv_heads, slice(group, group + 1)),
+        "v": (kv_heads, slice(group + 1, group + 2)),
+    }
+    for projection, (width, part) in projections.items():
+        yield f"self_attn.{projection}_proj.weight", (width, embed), "qkv", _heads(part)
+        if config.family.qkv_bias:
+            yield f"self_attn.{projection}_proj.bias", (width,), "qkv_bias", _heads(part)
+    if config.family.qk_norm:
+        yield "self_attn.q_norm.weight", (config.head_dim,), "q_norm", _copy
+        yield "self_attn.k_norm.weight", (config.head_dim,), "k_norm", _copy
+    yield "self_attn.o_proj.weight", (embed, heads), "out", _transposed
+    yield "input_layernorm.weight", (embed,), "attention_norm", _copy
+    yield "post_attention_layernorm.weight", (embed,), "mlp_norm", _copy
+    yield "mlp.gate_proj.weight", (mlp, embed), "gate_up", _half(0)
+    yield "mlp.up_proj.weight", (mlp, embed), "gate_up", _half(1)
+    yield "mlp.down_proj.weight", (embed, mlp), "down", _transposed
+
+
+def _copy(target: np.ndarray, stored: np.ndarray) -> None:
+    target[...] = stored
+
+
+def _transposed(target: np.ndarray, stored: np.ndarray) -> None:
+    target[...] = stored.T.reshape(target.shape)
+
+
+def _heads(part: slice) -> Place:
+    def place(target: np.ndarray, stored: np.ndarray) -> None:
+        # A weight's target is [embed, kv_heads, group + 2, head_dim], a bias's lacks `embed`.
+        heads = target[..., part, :]
+        heads[...] = stored.T.reshape(heads.shape)
+
+    return place
+
+
+def _half(index: int) -> Place:
+    def place(target: np.ndarray, stored: np.ndarray) -> None:
+        target[:, index] = stored.T
+
+    return place
+
+
+def load_decoder(directory: Path, config: ModelConfig, dtype: jnp.dtype, progress: bool = True) -> Decoder:
+    """Read a checkpoint directory into a decoder on the default device.
+
+    Parameters are read, turned, converted to `dtype` and moved to the device one after the other;
+    the host never holds more than one of them.
+
+    Raises:
+        ModelError: a file is missing or truncated, or a tensor is missing, extra, misshapen or of
+            an unknown type; it is named.
+    """
+    with ExitStack() as files:
+        stored = _open(directory, files)
+        expected = list(tensors_of(config))
+        _check(directory, expected, stored, config.tied)
+        graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
+        parameters = nnx.to_flat_state(state)
+        by_target = {path: list(group) for path, group in _grouped(expected)}
+        bar = tqdm(total=len(expected), desc="Loading weights", unit="tensor", disable=not progress)
+        loaded = {}
+        with bar:
+            for path, parameter in parameters:
+                target = np.empty(parameter.shape, dtype)
+                for tensor in by_target[path]:
+                    part = target if tensor.layer is None else target[tensor.layer]
+                    tensor.place(part, stored[tensor.name].get_tensor(tensor.name))
+                    bar.update()
+                loaded[path] = parameter.replace(jax.device_put(target))
+        return nnx.merge(graph, nnx.from_flat_state(loaded))
+
+
+def _grouped(tensors: list[Tensor]) -> Iterator[tuple[tuple[str, ...], Iterator[Tensor]]]:
+    ordered = sorted(tensors, key=lambda tensor: tensor.target)
+    return itertools.groupby(ordered, key=lambda tensor: tensor.target)
+
+
+def _open(directory: Path, files: ExitStack) -> dict[str, Any]:
+    """Map each tensor's name to the open file that holds it."""
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"{index}: not a safetensors index ({type(error).__name__}).") from None
+    else:
+        names = sorted(path.name for path in directory.glob("*.safetensors"))
+        if not names:
+            raise ModelError(f"{directory}: no .safetensors files; other weight formats are not read.")
+    stored: dict[str, Any] = {}
+    for name in names:
+        path = directory / Path(name).name  # an index must not reach outside its directory
+        try:
+            handle = files.enter_context(safe_open(path, framework="np"))
+        except FileNotFoundError:
+            raise ModelError(f"{path}: missing, though {index.name} names it.") from None
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path}: truncated or not a safetensors file ({error}).") from None
+        stored |= dict.fromkeys(handle.keys(), handle)
+    return stored
+
+
+def _check(directory: Path, expected: list[Tensor], stored: dict[str, Any], tied: bool) -> None:
+    for tensor in expected:
+        if tensor.name not in stored:
+            raise ModelError(f"{directory}: tensor {tensor.name} is missing.")
+        found = stored[tensor.name].get_slice(tensor.name)
+        shape, stored_type = tuple(found.get_shape()), found.get_dtype()
+        if shape != tensor.shape:
+            raise ModelError(f"{directory}: tensor {tensor.name} has shape {shape}; config.json asks for {tensor.shape}.")
+        if stored_type not in _STORED_TYPES:
+            raise ModelError(
+                f"{directory}: tensor {tensor.name} is stored as {stored_type}; known: {', '.join(_STORED_TYPES)}."
+            )
+    known = {tensor.name for tensor in expected} | ({"lm_head.weight"} if tied else set())
+    for name in stored:
+        if name not in known and not name.endswith(_DERIVED_SUFFIX):
+            raise ModelError(f"{directory}: tensor {name} belongs to no part of the model that config.json describes.")

@@ -1,0 +1,108 @@
+"""The words that travel through MIS: a request for scores, what the device answers, and the result.
+
+A request is flat arrays and offsets (CSR), never one object per item, so that 500 items cost the
+host as much Python as 5. `validation` is the only producer of a `ScoreRequest`; everything after it
+may trust the invariants stated here.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float32, Int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRequest:
+    """One query, its items as segments, and the labels to score. Valid by construction.
+
+    Segment `i` holds tokens `item_tokens[item_starts[i]:item_starts[i + 1]]` and sees the first
+    `context_lens[i]` tokens of `query`; its last token is the scored position. Every segment has at
+    least one token. This one form covers every case:
+
+    * ids: `context_lens` is the query's length throughout;
+    * text: an item's segment begins where the ids of the joined string `query + item` may first
+      differ from the query's own;
+    * an empty item: the segment is the query's last token, seen by one token less of context;
+    * `item_first`: `query` is empty and each segment is the whole sequence `item + query`.
+
+    Attributes:
+        query: Shared tokens, `[query_tokens]`.
+        item_tokens: New tokens of all segments, `[item_tokens]`.
+        item_starts: Offsets into `item_tokens`, `[items + 1]`, rising strictly from 0.
+        context_lens: Query tokens each segment sees, `[items]`, from 0 to `query_tokens`.
+        label_ids: Label tokens, `[1, labels]` for the same labels everywhere or `[items, labels]`;
+            rows shorter than the longest are filled with -1.
+        apply_softmax: Softmax over the labels instead of full-vocabulary probabilities.
+        temperature: Divides the label log-probabilities before the softmax.
+        return_token_logprobs: Also return full-vocabulary natural log-probabilities.
+        cache_salt: Requests share cached prefixes only with requests of the same salt.
+    """
+
+    query: Int32[np.ndarray, " query_tokens"]
+    item_tokens: Int32[np.ndarray, " item_tokens"]
+    item_starts: Int32[np.ndarray, " items_plus_one"]
+    context_lens: Int32[np.ndarray, " items"]
+    label_ids: Int32[np.ndarray, "label_rows labels"]
+    apply_softmax: bool = False
+    temperature: float = 1.0
+    return_token_logprobs: bool = False
+    cache_salt: str | None = None
+
+    @property
+    def num_items(self) -> int:
+        """Number of items, which is the number of rows of the scores."""
+        return len(self.context_lens)
+
+    @property
+    def needs_log_sum_exp(self) -> bool:
+        """Whether full-vocabulary normalisers are needed; a softmax over labels cancels them."""
+        return self.return_token_logprobs or not self.apply_softmax
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the query, once, and of every item."""
+        return len(self.query) + len(self.item_tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelLogits:
+    """What the device answers for one request.
+
+    Attributes:
+        logits: Head values of the labels at each scored position, `[items, labels]`; entries whose
+            label id is -1 mean nothing.
+        log_sum_exp: Log of the sum of the exponentials of the full-vocabulary logits, `[items]`, or
+            None where the request does not need it.
+        cached_tokens: Query tokens whose KV came from the prefix cache.
+        timings_ms: Milliseconds by stage.
+    """
+
+    logits: Float32[np.ndarray, "items labels"]
+    log_sum_exp: Float32[np.ndarray, " items"] | None
+    cached_tokens: int = 0
+    timings_ms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request, in tokens."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreResult:
+    """Scores in the order of the request's items and labels.
+
+    Attributes:
+        scores: `[items, labels]`; with per-item label lists of different lengths, rows end in NaN.
+        token_logprobs: Full-vocabulary natural log-probabilities, shaped like `scores`, or None.
+        usage: Token counts.
+        timings_ms: Milliseconds by stage.
+    """
+
+    scores: Float32[np.ndarray, "items labels"]
+    token_logprobs: Float32[np.ndarray, "items labels"] | None
+    usage: Usage
+    timings_ms: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,52 @@
+"""The head, at scored positions only: label logits and, where asked for, full-vocabulary normalisers.
+
+`[items, vocab]` is never held. A label's logit is one row of the output projection; a softmax over
+labels needs nothing else. Normalisers stream over the vocabulary with a running maximum (the online
+softmax's, arXiv 1805.02867).
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float32, Int32
+
+from mis_core.models.decoder import Decoder, rms_norm
+
+VOCAB_CHUNK = 8192
+
+
+def scored_hidden(decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"]) -> Array:
+    """Return the final-normed hidden states of the scored rows, `[rows, embed]`."""
+    return rms_norm(hidden[rows], decoder.norm[...], decoder.config.norm_epsilon)
+
+
+def label_logits(
+    decoder: Decoder, hidden: Array, pair_row: Int32[Array, " pairs"], pair_label: Int32[Array, " pairs"]
+) -> Float32[Array, " pairs"]:
+    """Return the logit of each (row of `hidden`, label) pair.
+
+    Each is one dot product of fixed length, so its bits depend on nothing but the pair.
+    """
+    weights = decoder.head_weight[pair_label].astype(jnp.float32)
+    return (hidden[pair_row].astype(jnp.float32) * weights).sum(-1)
+
+
+def log_sum_exp(decoder: Decoder, hidden: Array) -> Float32[Array, " rows"]:
+    """Return the log of the sum of the exponentials of all logits of each row of `hidden`."""
+    weight = decoder.head_weight
+    vocab = weight.shape[0]
+    chunk = min(VOCAB_CHUNK, vocab)
+
+    def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
+        highest, total = carry
+        start = jnp.minimum(index * chunk, vocab - chunk)  # the last chunk reaches back and masks what it repeats
+        rows = lax.dynamic_slice_in_dim(weight, start, chunk)
+        logits = lax.dot_general(hidden, rows, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        fresh = start + jnp.arange(chunk) >= index * chunk
+        logits = jnp.where(fresh, logits, -jnp.inf)
+        new = jnp.maximum(highest, logits.max(1))
+        return (new, total * jnp.exp(highest - new) + jnp.exp(logits - new[:, None]).sum(1)), None
+
+    empty = jnp.full(hidden.shape[0], -jnp.inf), jnp.zeros(hidden.shape[0], jnp.float32)
+    (highest, total), _ = lax.scan(add, empty, jnp.arange(-(-vocab // chunk)))
+    return highest + jnp.log(total)

@@ -1,0 +1,160 @@
+"""Runs step plans: owns the weights, the KV cache and the compiled shapes.
+
+The only place that turns a host `StepPlan` into device arrays. Steps are padded to a few bucket
+sizes, compiled once each.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float32, Int32
+from mis_kernels import Segments, lay_out, segment_attention, write_pages
+from mis_kernels.tiles import CONTEXT_TILE, OWN_BLOCK, OWN_TILE, ROW_BLOCK
+from tqdm import tqdm
+
+from mis_core.models.decoder import Decoder
+from mis_core.runner.head import label_logits, log_sum_exp, scored_hidden
+from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepPlan
+
+MIN_BUCKET = 64  # below this, XLA:CPU takes other paths for a product's rows and the bits change
+SCORED_BUCKETS = (64, 256)
+PAIRS = 1024
+
+Cache = tuple[Array, Array]
+"""Keys and values, each `[kv_heads, layers * pages, page_size, head_dim]`."""
+
+
+def token_buckets(token_budget: int) -> list[int]:
+    """Return the step sizes to compile: powers of two from `MIN_BUCKET`, and the budget itself."""
+    powers = [MIN_BUCKET << n for n in range(20) if MIN_BUCKET << n < token_budget]
+    return [*powers, token_budget]
+
+
+def round_budget(tokens: int) -> int:
+    """Round a token budget up to a size that steps may have."""
+    if tokens <= ROW_BLOCK:
+        return max(MIN_BUCKET, 1 << (tokens - 1).bit_length())
+    return -(-tokens // ROW_BLOCK) * ROW_BLOCK
+
+
+class Runner:
+    """Executes steps of one model on one device."""
+
+    def __init__(self, decoder: Decoder, token_budget: int, context_length: int) -> None:
+        """Allocate the cache for one query and one long item of `context_length` tokens."""
+        self.token_budget = round_budget(token_budget)
+        self.pages_per_context = -(-context_length // PAGE_SIZE)
+        self._graph, self._weights = nnx.split(decoder)
+        config = decoder.config
+        pages = 2 * self.pages_per_context
+        shape = (config.kv_heads, config.layers * pages, PAGE_SIZE, config.head_dim)
+        dtype = decoder.embedding[...].dtype
+        self._cache: Cache = (jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        self._step = jax.jit(partial(_step, self._graph, pages), donate_argnums=1)
+        self._scored = jax.jit(self._on_decoder(scored_hidden))
+        self._labels = jax.jit(self._on_decoder(label_logits))
+        self._normalisers = jax.jit(self._on_decoder(log_sum_exp))
+
+    def _on_decoder(self, function: Any) -> Any:
+        return lambda weights, *arrays: function(nnx.merge(self._graph, weights), *arrays)
+
+    def warm_up(self, progress: bool = True) -> None:
+        """Compile every shape, so that no request waits for the compiler."""
+        for size in tqdm(token_buckets(self.token_budget), desc="Compiling steps", unit="shape", disable=not progress):
+            plan = StepPlan(
+                token_ids=np.zeros(size, np.int32),
+                positions=np.arange(size, dtype=np.int32),
+                starts=np.zeros(1, np.int32),
+                lens=np.full(1, size, np.int32),
+                context_lens=np.zeros(1, np.int32),
+                paged=np.ones(1, bool),
+                page_table=np.zeros(self.pages_per_context, np.int32),
+                scored_rows=np.zeros(0, np.int32),
+                scored_items=np.zeros(0, np.int32),
+            )
+            hidden = self.run(plan)
+            for count in SCORED_BUCKETS:
+                self.read_head(hidden, np.zeros(count, np.int32), np.zeros((count, 1), np.int32), normalise=True)
+
+    def run(self, plan: StepPlan) -> Array:
+        """Execute one step; return the hidden states of its rows, padding included, on the device."""
+        size = next(bucket for bucket in token_buckets(self.token_budget) if bucket >= _rows(plan))
+        rows = np.repeat(plan.starts, plan.lens) + _ramp(plan.lens)
+        token_ids, positions = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        token_ids[rows], positions[rows] = plan.token_ids, plan.positions
+        hidden, self._cache = self._step(self._weights, self._cache, token_ids, positions, self._segments(plan, size))
+        return hidden
+
+    def _segments(self, plan: StepPlan, size: int) -> Segments:
+        context_tiles = -(-self.pages_per_context * PAGE_SIZE // CONTEXT_TILE)
+        own_tiles_per_block = 2 * (OWN_BLOCK + LONG_ITEM) // OWN_TILE
+        return lay_out(
+            starts=plan.starts,
+            lens=plan.lens,
+            context_ids=np.zeros(len(plan.lens), np.int32),
+            context_lens=plan.context_lens,
+            paged=plan.paged,
+            page_table=plan.page_table[None],
+            page_size=PAGE_SIZE,
+            tokens=size,
+            tile_capacity=-(-size // ROW_BLOCK) * context_tiles,
+            own_tile_capacity=-(-size // OWN_BLOCK) * own_tiles_per_block,
+        )
+
+    def read_head(
+        self, hidden: Array, rows: Int32[np.ndarray, " scored"], labels: Int32[np.ndarray, "scored labels"], normalise: bool
+    ) -> tuple[Float32[np.ndarray, "scored labels"], Float32[np.ndarray, " scored"] | None]:
+        """Return label logits, and normalisers if asked for, at rows of a step's hidden states."""
+        logits, normalisers = [], []
+        for begin in range(0, len(rows), SCORED_BUCKETS[-1]):
+            part = rows[begin : begin + SCORED_BUCKETS[-1]]
+            size = next(bucket for bucket in SCORED_BUCKETS if bucket >= len(part))
+            scored = self._scored(self._weights, hidden, _padded(part, size))
+            logits.append(self._label_logits(scored, labels[begin : begin + len(part)]))
+            if normalise:
+                normalisers.append(self._normalisers(self._weights, scored)[: len(part)])
+        return (
+            np.concatenate([np.asarray(part) for part in logits]),
+            np.concatenate([np.asarray(part) for part in normalisers]) if normalise else None,
+        )
+
+    def _label_logits(self, scored: Array, labels: np.ndarray) -> np.ndarray:
+        pair_row = np.repeat(np.arange(len(labels), dtype=np.int32), labels.shape[1])
+        pair_label = np.maximum(labels.reshape(-1), 0)  # -1 fills short rows; their values are never used
+        parts = [
+            self._labels(self._weights, scored, _padded(pair_row[b : b + PAIRS], PAIRS), _padded(pair_label[b : b + PAIRS], PAIRS))
+            for b in range(0, len(pair_row), PAIRS)
+        ]
+        return np.concatenate([np.asarray(part) for part in parts])[: len(pair_row)].reshape(labels.shape)
+
+
+def _step(
+    graph: Any, pages: int, weights: Any, cache: Cache, token_ids: Array, positions: Array, segments: Segments
+) -> tuple[Array, Cache]:
+    decoder: Decoder = nnx.merge(graph, weights)
+    scale = decoder.config.head_dim**-0.5
+
+    def attend(q: Array, k: Array, v: Array, cache: Cache, layer: Array) -> tuple[Array, Cache]:
+        here = segments.shift_pages(layer * pages)
+        k_pages, v_pages = write_pages(cache[0], k, here), write_pages(cache[1], v, here)
+        return segment_attention(q, k, v, k_pages, v_pages, here, scale=scale), (k_pages, v_pages)
+
+    return decoder(token_ids, positions, attend, cache)
+
+
+def _rows(plan: StepPlan) -> int:
+    return int(plan.starts[-1] + plan.lens[-1])
+
+
+def _ramp(lens: np.ndarray) -> np.ndarray:
+    ends = np.cumsum(lens)
+    return np.arange(ends[-1]) - np.repeat(ends - lens, lens)
+
+
+def _padded(array: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([array, np.zeros(size - len(array), array.dtype)])

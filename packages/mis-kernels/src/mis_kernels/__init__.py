@@ -1,0 +1,14 @@
+"""Attention for one context and many segments, without masks.
+
+`lay_out` describes the segments of a step by small integer arrays, `write_pages` puts new keys and
+values into the paged cache, `segment_attention` attends; `reference_attention` is its oracle.
+"""
+
+from mis_kernels.attention.api import segment_attention
+from mis_kernels.attention.reference import reference_attention, visibility
+from mis_kernels.pages import write_pages
+from mis_kernels.segments import Segments, lay_out
+
+__version__ = "0.1.0"
+
+__all__ = ["Segments", "lay_out", "reference_attention", "segment_attention", "visibility", "write_pages"]

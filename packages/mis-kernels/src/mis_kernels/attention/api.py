@@ -1,0 +1,70 @@
+"""The attention op: one context and many segments, by whichever implementation fits the platform."""
+
+from collections.abc import Callable
+
+import jax
+from jaxtyping import Array, Float
+
+from mis_kernels.attention.reference import reference_attention
+from mis_kernels.attention.xla import xla_attention
+from mis_kernels.segments import Segments
+from mis_kernels.tiles import CONTEXT_TILE, ROW_BLOCK
+
+IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {"reference": reference_attention, "xla": xla_attention}
+
+
+def segment_attention(
+    q: Float[Array, "tokens heads head_dim"],
+    k: Float[Array, "tokens kv_heads head_dim"],
+    v: Float[Array, "tokens kv_heads head_dim"],
+    k_pages: Float[Array, "kv_heads pages page_size head_dim"],
+    v_pages: Float[Array, "kv_heads pages page_size head_dim"],
+    segments: Segments,
+    *,
+    scale: float,
+    implementation: str | None = None,
+) -> Float[Array, "tokens heads head_dim"]:
+    """Attend from packed new tokens to their contexts and their own segments.
+
+    Args:
+        q: Query rows, RoPE applied. bf16 or f32.
+        k: Keys of the new tokens, RoPE applied, same type.
+        v: Values of the new tokens, same type.
+        k_pages: Key cache. Pages must have been written before (see `write_pages`), those of this
+            step's paged segments included. Memory that no context reaches may hold anything.
+        v_pages: Value cache, likewise.
+        segments: What each token sees.
+        scale: Factor of the logits, usually `head_dim ** -0.5`.
+        implementation: `xla` or `reference`; default: the best for the platform, today `xla`.
+
+    Returns:
+        Attention output, shape and dtype of `q`. Rows that see nothing are zero.
+
+    Raises:
+        ValueError: shapes do not fit together; names the argument.
+
+    Numerics: accumulates in f32; a row's bits do not depend on other segments.
+    """
+    _check(q, k, v, k_pages, v_pages, segments)
+    name = implementation or "xla"
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation: {name!r} is unknown; choose from {', '.join(IMPLEMENTATIONS)}")
+    with jax.named_scope(f"attention_{name}"):
+        return IMPLEMENTATIONS[name](q, k, v, k_pages, v_pages, segments, scale=scale)
+
+
+def _check(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments) -> None:
+    tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    if heads % kv_heads:
+        raise ValueError(f"q: {heads} heads are not a multiple of {kv_heads} KV heads")
+    if k.shape != (tokens, kv_heads, head_dim) or v.shape != k.shape:
+        raise ValueError(f"k, v: expected [{tokens}, {kv_heads}, {head_dim}], got {k.shape} and {v.shape}")
+    if (k_pages.shape[0], k_pages.shape[3]) != (kv_heads, head_dim) or v_pages.shape != k_pages.shape:
+        raise ValueError(f"k_pages, v_pages: expected [{kv_heads}, pages, page_size, {head_dim}], got {k_pages.shape} and {v_pages.shape}")
+    if CONTEXT_TILE % k_pages.shape[2]:
+        raise ValueError(f"k_pages: the page size {k_pages.shape[2]} does not divide {CONTEXT_TILE}")
+    if segments.num_tokens != tokens:
+        raise ValueError(f"segments: describe {segments.num_tokens} tokens, but q has {tokens}")
+    if tokens > ROW_BLOCK and tokens % ROW_BLOCK or tokens < ROW_BLOCK and tokens & (tokens - 1):
+        raise ValueError(f"q: {tokens} tokens; pad to a multiple of {ROW_BLOCK}, or to a power of two below it")

@@ -1,0 +1,58 @@
+"""The visibility rule written out densely in float32: slow, obvious, the oracle of every test."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from mis_kernels.segments import Segments
+
+
+def visibility(segments: Segments, page_size: int) -> tuple[Bool[Array, "tokens keys"], Bool[Array, "tokens tokens"]]:
+    """Return what each new token sees of the cache's slots in page-table order, and of the new tokens.
+
+    Returns:
+        `[tokens, contexts * pages_per_context * page_size]` and `[tokens, tokens]`.
+    """
+    contexts, pages = jnp.asarray(segments.page_table).shape
+    slot_context = jnp.repeat(jnp.arange(contexts), pages * page_size)
+    slot_position = jnp.tile(jnp.arange(pages * page_size), contexts)
+    in_context = (slot_context == jnp.asarray(segments.context_id)[:, None]) & (
+        slot_position < jnp.asarray(segments.context_len)[:, None]
+    )
+    token = jnp.arange(segments.num_tokens)
+    in_segment = (token >= jnp.asarray(segments.segment_start)[:, None]) & (token <= token[:, None])
+    return in_context, in_segment
+
+
+def reference_attention(
+    q: Float[Array, "tokens heads head_dim"],
+    k: Float[Array, "tokens kv_heads head_dim"],
+    v: Float[Array, "tokens kv_heads head_dim"],
+    k_pages: Float[Array, "kv_heads pages page_size head_dim"],
+    v_pages: Float[Array, "kv_heads pages page_size head_dim"],
+    segments: Segments,
+    *,
+    scale: float,
+) -> Float[Array, "tokens heads head_dim"]:
+    """Attend with one dense softmax over the whole cache and all new tokens.
+
+    Memory grows with tokens x (cache + tokens); for tests and masks alone. Arguments and result as
+    in `segment_attention`.
+    """
+    group = q.shape[1] // k.shape[1]
+    page_size = k_pages.shape[2]
+    slots = jnp.asarray(segments.page_table).reshape(-1)
+    visible = jnp.concatenate(visibility(segments, page_size), axis=1)
+
+    def keys_of(pages: Array, new: Array) -> Array:  # [keys, heads, head_dim]
+        cached = pages[:, slots].reshape(pages.shape[0], -1, pages.shape[3]).swapaxes(0, 1)
+        joined = jnp.concatenate([cached, new]).astype(jnp.float32)
+        # Memory nobody has written may hold anything, NaN included; nobody sees it.
+        joined = jnp.where(visible.any(0)[:, None, None], joined, 0)
+        return jnp.repeat(joined, group, axis=1)
+
+    with jax.default_matmul_precision("highest"):
+        logits = jnp.einsum("qhd,khd->hqk", q.astype(jnp.float32), keys_of(k_pages, k)) * scale
+        weights = jax.nn.softmax(jnp.where(visible, logits, -jnp.inf), axis=-1)
+        weights = jnp.where(visible.any(1)[:, None], weights, 0)  # a row that sees nothing is zero
+        return jnp.einsum("hqk,khd->qhd", weights, keys_of(v_pages, v)).astype(q.dtype)

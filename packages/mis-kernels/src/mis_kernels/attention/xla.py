@@ -1,0 +1,138 @@
+"""Blocked attention in plain XLA, for CPU and any device without a kernel of its own.
+
+Loops over KV heads and blocks of rows so that one tile's logits stay in cache, and visits only
+tiles that some row of the block sees. All shapes inside the loops are fixed and every reduction
+runs over one row's keys, so a row's bits do not depend on other segments (see `mis_kernels.tiles`).
+Operands keep their type, products accumulate in float32: on CPUs a bfloat16 output is several times
+slower than a float32 one.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from mis_kernels.segments import Segments
+from mis_kernels.tiles import CONTEXT_TILE, BlockTiles
+
+_MASKED = -1e30
+
+
+class _Softmax(NamedTuple):
+    """Running state of the online softmax (arXiv 1805.02867, section 3) of a block of rows."""
+
+    highest: Array  # [rows, 1] float32
+    total: Array  # [rows, 1] float32
+    weighted: Array  # [rows, head_dim] float32
+
+    @classmethod
+    def empty(cls, rows: int, head_dim: int) -> "_Softmax":
+        column = jnp.zeros((rows, 1), jnp.float32)
+        return cls(column + _MASKED, column, jnp.zeros((rows, head_dim), jnp.float32))
+
+    def add(self, q: Array, k: Array, v: Array, visible: Array, scale: float) -> "_Softmax":
+        """Take in a tile of keys; `visible` is `[rows, keys]`."""
+        logits = lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32) * scale
+        logits = jnp.where(visible, logits, _MASKED)
+        highest = jnp.maximum(self.highest, logits.max(1, keepdims=True))
+        weights = jnp.where(visible, jnp.exp(logits - highest), 0)
+        fade = jnp.exp(self.highest - highest)
+        new = lax.dot_general(weights.astype(v.dtype), v, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+        return _Softmax(highest, self.total * fade + weights.sum(1, keepdims=True), self.weighted * fade + new)
+
+    def result(self) -> Array:
+        return jnp.where(self.total > 0, self.weighted / jnp.where(self.total > 0, self.total, 1), 0)
+
+
+def xla_attention(
+    q: Float[Array, "tokens heads head_dim"],
+    k: Float[Array, "tokens kv_heads head_dim"],
+    v: Float[Array, "tokens kv_heads head_dim"],
+    k_pages: Float[Array, "kv_heads pages page_size head_dim"],
+    v_pages: Float[Array, "kv_heads pages page_size head_dim"],
+    segments: Segments,
+    *,
+    scale: float,
+) -> Float[Array, "tokens heads head_dim"]:
+    """Attend block by block. Arguments and result as in `segment_attention`."""
+    tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    tiles = segments.tiles
+    blocks, own_blocks = len(tiles.starts) - 1, len(tiles.own_starts) - 1
+    # Rows of a KV head: its query heads of one token, then of the next.
+    rows = q.reshape(tokens, kv_heads, group, head_dim).swapaxes(0, 1).reshape(kv_heads, tokens * group, head_dim)
+    by_row = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), group), (segments.context_id, segments.context_len, segments.segment_start))
+    k, v = k.swapaxes(0, 1), v.swapaxes(0, 1)
+
+    def head(head_index: Array) -> Array:
+        q_head, k_head, v_head = rows[head_index], k[head_index], v[head_index]
+        own = lax.map(lambda block: _own(q_head, k_head, v_head, by_row[2], tiles, block, own_blocks, scale), jnp.arange(own_blocks))
+        own = jax.tree.map(lambda x: x.reshape(blocks, -1, x.shape[-1]), own)
+
+        def block(arguments: tuple[Array, _Softmax]) -> Array:
+            index, state = arguments
+            return _context(q_head, head_index, k_pages, v_pages, by_row, segments, index, blocks, state, scale)
+
+        return lax.map(block, (jnp.arange(blocks), own)).reshape(tokens * group, head_dim)
+
+    out = lax.map(head, jnp.arange(kv_heads)).astype(q.dtype)
+    return out.reshape(kv_heads, tokens, group, head_dim).swapaxes(0, 1).reshape(tokens, heads, head_dim)
+
+
+def _block(array: Array, index: Array, blocks: int) -> Array:
+    size = array.shape[0] // blocks
+    return lax.dynamic_slice_in_dim(array, index * size, size)
+
+
+def _own(
+    q: Array, k: Array, v: Array, segment_start: Array, tiles: BlockTiles, block: Array, blocks: int, scale: float
+) -> _Softmax:
+    """Attend to the new tokens of the rows' own segments."""
+    q_block, first = _block(q, block, blocks), _block(segment_start, block, blocks)
+    group = q.shape[0] // k.shape[0]
+    token = (block * q_block.shape[0] + jnp.arange(q_block.shape[0])) // group
+
+    def add(tile: Array, state: _Softmax) -> _Softmax:
+        key = jnp.asarray(tiles.own_keys)[tile]
+        visible = (key >= first[:, None]) & (key <= token[:, None])
+        return state.add(q_block, k[key], v[key], visible, scale)
+
+    starts = jnp.asarray(tiles.own_starts)
+    return lax.fori_loop(starts[block], starts[block + 1], add, _Softmax.empty(*q_block.shape))
+
+
+def _context(
+    q: Array,
+    head: Array,
+    k_pages: Array,
+    v_pages: Array,
+    by_row: tuple[Array, Array, Array],
+    segments: Segments,
+    block: Array,
+    blocks: int,
+    state: _Softmax,
+    scale: float,
+) -> Array:
+    """Attend to the cached tokens of the rows' contexts, and finish the softmax."""
+    tiles, page_size, head_dim = segments.tiles, k_pages.shape[2], q.shape[1]
+    pages_per_tile = CONTEXT_TILE // page_size
+    q_block = _block(q, block, blocks)
+    context_id, context_len = (_block(array, block, blocks)[:, None] for array in by_row[:2])
+    position = jnp.arange(CONTEXT_TILE)
+    table = jnp.asarray(segments.page_table)
+
+    def add(tile: Array, state: _Softmax) -> _Softmax:
+        context, index, used = (jnp.asarray(x)[tile] for x in (tiles.context_id, tiles.index, tiles.used))
+        # Past the table's end the gather would clamp to its last page; those keys are not `used`.
+        pages = table[context, index * pages_per_tile + jnp.arange(pages_per_tile)]
+        k = k_pages[head, pages].reshape(CONTEXT_TILE, head_dim)
+        # Unused cache memory may hold NaN, and 0 * NaN is NaN.
+        v = jnp.where((position < used)[:, None], v_pages[head, pages].reshape(CONTEXT_TILE, head_dim), 0)
+        visible = (context_id == context) & (index * CONTEXT_TILE + position < context_len)
+        return state.add(q_block, k, v, visible, scale)
+
+    starts = jnp.asarray(tiles.starts)
+    return lax.fori_loop(starts[block], starts[block + 1], add, state).result()
