@@ -74,11 +74,10 @@ def build_tiles(
 
 
 def _context_tiles(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray, ...]:
-    block_size = min(ROW_BLOCK, len(context_id))
-    blocks = len(context_id) // block_size
+    blocks = -(-len(context_id) // ROW_BLOCK)
     rows = np.flatnonzero(context_len)
     contexts = int(context_id.max(initial=0)) + 1
-    pair = (rows // block_size).astype(np.int64) * contexts + context_id[rows]
+    pair = (rows // ROW_BLOCK).astype(np.int64) * contexts + context_id[rows]
     pairs, inverse = np.unique(pair, return_inverse=True)
     seen = np.zeros(len(pairs), np.int64)
     np.maximum.at(seen, inverse, context_len[rows])
@@ -91,11 +90,10 @@ def _context_tiles(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.
 
 
 def _own_tiles(segment_of: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    block_size = min(OWN_BLOCK, len(segment_of))
-    blocks = len(segment_of) // block_size
+    blocks = -(-len(segment_of) // ROW_BLOCK) * (ROW_BLOCK // OWN_BLOCK)
     rows = np.flatnonzero(segment_of >= 0)
     # Rows of a segment are consecutive, so a run of equal (block, segment) is one crossing of a block.
-    block, segment = rows // block_size, segment_of[rows]
+    block, segment = rows // OWN_BLOCK, segment_of[rows]
     first = np.flatnonzero(np.r_[True, (block[1:] != block[:-1]) | (segment[1:] != segment[:-1])]) if len(rows) else rows
     last = np.r_[first[1:], len(rows)] - 1 if len(rows) else rows
     block, start = block[first], starts[segment[first]].astype(np.int64)

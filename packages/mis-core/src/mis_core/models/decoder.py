@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from mis_core.models.config import ModelConfig
+from mis_core.models.numerics import dot, rms_norm
 from mis_core.models.rope import RopeConfig, frequencies
 
 Cache = Any
@@ -22,18 +23,6 @@ Cache = Any
 
 Attend = Callable[[Array, Array, Array, Cache, Array], tuple[Array, Cache]]
 """`(q, k, v, cache, layer) -> (output, cache)`; q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`."""
-
-
-def dot(x: Float[Array, "rows in"], weight: Float[Array, "in out"]) -> Float[Array, "rows out"]:
-    """Multiply, accumulate in float32, and return the type of `x`."""
-    return jnp.dot(x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
-
-
-def rms_norm(x: Float[Array, "*rows dim"], weight: Float[Array, " dim"], epsilon: float) -> Float[Array, "*rows dim"]:
-    """Root mean square normalisation (arXiv 1910.07467) in float32."""
-    x32 = x.astype(jnp.float32)
-    scaled = x32 * lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + epsilon)
-    return (scaled * weight.astype(jnp.float32)).astype(x.dtype)
 
 
 def rotary_tables(config: RopeConfig, positions: Int32[Array, " tokens"]) -> tuple[Array, Array]:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float32, Int32
 
-from mis_core.models.decoder import Decoder, rms_norm
+from mis_core.models.decoder import Decoder
+from mis_core.models.numerics import rms_norm, row_sum
 
 VOCAB_CHUNK = 8192
 
@@ -45,7 +46,7 @@ def log_sum_exp(decoder: Decoder, hidden: Array) -> Float32[Array, " rows"]:
         fresh = start + jnp.arange(chunk) >= index * chunk
         logits = jnp.where(fresh, logits, -jnp.inf)
         new = jnp.maximum(highest, logits.max(1))
-        return (new, total * jnp.exp(highest - new) + jnp.exp(logits - new[:, None]).sum(1)), None
+        return (new, total * jnp.exp(highest - new) + row_sum(jnp.exp(logits - new[:, None]))[:, 0]), None
 
     empty = jnp.full(hidden.shape[0], -jnp.inf), jnp.zeros(hidden.shape[0], jnp.float32)
     (highest, total), _ = lax.scan(add, empty, jnp.arange(-(-vocab // chunk)))

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int32
 from mis_core.request import ScoreRequest
 
 PAGE_SIZE = 64
-LONG_ITEM = 512
+LONG_ITEM = 256
 """Longest segment, in tokens, that keeps its K/V among the new tokens of its step."""
 
 
@@ -55,9 +55,9 @@ def plan_request(request: ScoreRequest, token_budget: int, pages_per_context: in
     shared = int(request.context_lens.max())
     yield from _paged(request.query[:shared], 0, query_pages, token_budget, item=None)
     lens = np.diff(request.item_starts)
-    short = np.flatnonzero(lens <= min(LONG_ITEM, token_budget)).astype(np.int32)
+    short = np.flatnonzero(lens <= LONG_ITEM).astype(np.int32)
     yield from _extend(request, short, query_pages, token_budget)
-    for item in np.flatnonzero(lens > min(LONG_ITEM, token_budget)):
+    for item in np.flatnonzero(lens > LONG_ITEM):
         context_len = int(request.context_lens[item])
         kept = context_len - context_len % PAGE_SIZE  # a shared page is never written: its tail is computed again
         tail = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]

@@ -15,9 +15,10 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from mis_kernels.segments import Segments
-from mis_kernels.tiles import CONTEXT_TILE, BlockTiles
+from mis_kernels.tiles import CONTEXT_TILE, ROW_BLOCK, BlockTiles
 
 _MASKED = -1e30
+NEVER = 2**30
 
 
 class _Softmax(NamedTuple):
@@ -62,24 +63,30 @@ def xla_attention(
     group = heads // kv_heads
     tiles = segments.tiles
     blocks, own_blocks = len(tiles.starts) - 1, len(tiles.own_starts) - 1
+    # Whole blocks even for a small step: a block of another shape could sum in another order.
+    padding = blocks * ROW_BLOCK - tokens
     # Rows of a KV head: its query heads of one token, then of the next.
-    rows = q.reshape(tokens, kv_heads, group, head_dim).swapaxes(0, 1).reshape(kv_heads, tokens * group, head_dim)
-    by_row = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), group), (segments.context_id, segments.context_len, segments.segment_start))
+    rows = jnp.pad(q, ((0, padding), (0, 0), (0, 0))).reshape(-1, kv_heads, group, head_dim)
+    rows = rows.swapaxes(0, 1).reshape(kv_heads, -1, head_dim)
+    by_row = tuple(
+        jnp.repeat(jnp.pad(jnp.asarray(x), (0, padding), constant_values=nothing), group)
+        for x, nothing in ((segments.context_id, 0), (segments.context_len, 0), (segments.segment_start, NEVER))
+    )
     k, v = k.swapaxes(0, 1), v.swapaxes(0, 1)
 
     def head(head_index: Array) -> Array:
         q_head, k_head, v_head = rows[head_index], k[head_index], v[head_index]
-        own = lax.map(lambda block: _own(q_head, k_head, v_head, by_row[2], tiles, block, own_blocks, scale), jnp.arange(own_blocks))
+        own = lax.map(lambda block: _own(q_head, k_head, v_head, by_row[2], tiles, block, group, scale), jnp.arange(own_blocks))
         own = jax.tree.map(lambda x: x.reshape(blocks, -1, x.shape[-1]), own)
 
         def block(arguments: tuple[Array, _Softmax]) -> Array:
             index, state = arguments
             return _context(q_head, head_index, k_pages, v_pages, by_row, segments, index, blocks, state, scale)
 
-        return lax.map(block, (jnp.arange(blocks), own)).reshape(tokens * group, head_dim)
+        return lax.map(block, (jnp.arange(blocks), own)).reshape(-1, head_dim)
 
     out = lax.map(head, jnp.arange(kv_heads)).astype(q.dtype)
-    return out.reshape(kv_heads, tokens, group, head_dim).swapaxes(0, 1).reshape(tokens, heads, head_dim)
+    return out.reshape(kv_heads, -1, group, head_dim).swapaxes(0, 1).reshape(-1, heads, head_dim)[:tokens]
 
 
 def _block(array: Array, index: Array, blocks: int) -> Array:
@@ -88,11 +95,11 @@ def _block(array: Array, index: Array, blocks: int) -> Array:
 
 
 def _own(
-    q: Array, k: Array, v: Array, segment_start: Array, tiles: BlockTiles, block: Array, blocks: int, scale: float
+    q: Array, k: Array, v: Array, segment_start: Array, tiles: BlockTiles, block: Array, group: int, scale: float
 ) -> _Softmax:
     """Attend to the new tokens of the rows' own segments."""
+    blocks = len(tiles.own_starts) - 1
     q_block, first = _block(q, block, blocks), _block(segment_start, block, blocks)
-    group = q.shape[0] // k.shape[0]
     token = (block * q_block.shape[0] + jnp.arange(q_block.shape[0])) // group
 
     def add(tile: Array, state: _Softmax) -> _Softmax:

@@ -1,0 +1,13 @@
+"""What the tests of MIS share: real checkpoints without PyTorch, an outside oracle, tolerances, fixtures.
+
+`import mis_testing` loads neither JAX nor PyTorch, and nothing here imports another `mis_*` package,
+except the fixtures of `mis_testing.plugin`, when a test asks for them. Production code never imports
+this package.
+"""
+
+from mis_testing.checkpoint import tiny_checkpoint
+from mis_testing.shapes import SHAPES, CheckpointShape
+
+__version__ = "0.1.0"
+
+__all__ = ["SHAPES", "CheckpointShape", "__version__", "tiny_checkpoint"]

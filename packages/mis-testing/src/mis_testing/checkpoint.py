@@ -1,0 +1,92 @@
+"""A real Hugging Face checkpoint directory with random weights, for tests and benchmarks, without PyTorch.
+
+`transformers` and any server load it like a published one: `config.json`, safetensors, tokenizer.
+How the weights are scaled so that comparisons mean something: `mis_testing.weights`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mis_testing.shapes import CheckpointShape
+from mis_testing.tokenizer import BOS_TOKENS, EOS_TOKENS, build_tokenizer, write_tokenizer
+from mis_testing.weights import write_weights
+
+_ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+
+
+def tiny_checkpoint(path: str | Path, family: str = "qwen3", **sizes: Any) -> Path:
+    """Write a checkpoint directory and return its path.
+
+    The same arguments always give the same files. `tiny_checkpoint(path, **SHAPES["qwen3-0.6b"])`
+    writes published sizes; the tokenizer then covers fewer ids than the model, which is allowed.
+
+    Args:
+        path: Directory to write into; made if absent.
+        family: `qwen3`, `qwen2` (Qwen2.5 too) or `llama` (Llama 3.x).
+        **sizes: Fields of `CheckpointShape`, named as in `config.json`.
+
+    Raises:
+        ValueError: the family or a size is unknown or impossible; names it and what is allowed.
+    """
+    shape = CheckpointShape.of(family, **sizes)
+    tokenizer_size = build_tokenizer(shape.family).get_vocab_size()
+    vocab_size = shape.vocab_size or -(-tokenizer_size // 64) * 64
+    if vocab_size < tokenizer_size:
+        raise ValueError(f"vocab_size must be at least the tokenizer's {tokenizer_size}, not {vocab_size}.")
+    directory = Path(path)
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_json(directory / "config.json", config_json(shape, vocab_size))
+    write_tokenizer(directory, shape.family, shape.max_position_embeddings)
+    write_weights(directory, shape, vocab_size)
+    return directory
+
+
+def config_json(shape: CheckpointShape, vocab_size: int) -> dict[str, Any]:
+    """Return the content of `config.json`."""
+    tokenizer = build_tokenizer(shape.family)
+    config: dict[str, Any] = {
+        "architectures": [_ARCHITECTURES[shape.family]],
+        "model_type": shape.family,
+        "attention_dropout": 0.0,
+        "bos_token_id": tokenizer.token_to_id(BOS_TOKENS[shape.family]),
+        "eos_token_id": tokenizer.token_to_id(EOS_TOKENS[shape.family]),
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": shape.intermediate_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        "use_cache": True,
+        "vocab_size": vocab_size,
+    }
+    return config | _family_keys(shape) | _rope_keys(shape)
+
+
+def _family_keys(shape: CheckpointShape) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    # Published Qwen2 configs have no head_dim; it is written only where it cannot be derived.
+    if shape.family != "qwen2" or shape.width_of_head * shape.num_attention_heads != shape.hidden_size:
+        keys["head_dim"] = shape.width_of_head
+    if shape.family != "llama":
+        keys |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": shape.num_hidden_layers}
+    if shape.family != "qwen2":
+        keys["attention_bias"] = False
+    if shape.family == "llama":
+        keys |= {"mlp_bias": False, "pretraining_tp": 1}
+    return keys
+
+
+def _rope_keys(shape: CheckpointShape) -> dict[str, Any]:
+    if shape.rope_spelling == "new":
+        plain = {"rope_type": "default", "rope_theta": shape.rope_theta}
+        return {"rope_parameters": plain | (shape.rope_scaling or {}), "dtype": shape.dtype}
+    return {"rope_theta": shape.rope_theta, "rope_scaling": shape.rope_scaling, "torch_dtype": shape.dtype}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,102 @@
+"""The pytest plugin `mis_testing`: markers for tiers, and fixtures for a checkpoint, engine, server, oracle.
+
+Fixtures import what they need inside: shape checking (`--jaxtyping-packages`) refuses to start when a
+plugin has already imported a checked package. Everything made is shared by the whole session.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from mis_core import Engine
+    from mis_testing.oracle import PointwiseOracle
+    from mis_testing.server import RunningServer
+
+MARKERS = {
+    "tpu": "needs a TPU",
+    "tpu_aot": "compiles for a TPU without having one",
+    "gpu": "needs a GPU",
+    "slow": "takes more than a few seconds",
+    "parity": "compares with transformers on PyTorch",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers."""
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+@pytest.fixture(scope="session")
+def checkpoint_factory(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`checkpoint_factory("llama", head_dim=64)`: `tiny_checkpoint`, once per distinct arguments."""
+    from mis_testing.checkpoint import tiny_checkpoint
+
+    made: dict[str, Path] = {}
+
+    def make(family: str = "qwen3", **sizes: Any) -> Path:
+        key = repr((family, sorted(sizes.items())))
+        if key not in made:
+            made[key] = tiny_checkpoint(tmp_path_factory.mktemp(family), family, **sizes)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def checkpoint(checkpoint_factory: Callable[..., Path]) -> Path:
+    """Directory of a tiny Qwen3 checkpoint. Do not change it."""
+    return checkpoint_factory()
+
+
+@pytest.fixture(scope="session")
+def engine_factory() -> "Iterator[Callable[..., Engine]]":
+    """`engine_factory(path, dtype="float32")`: an engine, one per distinct arguments, closed at the end."""
+    from mis_core import Engine
+
+    made: dict[str, Engine] = {}
+    with ExitStack() as stack:
+
+        def make(path: Path, **options: Any) -> Engine:
+            key = repr((str(path), sorted(options.items())))
+            if key not in made:
+                made[key] = stack.enter_context(Engine.from_pretrained(str(path), **options))
+            return made[key]
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def engine(engine_factory: "Callable[..., Engine]", checkpoint: Path) -> "Engine":
+    """A float32 engine on `checkpoint`."""
+    return engine_factory(checkpoint, dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def oracle_factory() -> "Callable[..., PointwiseOracle]":
+    """`oracle_factory(path, "float32")`: a `PointwiseOracle`, one per distinct arguments; skips without PyTorch."""
+    pytest.importorskip("torch", reason="the oracle needs PyTorch: pip install 'mis-testing[oracle]'")
+    from mis_testing.oracle import PointwiseOracle
+
+    made: dict[tuple[Any, ...], PointwiseOracle] = {}
+
+    def make(path: Path, *options: str) -> PointwiseOracle:
+        key = (path, *options)
+        if key not in made:
+            made[key] = PointwiseOracle(path, *options)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def server(checkpoint: Path) -> "Iterator[RunningServer]":
+    """A float32 server on `checkpoint`, on a free loopback port."""
+    from mis_testing.server import running_server
+
+    with running_server(checkpoint, "--dtype", "float32") as running:
+        yield running

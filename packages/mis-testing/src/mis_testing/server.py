@@ -1,0 +1,137 @@
+"""A real server in a process of its own, for tests over HTTP."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_POLL_S = 0.1
+_STDERR_TAIL = 4000  # characters of standard error repeated in an error
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that answered `GET /ready` with 200.
+
+    Attributes:
+        base_url: `http://127.0.0.1:PORT`, without a trailing slash.
+        process: The process that listens.
+        stderr_path: File that receives its standard error.
+    """
+
+    base_url: str
+    process: subprocess.Popen[bytes]
+    stderr_path: Path
+
+    @property
+    def stderr(self) -> str:
+        """Standard error so far."""
+        return self.stderr_path.read_text(encoding="utf-8", errors="replace")
+
+
+@contextmanager
+def running_server(
+    model_path: str | Path,
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    ready_timeout_s: float = 180,
+    stop_timeout_s: float = 20,
+) -> Iterator[RunningServer]:
+    """Run `mis-server serve` on a free loopback port until the block ends.
+
+    Args:
+        model_path: Checkpoint directory.
+        *flags: Further command-line flags, `"--api-key", "secret"` for instance.
+        env: Environment variables to add to this process's own.
+        ready_timeout_s: How long loading and compiling may take.
+        stop_timeout_s: How long the server may take to stop after SIGTERM before it is killed.
+
+    Raises:
+        RuntimeError: the server ended before it was ready; with its standard error.
+        TimeoutError: it was not ready in time; with its standard error.
+    """
+    port = free_port()
+    command = [sys.executable, "-m", "mis_server", "serve", str(model_path), "--port", str(port), *flags]
+    with running_command(
+        command, f"http://127.0.0.1:{port}", env=env, ready_timeout_s=ready_timeout_s, stop_timeout_s=stop_timeout_s
+    ) as server:
+        yield server
+
+
+@contextmanager
+def running_command(
+    command: Sequence[str],
+    base_url: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    ready_timeout_s: float = 180,
+    stop_timeout_s: float = 20,
+) -> Iterator[RunningServer]:
+    """Run any command that serves `/ready` at `base_url`; otherwise as `running_server`."""
+    with tempfile.TemporaryDirectory(prefix="mis-testing-") as folder:
+        stderr_path = Path(folder) / "stderr.txt"
+        with stderr_path.open("wb") as stderr:
+            # Its own session, so that whatever the server started can be ended with it.
+            process = subprocess.Popen(
+                command, stdout=stderr, stderr=stderr, env=os.environ | dict(env or {}), start_new_session=True
+            )
+        server = RunningServer(base_url, process, stderr_path)
+        try:
+            _wait_until_ready(server, ready_timeout_s)
+            yield server
+        finally:
+            stop(process, stop_timeout_s)
+
+
+def stop(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Send SIGTERM, wait, then kill what is left of the process and its children."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def free_port() -> int:
+    """Return a loopback port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait_until_ready(server: RunningServer, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        code = server.process.poll()
+        if code is not None:
+            raise RuntimeError(
+                f"The server ended with code {code} before it was ready:\n{server.stderr[-_STDERR_TAIL:]}"
+            )
+        if _is_ready(server.base_url):
+            return
+        time.sleep(_POLL_S)
+    raise TimeoutError(f"The server was not ready after {timeout_s:g} s:\n{server.stderr[-_STDERR_TAIL:]}")
+
+
+def _is_ready(base_url: str) -> bool:
+    # No proxy: the environment's proxy must not see loopback requests.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{base_url}/ready", timeout=5) as reply:
+            return reply.status == 200
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
+    except OSError:
+        return False

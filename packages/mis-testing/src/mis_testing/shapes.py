@@ -1,0 +1,146 @@
+"""Sizes of a checkpoint: tiny ones by family for tests, published ones (`SHAPES`) for benchmarks.
+
+Published sizes are data from the models' own `config.json`; the weights are random either way.
+"""
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+Family = Literal["qwen3", "qwen2", "llama"]
+FAMILIES: tuple[Family, ...] = ("qwen3", "qwen2", "llama")
+
+DTYPES = ("bfloat16", "float16", "float32")
+ROPE_SPELLINGS = ("old", "new")
+
+_LLAMA3_SCALING: dict[str, Any] = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+# What differs from the dataclass defaults. The tiny Llama's scaling has a short original context, so
+# that a test of a few dozen tokens already notices when it is ignored.
+_FAMILY_DEFAULTS: dict[Family, dict[str, Any]] = {
+    "qwen3": {"head_dim": 32, "rope_theta": 1e6},
+    "qwen2": {"rope_theta": 1e6},
+    "llama": {
+        "rope_theta": 5e5,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": _LLAMA3_SCALING | {"factor": 8.0, "original_max_position_embeddings": 64},
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointShape:
+    """Everything that decides the files of a checkpoint. Names are those of `config.json`.
+
+    Attributes:
+        family: Architecture: `qwen3` (qk-norm), `qwen2` (qkv bias; Qwen2.5 too), `llama` (Llama 3.x).
+        head_dim: None means `hidden_size // num_attention_heads`; tiny Qwen3 has 32, unlike 64 / 4.
+        vocab_size: Rows of the embedding; None means the tokenizer's size, rounded up to 64.
+        rope_scaling: None for plain rotary embedding, or a dict with `rope_type` `default`, `linear`,
+            `llama3` or `yarn` and the keys that type takes in `config.json`.
+        rope_spelling: `old` writes `rope_theta` + `rope_scaling` + `torch_dtype`, as most published
+            checkpoints do; `new` writes `rope_parameters` + `dtype`, as transformers 5 does.
+        dtype: Type of the stored weights.
+        shards: Number of safetensors files; more than one come with an index.
+        seed: Seed of the weights. A tensor's values depend on it and on the tensor's name and shape only.
+
+    Raises:
+        ValueError: a size is impossible; names the field and what is allowed.
+    """
+
+    family: Family = "qwen3"
+    hidden_size: int = 64
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int | None = None
+    intermediate_size: int = 128
+    vocab_size: int | None = None
+    tie_word_embeddings: bool = True
+    max_position_embeddings: int = 4096
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1e4
+    rope_scaling: dict[str, Any] | None = None
+    rope_spelling: Literal["old", "new"] = "old"
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    shards: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("dtype", DTYPES), ("rope_spelling", ROPE_SPELLINGS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
+                f"num_key_value_heads ({self.num_key_value_heads})."
+            )
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError("hidden_size must be a multiple of num_attention_heads where head_dim is not given.")
+        if self.width_of_head % 2:
+            raise ValueError(f"head_dim must be even for rotary embedding, not {self.width_of_head}.")
+        if self.shards < 1:
+            raise ValueError(f"shards must be at least 1, not {self.shards}.")
+
+    @classmethod
+    def of(cls, family: str = "qwen3", **sizes: Any) -> Self:
+        """Fill the family's defaults in for what `sizes` leaves out.
+
+        Raises:
+            ValueError: the family or a size is unknown; the nearest known name is suggested.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in sizes:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+                raise ValueError(f"Unknown checkpoint size {name!r}; {hint}")
+        if family not in FAMILIES:
+            raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}.")
+        return cls(family=family, **(_FAMILY_DEFAULTS[family] | sizes))
+
+    @property
+    def width_of_head(self) -> int:
+        """`head_dim`, resolved."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+def _published(family: Family, hidden: int, layers: int, heads: tuple[int, int, int], mlp: int, **more: Any) -> dict:
+    """One row of `SHAPES`; `heads` is query heads, KV heads, width of a head."""
+    sizes = {
+        "family": family,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "head_dim": heads[2],
+        "intermediate_size": mlp,
+    }
+    return sizes | more
+
+
+_QWEN3: dict[str, Any] = {"vocab_size": 151936, "max_position_embeddings": 40960, "rope_theta": 1e6}
+_QWEN2: dict[str, Any] = {"vocab_size": 151936, "max_position_embeddings": 32768, "rope_theta": 1e6}
+_LLAMA: dict[str, Any] = {
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rope_theta": 5e5,
+    "rope_scaling": _LLAMA3_SCALING | {"factor": 32.0, "original_max_position_embeddings": 8192},
+}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": _published("qwen3", 1024, 28, (16, 8, 128), 3072, **_QWEN3),
+    "qwen3-1.7b": _published("qwen3", 2048, 28, (16, 8, 128), 6144, shards=2, **_QWEN3),
+    "qwen3-4b": _published("qwen3", 2560, 36, (32, 8, 128), 9728, shards=4, **_QWEN3),
+    "qwen3-8b": _published("qwen3", 4096, 36, (32, 8, 128), 12288, shards=8, tie_word_embeddings=False, **_QWEN3),
+    "qwen2.5-0.5b": _published("qwen2", 896, 24, (14, 2, 64), 4864, **_QWEN2),
+    "qwen2.5-1.5b": _published("qwen2", 1536, 28, (12, 2, 128), 8960, shards=2, **_QWEN2),
+    "qwen2.5-3b": _published("qwen2", 2048, 36, (16, 2, 128), 11008, shards=3, **_QWEN2),
+    "qwen2.5-7b": _published(
+        "qwen2", 3584, 28, (28, 4, 128), 18944, shards=8, tie_word_embeddings=False, **(_QWEN2 | {"vocab_size": 152064})
+    ),
+    "llama-3.2-1b": _published("llama", 2048, 16, (32, 8, 64), 8192, shards=2, **_LLAMA),
+    "llama-3.2-3b": _published("llama", 3072, 28, (24, 8, 128), 8192, shards=4, **_LLAMA),
+}
+"""Published sizes by model name: `tiny_checkpoint(path, **SHAPES["qwen3-0.6b"])` writes one with random weights."""

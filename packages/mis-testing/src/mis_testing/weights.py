@@ -1,0 +1,140 @@
+"""Random weights whose logits mean something, written as safetensors without PyTorch.
+
+A fresh network with the usual 0.02 scale gives nearly flat logits and nearly uniform attention; on it a
+scorer that swaps two items or forgets positions still passes. Here every tensor is scaled so that
+activations have known sizes, for any width, depth and head size:
+
+* embeddings have unit variance, so the residual stream starts with root mean square (RMS) 1;
+* all layers together add about `LAYERS_RMS` to it, each of the `2 * layers` branches an equal share
+  (1 / sqrt(depth), so that rounding errors do not grow chaotically with depth);
+* attention logits have a standard deviation of about `ATTENTION_STD`;
+* final logits have a standard deviation of `LOGIT_STD`. The final norm's weights carry that scale, half
+  of them with a minus sign; without the signs a tied head would mostly repeat the last token.
+
+Norm weights and biases are random too, so forgetting one shows.
+"""
+
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from mis_testing.shapes import CheckpointShape
+
+LOGIT_STD = 2.0
+ATTENTION_STD = 1.5
+LAYERS_RMS = 1.0
+
+_SILU_GATE_RMS = 0.6  # RMS of silu(a) * b for independent standard normal a and b
+_BLOCK_ELEMENTS = 1 << 22  # random numbers made at once, so that a large tensor needs no float32 copy of itself
+_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a checkpoint: normal values `mean + std * n`, half of them negated if `signed`."""
+
+    name: str
+    shape: tuple[int, ...]
+    std: float
+    mean: float = 0.0
+    signed: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
+def tensor_specs(shape: CheckpointShape, vocab_size: int) -> Iterator[TensorSpec]:
+    """List the tensors of a checkpoint in the order published checkpoints have, with their scale."""
+    hidden = shape.hidden_size
+    yield TensorSpec("model.embed_tokens.weight", (vocab_size, hidden), 1.0)
+    for layer in range(shape.num_hidden_layers):
+        yield from _layer_specs(shape, f"model.layers.{layer}.")
+    final_scale = LOGIT_STD / math.sqrt(hidden)
+    yield TensorSpec("model.norm.weight", (hidden,), 0.1 * final_scale, final_scale, signed=True)
+    if not shape.tie_word_embeddings:
+        yield TensorSpec("lm_head.weight", (vocab_size, hidden), 1.0)
+
+
+def _layer_specs(shape: CheckpointShape, prefix: str) -> Iterator[TensorSpec]:
+    hidden, mlp = shape.hidden_size, shape.intermediate_size
+    q_width = shape.num_attention_heads * shape.width_of_head
+    kv_width = shape.num_key_value_heads * shape.width_of_head
+    branch_rms = LAYERS_RMS / math.sqrt(2 * shape.num_hidden_layers)
+    unit = 1 / math.sqrt(hidden)  # a normalised input row gives outputs of RMS 1
+    # q . k / sqrt(head_dim) has the product of both RMS as its standard deviation; with qk-norm the
+    # norm's weights set them, otherwise the projections do.
+    qk_rms = math.sqrt(ATTENTION_STD)
+    has_qk_norm, has_bias = shape.family == "qwen3", shape.family == "qwen2"
+    qk_std = unit if has_qk_norm else unit * qk_rms
+
+    yield TensorSpec(prefix + "input_layernorm.weight", (hidden,), 0.1, 1.0)
+    for name, width, std in (("q", q_width, qk_std), ("k", kv_width, qk_std), ("v", kv_width, unit)):
+        yield TensorSpec(f"{prefix}self_attn.{name}_proj.weight", (width, hidden), std)
+        if has_bias:
+            yield TensorSpec(f"{prefix}self_attn.{name}_proj.bias", (width,), 0.3)
+    if has_qk_norm:
+        yield TensorSpec(prefix + "self_attn.q_norm.weight", (shape.width_of_head,), 0.1, qk_rms)
+        yield TensorSpec(prefix + "self_attn.k_norm.weight", (shape.width_of_head,), 0.1, qk_rms)
+    # Attention averages several values, which shrinks them; the factor 2 makes up for a part of it.
+    yield TensorSpec(prefix + "self_attn.o_proj.weight", (hidden, q_width), 2 * branch_rms / math.sqrt(q_width))
+    yield TensorSpec(prefix + "post_attention_layernorm.weight", (hidden,), 0.1, 1.0)
+    yield TensorSpec(prefix + "mlp.gate_proj.weight", (mlp, hidden), unit)
+    yield TensorSpec(prefix + "mlp.up_proj.weight", (mlp, hidden), unit)
+    yield TensorSpec(prefix + "mlp.down_proj.weight", (hidden, mlp), branch_rms / _SILU_GATE_RMS / math.sqrt(mlp))
+
+
+def random_tensor(spec: TensorSpec, dtype: str, seed: int) -> np.ndarray:
+    """Draw one tensor block by block; its values depend on seed, name and shape only."""
+    random = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
+    values = np.empty(spec.elements, _DTYPES[dtype])
+    for start in range(0, spec.elements, _BLOCK_ELEMENTS):
+        block = random.standard_normal(min(_BLOCK_ELEMENTS, spec.elements - start), dtype=np.float32)
+        block *= spec.std
+        block += spec.mean
+        if spec.signed:
+            block *= random.permuted(np.resize(np.array([-1, 1], np.float32), block.size))
+        values[start : start + block.size] = block
+    return values.reshape(spec.shape)
+
+
+def write_weights(path: Path, shape: CheckpointShape, vocab_size: int) -> None:
+    """Write the safetensors files, and the index where there are several. Holds one file in memory."""
+    groups = _split(list(tensor_specs(shape, vocab_size)), shape.shards)
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    for number, group in enumerate(groups, start=1):
+        single = len(groups) == 1
+        name = "model.safetensors" if single else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        tensors = {spec.name: random_tensor(spec, shape.dtype, shape.seed) for spec in group}
+        save_file(tensors, path / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+        total_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    if len(groups) > 1:
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _split(specs: list[TensorSpec], shards: int) -> list[list[TensorSpec]]:
+    """Cut the list into `shards` runs of roughly equal size, none empty."""
+    if shards > len(specs):
+        raise ValueError(f"shards ({shards}) must not exceed the number of tensors ({len(specs)}).")
+    total = sum(spec.elements for spec in specs)
+    groups: list[list[TensorSpec]] = [[]]
+    placed = 0
+    for position, spec in enumerate(specs):
+        shards_left, specs_left = shards - len(groups), len(specs) - position
+        full = placed >= total * len(groups) / shards
+        if groups[-1] and shards_left and (full or specs_left == shards_left):
+            groups.append([])
+        groups[-1].append(spec)
+        placed += spec.elements
+    return groups

@@ -1,0 +1,79 @@
+"""Tokenizers: the same ids through AutoTokenizer, and each family's habits."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from tokenizers import Tokenizer
+
+from mis_testing.shapes import FAMILIES, Family
+from mis_testing.strategies import seam_texts
+from mis_testing.tokenizer import build_tokenizer
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def tokenizer(family: Family, checkpoint_factory: Callable[..., Path]) -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoTokenizer.from_pretrained(checkpoint_factory(family))
+
+
+@pytest.mark.parametrize("label", [" yes", " no", " maybe", "yes", "no", " Yes", " No", "Yes", "No"])
+def test_labels_are_single_tokens(tokenizer: Any, label: str) -> None:
+    ids = tokenizer(label, add_special_tokens=False).input_ids
+    assert len(ids) == 1
+    assert tokenizer.decode(ids) == label
+
+
+@settings(deadline=None)
+@given(text=seam_texts())
+def test_autotokenizer_gives_the_ids_of_the_file(tokenizer: Any, family: Family, text: str) -> None:
+    ids = tokenizer(text).input_ids
+    assert ids == build_tokenizer(family).encode(text).ids
+    assert ids == Tokenizer.from_file(f"{tokenizer.name_or_path}/tokenizer.json").encode(text).ids
+
+
+def test_ids_fit_the_models_vocabulary(tokenizer: Any) -> None:
+    config = json.loads(Path(tokenizer.name_or_path, "config.json").read_text())
+    assert max(tokenizer.get_vocab().values()) < config["vocab_size"]
+    assert config["eos_token_id"] == tokenizer.eos_token_id
+
+
+def test_only_llama_adds_a_token_in_front(tokenizer: Any, family: Family) -> None:
+    first = tokenizer.decode(tokenizer("yes").input_ids[:1])
+    assert first == ("<|begin_of_text|>" if family == "llama" else "yes")
+
+
+def test_digits_split_as_the_family_does(family: Family) -> None:
+    # A letter keeps the white space rule out of the way.
+    pieces = build_tokenizer(family).pre_tokenizer.pre_tokenize_str("a20245")
+    assert [piece for piece, _ in pieces] == (["a", "202", "45"] if family == "llama" else ["a", *"20245"])
+
+
+def test_only_qwen_normalises(family: Family) -> None:
+    tokenizer = build_tokenizer(family)
+    same = tokenizer.encode("e\u0301").ids == tokenizer.encode("\u00e9").ids
+    assert same == (family != "llama")
+
+
+def test_special_tokens_are_one_id_and_follow_the_trained_vocabulary(family: Family) -> None:
+    tokenizer = build_tokenizer(family)
+    text = "<|eot_id|>" if family == "llama" else "<|im_end|>"
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert len(ids) == 1
+    assert ids[0] >= tokenizer.get_vocab_size(with_added_tokens=False)
+
+
+def test_chat_template_renders(tokenizer: Any) -> None:
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Is it red?"}], tokenize=False, add_generation_prompt=True
+    )
+    assert "Is it red?" in text
+    assert "assistant" in text
