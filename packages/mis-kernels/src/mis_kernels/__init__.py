@@ -8,7 +8,18 @@ from mis_kernels.attention.api import segment_attention
 from mis_kernels.attention.reference import reference_attention, visibility
 from mis_kernels.pages import write_pages
 from mis_kernels.segments import Segments, lay_out
+from mis_kernels.storage import from_bits, storage_dtype, to_bits
 
 __version__ = "0.1.0"
 
-__all__ = ["Segments", "lay_out", "reference_attention", "segment_attention", "visibility", "write_pages"]
+__all__ = [
+    "Segments",
+    "from_bits",
+    "lay_out",
+    "reference_attention",
+    "segment_attention",
+    "storage_dtype",
+    "to_bits",
+    "visibility",
+    "write_pages",
+]

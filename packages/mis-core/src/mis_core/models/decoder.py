@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Int32, Shaped
+from mis_kernels import from_bits
 
 from mis_core.models.config import ModelConfig
-from mis_core.models.numerics import dot, rms_norm
+from mis_core.models.numerics import dot, product, rms_norm
 from mis_core.models.rope import RopeConfig, frequencies
 
 Cache = Any
@@ -74,8 +75,8 @@ class DecoderLayer(nnx.Module):
             x = x + dot(attended.reshape(len(x), -1), self.out[...].reshape(-1, x.shape[1]))
         with jax.named_scope("mlp"):
             normed = rms_norm(x, self.mlp_norm[...], self.config.norm_epsilon)
-            gate, up = jnp.split(dot(normed, self.gate_up[...].reshape(x.shape[1], -1)), 2, axis=-1)
-            x = x + dot(jax.nn.silu(gate) * up, self.down[...])
+            gate, up = jnp.split(product(normed, self.gate_up[...].reshape(x.shape[1], -1)), 2, axis=-1)
+            x = x + dot((jax.nn.silu(gate) * up).astype(x.dtype), self.down[...])
         return x, cache
 
     def _project(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
@@ -93,7 +94,10 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Embedding, scanned layers and the final norm; the head is applied by the runner, to scored rows only."""
+    """Embedding, scanned layers and the final norm; the head is applied by the runner, to scored rows only.
+
+    Weights may be kept as their bits (see `mis_kernels.storage`); they become floats where they are used.
+    """
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
         self.config = config
@@ -106,8 +110,8 @@ class Decoder(nnx.Module):
             self.head = nnx.Param(jnp.zeros((config.vocab_size, config.embed), dtype))
 
     @property
-    def head_weight(self) -> Float[Array, "vocab embed"]:
-        """Rows of the output projection."""
+    def head_weight(self) -> Shaped[Array, "vocab embed"]:
+        """Rows of the output projection, as stored."""
         return (self.embedding if self.config.tied else self.head)[...]
 
     def __call__(
@@ -120,8 +124,8 @@ class Decoder(nnx.Module):
         def layer(carry: tuple[Array, Cache], inputs: tuple[Any, Array]) -> tuple[tuple[Array, Cache], None]:
             x, cache = carry
             weights, index = inputs
-            return nnx.merge(graph, weights)(x, tables, attend, cache, index), None
+            return nnx.merge(graph, jax.tree.map(from_bits, weights))(x, tables, attend, cache, index), None
 
-        x = self.embedding[...][token_ids]
+        x = from_bits(self.embedding[...][token_ids])
         (x, cache), _ = lax.scan(layer, (x, cache), (stacked, jnp.arange(self.config.layers)))
         return x, cache

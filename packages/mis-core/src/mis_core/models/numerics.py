@@ -14,17 +14,22 @@ _ONES = 16  # columns; narrower products take other paths
 
 def dot(x: Float[Array, "rows in"], weight: Float[Array, "in out"]) -> Float[Array, "rows out"]:
     """Multiply, accumulate in float32, and return the type of `x`."""
-    return jnp.dot(x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
+    return product(x, weight).astype(x.dtype)
+
+
+def product(x: Float[Array, "rows in"], weight: Float[Array, "in out"]) -> Float32[Array, "rows out"]:
+    """Multiply and return the float32 sums."""
+    return jnp.dot(x, weight, preferred_element_type=jnp.float32)
 
 
 def row_sum(x: Float32[Array, "*rows dim"]) -> Float32[Array, "*rows 1"]:
     """Sum along the last axis, keeping it."""
 
-    def product(x: Array) -> Array:
+    def by_product(x: Array) -> Array:
         ones = jnp.ones((x.shape[-1], _ONES), x.dtype)
         return jnp.dot(x.reshape(-1, x.shape[-1]), ones)[:, :1].reshape(*x.shape[:-1], 1)
 
-    return lax.platform_dependent(x, cpu=product, default=lambda x: x.sum(-1, keepdims=True))
+    return lax.platform_dependent(x, cpu=by_product, default=lambda x: x.sum(-1, keepdims=True))
 
 
 def rms_norm(x: Float[Array, "*rows dim"], weight: Float[Array, " dim"], epsilon: float) -> Float[Array, "*rows dim"]:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from mis_kernels import storage_dtype
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
@@ -135,7 +136,7 @@ def load_decoder(directory: Path, config: ModelConfig, dtype: jnp.dtype, progres
                     part = target if tensor.layer is None else target[tensor.layer]
                     tensor.place(part, stored[tensor.name].get_tensor(tensor.name))
                     bar.update()
-                loaded[path] = parameter.replace(jax.device_put(target))
+                loaded[path] = parameter.replace(jax.device_put(target.view(storage_dtype(dtype))))
         return nnx.merge(graph, nnx.from_flat_state(loaded))
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float32, Int32
+from mis_kernels import from_bits
 
 from mis_core.models.decoder import Decoder
 from mis_core.models.numerics import rms_norm, row_sum
@@ -18,7 +19,7 @@ VOCAB_CHUNK = 8192
 
 def scored_hidden(decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"]) -> Array:
     """Return the final-normed hidden states of the scored rows, `[rows, embed]`."""
-    return rms_norm(hidden[rows], decoder.norm[...], decoder.config.norm_epsilon)
+    return rms_norm(hidden[rows], from_bits(decoder.norm[...]), decoder.config.norm_epsilon)
 
 
 def label_logits(
@@ -28,7 +29,7 @@ def label_logits(
 
     Each is one dot product of fixed length, so its bits depend on nothing but the pair.
     """
-    weights = decoder.head_weight[pair_label].astype(jnp.float32)
+    weights = from_bits(decoder.head_weight[pair_label]).astype(jnp.float32)
     return (hidden[pair_row].astype(jnp.float32) * weights).sum(-1)
 
 
@@ -41,7 +42,7 @@ def log_sum_exp(decoder: Decoder, hidden: Array) -> Float32[Array, " rows"]:
     def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
         highest, total = carry
         start = jnp.minimum(index * chunk, vocab - chunk)  # the last chunk reaches back and masks what it repeats
-        rows = lax.dynamic_slice_in_dim(weight, start, chunk)
+        rows = from_bits(lax.dynamic_slice_in_dim(weight, start, chunk))
         logits = lax.dot_general(hidden, rows, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
         fresh = start + jnp.arange(chunk) >= index * chunk
         logits = jnp.where(fresh, logits, -jnp.inf)

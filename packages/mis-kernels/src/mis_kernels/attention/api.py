@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from mis_kernels.attention.reference import reference_attention
 from mis_kernels.attention.xla import xla_attention
@@ -17,8 +17,8 @@ def segment_attention(
     q: Float[Array, "tokens heads head_dim"],
     k: Float[Array, "tokens kv_heads head_dim"],
     v: Float[Array, "tokens kv_heads head_dim"],
-    k_pages: Float[Array, "kv_heads pages page_size head_dim"],
-    v_pages: Float[Array, "kv_heads pages page_size head_dim"],
+    k_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
+    v_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
     segments: Segments,
     *,
     scale: float,
@@ -31,7 +31,8 @@ def segment_attention(
         k: Keys of the new tokens, RoPE applied, same type.
         v: Values of the new tokens, same type.
         k_pages: Key cache. Pages must have been written before (see `write_pages`), those of this
-            step's paged segments included. Memory that no context reaches may hold anything.
+            step's paged segments included. Memory that no context reaches may hold anything. Same
+            type as `q`, or its bits (see `storage_dtype`).
         v_pages: Value cache, likewise.
         segments: What each token sees.
         scale: Factor of the logits, usually `head_dim ** -0.5`.

@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from mis_kernels.segments import Segments
+from mis_kernels.storage import from_bits
 
 
 def visibility(segments: Segments, page_size: int) -> tuple[Bool[Array, "tokens keys"], Bool[Array, "tokens tokens"]]:
@@ -28,8 +29,8 @@ def reference_attention(
     q: Float[Array, "tokens heads head_dim"],
     k: Float[Array, "tokens kv_heads head_dim"],
     v: Float[Array, "tokens kv_heads head_dim"],
-    k_pages: Float[Array, "kv_heads pages page_size head_dim"],
-    v_pages: Float[Array, "kv_heads pages page_size head_dim"],
+    k_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
+    v_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
     segments: Segments,
     *,
     scale: float,
@@ -45,7 +46,7 @@ def reference_attention(
     visible = jnp.concatenate(visibility(segments, page_size), axis=1)
 
     def keys_of(pages: Array, new: Array) -> Array:  # [keys, heads, head_dim]
-        cached = pages[:, slots].reshape(pages.shape[0], -1, pages.shape[3]).swapaxes(0, 1)
+        cached = from_bits(pages)[:, slots].reshape(pages.shape[0], -1, pages.shape[3]).swapaxes(0, 1)
         joined = jnp.concatenate([cached, new]).astype(jnp.float32)
         # Memory nobody has written may hold anything, NaN included; nobody sees it.
         joined = jnp.where(visible.any(0)[:, None, None], joined, 0)

@@ -12,13 +12,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from mis_kernels.segments import Segments
+from mis_kernels.storage import from_bits, to_bits
 from mis_kernels.tiles import CONTEXT_TILE, ROW_BLOCK, BlockTiles
 
 _MASKED = -1e30
-NEVER = 2**30
+_NEVER = 2**30
+_TOTAL_COLUMNS = 16
 
 
 class _Softmax(NamedTuple):
@@ -38,10 +40,15 @@ class _Softmax(NamedTuple):
         logits = lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32) * scale
         logits = jnp.where(visible, logits, _MASKED)
         highest = jnp.maximum(self.highest, logits.max(1, keepdims=True))
-        weights = jnp.where(visible, jnp.exp(logits - highest), 0)
+        weights = jnp.where(visible, jnp.exp(logits - highest), 0).astype(v.dtype)
         fade = jnp.exp(self.highest - highest)
-        new = lax.dot_general(weights.astype(v.dtype), v, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-        return _Softmax(highest, self.total * fade + weights.sum(1, keepdims=True), self.weighted * fade + new)
+        # The total sums the weights as rounded for the product, by a product: faster on CPU than a
+        # reduction, and its order of summation does not depend on the number of rows.
+        ones = jnp.ones((v.shape[0], _TOTAL_COLUMNS), v.dtype)
+        new, total = (
+            lax.dot_general(weights, x, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32) for x in (v, ones)
+        )
+        return _Softmax(highest, self.total * fade + total[:, :1], self.weighted * fade + new)
 
     def result(self) -> Array:
         return jnp.where(self.total > 0, self.weighted / jnp.where(self.total > 0, self.total, 1), 0)
@@ -51,8 +58,8 @@ def xla_attention(
     q: Float[Array, "tokens heads head_dim"],
     k: Float[Array, "tokens kv_heads head_dim"],
     v: Float[Array, "tokens kv_heads head_dim"],
-    k_pages: Float[Array, "kv_heads pages page_size head_dim"],
-    v_pages: Float[Array, "kv_heads pages page_size head_dim"],
+    k_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
+    v_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
     segments: Segments,
     *,
     scale: float,
@@ -66,13 +73,14 @@ def xla_attention(
     # Whole blocks even for a small step: a block of another shape could sum in another order.
     padding = blocks * ROW_BLOCK - tokens
     # Rows of a KV head: its query heads of one token, then of the next.
-    rows = jnp.pad(q, ((0, padding), (0, 0), (0, 0))).reshape(-1, kv_heads, group, head_dim)
+    rows = jnp.pad(to_bits(q), ((0, padding), (0, 0), (0, 0))).reshape(-1, kv_heads, group, head_dim)
     rows = rows.swapaxes(0, 1).reshape(kv_heads, -1, head_dim)
     by_row = tuple(
         jnp.repeat(jnp.pad(jnp.asarray(x), (0, padding), constant_values=nothing), group)
-        for x, nothing in ((segments.context_id, 0), (segments.context_len, 0), (segments.segment_start, NEVER))
+        for x, nothing in ((segments.context_id, 0), (segments.context_len, 0), (segments.segment_start, _NEVER))
     )
-    k, v = k.swapaxes(0, 1), v.swapaxes(0, 1)
+    k, v = to_bits(k).swapaxes(0, 1), to_bits(v).swapaxes(0, 1)
+    k_pages, v_pages = to_bits(k_pages), to_bits(v_pages)
 
     def head(head_index: Array) -> Array:
         q_head, k_head, v_head = rows[head_index], k[head_index], v[head_index]
@@ -105,7 +113,7 @@ def _own(
     def add(tile: Array, state: _Softmax) -> _Softmax:
         key = jnp.asarray(tiles.own_keys)[tile]
         visible = (key >= first[:, None]) & (key <= token[:, None])
-        return state.add(q_block, k[key], v[key], visible, scale)
+        return state.add(from_bits(q_block), from_bits(k[key]), from_bits(v[key]), visible, scale)
 
     starts = jnp.asarray(tiles.own_starts)
     return lax.fori_loop(starts[block], starts[block + 1], add, _Softmax.empty(*q_block.shape))
@@ -137,9 +145,9 @@ def _context(
         pages = table[context, index * pages_per_tile + jnp.arange(pages_per_tile)]
         k = k_pages[head, pages].reshape(CONTEXT_TILE, head_dim)
         # Unused cache memory may hold NaN, and 0 * NaN is NaN.
-        v = jnp.where((position < used)[:, None], v_pages[head, pages].reshape(CONTEXT_TILE, head_dim), 0)
+        v = jnp.where((position < used)[:, None], v_pages[head, pages].reshape(CONTEXT_TILE, head_dim), v_pages.dtype.type(0))
         visible = (context_id == context) & (index * CONTEXT_TILE + position < context_len)
-        return state.add(q_block, k, v, visible, scale)
+        return state.add(from_bits(q_block), from_bits(k), from_bits(v), visible, scale)
 
     starts = jnp.asarray(tiles.starts)
     return lax.fori_loop(starts[block], starts[block + 1], add, state).result()

@@ -1,0 +1,31 @@
+"""How 16-bit floats lie in memory where a compiler is slow at moving them.
+
+XLA:CPU (jax 0.10.2) has no bfloat16 data movement: a slice, gather or update of a bfloat16 array is
+compiled as a conversion of the array to float32, the movement, and a conversion back, element by
+element; an update even rewrites the whole array. Integers of the same width move at memory speed.
+Arrays that are mostly sliced (weights of scanned layers, KV caches) are therefore kept as their bits
+there, and become floats right before they are used.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+
+def storage_dtype(dtype: DTypeLike, platform: str | None = None) -> jnp.dtype:
+    """Return the type in which arrays of `dtype` are best kept on a platform (default: this process's)."""
+    dtype = jnp.dtype(dtype)
+    on_cpu = (platform or jax.default_backend()) == "cpu"
+    return jnp.dtype(jnp.uint16) if on_cpu and dtype == jnp.bfloat16 else dtype
+
+
+def to_bits(x: Array) -> Array:
+    """Return the bits of a bfloat16 array as uint16; any other array as it is."""
+    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def from_bits(x: Array) -> Array:
+    """Return the bfloat16 array whose bits `x` (uint16) holds; any other array as it is."""
+    return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
