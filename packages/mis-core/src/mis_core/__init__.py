@@ -1,0 +1,49 @@
+"""Multi-item scoring: one query, many items, the probabilities of a few label tokens each.
+
+    from mis_core import Engine
+
+    with Engine.from_pretrained("path/to/checkpoint") as engine:
+        result = engine.score("query", [" item", " another"], label_token_ids=[9454, 2753])
+
+`import mis_core` loads no JAX: `Engine` is imported at its first use, so that processes which only
+talk to an engine stay light. Read `request` next, then `engine`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError, RequestError
+from mis_core.request import LabelLogits, ScoreRequest, ScoreResult, Usage
+
+if TYPE_CHECKING:
+    from mis_core.engine import Engine
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigError",
+    "Engine",
+    "EngineUnavailable",
+    "LabelLogits",
+    "MisError",
+    "ModelError",
+    "RequestError",
+    "ScoreRequest",
+    "ScoreResult",
+    "Usage",
+    "__version__",
+]
+
+_LAZY = {"Engine": "mis_core.engine"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -40,7 +40,7 @@ class EngineConfig:
         None, "Longest query + item in tokens; default: the model's own.", "--max-model-len"
     )
     chunked_prefill_size: int = option(
-        2048, "Token budget: most new tokens computed in one step.", "--max-num-batched-tokens"
+        2048, "Token budget: most new tokens computed in one step, a multiple of 256.", "--max-num-batched-tokens"
     )
 
     skip_warmup: bool = option(False, "Compile shapes at their first use instead of before readiness.")
@@ -48,10 +48,12 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.", "dtype")
-        for name in ("context_length", "chunked_prefill_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}.", name)
+        if self.context_length is not None and self.context_length < 1:
+            raise ConfigError(f"context_length must be at least 1, not {self.context_length}.", "context_length")
+        if self.chunked_prefill_size < 256 or self.chunked_prefill_size % 256:
+            raise ConfigError(
+                f"chunked_prefill_size must be a multiple of 256, not {self.chunked_prefill_size}.", "chunked_prefill_size"
+            )
 
     @classmethod
     def of(cls, model: str, options: dict[str, Any]) -> Self:

@@ -6,6 +6,7 @@ process lives exactly as long as the front wants it: it leaves at `Shutdown`, an
 socket closes, since nobody could read an answer any more.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -31,13 +32,14 @@ from mis_core.wire import (
     Scored,
     Shutdown,
     ToEngine,
-    ToFront,
     decode_for_engine,
     encode_frame,
     payload_size,
 )
 
 logger = logging.getLogger(__name__)
+
+_REASON_CHARACTERS = 300
 
 
 class ComputesLogits(Protocol):
@@ -65,14 +67,13 @@ class Channel:
         self._connection = connection
         self._stream = connection.makefile("rb")
 
-    def send(self, message: ToFront) -> None:
-        """Write one message.
+    def send(self, frame: bytes) -> None:
+        """Write one encoded message.
 
         Raises:
-            MalformedFrame: it is too long.
             OSError: the front is gone.
         """
-        self._connection.sendall(encode_frame(message))
+        self._connection.sendall(frame)
 
     def receive(self) -> ToEngine | None:
         """Read one message, or None when the front is gone.
@@ -80,12 +81,18 @@ class Channel:
         Raises:
             MalformedFrame: what arrived is not a message.
         """
-        header = self._stream.read(HEADER_BYTES)
+        header = self._read(HEADER_BYTES)
         if len(header) < HEADER_BYTES:
             return None
         size = payload_size(header)
-        payload = self._stream.read(size)
+        payload = self._read(size)
         return decode_for_engine(payload) if len(payload) == size else None
+
+    def _read(self, size: int) -> bytes:
+        try:
+            return self._stream.read(size)
+        except ConnectionError:  # the front left answers unread
+            return b""
 
 
 class Inbox:
@@ -142,9 +149,12 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
     if engine is None:
         return 1
     is_loaded.set()
-    channel.send(Ready(vocab_size=engine.vocab_size, context_length=engine.context_length))
+    channel.send(encode_frame(Ready(vocab_size=engine.vocab_size, context_length=engine.context_length)))
     while (score := inbox.take()) is not None:
-        channel.send(_answer(engine, score))
+        frame = _answer(engine, score)
+        # A front that is gone ends this process through the reader.
+        with contextlib.suppress(OSError):
+            channel.send(frame)
     engine.close()
     return 0
 
@@ -153,24 +163,22 @@ def _load(channel: Channel, make_engine: EngineFactory, configure: Configure) ->
     try:
         return make_engine(EngineConfig(**configure.options))
     except MisError as error:
-        channel.send(Failed(message=error.message))
+        channel.send(encode_frame(Failed(message=error.message)))
     except Exception as error:
         logger.exception("The engine could not start.")
-        reason = " ".join(str(error).split())[:300]
-        channel.send(Failed(message=f"The engine could not start: {type(error).__name__}: {reason}", fault=True))
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_CHARACTERS]
+        channel.send(encode_frame(Failed(message=f"The engine could not start: {reason}", fault=True)))
     return None
 
 
-def _answer(engine: ComputesLogits, score: Score) -> Scored | Rejected | Errored:
+def _answer(engine: ComputesLogits, score: Score) -> bytes:
     try:
-        answer = Scored.of(score.id, engine.compute(score.request()))
-        encode_frame(answer)
-        return answer
+        return encode_frame(Scored.of(score.id, engine.compute(score.request())))
     except RequestError as error:
-        return Rejected(id=score.id, code=error.code, message=error.message, param=error.param)
+        return encode_frame(Rejected(id=score.id, code=error.code, message=error.message, param=error.param))
     except Exception:  # a poisoned request must not take its neighbours along
         logger.exception("Request %d failed.", score.id)
-        return Errored(id=score.id)
+        return encode_frame(Errored(id=score.id))
 
 
 def _read_messages(channel: Channel, inbox: Inbox, is_loaded: threading.Event) -> None:
@@ -208,8 +216,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
-        return run(connection, _load_engine)
+    return run(socket.socket(fileno=int(sys.argv[1])), _load_engine)
 
 
 if __name__ == "__main__":

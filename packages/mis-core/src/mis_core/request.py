@@ -60,8 +60,9 @@ class ScoreRequest:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the query, once, and of every item."""
-        return len(self.query) + len(self.item_tokens)
+        """Tokens of the query, once, and of every item beyond the query's own."""
+        sequence_tokens = int(self.context_lens.sum()) + len(self.item_tokens)
+        return len(self.query) + sequence_tokens - self.num_items * len(self.query)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

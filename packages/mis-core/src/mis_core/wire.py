@@ -11,7 +11,7 @@ in a sentence, not in a wrong score.
 This module does no I/O; `client` and `engine_process` read and write the frames.
 """
 
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -64,7 +64,7 @@ class Score(_Message):
     cache_salt: str | None
 
     @classmethod
-    def of(cls, id: int, request: ScoreRequest) -> Self:
+    def of(cls, id: int, request: ScoreRequest) -> "Score":
         """Pack a request."""
         return cls(
             id=id,
@@ -154,7 +154,7 @@ class Scored(_Message):
     timings_ms: dict[str, float]
 
     @classmethod
-    def of(cls, id: int, logits: LabelLogits) -> Self:
+    def of(cls, id: int, logits: LabelLogits) -> "Scored":
         """Pack an answer."""
         return cls(
             id=id,

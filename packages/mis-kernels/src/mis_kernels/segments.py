@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Int32
 
+from mis_kernels.attention.tiling import TpuBlocks, TpuTiles, build_tpu_tiles
 from mis_kernels.tiles import BlockTiles, build_tiles
 
 IntArray = np.ndarray | Array
@@ -46,7 +47,7 @@ class Segments:
     segment_start: IntArray
     page_table: IntArray
     page_writes: IntArray
-    tiles: BlockTiles
+    tiles: BlockTiles | TpuTiles
 
     @property
     def num_tokens(self) -> int:
@@ -76,7 +77,8 @@ def lay_out(
     page_size: int,
     tokens: int,
     tile_capacity: int | None = None,
-    own_tile_capacity: int | None = None,
+    own_rank_capacity: int | None = None,
+    blocks: TpuBlocks | None = None,
 ) -> Segments:
     """Describe a step by small integer arrays.
 
@@ -92,7 +94,8 @@ def lay_out(
         page_size: Tokens in a page.
         tokens: Length of the packed array; tokens outside segments are padding and see nothing.
         tile_capacity: Length of the context tile list, for a fixed compiled shape; default: as needed.
-        own_tile_capacity: Length of the own-key tile list, likewise.
+        own_rank_capacity: Length of the own-key tile list, likewise; the TPU kernel has one list for both.
+        blocks: Block sizes of the TPU kernel (see `block_sizes`); default: tiles for `xla`.
 
     Raises:
         ValueError: segments overlap, leave the array, are misaligned, or need more tiles than fit.
@@ -117,13 +120,17 @@ def lay_out(
     page_writes[np.repeat(starts[paged] // page_size, page_counts) + ramp] = page_table[
         np.repeat(context_ids[paged], page_counts), np.repeat(context_lens[paged] // page_size, page_counts) + ramp
     ]
+    rows = {"context_id": context_id, "context_len": context_len}
+    if blocks is not None:
+        pages = {"page_table": page_table, "page_size": page_size}
+        tiles = build_tpu_tiles(**rows, **pages, segment_start=segment_start, blocks=blocks, tile_capacity=tile_capacity)
+        return Segments(context_id, context_len, segment_start, page_table, page_writes, tiles)
     tiles = build_tiles(
-        context_id=context_id,
-        context_len=context_len,
+        **rows,
         segment_of=np.where(segment_start <= token, segment_of, -1),
         starts=starts,
         tile_capacity=tile_capacity,
-        own_tile_capacity=own_tile_capacity,
+        own_rank_capacity=own_rank_capacity,
     )
     return Segments(context_id, context_len, segment_start, page_table, page_writes, tiles)
 

@@ -29,3 +29,15 @@ def to_bits(x: Array) -> Array:
 def from_bits(x: Array) -> Array:
     """Return the bfloat16 array whose bits `x` (uint16) holds; any other array as it is."""
     return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+
+
+def round_to(x: Array, dtype: DTypeLike) -> Array:
+    """Round finite float32 values to `dtype`, to nearest even.
+
+    XLA:CPU converts to bfloat16 one element at a time; the same rounding in integers is vectorised.
+    """
+    if jnp.dtype(dtype) != jnp.bfloat16:
+        return x.astype(dtype)
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    rounded = (bits + jnp.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    return lax.bitcast_convert_type(rounded.astype(jnp.uint16), jnp.bfloat16)

@@ -12,6 +12,7 @@ Without it, one neighbour more or less shifts the keys and changes the last bit 
 """
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
@@ -19,10 +20,12 @@ from jaxtyping import Array, Int32
 
 IntArray = np.ndarray | Array
 
-ROW_BLOCK = 256
+ROW_BLOCK = 1024
 CONTEXT_TILE = 512
 OWN_BLOCK = 128
 OWN_TILE = 128
+MIN_TOKENS = 64
+"""Steps are padded to multiples of this. With fewer rows a product on XLA:CPU takes another path."""
 
 
 @jax.tree_util.register_dataclass
@@ -35,16 +38,22 @@ class BlockTiles:
         context_id: Context of each tile, `[tiles]`.
         index: Which run of `CONTEXT_TILE` tokens of that context, `[tiles]`.
         used: Tokens of the tile that some row of the block sees, 1 to `CONTEXT_TILE`, `[tiles]`.
-        own_starts: Own tiles of block `b` are `own_starts[b]` to `own_starts[b + 1]`, `[own_blocks + 1]`.
-        own_keys: New-token index of each key, or -1, `[own_tiles, OWN_TILE]`.
+        own_ranks: Own tiles of the block that has most, a scalar.
+        own_keys: New-token index of each key in a block's n-th own tile, or -1,
+            `[ranks, own_blocks, OWN_TILE]`.
     """
 
     starts: IntArray
     context_id: IntArray
     index: IntArray
     used: IntArray
-    own_starts: IntArray
+    own_ranks: IntArray
     own_keys: IntArray
+
+
+def row_block(tokens: int) -> int:
+    """Return how many new tokens of a step of `tokens` share a list of context tiles."""
+    return math.gcd(tokens, ROW_BLOCK)
 
 
 def build_tiles(
@@ -54,7 +63,7 @@ def build_tiles(
     segment_of: Int32[np.ndarray, " tokens"],
     starts: Int32[np.ndarray, " segments"],
     tile_capacity: int | None,
-    own_tile_capacity: int | None,
+    own_rank_capacity: int | None,
 ) -> BlockTiles:
     """Cut rows into tiles. `segment_of` is -1 for rows that see no new token.
 
@@ -62,22 +71,23 @@ def build_tiles(
         ValueError: more tiles are needed than the given capacity.
     """
     tile_starts, tile_context, tile_index, tile_used = _context_tiles(context_id, context_len)
-    own_starts, own_keys = _own_tiles(segment_of, starts)
+    own_keys = _own_tiles(segment_of, starts)
     return BlockTiles(
         starts=tile_starts,
         context_id=_fit(tile_context, tile_capacity, "tile_capacity", 0),
         index=_fit(tile_index, tile_capacity, "tile_capacity", 0),
         used=_fit(tile_used, tile_capacity, "tile_capacity", 0),
-        own_starts=own_starts,
-        own_keys=_fit(own_keys, own_tile_capacity, "own_tile_capacity", -1),
+        own_ranks=np.array(len(own_keys), np.int32),
+        own_keys=_fit(own_keys, own_rank_capacity, "own_rank_capacity", -1),
     )
 
 
 def _context_tiles(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray, ...]:
-    blocks = -(-len(context_id) // ROW_BLOCK)
+    block_size = row_block(len(context_id))
+    blocks = len(context_id) // block_size
     rows = np.flatnonzero(context_len)
     contexts = int(context_id.max(initial=0)) + 1
-    pair = (rows // ROW_BLOCK).astype(np.int64) * contexts + context_id[rows]
+    pair = (rows // block_size).astype(np.int64) * contexts + context_id[rows]
     pairs, inverse = np.unique(pair, return_inverse=True)
     seen = np.zeros(len(pairs), np.int64)
     np.maximum.at(seen, inverse, context_len[rows])
@@ -89,11 +99,12 @@ def _context_tiles(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.
     return tuple(array.astype(np.int32) for array in (starts, context, index, used))
 
 
-def _own_tiles(segment_of: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    blocks = -(-len(segment_of) // ROW_BLOCK) * (ROW_BLOCK // OWN_BLOCK)
+def _own_tiles(segment_of: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    block_size = min(OWN_BLOCK, row_block(len(segment_of)))
+    blocks = len(segment_of) // block_size
     rows = np.flatnonzero(segment_of >= 0)
     # Rows of a segment are consecutive, so a run of equal (block, segment) is one crossing of a block.
-    block, segment = rows // OWN_BLOCK, segment_of[rows]
+    block, segment = rows // block_size, segment_of[rows]
     first = np.flatnonzero(np.r_[True, (block[1:] != block[:-1]) | (segment[1:] != segment[:-1])]) if len(rows) else rows
     last = np.r_[first[1:], len(rows)] - 1 if len(rows) else rows
     block, start = block[first], starts[segment[first]].astype(np.int64)
@@ -104,14 +115,13 @@ def _own_tiles(segment_of: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, 
     block, start, visible, size = block[order], start[order], visible[order], size[order]
 
     keys_per_block = np.bincount(block, weights=size, minlength=blocks).astype(np.int64)
-    tiles_per_block = -(-keys_per_block // OWN_TILE)
-    own_starts = np.r_[0, np.cumsum(tiles_per_block)]
-    offset_in_block = np.cumsum(size) - size - np.repeat(np.cumsum(keys_per_block) - keys_per_block, np.bincount(block, minlength=blocks))
-    offset = own_starts[block] * OWN_TILE + offset_in_block
-    ramp = np.arange(visible.sum()) - np.repeat(np.cumsum(visible) - visible, visible)
-    keys = np.full(own_starts[-1] * OWN_TILE, -1, np.int32)
-    keys[np.repeat(offset, visible) + ramp] = np.repeat(start, visible) + ramp
-    return own_starts.astype(np.int32), keys.reshape(-1, OWN_TILE)
+    crossings = np.bincount(block, minlength=blocks)
+    offset = np.cumsum(size) - size - np.repeat(np.cumsum(keys_per_block) - keys_per_block, crossings)
+    place = np.repeat(offset, visible) + np.arange(visible.sum()) - np.repeat(np.cumsum(visible) - visible, visible)
+    keys = np.full((-(-keys_per_block.max(initial=0) // OWN_TILE), blocks, OWN_TILE), -1, np.int32)
+    key = np.repeat(start, visible) + place - np.repeat(offset, visible)
+    keys[place // OWN_TILE, np.repeat(block, visible), place % OWN_TILE] = key
+    return keys
 
 
 def _fit(array: np.ndarray, capacity: int | None, name: str, fill: int) -> np.ndarray:

@@ -14,14 +14,13 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float32, Int32
 from mis_kernels import Segments, lay_out, segment_attention, write_pages
-from mis_kernels.tiles import CONTEXT_TILE, OWN_BLOCK, OWN_TILE, ROW_BLOCK
+from mis_kernels.tiles import CONTEXT_TILE, MIN_TOKENS, OWN_BLOCK, OWN_TILE, row_block
 from tqdm import tqdm
 
 from mis_core.models.decoder import Decoder
 from mis_core.runner.head import label_logits, log_sum_exp, scored_hidden
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepPlan
 
-MIN_BUCKET = 64  # below this, XLA:CPU takes other paths for a product's rows and the bits change
 SCORED_BUCKETS = (64, 256)
 PAIRS = 1024
 
@@ -30,24 +29,23 @@ Cache = tuple[Array, Array]
 
 
 def token_buckets(token_budget: int) -> list[int]:
-    """Return the step sizes to compile: powers of two from `MIN_BUCKET`, and the budget itself."""
-    powers = [MIN_BUCKET << n for n in range(20) if MIN_BUCKET << n < token_budget]
+    """Return the step sizes to compile: powers of two from `MIN_TOKENS`, and the budget itself."""
+    powers = [MIN_TOKENS << n for n in range(20) if MIN_TOKENS << n < token_budget]
     return [*powers, token_budget]
-
-
-def round_budget(tokens: int) -> int:
-    """Round a token budget up to a size that steps may have."""
-    if tokens <= ROW_BLOCK:
-        return max(MIN_BUCKET, 1 << (tokens - 1).bit_length())
-    return -(-tokens // ROW_BLOCK) * ROW_BLOCK
 
 
 class Runner:
     """Executes steps of one model on one device."""
 
     def __init__(self, decoder: Decoder, token_budget: int, context_length: int) -> None:
-        """Allocate the cache for one query and one long item of `context_length` tokens."""
-        self.token_budget = round_budget(token_budget)
+        """Allocate the cache for one query and one long item of `context_length` tokens.
+
+        Args:
+            decoder: Weights, on the device.
+            token_budget: Most new tokens of a step, a multiple of `LONG_ITEM`.
+            context_length: Longest query + item, in tokens.
+        """
+        self.token_budget = token_budget
         self.pages_per_context = -(-context_length // PAGE_SIZE)
         self._graph, self._weights = nnx.split(decoder)
         config = decoder.config
@@ -92,7 +90,6 @@ class Runner:
 
     def _segments(self, plan: StepPlan, size: int) -> Segments:
         context_tiles = -(-self.pages_per_context * PAGE_SIZE // CONTEXT_TILE)
-        own_tiles_per_block = 2 * (OWN_BLOCK + LONG_ITEM) // OWN_TILE
         return lay_out(
             starts=plan.starts,
             lens=plan.lens,
@@ -102,8 +99,8 @@ class Runner:
             page_table=plan.page_table[None],
             page_size=PAGE_SIZE,
             tokens=size,
-            tile_capacity=-(-size // ROW_BLOCK) * context_tiles,
-            own_tile_capacity=-(-size // OWN_BLOCK) * own_tiles_per_block,
+            tile_capacity=size // row_block(size) * context_tiles,
+            own_rank_capacity=2 * (OWN_BLOCK + LONG_ITEM) // OWN_TILE,
         )
 
     def read_head(

@@ -5,12 +5,18 @@ from collections.abc import Callable
 import jax
 from jaxtyping import Array, Float, Shaped
 
+from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
 from mis_kernels.attention.reference import reference_attention
+from mis_kernels.attention.tiling import TpuTiles
 from mis_kernels.attention.xla import xla_attention
 from mis_kernels.segments import Segments
-from mis_kernels.tiles import CONTEXT_TILE, ROW_BLOCK
+from mis_kernels.tiles import CONTEXT_TILE, MIN_TOKENS
 
-IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {"reference": reference_attention, "xla": xla_attention}
+IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
+    "reference": reference_attention,
+    "xla": xla_attention,
+    "pallas_tpu": pallas_tpu_attention,
+}
 
 
 def segment_attention(
@@ -36,7 +42,8 @@ def segment_attention(
         v_pages: Value cache, likewise.
         segments: What each token sees.
         scale: Factor of the logits, usually `head_dim ** -0.5`.
-        implementation: `xla` or `reference`; default: the best for the platform, today `xla`.
+        implementation: `xla`, `pallas_tpu` or `reference`; default: the one `segments` were laid out
+            for. `reference` takes either layout.
 
     Returns:
         Attention output, shape and dtype of `q`. Rows that see nothing are zero.
@@ -47,7 +54,7 @@ def segment_attention(
     Numerics: accumulates in f32; a row's bits do not depend on other segments.
     """
     _check(q, k, v, k_pages, v_pages, segments)
-    name = implementation or "xla"
+    name = implementation or ("pallas_tpu" if isinstance(segments.tiles, TpuTiles) else "xla")
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"implementation: {name!r} is unknown; choose from {', '.join(IMPLEMENTATIONS)}")
     with jax.named_scope(f"attention_{name}"):
@@ -63,9 +70,9 @@ def _check(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segment
         raise ValueError(f"k, v: expected [{tokens}, {kv_heads}, {head_dim}], got {k.shape} and {v.shape}")
     if (k_pages.shape[0], k_pages.shape[3]) != (kv_heads, head_dim) or v_pages.shape != k_pages.shape:
         raise ValueError(f"k_pages, v_pages: expected [{kv_heads}, pages, page_size, {head_dim}], got {k_pages.shape} and {v_pages.shape}")
-    if CONTEXT_TILE % k_pages.shape[2]:
+    if not isinstance(segments.tiles, TpuTiles) and CONTEXT_TILE % k_pages.shape[2]:
         raise ValueError(f"k_pages: the page size {k_pages.shape[2]} does not divide {CONTEXT_TILE}")
     if segments.num_tokens != tokens:
         raise ValueError(f"segments: describe {segments.num_tokens} tokens, but q has {tokens}")
-    if tokens > ROW_BLOCK and tokens % ROW_BLOCK or tokens < ROW_BLOCK and tokens & (tokens - 1):
-        raise ValueError(f"q: {tokens} tokens; pad to a multiple of {ROW_BLOCK}, or to a power of two below it")
+    if tokens % MIN_TOKENS:
+        raise ValueError(f"q: {tokens} tokens; pad to a multiple of {MIN_TOKENS}")

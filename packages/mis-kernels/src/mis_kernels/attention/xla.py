@@ -1,57 +1,62 @@
 """Blocked attention in plain XLA, for CPU and any device without a kernel of its own.
 
-Loops over KV heads and blocks of rows so that one tile's logits stay in cache, and visits only
-tiles that some row of the block sees. All shapes inside the loops are fixed and every reduction
-runs over one row's keys, so a row's bits do not depend on other segments (see `mis_kernels.tiles`).
-Operands keep their type, products accumulate in float32: on CPUs a bfloat16 output is several times
-slower than a float32 one.
+Visits only tiles that some row of a block sees, and keeps one tile's logits small enough for the
+cache. Every product has at least 64 rows and every sum over keys is a product, so a row's bits do not
+depend on how many rows lie beside it, nor - thanks to the layout of `mis_kernels.tiles` - on other
+segments. Operands keep their type, products accumulate in float32: on CPUs a bfloat16 output is
+several times slower than a float32 one.
 """
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from mis_kernels.segments import Segments
-from mis_kernels.storage import from_bits, to_bits
-from mis_kernels.tiles import CONTEXT_TILE, ROW_BLOCK, BlockTiles
+from mis_kernels.storage import from_bits, round_to, to_bits
+from mis_kernels.tiles import CONTEXT_TILE, OWN_BLOCK
 
 _MASKED = -1e30
-_NEVER = 2**30
+_LOWEST = -1e29  # above what is masked, so that a row without any visible key gives it no weight
 _TOTAL_COLUMNS = 16
+_NEVER = 2**30
 
 
 class _Softmax(NamedTuple):
-    """Running state of the online softmax (arXiv 1805.02867, section 3) of a block of rows."""
+    """Running state of the online softmax (arXiv 1805.02867, section 3); leading axes are batches."""
 
-    highest: Array  # [rows, 1] float32
-    total: Array  # [rows, 1] float32
-    weighted: Array  # [rows, head_dim] float32
+    highest: Array  # [..., rows, 1] float32
+    total: Array  # [..., rows, 1] float32
+    weighted: Array  # [..., rows, head_dim] float32
 
     @classmethod
-    def empty(cls, rows: int, head_dim: int) -> "_Softmax":
-        column = jnp.zeros((rows, 1), jnp.float32)
-        return cls(column + _MASKED, column, jnp.zeros((rows, head_dim), jnp.float32))
+    def empty(cls, *shape: int) -> "_Softmax":
+        column = jnp.zeros((*shape[:-1], 1), jnp.float32)
+        return cls(column + _LOWEST, column, jnp.zeros(shape, jnp.float32))
 
     def add(self, q: Array, k: Array, v: Array, visible: Array, scale: float) -> "_Softmax":
-        """Take in a tile of keys; `visible` is `[rows, keys]`."""
-        logits = lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32) * scale
+        """Take in a tile: q `[..., rows, head_dim]`, k and v `[..., keys, head_dim]`, visible `[..., rows, keys]`."""
+        logits = _product(q, k, 1) * scale
         logits = jnp.where(visible, logits, _MASKED)
-        highest = jnp.maximum(self.highest, logits.max(1, keepdims=True))
-        weights = jnp.where(visible, jnp.exp(logits - highest), 0).astype(v.dtype)
+        highest = jnp.maximum(self.highest, logits.max(-1, keepdims=True))
+        weights = round_to(jnp.exp(logits - highest), v.dtype)
         fade = jnp.exp(self.highest - highest)
-        # The total sums the weights as rounded for the product, by a product: faster on CPU than a
-        # reduction, and its order of summation does not depend on the number of rows.
-        ones = jnp.ones((v.shape[0], _TOTAL_COLUMNS), v.dtype)
-        new, total = (
-            lax.dot_general(weights, x, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32) for x in (v, ones)
-        )
-        return _Softmax(highest, self.total * fade + total[:, :1], self.weighted * fade + new)
+        # The total sums the weights as rounded, by a product: a reduction's order of summation would
+        # depend on the number of rows.
+        total = _product(weights, jnp.ones((*v.shape[:-1], _TOTAL_COLUMNS), v.dtype), 0)[..., :1]
+        return _Softmax(highest, self.total * fade + total, self.weighted * fade + _product(weights, v, 0))
 
     def result(self) -> Array:
+        """Return the weighted mean; zero for a row that saw nothing."""
         return jnp.where(self.total > 0, self.weighted / jnp.where(self.total > 0, self.total, 1), 0)
+
+
+def _product(a: Array, b: Array, contracted: int) -> Array:
+    """Contract the last axis of `a` with the first or second non-batch axis of `b`."""
+    batch = tuple(range(a.ndim - 2))
+    axes = ((a.ndim - 1,), (len(batch) + contracted,)), (batch, batch)
+    return lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
 
 
 def xla_attention(
@@ -67,87 +72,72 @@ def xla_attention(
     """Attend block by block. Arguments and result as in `segment_attention`."""
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]
-    group = heads // kv_heads
-    tiles = segments.tiles
-    blocks, own_blocks = len(tiles.starts) - 1, len(tiles.own_starts) - 1
-    # Whole blocks even for a small step: a block of another shape could sum in another order.
-    padding = blocks * ROW_BLOCK - tokens
+    blocks = len(segments.tiles.starts) - 1
     # Rows of a KV head: its query heads of one token, then of the next.
-    rows = jnp.pad(to_bits(q), ((0, padding), (0, 0), (0, 0))).reshape(-1, kv_heads, group, head_dim)
-    rows = rows.swapaxes(0, 1).reshape(kv_heads, -1, head_dim)
-    by_row = tuple(
-        jnp.repeat(jnp.pad(jnp.asarray(x), (0, padding), constant_values=nothing), group)
-        for x, nothing in ((segments.context_id, 0), (segments.context_len, 0), (segments.segment_start, _NEVER))
-    )
-    k, v = to_bits(k).swapaxes(0, 1), to_bits(v).swapaxes(0, 1)
-    k_pages, v_pages = to_bits(k_pages), to_bits(v_pages)
+    rows = to_bits(q).reshape(tokens, kv_heads, -1, head_dim).swapaxes(0, 1).reshape(kv_heads * blocks, -1, head_dim)
+    new = to_bits(k).swapaxes(0, 1), to_bits(v).swapaxes(0, 1)
+    cached = to_bits(k_pages), to_bits(v_pages)
 
-    def head(head_index: Array) -> Array:
-        q_head, k_head, v_head = rows[head_index], k[head_index], v[head_index]
-        own = lax.map(lambda block: _own(q_head, k_head, v_head, by_row[2], tiles, block, group, scale), jnp.arange(own_blocks))
-        own = jax.tree.map(lambda x: x.reshape(blocks, -1, x.shape[-1]), own)
+    def one_block(arguments: tuple[Array, Array]) -> Array:
+        index, q = arguments
+        head, block = index // blocks, index % blocks
+        state = _Softmax.empty(*q.shape)
+        state = _add_context(state, q, cached, segments, head, block, scale)
+        return _add_own(state, q, new, segments, head, block, scale).result()
 
-        def block(arguments: tuple[Array, _Softmax]) -> Array:
-            index, state = arguments
-            return _context(q_head, head_index, k_pages, v_pages, by_row, segments, index, blocks, state, scale)
-
-        return lax.map(block, (jnp.arange(blocks), own)).reshape(-1, head_dim)
-
-    out = lax.map(head, jnp.arange(kv_heads)).astype(q.dtype)
-    return out.reshape(kv_heads, -1, group, head_dim).swapaxes(0, 1).reshape(-1, heads, head_dim)[:tokens]
+    out = lax.map(one_block, (jnp.arange(kv_heads * blocks), rows))
+    return out.reshape(kv_heads, tokens, -1, head_dim).swapaxes(0, 1).reshape(tokens, heads, head_dim).astype(q.dtype)
 
 
-def _block(array: Array, index: Array, blocks: int) -> Array:
-    size = array.shape[0] // blocks
-    return lax.dynamic_slice_in_dim(array, index * size, size)
-
-
-def _own(
-    q: Array, k: Array, v: Array, segment_start: Array, tiles: BlockTiles, block: Array, group: int, scale: float
+def _add_context(
+    state: _Softmax, q: Array, cached: tuple[Array, Array], segments: Segments, head: Array, block: Array, scale: float
 ) -> _Softmax:
-    """Attend to the new tokens of the rows' own segments."""
-    blocks = len(tiles.own_starts) - 1
-    q_block, first = _block(q, block, blocks), _block(segment_start, block, blocks)
-    token = (block * q_block.shape[0] + jnp.arange(q_block.shape[0])) // group
-
-    def add(tile: Array, state: _Softmax) -> _Softmax:
-        key = jnp.asarray(tiles.own_keys)[tile]
-        visible = (key >= first[:, None]) & (key <= token[:, None])
-        return state.add(from_bits(q_block), from_bits(k[key]), from_bits(v[key]), visible, scale)
-
-    starts = jnp.asarray(tiles.own_starts)
-    return lax.fori_loop(starts[block], starts[block + 1], add, _Softmax.empty(*q_block.shape))
-
-
-def _context(
-    q: Array,
-    head: Array,
-    k_pages: Array,
-    v_pages: Array,
-    by_row: tuple[Array, Array, Array],
-    segments: Segments,
-    block: Array,
-    blocks: int,
-    state: _Softmax,
-    scale: float,
-) -> Array:
-    """Attend to the cached tokens of the rows' contexts, and finish the softmax."""
+    """Attend from a block's rows to the cached tokens of their contexts."""
+    k_pages, v_pages = cached
     tiles, page_size, head_dim = segments.tiles, k_pages.shape[2], q.shape[1]
     pages_per_tile = CONTEXT_TILE // page_size
-    q_block = _block(q, block, blocks)
-    context_id, context_len = (_block(array, block, blocks)[:, None] for array in by_row[:2])
+    tokens = segments.num_tokens // (len(tiles.starts) - 1)
     position = jnp.arange(CONTEXT_TILE)
-    table = jnp.asarray(segments.page_table)
+    page_table, starts = jnp.asarray(segments.page_table), jnp.asarray(tiles.starts)
+    context_id, context_len = (
+        jnp.repeat(lax.dynamic_slice_in_dim(jnp.asarray(x), block * tokens, tokens), len(q) // tokens)[:, None]
+        for x in (segments.context_id, segments.context_len)
+    )
 
     def add(tile: Array, state: _Softmax) -> _Softmax:
-        context, index, used = (jnp.asarray(x)[tile] for x in (tiles.context_id, tiles.index, tiles.used))
+        context, number, used = (jnp.asarray(x)[tile] for x in (tiles.context_id, tiles.index, tiles.used))
         # Past the table's end the gather would clamp to its last page; those keys are not `used`.
-        pages = table[context, index * pages_per_tile + jnp.arange(pages_per_tile)]
+        pages = page_table[context, number * pages_per_tile + jnp.arange(pages_per_tile)]
         k = k_pages[head, pages].reshape(CONTEXT_TILE, head_dim)
+        v = v_pages[head, pages].reshape(CONTEXT_TILE, head_dim)
         # Unused cache memory may hold NaN, and 0 * NaN is NaN.
-        v = jnp.where((position < used)[:, None], v_pages[head, pages].reshape(CONTEXT_TILE, head_dim), v_pages.dtype.type(0))
-        visible = (context_id == context) & (index * CONTEXT_TILE + position < context_len)
-        return state.add(from_bits(q_block), from_bits(k), from_bits(v), visible, scale)
+        v = jnp.where((position < used)[:, None], v, v.dtype.type(0))
+        visible = (context_id == context) & (number * CONTEXT_TILE + position < context_len)
+        return state.add(from_bits(q), from_bits(k), from_bits(v), visible, scale)
 
-    starts = jnp.asarray(tiles.starts)
-    return lax.fori_loop(starts[block], starts[block + 1], add, state).result()
+    return lax.fori_loop(starts[block], starts[block + 1], add, state)
+
+
+def _add_own(
+    state: _Softmax, q: Array, new: tuple[Array, Array], segments: Segments, head: Array, block: Array, scale: float
+) -> _Softmax:
+    """Attend from a block's rows to the new tokens of their own segments: its own-blocks side by side."""
+    k, v = (x[head] for x in new)
+    tiles = segments.tiles
+    tokens = segments.num_tokens // (len(tiles.starts) - 1)
+    group, own_tokens = len(q) // tokens, min(OWN_BLOCK, tokens)
+    side_by_side = (tokens // own_tokens, own_tokens * group)
+    q = q.reshape(*side_by_side, -1)
+    first = lax.dynamic_slice_in_dim(jnp.asarray(segments.segment_start), block * tokens, tokens)
+    first = jnp.repeat(first, group).reshape(*side_by_side, 1)
+    token = jnp.repeat(block * tokens + jnp.arange(tokens), group).reshape(*side_by_side, 1)
+
+    def add(rank: Array, state: _Softmax) -> _Softmax:
+        keys = jnp.asarray(tiles.own_keys)[rank]
+        key = lax.dynamic_slice_in_dim(keys, block * tokens // own_tokens, side_by_side[0])  # [own_blocks, keys]
+        visible = (key[:, None] >= first) & (key[:, None] <= token)
+        return state.add(from_bits(q), from_bits(k[key]), from_bits(v[key]), visible, scale)
+
+    shape = (*side_by_side, -1)
+    state = lax.fori_loop(0, jnp.asarray(tiles.own_ranks), add, _Softmax(*(x.reshape(shape) for x in state)))
+    return _Softmax(*(x.reshape(tokens * group, -1) for x in state))

@@ -1,0 +1,130 @@
+"""What can be done here. `nox -l` prints this menu; `nox -s NAME -- ARGS` runs one entry."""
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2026.4"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_external_run = True
+nox.options.stop_on_first_error = True
+nox.options.sessions = ["lint", "types", "tests_cpu", "wheels_alone", "docs"]
+
+PACKAGES = ("mis-kernels", "mis-core", "mis-server", "mis-bench", "mis-testing")  # dependencies first
+SOURCES = [f"packages/{package}/src" for package in PACKAGES]
+PROJECT = nox.project.load_toml("pyproject.toml")
+DIST = Path("dist")
+
+CPU = {"JAX_PLATFORMS": "cpu"}
+IS_INSTALLED = "import mis_core as m; print(m.__file__); assert 'site-packages' in m.__file__, 'not from a wheel'"
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Start a server on a small checkpoint and score with the openai client."""
+    session.install(*(f"./packages/{package}" for package in PACKAGES if package != "mis-bench"), *group("demo"))
+    session.run("python", "examples/score_with_openai_client.py", *session.posargs, env=CPU)
+
+
+@nox.session(requires=["build"])
+def tests_cpu(session: nox.Session) -> None:
+    """Run every test that needs no accelerator, against the built wheels; paths after `--` narrow it."""
+    install_wheels(session, *group("test"), *group("oracle"))
+    session.run("python", "-c", IS_INSTALLED)
+    session.run("pytest", "-m", "not tpu and not gpu", *session.posargs, env=CPU)
+
+
+@nox.session(requires=["build"])
+def tests_tpu(session: nox.Session) -> None:
+    """Run the tests that need a TPU; without one, say so and fail."""
+    if not has_tpu():
+        session.error("tests_tpu needs a TPU: this machine has neither /dev/accel* nor /dev/vfio/N.")
+    install_wheels(session, "jax[tpu]", *group("test"))
+    session.run("pytest", "-m", "tpu", *session.posargs, env={"JAX_PLATFORMS": "tpu"})
+
+
+@nox.session
+def tpu_aot(session: nox.Session) -> None:
+    """Compile every kernel and step for v5e, v6e and v7x without a TPU. Not there yet: says so and fails."""
+    session.error("tpu_aot is not there yet: it will compile every kernel and step for v5e, v6e and v7x topologies.")
+
+
+@nox.session
+def perf(session: nox.Session) -> None:
+    """Run the smoke profile, paired with the base commit. Not there yet: says so and fails."""
+    session.error("perf is not there yet: it will run mis-bench's smoke profile here and on the base commit, in pairs.")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, format and import contracts; `-- --fix` repairs what can be repaired."""
+    session.install(*group("lint"))
+    fix = "--fix" in session.posargs
+    session.run("ruff", "check", *(["--fix"] if fix else []))
+    session.run("ruff", "format", *([] if fix else ["--check"]))
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": ":".join(SOURCES)})
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types of all packages at once."""
+    session.install(*(f"./packages/{package}" for package in PACKAGES), "nox", "transformers", *group("types"))
+    session.run("pyrefly", "check", *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build every package's sdist and wheel into dist/ and check them."""
+    session.install(*group("build"))
+    shutil.rmtree(DIST, ignore_errors=True)  # `hatch build --all --clean` would leave only the last package's files
+    session.run("hatch", "build", "--all")
+    built = sorted(DIST.iterdir())
+    if len(built) != 2 * len(PACKAGES):
+        session.error(f"Expected a wheel and an sdist of {len(PACKAGES)} packages, found {[p.name for p in built]}.")
+    session.run("twine", "check", "--strict", *map(str, built))
+    session.run("check-wheel-contents", *map(str, DIST.glob("*.whl")))
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def wheels_alone(session: nox.Session, package: str) -> None:
+    """Install each wheel alone into an empty environment and import it."""
+    session.install("--find-links", str(DIST), str(wheel_of(package)))
+    module = package.replace("-", "_")
+    session.run("python", "-c", f"import {module} as m; print(m.__name__, m.__version__)")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation site; a broken link or an unknown name fails."""
+    session.install(*group("docs"))
+    session.run("zensical", "build", "--strict", "--clean", *session.posargs)
+
+
+def group(name: str) -> list[str]:
+    """Return the requirements of one dependency group of the root file."""
+    return list(nox.project.dependency_groups(PROJECT, name))
+
+
+def wheel_of(package: str) -> Path:
+    """Return the one wheel of a package in dist/."""
+    (wheel,) = DIST.glob(f"{package.replace('-', '_')}-*.whl")
+    return wheel
+
+
+def install_wheels(session: nox.Session, *others: str) -> None:
+    """Install all wheels of dist/ and other requirements.
+
+    One call, since the first of several would look for its sibling on the index. Then the wheels again
+    by force: pip keeps an installed wheel of the same version, which would test yesterday's code.
+    """
+    wheels = [str(wheel_of(package)) for package in PACKAGES]
+    session.install(*wheels, *others)
+    session.install("--force-reinstall", "--no-deps", *wheels)
+
+
+def has_tpu() -> bool:
+    """Whether the kernel shows a TPU's device files."""
+    return any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))

@@ -1,0 +1,283 @@
+"""The front's side of the engine: starts its process, asks it, and starts it again when it died.
+
+Requests are multiplexed over one socket: any number may wait, each in its own coroutine. Knows neither
+HTTP nor JAX; the words on the socket are `wire`'s.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Sequence
+from types import TracebackType
+
+from mis_core.config import EngineConfig
+from mis_core.errors import EngineUnavailable, MisError, ModelError, RequestError
+from mis_core.request import LabelLogits, ScoreRequest
+from mis_core.wire import (
+    HEADER_BYTES,
+    Cancel,
+    Configure,
+    Errored,
+    Failed,
+    MalformedFrame,
+    Ready,
+    Rejected,
+    Score,
+    Scored,
+    Shutdown,
+    ToFront,
+    decode_for_front,
+    encode_frame,
+    payload_size,
+)
+
+logger = logging.getLogger(__name__)
+
+ENGINE_COMMAND = (sys.executable, "-m", "mis_core.engine_process")
+
+_FIRST_BACKOFF_S = 0.5
+_LAST_BACKOFF_S = 30.0
+_STABLE_S = 60.0  # an engine that lived this long died of something new: back to the shortest wait
+_STOP_S = 5.0
+_READ_AHEAD_BYTES = 1024 * 1024
+
+
+class EngineFault(RuntimeError):
+    """The engine failed on this one request; its log says why. Trying again will most likely fail again."""
+
+
+class EngineClient:
+    """An engine process, kept alive. Use it as an async context manager, within one event loop.
+
+    Entering starts the process and returns at once; `wait_ready` waits for the model.
+    """
+
+    def __init__(self, config: EngineConfig, *, command: Sequence[str] = ENGINE_COMMAND) -> None:
+        """Prepare; nothing starts yet.
+
+        Args:
+            config: Sent to the engine process.
+            command: Starts the engine process; the number of a socket to inherit is appended.
+        """
+        self._config = config
+        self._command = tuple(command)
+        self._process: _EngineProcess | None = None
+        self._info: Ready | None = None
+        self._ids = itertools.count(1)
+
+    async def __aenter__(self) -> "EngineClient":
+        self._first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._supervision = asyncio.create_task(self._supervise(), name="engine supervision")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine can answer now."""
+        return self._process is not None
+
+    @property
+    def info(self) -> Ready | None:
+        """What the engine told about its model when it was last ready; None before the first time."""
+        return self._info
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests that wait for an answer."""
+        return len(self._process.answers) if self._process is not None else 0
+
+    async def wait_ready(self) -> Ready:
+        """Wait until the model can be asked for the first time.
+
+        Raises:
+            ModelError: the engine refused the model or an option; one line says why.
+            EngineUnavailable: the engine process failed or ended before it was ready.
+        """
+        return await asyncio.shield(self._first_ready)
+
+    async def score(self, request: ScoreRequest) -> LabelLogits:
+        """Ask for the label logits of a validated request. Cancelling the caller frees the engine's work.
+
+        Raises:
+            EngineUnavailable: the engine is starting or has died, perhaps before it answered.
+            RequestError: only the engine could see what is wrong with the request.
+            EngineFault: the engine failed on this request.
+        """
+        if self._process is None:
+            raise EngineUnavailable("The engine is not ready.")
+        return await self._process.score(next(self._ids), request)
+
+    async def close(self) -> None:
+        """End the engine process and fail what is in flight. Closing twice is fine."""
+        self._supervision.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._supervision
+        self._fail_start(EngineUnavailable("The engine was closed."))
+
+    async def _supervise(self) -> None:
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            began = time.monotonic()
+            try:
+                await self._live_once()
+            except MisError as error:
+                if self._fail_start(error):
+                    return
+                if time.monotonic() - began > _STABLE_S:
+                    backoff_s = _FIRST_BACKOFF_S
+                logger.error("%s Starting it again in %g s.", error.message, backoff_s)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+
+    async def _live_once(self) -> None:
+        """Run one engine process until it ends.
+
+        Raises:
+            ModelError: it refused the model.
+            EngineUnavailable: it ended; says how.
+        """
+        process = await _EngineProcess.start(self._command)
+        try:
+            self._info = await process.configure(self._config)
+            self._process = process
+            if not self._first_ready.done():
+                self._first_ready.set_result(self._info)
+            await process.deliver_answers()
+        except MalformedFrame as error:
+            raise EngineUnavailable(f"The engine process broke the protocol: {error}") from None
+        finally:
+            self._process = None
+            await process.stop()
+
+    def _fail_start(self, error: MisError) -> bool:
+        if self._first_ready.done():
+            return False
+        self._first_ready.set_exception(error)
+        self._first_ready.exception()  # seen: whoever waits gets it, and nobody has to wait
+        return True
+
+
+class _EngineProcess:
+    """One life of the engine process."""
+
+    def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.answers: dict[int, asyncio.Future[LabelLogits]] = {}
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> "_EngineProcess":
+        """Start the process with one end of a socket pair; its standard error is ours."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                fd = theirs.fileno()
+                process = await asyncio.create_subprocess_exec(*command, str(fd), pass_fds=(fd,), stdin=DEVNULL)
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_READ_AHEAD_BYTES)
+        except OSError as error:
+            ours.close()
+            raise EngineUnavailable(f"The engine process could not be started: {error.strerror}.") from None
+        return cls(process, reader, writer)
+
+    async def configure(self, config: EngineConfig) -> Ready:
+        """Say what to load and wait until it is loaded.
+
+        Raises:
+            ModelError: the model or an option cannot be served.
+            EngineUnavailable: the process failed or ended.
+            MalformedFrame: what arrived is no answer to this.
+        """
+        self._writer.write(encode_frame(Configure(dataclasses.asdict(config))))
+        match await self._receive():
+            case Ready() as info:
+                return info
+            case Failed(message=message, fault=False):
+                raise ModelError(message)
+            case Failed(message=message):
+                raise EngineUnavailable(message)
+            case message:
+                raise MalformedFrame(f"{type(message).__name__} before the start.")
+
+    async def score(self, id: int, request: ScoreRequest) -> LabelLogits:
+        """Send a request and wait for its answer."""
+        try:
+            frame = encode_frame(Score.of(id, request))
+        except MalformedFrame:
+            raise RequestError("request_too_large", "The request does not fit in one message to the engine.") from None
+        answer = self.answers[id] = asyncio.get_running_loop().create_future()
+        try:
+            self._writer.write(frame)
+            await self._writer.drain()
+            return await answer
+        except ConnectionError:
+            raise EngineUnavailable("The engine died.") from None
+        except asyncio.CancelledError:
+            self._writer.write(encode_frame(Cancel(id)))
+            raise
+        finally:
+            del self.answers[id]
+
+    async def deliver_answers(self) -> None:
+        """Hand answers to those who wait, until the process ends.
+
+        Raises:
+            EngineUnavailable: always, at the end; says how it ended.
+            MalformedFrame: what arrived is not an answer.
+        """
+        while True:
+            self._deliver(await self._receive())
+
+    async def stop(self) -> None:
+        """Fail what is in flight, then end the process: politely, then by force."""
+        for answer in self.answers.values():
+            if not answer.done():
+                answer.set_exception(EngineUnavailable("The engine died before it answered."))
+        self._writer.write(encode_frame(Shutdown()))
+        try:
+            await asyncio.wait_for(self._process.wait(), _STOP_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+    def _deliver(self, message: ToFront) -> None:
+        if not isinstance(message, Scored | Rejected | Errored):
+            raise MalformedFrame(f"{type(message).__name__} after the start.")
+        answer = self.answers.get(message.id)
+        if answer is None or answer.done():  # cancelled meanwhile
+            return
+        match message:
+            case Scored():
+                answer.set_result(message.label_logits())
+            case Rejected():
+                answer.set_exception(RequestError(message.code, message.message, message.param))
+            case Errored():
+                answer.set_exception(EngineFault("The engine failed on this request; its log says why."))
+
+    async def _receive(self) -> ToFront:
+        try:
+            header = await self._reader.readexactly(HEADER_BYTES)
+            return decode_for_front(await self._reader.readexactly(payload_size(header)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise EngineUnavailable(f"The engine process ended {await self._how_it_ended()}.") from None
+
+    async def _how_it_ended(self) -> str:
+        try:
+            code = await asyncio.wait_for(self._process.wait(), _STOP_S)
+        except TimeoutError:
+            return "the conversation"
+        return f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"

@@ -1,0 +1,63 @@
+"""From label logits to scores, on the host, in float64."""
+
+import numpy as np
+from jaxtyping import Bool, Float32, Float64
+from scipy.special import softmax
+
+from mis_core.request import LabelLogits, ScoreRequest, ScoreResult, Usage
+
+_LOWEST = float(np.finfo(np.float32).min)
+
+
+def finish(request: ScoreRequest, logits: LabelLogits) -> ScoreResult:
+    """Turn what the device answered into the request's scores.
+
+    Without `apply_softmax` a score is the label's probability over the full vocabulary, the
+    exponential of its log-probability. With it, a score is the softmax over the item's labels, in
+    which the full-vocabulary normaliser cancels. Finite logits never make NaN or infinity.
+
+    Args:
+        request: The request.
+        logits: The device's answer to it, with `log_sum_exp` if `request.needs_log_sum_exp`.
+
+    Raises:
+        ValueError: `log_sum_exp` is missing though the request needs it.
+    """
+    given = np.broadcast_to(request.label_ids >= 0, logits.logits.shape)
+    values = logits.logits.astype(np.float64)
+    logprobs = _logprobs(values, given, logits.log_sum_exp) if request.needs_log_sum_exp else None
+    if request.apply_softmax:
+        scores = _label_softmax(values, given, request.temperature)
+    else:
+        assert logprobs is not None, "without softmax, needs_log_sum_exp is true"
+        scores = np.exp(logprobs).astype(np.float32)
+    return ScoreResult(
+        scores=scores,
+        token_logprobs=logprobs if request.return_token_logprobs else None,
+        usage=Usage(request.prompt_tokens, logits.cached_tokens),
+        timings_ms=logits.timings_ms,
+    )
+
+
+def _logprobs(
+    values: Float64[np.ndarray, "items labels"],
+    given: Bool[np.ndarray, "items labels"],
+    log_sum_exp: Float32[np.ndarray, " items"] | None,
+) -> Float32[np.ndarray, "items labels"]:
+    """Full-vocabulary natural log-probabilities; NaN where there is no label."""
+    if log_sum_exp is None:
+        raise ValueError("The request needs log_sum_exp, and the device's answer has none.")
+    logprobs = values - log_sum_exp.astype(np.float64)[:, None]
+    # The normaliser is rounded: the likeliest token must not come out above probability 1.
+    return np.where(given, np.clip(logprobs, _LOWEST, 0.0), np.nan).astype(np.float32)
+
+
+def _label_softmax(
+    values: Float64[np.ndarray, "items labels"], given: Bool[np.ndarray, "items labels"], temperature: float
+) -> Float32[np.ndarray, "items labels"]:
+    """Softmax of each item's labels after division by the temperature; NaN where there is no label."""
+    values = np.where(given, values, -np.inf)
+    below_best = values - values.max(axis=1, keepdims=True)  # first: a small temperature then overflows to -inf only
+    with np.errstate(over="ignore"):
+        scaled = below_best / temperature
+    return np.where(given, softmax(scaled, axis=1), np.nan).astype(np.float32)

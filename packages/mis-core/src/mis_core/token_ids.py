@@ -1,0 +1,120 @@
+"""Token ids as callers send them, to flat arrays: lists, tuples or NumPy arrays of integers.
+
+Python booleans and floats are not integers here. The common case, lists of `int`, is checked without
+a Python loop over tokens; only a refusal looks for the place to name.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self, cast
+
+import numpy as np
+from jaxtyping import Int64
+
+from mis_core.errors import RequestError
+
+ROW_TYPES = (list, tuple, np.ndarray)
+
+_TOO_LARGE = 1 << 62  # stands for integers beyond 64 bits; above every vocabulary
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRows:
+    """Token ids of one field of a request.
+
+    Attributes:
+        param: The field.
+        values: All ids, row after row.
+        lens: Ids of each row.
+        is_nested: Whether the field is a list of rows; otherwise it is one row.
+    """
+
+    param: str
+    values: Int64[np.ndarray, " tokens"]
+    lens: Int64[np.ndarray, " rows"]
+    is_nested: bool
+
+    @classmethod
+    def single(cls, param: str, values: Int64[np.ndarray, " tokens"]) -> Self:
+        """Make a field of one list."""
+        return cls(param, values, np.array([len(values)]), is_nested=False)
+
+    def check_below(self, vocab_size: int) -> None:
+        """Refuse ids outside the vocabulary.
+
+        Raises:
+            RequestError: `token_id_exceeds_vocab`.
+        """
+        if self.values.size and self.values.max() >= vocab_size:
+            place = self.place(int(np.argmax(self.values >= vocab_size)))
+            raise RequestError(
+                "token_id_exceeds_vocab", f"{place} is not below the vocabulary size {vocab_size}.", self.param
+            )
+
+    def place(self, index: int) -> str:
+        """Write where an index into `values` is in the request, such as `items[3][2]`."""
+        if not self.is_nested:
+            return f"{self.param}[{index}]"
+        ends = np.cumsum(self.lens)
+        row = int(np.searchsorted(ends, index, side="right"))
+        return f"{self.param}[{row}][{index - int(ends[row] - self.lens[row])}]"
+
+
+def read_row(param: str, row: Sequence[object] | np.ndarray) -> TokenRows:
+    """Read a field that is one list of token ids.
+
+    Raises:
+        RequestError: `invalid_token_id_type` or `negative_token_id`; names the place.
+    """
+    return _read(param, row, np.array([len(row)]), is_nested=False)
+
+
+def read_rows(param: str, rows: Sequence[Sequence[object] | np.ndarray]) -> TokenRows:
+    """Read a field that is a list of lists of token ids.
+
+    Raises:
+        RequestError: `invalid_token_id_type` or `negative_token_id`; names the place.
+    """
+    if any(isinstance(row, np.ndarray) and row.ndim != 1 for row in rows):
+        raise RequestError("invalid_token_id_type", f"Every array in {param} must have one dimension.", param)
+    lens = np.fromiter(map(len, rows), np.int64, len(rows))
+    if all(map(_is_integer_array, rows)):
+        return _read(param, np.concatenate([_to_int64(row) for row in rows]), lens, is_nested=True)
+    return _read(param, list(itertools.chain.from_iterable(rows)), lens, is_nested=True)
+
+
+def _read(param: str, flat: Sequence[object] | np.ndarray, lens: np.ndarray, is_nested: bool) -> TokenRows:
+    if not _is_integer_array(flat):
+        _check_integers(param, flat, lens, is_nested)
+    rows = TokenRows(param, _to_int64(flat), lens, is_nested)
+    if rows.values.size and rows.values.min() < 0:
+        place = rows.place(int(np.argmax(rows.values < 0)))
+        raise RequestError("negative_token_id", f"{place} is negative; token ids begin at 0.", param)
+    return rows
+
+
+def _is_integer_array(row: object) -> bool:
+    return isinstance(row, np.ndarray) and row.ndim == 1 and (row.dtype.kind in "iu" or row.size == 0)
+
+
+def _check_integers(param: str, flat: Iterable[object], lens: np.ndarray, is_nested: bool) -> None:
+    kinds = set(map(type, flat))
+    if kinds <= {int}:
+        return
+    wrong = {kind for kind in kinds if not issubclass(kind, (int, np.integer)) or issubclass(kind, bool)}
+    for index, value in enumerate(flat):
+        if type(value) in wrong:
+            place = TokenRows(param, np.empty(0, np.int64), lens, is_nested).place(index)
+            name = type(value).__name__
+            raise RequestError("invalid_token_id_type", f"{place} must be an integer token id, not {name}.", param)
+
+
+def _to_int64(row: Sequence[object] | np.ndarray) -> np.ndarray:
+    """Convert integers; those beyond 64 bits become other ones that are refused for the same reason."""
+    if isinstance(row, np.ndarray):
+        return np.minimum(row, _TOO_LARGE).astype(np.int64) if row.dtype == np.uint64 else row.astype(np.int64)
+    try:
+        return np.array(row, np.int64)
+    except OverflowError:
+        return np.array([max(-1, min(int(value), _TOO_LARGE)) for value in cast(Sequence[int], row)], np.int64)

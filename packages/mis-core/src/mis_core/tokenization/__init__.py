@@ -1,0 +1,10 @@
+"""From text to token ids: those of the joined string `query + item`, with the query's tokens shared.
+
+`tokenizer` loads and encodes, `seam` proves where a query may be cut, `joined` turns ids into
+segments. Nothing here knows devices or requests' other fields.
+"""
+
+from mis_core.tokenization.joined import Joined, cut_segments, join_ids
+from mis_core.tokenization.tokenizer import Tokenizer
+
+__all__ = ["Joined", "Tokenizer", "cut_segments", "join_ids"]

@@ -1,0 +1,166 @@
+"""The model's tokenizer, read by `transformers`, never with remote code."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import tokenizers
+from jaxtyping import Int32, Int64
+
+from mis_core.errors import ModelError, RequestError
+from mis_core.tokenization.joined import Joined, cut_segments, whole_sequences
+from mis_core.tokenization.seam import cut_characters, find_cut
+
+_CHUNK_CHARACTERS = 1 << 20  # per call of the batch encoder, whose results are large objects
+_MAX_WHOLE_CHARACTERS = 1 << 25  # of joined strings that share nothing; bounds one request's work
+_PROBE = "a"
+
+
+class Tokenizer:
+    """Encodes text to ids, and queries with their items to segments. Thread-safe."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        """Wrap a fast tokenizer; truncation and padding it was saved with are switched off."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._before, self._after = _added_at_the_ends(backend)
+        self._cut_characters = cut_characters(backend)
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> Self:
+        """Read the tokenizer of a model directory.
+
+        Raises:
+            ModelError: a file is missing or broken; it is named.
+        """
+        directory = Path(directory)
+        _check_files(directory)
+        from transformers import AutoTokenizer  # slow to import; requests of token ids never need it
+
+        try:
+            loaded: Any = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+            backend = loaded.backend_tokenizer
+        except Exception as error:  # every tokenizer class fails in its own way; all mean the same to the user
+            reason = next(iter(str(error).splitlines()), "")[:200]
+            raise ModelError(
+                f"The tokenizer of model {directory.name!r} cannot be read from its tokenizer.json and "
+                f"tokenizer_config.json: {type(error).__name__}: {reason}"
+            ) from None
+        return cls(backend)
+
+    def encode(self, text: str) -> Int32[np.ndarray, " tokens"]:
+        """Return the ids of a text, with the special tokens that the tokenizer adds to it."""
+        return np.array(self._backend.encode(text).ids, np.int32)
+
+    def label_id(self, text: str) -> int:
+        """Return the one token that a text label is.
+
+        Raises:
+            RequestError: `label_not_single_token`.
+        """
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        if len(ids) != 1:
+            shown = text if len(text) <= 40 else text[:40] + "…"
+            raise RequestError(
+                "label_not_single_token",
+                f"Label {shown!r} is {len(ids)} tokens; a label must be exactly one. A leading space often matters.",
+                "labels",
+            )
+        return ids[0]
+
+    def join(self, query: str, items: Sequence[str], item_first: bool = False) -> Joined:
+        """Tokenise every `query + item` as one string, and share what the query's own tokens begin it with.
+
+        For each item, `joined.sequence(i)` equals `encode(query + items[i])`.
+
+        Args:
+            query: Shared text, not empty.
+            items: Texts; one may be empty.
+            item_first: Tokenise `item + query` instead; then nothing is shared.
+
+        Raises:
+            RequestError: a text has no tokens at all, or too much text would share nothing.
+        """
+        if item_first:
+            return whole_sequences(*self._encode_whole(len(query), items, lambda item: item + query))
+        alone = self.encode(query)
+        cut = find_cut(query, self._cut_characters)
+        if cut is not None:
+            joined = self._join_at(cut, query, items, alone)
+            if joined is not None:
+                return joined
+        return cut_segments(alone, *self._encode_whole(len(query), items, lambda item: query + item), head_len=0)
+
+    def _join_at(self, cut: int, query: str, items: Sequence[str], alone: np.ndarray) -> Joined | None:
+        """Tokenise from the cut on only; None if the tokenizer does not split there after all."""
+        tail = query[cut:]
+        rest = (self._backend.encode(tail, add_special_tokens=False).ids, self._after)
+        head_len = len(alone) - sum(map(len, rest))
+        head = [*self._before, *self._backend.encode(query[:cut], add_special_tokens=False).ids]
+        if not np.array_equal(alone, [*head, *itertools.chain(*rest)]):
+            return None
+        tokens, lens = self._encode_all((tail + item for item in items), len(tail), len(items), special=False)
+        if self._after:
+            tokens = np.insert(tokens, np.repeat(np.cumsum(lens), len(self._after)), self._after * len(items))
+            lens = lens + len(self._after)
+        return cut_segments(alone, tokens.astype(np.int32), lens, head_len) if lens.all() else None
+
+    def _encode_whole(
+        self, query_len: int, items: Sequence[str], join: Callable[[str], str]
+    ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"]]:
+        """Tokenise every joined string from its beginning."""
+        characters = query_len * len(items) + sum(map(len, items))
+        if characters > _MAX_WHOLE_CHARACTERS:
+            raise RequestError(
+                "too_many_tokens",
+                f"The items of this request cannot share the query's text and make {characters} characters with it; "
+                f"at most {_MAX_WHOLE_CHARACTERS} are allowed. Send fewer items at a time, or token ids.",
+                "items",
+            )
+        tokens, lens = self._encode_all(map(join, items), query_len, len(items), special=True)
+        if not lens.all():
+            raise RequestError(
+                "empty_query", f"The query and items[{int(lens.argmin())}] have no tokens together.", "query"
+            )
+        return tokens, lens
+
+    def _encode_all(
+        self, texts: Iterator[str], typical_len: int, count: int, special: bool
+    ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"]]:
+        """Return the ids of all texts, one after the other, and how many each has."""
+        size = max(1, _CHUNK_CHARACTERS // (typical_len + 64))
+        tokens, lens = [], []
+        for _ in range(0, count, size):
+            chunk = list(itertools.islice(texts, size))
+            rows = [encoding.ids for encoding in self._backend.encode_batch_fast(chunk, add_special_tokens=special)]
+            tokens.append(np.array(list(itertools.chain.from_iterable(rows)), np.int32))
+            lens.extend(map(len, rows))
+        return np.concatenate(tokens), np.array(lens, np.int64)
+
+
+def _added_at_the_ends(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """Return what the post-processor puts before and after a single text, such as BOS; it is constant."""
+    bare = backend.encode(_PROBE, add_special_tokens=False).ids
+    full = backend.encode(_PROBE).ids
+    for begin in range(len(full) - len(bare) + 1):
+        if full[begin : begin + len(bare)] == bare:
+            return full[:begin], full[begin + len(bare) :]
+    return [], []  # a frame that cannot be recognised: every check of a cut fails, and texts are joined whole
+
+
+def _check_files(directory: Path) -> None:
+    """Say which file is at fault before `transformers` says it at length."""
+    kinds = ("tokenizer.json", "tokenizer.model", "vocab.json")
+    if not any((directory / name).is_file() for name in kinds):
+        raise ModelError(f"Model {directory.name!r} has no tokenizer: the file tokenizer.json is missing.")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        path = directory / name
+        try:
+            if path.is_file() and not isinstance(json.loads(path.read_bytes()), dict):
+                raise ModelError(f"The file {name} of model {directory.name!r} does not hold a JSON object.")
+        except ValueError:
+            raise ModelError(f"The file {name} of model {directory.name!r} is not valid JSON.") from None

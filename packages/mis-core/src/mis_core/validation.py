@@ -1,0 +1,290 @@
+"""From the fields of a request to a `ScoreRequest`, or to the error that says what to change.
+
+The only way to a `ScoreRequest`. Checks run in the order of the error table of the HTTP reference,
+cheap ones before any text is tokenised; status codes are not known here.
+"""
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from jaxtyping import Int32
+
+from mis_core.errors import RequestError
+from mis_core.request import ScoreRequest
+from mis_core.token_ids import ROW_TYPES, TokenRows, read_row, read_rows
+from mis_core.tokenization import Joined, Tokenizer, join_ids
+
+FIELDS = (
+    "query", "items", "label_token_ids", "labels", "apply_softmax", "item_first", "temperature",
+    "return_token_logprobs", "model", "cache_salt",
+)  # fmt: skip
+"""Every field of a request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one request may ask for.
+
+    Attributes:
+        context_length: Most tokens of query and item together.
+        vocab_size: Token ids are below this; `vocab_size` of the model's config.
+        max_items: Most items.
+        max_labels: Most labels of an item.
+        max_request_tokens: Most tokens of the query, once, and of every item.
+    """
+
+    context_length: int
+    vocab_size: int
+    max_items: int = 20_000
+    max_labels: int = 1024
+    max_request_tokens: int = 2_000_000
+
+
+def parse_score_request(
+    body: Mapping[str, object],
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    served_models: tuple[str, ...] | None = None,
+) -> ScoreRequest:
+    """Validate the fields of a request, and tokenise its texts.
+
+    Args:
+        body: The JSON object of `POST /v1/score`, or keyword arguments of the same names. From Python,
+            tuples and integer arrays are as good as lists, and NumPy integers as `int`.
+        tokenizer: Needed for requests with text only.
+        limits: What the request may ask for.
+        served_models: Names that the field `model` may have; None allows every name.
+
+    Raises:
+        RequestError: the request breaks the contract; `code` and `param` say where.
+    """
+    _check_fields(body)
+    query = _read_query(body)
+    items = _read_items(body, query)
+    labels = _read_labels(body, len(items.lens) if isinstance(items, TokenRows) else len(items))
+    if tokenizer is None and not (isinstance(query, TokenRows) and isinstance(labels, TokenRows)):
+        raise RequestError("invalid_query_type", "This engine has no tokenizer: send token ids, not text.", "query")
+    label_rows = labels if isinstance(labels, TokenRows) else _look_up(labels, cast(Tokenizer, tokenizer))
+    for rows in (query, items, label_rows):
+        if isinstance(rows, TokenRows):
+            rows.check_below(limits.vocab_size)
+    apply_softmax, item_first, return_token_logprobs = (
+        _read_bool(body, name) for name in ("apply_softmax", "item_first", "return_token_logprobs")
+    )
+    cache_salt, model = _read_optional_text(body, "cache_salt"), _read_optional_text(body, "model")
+    if model is not None and served_models is not None and model not in served_models:
+        raise RequestError("model_not_found", f"Model {_shown(model)} is not served here.", "model")
+    temperature = _read_temperature(body, apply_softmax)
+    _check_counts(len(items.lens) if isinstance(items, TokenRows) else len(items), label_rows, limits)
+    joined = _join(query, items, item_first, tokenizer, limits)
+    return ScoreRequest(
+        joined.query,
+        joined.item_tokens,
+        joined.item_starts,
+        joined.context_lens,
+        _label_matrix(label_rows),
+        apply_softmax=apply_softmax,
+        temperature=temperature,
+        return_token_logprobs=return_token_logprobs,
+        cache_salt=cache_salt,
+    )
+
+
+def _check_fields(body: Mapping[str, object]) -> None:
+    for name in body:
+        if name not in FIELDS:
+            near = difflib.get_close_matches(str(name)[:64], FIELDS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known fields: {', '.join(FIELDS)}."
+            raise RequestError("unknown_parameter", f"Unknown field {_shown(name)}. {hint}", str(name)[:64])
+
+
+def _read_query(body: Mapping[str, object]) -> str | TokenRows:
+    query = body.get("query")
+    if query is None:
+        raise RequestError("missing_query", "The field query is required: a text or a list of token ids.", "query")
+    if not isinstance(query, (str, list, tuple)) and not (isinstance(query, np.ndarray) and query.ndim == 1):
+        raise RequestError(
+            "invalid_query_type", f"query must be a text or a list of token ids, not {_kind(query)}.", "query"
+        )
+    if len(query) == 0:
+        raise RequestError("empty_query", "query must not be empty; items may be.", "query")
+    if isinstance(query, str):
+        return _readable(query, "query", "invalid_query_type")
+    return read_row("query", query)
+
+
+def _read_items(body: Mapping[str, object], query: str | TokenRows) -> Sequence[str] | TokenRows:
+    items = body.get("items")
+    if items is None:
+        raise RequestError("missing_items", "The field items is required: a list of texts or of id lists.", "items")
+    if isinstance(items, str):
+        items = [items]
+    if not isinstance(items, ROW_TYPES) or (isinstance(items, np.ndarray) and items.ndim != 2):
+        raise RequestError("invalid_items_type", f"items must be a list, not {_kind(items)}.", "items")
+    if len(items) == 0:
+        raise RequestError("empty_items", "items must hold at least one item; the item itself may be empty.", "items")
+    rows = list(items)
+    wanted, other = ((str,), ROW_TYPES) if isinstance(query, str) else (ROW_TYPES, (str,))
+    kinds = set(map(type, rows))
+    if any(issubclass(kind, other) for kind in kinds):
+        raise RequestError("mixed_input_types", "query and items must both be text or both be token ids.", "items")
+    if not all(issubclass(kind, wanted) for kind in kinds):
+        index = next(index for index, row in enumerate(rows) if not isinstance(row, wanted))
+        want = "a text" if isinstance(query, str) else "a list of token ids"
+        raise RequestError(
+            "invalid_items_type", f"items[{index}] must be {want} like the query, not {_kind(rows[index])}.", "items"
+        )
+    if isinstance(query, str):
+        _readable("".join(rows), "items", "invalid_items_type")
+        return rows
+    return read_rows("items", rows)
+
+
+def _read_labels(body: Mapping[str, object], num_items: int) -> list[str] | TokenRows:
+    ids, texts = body.get("label_token_ids"), body.get("labels")
+    if texts is not None:
+        if ids is not None:
+            raise RequestError("conflicting_labels", "Give labels or label_token_ids, not both.", "labels")
+        return _read_text_labels(texts)
+    param = "label_token_ids"
+    if ids is None:
+        raise RequestError("missing_label_token_ids", "Give the labels to score: label_token_ids or labels.", param)
+    if not isinstance(ids, ROW_TYPES) or (isinstance(ids, np.ndarray) and ids.ndim not in (1, 2)):
+        raise RequestError(
+            "invalid_label_token_ids_type", f"label_token_ids must be a list of token ids, not {_kind(ids)}.", param
+        )
+    if len(ids) == 0:
+        raise RequestError("empty_label_token_ids", "label_token_ids must not be empty.", param)
+    nested = [isinstance(row, ROW_TYPES) for row in ids]
+    if not any(nested):
+        return read_row(param, ids)
+    if not all(nested):
+        raise RequestError(
+            "invalid_label_token_ids_type", "label_token_ids must hold token ids or one list per item, not both.", param
+        )
+    if not all(map(len, ids)):
+        raise RequestError("empty_label_token_ids", "Every item's list in label_token_ids needs a label.", param)
+    if len(ids) != num_items:
+        raise RequestError(
+            "label_count_mismatch", f"label_token_ids has {len(ids)} lists for {num_items} items; give one each.", param
+        )
+    return read_rows(param, list(ids))
+
+
+def _read_text_labels(labels: object) -> list[str]:
+    if not isinstance(labels, (list, tuple)) or not all(isinstance(label, str) for label in labels):
+        raise RequestError("invalid_labels_type", "labels must be a list of texts.", "labels")
+    if not labels:
+        raise RequestError("empty_labels", "labels must not be empty.", "labels")
+    _readable("".join(labels), "labels", "invalid_labels_type")
+    return list(labels)
+
+
+def _look_up(labels: list[str], tokenizer: Tokenizer) -> TokenRows:
+    return TokenRows.single("labels", np.array([tokenizer.label_id(label) for label in labels], np.int64))
+
+
+def _read_bool(body: Mapping[str, object], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, (bool, np.bool_)):
+        raise RequestError(f"invalid_{name}_type", f"{name} must be true or false, not {_kind(value)}.", name)
+    return bool(value)
+
+
+def _read_optional_text(body: Mapping[str, object], name: str) -> str | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise RequestError(f"invalid_{name}_type", f"{name} must be a text, not {_kind(value)}.", name)
+    return _readable(value, name, f"invalid_{name}_type")
+
+
+def _read_temperature(body: Mapping[str, object], apply_softmax: bool) -> float:
+    value = body.get("temperature", 1.0)
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    try:
+        temperature = float(cast(float, value)) if is_number else math.nan
+    except OverflowError:
+        temperature = math.inf
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise RequestError("invalid_temperature", "temperature must be a finite number above 0.", "temperature")
+    if temperature != 1.0 and not apply_softmax:
+        raise RequestError("invalid_temperature", "A temperature other than 1 needs apply_softmax.", "temperature")
+    return temperature
+
+
+def _check_counts(num_items: int, labels: TokenRows, limits: Limits) -> None:
+    if num_items > limits.max_items:
+        raise RequestError("too_many_items", f"{num_items} items; at most {limits.max_items} are allowed.", "items")
+    num_labels = int(labels.lens.max())
+    if num_labels > limits.max_labels:
+        raise RequestError(
+            "too_many_labels", f"{num_labels} labels; at most {limits.max_labels} are allowed.", labels.param
+        )
+
+
+def _join(
+    query: str | TokenRows,
+    items: Sequence[str] | TokenRows,
+    item_first: bool,
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+) -> Joined:
+    """Make the segments; refuse lengths beyond the limits, for ids before any array of that size is made."""
+    if isinstance(query, TokenRows) and isinstance(items, TokenRows):
+        lens = items.lens + len(query.values)
+        computed = int(lens.sum()) if item_first else len(query.values) + len(items.values)
+        _check_lengths(lens, computed, limits)
+        return join_ids(query.values, items.values, items.lens, item_first)
+    assert tokenizer is not None and isinstance(query, str) and not isinstance(items, TokenRows)
+    joined = tokenizer.join(query, items, item_first)
+    lens = joined.context_lens + np.diff(joined.item_starts)
+    _check_lengths(lens, len(joined.query) + len(joined.item_tokens), limits)
+    return joined
+
+
+def _check_lengths(lens: np.ndarray, computed: int, limits: Limits) -> None:
+    if lens.max() > limits.context_length:
+        item = int(np.argmax(lens > limits.context_length))
+        raise RequestError(
+            "context_length_exceeded",
+            f"items[{item}]: query and item have {lens[item]} tokens together; the context holds "
+            f"{limits.context_length}.",
+            "items",
+        )
+    if computed > limits.max_request_tokens:
+        raise RequestError(
+            "too_many_tokens",
+            f"The request has {computed} tokens; at most {limits.max_request_tokens} are allowed. Split its items "
+            "over several requests.",
+            "items",
+        )
+
+
+def _label_matrix(labels: TokenRows) -> Int32[np.ndarray, "label_rows labels"]:
+    """Return one row for all items, or one for each, filled up with -1."""
+    matrix = np.full((len(labels.lens), labels.lens.max()), -1, np.int32)
+    matrix[np.arange(matrix.shape[1]) < labels.lens[:, None]] = labels.values
+    return matrix
+
+
+def _readable(text: str, param: str, code: str) -> str:
+    """Refuse text that is no Unicode: JSON can spell half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(code, f"{param} holds an unpaired surrogate, which is not text.", param) from None
+    return text
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _shown(value: object) -> str:
+    return repr(str(value)[:64])

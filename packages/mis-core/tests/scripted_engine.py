@@ -1,0 +1,73 @@
+"""An engine process without a model: `python scripted_engine.py FD`. The real loop, a scripted engine.
+
+`EngineConfig.model` scripts the start and a request's `cache_salt` what happens to it.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from mis_core.config import EngineConfig
+from mis_core.engine_process import run
+from mis_core.errors import ModelError, RequestError
+from mis_core.request import LabelLogits, ScoreRequest
+
+
+class ScriptedEngine:
+    """Answers logit = first token of the item + label id; writes a line per computed request to `log`."""
+
+    vocab_size = 1000
+    context_length = 4096
+
+    def __init__(self, log: Path | None) -> None:
+        self._log = log
+
+    def compute(self, request: ScoreRequest) -> LabelLogits:
+        self._write(str(request.cache_salt))
+        match request.cache_salt:
+            case "refuse":
+                raise RequestError("context_length_exceeded", "Item 3 is too long.", "items")
+            case "fail":
+                raise FloatingPointError("a poisoned request")
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "slow":
+                time.sleep(0.4)
+            case "hang":
+                time.sleep(600)
+        logits = request.item_tokens[request.item_starts[:-1], None] + request.label_ids
+        normalisers = np.full(request.num_items, 7, np.float32) if request.needs_log_sum_exp else None
+        return LabelLogits(logits.astype(np.float32), normalisers, cached_tokens=2, timings_ms={"device": 1.5})
+
+    def close(self) -> None:
+        self._write("closed")
+
+    def _write(self, line: str) -> None:
+        if self._log is not None:
+            with self._log.open("a") as log:
+                log.write(f"{line}\n")
+
+
+def load(config: EngineConfig) -> ScriptedEngine:
+    """Start, or fail to, as the model's name says; `log:PATH` names the log."""
+    match config.model.partition(":"):
+        case ("refused", _, _):
+            raise ModelError("model.norm.weight is missing.")
+        case ("broken", _, _):
+            raise MemoryError("no room\nfor weights")
+        case ("dead", _, _):
+            os._exit(3)
+        case ("endless", _, _):
+            time.sleep(600)
+        case ("log", _, path):
+            return ScriptedEngine(Path(path))
+    return ScriptedEngine(None)
+
+
+if __name__ == "__main__":
+    sys.exit(run(socket.socket(fileno=int(sys.argv[1])), load))

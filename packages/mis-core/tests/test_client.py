@@ -1,0 +1,198 @@
+"""The front survives whatever its engine process does. Every test starts real processes."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mis_core.client import EngineClient, EngineFault
+from mis_core.config import EngineConfig
+from mis_core.errors import EngineUnavailable, ModelError, RequestError
+from mis_core.request import ScoreRequest
+
+SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def client(model: str = "scripted") -> EngineClient:
+    return EngineClient(EngineConfig(model=model), command=SCRIPTED)
+
+
+def request(script: str | None = None, items: Sequence[int] = (10, 20)) -> ScoreRequest:
+    tokens = np.array(items, np.int32)
+    return ScoreRequest(
+        query=np.array([1, 2], np.int32),
+        item_tokens=tokens,
+        item_starts=np.arange(len(tokens) + 1, dtype=np.int32),
+        context_lens=np.full(len(tokens), 2, np.int32),
+        label_ids=np.array([[5, 6]], np.int32),
+        cache_salt=script,
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def engine_pid(of: EngineClient) -> int:
+    assert of._process is not None
+    return of._process._process.pid
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_answers_arrive_whole() -> None:
+    async with client() as engine:
+        assert not engine.ready
+        info = await engine.wait_ready()
+        assert (info.vocab_size, info.context_length) == (1000, 4096)
+        assert engine.ready
+        answer = await engine.score(request())
+        np.testing.assert_array_equal(answer.logits, [[15, 16], [25, 26]])
+        np.testing.assert_array_equal(answer.log_sum_exp, [7, 7])
+        assert answer.cached_tokens == 2
+        assert answer.timings_ms == {"device": 1.5}
+
+
+async def test_many_requests_in_flight_get_their_own_answers() -> None:
+    async with client() as engine:
+        await engine.wait_ready()
+        answers = await asyncio.gather(*(engine.score(request(items=[i])) for i in range(200)))
+        assert [answer.logits[0, 0] for answer in answers] == [i + 5 for i in range(200)]
+        assert engine.in_flight == 0
+
+
+async def test_large_requests_pass() -> None:
+    async with client() as engine:
+        await engine.wait_ready()
+        answer = await engine.score(request(items=range(300_000)))
+        assert answer.logits.shape == (300_000, 2)
+
+
+async def test_before_readiness_requests_are_refused() -> None:
+    async with client("endless") as engine:
+        with pytest.raises(EngineUnavailable, match="not ready"):
+            await engine.score(request())
+
+
+async def test_a_bad_request_harms_no_neighbour(capfd: pytest.CaptureFixture[str]) -> None:
+    async with client() as engine:
+        await engine.wait_ready()
+        pid = engine_pid(engine)
+        results = await asyncio.gather(
+            *(engine.score(request(script)) for script in (None, "refuse", "fail", None)), return_exceptions=True
+        )
+        refused, failed = results[1], results[2]
+        assert isinstance(refused, RequestError)
+        assert (refused.code, refused.message, refused.param) == (
+            "context_length_exceeded", "Item 3 is too long.", "items",
+        )  # fmt: skip
+        assert isinstance(failed, EngineFault)
+        assert "poisoned" not in str(failed)
+        for answer in (results[0], results[3], await engine.score(request())):
+            np.testing.assert_array_equal(answer.logits, [[15, 16], [25, 26]])
+        assert engine_pid(engine) == pid
+    assert "FloatingPointError: a poisoned request" in capfd.readouterr().err
+
+
+async def test_cancelled_work_is_skipped(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with client(f"log:{log}") as engine:
+        await engine.wait_ready()
+        slow = asyncio.create_task(engine.score(request("slow")))
+        unwanted = asyncio.create_task(engine.score(request("unwanted")))
+        await until(lambda: engine.in_flight == 2)
+        unwanted.cancel()
+        await slow
+        await engine.score(request("wanted"))
+        with pytest.raises(asyncio.CancelledError):
+            await unwanted
+    assert log.read_text().splitlines() == ["slow", "wanted", "closed"]
+
+
+async def test_death_fails_what_is_in_flight_and_a_new_process_answers() -> None:
+    async with client() as engine:
+        await engine.wait_ready()
+        pid = engine_pid(engine)
+        results = await asyncio.gather(
+            *(engine.score(request(script)) for script in ("die", None, None)), return_exceptions=True
+        )
+        assert all(isinstance(result, EngineUnavailable) for result in results)
+        await until(lambda: not engine.ready)
+        with pytest.raises(EngineUnavailable):
+            await engine.score(request())
+        await until(lambda: engine.ready)
+        assert engine_pid(engine) != pid
+        assert (await engine.score(request())).logits.shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "message"),
+    [
+        ("refused", ModelError, "model.norm.weight is missing."),
+        ("broken", EngineUnavailable, "The engine could not start: MemoryError: no room for weights"),
+        ("dead", EngineUnavailable, "The engine process ended with code 3."),
+    ],
+)
+async def test_a_failed_start_is_told_in_one_line(model: str, kind: type[Exception], message: str) -> None:
+    async with client(model) as engine:
+        with pytest.raises(kind) as caught:
+            await engine.wait_ready()
+        assert str(caught.value) == message
+        assert not engine.ready
+
+
+async def test_a_missing_command_is_told_in_one_line() -> None:
+    async with EngineClient(EngineConfig(model="m"), command=("/no/such/program",)) as engine:
+        with pytest.raises(EngineUnavailable, match="could not be started: No such file"):
+            await engine.wait_ready()
+
+
+async def test_a_process_that_breaks_the_protocol_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "nonsense.py"
+    script.write_text("import os, sys, time\nos.write(int(sys.argv[1]), b'HTTP/1.1 200 OK')\ntime.sleep(60)\n")
+    async with EngineClient(EngineConfig(model="m"), command=(sys.executable, str(script))) as engine:
+        with pytest.raises(EngineUnavailable, match="broke the protocol: A frame announces"):
+            await engine.wait_ready()
+
+
+async def test_close_ends_the_process_and_fails_what_is_in_flight() -> None:
+    engine = client()
+    async with engine:
+        await engine.wait_ready()
+        pid = engine_pid(engine)
+        slow = asyncio.create_task(engine.score(request("slow")))
+        await until(lambda: engine.in_flight == 1)
+    with pytest.raises(EngineUnavailable):
+        await slow
+    assert not is_alive(pid)
+    await engine.close()
+
+
+async def test_close_while_loading_is_quick() -> None:
+    engine = client("endless")
+    async with engine:
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+    assert time.monotonic() - began < 4
+    with pytest.raises(EngineUnavailable, match="was closed"):
+        await engine.wait_ready()

@@ -1,0 +1,179 @@
+"""The engine's process seen from its socket: it answers, skips, reports, and leaves when it should."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mis_core.request import ScoreRequest
+from mis_core.wire import (
+    HEADER_BYTES,
+    Cancel,
+    Configure,
+    Errored,
+    Failed,
+    Ready,
+    Score,
+    Scored,
+    Shutdown,
+    ToEngine,
+    ToFront,
+    decode_for_front,
+    encode_frame,
+    payload_size,
+)
+
+SCRIPTED = Path(__file__).with_name("scripted_engine.py")
+
+
+class Front:
+    """The other end of an engine process's socket."""
+
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        connection.settimeout(20)
+        self.connection = connection
+        self.process = process
+
+    def send(self, *messages: ToEngine) -> None:
+        self.connection.sendall(b"".join(encode_frame(message) for message in messages))
+
+    def receive(self) -> ToFront:
+        header = self.connection.recv(HEADER_BYTES, socket.MSG_WAITALL)
+        return decode_for_front(self.connection.recv(payload_size(header), socket.MSG_WAITALL))
+
+    def exit_code(self) -> int:
+        return self.process.wait(timeout=5)
+
+
+@contextmanager
+def front(*command: str) -> Iterator[Front]:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            fd = theirs.fileno()
+            process = subprocess.Popen([sys.executable, *command, str(fd)], pass_fds=[fd], stderr=subprocess.PIPE)
+        with process:
+            try:
+                yield Front(ours, process)
+            finally:
+                process.kill()
+
+
+@contextmanager
+def scripted(model: str = "scripted") -> Iterator[Front]:
+    with front(str(SCRIPTED)) as opened:
+        opened.send(Configure({"model": model}))
+        yield opened
+
+
+@contextmanager
+def ready() -> Iterator[Front]:
+    with scripted() as opened:
+        assert opened.receive() == Ready(vocab_size=1000, context_length=4096)
+        yield opened
+
+
+def score(id: int, script: str | None = None) -> Score:
+    request = ScoreRequest(
+        query=np.array([1, 2], np.int32),
+        item_tokens=np.array([10, 20], np.int32),
+        item_starts=np.array([0, 1, 2], np.int32),
+        context_lens=np.array([2, 2], np.int32),
+        label_ids=np.array([[5]], np.int32),
+        cache_salt=script,
+    )
+    return Score.of(id, request)
+
+
+def test_it_answers_in_order_of_arrival() -> None:
+    with ready() as front:
+        front.send(score(3), score(1), score(2))
+        answers = [front.receive() for _ in range(3)]
+        assert [answer.id for answer in answers if isinstance(answer, Scored)] == [3, 1, 2]
+
+
+def test_a_cancelled_request_gets_no_answer() -> None:
+    with ready() as front:
+        front.send(score(1, "slow"), score(2), Cancel(2), score(3))
+        answers = [front.receive(), front.receive()]
+        assert [answer.id for answer in answers if isinstance(answer, Scored)] == [1, 3]
+
+
+def test_cancelling_what_was_answered_or_never_sent_is_ignored() -> None:
+    with ready() as front:
+        front.send(score(1))
+        assert isinstance(front.receive(), Scored)
+        front.send(Cancel(1), Cancel(99), score(2))
+        assert isinstance(front.receive(), Scored)
+
+
+def test_a_request_whose_arrays_do_not_fit_fails_alone() -> None:
+    with ready() as front:
+        whole = score(1)
+        front.send(Score(**{name: getattr(whole, name) for name in whole.__struct_fields__} | {"query": b"\x01"}))
+        front.send(score(2))
+        assert front.receive() == Errored(id=1)
+        assert isinstance(front.receive(), Scored)
+
+
+def test_shutdown_finishes_what_runs_and_exits_with_zero(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with scripted(f"log:{log}") as front:
+        front.receive()
+        front.send(score(1, "slow"), score(2))
+        while not log.exists():  # until it runs
+            time.sleep(0.01)
+        front.send(Shutdown())
+        assert isinstance(front.receive(), Scored)
+        assert front.exit_code() == 0
+    assert log.read_text().splitlines() == ["slow", "closed"]
+
+
+@pytest.mark.parametrize("script", [None, "hang"])
+def test_it_leaves_at_once_when_the_front_is_gone(script: str | None) -> None:
+    with ready() as front:
+        front.send(score(1, script))
+        front.connection.close()
+        assert front.exit_code() == 0
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_it_leaves_while_loading(gone: bool) -> None:
+    with scripted("endless") as front:
+        if gone:
+            front.connection.close()
+        else:
+            front.send(Shutdown())
+        assert front.exit_code() == 0
+
+
+def test_a_refused_model_is_one_message_and_nothing_on_standard_error() -> None:
+    with scripted("refused") as front:
+        assert front.receive() == Failed(message="model.norm.weight is missing.")
+        assert front.exit_code() == 1
+        assert front.process.stderr is not None
+        assert front.process.stderr.read() == b""
+
+
+def test_garbage_ends_the_process_with_one_line() -> None:
+    with ready() as front:
+        front.connection.sendall(b"\x03\x00\x00\x00abc")
+        assert front.exit_code() == 1
+        assert front.process.stderr is not None
+        error = front.process.stderr.read().decode()
+        assert "does not hold a message" in error
+        assert "Traceback" not in error
+
+
+def test_the_real_engine_reports_a_missing_model() -> None:
+    with front("-m", "mis_core.engine_process") as opened:
+        opened.connection.settimeout(120)
+        opened.send(Configure({"model": "/no/such/model"}))
+        assert opened.receive() == Failed(message="Model directory '/no/such/model' does not exist.")
+        assert opened.exit_code() == 1

@@ -1,0 +1,213 @@
+"""Messages survive the socket bit by bit, and nothing else gets through."""
+
+import pickle
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from mis_core.request import LabelLogits, ScoreRequest
+from mis_core.wire import (
+    HEADER_BYTES,
+    MAX_FRAME_BYTES,
+    Cancel,
+    Configure,
+    Errored,
+    Failed,
+    MalformedFrame,
+    Ready,
+    Rejected,
+    Score,
+    Scored,
+    Shutdown,
+    decode_for_engine,
+    decode_for_front,
+    encode_frame,
+    payload_size,
+)
+
+IDS = st.integers(0, 2**63 - 1)
+TOKENS = st.integers(-1, 2**31 - 1)
+
+
+def int32(shape: Any) -> st.SearchStrategy[np.ndarray]:
+    return arrays.arrays(np.int32, shape, elements=TOKENS)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> ScoreRequest:
+    lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    query = draw(int32(st.integers(0, 9)))
+    return ScoreRequest(
+        query=query,
+        item_tokens=draw(int32(int(starts[-1]))),
+        item_starts=starts,
+        context_lens=np.full(len(lengths), len(query), np.int32),
+        label_ids=draw(int32((draw(st.sampled_from([1, len(lengths)])), draw(st.integers(1, 4))))),
+        apply_softmax=draw(st.booleans()),
+        temperature=draw(st.floats(1e-6, 1e6)),
+        return_token_logprobs=draw(st.booleans()),
+        cache_salt=draw(st.none() | st.text()),
+    )
+
+
+@st.composite
+def label_logits(draw: st.DrawFn) -> LabelLogits:
+    items, labels = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    floats = st.floats(width=32)  # infinities and NaN payloads included
+    return LabelLogits(
+        logits=draw(arrays.arrays(np.float32, (items, labels), elements=floats)),
+        log_sum_exp=draw(st.none() | arrays.arrays(np.float32, items, elements=floats)),
+        cached_tokens=draw(st.integers(0, 10_000)),
+        timings_ms=draw(st.dictionaries(st.text(), st.floats(allow_nan=False), max_size=3)),
+    )
+
+
+def payload(frame: bytes) -> bytes:
+    assert payload_size(frame[:HEADER_BYTES]) == len(frame) - HEADER_BYTES
+    return frame[HEADER_BYTES:]
+
+
+def assert_same_fields(got: Any, want: Any) -> None:
+    assert type(got) is type(want)
+    for name in want.__dataclass_fields__:
+        one, other = getattr(got, name), getattr(want, name)
+        if isinstance(other, np.ndarray):
+            assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes()), name
+        else:
+            assert one == other, name
+
+
+@given(id=IDS, request=requests())
+def test_request_survives_bit_by_bit(id: int, request: ScoreRequest) -> None:
+    message = decode_for_engine(payload(encode_frame(Score.of(id, request))))
+    assert isinstance(message, Score)
+    assert message.id == id
+    assert_same_fields(message.request(), request)
+
+
+@given(id=IDS, logits=label_logits())
+def test_label_logits_survive_bit_by_bit(id: int, logits: LabelLogits) -> None:
+    message = decode_for_front(payload(encode_frame(Scored.of(id, logits))))
+    assert isinstance(message, Scored)
+    assert message.id == id
+    assert_same_fields(message.label_logits(), logits)
+
+
+@pytest.mark.parametrize("message", [Configure({"model": "m", "context_length": None}), Cancel(7), Shutdown()])
+def test_messages_to_the_engine_survive(message: Any) -> None:
+    assert decode_for_engine(payload(encode_frame(message))) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready(vocab_size=8, context_length=16),
+        Failed(message="model.norm.weight is missing."),
+        Rejected(id=3, code="too_many_tokens", message="too many", param="items"),
+        Errored(id=4),
+    ],
+)
+def test_messages_to_the_front_survive(message: Any) -> None:
+    assert decode_for_front(payload(encode_frame(message))) == message
+
+
+@given(st.binary(max_size=64))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(MalformedFrame, match="does not hold a message"):
+        decode_for_engine(data)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"type": "cancel"},
+        {"type": "cancel", "id": "seven"},
+        {"type": "cancel", "id": 7, "more": 1},
+        {"type": "exec", "id": 7},
+        {"type": "ready", "vocab_size": 1, "context_length": 1},  # the other direction
+        {"id": 7},
+        [],
+    ],
+)
+def test_wrong_messages_are_refused(content: Any) -> None:
+    with pytest.raises(MalformedFrame, match="does not hold a message"):
+        decode_for_engine(msgspec.msgpack.encode(content))
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(MalformedFrame):
+        decode_for_engine(b"\x91" * 100_000)
+
+
+def test_a_pickle_is_refused_and_not_run() -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (pytest.fail, ("the pickle was run",))
+
+    with pytest.raises(MalformedFrame):
+        decode_for_engine(pickle.dumps(Trap()))
+
+
+def test_a_frame_over_the_limit_is_refused_before_it_is_read() -> None:
+    with pytest.raises(MalformedFrame, match=str(MAX_FRAME_BYTES)):
+        payload_size((MAX_FRAME_BYTES + 1).to_bytes(HEADER_BYTES, "little"))
+
+
+def test_a_message_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mis_core.wire.MAX_FRAME_BYTES", 10)
+    with pytest.raises(MalformedFrame, match="exceeds the limit of 10"):
+        encode_frame(Failed(message="long enough"))
+
+
+def ints(*values: int) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+def score(**changes: Any) -> Score:
+    whole = Score(
+        id=1,
+        query=ints(1),
+        item_tokens=ints(2, 3),
+        item_starts=ints(0, 1, 2),
+        context_lens=ints(1, 1),
+        label_ids=ints(5, 6),
+        label_columns=2,
+        apply_softmax=False,
+        temperature=1.0,
+        return_token_logprobs=False,
+        cache_salt=None,
+    )
+    return msgspec.structs.replace(whole, **changes)
+
+
+def test_a_whole_score_message_is_accepted() -> None:
+    assert score().request().num_items == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"query": b"\x01"},
+        {"item_starts": b""},
+        {"context_lens": ints(1, 1, 1)},
+        {"label_columns": 0},
+        {"label_columns": -1},
+        {"label_columns": 3},
+        {"label_ids": ints(1, 2, 3, 4, 5, 6)},
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(MalformedFrame):
+        score(**changes).request()
+
+
+def test_normalisers_that_do_not_fit_are_refused() -> None:
+    answer = Scored.of(1, LabelLogits(np.zeros((2, 1), np.float32), np.zeros(2, np.float32)))
+    with pytest.raises(MalformedFrame, match="2 rows but 1"):
+        msgspec.structs.replace(answer, log_sum_exp=bytes(4)).label_logits()

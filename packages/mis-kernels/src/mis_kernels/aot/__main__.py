@@ -1,0 +1,109 @@
+"""Command line: `python -m mis_kernels.aot [compile] [--topology ...] [--quick]`, `python -m mis_kernels.aot cost`."""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mis_kernels.aot import baseline
+from mis_kernels.aot.cost import MODEL, explain
+from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, environment
+from mis_kernels.attention.shapes import HEAD_LAYOUTS, HeadLayout, device_layouts
+from mis_kernels.attention.tiling import block_sizes
+
+BASELINE = Path(__file__).parent.parent / "aot_baseline.json"
+QUICK_LAYOUTS = [HeadLayout(16, 8, 128), HeadLayout(7, 1, 64)]
+
+
+def run_job(name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run a worker for one target; return its rows.
+
+    Raises:
+        RuntimeError: the compiler refused something; carries the end of its output.
+    """
+    target = TARGETS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        dump = Path(folder, "dump")
+        dump.mkdir()
+        path = Path(folder, "job.json")
+        path.write_text(json.dumps({**job, "target": name, "dump": str(dump)}))
+        env = environment(target, str(dump) if job["what"] == "kernels" else None)
+        command = [sys.executable, "-m", "mis_kernels.aot.worker", str(path)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name}: {job['what']} failed:\n" + "\n".join(done.stderr.strip().splitlines()[-15:]))
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
+    """Return what is compiled for a target."""
+    if name not in SINGLE_CHIP:
+        models = ["qwen3-0.6b", "qwen2.5-1.5b"] if quick else list(HEAD_LAYOUTS)
+        return [{"what": "sharded", "models": models}]
+    layouts = QUICK_LAYOUTS if quick else device_layouts()
+    dtypes = ["bfloat16"]
+    growth = [] if quick else [{"what": "growth"}]
+    return [{"what": "kernels", "layouts": layouts, "dtypes": dtypes}, {"what": "layers", "layouts": layouts}, *growth]
+
+
+def compile_all(names: list[str], quick: bool, update: bool) -> int:
+    """Compile, print a table, compare with the baseline; return the exit status."""
+    results: dict[str, list[dict[str, Any]]] = {}
+    problems = []
+    for name in names:
+        for job in jobs(name, quick):
+            try:
+                rows = run_job(name, job)
+            except RuntimeError as error:
+                problems.append(str(error))
+                continue
+            results.setdefault(name, []).extend(rows)
+            for row in rows:
+                print(_line(name, row), flush=True)
+            problems += [f"{name}: {what}" for what in baseline.superlinear(rows)]
+    found = baseline.figures(results)
+    if update:
+        baseline.store(BASELINE, found)
+    else:
+        problems += baseline.regressions(baseline.load(BASELINE), found)
+    for problem in problems:
+        print(f"FAILED {problem}", file=sys.stderr)
+    print(f"{sum(map(len, results.values()))} programs compiled, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+def _line(name: str, row: dict[str, Any]) -> str:
+    bundles = ", ".join(f"{kind} {n}" for kind, n in row.get("bundles", {}).items())
+    vmem = f", VMEM {row['vmem'] / 2**20:.1f} MiB" if "vmem" in row else ""
+    memory = f"arguments {row['arguments'] / 2**20:.1f} MiB, temporaries {row['temporaries'] / 2**20:.1f} MiB{vmem}"
+    return f"{name:8} {row['name']:48} {row['seconds']:5.1f} s  {memory}" + (f", bundles: {bundles}" if bundles else "")
+
+
+def print_cost(name: str, as_json: bool) -> int:
+    """Compile the kernel of the canonical model and print what its request costs."""
+    target, layout = TARGETS[name], HEAD_LAYOUTS[MODEL]
+    [row] = run_job(name, {"what": "kernels", "layouts": [layout], "dtypes": ["bfloat16"]})
+    blocks = block_sizes(chip=target.chip, **layout._asdict())
+    print(json.dumps({"target": name, **row}) if as_json else explain(target, layout, blocks, row["bundles"]))
+    return 0
+
+
+def main() -> int:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(prog="python -m mis_kernels.aot", description="Compile for TPUs without a TPU.")
+    parser.add_argument("command", nargs="?", choices=("compile", "cost"), default="compile")
+    parser.add_argument("--topology", choices=sorted(TARGETS), action="append", help="default: all; repeat for several")
+    parser.add_argument("--quick", action="store_true", help="two head layouts per chip, a few minutes in all")
+    parser.add_argument("--update-baseline", action="store_true", help="store the figures instead of comparing")
+    parser.add_argument("--json", action="store_true", help="cost: print one JSON object")
+    arguments = parser.parse_args()
+    if arguments.command == "cost":
+        return print_cost((arguments.topology or ["v6e:1x1"])[0], arguments.json)
+    return compile_all(arguments.topology or list(TARGETS), arguments.quick, arguments.update_baseline)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Static cost of attention for the canonical request: 2000 tokens of query, 500 items of 20 tokens."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mis_kernels.aot.programs import ITEM, PAGE_SIZE, extend_step, prefill_step
+from mis_kernels.aot.targets import Target
+from mis_kernels.attention.shapes import HeadLayout
+from mis_kernels.attention.tiling import KINDS, TpuBlocks
+
+QUERY = 2000
+ITEMS = 500
+MODEL = "qwen3-0.6b"
+LAYERS = 28
+FETCH_BUNDLES = 64
+"""Bundles around a tile's arithmetic that every tile executes: the loop, and starting and awaiting copies."""
+
+
+class Cost(NamedTuple):
+    """Tiles of each kind and blocks, of one layer and KV head; milliseconds of all."""
+
+    tiles: dict[str, int]
+    blocks: int
+    milliseconds: float
+
+
+def canonical_cost(target: Target, layout: HeadLayout, blocks: TpuBlocks, bundles: dict[str, int], layers: int = LAYERS) -> Cost:
+    """Count the tiles of the request's steps and price them by the schedule."""
+    per_block = blocks.tokens // ITEM
+    rows = -(-ITEMS // per_block) * blocks.tokens
+    steps = (prefill_step(-(-QUERY // PAGE_SIZE) * PAGE_SIZE, blocks), extend_step(rows, blocks, QUERY, ITEM))
+    counts = sum(np.diff(step.tiles.bounds).reshape(-1, KINDS).sum(0) for step in steps)
+    tiles = dict(zip(("full", "limited", "masked"), (int(n) for n in counts), strict=True))
+    visited = sum(-(-step.num_tokens // blocks.tokens) for step in steps)
+    cycles = sum(n * (bundles[kind] + FETCH_BUNDLES) for kind, n in tiles.items()) + visited * bundles["rest"]
+    return Cost(tiles, visited, cycles * layout.kv_heads * layers / target.clock_ghz / 1e6)
+
+
+def explain(target: Target, layout: HeadLayout, blocks: TpuBlocks, bundles: dict[str, int]) -> str:
+    """Return the figure with its formula."""
+    cost = canonical_cost(target, layout, blocks, bundles)
+    parts = " + ".join(f"{n} {kind} x ({bundles[kind]} + {FETCH_BUNDLES})" for kind, n in cost.tiles.items())
+    per_head = f"{parts} + {cost.blocks} blocks x {bundles['rest']}"
+    return "\n".join(
+        (
+            f"{MODEL} on {target.topology}, query {QUERY}, {ITEMS} items of {ITEM}, bfloat16",
+            f"blocks: {blocks.tokens} tokens ({blocks.tokens * layout.group} rows), tiles of {blocks.keys} keys",
+            f"bundles of a tile of {blocks.tokens * layout.group} x {blocks.keys}: " + ", ".join(f"{k} {v}" for k, v in bundles.items() if k != "rest"),
+            f"attention = ({per_head}) x {layout.kv_heads} KV heads x {LAYERS} layers / {target.clock_ghz} GHz = {cost.milliseconds:.1f} ms",
+            "a bundle is taken as a cycle; 'rest' charges each block with all code outside tiles, branches not taken included;",
+            "not counted: stalls, waiting for memory, copies of pages that are not contiguous, launch, everything but attention.",
+        )
+    )

@@ -1,0 +1,106 @@
+"""What is compiled: the kernel alone, and the op inside a scan over decoder layers."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from mis_kernels.attention.api import segment_attention
+from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
+from mis_kernels.attention.shapes import HeadLayout
+from mis_kernels.attention.tiling import TpuBlocks
+from mis_kernels.pages import write_pages
+from mis_kernels.segments import Segments, lay_out
+
+PAGE_SIZE = 64
+CONTEXT = 2000
+ITEM = 20
+LAYERS = 2
+
+
+class Program(NamedTuple):
+    """A function and the shapes of its arguments."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donated: tuple[int, ...] = ()
+
+
+def extend_step(tokens: int, blocks: TpuBlocks, context: int = CONTEXT, item: int = ITEM) -> Segments:
+    """Lay out a step full of items behind one cached context; no item straddles a block."""
+    per_block = blocks.tokens // item
+    begin = np.arange(0, tokens, blocks.tokens)[:, None] + np.arange(per_block) * item
+    starts = begin.reshape(-1)[: tokens // item].astype(np.int32)
+    starts = starts[starts + item <= tokens]
+    pages = -(-context // PAGE_SIZE)
+    return _lay_out(starts, np.full(len(starts), item, np.int32), context, False, pages, tokens, blocks)
+
+
+def prefill_step(tokens: int, blocks: TpuBlocks) -> Segments:
+    """Lay out a step that computes one query of `tokens` tokens."""
+    return _lay_out(np.zeros(1, np.int32), np.array([tokens], np.int32), 0, True, -(-tokens // PAGE_SIZE), tokens, blocks)
+
+
+def _lay_out(starts: np.ndarray, lens: np.ndarray, context: int, paged: bool, pages: int, tokens: int, blocks: TpuBlocks) -> Segments:
+    return lay_out(
+        starts=starts,
+        lens=lens,
+        context_ids=np.zeros(len(starts), np.int32),
+        context_lens=np.full(len(starts), context, np.int32),
+        paged=np.full(len(starts), paged),
+        page_table=np.arange(pages, dtype=np.int32)[None],
+        page_size=PAGE_SIZE,
+        tokens=tokens,
+        blocks=blocks,
+    )
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def kernel_program(layout: HeadLayout, blocks: TpuBlocks, segments: Segments, dtype: str = "bfloat16") -> Program:
+    """Return the attention kernel alone, on a step."""
+    tokens, pages = segments.num_tokens, segments.page_table.size
+    q = jax.ShapeDtypeStruct((tokens, layout.heads * layout.head_dim), dtype)
+    new = jax.ShapeDtypeStruct((tokens, layout.kv_heads * layout.head_dim), dtype)
+    cache = jax.ShapeDtypeStruct((layout.kv_heads, pages, PAGE_SIZE, layout.head_dim), dtype)
+
+    def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments) -> Array:
+        # Projections leave heads side by side.
+        split = (x.reshape(tokens, -1, layout.head_dim) for x in (q, k, v))
+        return pallas_tpu_attention(*split, k_pages, v_pages, segments, scale=layout.head_dim**-0.5).reshape(tokens, -1)
+
+    name = f"attention kv{layout.kv_heads} g{layout.group} d{layout.head_dim} {dtype}"
+    return Program(name, attend, (q, new, new, cache, cache, _shapes(segments)))
+
+
+def layers_program(layout: HeadLayout, segments: Segments, embed: int = 1024, dtype: str = "bfloat16") -> Program:
+    """Return projections, cache writes and attention in a scan over layers that share one donated cache."""
+    tokens, pages = segments.num_tokens, segments.page_table.size
+    kv_heads, group, dim = layout.kv_heads, layout.group, layout.head_dim
+    x = jax.ShapeDtypeStruct((tokens, embed), dtype)
+    cache = jax.ShapeDtypeStruct((kv_heads, LAYERS * pages, PAGE_SIZE, dim), dtype)
+    qkv = jax.ShapeDtypeStruct((LAYERS, embed, (layout.heads + 2 * kv_heads) * dim), dtype)
+    out = jax.ShapeDtypeStruct((LAYERS, layout.heads * dim, embed), dtype)
+
+    def step(x: Array, caches: tuple[Array, Array], qkv: Array, out: Array, segments: Segments) -> tuple[Array, tuple[Array, Array]]:
+        def layer(carry: tuple[Array, tuple[Array, Array]], inputs: tuple[Array, Array, Array]) -> tuple[Any, None]:
+            (x, (k_pages, v_pages)), (qkv, out, index) = carry, inputs
+            here = segments.shift_pages(index * pages)
+            projected = jnp.dot(x, qkv, preferred_element_type=jnp.float32).astype(x.dtype)
+            q, k, v = jnp.split(projected, [layout.heads * dim, (layout.heads + kv_heads) * dim], axis=1)
+            q, k, v = (part.reshape(tokens, -1, dim) for part in (q, k, v))
+            k_pages, v_pages = write_pages(k_pages, k, here), write_pages(v_pages, v, here)
+            attended = segment_attention(q, k, v, k_pages, v_pages, here, scale=dim**-0.5)
+            x = x + jnp.dot(attended.reshape(tokens, -1), out, preferred_element_type=jnp.float32).astype(x.dtype)
+            return (x, (k_pages, v_pages)), None
+
+        return lax.scan(layer, (x, caches), (qkv, out, jnp.arange(LAYERS)))[0]
+
+    name = f"layers kv{kv_heads} g{group} d{dim} {dtype} {tokens} tokens"
+    return Program(name, step, (x, (cache, cache), qkv, out, _shapes(segments)), donated=(1,))

@@ -1,0 +1,41 @@
+"""The kernel over several chips: KV heads are cut over the `tensor` axis, tile lists are replicated."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mis_kernels.aot.programs import PAGE_SIZE, Program, extend_step
+from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
+from mis_kernels.attention.shapes import HeadLayout
+from mis_kernels.attention.tiling import block_sizes
+from mis_kernels.segments import Segments
+
+
+def sharded_kernel_program(layout: HeadLayout, chip: str, mesh: Mesh, tokens: int) -> tuple[Program, Any]:
+    """Return the kernel under `shard_map`, and its arguments' shardings.
+
+    KV heads are sharded; with fewer of them than devices each device gets a copy of one (as the
+    loader lays weights out), so arrays have as many KV heads as devices.
+    """
+    devices = mesh.size
+    part = layout.on_device(devices)
+    kv_heads = max(layout.kv_heads, devices)
+    blocks = block_sizes(chip=chip, **part._asdict())
+    segments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), extend_step(tokens, blocks))
+    pages = segments.page_table.shape[1]
+
+    def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments) -> Array:
+        return pallas_tpu_attention(q, k, v, k_pages, v_pages, segments, scale=layout.head_dim**-0.5)
+
+    new, cache = P(None, "tensor"), P("tensor")
+    specs = (new, new, new, cache, cache, jax.tree.map(lambda _: P(), segments))
+    function = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=new, check_vma=False)
+    q = jax.ShapeDtypeStruct((tokens, kv_heads * layout.group, layout.head_dim), jnp.bfloat16)
+    kv = jax.ShapeDtypeStruct((tokens, kv_heads, layout.head_dim), jnp.bfloat16)
+    paged = jax.ShapeDtypeStruct((kv_heads, pages, PAGE_SIZE, layout.head_dim), jnp.bfloat16)
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
+    return Program(f"attention over {devices} chips", function, (q, kv, kv, paged, paged, segments)), shardings

@@ -1,0 +1,58 @@
+"""TPUs to compile for, and the environment that the compiler reads once when it is loaded."""
+
+import os
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+
+class Target(NamedTuple):
+    """One compile-only topology.
+
+    Attributes:
+        chip: Chip name of the block-size tables.
+        topology: The compiler's name of the topology.
+        accelerator: The accelerator type it belongs to.
+        clock_ghz: Clock of the vector and matrix units, inferred from the published peak rates
+            (v6e: 918 TFLOP/s is two 256x256 units at 1.75 GHz taking two rows a cycle).
+    """
+
+    chip: str
+    topology: str
+    accelerator: str
+    clock_ghz: float
+
+
+TARGETS: dict[str, Target] = {
+    "v5e": Target("v5e", "v5e:1x1", "v5litepod-1", 1.5),
+    "v6e:1x1": Target("v6e", "v6e:1x1", "v6e-1", 1.75),
+    "v6e:2x2": Target("v6e", "v6e:2x2", "v6e-4", 1.75),
+    "v6e:2x4": Target("v6e", "v6e:2x4", "v6e-8", 1.75),
+    "v7x": Target("v7x", "tpu7x:1x1x1", "tpu7x-2", 1.75),
+}
+SINGLE_CHIP = ("v5e", "v6e:1x1", "v7x")
+
+
+def environment(target: Target, dump_to: str | None) -> dict[str, str]:
+    """Return the environment of a process that compiles for `target`, with schedules dumped to a folder if named."""
+    dump = f" --xla_jf_dump_to={dump_to} --xla_jf_dump_llo_text=true" if dump_to else ""
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": target.accelerator,
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", "") + dump,
+    }
+
+
+def mesh(target: Target, devices: int | None = None) -> Mesh:
+    """Return a mesh over the first `devices` compile-only devices, with one axis `tensor`."""
+    from jax.experimental import topologies  # loads the compiler
+
+    single = {"chips_per_host_bounds": (1, 1, 1)} if "1x1" in target.topology else {}
+    found = topologies.get_topology_desc(target.topology, platform="tpu", **single).devices
+    return jax.make_mesh((devices or len(found),), ("tensor",), devices=np.array(found[:devices]), axis_types=(jax.sharding.AxisType.Auto,))

@@ -1,0 +1,106 @@
+"""Compiles for one target in a process of its own: `python -m mis_kernels.aot.worker JOB.json`.
+
+The compiler reads its target and flags once per process, so every target and every way of dumping
+needs another process. The result goes to standard output as one JSON object.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mis_kernels.aot.programs import Program, extend_step, kernel_program, layers_program, prefill_step
+from mis_kernels.aot.schedules import read_schedule, tile_bodies
+from mis_kernels.aot.sharded import sharded_kernel_program
+from mis_kernels.aot.targets import TARGETS, Target, mesh
+from mis_kernels.attention.shapes import HEAD_LAYOUTS, HeadLayout
+from mis_kernels.attention.tiling import block_sizes, vmem_bytes
+
+STEP_TOKENS = 2048
+GROWTH_TOKENS = (2048, 8192, 32768)
+GROWTH_LAYOUT = HEAD_LAYOUTS["qwen3-0.6b"]
+
+
+def _compile(program: Program, on: Mesh) -> tuple[Any, float]:
+    begin = time.perf_counter()
+    shardings = NamedSharding(on, PartitionSpec())
+    jitted = jax.jit(program.function, in_shardings=shardings, donate_argnums=program.donated)
+    return jitted.lower(*program.arguments).compile(), time.perf_counter() - begin
+
+
+def _memory(compiled: Any) -> dict[str, int]:
+    found = compiled.memory_analysis()
+    return {"arguments": found.argument_size_in_bytes, "temporaries": found.temp_size_in_bytes}
+
+
+def kernels(target: Target, layouts: list[HeadLayout], dtypes: list[str], dump: Path) -> list[dict[str, Any]]:
+    """Compile the kernel alone for each layout; report its schedule and its memory."""
+    rows = []
+    for layout in layouts:
+        for dtype in dtypes:
+            blocks = block_sizes(chip=target.chip, **layout._asdict(), dtype=dtype)
+            program = kernel_program(layout, blocks, extend_step(STEP_TOKENS, blocks), dtype)
+            compiled, seconds = _compile(program, mesh(target, 1))
+            vmem = vmem_bytes(blocks, group=layout.group, head_dim=layout.head_dim, itemsize=jax.numpy.dtype(dtype).itemsize)
+            bundles = tile_bodies(read_schedule(dump, "segment_attention"))
+            rows.append({"name": program.name, "bundles": bundles, "vmem": vmem, "seconds": seconds, **_memory(compiled)})
+    return rows
+
+
+def layers(target: Target, layouts: list[HeadLayout]) -> list[dict[str, Any]]:
+    """Compile the op inside scanned layers for each layout, on items and on a query."""
+    rows = []
+    for layout in layouts:
+        blocks = block_sizes(chip=target.chip, **layout._asdict())
+        for kind, segments in (("extend", extend_step(STEP_TOKENS, blocks)), ("prefill", prefill_step(STEP_TOKENS, blocks))):
+            program = layers_program(layout, segments)
+            compiled, seconds = _compile(program, mesh(target, 1))
+            rows.append({"name": f"{program.name} {kind}", "seconds": seconds, **_memory(compiled)})
+    return rows
+
+
+def growth(target: Target) -> list[dict[str, Any]]:
+    """Compile growing steps: memory must grow with the tokens, never with their square."""
+    rows = []
+    blocks = block_sizes(chip=target.chip, **GROWTH_LAYOUT._asdict())
+    for tokens in GROWTH_TOKENS:
+        for kind, segments in (("extend", extend_step(tokens, blocks)), ("prefill", prefill_step(tokens, blocks))):
+            program = layers_program(GROWTH_LAYOUT, segments)
+            compiled, seconds = _compile(program, mesh(target, 1))
+            rows.append({"name": f"growth {kind} {tokens} tokens", "tokens": tokens, "seconds": seconds, **_memory(compiled)})
+    return rows
+
+
+def sharded(target: Target, models: list[str]) -> list[dict[str, Any]]:
+    """Compile the kernel under `shard_map` over all devices of the topology."""
+    rows, on = [], mesh(target)
+    for model in models:
+        program, shardings = sharded_kernel_program(HEAD_LAYOUTS[model], target.chip, on, STEP_TOKENS)
+        begin = time.perf_counter()
+        compiled = jax.jit(program.function, in_shardings=shardings).lower(*program.arguments).compile()
+        rows.append({"name": f"{model} {program.name}", "seconds": time.perf_counter() - begin, **_memory(compiled)})
+    return rows
+
+
+def main(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run one job: `target`, `what`, and that function's arguments."""
+    target = TARGETS[job["target"]]
+    layouts = [HeadLayout(*layout) for layout in job.get("layouts", [])]
+    match job["what"]:
+        case "kernels":
+            return kernels(target, layouts, job["dtypes"], Path(job["dump"]))
+        case "layers":
+            return layers(target, layouts)
+        case "growth":
+            return growth(target)
+        case "sharded":
+            return sharded(target, job["models"])
+    raise ValueError(f"what: {job['what']!r} is unknown")
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(Path(sys.argv[1]).read_text()))))

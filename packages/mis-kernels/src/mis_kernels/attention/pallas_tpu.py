@@ -1,0 +1,142 @@
+"""Attention on TPUs: lays arrays out for the kernel and calls it.
+
+Where head_dim fills whole lanes, heads stay side by side as a projection leaves them,
+`[tokens, heads * head_dim]`, and no transpose surrounds the kernel; else heads come first. Keys of
+a tile are copied from HBM by the kernel itself: from the pages of the cache, or from the new tokens.
+"""
+
+from functools import partial
+from math import log2, e
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Shaped
+
+from mis_kernels.attention.pallas_tpu_kernel import TOTAL_ROWS, Geometry, attention_kernel
+from mis_kernels.attention.tiling import TpuTiles, vmem_bytes
+from mis_kernels.segments import Segments
+from mis_kernels.storage import from_bits
+
+LANES = 128
+_VMEM_HEADROOM = 2
+"""The compiler spills registers to VMEM; the limit it gets is the estimate times this."""
+_VMEM_LIMITS = 32 * 2**20, 100 * 2**20
+
+
+def pallas_tpu_attention(
+    q: Float[Array, "tokens heads head_dim"],
+    k: Float[Array, "tokens kv_heads head_dim"],
+    v: Float[Array, "tokens kv_heads head_dim"],
+    k_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
+    v_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
+    segments: Segments,
+    *,
+    scale: float,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Float[Array, "tokens heads head_dim"]:
+    """Attend tile by tile in one kernel. Arguments and result as in `segment_attention`.
+
+    Args:
+        interpret: Emulate the kernel on another platform; for tests.
+
+    Raises:
+        ValueError: `segments` have no tiles for this kernel, or shapes do not fit it.
+    """
+    tiles = _tiles_of(segments, k_pages)
+    tokens, heads, head_dim = q.shape
+    kv_heads, group = k.shape[1], heads // k.shape[1]
+    blocks = tiles.blocks
+    count = -(-tokens // blocks.tokens)
+    q_tokens, new_tokens = max(tokens, blocks.tokens), max(tokens, blocks.keys)
+    geometry = Geometry(
+        blocks=blocks,
+        group=group,
+        head_dim=head_dim,
+        page_size=k_pages.shape[2],
+        pages_per_context=segments.page_table.shape[1],
+        new_tokens=new_tokens,
+        by_lanes=head_dim % LANES == 0,
+        scale=scale * log2(e),
+    )
+    arrange = partial(_arrange, by_lanes=geometry.by_lanes)
+    out = _call(
+        geometry,
+        (kv_heads, count),
+        _scalars(segments, tiles),
+        _row_facts(segments, count * blocks.tokens),
+        arrange(_pad(q, q_tokens)),
+        *(arrange(_pad(x, new_tokens)) for x in (k, v)),
+        *(from_bits(x).reshape(kv_heads, -1, head_dim) for x in (k_pages, v_pages)),
+        interpret=interpret,
+    )
+    out = out.reshape(-1, heads, head_dim) if geometry.by_lanes else out.swapaxes(0, 1)
+    return out[:tokens]
+
+
+def _tiles_of(segments: Segments, k_pages: Array) -> TpuTiles:
+    tiles, page_size = segments.tiles, k_pages.shape[2]
+    if not isinstance(tiles, TpuTiles):
+        raise ValueError("segments: were laid out for another implementation; pass `blocks` to `lay_out`")
+    if tiles.blocks.keys % page_size:
+        raise ValueError(f"k_pages: the page size {page_size} does not divide the kernel's tiles of {tiles.blocks.keys} keys")
+    return tiles
+
+
+def _pad(x: Array, tokens: int) -> Array:
+    return jnp.pad(x, ((0, tokens - x.shape[0]), (0, 0), (0, 0))) if x.shape[0] < tokens else x
+
+
+def _arrange(x: Array, by_lanes: bool) -> Array:
+    return x.reshape(x.shape[0], -1) if by_lanes else x.swapaxes(0, 1)
+
+
+def _scalars(segments: Segments, tiles: TpuTiles) -> tuple[Array, ...]:
+    arrays = tiles.bounds, tiles.context_id, tiles.first, tiles.used, tiles.contiguous, segments.page_table
+    return tuple(jnp.asarray(x).reshape(-1) for x in arrays)
+
+
+def _row_facts(segments: Segments, rows: int) -> Array:
+    """Return context, its visible length and first visible new token of each row, `[3, rows]`."""
+    facts = jnp.stack([jnp.asarray(x) for x in (segments.context_id, segments.context_len, segments.segment_start)])
+    extra = rows - facts.shape[1]
+    never = jnp.array([0, 0, jnp.iinfo(jnp.int32).max], jnp.int32)[:, None]
+    return jnp.concatenate([facts, jnp.broadcast_to(never, (3, extra))], axis=1) if extra else facts
+
+
+def _call(
+    geometry: Geometry, grid: tuple[int, int], scalars: tuple[Array, ...], facts: Array, q: Array, *hbm: Array, interpret: bool | pltpu.InterpretParams
+) -> Array:
+    blocks, group, dim, dtype = geometry.blocks, geometry.group, geometry.head_dim, q.dtype
+    if geometry.by_lanes:
+        rows = pl.BlockSpec((blocks.tokens, group * dim), lambda head, block, *_: (block, head))
+    else:
+        rows = pl.BlockSpec((group, blocks.tokens, dim), lambda head, block, *_: (head, block, 0))
+    estimate = vmem_bytes(blocks, group=group, head_dim=dim, itemsize=dtype.itemsize)
+    low, high = _VMEM_LIMITS
+    return pl.pallas_call(
+        partial(attention_kernel, geometry=geometry),
+        out_shape=jax.ShapeDtypeStruct(q.shape, dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=grid,
+            in_specs=[pl.BlockSpec((3, blocks.tokens), lambda head, block, *_: (0, block)), rows]
+            + [pl.BlockSpec(memory_space=pl.ANY)] * len(hbm),
+            out_specs=rows,
+            scratch_shapes=[
+                pltpu.VMEM((2, blocks.keys, dim), dtype),
+                pltpu.VMEM((2, blocks.keys, dim), dtype),
+                pltpu.VMEM((geometry.rows, dim), dtype),
+                pltpu.VMEM((1, geometry.rows), jnp.float32),
+                pltpu.VMEM((dim + TOTAL_ROWS, geometry.rows), jnp.float32),
+                pltpu.SemaphoreType.DMA((2, 2)),
+            ],
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary", "arbitrary"),
+            disable_bounds_checks=True, vmem_limit_bytes=min(max(low, _VMEM_HEADROOM * estimate), high),
+        ),
+        interpret=interpret,
+        name="segment_attention",
+    )(*scalars, facts, q, *hbm)

@@ -1,0 +1,105 @@
+"""What `lay_out` writes down, and what it refuses."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import PAGE, Case, Segment
+from mis_kernels import lay_out
+from mis_kernels.segments import NOWHERE
+from mis_kernels.tiles import CONTEXT_TILE, OWN_BLOCK, OWN_TILE, row_block
+
+
+def arguments(**changes):
+    base = {
+        "starts": np.array([0, 5], np.int32),
+        "lens": np.array([5, 3], np.int32),
+        "context_ids": np.zeros(2, np.int32),
+        "context_lens": np.full(2, 70, np.int32),
+        "paged": np.zeros(2, bool),
+        "page_table": np.array([[4, 9]], np.int32),
+        "page_size": PAGE,
+        "tokens": 64,
+    }
+    return base | changes
+
+
+def test_an_item_sees_its_context_and_its_own_tokens() -> None:
+    segments = lay_out(**arguments())
+    assert segments.context_len[:9].tolist() == [70] * 8 + [0]
+    assert segments.segment_start[:9].tolist() == [0] * 5 + [5] * 3 + [9]
+    assert (segments.page_writes == NOWHERE).all()
+
+
+def test_a_paged_segment_sees_itself_through_its_pages() -> None:
+    segments = lay_out(
+        **arguments(starts=np.array([0], np.int32), lens=np.array([60], np.int32), context_ids=np.zeros(1, np.int32),
+                    context_lens=np.array([64], np.int32), paged=np.ones(1, bool))
+    )  # fmt: skip
+    assert segments.context_len[:61].tolist() == [*range(65, 125), 0]
+    assert (segments.segment_start > np.arange(64)).all()
+    assert segments.page_writes.tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lens": np.array([5, 0], np.int32)}, "at least one token"),
+        ({"starts": np.array([0, 4], np.int32)}, "overlap"),
+        ({"starts": np.array([0, 62], np.int32)}, "leave the packed array of 64"),
+        ({"paged": np.array([False, True])}, "multiple of the page size"),
+        ({"context_ids": np.array([0, 1], np.int32)}, "page table of 1 contexts"),
+        ({"context_lens": np.array([70, 129], np.int32)}, "needs more than 2 pages"),
+        ({"tile_capacity": 0}, "tile_capacity: the step needs 1 tiles"),
+        ({"own_rank_capacity": 0}, "own_rank_capacity"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lay_out(**arguments(**changes))
+
+
+segments_strategy = st.lists(
+    st.tuples(st.integers(1, 700), st.integers(0, 2), st.booleans()), min_size=1, max_size=30
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(segments_strategy)
+def test_tiles_cover_exactly_what_rows_see(drawn) -> None:
+    """Every cached token a row sees is in a tile of its block, and every new one among its block's own keys."""
+    contexts = (0, 129, 1500)
+    case = Case([Segment(n, context=c, paged=p and c == 0 and i < 2) for i, (n, c, p) in enumerate(drawn)], contexts)
+    segments, _ = case.layout()
+    tiles, tokens = segments.tiles, segments.num_tokens
+    block_size = row_block(tokens)
+    for block in range(len(tiles.starts) - 1):
+        listed = range(tiles.starts[block], tiles.starts[block + 1])
+        rows = slice(block * block_size, (block + 1) * block_size)
+        for context in range(3):
+            seen = segments.context_len[rows][segments.context_id[rows] == context].max(initial=0)
+            mine = [t for t in listed if tiles.context_id[t] == context]
+            assert [tiles.index[t] for t in mine] == list(range(-(-seen // CONTEXT_TILE)))
+            assert sum(tiles.used[t] for t in mine) == seen
+    own_block = min(OWN_BLOCK, block_size)
+    for block in range(tokens // own_block):
+        keys = tiles.own_keys[:, block].reshape(-1)
+        rows = np.arange(block * own_block, (block + 1) * own_block)
+        wanted = {k for row in rows for k in range(segments.segment_start[row], row + 1)}
+        found = keys[keys >= 0]
+        assert wanted == set(found.tolist())
+        assert len(found) == len(wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(segments_strategy)
+def test_own_keys_are_aligned_to_powers_of_two(drawn) -> None:
+    case = Case([Segment(n) for n, _, _ in drawn])
+    segments, starts = case.layout()
+    keys = segments.tiles.own_keys.swapaxes(0, 1).reshape(-1)
+    for at in np.flatnonzero(np.isin(keys, starts)):
+        run = 1
+        while at + run < len(keys) and keys[at + run] == keys[at] + run and keys[at + run] not in starts:
+            run += 1
+        size = min(1 << (run - 1).bit_length(), OWN_TILE)
+        assert at % size == 0

@@ -1,0 +1,47 @@
+"""Reading a request's body, and noticing that nobody waits for the reply any more."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from mis_core.errors import RequestError
+
+_Result = TypeVar("_Result")
+
+
+async def read_json_body(request: Request) -> bytes:
+    """Return the bytes of a body that calls itself JSON.
+
+    Raises:
+        RequestError: its content type is another.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise RequestError("unsupported_media_type", "The content type must be application/json.")
+    return await request.body()
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Wait for work, but cancel it when the client has gone away. Call it after the body was read.
+
+    Raises:
+        ClientDisconnect: the client has gone away.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,120 @@
+"""The one place that knows HTTP statuses: from an error's code to a status, a type and a reply.
+
+Every error reply has the shape `{"error": {"message", "type", "param", "code"}}` that OpenAI's clients read.
+"""
+
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from mis_core.errors import EngineUnavailable, RequestError
+from mis_server.schemas.errors import ErrorDetail, ErrorReply
+
+_INVALID = "invalid_request_error"
+_VALUE = "invalid_value_error"
+_MISSING = "missing_parameter_error"
+_SERVER = "server_error"
+
+ERRORS: dict[str, tuple[int, str]] = {
+    "missing_query": (400, _MISSING),
+    "empty_query": (400, _VALUE),
+    "invalid_query_type": (400, _INVALID),
+    "missing_items": (400, _MISSING),
+    "empty_items": (400, _VALUE),
+    "invalid_items_type": (400, _INVALID),
+    "mixed_input_types": (400, _INVALID),
+    "missing_label_token_ids": (400, _MISSING),
+    "empty_label_token_ids": (400, _VALUE),
+    "invalid_label_token_ids_type": (400, _INVALID),
+    "invalid_token_id_type": (400, _INVALID),
+    "negative_token_id": (400, _VALUE),
+    "token_id_exceeds_vocab": (422, _VALUE),
+    "invalid_labels_type": (400, _INVALID),
+    "empty_labels": (400, _INVALID),
+    "conflicting_labels": (400, _INVALID),
+    "label_not_single_token": (422, _VALUE),
+    "label_count_mismatch": (400, _VALUE),
+    "too_many_items": (400, _VALUE),
+    "too_many_labels": (400, _VALUE),
+    "too_many_tokens": (400, _VALUE),
+    "context_length_exceeded": (400, _INVALID),
+    "delimiter_in_input": (400, _VALUE),
+    "invalid_apply_softmax_type": (400, _INVALID),
+    "invalid_item_first_type": (400, _INVALID),
+    "invalid_return_token_logprobs_type": (400, _INVALID),
+    "invalid_model_type": (400, _INVALID),
+    "invalid_cache_salt_type": (400, _INVALID),
+    "invalid_temperature": (400, _VALUE),
+    "unknown_parameter": (400, _INVALID),
+    "invalid_json": (400, _INVALID),
+    "request_too_large": (413, _INVALID),
+    "unsupported_media_type": (415, _INVALID),
+    "not_found": (404, _INVALID),
+    "method_not_allowed": (405, _INVALID),
+    "model_not_found": (404, _INVALID),
+    "invalid_api_key": (401, "authentication_error"),
+    "queue_full": (429, "rate_limit_error"),
+    "engine_unavailable": (503, _SERVER),
+    "deadline_exceeded": (504, _SERVER),
+    "internal_error": (500, _SERVER),
+}
+
+_HEADERS = {
+    "invalid_api_key": {"www-authenticate": "Bearer"},
+    # Seconds. A place in the queue frees soon; an engine starts again in several seconds.
+    "queue_full": {"retry-after": "1"},
+    "engine_unavailable": {"retry-after": "5"},
+}
+
+_MESSAGE_CHARACTERS = 500
+_CLIENT_CLOSED_REQUEST = 499  # nobody reads it; some proxies log it under this number
+
+
+def error_reply(code: str, message: str, param: str | None = None, headers: dict[str, str] | None = None) -> Response:
+    """Return the reply for an error code; the message is capped."""
+    status, kind = ERRORS[code]
+    if len(message) > _MESSAGE_CHARACTERS:
+        message = message[: _MESSAGE_CHARACTERS - 3] + "..."
+    reply = ErrorReply(error=ErrorDetail(message=message, type=kind, param=param, code=code))
+    headers = _HEADERS.get(code, {}) | (headers or {})
+    return Response(reply.model_dump_json(), status, headers, "application/json")
+
+
+def internal_error() -> Response:
+    """Return the reply for anything unforeseen: no detail, those are in the log."""
+    return error_reply("internal_error", "The server failed on this request; its log has the reason.")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every expected exception with the envelope."""
+    app.add_exception_handler(RequestError, _request_error)
+    app.add_exception_handler(EngineUnavailable, _engine_unavailable)
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(ClientDisconnect, _client_disconnect)
+
+
+async def _request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return error_reply(error.code, error.message, error.param)
+
+
+async def _engine_unavailable(request: Request, error: Exception) -> Response:
+    return error_reply("engine_unavailable", "The engine is starting, stopping or restarting; try again soon.")
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    match error.status_code:
+        case HTTPStatus.NOT_FOUND:
+            return error_reply("not_found", "There is no such route; /openapi.json lists all.")
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            headers = dict(error.headers or {})
+            return error_reply("method_not_allowed", "The route does not have this method.", headers=headers)
+    raise error
+
+
+async def _client_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)

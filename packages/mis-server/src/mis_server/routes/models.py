@@ -1,0 +1,32 @@
+"""`GET /v1/models` and `/v1/models/{id}`."""
+
+from fastapi import APIRouter
+
+from mis_core.errors import RequestError
+from mis_server.schemas.models import ModelCard, ModelList
+from mis_server.service import Service, ServiceOfApp
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def list_models(service: ServiceOfApp) -> ModelList:
+    """List the served model."""
+    return ModelList(data=[_card(service)])
+
+
+@router.get("/v1/models/{model_id:path}")
+async def get_model(model_id: str, service: ServiceOfApp) -> ModelCard:
+    """Describe the served model; names may contain slashes."""
+    if model_id != service.settings.model_name:
+        raise RequestError("model_not_found", "This model is not served; GET /v1/models lists what is.", "model")
+    return _card(service)
+
+
+def _card(service: Service) -> ModelCard:
+    info = service.client.info
+    return ModelCard(
+        id=service.settings.model_name,
+        created=service.created,
+        max_model_len=None if info is None else info.context_length,
+    )

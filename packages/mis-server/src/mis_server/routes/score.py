@@ -1,0 +1,52 @@
+"""`POST /v1/score`."""
+
+import time
+
+import numpy as np
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from mis_core.request import ScoreRequest, ScoreResult
+from mis_server.bodies import read_json_body, unless_disconnected
+from mis_server.schemas.score import PromptTokensDetails, ScoreBody, ScoreReply, ScoreUsage
+from mis_server.service import ServiceOfApp
+
+router = APIRouter()
+
+_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": ScoreBody.model_json_schema()}}}}
+
+
+@router.post("/v1/score", response_model=ScoreReply, openapi_extra=_BODY)
+async def score(request: Request, service: ServiceOfApp) -> Response:
+    """Score every item behind the query: the probabilities of the label tokens after `query + item`."""
+    with service.admit():
+        body = await read_json_body(request)
+        scored, result = await unless_disconnected(request, service.score(body))
+    reply = ScoreReply(
+        id=f"score-{request.state.request_id}",
+        created=int(time.time()),
+        model=service.settings.model_name,
+        scores=_rows(scored, result.scores),
+        token_logprobs=None if result.token_logprobs is None else _rows(scored, result.token_logprobs),
+        usage=_usage(result),
+    )
+    return Response(reply.model_dump_json(), media_type="application/json")
+
+
+def _rows(request: ScoreRequest, values: np.ndarray) -> list[list[float]]:
+    """Return one list per item, as long as the item's list of labels."""
+    is_label = np.broadcast_to(request.label_ids >= 0, values.shape)
+    if not np.isfinite(values[is_label]).all():
+        raise FloatingPointError("The engine returned scores that are not finite.")
+    rows = values.tolist()
+    if is_label.all():
+        return rows
+    return [row[:count] for row, count in zip(rows, is_label.sum(axis=1), strict=True)]
+
+
+def _usage(result: ScoreResult) -> ScoreUsage:
+    return ScoreUsage(
+        prompt_tokens=result.usage.prompt_tokens,
+        total_tokens=result.usage.prompt_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=result.usage.cached_tokens),
+    )

@@ -1,0 +1,64 @@
+"""The words of `POST /v1/score`."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ScoreBody(BaseModel):
+    """The request body, for the OpenAPI document only; `mis_core.validation` checks what arrives."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    query: str | list[int] = Field(description="Shared text or token ids, not empty.")
+    items: str | list[str] | list[list[int]] = Field(
+        description="What to score behind the query, of the query's kind, not empty; an item may be empty. "
+        "One string is one item."
+    )
+    label_token_ids: list[int] | list[list[int]] = Field(
+        default=[],
+        description="Tokens whose probability after `query + item` is wanted, or one list per item. "
+        "Required unless `labels` is given.",
+    )
+    labels: list[str] = Field(default=[], description="The same as texts; each must be one token.")
+    apply_softmax: bool = Field(
+        default=False, description="Softmax over the labels instead of full-vocabulary probabilities."
+    )
+    item_first: bool = Field(default=False, description="Score `item + query` instead.")
+    temperature: float = Field(
+        default=1.0, gt=0, description="Divides label log-probabilities; other values than 1 need `apply_softmax`."
+    )
+    return_token_logprobs: bool = Field(
+        default=False, description="Also return full-vocabulary natural log-probabilities."
+    )
+    model: str = Field(default="", description="The served model; another name is refused.")
+    cache_salt: str = Field(
+        default="", description="Requests share cached prefixes only with requests of the same salt."
+    )
+
+
+class PromptTokensDetails(BaseModel):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class ScoreUsage(BaseModel):
+    """Token counts; the query counts once, however many items there are."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ScoreReply(BaseModel):
+    """Scores in the order of the request's items and labels."""
+
+    id: str
+    object: Literal["scoring"] = "scoring"
+    created: int
+    model: str
+    scores: list[list[float]]
+    token_logprobs: list[list[float]] | None
+    usage: ScoreUsage

@@ -1,0 +1,101 @@
+"""The life of the front process: listen, start the engine, serve, drain."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import uvicorn
+
+from mis_core.client import EngineClient
+from mis_core.errors import ConfigError
+from mis_core.hub import resolve_model
+from mis_core.tokenization import Tokenizer
+from mis_server.app import create_app
+from mis_server.settings import ServerConfig
+
+logger = logging.getLogger(__name__)
+
+_KEEP_ALIVE_S = 75  # longer than the usual 60 s of load balancers, so that they close first and no request is lost
+
+
+async def serve(settings: ServerConfig) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what runs. A second SIGINT stops at once.
+
+    Requests are answered from the first moment, with 503 until the engine is ready.
+
+    Raises:
+        ConfigError: the address cannot be used.
+        ModelError: the model cannot be served as it stands.
+        EngineUnavailable: the engine could not start.
+    """
+    began = time.monotonic()
+    with _listen(settings) as listener:
+        directory = await asyncio.to_thread(resolve_model, settings.engine.model)
+        async with EngineClient(dataclasses.replace(settings.engine, model=str(directory))) as client:
+            tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory)
+            http = _HttpServer(uvicorn_config(settings, create_app(client, settings, tokenizer)))
+            serving = asyncio.create_task(http.serve(sockets=[listener]))
+            starting = asyncio.create_task(client.wait_ready())
+            try:
+                await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
+                if starting.done():
+                    info = starting.result()
+                    url = _url(listener)
+                    elapsed_s = time.monotonic() - began
+                    logger.info("Ready at %s after %.1f s; context %d tokens.", url, elapsed_s, info.context_length)
+                    await serving
+                    logger.info("Stopped.")
+            finally:
+                starting.cancel()
+                http.should_exit = True
+                await serving
+
+
+class _HttpServer(uvicorn.Server):
+    """Uvicorn, but a signal that stopped it is not raised once more: a drained server exits with 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        handled = (signal.SIGINT, signal.SIGTERM)
+        for number in handled:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+
+def uvicorn_config(settings: ServerConfig, app: object) -> uvicorn.Config:
+    """Return how HTTP is served."""
+    return uvicorn.Config(
+        app,
+        http="h11",  # bounds the size of headers
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=settings.shutdown_timeout,
+    )
+
+
+def _listen(settings: ServerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        message = f"Cannot listen on {settings.host}, port {settings.port}: {error.strerror}."
+        raise ConfigError(message, "port") from None
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

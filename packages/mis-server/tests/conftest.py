@@ -1,0 +1,111 @@
+"""The application over real HTTP, with an engine that only pretends."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+
+from mis_core.config import EngineConfig
+from mis_core.request import LabelLogits, ScoreRequest
+from mis_core.tokenization import Tokenizer
+from mis_core.wire import Ready
+from mis_server.app import create_app
+from mis_server.serving import uvicorn_config
+from mis_server.settings import ServerConfig
+
+
+class PretendedEngine:
+    """Answers logit = 0.01 * last token of the item + 0.1 * label id, normaliser 4. Tests change its attributes."""
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.info: Ready | None = Ready(vocab_size=1024, context_length=256)
+        self.error: Exception | None = None
+        self.offset = 0.0
+        self.hangs = False
+        self.started = threading.Event()
+        self.was_cancelled = threading.Event()
+        self.requests: list[ScoreRequest] = []
+
+    async def score(self, request: ScoreRequest) -> LabelLogits:
+        self.requests.append(request)
+        self.started.set()
+        if self.error is not None:
+            raise self.error
+        if self.hangs:
+            await self._hang()
+        last = request.item_tokens[request.item_starts[1:] - 1]
+        logits = (0.01 * last[:, None] + 0.1 * request.label_ids + self.offset).astype(np.float32)
+        normalisers = np.full(request.num_items, 4, np.float32) if request.needs_log_sum_exp else None
+        return LabelLogits(logits, normalisers, cached_tokens=1)
+
+    async def _hang(self) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.was_cancelled.set()
+            raise
+
+
+@contextmanager
+def listening(settings: ServerConfig, app: Any) -> Iterator[str]:
+    """Run an application as production does, in a thread; gives its base URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn_config(settings, app))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        server.force_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def tokenizer(checkpoint: Path) -> Tokenizer:
+    return Tokenizer.from_pretrained(checkpoint)
+
+
+@pytest.fixture
+def pretended() -> PretendedEngine:
+    return PretendedEngine()
+
+
+@pytest.fixture
+def connect(pretended: PretendedEngine, tokenizer: Tokenizer) -> Iterator[Callable[..., httpx.Client]]:
+    """`connect(api_key="secret")`: an HTTP client of an application with these settings."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> httpx.Client:
+            settings = ServerConfig(engine=EngineConfig(model="some/model"), shutdown_timeout=1, **options)
+            url = stack.enter_context(listening(settings, create_app(pretended, settings, tokenizer)))
+            return stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=20))
+
+        yield make
+
+
+@pytest.fixture
+def http(connect: Callable[..., httpx.Client]) -> httpx.Client:
+    """An HTTP client of an application with default settings."""
+    return connect()
+
+
+def score_body(**changes: Any) -> dict[str, Any]:
+    """A valid body of token ids, changed."""
+    return {"query": [1, 2, 3], "items": [[4, 5], [6]], "label_token_ids": [7, 8]} | changes
+
+
+@pytest.fixture(name="score_body")
+def _score_body() -> Callable[..., dict[str, Any]]:
+    """`score_body(items=[])`: a valid body of token ids, changed."""
+    return score_body
