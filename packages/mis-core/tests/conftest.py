@@ -22,7 +22,8 @@ LINES = (
     "The quick brown fox jumps over the lazy dog, and the dog doesn't mind: it's asleep.",
     "Does the document answer the query? Answer yes or no. Document: rain in the plains.\n\nAnswer: yes\n",
     "In 2024 there were 366 days; 1234567 seconds are 14 days.\n\n\n   indented\n\t\ttabs   \r\n",
-    "They'll say we've seen what I'd seen!!! ... (really?) <|im_ end|> e\u0301 é \u1ec7 中文，标点。 日本語 привет ελλάδα",
+    "They'll say we've seen what I'd seen!!! ... (really?) <|im_ end|>",
+    "e\u0301 é \u1ec7 中文\uff0c标点。 日本語 привет ελλάδα",
     "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n yes no yes no",
 ) * 3
 
@@ -59,7 +60,7 @@ def _byte_level(kind: str) -> tokenizers.Tokenizer:
 
 def _metaspace() -> tokenizers.Tokenizer:
     """Like Llama 2: spaces become a letter, no pre-tokens at all, bytes as a last resort."""
-    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))  # noqa: S106
+    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     special = ["<unk>", *LLAMA_TOKENS[:2], *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(vocab_size=800, show_progress=False, special_tokens=special)

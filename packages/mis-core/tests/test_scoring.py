@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import log_softmax, logsumexp
+
 from mis_core.request import LabelLogits, ScoreRequest
 from mis_core.scoring import finish
 from mis_core.validation import Limits, parse_score_request
-from scipy.special import log_softmax, logsumexp
 
 VOCABULARY = 50
 LIMITS = Limits(context_length=64, vocab_size=VOCABULARY)

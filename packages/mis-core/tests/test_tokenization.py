@@ -1,13 +1,16 @@
 """Loading tokenizers, labels, and how items become segments."""
 
+import contextlib
+import itertools
 import json
 
 import numpy as np
 import pytest
-from mis_core.errors import ModelError, RequestError
-from mis_core.tokenization import Tokenizer, cut_segments, join_ids, tokenizer
 from tokenizers import normalizers
 from transformers import AutoTokenizer
+
+from mis_core.errors import ModelError, RequestError
+from mis_core.tokenization import Tokenizer, cut_segments, join_ids, tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +68,8 @@ def test_remote_code_is_never_run(directory, tmp_path):
     (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Trap: pass\n")
     settings = {"tokenizer_class": "Trap", "auto_map": {"AutoTokenizer": [None, "trap.Trap"]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    try:
+    with contextlib.suppress(ModelError):  # whether it is refused or read without the code is the library's choice
         Tokenizer.from_pretrained(tmp_path)
-    except ModelError as error:
-        assert "\n" not in error.message
     assert not (tmp_path / "ran").exists()
 
 
@@ -144,7 +145,7 @@ def test_item_first_shares_nothing():
 def test_longest_common_prefix_becomes_the_context():
     query = np.array([1, 2, 3, 4], np.int32)
     rows = [[1, 2, 3, 4, 5], [1, 2, 3, 4], [1, 2, 9, 4], [8], [1, 2], [1, 2, 3, 4, 5, 6]]
-    tokens, lens = np.array(sum(rows, []), np.int32), np.array([len(row) for row in rows])
+    tokens, lens = np.array(list(itertools.chain(*rows)), np.int32), np.array([len(row) for row in rows])
     joined = cut_segments(query, tokens, lens, head_len=0)
     assert joined.context_lens.tolist() == [4, 3, 2, 0, 1, 4]
     assert [joined.sequence(index).tolist() for index in range(len(rows))] == rows

@@ -76,7 +76,7 @@ def read_rows(param: str, rows: Sequence[Sequence[object] | np.ndarray]) -> Toke
     Raises:
         RequestError: `invalid_token_id_type` or `negative_token_id`; names the place.
     """
-    if any(isinstance(row, np.ndarray) and row.ndim != 1 for row in rows):
+    if np.ndarray in set(map(type, rows)) and any(isinstance(row, np.ndarray) and row.ndim != 1 for row in rows):
         raise RequestError("invalid_token_id_type", f"Every array in {param} must have one dimension.", param)
     lens = np.fromiter(map(len, rows), np.int64, len(rows))
     if all(map(_is_integer_array, rows)):

@@ -241,8 +241,7 @@ def _join(
         computed = int(lens.sum()) if item_first else len(query.values) + len(items.values)
         _check_lengths(lens, computed, limits)
         return join_ids(query.values, items.values, items.lens, item_first)
-    assert tokenizer is not None and isinstance(query, str) and not isinstance(items, TokenRows)
-    joined = tokenizer.join(query, items, item_first)
+    joined = cast(Tokenizer, tokenizer).join(cast(str, query), cast(Sequence[str], items), item_first)
     lens = joined.context_lens + np.diff(joined.item_starts)
     _check_lengths(lens, len(joined.query) + len(joined.item_tokens), limits)
     return joined

@@ -6,25 +6,28 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mis_core.tokenization import Tokenizer
-from mis_core.tokenization.seam import _CUT_CHARACTERS, cut_characters, find_cut
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
+
+from mis_core.tokenization import Tokenizer
+from mis_core.tokenization.seam import _CUT_CHARACTERS, cut_characters, find_cut
 
 KINDS = ["qwen", "llama3", "gpt2", "framed", "metaspace"]
 SHARING = KINDS[:4]
 
 PIECES = (
     " ", "  ", "\n", "\n\n", " \n", "\r\n", "\t", "\u00a0", "\u2003", "\x85", "word", " word", "Word", "yes", "7", "12",
-    "1234", "٣", "'", "'s", "'r", "e", "'ll", "ll", ".", ",", "?!", "(", ")", ":", "，", "。", "中", "文", "日本", "“",
+    "1234", "٣", "'", "'s", "'r", "e", "'ll", "ll", ".", ",", "?!", "(", ")", ":", "\uff0c", "。", "中", "文",
+    "日本", "“",
     "<|im_", "end|>", "<|im_end|>", "<|", "|>", "<|begin_of_", "text|>", "<|begin_of_text|>", "<|endof", "<thi", "nk>",
     "</think>", "<|eot_id|>", "▁", "<0x0A>", "é", "e\u0301", "\u0301", "\u0323", "\u0307", "\u0338", "<", "=", "q",
-    "\u1100", "\u1161", "\u11a8", "가", "\u0c46", "\u0c56", "\u3099", "か", "🙂", "\u200d", "\ufeff", "\x00", "ſ", "ß", "Ω",
+    "\u1100", "\u1161", "\u11a8", "가", "\u0c46", "\u0c56", "\u3099", "か", "🙂",
+    "\u200d", "\ufeff", "\x00", "\u017f", "ß", "Ω",
 )  # fmt: skip
 
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.characters(exclude_categories=["Cs"])), max_size=8).map("".join)
 openings = st.sampled_from(
-    ["", "Is it so", "The answer, please. ", "<|im_start|>user\nWhich one", "中文，标点。", "See 12,"]
+    ["", "Is it so", "The answer, please. ", "<|im_start|>user\nWhich one", "中文\uff0c标点。", "See 12,"]
 )
 queries = st.tuples(openings, texts).map("".join).filter(bool)
 
@@ -77,7 +80,7 @@ def test_the_seam_matters(small_tokenizer, query, item):
     [
         "Does the document answer the query? Answer yes or no. Document:",
         "<|im_start|>user\nDoes it answer the query?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-        "中文，标点。日本語，",
+        "中文\uff0c标点。日本語\uff0c",
     ],
 )
 def test_ordinary_text_is_retokenised_from_its_last_words_only(small_tokenizer, kind, query):
@@ -165,7 +168,7 @@ def test_characters_inside_added_tokens_are_no_cuts():
 @pytest.mark.parametrize(
     ("text", "cut"),
     [("two words", 3), ("two words ", 9), ("two words  ", 9), ("word.", 4), ("7 ", 1), ("word", None), (" a", None),
-     ("a' b", None), ("中文，标", 2), ("é x", 1), ("e\u0301 x", None), ("\n\n", None), ("", None)],
+     ("a' b", None), ("中文\uff0c标", 2), ("é x", 1), ("e\u0301 x", None), ("\n\n", None), ("", None)],
 )  # fmt: skip
 def test_cuts_follow_letters_and_digits(text, cut):
     assert find_cut(text, _CUT_CHARACTERS) == cut

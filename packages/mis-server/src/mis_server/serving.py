@@ -92,7 +92,8 @@ def _listen(settings: ServerConfig) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
-        message = f"Cannot listen on {settings.host}, port {settings.port}: {error.strerror}."
+        reason = str(error.strerror).partition(" (")[0]  # Python repeats the address there
+        message = f"Cannot listen on {settings.host}, port {settings.port}: {reason}."
         raise ConfigError(message, "port") from None
 
 

@@ -151,7 +151,7 @@ def _open(directory: Path, files: ExitStack) -> dict[str, Any]:
     if index.exists():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index}: not a safetensors index ({type(error).__name__}).") from None
     else:
         names = sorted(path.name for path in directory.glob("*.safetensors"))

@@ -114,11 +114,8 @@ class Runner:
             scored = self._scored(self._weights, hidden, _padded(part, size))
             logits.append(self._label_logits(scored, labels[begin : begin + len(part)]))
             if normalise:
-                normalisers.append(self._normalisers(self._weights, scored)[: len(part)])
-        return (
-            np.concatenate([np.asarray(part) for part in logits]),
-            np.concatenate([np.asarray(part) for part in normalisers]) if normalise else None,
-        )
+                normalisers.append(np.asarray(self._normalisers(self._weights, scored))[: len(part)])
+        return np.concatenate(logits), np.concatenate(normalisers) if normalise else None
 
     def _label_logits(self, scored: Array, labels: np.ndarray) -> np.ndarray:
         pair_row = np.repeat(np.arange(len(labels), dtype=np.int32), labels.shape[1])

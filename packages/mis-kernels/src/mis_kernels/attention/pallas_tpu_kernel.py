@@ -23,6 +23,7 @@ LOWEST = -1e30
 """Starting maximum: finite, so that a masked logit of minus infinity always weighs zero."""
 
 Ref = Any
+Scalar = Array | int
 
 
 class TileRefs(NamedTuple):
@@ -88,20 +89,20 @@ class Fetch:
         self.streams = ((k_new, k_pages, scratch.k, 0), (v_new, v_pages, scratch.v, 1))
         self.arrived = scratch.arrived
 
-    def own_start(self, tile: Array) -> Array:
+    def own_start(self, tile: Scalar) -> Array:
         """First new token in the buffer: the tile's, or less where the array would end."""
         start = jnp.minimum(self.tiles.first[tile], self.geometry.new_tokens - self.geometry.blocks.keys)
         return pl.multiple_of(start, 16)
 
-    def start(self, head: Array, tile: Array, slot: Array) -> None:
+    def start(self, head: Scalar, tile: Scalar, slot: Scalar) -> None:
         """Begin to copy a tile."""
         self._each_copy(head, tile, slot, lambda copy: copy.start())
 
-    def wait(self, head: Array, tile: Array, slot: Array) -> None:
+    def wait(self, head: Scalar, tile: Scalar, slot: Scalar) -> None:
         """Wait until it has arrived."""
         self._each_copy(head, tile, slot, lambda copy: copy.wait())
 
-    def _each_copy(self, head: Array, tile: Array, slot: Array, act: Any) -> None:
+    def _each_copy(self, head: Scalar, tile: Scalar, slot: Scalar, act: Any) -> None:
         own, run = self.tiles.context_id[tile] < 0, self.tiles.contiguous[tile] > 0
 
         @pl.when(own)
@@ -121,7 +122,7 @@ class Fetch:
         def _() -> None:
             size = self.geometry.page_size
 
-            def page(index_in_tile: Array, carry: None) -> None:
+            def page(index_in_tile: Scalar, carry: None) -> None:
                 row = pl.multiple_of(index_in_tile * size, size)
                 for _new, pages, buffer, index in self.streams:
                     source = pages.at[head, pl.ds(self._page(tile, index_in_tile), size)]
@@ -129,13 +130,13 @@ class Fetch:
 
             lax.fori_loop(0, lax.div(self.tiles.used[tile] + size - 1, size), page, None)
 
-    def _page(self, tile: Array, index: Array | int) -> Array:
+    def _page(self, tile: Scalar, index: Scalar) -> Array:
         """First row of the tile's page number `index` in the flattened cache."""
         size = self.geometry.page_size
         entry = self.tiles.context_id[tile] * self.geometry.pages_per_context + lax.div(self.tiles.first[tile], size) + index
         return pl.multiple_of(self.tiles.page_table[entry] * size, size)
 
-    def _new(self, new: Ref, head: Array, tile: Array) -> Ref:
+    def _new(self, new: Ref, head: Scalar, tile: Scalar) -> Ref:
         tokens = pl.ds(self.own_start(tile), self.geometry.blocks.keys)
         if self.geometry.by_lanes:
             dim = self.geometry.head_dim
@@ -161,7 +162,7 @@ def attention_kernel(*refs: Ref, geometry: Geometry) -> None:
     scratch.weighted[...] = jnp.zeros_like(scratch.weighted)
 
     def visit(kind: int) -> None:
-        def body(tile: Array, carry: None) -> None:
+        def body(tile: Scalar, carry: None) -> None:
             slot = lax.rem(head * total + tile, 2)
             last = tile + 1 == total
             next_head, next_tile = jnp.where(last, head + 1, head), jnp.where(last, 0, tile + 1)
@@ -198,7 +199,7 @@ def _store_rows(out: Ref, live: Array, scratch: Scratch, geometry: Geometry) -> 
             out[member] = result
 
 
-def _intervals(tile: Array, facts: RowFacts, tiles: TileRefs, fetch: Fetch, geometry: Geometry) -> tuple[Array, Array]:
+def _intervals(tile: Scalar, facts: RowFacts, tiles: TileRefs, fetch: Fetch, geometry: Geometry) -> tuple[Array, Array]:
     """Return, for each row, the first visible key of the buffer and how many follow, `[1, rows]`."""
     own, context, first = tiles.context_id[tile] < 0, tiles.context_id[tile], tiles.first[tile]
     start = fetch.own_start(tile)
@@ -210,7 +211,7 @@ def _intervals(tile: Array, facts: RowFacts, tiles: TileRefs, fetch: Fetch, geom
     return tuple(jnp.concatenate([x] * geometry.group, axis=1) for x in (low, count))
 
 
-def _attend(kind: int, tile: Array, slot: Array, facts: RowFacts, tiles: TileRefs, fetch: Fetch, scratch: Scratch, geometry: Geometry) -> None:
+def _attend(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, tiles: TileRefs, fetch: Fetch, scratch: Scratch, geometry: Geometry) -> None:
     """Take a tile into the online softmax of every strip of rows."""
     blocks, rows = geometry.blocks, geometry.rows
     strips = [slice(begin, min(begin + blocks.strip, rows)) for begin in range(0, rows, blocks.strip)]

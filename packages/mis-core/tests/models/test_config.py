@@ -1,0 +1,89 @@
+"""Reading `config.json`: families, both spellings of RoPE, and what is refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+from mis_core.errors import ModelError
+from mis_core.models.config import read_model_config
+
+BASE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+
+
+def read(tmp_path: Path, **changes: object):
+    (tmp_path / "config.json").write_text(json.dumps(BASE | changes))
+    return read_model_config(tmp_path)
+
+
+def test_old_and_new_rope_spellings_mean_the_same(tmp_path: Path) -> None:
+    old = read(tmp_path, rope_theta=5e5, rope_scaling=LLAMA3)
+    new = read(tmp_path, rope_parameters={**LLAMA3, "rope_theta": 5e5})
+    assert old == new
+    assert (old.rope.kind, old.rope.theta) == ("llama3", 5e5)
+
+
+def test_the_oldest_spelling_calls_the_type_type(tmp_path: Path) -> None:
+    config = read(tmp_path, rope_theta=1e4, rope_scaling={"type": "linear", "factor": 2.0})
+    assert (config.rope.kind, config.rope.parameters) == ("linear", {"factor": 2.0})
+
+
+def test_qwen2_has_biases_and_head_dim_from_the_hidden_size(tmp_path: Path) -> None:
+    config = read(tmp_path, architectures=["Qwen2ForCausalLM"], head_dim=None)
+    assert config.family.qkv_bias
+    assert not config.family.qk_norm
+    assert config.head_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported; known: Qwen3"),
+        ({"architectures": None}, r"architecture \(none\)"),
+        ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not supported'),
+        ({"attention_bias": True}, "attention_bias = true"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
+        ({"vocab_size": "many"}, 'vocab_size must be a positive integer, not "many"'),
+        ({"num_hidden_layers": None}, "num_hidden_layers must be a positive integer"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, 'RoPE type "longrope" is not supported'),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
+        ({"rope_parameters": {"rope_type": "default", "fancy": 1}}, "rope_parameters.fancy is not supported"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_theta": -1}, "rope_theta must be a positive number"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read(tmp_path, **changes)
+
+
+def test_missing_directory_file_and_broken_json(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        read_model_config(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match="config.json: missing"):
+        read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="not valid JSON"):
+        read_model_config(tmp_path)

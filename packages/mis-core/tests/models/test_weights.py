@@ -1,0 +1,110 @@
+"""Loading checkpoints: shards, types, and broken files, each refused by name."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mis_core.errors import ModelError
+from mis_core.models.config import read_model_config
+from mis_core.models.weights import load_decoder
+from mis_kernels import from_bits
+from mis_testing import tiny_checkpoint
+from safetensors.numpy import load_file, save_file
+
+FILE = "model.safetensors"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tiny_checkpoint(tmp_path / "model", family="qwen3", num_hidden_layers=2)
+
+
+def load(directory: Path, dtype: str = "float32"):
+    return load_decoder(directory, read_model_config(directory), jnp.dtype(dtype), progress=False)
+
+
+def rewrite(directory: Path, change) -> None:
+    tensors = load_file(directory / FILE)
+    change(tensors)
+    save_file(tensors, directory / FILE)
+
+
+def test_several_shards_hold_the_same_weights(tmp_path: Path) -> None:
+    one = load(tiny_checkpoint(tmp_path / "one", shards=1, seed=3))
+    three = load(tiny_checkpoint(tmp_path / "three", shards=3, seed=3))
+    np.testing.assert_array_equal(one.layers.qkv[...], three.layers.qkv[...])
+
+
+@pytest.mark.parametrize("stored", ["float16", "bfloat16", "float32"])
+def test_every_stored_type_becomes_the_wanted_one(tmp_path: Path, stored: str) -> None:
+    directory = tiny_checkpoint(tmp_path / "model", dtype=stored)
+    for wanted in ("bfloat16", "float32"):
+        assert from_bits(load(directory, wanted).embedding[...]).dtype == jnp.dtype(wanted)
+
+
+def test_query_heads_lie_beside_their_kv_head(directory: Path) -> None:
+    config, decoder = read_model_config(directory), load(directory)
+    stored = load_file(directory / FILE)
+    q = stored["model.layers.1.self_attn.q_proj.weight"].astype(np.float32)
+    group, head_dim = config.group, config.head_dim
+    head = group + 1  # second query head of the second KV head
+    np.testing.assert_array_equal(
+        decoder.layers.qkv[...][1][:, 1, 1], q[head * head_dim : (head + 1) * head_dim].T
+    )
+
+
+def test_missing_extra_misshapen_and_unknown_tensors_are_named(directory: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    kept = load_file(directory / FILE)[name]
+    rewrite(directory, lambda t: t.pop(name))
+    with pytest.raises(ModelError, match=rf"tensor {name} is missing"):
+        load(directory)
+    rewrite(directory, lambda t: t.update({name: kept[:-1]}))
+    with pytest.raises(ModelError, match=rf"tensor {name} has shape .*; config.json asks for"):
+        load(directory)
+    rewrite(directory, lambda t: t.update({name: kept.view(np.int16)}))
+    with pytest.raises(ModelError, match=rf"tensor {name} is stored as I16"):
+        load(directory)
+    rewrite(directory, lambda t: t.update({name: kept, "model.vision.weight": kept}))
+    with pytest.raises(ModelError, match=r"tensor model\.vision\.weight belongs to no part"):
+        load(directory)
+
+
+def test_a_tied_head_and_derived_buffers_may_be_stored_as_well(directory: Path) -> None:
+    def add(tensors: dict) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
+
+    rewrite(directory, add)
+    load(directory)
+
+
+def test_truncated_file(directory: Path) -> None:
+    file = directory / FILE
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ModelError, match="truncated or not a safetensors file"):
+        load(directory)
+
+
+def test_no_weights_a_missing_shard_and_a_broken_index(tmp_path: Path, directory: Path) -> None:
+    (directory / FILE).unlink()
+    with pytest.raises(ModelError, match="no .safetensors files"):
+        load(directory)
+    sharded = tiny_checkpoint(tmp_path / "sharded", shards=2)
+    index = sharded / "model.safetensors.index.json"
+    lost = sorted(set(json.loads(index.read_text())["weight_map"].values()))[0]
+    (sharded / lost).unlink()
+    with pytest.raises(ModelError, match=f"{lost}: missing, though"):
+        load(sharded)
+    index.write_text("[]")
+    with pytest.raises(ModelError, match="not a safetensors index"):
+        load(sharded)
+
+
+def test_an_index_cannot_reach_outside_its_directory(tmp_path: Path) -> None:
+    sharded = tiny_checkpoint(tmp_path / "sharded", shards=2)
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace('"model-00001', '"../../etc/model-00001'))
+    load(sharded)  # the folder part is dropped

@@ -1,0 +1,94 @@
+"""Steps for tests of the TPU kernel: head layouts, page sizes, shuffled pages, NaN wherever nobody looks."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mis_kernels import Segments, lay_out, reference_attention
+from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
+from mis_kernels.attention.tiling import TpuBlocks
+
+SMALL = TpuBlocks(tokens=128, keys=128, strip=128, key_step=64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A step: `(context, cached tokens, new tokens, paged)` of each segment, and the shapes around it."""
+
+    name: str
+    segments: tuple[tuple[int, int, int, bool], ...]
+    tokens: int = 256
+    kv_heads: int = 2
+    group: int = 2
+    head_dim: int = 128
+    page_size: int = 64
+    dtype: str = "float32"
+    blocks: TpuBlocks = SMALL
+    shuffle: bool = False
+
+
+def items(context: int, cached: int, *lens: int) -> tuple[tuple[int, int, int, bool], ...]:
+    return tuple((context, cached, n, False) for n in lens)
+
+
+def lay_out_case(case: Case) -> tuple[Segments, int]:
+    """Lay a case out; paged segments start on page edges, a hole of 3 tokens follows other segments now and then."""
+    contexts = max((s[0] for s in case.segments), default=0) + 1
+    longest = max((s[1] + (s[2] if s[3] else 0) for s in case.segments), default=0)
+    pages_per_context = max(-(-longest // case.page_size), 1)
+    pages = np.arange(contexts * pages_per_context, dtype=np.int32)
+    if case.shuffle:
+        pages = np.random.default_rng(0).permutation(pages).astype(np.int32)
+    starts, row = [], 0
+    for _, _, n, paged in case.segments:
+        row = -(-row // case.page_size) * case.page_size if paged else row
+        starts.append(row)
+        row += n
+    columns = np.array(case.segments, np.int32).reshape(-1, 4).T
+    segments = lay_out(
+        starts=np.array(starts, np.int32),
+        lens=columns[2],
+        context_ids=columns[0],
+        context_lens=columns[1],
+        paged=columns[3].astype(bool),
+        page_table=pages.reshape(contexts, -1) + 1,
+        page_size=case.page_size,
+        tokens=case.tokens,
+        blocks=case.blocks,
+    )
+    return segments, contexts * pages_per_context + 2
+
+
+def arrays(case: Case, pages: int, segments: Segments, seed: int = 0) -> tuple[jax.Array, ...]:
+    """Random inputs; memory and rows that nobody sees hold NaN."""
+    random = np.random.default_rng(seed)
+    shape = (case.tokens, case.kv_heads, case.head_dim)
+    q = random.normal(size=(case.tokens, case.kv_heads * case.group, case.head_dim)) * 3
+    k, v = random.normal(size=shape), random.normal(size=shape)
+    cache = (case.kv_heads, pages, case.page_size, case.head_dim)
+    k_pages, v_pages = np.full(cache, np.nan), np.full(cache, np.nan)
+    reach = np.zeros(len(segments.page_table), np.int64)
+    np.maximum.at(reach, segments.context_id, segments.context_len)
+    for context, length in enumerate(reach):
+        position = np.arange(length)
+        at = segments.page_table[context, position // case.page_size], position % case.page_size
+        for target in (k_pages, v_pages):
+            target[:, at[0], at[1]] = random.normal(size=(case.kv_heads, length, case.head_dim))
+    live = (segments.context_len > 0) | (segments.segment_start <= np.arange(case.tokens))
+    for new in (q, k, v):
+        new[~live] = np.nan
+    return tuple(jnp.asarray(x, case.dtype) for x in (q, k, v, k_pages, v_pages))
+
+
+def check(case: Case, interpret: Any) -> None:
+    segments, pages = lay_out_case(case)
+    inputs = arrays(case, pages, segments)
+    scale = case.head_dim**-0.5
+    out = np.asarray(pallas_tpu_attention(*inputs, segments, scale=scale, interpret=interpret), np.float32)
+    live = (segments.context_len > 0) | (segments.segment_start <= np.arange(case.tokens))
+    expected = np.asarray(reference_attention(*(x.astype(jnp.float32) for x in inputs), segments, scale=scale))
+    assert np.all(out[~live] == 0)
+    tolerance = 1e-5 if case.dtype == "float32" else 1e-2
+    np.testing.assert_allclose(out[live], expected[live], atol=tolerance, rtol=tolerance)

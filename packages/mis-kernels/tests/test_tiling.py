@@ -1,0 +1,100 @@
+"""Tile lists of the TPU kernel cover exactly what rows see, and say truthfully how much masking a tile needs."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from mis_kernels import lay_out
+from mis_kernels.attention.shapes import HEAD_LAYOUTS, device_layouts
+from mis_kernels.attention.tiling import CHIPS, TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity, vmem_bytes
+
+BLOCKS = TpuBlocks(tokens=32, keys=64, strip=32, key_step=32)
+PAGE = 16
+TOKENS = 256
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> dict:
+    """Segments one after another, with gaps, over a few contexts."""
+    segments, row = [], 0
+    for _ in range(draw(st.integers(0, 8))):
+        paged = draw(st.booleans())
+        row = -(-row // PAGE) * PAGE if paged else row + draw(st.integers(0, 3))
+        length = draw(st.integers(1, 70))
+        if row + length > TOKENS:
+            break
+        cached = draw(st.integers(0, 150))
+        segments.append((row, length, draw(st.integers(0, 2)), cached // PAGE * PAGE if paged else cached, paged))
+        row += length
+    columns = np.array(segments, np.int32).reshape(-1, 5).T
+    table = np.random.default_rng(draw(st.integers(0, 3))).permutation(48).astype(np.int32).reshape(3, 16)
+    if draw(st.booleans()):
+        table = np.arange(48, dtype=np.int32).reshape(3, 16)
+    names = ("starts", "lens", "context_ids", "context_lens")
+    return {**dict(zip(names, columns, strict=False)), "paged": columns[4].astype(bool), "page_table": table}
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps())
+def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(step: dict) -> None:
+    segments = lay_out(**step, page_size=PAGE, tokens=TOKENS, blocks=BLOCKS)
+    tiles, token = segments.tiles, np.arange(TOKENS)
+    live = (segments.context_len > 0) | (segments.segment_start <= token)
+    seen_context, seen_own = np.zeros((TOKENS, 256), int), np.zeros((TOKENS, TOKENS + 64), int)
+    for block in range(TOKENS // BLOCKS.tokens):
+        rows = np.flatnonzero(live & (token // BLOCKS.tokens == block))
+        for kind in range(3):
+            for tile in range(tiles.bounds[3 * block + kind], tiles.bounds[3 * block + kind + 1]):
+                context, first, used = tiles.context_id[tile], tiles.first[tile], tiles.used[tile]
+                assert 1 <= used <= BLOCKS.keys and (kind != 0 or used == BLOCKS.keys)
+                if context < 0:
+                    assert kind == 2 and first % 16 == 0
+                    seen_own[rows, first : first + used] += 1
+                    continue
+                mine = rows[segments.context_id[rows] == context]
+                seen_context[mine, first : first + used] += 1
+                if kind < 2:
+                    assert len(mine) == len(rows) and np.all(segments.context_len[rows] >= first + used)
+                if kind == 1:
+                    assert np.all(segments.context_len[rows] == first + used)
+                page = segments.page_table[context, first // PAGE : -(-(first + used) // PAGE)]
+                assert tiles.contiguous[tile] == (len(page) == 4 and bool(np.all(np.diff(page) == 1)))
+    visible = np.arange(256) < segments.context_len[:, None]
+    assert np.all(seen_context[visible] == 1)
+    own = np.arange(TOKENS + 64)
+    visible = (own >= segments.segment_start[:, None]) & (own <= token[:, None])
+    assert np.all(seen_own[visible] == 1)
+
+
+def test_a_list_that_does_not_fit_is_refused() -> None:
+    rows = {"context_id": np.zeros(64, np.int32), "context_len": np.full(64, 1000, np.int32), "segment_start": np.arange(64, dtype=np.int32) + 1}
+    table = np.arange(64, dtype=np.int32)[None]
+    with pytest.raises(ValueError, match="tile_capacity: the step needs 32 tiles, but only 31 fit"):
+        build_tpu_tiles(**rows, page_table=table, page_size=PAGE, blocks=BLOCKS, tile_capacity=31)
+    tiles = build_tpu_tiles(**rows, page_table=table, page_size=PAGE, blocks=BLOCKS, tile_capacity=tile_capacity(64, 1000, BLOCKS))
+    assert tiles.bounds[-1] == 32 and len(tiles.first) >= 32
+
+
+def test_a_page_size_that_does_not_divide_a_tile_is_refused() -> None:
+    zeros = np.zeros(32, np.int32)
+    with pytest.raises(ValueError, match="page_size: 24 does not divide"):
+        build_tpu_tiles(context_id=zeros, context_len=zeros, segment_start=zeros, page_table=zeros[None], page_size=24, blocks=BLOCKS)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_every_catalogued_layout_has_block_sizes_that_fit_the_chip(chip: str) -> None:
+    for layout in device_layouts():
+        for dtype, size in (("bfloat16", 2), ("float32", 4)):
+            blocks = block_sizes(chip=chip, **layout._asdict(), dtype=dtype)
+            assert blocks.keys % blocks.key_step == 0 and blocks.tokens % 128 == 0
+            assert vmem_bytes(blocks, group=layout.group, head_dim=layout.head_dim, itemsize=size) < 32 * 2**20
+
+
+def test_unknown_chips_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="chip: 'v4' is unknown; choose from v5e, v6e, v7x"):
+        block_sizes(chip="v4", heads=16, kv_heads=8, head_dim=128)
+
+
+def test_devices_beyond_the_kv_heads_share_one() -> None:
+    assert HEAD_LAYOUTS["qwen2.5-1.5b"].on_device(8) == (6, 1, 128)
+    assert HEAD_LAYOUTS["qwen3-8b"].on_device(4) == (8, 2, 128)

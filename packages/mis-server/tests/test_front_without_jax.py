@@ -1,0 +1,65 @@
+"""The front process answers requests without JAX: the devices belong to the engine process."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mis_testing.server import free_port
+
+FORBIDDEN = {"jax", "jaxlib", "flax", "mis_kernels"}
+
+# Runs the real command line; a thread asks for a score, then reports what this very process has imported.
+FRONT = """
+import json, os, signal, sys, threading, time, urllib.error, urllib.request
+from mis_server.cli import main
+
+model, port, *imports = sys.argv[1:]
+url = f"http://127.0.0.1:{port}"
+http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+def is_ready():
+    try:
+        return http.open(url + "/ready").status == 200
+    except OSError:
+        return False
+
+def ask():
+    while not is_ready():
+        time.sleep(0.1)
+    body = {"query": "Is it good? ", "items": ["yes", "no"], "labels": ["yes"], "apply_softmax": True}
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(url + "/v1/score", json.dumps(body).encode(), headers)
+    scores = json.load(http.open(request))["scores"]
+    for name in imports:
+        __import__(name)
+    modules = sorted({name.partition(".")[0] for name in sys.modules})
+    print(json.dumps({"scores": scores, "modules": modules}), flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=ask, daemon=True).start()
+main(["serve", model, "--port", port, "--dtype", "float32", "--skip-warmup"])
+"""
+
+
+def modules_after_a_request(model: Path, *imports: str) -> set[str]:
+    command = [sys.executable, "-c", FRONT, str(model), str(free_port()), *imports]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["scores"] == [[1.0], [1.0]]
+    return set(report["modules"])
+
+
+@pytest.mark.slow
+def test_the_front_answers_without_importing_jax(checkpoint: Path) -> None:
+    modules = modules_after_a_request(checkpoint)
+    assert {"mis_core", "mis_server"} <= modules
+    assert modules.isdisjoint(FORBIDDEN), modules & FORBIDDEN
+
+
+@pytest.mark.slow
+def test_the_check_above_can_fail(checkpoint: Path) -> None:
+    assert modules_after_a_request(checkpoint, "jax", "flax", "mis_kernels") >= FORBIDDEN

@@ -1,0 +1,119 @@
+"""`mis-server serve` as a process: what it says when it cannot start, and how it stops."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mis_testing.server import RunningServer, running_server
+
+Factory = Callable[..., Path]
+
+
+def serve_until_it_fails(*arguments: str) -> str:
+    """Run the server, which must not start; returns its one line of standard error."""
+    command = [sys.executable, "-m", "mis_server", "serve", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+@pytest.fixture
+def broken(checkpoint_factory: Factory, tmp_path: Path) -> Path:
+    """A copy of a checkpoint, to be broken by the test."""
+    return Path(shutil.copytree(checkpoint_factory(dtype="float32"), tmp_path / "broken"))
+
+
+def test_a_missing_directory_is_one_line() -> None:
+    line = serve_until_it_fails("/no/such/model", "--port", "0")
+    assert line == "Error: Model directory '/no/such/model' does not exist."
+
+
+def test_a_missing_tokenizer_is_one_line(broken: Path) -> None:
+    for path in broken.glob("tokenizer*"):
+        path.unlink()
+    assert "tokenizer.json is missing" in serve_until_it_fails(str(broken), "--port", "0")
+
+
+def test_a_port_in_use_is_one_line_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = serve_until_it_fails("/no/such/model", "--port", str(port))
+    assert line == f"Error: --port: Cannot listen on 127.0.0.1, port {port}: Address already in use."
+
+
+@pytest.mark.slow
+def test_an_unknown_architecture_is_one_line(broken: Path) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"architectures": ["UnheardOfForCausalLM"]}))
+    assert "UnheardOfForCausalLM is not supported" in serve_until_it_fails(str(broken), "--port", "0")
+
+
+@pytest.mark.slow
+def test_a_missing_tensor_is_one_line(broken: Path) -> None:
+    tensors = load_file(broken / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, broken / "model.safetensors")
+    assert "model.norm.weight" in serve_until_it_fails(str(broken), "--port", "0")
+
+
+@pytest.mark.slow
+def test_truncated_weights_are_one_line(broken: Path) -> None:
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert "model.safetensors: truncated" in serve_until_it_fails(str(broken), "--port", "0")
+
+
+@pytest.mark.slow
+def test_the_real_server_scores(server: RunningServer) -> None:
+    body = {"query": [1, 2, 3], "items": [[4], [5, 6], []], "label_token_ids": [7, 8], "apply_softmax": True}
+    scores = httpx.post(f"{server.base_url}/v1/score", json=body, trust_env=False, timeout=60).json()["scores"]
+    assert [sum(row) for row in scores] == pytest.approx([1, 1, 1])
+    assert "Ready at" in server.stderr
+
+
+@pytest.mark.slow
+def test_a_stopped_server_finishes_what_runs_and_exits_with_zero(checkpoint: Path) -> None:
+    replies: list[httpx.Response] = []
+
+    def ask(url: str) -> None:
+        items: list[Any] = [[token % 900, *range(20)] for token in range(4000)]
+        body = {"query": list(range(64)), "items": items, "label_token_ids": [7]}
+        replies.append(httpx.post(url, json=body, trust_env=False, timeout=100))
+
+    with running_server(checkpoint, "--dtype", "float32", "--skip-warmup") as server:
+        asking = threading.Thread(target=ask, args=(f"{server.base_url}/v1/score",))
+        asking.start()
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        asking.join()
+        assert server.process.wait(20) == 0
+        assert "Traceback" not in server.stderr
+    assert replies[0].status_code == 200
+    assert len(replies[0].json()["scores"]) == 4000
+
+
+@pytest.mark.slow
+def test_a_stop_while_the_model_loads_exits_with_zero(checkpoint: Path) -> None:
+    command = [sys.executable, "-m", "mis_server", "serve", str(checkpoint), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        time.sleep(4)  # past the start of Python and of HTTP, before the end of compilation
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert b"Traceback" not in error
