@@ -61,10 +61,10 @@ def test_the_model_may_be_given_three_ways(served: list[ServerConfig], arguments
 
 
 def test_flags_of_both_dialects_arrive(served: list[ServerConfig]) -> None:
-    run("serve", "m", "--context-length", "64", "--max-num-batched-tokens=128", "--port", "1", "--skip-warmup")
-    run("serve", "m", "--max-model-len", "64", "--chunked-prefill-size=128", "--port", "1", "--skip-warmup")
+    run("serve", "m", "--context-length", "64", "--max-num-batched-tokens=512", "--port", "1", "--skip-warmup")
+    run("serve", "m", "--max-model-len", "64", "--chunked-prefill-size=512", "--port", "1", "--skip-warmup")
     assert served[0] == served[1]
-    engine = EngineConfig(model="m", context_length=64, chunked_prefill_size=128, skip_warmup=True)
+    engine = EngineConfig(model="m", context_length=64, chunked_prefill_size=512, skip_warmup=True)
     assert served[0] == ServerConfig(engine=engine, port=1)
 
 
@@ -74,6 +74,19 @@ def test_variables_arrive_and_flags_win(served: list[ServerConfig]) -> None:
     assert (served[0].port, served[0].api_key, served[0].engine.skip_warmup) == (8, "secret", True)
     run("serve", "other", **env)
     assert served[1].engine.model == "other"
+
+
+@pytest.mark.parametrize("name", ["MIS_API_KEY", "MIS_HOST"])
+def test_an_empty_variable_does_not_open_the_server(served: list[ServerConfig], name: str) -> None:
+    result = run("serve", "m", **{name: ""})
+    assert result.exit_code == 1
+    assert "must not be empty" in result.stderr
+    assert served == []
+
+
+def test_an_empty_variable_that_is_no_text_is_unset(served: list[ServerConfig]) -> None:
+    assert run("serve", "m", MIS_PORT="", MIS_SKIP_WARMUP="").exit_code == 0
+    assert served[0].port == 30000
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     """Base of all messages; the lower-case class name travels as `type`."""
 
 
-class Configure(_Message):
+class Configure(_Message, frozen=True):
     """Load this model. The first message, sent once.
 
     Attributes:
@@ -43,7 +43,7 @@ class Configure(_Message):
     options: dict[str, Any]
 
 
-class Score(_Message):
+class Score(_Message, frozen=True):
     """Compute the label logits of one request; the fields are those of `ScoreRequest`.
 
     Attributes:
@@ -105,17 +105,17 @@ class Score(_Message):
         return request
 
 
-class Cancel(_Message):
+class Cancel(_Message, frozen=True):
     """Nobody waits for this request any more; it need not be computed and gets no answer."""
 
     id: int
 
 
-class Shutdown(_Message):
+class Shutdown(_Message, frozen=True):
     """Finish the request being computed, free the device and exit."""
 
 
-class Ready(_Message):
+class Ready(_Message, frozen=True):
     """The model is loaded and compiled.
 
     Attributes:
@@ -127,7 +127,7 @@ class Ready(_Message):
     context_length: int
 
 
-class Failed(_Message):
+class Failed(_Message, frozen=True):
     """The engine could not start and its process ends.
 
     Attributes:
@@ -139,7 +139,7 @@ class Failed(_Message):
     fault: bool = False
 
 
-class Scored(_Message):
+class Scored(_Message, frozen=True):
     """The label logits of one request; the fields are those of `LabelLogits`.
 
     Attributes:
@@ -178,7 +178,7 @@ class Scored(_Message):
         return LabelLogits(logits, log_sum_exp, self.cached_tokens, self.timings_ms)
 
 
-class Rejected(_Message):
+class Rejected(_Message, frozen=True):
     """The request breaks the contract in a way only the engine could see; the fields are those of `RequestError`."""
 
     id: int
@@ -187,7 +187,7 @@ class Rejected(_Message):
     param: str | None
 
 
-class Errored(_Message):
+class Errored(_Message, frozen=True):
     """The engine failed on this request; its log says why. Other requests are unharmed."""
 
     id: int

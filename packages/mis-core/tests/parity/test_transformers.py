@@ -50,8 +50,9 @@ QUERY: list[int] = _random.integers(0, 900, 90).tolist()
 ITEMS: list[list[int]] = [_random.integers(0, 900, length).tolist() for length in (5, 1, 0, 17, 3, 40, 2)]
 LABELS = [271, 269, 276, 5, 271]  # duplicates are allowed
 
-# Steps smaller than the query and than the longest item, so that both are computed in chunks.
-CHUNKED = 32
+# Longer than a step of 256 tokens, so that query and items are computed in chunks.
+LONG_QUERY: list[int] = _random.integers(0, 900, 600).tolist()
+LONG_ITEMS: list[list[int]] = [_random.integers(0, 900, length).tolist() for length in (3, 600, 300, 1)]
 
 
 @pytest.fixture(params=MODELS)
@@ -66,7 +67,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def engine(path: Path, dtype: str, engine_factory: "Callable[..., Engine]") -> "Engine":
-    return engine_factory(path, dtype=dtype, context_length=512)
+    return engine_factory(path, dtype=dtype, context_length=512, skip_warmup=True)
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def plain(checkpoint: Path, oracle_factory: Callable[..., PointwiseOracle]) -> P
 
 @pytest.fixture
 def plain_engine(checkpoint: Path, engine_factory: "Callable[..., Engine]") -> "Engine":
-    return engine_factory(checkpoint, dtype="float32", context_length=512)
+    return engine_factory(checkpoint, dtype="float32", context_length=512, skip_warmup=True)
 
 
 def kind(apply_softmax: bool) -> Any:
@@ -112,9 +113,9 @@ def test_items_in_front_of_the_query(engine: "Engine", oracle: PointwiseOracle, 
 def test_queries_and_items_longer_than_a_step(
     item_first: bool, path: Path, oracle_factory: Callable, engine_factory: "Callable[..., Engine]"
 ) -> None:
-    engine = engine_factory(path, dtype="float32", context_length=512, chunked_prefill_size=CHUNKED)
-    result = engine.score(query=QUERY, items=ITEMS, label_token_ids=LABELS, item_first=item_first)
-    sequences = [[*item, *QUERY] for item in ITEMS] if item_first else joined()
+    engine = engine_factory(path, dtype="float32", context_length=1280, chunked_prefill_size=256, skip_warmup=True)
+    result = engine.score(query=LONG_QUERY, items=LONG_ITEMS, label_token_ids=LABELS, item_first=item_first)
+    sequences = [[*item, *LONG_QUERY] if item_first else [*LONG_QUERY, *item] for item in LONG_ITEMS]
     expected = oracle_factory(path, "float32").score(sequences, LABELS)
     assert_scores_close(result.scores, expected, "float32", "probability")
 
@@ -176,7 +177,7 @@ def test_texts_score_as_the_joined_string(
 
     path = checkpoint_factory(family)
     query, items = TEXTS[texts]
-    result = engine_factory(path, dtype="float32", context_length=512).score(
+    result = engine_factory(path, dtype="float32", context_length=512, skip_warmup=True).score(
         query=query, items=items, label_token_ids=LABELS, item_first=item_first
     )
     tokenizer = AutoTokenizer.from_pretrained(path)

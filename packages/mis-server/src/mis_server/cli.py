@@ -1,8 +1,10 @@
 """`mis-server`: the flags and environment variables of `EngineConfig` and `ServerConfig`, generated from them."""
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
+import os
 import types
 from collections.abc import Iterator
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -21,6 +23,15 @@ def main() -> None:
     """Score many items against one query with a language model."""
 
 
+class _Option(click.Option):
+    """A flag whose variable may be empty: an empty MIS_API_KEY is refused, where click would open the server."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Return the variable as it is; empty counts as unset only where it cannot be a text."""
+        given = os.environ.get(str(self.envvar))
+        return given if self.type is click.STRING else given or None
+
+
 def options_of(config: type[Any]) -> Iterator[click.Option]:
     """Yield a flag for each field declared with `mis_core.config.option`."""
     hints = get_type_hints(config)
@@ -30,7 +41,7 @@ def options_of(config: type[Any]) -> Iterator[click.Option]:
         kind, is_flag = _plain_type(hints[field.name]), hints[field.name] is bool
         choices = field.metadata["choices"]
         flags = ["--" + field.name.replace("_", "-"), *field.metadata["aliases"]]
-        yield click.Option(
+        yield _Option(
             [field.name, *flags],
             type=click.Choice(choices) if choices else kind,
             is_flag=is_flag,
@@ -66,7 +77,8 @@ def _serve(model: str | None, model_path: str | None, **options: Any) -> None:
         # Imported late, so that --help and bad flags answer at once.
         from mis_server.serving import serve
 
-        asyncio.run(serve(settings))
+        with contextlib.suppress(asyncio.CancelledError):  # stopped before it began
+            asyncio.run(serve(settings))
     except ConfigError as error:
         raise click.ClickException(f"--{error.option.replace('_', '-')}: {error.message}") from None
     except MisError as error:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import uvicorn
+from fastapi import FastAPI
 
 from mis_core.client import EngineClient
 from mis_core.errors import ConfigError
@@ -29,11 +30,13 @@ async def serve(settings: ServerConfig) -> None:
     Requests are answered from the first moment, with 503 until the engine is ready.
 
     Raises:
+        asyncio.CancelledError: SIGTERM came before HTTP was served; nothing was lost.
         ConfigError: the address cannot be used.
         ModelError: the model cannot be served as it stands.
         EngineUnavailable: the engine could not start.
     """
     began = time.monotonic()
+    _cancel_on_sigterm()
     with _listen(settings) as listener:
         directory = await asyncio.to_thread(resolve_model, settings.engine.model)
         async with EngineClient(dataclasses.replace(settings.engine, model=str(directory))) as client:
@@ -56,23 +59,25 @@ async def serve(settings: ServerConfig) -> None:
                 await serving
 
 
+def _cancel_on_sigterm() -> None:
+    """Until HTTP is served there is nothing to finish, but an engine process to end."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
 class _HttpServer(uvicorn.Server):
     """Uvicorn, but a signal that stopped it is not raised once more: a drained server exits with 0."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        handled = (signal.SIGINT, signal.SIGTERM)
-        for number in handled:
+        for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in handled:
-                loop.remove_signal_handler(number)
+        yield  # the handlers stay: the engine is still to be closed
 
 
-def uvicorn_config(settings: ServerConfig, app: object) -> uvicorn.Config:
+def uvicorn_config(settings: ServerConfig, app: FastAPI) -> uvicorn.Config:
     """Return how HTTP is served."""
     return uvicorn.Config(
         app,

@@ -46,9 +46,9 @@ class ServerConfig:
             raise ConfigError(
                 f"shutdown_timeout must not be negative, but is {self.shutdown_timeout}.", "shutdown_timeout"
             )
-        for name in ("api_key", "served_model_name"):
+        for name in ("host", "api_key", "served_model_name"):
             if getattr(self, name) == "":
-                raise ConfigError(f"{name} must not be empty; leave it out instead.", name)
+                raise ConfigError(f"{name} must not be empty; leave it out for the default.", name)
 
     @property
     def model_name(self) -> str:

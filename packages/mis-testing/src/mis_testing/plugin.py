@@ -78,8 +78,7 @@ def engine(engine_factory: "Callable[..., Engine]", checkpoint: Path) -> "Engine
 
 @pytest.fixture(scope="session")
 def oracle_factory() -> "Callable[..., PointwiseOracle]":
-    """`oracle_factory(path, "float32")`: a `PointwiseOracle`, one per distinct arguments; skips without PyTorch."""
-    pytest.importorskip("torch", reason="the oracle needs PyTorch: pip install 'mis-testing[oracle]'")
+    """`oracle_factory(path, "float32")`: a `PointwiseOracle`, one per distinct arguments."""
     from mis_testing.oracle import PointwiseOracle
 
     made: dict[tuple[Any, ...], PointwiseOracle] = {}

@@ -1,0 +1,76 @@
+"""The import contracts hold, cover every package, and break when somebody breaks a layer."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = sorted(path.name for path in (ROOT / "packages").iterdir() if (path / "pyproject.toml").is_file())
+
+
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    sources = os.pathsep.join(str(path) for path in sorted(root.glob("packages/*/src")))
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
+    environment = os.environ | {"PYTHONPATH": sources}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the sources and of the contracts."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for package in PACKAGES:
+        shutil.copytree(
+            ROOT / "packages" / package / "src",
+            tmp_path / "packages" / package / "src",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+    return tmp_path
+
+
+def plant(tree: Path, path: str, line: str) -> None:
+    module = tree / "packages" / path
+    module.write_text(f"{module.read_text() if module.exists() else ''}\n{line}\n")
+
+
+def test_contracts_hold() -> None:
+    result = lint_imports(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_package_is_under_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    assert sorted(contracts["root_packages"]) == [package.replace("-", "_") for package in PACKAGES]
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "contract"),
+    [
+        ("mis-core/src/mis_core/validation.py", "import jax", "The host half of mis_core knows no JAX"),
+        (
+            "mis-core/src/mis_core/client.py",
+            "from mis_kernels import lay_out",
+            "The host half of mis_core knows no JAX",
+        ),
+        ("mis-core/src/mis_core/__init__.py", "import jax", "`import mis_core` itself loads nothing heavy"),
+        ("mis-core/src/mis_core/engine.py", "import fastapi", "Only mis_server knows HTTP"),
+        ("mis-kernels/src/mis_kernels/pages.py", "import mis_core.config", "Packages only import those below them"),
+        ("mis-core/src/mis_core/engine.py", "import mis_testing", "Production code imports neither mis_testing"),
+        ("mis-server/src/mis_server/app.py", "from mis_core.engine import Engine", "The front process knows neither"),
+        ("mis-server/src/mis_server/app.py", "import jax.numpy", "The front process knows neither"),
+        ("mis-testing/src/mis_testing/oracle.py", "import mis_kernels", "An oracle does not import its subject"),
+        ("mis-core/src/mis_core/errors.py", "import mis_core.wire", "every module has a layer"),
+        ("mis-core/src/mis_core/newcomer.py", "", "every module has a layer"),
+    ],
+)
+def test_a_broken_layer_is_found(tree: Path, path: str, line: str, contract: str) -> None:
+    plant(tree, path, line)
+    result = lint_imports(tree)
+    assert result.returncode != 0
+    broken = [row for row in result.stdout.splitlines() if " BROKEN" in row]
+    assert any(contract in row for row in broken), result.stdout + result.stderr
