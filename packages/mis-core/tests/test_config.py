@@ -1,6 +1,7 @@
 """Engine options: defaults, ranges, and unknown names."""
 
 import pytest
+
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 

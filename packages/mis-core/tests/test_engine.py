@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from mis_core import Engine
 from mis_core.errors import ConfigError, EngineUnavailable, ModelError, RequestError
 from mis_testing import tiny_checkpoint

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kernel_cases import PAGE, Case, Segment
 from mis_kernels import lay_out
 from mis_kernels.segments import NOWHERE
@@ -59,9 +60,7 @@ def test_what_does_not_fit_is_named(changes: dict, message: str) -> None:
         lay_out(**arguments(**changes))
 
 
-segments_strategy = st.lists(
-    st.tuples(st.integers(1, 700), st.integers(0, 2), st.booleans()), min_size=1, max_size=30
-)
+segments_strategy = st.lists(st.tuples(st.integers(1, 700), st.integers(0, 2), st.booleans()), min_size=1, max_size=30)
 
 
 @settings(max_examples=60, deadline=None)

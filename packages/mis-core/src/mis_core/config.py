@@ -52,7 +52,8 @@ class EngineConfig:
             raise ConfigError(f"context_length must be at least 1, not {self.context_length}.", "context_length")
         if self.chunked_prefill_size < 256 or self.chunked_prefill_size % 256:
             raise ConfigError(
-                f"chunked_prefill_size must be a multiple of 256, not {self.chunked_prefill_size}.", "chunked_prefill_size"
+                f"chunked_prefill_size must be a multiple of 256, not {self.chunked_prefill_size}.",
+                "chunked_prefill_size",
             )
 
     @classmethod

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from mis_core.errors import ModelError
 from mis_core.models.config import read_model_config
 

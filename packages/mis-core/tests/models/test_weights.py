@@ -6,12 +6,13 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+
 from mis_core.errors import ModelError
 from mis_core.models.config import read_model_config
 from mis_core.models.weights import load_decoder
 from mis_kernels import from_bits
 from mis_testing import tiny_checkpoint
-from safetensors.numpy import load_file, save_file
 
 FILE = "model.safetensors"
 
@@ -50,9 +51,7 @@ def test_query_heads_lie_beside_their_kv_head(directory: Path) -> None:
     q = stored["model.layers.1.self_attn.q_proj.weight"].astype(np.float32)
     group, head_dim = config.group, config.head_dim
     head = group + 1  # second query head of the second KV head
-    np.testing.assert_array_equal(
-        decoder.layers.qkv[...][1][:, 1, 1], q[head * head_dim : (head + 1) * head_dim].T
-    )
+    np.testing.assert_array_equal(decoder.layers.qkv[...][1][:, 1, 1], q[head * head_dim : (head + 1) * head_dim].T)
 
 
 def test_missing_extra_misshapen_and_unknown_tensors_are_named(directory: Path) -> None:

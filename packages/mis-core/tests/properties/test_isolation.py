@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mis_core import Engine
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
@@ -32,7 +33,9 @@ def ids(seed: int, length: int) -> list[int]:
     return np.random.default_rng((seed, length)).integers(0, VOCAB, length).tolist()
 
 
-items_strategy = st.lists(st.tuples(st.integers(0, 99), st.sampled_from([0, 1, 2, 19, 20, 33, 64, 150, 300])), max_size=25)
+items_strategy = st.lists(
+    st.tuples(st.integers(0, 99), st.sampled_from([0, 1, 2, 19, 20, 33, 64, 150, 300])), max_size=25
+)
 
 
 @settings(max_examples=12, deadline=None)
@@ -44,7 +47,9 @@ items_strategy = st.lists(st.tuples(st.integers(0, 99), st.sampled_from([0, 1, 2
     order=st.randoms(use_true_random=False),
     softmax=st.booleans(),
 )
-def test_scores_have_the_same_bits_whatever_the_neighbours(engines, query, chosen, others, changed, order, softmax) -> None:
+def test_scores_have_the_same_bits_whatever_the_neighbours(
+    engines, query, chosen, others, changed, order, softmax
+) -> None:
     """Alone, among neighbours, and among other neighbours of other lengths in another order, at any budget."""
     item = ids(*chosen)
 

@@ -3,6 +3,7 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mis_core.request import ScoreRequest
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, plan_request
 

@@ -123,7 +123,9 @@ def lay_out(
     rows = {"context_id": context_id, "context_len": context_len}
     if blocks is not None:
         pages = {"page_table": page_table, "page_size": page_size}
-        tiles = build_tpu_tiles(**rows, **pages, segment_start=segment_start, blocks=blocks, tile_capacity=tile_capacity)
+        tiles = build_tpu_tiles(
+            **rows, **pages, segment_start=segment_start, blocks=blocks, tile_capacity=tile_capacity
+        )
         return Segments(context_id, context_len, segment_start, page_table, page_writes, tiles)
     tiles = build_tiles(
         **rows,
@@ -141,7 +143,9 @@ def _ramp(lens: np.ndarray) -> np.ndarray:
     return (np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lens, lens)).astype(np.int32)
 
 
-def _check(starts: Any, lens: Any, context_lens: Any, context_ids: Any, paged: Any, table: Any, page: int, n: int) -> None:
+def _check(
+    starts: Any, lens: Any, context_lens: Any, context_ids: Any, paged: Any, table: Any, page: int, n: int
+) -> None:
     if len(lens) == 0:
         return
     if lens.min() < 1:

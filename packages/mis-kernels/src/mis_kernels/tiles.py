@@ -105,7 +105,9 @@ def _own_tiles(segment_of: np.ndarray, starts: np.ndarray) -> np.ndarray:
     rows = np.flatnonzero(segment_of >= 0)
     # Rows of a segment are consecutive, so a run of equal (block, segment) is one crossing of a block.
     block, segment = rows // block_size, segment_of[rows]
-    first = np.flatnonzero(np.r_[True, (block[1:] != block[:-1]) | (segment[1:] != segment[:-1])]) if len(rows) else rows
+    first = (
+        np.flatnonzero(np.r_[True, (block[1:] != block[:-1]) | (segment[1:] != segment[:-1])]) if len(rows) else rows
+    )
     last = np.r_[first[1:], len(rows)] - 1 if len(rows) else rows
     block, start = block[first], starts[segment[first]].astype(np.int64)
     visible = rows[last] + 1 - start

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kernel_cases import Case, Segment
 from mis_kernels import reference_attention, segment_attention, to_bits
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
+
 from mis_kernels import Segments, lay_out, write_pages
 
 PAGE = 64
@@ -80,7 +81,11 @@ class Case:
                 cache[:, table[context, position // PAGE], position % PAGE] = values.swapaxes(0, 1)
         new = {
             name: jnp.asarray(self._new(segments.num_tokens, starts, salt, heads), dtype)
-            for name, salt, heads in (("q", 3, self.kv_heads * self.group), ("k", 4, self.kv_heads), ("v", 5, self.kv_heads))
+            for name, salt, heads in (
+                ("q", 3, self.kv_heads * self.group),
+                ("k", 4, self.kv_heads),
+                ("v", 5, self.kv_heads),
+            )
         }
         pages = {
             f"{name}_pages": write_pages(jnp.asarray(cache, dtype), new[name], segments)

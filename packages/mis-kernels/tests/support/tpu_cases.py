@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from mis_kernels import Segments, lay_out, reference_attention
 from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
 from mis_kernels.attention.tiling import TpuBlocks

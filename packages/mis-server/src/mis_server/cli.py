@@ -86,6 +86,8 @@ def _serve(model: str | None, model_path: str | None, **options: Any) -> None:
 
 
 def _log_to_stderr() -> None:
+    # Read when `transformers` is imported; without PyTorch, which nothing here needs, it would advise to install it.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("uvicorn", "httpx", "huggingface_hub", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

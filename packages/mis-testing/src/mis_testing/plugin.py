@@ -83,7 +83,7 @@ def oracle_factory() -> "Callable[..., PointwiseOracle]":
 
     made: dict[tuple[Any, ...], PointwiseOracle] = {}
 
-    def make(path: Path, *options: str) -> PointwiseOracle:
+    def make(path: Path, *options: Any) -> PointwiseOracle:
         key = (path, *options)
         if key not in made:
             made[key] = PointwiseOracle(path, *options)

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int32, Shaped
-from mis_kernels import from_bits
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.numerics import dot, product, rms_norm
 from mis_core.models.rope import RopeConfig, frequencies
+from mis_kernels import from_bits
 
 Cache = Any
 """KV cache: any pytree that `attend` takes and returns."""
@@ -33,7 +33,9 @@ def rotary_tables(config: RopeConfig, positions: Int32[Array, " tokens"]) -> tup
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
 
 
-def rotate(x: Float[Array, "tokens heads head_dim"], tables: tuple[Array, Array]) -> Float[Array, "tokens heads head_dim"]:
+def rotate(
+    x: Float[Array, "tokens heads head_dim"], tables: tuple[Array, Array]
+) -> Float[Array, "tokens heads head_dim"]:
     """Apply RoPE in the half-split layout of Hugging Face checkpoints."""
     cos, sin = tables
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

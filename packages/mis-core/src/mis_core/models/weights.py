@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from mis_kernels import storage_dtype
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
+from mis_kernels import storage_dtype
 
 _STORED_TYPES = ("BF16", "F16", "F32")
 # Buffers that some exporters store though they follow from the configuration.
@@ -177,7 +177,9 @@ def _check(directory: Path, expected: list[Tensor], stored: dict[str, Any], tied
         found = stored[tensor.name].get_slice(tensor.name)
         shape, stored_type = tuple(found.get_shape()), found.get_dtype()
         if shape != tensor.shape:
-            raise ModelError(f"{directory}: tensor {tensor.name} has shape {shape}; config.json asks for {tensor.shape}.")
+            raise ModelError(
+                f"{directory}: tensor {tensor.name} has shape {shape}; config.json asks for {tensor.shape}."
+            )
         if stored_type not in _STORED_TYPES:
             raise ModelError(
                 f"{directory}: tensor {tensor.name} is stored as {stored_type}; known: {', '.join(_STORED_TYPES)}."

@@ -5,14 +5,13 @@ labels needs nothing else. Normalisers stream over the vocabulary with a running
 softmax's, arXiv 1805.02867).
 """
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float32, Int32
-from mis_kernels import from_bits
 
 from mis_core.models.decoder import Decoder
 from mis_core.models.numerics import rms_norm, row_sum
+from mis_kernels import from_bits
 
 VOCAB_CHUNK = 8192
 

@@ -13,13 +13,13 @@ import numpy as np
 from flax import nnx
 from jax import Array
 from jaxtyping import Float32, Int32
-from mis_kernels import Segments, lay_out, segment_attention, write_pages
-from mis_kernels.tiles import CONTEXT_TILE, MIN_TOKENS, OWN_BLOCK, OWN_TILE, row_block
 from tqdm import tqdm
 
 from mis_core.models.decoder import Decoder
 from mis_core.runner.head import label_logits, log_sum_exp, scored_hidden
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepPlan
+from mis_kernels import Segments, lay_out, segment_attention, write_pages
+from mis_kernels.tiles import CONTEXT_TILE, MIN_TOKENS, OWN_BLOCK, OWN_TILE, row_block
 
 SCORED_BUCKETS = (64, 256)
 PAIRS = 1024
@@ -104,7 +104,11 @@ class Runner:
         )
 
     def read_head(
-        self, hidden: Array, rows: Int32[np.ndarray, " scored"], labels: Int32[np.ndarray, "scored labels"], normalise: bool
+        self,
+        hidden: Array,
+        rows: Int32[np.ndarray, " scored"],
+        labels: Int32[np.ndarray, "scored labels"],
+        normalise: bool,
     ) -> tuple[Float32[np.ndarray, "scored labels"], Float32[np.ndarray, " scored"] | None]:
         """Return label logits, and normalisers if asked for, at rows of a step's hidden states."""
         logits, normalisers = [], []
@@ -121,7 +125,12 @@ class Runner:
         pair_row = np.repeat(np.arange(len(labels), dtype=np.int32), labels.shape[1])
         pair_label = np.maximum(labels.reshape(-1), 0)  # -1 fills short rows; their values are never used
         parts = [
-            self._labels(self._weights, scored, _padded(pair_row[b : b + PAIRS], PAIRS), _padded(pair_label[b : b + PAIRS], PAIRS))
+            self._labels(
+                self._weights,
+                scored,
+                _padded(pair_row[b : b + PAIRS], PAIRS),
+                _padded(pair_label[b : b + PAIRS], PAIRS),
+            )
             for b in range(0, len(pair_row), PAIRS)
         ]
         return np.concatenate([np.asarray(part) for part in parts])[: len(pair_row)].reshape(labels.shape)

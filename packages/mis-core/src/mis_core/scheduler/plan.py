@@ -66,7 +66,9 @@ def plan_request(request: ScoreRequest, token_budget: int, pages_per_context: in
         yield from _paged(tokens, kept, table.astype(np.int32), token_budget, item=int(item))
 
 
-def _paged(tokens: np.ndarray, context_len: int, table: np.ndarray, budget: int, item: int | None) -> Iterator[StepPlan]:
+def _paged(
+    tokens: np.ndarray, context_len: int, table: np.ndarray, budget: int, item: int | None
+) -> Iterator[StepPlan]:
     """Compute one paged segment in chunks; score its last token if it is an item's."""
     for begin in range(0, len(tokens), budget):
         chunk = tokens[begin : begin + budget]

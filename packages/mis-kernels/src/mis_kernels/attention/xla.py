@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Shaped
 
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits, round_to, to_bits
-from mis_kernels.tiles import CONTEXT_TILE, OWN_BLOCK
+from mis_kernels.tiles import CONTEXT_TILE, OWN_BLOCK, BlockTiles
 
 _MASKED = -1e30
 _LOWEST = -1e29  # above what is masked, so that a row without any visible key gives it no weight
@@ -72,7 +72,10 @@ def xla_attention(
     """Attend block by block. Arguments and result as in `segment_attention`."""
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]
-    blocks = len(segments.tiles.starts) - 1
+    tiles = segments.tiles
+    if not isinstance(tiles, BlockTiles):
+        raise ValueError("segments: laid out for a TPU; lay them out with tile lists for xla")
+    blocks = len(tiles.starts) - 1
     # Rows of a KV head: its query heads of one token, then of the next.
     rows = to_bits(q).reshape(tokens, kv_heads, -1, head_dim).swapaxes(0, 1).reshape(kv_heads * blocks, -1, head_dim)
     new = to_bits(k).swapaxes(0, 1), to_bits(v).swapaxes(0, 1)
@@ -82,19 +85,26 @@ def xla_attention(
         index, q = arguments
         head, block = index // blocks, index % blocks
         state = _Softmax.empty(*q.shape)
-        state = _add_context(state, q, cached, segments, head, block, scale)
-        return _add_own(state, q, new, segments, head, block, scale).result()
+        state = _add_context(state, q, cached, segments, tiles, head, block, scale)
+        return _add_own(state, q, new, segments, tiles, head, block, scale).result()
 
     out = lax.map(one_block, (jnp.arange(kv_heads * blocks), rows))
     return out.reshape(kv_heads, tokens, -1, head_dim).swapaxes(0, 1).reshape(tokens, heads, head_dim).astype(q.dtype)
 
 
 def _add_context(
-    state: _Softmax, q: Array, cached: tuple[Array, Array], segments: Segments, head: Array, block: Array, scale: float
+    state: _Softmax,
+    q: Array,
+    cached: tuple[Array, Array],
+    segments: Segments,
+    tiles: BlockTiles,
+    head: Array,
+    block: Array,
+    scale: float,
 ) -> _Softmax:
     """Attend from a block's rows to the cached tokens of their contexts."""
     k_pages, v_pages = cached
-    tiles, page_size, head_dim = segments.tiles, k_pages.shape[2], q.shape[1]
+    page_size, head_dim = k_pages.shape[2], q.shape[1]
     pages_per_tile = CONTEXT_TILE // page_size
     tokens = segments.num_tokens // (len(tiles.starts) - 1)
     position = jnp.arange(CONTEXT_TILE)
@@ -119,11 +129,17 @@ def _add_context(
 
 
 def _add_own(
-    state: _Softmax, q: Array, new: tuple[Array, Array], segments: Segments, head: Array, block: Array, scale: float
+    state: _Softmax,
+    q: Array,
+    new: tuple[Array, Array],
+    segments: Segments,
+    tiles: BlockTiles,
+    head: Array,
+    block: Array,
+    scale: float,
 ) -> _Softmax:
     """Attend from a block's rows to the new tokens of their own segments: its own-blocks side by side."""
     k, v = (x[head] for x in new)
-    tiles = segments.tiles
     tokens = segments.num_tokens // (len(tiles.starts) - 1)
     group, own_tokens = len(q) // tokens, min(OWN_BLOCK, tokens)
     side_by_side = (tokens // own_tokens, own_tokens * group)

@@ -1,0 +1,34 @@
+"""The OpenAPI document describes what the server does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+import mis_server
+from mis_core.validation import FIELDS
+
+
+@pytest.fixture
+def document(http: httpx.Client) -> dict[str, Any]:
+    return http.get("/openapi.json").json()
+
+
+def test_the_body_of_score_has_the_fields_that_validation_knows(document: dict[str, Any]) -> None:
+    schema = document["paths"]["/v1/score"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(schema["properties"]) == set(FIELDS)
+    assert set(schema["required"]) == {"query", "items"}
+    assert schema["additionalProperties"] is False
+
+
+def test_every_route_documents_the_error_envelope(document: dict[str, Any]) -> None:
+    assert document["info"]["version"] == mis_server.__version__
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            reply = operation["responses"]["default"]["content"]["application/json"]["schema"]
+            assert reply == {"$ref": "#/components/schemas/ErrorReply"}
+
+
+def test_the_document_is_behind_the_key(connect: Callable[..., httpx.Client]) -> None:
+    assert connect(api_key="secret").get("/openapi.json").status_code == 401
