@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+
 from mis_kernels import lay_out
 from mis_kernels.attention.shapes import HEAD_LAYOUTS, device_layouts
 from mis_kernels.attention.tiling import CHIPS, TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity, vmem_bytes
@@ -46,15 +47,18 @@ def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(step: dic
         for kind in range(3):
             for tile in range(tiles.bounds[3 * block + kind], tiles.bounds[3 * block + kind + 1]):
                 context, first, used = tiles.context_id[tile], tiles.first[tile], tiles.used[tile]
-                assert 1 <= used <= BLOCKS.keys and (kind != 0 or used == BLOCKS.keys)
+                assert 1 <= used <= BLOCKS.keys
+                assert kind != 0 or used == BLOCKS.keys
                 if context < 0:
-                    assert kind == 2 and first % 16 == 0
+                    assert kind == 2
+                    assert first % 16 == 0
                     seen_own[rows, first : first + used] += 1
                     continue
                 mine = rows[segments.context_id[rows] == context]
                 seen_context[mine, first : first + used] += 1
                 if kind < 2:
-                    assert len(mine) == len(rows) and np.all(segments.context_len[rows] >= first + used)
+                    assert len(mine) == len(rows)
+                    assert np.all(segments.context_len[rows] >= first + used)
                 if kind == 1:
                     assert np.all(segments.context_len[rows] == first + used)
                 page = segments.page_table[context, first // PAGE : -(-(first + used) // PAGE)]
@@ -67,18 +71,32 @@ def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(step: dic
 
 
 def test_a_list_that_does_not_fit_is_refused() -> None:
-    rows = {"context_id": np.zeros(64, np.int32), "context_len": np.full(64, 1000, np.int32), "segment_start": np.arange(64, dtype=np.int32) + 1}
+    rows = {
+        "context_id": np.zeros(64, np.int32),
+        "context_len": np.full(64, 1000, np.int32),
+        "segment_start": np.arange(64, dtype=np.int32) + 1,
+    }
     table = np.arange(64, dtype=np.int32)[None]
     with pytest.raises(ValueError, match="tile_capacity: the step needs 32 tiles, but only 31 fit"):
         build_tpu_tiles(**rows, page_table=table, page_size=PAGE, blocks=BLOCKS, tile_capacity=31)
-    tiles = build_tpu_tiles(**rows, page_table=table, page_size=PAGE, blocks=BLOCKS, tile_capacity=tile_capacity(64, 1000, BLOCKS))
-    assert tiles.bounds[-1] == 32 and len(tiles.first) >= 32
+    tiles = build_tpu_tiles(
+        **rows, page_table=table, page_size=PAGE, blocks=BLOCKS, tile_capacity=tile_capacity(64, 1000, BLOCKS)
+    )
+    assert tiles.bounds[-1] == 32
+    assert len(tiles.first) >= 32
 
 
 def test_a_page_size_that_does_not_divide_a_tile_is_refused() -> None:
     zeros = np.zeros(32, np.int32)
     with pytest.raises(ValueError, match="page_size: 24 does not divide"):
-        build_tpu_tiles(context_id=zeros, context_len=zeros, segment_start=zeros, page_table=zeros[None], page_size=24, blocks=BLOCKS)
+        build_tpu_tiles(
+            context_id=zeros,
+            context_len=zeros,
+            segment_start=zeros,
+            page_table=zeros[None],
+            page_size=24,
+            blocks=BLOCKS,
+        )
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -86,7 +104,8 @@ def test_every_catalogued_layout_has_block_sizes_that_fit_the_chip(chip: str) ->
     for layout in device_layouts():
         for dtype, size in (("bfloat16", 2), ("float32", 4)):
             blocks = block_sizes(chip=chip, **layout._asdict(), dtype=dtype)
-            assert blocks.keys % blocks.key_step == 0 and blocks.tokens % 128 == 0
+            assert blocks.keys % blocks.key_step == 0
+            assert blocks.tokens % 128 == 0
             assert vmem_bytes(blocks, group=layout.group, head_dim=layout.head_dim, itemsize=size) < 32 * 2**20
 
 

@@ -83,7 +83,7 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dic
 def test_missing_directory_file_and_broken_json(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         read_model_config(tmp_path / "nowhere")
-    with pytest.raises(ModelError, match="config.json: missing"):
+    with pytest.raises(ModelError, match=r"config\.json: missing"):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="not valid JSON"):

@@ -109,6 +109,7 @@ def test_items_in_front_of_the_query(engine: "Engine", oracle: PointwiseOracle, 
     assert_scores_close(result.scores, expected, dtype, "probability")
 
 
+@pytest.mark.parametrize("path", ["qwen3 grouped tied", "qwen2 bias", "llama narrow head"], indirect=True)
 @pytest.mark.parametrize("item_first", [False, True])
 def test_queries_and_items_longer_than_a_step(
     item_first: bool, path: Path, oracle_factory: Callable, engine_factory: "Callable[..., Engine]"

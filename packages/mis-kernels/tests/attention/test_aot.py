@@ -1,9 +1,10 @@
-"""The no-TPU tier: what it reads, what it compares, and that its quick part compiles where the TPU compiler is installed."""
+"""The no-TPU tier: what it reads and compares, and that it compiles where the TPU compiler is installed."""
 
 import importlib.util
 from pathlib import Path
 
 import pytest
+
 from mis_kernels.aot import baseline
 from mis_kernels.aot.__main__ import BASELINE, run_job
 from mis_kernels.aot.cost import canonical_cost, explain
@@ -25,18 +26,30 @@ def test_a_schedule_is_cut_at_labels_and_branches(tmp_path: Path) -> None:
 
 
 def test_the_three_longest_runs_are_the_tile_bodies_in_program_order() -> None:
-    assert tile_bodies(Schedule(4000, [30, 1200, 60, 1100, 1300, 310])) == {"full": 1200, "limited": 1100, "masked": 1300, "rest": 400}
+    assert tile_bodies(Schedule(4000, [30, 1200, 60, 1100, 1300, 310])) == {
+        "full": 1200,
+        "limited": 1100,
+        "masked": 1300,
+        "rest": 400,
+    }
 
 
 def test_a_regression_is_more_than_five_percent() -> None:
     old = {"v6e:1x1": {"a": {"bundles.full": 1000, "temporaries": 0}}}
     assert baseline.regressions(old, {"v6e:1x1": {"a": {"bundles.full": 1050}, "b": {"bundles.full": 9999}}}) == []
-    assert baseline.regressions(old, {"v6e:1x1": {"a": {"bundles.full": 1051}}}) == ["v6e:1x1: a: bundles.full 1000 -> 1051"]
+    assert baseline.regressions(old, {"v6e:1x1": {"a": {"bundles.full": 1051}}}) == [
+        "v6e:1x1: a: bundles.full 1000 -> 1051"
+    ]
 
 
 def test_memory_that_grows_with_the_square_of_the_tokens_is_named() -> None:
     def row(tokens: int, temporaries: int) -> dict:
-        return {"name": f"growth extend {tokens} tokens", "tokens": tokens, "arguments": tokens, "temporaries": temporaries}
+        return {
+            "name": f"growth extend {tokens} tokens",
+            "tokens": tokens,
+            "arguments": tokens,
+            "temporaries": temporaries,
+        }
 
     assert baseline.superlinear([row(2048, 0), row(8192, 2**27), row(32768, 2**29)]) == []
     assert len(baseline.superlinear([row(32768, 2**30 + 1)])) == 1
@@ -59,7 +72,9 @@ def test_the_canonical_request_is_priced_tile_by_tile() -> None:
 
 def test_the_stored_baseline_covers_every_layout_and_meets_the_targets() -> None:
     stored = baseline.load(BASELINE)
-    names = {f"attention kv{layout.kv_heads} g{layout.group} d{layout.head_dim} bfloat16" for layout in device_layouts()}
+    names = {
+        f"attention kv{layout.kv_heads} g{layout.group} d{layout.head_dim} bfloat16" for layout in device_layouts()
+    }
     for target in ("v5e", "v6e:1x1", "v7x"):
         assert names <= stored[target].keys()
     figures = stored["v6e:1x1"]["attention kv8 g2 d128 bfloat16"]

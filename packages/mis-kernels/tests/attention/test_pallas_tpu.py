@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+
 from mis_kernels import lay_out, segment_attention
 from mis_kernels.attention.tiling import TpuBlocks
-
 from tpu_cases import Case, arrays, check, items, lay_out_case
 
 CASES = [
@@ -14,14 +14,32 @@ CASES = [
     Case("context on a tile edge", items(0, 128, *[19] * 13), group=3, head_dim=64, shuffle=True),
     Case("context past a tile edge", items(0, 513, 200, 7, 40), group=5, head_dim=96, dtype="bfloat16", shuffle=True),
     Case("long context", items(0, 2000, *[20] * 12), kv_heads=4, group=2, page_size=64),
-    Case("long context, tuned blocks", items(0, 2000, *[20] * 25), tokens=512, kv_heads=1, dtype="bfloat16", blocks=TpuBlocks(512, 512, 256, 256)),
+    Case(
+        "long context, tuned blocks",
+        items(0, 2000, *[20] * 25),
+        tokens=512,
+        kv_heads=1,
+        dtype="bfloat16",
+        blocks=TpuBlocks(512, 512, 256, 256),
+    ),
     Case("long context, head_dim 256", items(0, 300, *[20] * 6), tokens=128, kv_heads=1, group=6, head_dim=256),
-    Case("group of seven", items(0, 200, 3, 50, 60), tokens=128, group=7, head_dim=64, blocks=TpuBlocks(128, 128, 256, 128)),
+    Case(
+        "group of seven",
+        items(0, 200, 3, 50, 60),
+        tokens=128,
+        group=7,
+        head_dim=64,
+        blocks=TpuBlocks(128, 128, 256, 128),
+    ),
     Case("group of eight", items(0, 200, 3, 50, 60), tokens=128, group=8, kv_heads=1, dtype="bfloat16"),
     Case("query alone", ((0, 0, 250, True),), group=2),
     Case("query chunk behind cached pages", ((0, 192, 256, True),), group=4, head_dim=64, shuffle=True),
     Case("query and its items", ((0, 0, 128, True), *items(0, 128, 20, 30, 1))),
-    Case("several contexts", (*items(0, 300, 40, 9), *items(1, 70, 30), *items(2, 0, 25), *items(1, 70, 100)), dtype="bfloat16"),
+    Case(
+        "several contexts",
+        (*items(0, 300, 40, 9), *items(1, 70, 30), *items(2, 0, 25), *items(1, 70, 100)),
+        dtype="bfloat16",
+    ),
     Case("several queries", ((0, 64, 60, True), (1, 0, 64, True), (2, 128, 90, True)), page_size=64, shuffle=True),
     Case("more tokens than whole blocks", items(0, 130, *[30] * 12), tokens=384, blocks=TpuBlocks(256, 128, 256, 64)),
     Case("step smaller than a block", items(0, 130, 20, 30), tokens=64, head_dim=64, group=1),
@@ -37,7 +55,19 @@ def test_agrees_with_the_reference(case: Case) -> None:
 
 
 def test_contexts_of_forty_thousand_tokens_do_not_overflow() -> None:
-    check(Case("", items(0, 40_000, 20, 20), tokens=64, kv_heads=1, group=1, head_dim=64, page_size=512, blocks=TpuBlocks(128, 2048, 128, 1024)), True)
+    check(
+        Case(
+            "",
+            items(0, 40_000, 20, 20),
+            tokens=64,
+            kv_heads=1,
+            group=1,
+            head_dim=64,
+            page_size=512,
+            blocks=TpuBlocks(128, 2048, 128, 1024),
+        ),
+        True,
+    )
 
 
 def test_refuses_segments_laid_out_for_xla() -> None:

@@ -23,7 +23,7 @@ Cache = Any
 """KV cache: any pytree that `attend` takes and returns."""
 
 Attend = Callable[[Array, Array, Array, Cache, Array], tuple[Array, Cache]]
-"""`(q, k, v, cache, layer) -> (output, cache)`; q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]`."""
+"""`(q, k, v, cache, layer) -> (output, cache)`: k and v `[tokens, kv_heads, head_dim]`, q and output with `heads`."""
 
 
 def rotary_tables(config: RopeConfig, positions: Int32[Array, " tokens"]) -> tuple[Array, Array]:

@@ -126,7 +126,7 @@ def load_decoder(directory: Path, config: ModelConfig, dtype: jnp.dtype, progres
         _check(directory, expected, stored, config.tied)
         graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
         parameters = nnx.to_flat_state(state)
-        by_target = {path: list(group) for path, group in _grouped(expected)}
+        by_target: dict[tuple, list[Tensor]] = {path: list(group) for path, group in _grouped(expected)}
         bar = tqdm(total=len(expected), desc="Loading weights", unit="tensor", disable=not progress)
         loaded = {}
         with bar:

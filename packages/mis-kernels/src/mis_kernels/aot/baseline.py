@@ -1,5 +1,6 @@
 """The stored figures of earlier compilations, and what counts as a regression."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def superlinear(rows: list[dict[str, Any]]) -> list[str]:
     ]
     for kind in ("extend", "prefill"):
         same = [row for row in steps if kind in row["name"]]
-        for small, large in zip(same, same[1:], strict=False):
+        for small, large in itertools.pairwise(same):
             if large["arguments"] > ARGUMENT_GROWTH * small["arguments"]:
                 found.append(f"{large['name']}: arguments {small['arguments']} -> {large['arguments']} bytes")
     return found

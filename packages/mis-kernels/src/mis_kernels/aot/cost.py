@@ -1,13 +1,13 @@
 """Static cost of attention for the canonical request: 2000 tokens of query, 500 items of 20 tokens."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from mis_kernels.aot.programs import ITEM, PAGE_SIZE, extend_step, prefill_step
 from mis_kernels.aot.targets import Target
 from mis_kernels.attention.shapes import HeadLayout
-from mis_kernels.attention.tiling import KINDS, TpuBlocks
+from mis_kernels.attention.tiling import KINDS, TpuBlocks, TpuTiles
 
 QUERY = 2000
 ITEMS = 500
@@ -25,12 +25,15 @@ class Cost(NamedTuple):
     milliseconds: float
 
 
-def canonical_cost(target: Target, layout: HeadLayout, blocks: TpuBlocks, bundles: dict[str, int], layers: int = LAYERS) -> Cost:
+def canonical_cost(
+    target: Target, layout: HeadLayout, blocks: TpuBlocks, bundles: dict[str, int], layers: int = LAYERS
+) -> Cost:
     """Count the tiles of the request's steps and price them by the schedule."""
     per_block = blocks.tokens // ITEM
     rows = -(-ITEMS // per_block) * blocks.tokens
     steps = (prefill_step(-(-QUERY // PAGE_SIZE) * PAGE_SIZE, blocks), extend_step(rows, blocks, QUERY, ITEM))
-    counts = sum(np.diff(step.tiles.bounds).reshape(-1, KINDS).sum(0) for step in steps)
+    bounds = (step.tiles.bounds for step in steps if isinstance(step.tiles, TpuTiles))
+    counts = np.concatenate([np.diff(np.asarray(x)).reshape(-1, KINDS) for x in bounds]).sum(0)
     tiles = dict(zip(("full", "limited", "masked"), (int(n) for n in counts), strict=True))
     visited = sum(-(-step.num_tokens // blocks.tokens) for step in steps)
     cycles = sum(n * (bundles[kind] + FETCH_BUNDLES) for kind, n in tiles.items()) + visited * bundles["rest"]
@@ -42,13 +45,16 @@ def explain(target: Target, layout: HeadLayout, blocks: TpuBlocks, bundles: dict
     cost = canonical_cost(target, layout, blocks, bundles)
     parts = " + ".join(f"{n} {kind} x ({bundles[kind]} + {FETCH_BUNDLES})" for kind, n in cost.tiles.items())
     per_head = f"{parts} + {cost.blocks} blocks x {bundles['rest']}"
+    rows, scale = blocks.tokens * layout.group, f"{layout.kv_heads} KV heads x {LAYERS} layers / {target.clock_ghz} GHz"
+    bodies = ", ".join(f"{kind} {n}" for kind, n in bundles.items() if kind != "rest")
     return "\n".join(
         (
             f"{MODEL} on {target.topology}, query {QUERY}, {ITEMS} items of {ITEM}, bfloat16",
-            f"blocks: {blocks.tokens} tokens ({blocks.tokens * layout.group} rows), tiles of {blocks.keys} keys",
-            f"bundles of a tile of {blocks.tokens * layout.group} x {blocks.keys}: " + ", ".join(f"{k} {v}" for k, v in bundles.items() if k != "rest"),
-            f"attention = ({per_head}) x {layout.kv_heads} KV heads x {LAYERS} layers / {target.clock_ghz} GHz = {cost.milliseconds:.1f} ms",
-            "a bundle is taken as a cycle; 'rest' charges each block with all code outside tiles, branches not taken included;",
-            "not counted: stalls, waiting for memory, copies of pages that are not contiguous, launch, everything but attention.",
+            f"blocks: {blocks.tokens} tokens ({rows} rows), tiles of {blocks.keys} keys",
+            f"bundles of a tile of {rows} x {blocks.keys}: {bodies}",
+            f"attention = ({per_head}) x {scale} = {cost.milliseconds:.1f} ms",
+            "A bundle is taken as a cycle. The last term charges a block with all code outside the tiles' arithmetic,",
+            "branches not taken included. Not counted: stalls, waiting for memory, copies of pages that are not",
+            "contiguous, launch, and everything but attention.",
         )
     )

@@ -42,10 +42,14 @@ def extend_step(tokens: int, blocks: TpuBlocks, context: int = CONTEXT, item: in
 
 def prefill_step(tokens: int, blocks: TpuBlocks) -> Segments:
     """Lay out a step that computes one query of `tokens` tokens."""
-    return _lay_out(np.zeros(1, np.int32), np.array([tokens], np.int32), 0, True, -(-tokens // PAGE_SIZE), tokens, blocks)
+    return _lay_out(
+        np.zeros(1, np.int32), np.array([tokens], np.int32), 0, True, -(-tokens // PAGE_SIZE), tokens, blocks
+    )
 
 
-def _lay_out(starts: np.ndarray, lens: np.ndarray, context: int, paged: bool, pages: int, tokens: int, blocks: TpuBlocks) -> Segments:
+def _lay_out(
+    starts: np.ndarray, lens: np.ndarray, context: int, paged: bool, pages: int, tokens: int, blocks: TpuBlocks
+) -> Segments:
     return lay_out(
         starts=starts,
         lens=lens,
@@ -72,8 +76,9 @@ def kernel_program(layout: HeadLayout, blocks: TpuBlocks, segments: Segments, dt
 
     def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments) -> Array:
         # Projections leave heads side by side.
-        split = (x.reshape(tokens, -1, layout.head_dim) for x in (q, k, v))
-        return pallas_tpu_attention(*split, k_pages, v_pages, segments, scale=layout.head_dim**-0.5).reshape(tokens, -1)
+        q, k, v = (x.reshape(tokens, -1, layout.head_dim) for x in (q, k, v))
+        out = pallas_tpu_attention(q, k, v, k_pages, v_pages, segments, scale=layout.head_dim**-0.5)
+        return out.reshape(tokens, -1)
 
     name = f"attention kv{layout.kv_heads} g{layout.group} d{layout.head_dim} {dtype}"
     return Program(name, attend, (q, new, new, cache, cache, _shapes(segments)))
@@ -88,7 +93,9 @@ def layers_program(layout: HeadLayout, segments: Segments, embed: int = 1024, dt
     qkv = jax.ShapeDtypeStruct((LAYERS, embed, (layout.heads + 2 * kv_heads) * dim), dtype)
     out = jax.ShapeDtypeStruct((LAYERS, layout.heads * dim, embed), dtype)
 
-    def step(x: Array, caches: tuple[Array, Array], qkv: Array, out: Array, segments: Segments) -> tuple[Array, tuple[Array, Array]]:
+    def step(
+        x: Array, caches: tuple[Array, Array], qkv: Array, out: Array, segments: Segments
+    ) -> tuple[Array, tuple[Array, Array]]:
         def layer(carry: tuple[Array, tuple[Array, Array]], inputs: tuple[Array, Array, Array]) -> tuple[Any, None]:
             (x, (k_pages, v_pages)), (qkv, out, index) = carry, inputs
             here = segments.shift_pages(index * pages)

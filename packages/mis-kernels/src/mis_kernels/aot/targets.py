@@ -4,7 +4,6 @@ import os
 from typing import NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 
@@ -55,4 +54,9 @@ def mesh(target: Target, devices: int | None = None) -> Mesh:
 
     single = {"chips_per_host_bounds": (1, 1, 1)} if "1x1" in target.topology else {}
     found = topologies.get_topology_desc(target.topology, platform="tpu", **single).devices
-    return jax.make_mesh((devices or len(found),), ("tensor",), devices=np.array(found[:devices]), axis_types=(jax.sharding.AxisType.Auto,))
+    return jax.make_mesh(
+        (devices or len(found),),
+        ("tensor",),
+        devices=found[:devices],
+        axis_types=(jax.sharding.AxisType.Auto,),
+    )

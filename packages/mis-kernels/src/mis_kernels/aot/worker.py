@@ -45,21 +45,24 @@ def kernels(target: Target, layouts: list[HeadLayout], dtypes: list[str], dump: 
             blocks = block_sizes(chip=target.chip, **layout._asdict(), dtype=dtype)
             program = kernel_program(layout, blocks, extend_step(STEP_TOKENS, blocks), dtype)
             compiled, seconds = _compile(program, mesh(target, 1))
-            vmem = vmem_bytes(blocks, group=layout.group, head_dim=layout.head_dim, itemsize=jax.numpy.dtype(dtype).itemsize)
+            vmem = vmem_bytes(
+                blocks, group=layout.group, head_dim=layout.head_dim, itemsize=jax.numpy.dtype(dtype).itemsize
+            )
             bundles = tile_bodies(read_schedule(dump, "segment_attention"))
-            rows.append({"name": program.name, "bundles": bundles, "vmem": vmem, "seconds": seconds, **_memory(compiled)})
+            rows.append(
+                {"name": program.name, "bundles": bundles, "vmem": vmem, "seconds": seconds, **_memory(compiled)}
+            )
     return rows
 
 
 def layers(target: Target, layouts: list[HeadLayout]) -> list[dict[str, Any]]:
-    """Compile the op inside scanned layers for each layout, on items and on a query."""
+    """Compile the op inside scanned layers for each layout."""
     rows = []
     for layout in layouts:
         blocks = block_sizes(chip=target.chip, **layout._asdict())
-        for kind, segments in (("extend", extend_step(STEP_TOKENS, blocks)), ("prefill", prefill_step(STEP_TOKENS, blocks))):
-            program = layers_program(layout, segments)
-            compiled, seconds = _compile(program, mesh(target, 1))
-            rows.append({"name": f"{program.name} {kind}", "seconds": seconds, **_memory(compiled)})
+        program = layers_program(layout, extend_step(STEP_TOKENS, blocks))
+        compiled, seconds = _compile(program, mesh(target, 1))
+        rows.append({"name": program.name, "seconds": seconds, **_memory(compiled)})
     return rows
 
 
@@ -71,7 +74,9 @@ def growth(target: Target) -> list[dict[str, Any]]:
         for kind, segments in (("extend", extend_step(tokens, blocks)), ("prefill", prefill_step(tokens, blocks))):
             program = layers_program(GROWTH_LAYOUT, segments)
             compiled, seconds = _compile(program, mesh(target, 1))
-            rows.append({"name": f"growth {kind} {tokens} tokens", "tokens": tokens, "seconds": seconds, **_memory(compiled)})
+            rows.append(
+                {"name": f"growth {kind} {tokens} tokens", "tokens": tokens, "seconds": seconds, **_memory(compiled)}
+            )
     return rows
 
 

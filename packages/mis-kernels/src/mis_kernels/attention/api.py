@@ -51,7 +51,8 @@ def segment_attention(
     Raises:
         ValueError: shapes do not fit together; names the argument.
 
-    Numerics: accumulates in f32; a row's bits do not depend on other segments.
+    Numerics: accumulates in f32. A row's bits do not depend on other segments with `xla` on CPU; the
+    other implementations do not promise it.
     """
     _check(q, k, v, k_pages, v_pages, segments)
     name = implementation or ("pallas_tpu" if isinstance(segments.tiles, TpuTiles) else "xla")
@@ -69,9 +70,8 @@ def _check(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segment
     if k.shape != (tokens, kv_heads, head_dim) or v.shape != k.shape:
         raise ValueError(f"k, v: expected [{tokens}, {kv_heads}, {head_dim}], got {k.shape} and {v.shape}")
     if (k_pages.shape[0], k_pages.shape[3]) != (kv_heads, head_dim) or v_pages.shape != k_pages.shape:
-        raise ValueError(
-            f"k_pages, v_pages: expected [{kv_heads}, pages, page_size, {head_dim}], got {k_pages.shape} and {v_pages.shape}"
-        )
+        wanted = f"[{kv_heads}, pages, page_size, {head_dim}]"
+        raise ValueError(f"k_pages, v_pages: expected {wanted}, got {k_pages.shape} and {v_pages.shape}")
     if not isinstance(segments.tiles, TpuTiles) and CONTEXT_TILE % k_pages.shape[2]:
         raise ValueError(f"k_pages: the page size {k_pages.shape[2]} does not divide {CONTEXT_TILE}")
     if segments.num_tokens != tokens:

@@ -6,7 +6,7 @@ a tile are copied from HBM by the kernel itself: from the pages of the cache, or
 """
 
 from functools import partial
-from math import log2, e
+from math import e, log2
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Shaped
 
-from mis_kernels.attention.pallas_tpu_kernel import TOTAL_ROWS, Geometry, attention_kernel
+from mis_kernels.attention.pallas_tpu_fetch import Geometry
+from mis_kernels.attention.pallas_tpu_kernel import TOTAL_ROWS, attention_kernel
 from mis_kernels.attention.tiling import TpuTiles, vmem_bytes
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits
@@ -38,8 +39,7 @@ def pallas_tpu_attention(
 ) -> Float[Array, "tokens heads head_dim"]:
     """Attend tile by tile in one kernel. Arguments and result as in `segment_attention`.
 
-    Args:
-        interpret: Emulate the kernel on another platform; for tests.
+    `interpret` emulates the kernel on another platform, for tests.
 
     Raises:
         ValueError: `segments` have no tiles for this kernel, or shapes do not fit it.
@@ -80,7 +80,9 @@ def _tiles_of(segments: Segments, k_pages: Array) -> TpuTiles:
     if not isinstance(tiles, TpuTiles):
         raise ValueError("segments: were laid out for another implementation; pass `blocks` to `lay_out`")
     if tiles.blocks.keys % page_size:
-        raise ValueError(f"k_pages: the page size {page_size} does not divide the kernel's tiles of {tiles.blocks.keys} keys")
+        raise ValueError(
+            f"k_pages: the page size {page_size} does not divide the kernel's tiles of {tiles.blocks.keys} keys"
+        )
     return tiles
 
 
@@ -106,7 +108,13 @@ def _row_facts(segments: Segments, rows: int) -> Array:
 
 
 def _call(
-    geometry: Geometry, grid: tuple[int, int], scalars: tuple[Array, ...], facts: Array, q: Array, *hbm: Array, interpret: bool | pltpu.InterpretParams
+    geometry: Geometry,
+    grid: tuple[int, int],
+    scalars: tuple[Array, ...],
+    facts: Array,
+    q: Array,
+    *hbm: Array,
+    interpret: bool | pltpu.InterpretParams,
 ) -> Array:
     blocks, group, dim, dtype = geometry.blocks, geometry.group, geometry.head_dim, q.dtype
     if geometry.by_lanes:
@@ -135,7 +143,9 @@ def _call(
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary", "arbitrary"),
-            disable_bounds_checks=True, vmem_limit_bytes=min(max(low, _VMEM_HEADROOM * estimate), high),
+            # They cost a tenth of a tile; `lay_out` has checked what page numbers are made of.
+            disable_bounds_checks=True,
+            vmem_limit_bytes=min(max(low, _VMEM_HEADROOM * estimate), high),
         ),
         interpret=interpret,
         name="segment_attention",

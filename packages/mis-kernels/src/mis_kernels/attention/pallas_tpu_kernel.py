@@ -6,46 +6,20 @@ a row's interval is a lane of an int32 vector. On 256-wide matrix units the seco
 array even with a head_dim of 128. Rows of a block are its tokens, once per query head of the group.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from mis_kernels.attention.tiling import KINDS, TpuBlocks
+from mis_kernels.attention.pallas_tpu_fetch import Fetch, Geometry, Ref, Scalar, Scratch, TileRefs
+from mis_kernels.attention.tiling import KINDS
 
 FULL, LIMITED, MASKED = range(KINDS)
 TOTAL_ROWS = 16
 """Rows of ones under the values: one register row of bfloat16, of which only one is read."""
 LOWEST = -1e30
 """Starting maximum: finite, so that a masked logit of minus infinity always weighs zero."""
-
-Ref = Any
-Scalar = Array | int
-
-
-class TileRefs(NamedTuple):
-    """Scalars, prefetched to SMEM: the fields of `TpuTiles` and the flat page table."""
-
-    bounds: Ref
-    context_id: Ref
-    first: Ref
-    used: Ref
-    contiguous: Ref
-    page_table: Ref
-
-
-class Scratch(NamedTuple):
-    """Scratch memory: tile buffers, the block's rows, the online softmax (arXiv 1805.02867)."""
-
-    k: Ref  # [2, keys, head_dim]
-    v: Ref  # [2, keys, head_dim]
-    rows: Ref  # [rows, head_dim]
-    highest: Ref  # [1, rows] float32
-    weighted: Ref  # [head_dim + TOTAL_ROWS, rows] float32; below the values, the sum of weights
-    arrived: Ref  # DMA semaphores [2, 2]
 
 
 class RowFacts(NamedTuple):
@@ -58,90 +32,8 @@ class RowFacts(NamedTuple):
 
     @property
     def live(self) -> Array:
+        """Whether the token sees anything; padding does not."""
         return (self.context_len > 0) | (self.segment_start <= self.token)
-
-
-class Geometry(NamedTuple):
-    """Static facts of one compilation."""
-
-    blocks: TpuBlocks
-    group: int
-    head_dim: int
-    page_size: int
-    pages_per_context: int
-    new_tokens: int
-    by_lanes: bool
-    """Heads lie side by side along the lanes, `[tokens, heads * head_dim]`; else heads first."""
-    scale: float
-    """Factor of the logits in units of powers of two: the scale times log2(e)."""
-
-    @property
-    def rows(self) -> int:
-        return self.blocks.tokens * self.group
-
-
-class Fetch:
-    """Copies tiles from HBM into two buffers, one ahead of the computation."""
-
-    def __init__(self, tiles: TileRefs, hbm: tuple[Ref, Ref, Ref, Ref], scratch: Scratch, geometry: Geometry) -> None:
-        self.tiles, self.geometry = tiles, geometry
-        k_new, v_new, k_pages, v_pages = hbm
-        self.streams = ((k_new, k_pages, scratch.k, 0), (v_new, v_pages, scratch.v, 1))
-        self.arrived = scratch.arrived
-
-    def own_start(self, tile: Scalar) -> Array:
-        """First new token in the buffer: the tile's, or less where the array would end."""
-        start = jnp.minimum(self.tiles.first[tile], self.geometry.new_tokens - self.geometry.blocks.keys)
-        return pl.multiple_of(start, 16)
-
-    def start(self, head: Scalar, tile: Scalar, slot: Scalar) -> None:
-        """Begin to copy a tile."""
-        self._each_copy(head, tile, slot, lambda copy: copy.start())
-
-    def wait(self, head: Scalar, tile: Scalar, slot: Scalar) -> None:
-        """Wait until it has arrived."""
-        self._each_copy(head, tile, slot, lambda copy: copy.wait())
-
-    def _each_copy(self, head: Scalar, tile: Scalar, slot: Scalar, act: Any) -> None:
-        own, run = self.tiles.context_id[tile] < 0, self.tiles.contiguous[tile] > 0
-
-        @pl.when(own)
-        def _() -> None:
-            for new, _pages, buffer, index in self.streams:
-                act(pltpu.make_async_copy(self._new(new, head, tile), buffer.at[slot], self.arrived.at[slot, index]))
-
-        @pl.when(jnp.logical_and(jnp.logical_not(own), run))
-        def _() -> None:
-            if self.streams[0][1].shape[1] < self.geometry.blocks.keys:
-                return  # a cache this small has no such run, and the copy would not even trace
-            for _new, pages, buffer, index in self.streams:
-                source = pages.at[head, pl.ds(self._page(tile, 0), self.geometry.blocks.keys)]
-                act(pltpu.make_async_copy(source, buffer.at[slot], self.arrived.at[slot, index]))
-
-        @pl.when(jnp.logical_and(jnp.logical_not(own), jnp.logical_not(run)))
-        def _() -> None:
-            size = self.geometry.page_size
-
-            def page(index_in_tile: Scalar, carry: None) -> None:
-                row = pl.multiple_of(index_in_tile * size, size)
-                for _new, pages, buffer, index in self.streams:
-                    source = pages.at[head, pl.ds(self._page(tile, index_in_tile), size)]
-                    act(pltpu.make_async_copy(source, buffer.at[slot, pl.ds(row, size)], self.arrived.at[slot, index]))
-
-            lax.fori_loop(0, lax.div(self.tiles.used[tile] + size - 1, size), page, None)
-
-    def _page(self, tile: Scalar, index: Scalar) -> Array:
-        """First row of the tile's page number `index` in the flattened cache."""
-        size = self.geometry.page_size
-        entry = self.tiles.context_id[tile] * self.geometry.pages_per_context + lax.div(self.tiles.first[tile], size) + index
-        return pl.multiple_of(self.tiles.page_table[entry] * size, size)
-
-    def _new(self, new: Ref, head: Scalar, tile: Scalar) -> Ref:
-        tokens = pl.ds(self.own_start(tile), self.geometry.blocks.keys)
-        if self.geometry.by_lanes:
-            dim = self.geometry.head_dim
-            return new.at[tokens, pl.ds(pl.multiple_of(head * dim, dim), dim)]
-        return new.at[head, tokens]
 
 
 def attention_kernel(*refs: Ref, geometry: Geometry) -> None:
@@ -184,7 +76,9 @@ def attention_kernel(*refs: Ref, geometry: Geometry) -> None:
 def _load_rows(q: Ref, rows: Ref, geometry: Geometry) -> None:
     tokens, dim = geometry.blocks.tokens, geometry.head_dim
     for member in range(geometry.group):
-        rows[member * tokens : (member + 1) * tokens] = q[:, member * dim : (member + 1) * dim] if geometry.by_lanes else q[member]
+        rows[member * tokens : (member + 1) * tokens] = (
+            q[:, member * dim : (member + 1) * dim] if geometry.by_lanes else q[member]
+        )
 
 
 def _store_rows(out: Ref, live: Array, scratch: Scratch, geometry: Geometry) -> None:
@@ -208,10 +102,19 @@ def _intervals(tile: Scalar, facts: RowFacts, tiles: TileRefs, fetch: Fetch, geo
     reach = jnp.where(facts.context_id == context, facts.context_len - first, 0)
     low = jnp.where(own, own_low, 0)
     count = jnp.maximum(jnp.where(own, facts.token + 1 - start, reach) - low, 0)
-    return tuple(jnp.concatenate([x] * geometry.group, axis=1) for x in (low, count))
+    return jnp.concatenate([low] * geometry.group, axis=1), jnp.concatenate([count] * geometry.group, axis=1)
 
 
-def _attend(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, tiles: TileRefs, fetch: Fetch, scratch: Scratch, geometry: Geometry) -> None:
+def _attend(
+    kind: int,
+    tile: Scalar,
+    slot: Scalar,
+    facts: RowFacts,
+    tiles: TileRefs,
+    fetch: Fetch,
+    scratch: Scratch,
+    geometry: Geometry,
+) -> None:
     """Take a tile into the online softmax of every strip of rows."""
     blocks, rows = geometry.blocks, geometry.rows
     strips = [slice(begin, min(begin + blocks.strip, rows)) for begin in range(0, rows, blocks.strip)]
@@ -241,15 +144,16 @@ def _attend(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, tiles: TileR
 
     # Written out as a pipeline, since the compiler keeps the order of what it is given: while the
     # vector units work on one strip, the matrix units have the next one's logits and the last one's sum.
-    ahead, behind = logits(strips[0]), None
+    ahead = logits(strips[0])
+    behind: list[tuple[slice, Array, list[Array]]] = []
     for index, strip in enumerate(strips):
         parts = ahead
         if index + 1 < len(strips):
             ahead = logits(strips[index + 1])
-        if behind is not None:
-            accumulate(*behind)
-        behind = (strip, *weights(strip, parts))
-    accumulate(*behind)
+        for weighted_strip in behind:
+            accumulate(*weighted_strip)
+        behind = [(strip, *weights(strip, parts))]
+    accumulate(*behind[0])
 
 
 def _dot(a: Array, b: Array, contract: tuple[int, int]) -> Array:

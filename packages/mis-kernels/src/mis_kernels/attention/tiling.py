@@ -116,7 +116,9 @@ def tile_capacity(tokens: int, context_tokens: int, blocks: TpuBlocks, contexts_
     return -(-tokens // blocks.tokens) * per_block
 
 
-def _context_tiles(context_id: np.ndarray, context_len: np.ndarray, segment_start: np.ndarray, blocks: TpuBlocks) -> tuple[np.ndarray, ...]:
+def _context_tiles(
+    context_id: np.ndarray, context_len: np.ndarray, segment_start: np.ndarray, blocks: TpuBlocks
+) -> tuple[np.ndarray, ...]:
     """Return block, kind, context, first key and used keys of the context tiles."""
     live = np.flatnonzero((context_len > 0) | (segment_start <= np.arange(len(context_len))))
     contexts = int(context_id.max(initial=0)) + 1
@@ -130,7 +132,9 @@ def _context_tiles(context_id: np.ndarray, context_len: np.ndarray, segment_star
 
     counts = -(-longest // blocks.keys)
     first = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)) * blocks.keys
-    block, context, longest, shortest, alone = (np.repeat(x, counts) for x in (block, pairs % contexts, longest, shortest, alone))
+    block, context, longest, shortest, alone = (
+        np.repeat(x, counts) for x in (block, pairs % contexts, longest, shortest, alone)
+    )
     used = np.minimum(longest - first, blocks.keys)
     uniform = alone & (shortest >= first + used)
     kind = np.where(uniform, np.where(used == blocks.keys, 0, 1), 2)
@@ -151,7 +155,9 @@ def _own_tiles(segment_start: np.ndarray, blocks: TpuBlocks) -> tuple[np.ndarray
     return np.repeat(block, counts), np.full(len(first), 2), np.full(len(first), -1), first, used
 
 
-def _contiguous(context: np.ndarray, first: np.ndarray, used: np.ndarray, table: np.ndarray, page_size: int, keys: int) -> np.ndarray:
+def _contiguous(
+    context: np.ndarray, first: np.ndarray, used: np.ndarray, table: np.ndarray, page_size: int, keys: int
+) -> np.ndarray:
     run = np.arange(keys // page_size)
     page = np.minimum(first[:, None] // page_size + run, table.shape[1] - 1)
     pages = table[np.maximum(context, 0)[:, None], page]
@@ -178,7 +184,9 @@ def block_sizes(*, chip: str, heads: int, kv_heads: int, head_dim: int, dtype: s
     for entry in _tuned(chip):
         if group <= entry["max_group"] and head_dim <= entry["max_head_dim"] and dtype in entry["dtypes"]:
             return TpuBlocks(**{field.name: entry[field.name] for field in dataclasses.fields(TpuBlocks)})
-    raise ValueError(f"heads, kv_heads, head_dim, dtype: no block sizes for {heads}, {kv_heads}, {head_dim}, {dtype} on {chip}")
+    raise ValueError(
+        f"heads, kv_heads, head_dim, dtype: no block sizes for {heads}, {kv_heads}, {head_dim}, {dtype} on {chip}"
+    )
 
 
 def vmem_bytes(blocks: TpuBlocks, *, group: int, head_dim: int, itemsize: int) -> int:
