@@ -8,12 +8,16 @@ from mis_kernels.attention.api import segment_attention
 from mis_kernels.attention.reference import reference_attention, visibility
 from mis_kernels.pages import write_pages
 from mis_kernels.segments import Segments, lay_out
+from mis_kernels.sharding import attention_over_heads, attention_over_tokens, cache_heads, write_pages_over_tokens
 from mis_kernels.storage import from_bits, storage_dtype, to_bits
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Segments",
+    "attention_over_heads",
+    "attention_over_tokens",
+    "cache_heads",
     "from_bits",
     "lay_out",
     "reference_attention",
@@ -22,4 +26,5 @@ __all__ = [
     "to_bits",
     "visibility",
     "write_pages",
+    "write_pages_over_tokens",
 ]
