@@ -6,6 +6,7 @@ values into the paged cache, `segment_attention` attends; `reference_attention` 
 
 from mis_kernels.attention.api import segment_attention
 from mis_kernels.attention.reference import reference_attention, visibility
+from mis_kernels.attention.tiling import block_sizes, device_blocks, tile_capacity
 from mis_kernels.pages import write_pages
 from mis_kernels.segments import Segments, lay_out
 from mis_kernels.sharding import attention_over_heads, attention_over_tokens, cache_heads, write_pages_over_tokens
@@ -17,12 +18,15 @@ __all__ = [
     "Segments",
     "attention_over_heads",
     "attention_over_tokens",
+    "block_sizes",
     "cache_heads",
+    "device_blocks",
     "from_bits",
     "lay_out",
     "reference_attention",
     "segment_attention",
     "storage_dtype",
+    "tile_capacity",
     "to_bits",
     "visibility",
     "write_pages",

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from mis_core.models.decoder import Decoder
 from mis_core.runner.head import label_logits, log_sum_exp, scored_hidden
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepPlan
-from mis_kernels import Segments, lay_out, segment_attention, write_pages
+from mis_kernels import Segments, device_blocks, lay_out, segment_attention, tile_capacity, write_pages
 from mis_kernels.tiles import CONTEXT_TILE, MIN_TOKENS, OWN_BLOCK, OWN_TILE, row_block
 
 SCORED_BUCKETS = (64, 256)
@@ -53,6 +53,9 @@ class Runner:
         shape = (config.kv_heads, config.layers * pages, PAGE_SIZE, config.head_dim)
         dtype = decoder.embedding[...].dtype
         self._cache: Cache = (jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        self._blocks = device_blocks(
+            heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=str(dtype)
+        )
         self._step = jax.jit(partial(_step, self._graph, pages), donate_argnums=1)
         self._scored = jax.jit(self._on_decoder(scored_hidden))
         self._labels = jax.jit(self._on_decoder(label_logits))
@@ -64,13 +67,15 @@ class Runner:
     def warm_up(self, progress: bool = True) -> None:
         """Compile every shape, so that no request waits for the compiler."""
         for size in tqdm(token_buckets(self.token_budget), desc="Compiling steps", unit="shape", disable=not progress):
+            # Segments without context fit however short the longest context is.
+            starts = np.arange(0, size, MIN_TOKENS, dtype=np.int32)
             plan = StepPlan(
                 token_ids=np.zeros(size, np.int32),
-                positions=np.arange(size, dtype=np.int32),
-                starts=np.zeros(1, np.int32),
-                lens=np.full(1, size, np.int32),
-                context_lens=np.zeros(1, np.int32),
-                paged=np.ones(1, bool),
+                positions=np.zeros(size, np.int32),
+                starts=starts,
+                lens=np.full(len(starts), MIN_TOKENS, np.int32),
+                context_lens=np.zeros(len(starts), np.int32),
+                paged=np.zeros(len(starts), bool),
                 page_table=np.zeros(self.pages_per_context, np.int32),
                 scored_rows=np.zeros(0, np.int32),
                 scored_items=np.zeros(0, np.int32),
@@ -89,7 +94,11 @@ class Runner:
         return hidden
 
     def _segments(self, plan: StepPlan, size: int) -> Segments:
-        context_tiles = -(-self.pages_per_context * PAGE_SIZE // CONTEXT_TILE)
+        context_tokens = self.pages_per_context * PAGE_SIZE
+        if self._blocks is None:
+            tiles = size // row_block(size) * -(-context_tokens // CONTEXT_TILE)
+        else:
+            tiles = tile_capacity(size, context_tokens, self._blocks)
         return lay_out(
             starts=plan.starts,
             lens=plan.lens,
@@ -99,8 +108,9 @@ class Runner:
             page_table=plan.page_table[None],
             page_size=PAGE_SIZE,
             tokens=size,
-            tile_capacity=size // row_block(size) * context_tiles,
+            tile_capacity=tiles,
             own_rank_capacity=2 * (OWN_BLOCK + LONG_ITEM) // OWN_TILE,
+            blocks=self._blocks,
         )
 
     def read_head(
