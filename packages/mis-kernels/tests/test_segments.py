@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kernel_cases import PAGE, Case, Segment
 from mis_kernels import lay_out
 from mis_kernels.segments import NOWHERE
-from mis_kernels.tiles import CONTEXT_TILE, OWN_BLOCK, OWN_TILE, row_block
+from mis_kernels.tiles import CONTEXT_TILE, OWN_TILE, own_block, row_block
 
 
 def arguments(**changes):
@@ -80,10 +80,10 @@ def test_tiles_cover_exactly_what_rows_see(drawn) -> None:
             mine = [t for t in listed if tiles.context_id[t] == context]
             assert [tiles.index[t] for t in mine] == list(range(-(-seen // CONTEXT_TILE)))
             assert sum(tiles.used[t] for t in mine) == seen
-    own_block = min(OWN_BLOCK, block_size)
-    for block in range(tokens // own_block):
+    own_size = own_block(tokens)
+    for block in range(tokens // own_size):
         keys = tiles.own_keys[:, block].reshape(-1)
-        rows = np.arange(block * own_block, (block + 1) * own_block)
+        rows = np.arange(block * own_size, (block + 1) * own_size)
         wanted = {k for row in rows for k in range(segments.segment_start[row], row + 1)}
         found = keys[keys >= 0]
         assert wanted == set(found.tolist())

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Shaped
 
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits, round_to, to_bits
-from mis_kernels.tiles import CONTEXT_TILE, OWN_BLOCK, BlockTiles
+from mis_kernels.tiles import CONTEXT_TILE, BlockTiles, own_block
 
 _MASKED = -1e30
 _LOWEST = -1e29  # above what is masked, so that a row without any visible key gives it no weight
@@ -141,7 +141,7 @@ def _add_own(
     """Attend from a block's rows to the new tokens of their own segments: its own-blocks side by side."""
     k, v = (x[head] for x in new)
     tokens = segments.num_tokens // (len(tiles.starts) - 1)
-    group, own_tokens = len(q) // tokens, min(OWN_BLOCK, tokens)
+    group, own_tokens = len(q) // tokens, own_block(segments.num_tokens)
     side_by_side = (tokens // own_tokens, own_tokens * group)
     q = q.reshape(*side_by_side, -1)
     first = lax.dynamic_slice_in_dim(jnp.asarray(segments.segment_start), block * tokens, tokens)
