@@ -58,7 +58,8 @@ def tests_tpu(session: nox.Session) -> None:
 @nox.session(requires=["build"])
 def tpu_aot(session: nox.Session) -> None:
     """Compile every kernel and step for v5e, v6e and v7x without a TPU; `-- --quick` does a few."""
-    install_wheels(session, "jax[tpu]")
+    install_wheels(session, "jax[tpu]", *group("test"))
+    session.run("pytest", "-m", "tpu_aot", env=CPU)
     session.run("python", "-m", "mis_kernels.aot", *session.posargs, env=CPU)
 
 

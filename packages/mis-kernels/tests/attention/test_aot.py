@@ -1,6 +1,5 @@
 """The no-TPU tier: what it reads and compares, and that it compiles where the TPU compiler is installed."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -85,7 +84,7 @@ def test_the_stored_baseline_covers_every_layout_and_meets_the_targets() -> None
     assert canonical_cost(target, layout, blocks, bundles).milliseconds <= 25
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler")
+@pytest.mark.tpu_aot
 def test_the_kernel_compiles_for_v6e() -> None:
     [row] = run_job("v6e:1x1", {"what": "kernels", "layouts": [HEAD_LAYOUTS["qwen3-0.6b"]], "dtypes": ["bfloat16"]})
     assert row["bundles"]["full"] > 0
