@@ -7,6 +7,8 @@ values into the paged cache, `segment_attention` attends; `reference_attention` 
 from mis_kernels.attention.api import segment_attention
 from mis_kernels.attention.reference import reference_attention, visibility
 from mis_kernels.attention.tiling import block_sizes, device_blocks, tile_capacity
+from mis_kernels.glue.api import norm_rope, rotary_tables
+from mis_kernels.glue.norms import rms_norm, row_sum
 from mis_kernels.pages import write_pages
 from mis_kernels.segments import Segments, lay_out
 from mis_kernels.sharding import attention_over_heads, attention_over_tokens, cache_heads, write_pages_over_tokens
@@ -23,7 +25,11 @@ __all__ = [
     "device_blocks",
     "from_bits",
     "lay_out",
+    "norm_rope",
     "reference_attention",
+    "rms_norm",
+    "rotary_tables",
+    "row_sum",
     "segment_attention",
     "storage_dtype",
     "tile_capacity",

@@ -15,31 +15,15 @@ from jax import lax
 from jaxtyping import Array, Float, Int32, Shaped
 
 from mis_core.models.config import ModelConfig
-from mis_core.models.numerics import dot, product, rms_norm
-from mis_core.models.rope import RopeConfig, frequencies
-from mis_kernels import from_bits
+from mis_core.models.numerics import dot, product
+from mis_core.models.rope import frequencies
+from mis_kernels import from_bits, norm_rope, rms_norm, rotary_tables
 
 Cache = Any
 """KV cache: any pytree that `attend` takes and returns."""
 
 Attend = Callable[[Array, Array, Array, Cache, Array], tuple[Array, Cache]]
 """`(q, k, v, cache, layer) -> (output, cache)`: k and v `[tokens, kv_heads, head_dim]`, q and output with `heads`."""
-
-
-def rotary_tables(config: RopeConfig, positions: Int32[Array, " tokens"]) -> tuple[Array, Array]:
-    """Return cosines and sines of each position's angles, `[tokens, 1, head_dim / 2]` float32."""
-    inverse, factor = frequencies(config)
-    angles = positions.astype(jnp.float32)[:, None, None] * inverse
-    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
-
-
-def rotate(
-    x: Float[Array, "tokens heads head_dim"], tables: tuple[Array, Array]
-) -> Float[Array, "tokens heads head_dim"]:
-    """Apply RoPE in the half-split layout of Hugging Face checkpoints."""
-    cos, sin = tables
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 class DecoderLayer(nnx.Module):
@@ -87,12 +71,8 @@ class DecoderLayer(nnx.Module):
         qkv = qkv.reshape(len(x), config.kv_heads, config.group + 2, config.head_dim)
         if config.family.qkv_bias:
             qkv = qkv + self.qkv_bias[...]
-        q = qkv[:, :, : config.group].reshape(len(x), config.heads, config.head_dim)
-        k, v = qkv[:, :, config.group], qkv[:, :, config.group + 1]
-        if config.family.qk_norm:
-            q = rms_norm(q, self.q_norm[...], config.norm_epsilon)
-            k = rms_norm(k, self.k_norm[...], config.norm_epsilon)
-        return rotate(q, tables), rotate(k, tables), v
+        norms = (self.q_norm[...], self.k_norm[...]) if config.family.qk_norm else (None, None)
+        return norm_rope(qkv, *tables, *norms, config.norm_epsilon)
 
 
 class Decoder(nnx.Module):
@@ -120,7 +100,8 @@ class Decoder(nnx.Module):
         self, token_ids: Int32[Array, " tokens"], positions: Int32[Array, " tokens"], attend: Attend, cache: Cache
     ) -> tuple[Float[Array, "tokens embed"], Cache]:
         """Return the last layer's hidden states, before the final norm, and the cache."""
-        tables = rotary_tables(self.config.rope, positions)
+        inverse, factor = frequencies(self.config.rope)
+        tables = rotary_tables(positions, jnp.asarray(inverse), factor)
         graph, stacked = nnx.split(self.layers)
 
         def layer(carry: tuple[Array, Cache], inputs: tuple[Any, Array]) -> tuple[tuple[Array, Cache], None]:

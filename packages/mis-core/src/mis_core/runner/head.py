@@ -10,8 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float32, Int32
 
 from mis_core.models.decoder import Decoder
-from mis_core.models.numerics import rms_norm, row_sum
-from mis_kernels import from_bits
+from mis_kernels import from_bits, rms_norm, row_sum
 
 VOCAB_CHUNK = 8192
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mis_kernels.aot import baseline
-from mis_kernels.aot.cost import MODEL, explain
+from mis_kernels.aot.cost import EMBED, MODEL, explain, explain_glue
 from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, environment
 from mis_kernels.attention.shapes import HEAD_LAYOUTS, HeadLayout, device_layouts
 from mis_kernels.attention.tiling import block_sizes
@@ -30,7 +30,7 @@ def run_job(name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
         dump.mkdir()
         path = Path(folder, "job.json")
         path.write_text(json.dumps({**job, "target": name, "dump": str(dump)}))
-        env = environment(target, str(dump) if job["what"] == "kernels" else None)
+        env = environment(target, str(dump) if "dtypes" in job or job["what"] == "glue" else None)
         command = [sys.executable, "-m", "mis_kernels.aot.worker", str(path)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -46,7 +46,12 @@ def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
     layouts = QUICK_LAYOUTS if quick else device_layouts()
     dtypes = ["bfloat16"]
     growth = [] if quick else [{"what": "growth"}]
-    return [{"what": "kernels", "layouts": layouts, "dtypes": dtypes}, {"what": "layers", "layouts": layouts}, *growth]
+    return [
+        {"what": "kernels", "layouts": layouts, "dtypes": dtypes},
+        {"what": "glue", "layouts": layouts},
+        {"what": "layers", "layouts": layouts},
+        *growth,
+    ]
 
 
 def compile_all(names: list[str], quick: bool, update: bool) -> int:
@@ -83,11 +88,15 @@ def _line(name: str, row: dict[str, Any]) -> str:
 
 
 def print_cost(name: str, as_json: bool) -> int:
-    """Compile the kernel of the canonical model and print what its request costs."""
+    """Compile the kernels of the canonical model and print what its request costs."""
     target, layout = TARGETS[name], HEAD_LAYOUTS[MODEL]
     [row] = run_job(name, {"what": "kernels", "layouts": [layout], "dtypes": ["bfloat16"]})
     blocks = block_sizes(chip=target.chip, **layout._asdict())
-    print(json.dumps({"target": name, **row}) if as_json else explain(target, layout, blocks, row["bundles"]))
+    [glue] = run_job(name, {"what": "glue", "layouts": [layout], "embed": EMBED})
+    if as_json:
+        print(json.dumps({"target": name, "attention": row, "glue": glue}))
+    else:
+        print(explain(target, layout, blocks, row["bundles"]), explain_glue(target, layout, glue), sep="\n")
     return 0
 
 

@@ -1,6 +1,6 @@
 """Static cost of attention for the canonical request: 2000 tokens of query, 500 items of 20 tokens."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -8,11 +8,13 @@ from mis_kernels.aot.programs import ITEM, PAGE_SIZE, extend_step, prefill_step
 from mis_kernels.aot.targets import Target
 from mis_kernels.attention.shapes import HeadLayout
 from mis_kernels.attention.tiling import KINDS, TpuBlocks, TpuTiles
+from mis_kernels.glue.pallas_tpu import BLOCK_TOKENS
 
 QUERY = 2000
 ITEMS = 500
 MODEL = "qwen3-0.6b"
 LAYERS = 28
+EMBED = 1024
 FETCH_BUNDLES = 64
 """Bundles around a tile's arithmetic that every tile executes: the loop, and starting and awaiting copies."""
 
@@ -56,5 +58,20 @@ def explain(target: Target, layout: HeadLayout, blocks: TpuBlocks, bundles: dict
             "A bundle is taken as a cycle. The last term charges a block with all code outside the tiles' arithmetic,",
             "branches not taken included. Not counted: stalls, waiting for memory, copies of pages that are not",
             "contiguous, launch, and everything but attention.",
+        )
+    )
+
+
+def explain_glue(target: Target, layout: HeadLayout, row: dict[str, Any]) -> str:
+    """Return the cycles per token and layer of norm, projection, and the norm and RoPE kernel, with their formula."""
+    step, tokens, estimated = row["bundles"]["step"], row["tokens"], row["xla_cycles"]
+    total = estimated / tokens + step * layout.kv_heads / BLOCK_TOKENS
+    return "\n".join(
+        (
+            f"glue = {estimated} cycles / {tokens} tokens"
+            f" + {step} bundles x {layout.kv_heads} KV heads / {BLOCK_TOKENS} tokens"
+            f" = {total:.1f} cycles per token and layer = {total * 12_000 * LAYERS / target.clock_ghz / 1e6:.1f} ms",
+            "The first term is XLA's own estimate for the RMS norm and the q, k, v projection, the second the kernel's",
+            "grid step. Not counted: stalls, copies between HBM and VMEM where they do not hide behind arithmetic.",
         )
     )

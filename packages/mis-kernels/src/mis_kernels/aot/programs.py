@@ -12,6 +12,8 @@ from mis_kernels.attention.api import segment_attention
 from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
 from mis_kernels.attention.shapes import HeadLayout
 from mis_kernels.attention.tiling import TpuBlocks
+from mis_kernels.glue.norms import rms_norm
+from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
 from mis_kernels.pages import write_pages
 from mis_kernels.segments import Segments, lay_out
 
@@ -111,3 +113,25 @@ def layers_program(layout: HeadLayout, segments: Segments, embed: int = 1024, dt
 
     name = f"layers kv{kv_heads} g{group} d{dim} {dtype} {tokens} tokens"
     return Program(name, step, (x, (cache, cache), qkv, out, _shapes(segments)), donated=(1,))
+
+
+def glue_program(layout: HeadLayout, tokens: int, dtype: str = "bfloat16", embed: int | None = None) -> Program:
+    """Return the kernel that normalises and rotates queries and keys; with `embed`, behind norm and projection."""
+    dim, kv_heads, parts = layout.head_dim, layout.kv_heads, layout.group + 2
+    table, weight = jax.ShapeDtypeStruct((tokens, dim), jnp.float32), jax.ShapeDtypeStruct((dim,), dtype)
+    weights = (table, table, weight, weight)
+    name = f"glue kv{kv_heads} g{layout.group} d{dim} {dtype}"
+
+    def kernel(qkv: Array, cos: Array, sin: Array, q_norm: Array, k_norm: Array) -> tuple[Array, ...]:
+        made = pallas_tpu_norm_rope(qkv.reshape(tokens, kv_heads, parts, dim), cos, sin, q_norm, k_norm, 1e-6)
+        return tuple(x.reshape(tokens, -1) for x in made)  # as the attention kernel takes them
+
+    if embed is None:
+        return Program(name, kernel, (jax.ShapeDtypeStruct((tokens, kv_heads * parts * dim), dtype), *weights))
+
+    def behind(x: Array, norm: Array, projection: Array, *rest: Array) -> tuple[Array, ...]:
+        qkv = jnp.dot(rms_norm(x, norm, 1e-6), projection, preferred_element_type=jnp.float32)
+        return kernel(qkv.astype(x.dtype), *rest)
+
+    shapes = (tokens, embed), (embed,), (embed, kv_heads * parts * dim)
+    return Program(f"norm, projection, {name}", behind, (*(jax.ShapeDtypeStruct(s, dtype) for s in shapes), *weights))

@@ -5,6 +5,7 @@ needs another process. The result goes to standard output as one JSON object.
 """
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mis_kernels.aot.programs import Program, extend_step, kernel_program, layers_program, prefill_step
+from mis_kernels.aot.programs import Program, extend_step, glue_program, kernel_program, layers_program, prefill_step
 from mis_kernels.aot.schedules import read_schedule, tile_bodies
 from mis_kernels.aot.sharded import sharded_kernel_program
 from mis_kernels.aot.targets import TARGETS, Target, mesh
@@ -52,6 +53,22 @@ def kernels(target: Target, layouts: list[HeadLayout], dtypes: list[str], dump: 
             rows.append(
                 {"name": program.name, "bundles": bundles, "vmem": vmem, "seconds": seconds, **_memory(compiled)}
             )
+    return rows
+
+
+def glue(target: Target, layouts: list[HeadLayout], dump: Path, embed: int | None) -> list[dict[str, Any]]:
+    """Compile the norm and RoPE kernel for each layout; report its longest straight run, one grid step.
+
+    With `embed`, compile it behind norm and projection, and report the cycles that XLA estimates for these.
+    """
+    rows = []
+    for layout in layouts:
+        program = glue_program(layout, STEP_TOKENS, embed=embed)
+        compiled, seconds = _compile(program, mesh(target, 1))
+        bundles = {"step": max(read_schedule(dump, "norm_rope").runs)}
+        estimated = sum(int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', compiled.as_text()))
+        row = {"name": program.name, "bundles": bundles, "seconds": seconds, **_memory(compiled)}
+        rows.append(row | ({"xla_cycles": estimated, "tokens": STEP_TOKENS} if embed else {}))
     return rows
 
 
@@ -98,6 +115,8 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
     match job["what"]:
         case "kernels":
             return kernels(target, layouts, job["dtypes"], Path(job["dump"]))
+        case "glue":
+            return glue(target, layouts, Path(job["dump"]), job.get("embed"))
         case "layers":
             return layers(target, layouts)
         case "growth":

@@ -1,0 +1,107 @@
+"""Norms of queries and keys, RoPE and the split into q, k and v in one pass over the projection.
+
+Plain XLA makes several passes with transposes between them. The kernel reads a block of tokens of one
+KV head's columns and writes them where attention reads them: heads side by side, in the order of heads.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Float32
+
+Ref = Any
+"""A block in VMEM; Pallas has no public name for its type."""
+
+LANES = 128
+BLOCK_TOKENS = 256
+_MAX_BLOCK_BYTES = 4 * 2**20
+
+
+def pallas_tpu_norm_rope(
+    qkv: Float[Array, "tokens kv_heads group_plus_two head_dim"],
+    cos: Float32[Array, "tokens head_dim"],
+    sin: Float32[Array, "tokens head_dim"],
+    q_norm: Float[Array, " head_dim"] | None,
+    k_norm: Float[Array, " head_dim"] | None,
+    epsilon: float,
+    *,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> tuple[Array, Array, Array]:
+    """Arguments and results as in `norm_rope`; `interpret` emulates the kernel elsewhere, for tests."""
+    tokens, kv_heads, parts, dim = qkv.shape
+    group = parts - 2
+    # A block's columns fill whole lanes, or are all there are.
+    together = 1 if dim % LANES == 0 else kv_heads
+    block = _block_tokens(tokens, together * parts * dim * qkv.dtype.itemsize)
+
+    def columns(heads: int) -> pl.BlockSpec:
+        return pl.BlockSpec((block, together * heads * dim), lambda row, head: (row, head))
+
+    table = pl.BlockSpec((block, dim), lambda row, head: (row, 0))
+    weight = pl.BlockSpec((2, dim), lambda row, head: (0, 0))
+    normed = q_norm is not None and k_norm is not None
+    weights = jnp.stack([q_norm, k_norm]).astype(jnp.float32) if normed else jnp.ones((2, dim), jnp.float32)
+    q, k, v = pl.pallas_call(
+        partial(norm_rope_kernel, heads=together, group=group, dim=dim, epsilon=epsilon if normed else None),
+        grid=(tokens // block, kv_heads // together),
+        in_specs=[columns(parts), table, table, weight],
+        out_specs=[columns(group), columns(1), columns(1)],
+        out_shape=[jax.ShapeDtypeStruct((tokens, kv_heads * n * dim), qkv.dtype) for n in (group, 1, 1)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        interpret=interpret,
+        name="norm_rope",
+    )(qkv.reshape(tokens, -1), cos, sin, weights)
+    return tuple(x.reshape(tokens, -1, dim) for x in (q, k, v))
+
+
+def _block_tokens(tokens: int, bytes_per_token: int) -> int:
+    block = BLOCK_TOKENS
+    while tokens % block or block * bytes_per_token > _MAX_BLOCK_BYTES:
+        block //= 2
+    return block
+
+
+def norm_rope_kernel(
+    qkv_ref: Ref,
+    cos_ref: Ref,
+    sin_ref: Ref,
+    weight_ref: Ref,
+    q_ref: Ref,
+    k_ref: Ref,
+    v_ref: Ref,
+    *,
+    heads: int,
+    group: int,
+    dim: int,
+    epsilon: float | None,
+) -> None:
+    """One block of tokens and `heads` KV heads; `epsilon` is None where nothing is normalised."""
+    cos, sin = cos_ref[...], sin_ref[...]
+
+    def turned(x: Array, weight: Array) -> Array:
+        x = x.astype(jnp.float32)
+        if epsilon is not None:
+            x = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon) * weight
+            # The next layer of arithmetic reads what a checkpoint's own library would have rounded here.
+            x = x.astype(q_ref.dtype).astype(jnp.float32)
+        swapped = (
+            pltpu.roll(x, dim // 2, 1)
+            if dim == LANES
+            else jnp.concatenate([x[:, dim // 2 :], x[:, : dim // 2]], axis=1)
+        )
+        return (x * cos + swapped * sin).astype(q_ref.dtype)
+
+    def part(index: int) -> slice:
+        return slice(index * dim, (index + 1) * dim)
+
+    for head in range(heads):
+        first = head * (group + 2)
+        for query in range(group):
+            q_ref[:, part(head * group + query)] = turned(qkv_ref[:, part(first + query)], weight_ref[0:1])
+        k_ref[:, part(head)] = turned(qkv_ref[:, part(first + group)], weight_ref[1:2])
+        v_ref[:, part(head)] = qkv_ref[:, part(first + group + 1)]
