@@ -177,3 +177,11 @@ def test_the_real_engine_reports_a_missing_model() -> None:
         opened.send(Configure({"model": "/no/such/model"}))
         assert opened.receive() == Failed(message="Model directory '/no/such/model' does not exist.")
         assert opened.exit_code() == 1
+
+
+def test_a_front_that_gives_up_before_it_configures_leaves_no_trace() -> None:
+    with front("-m", "mis_core.engine_process") as mine:
+        mine.connection.close()
+        assert mine.process.wait(timeout=60) == 0
+        assert mine.process.stderr is not None
+        assert mine.process.stderr.read() == b""

@@ -137,10 +137,12 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
         make_engine: Loads the engine; its `MisError`s reach the user as one line.
 
     Returns:
-        The process's exit status: 0 after `Shutdown`, 1 if the engine could not start.
+        The process's exit status: 0 after `Shutdown` or without a front, 1 if the engine could not start.
     """
     channel = Channel(connection)
     first = channel.receive()
+    if first is None:
+        return 0  # the front gave up before it had a use for this process
     if not isinstance(first, Configure):
         raise MalformedFrame(f"The first message must be a configuration, not {type(first).__name__}.")
     inbox, is_loaded = Inbox(), threading.Event()
@@ -149,25 +151,28 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
     if engine is None:
         return 1
     is_loaded.set()
-    channel.send(encode_frame(Ready(vocab_size=engine.vocab_size, context_length=engine.context_length)))
+    _tell(channel, encode_frame(Ready(vocab_size=engine.vocab_size, context_length=engine.context_length)))
     while (score := inbox.take()) is not None:
-        frame = _answer(engine, score)
-        # A front that is gone ends this process through the reader.
-        with contextlib.suppress(OSError):
-            channel.send(frame)
+        _tell(channel, _answer(engine, score))
     engine.close()
     return 0
+
+
+def _tell(channel: Channel, frame: bytes) -> None:
+    # A front that is gone ends this process through the reader.
+    with contextlib.suppress(OSError):
+        channel.send(frame)
 
 
 def _load(channel: Channel, make_engine: EngineFactory, configure: Configure) -> ComputesLogits | None:
     try:
         return make_engine(EngineConfig(**configure.options))
     except MisError as error:
-        channel.send(encode_frame(Failed(message=error.message)))
+        _tell(channel, encode_frame(Failed(message=error.message)))
     except Exception as error:
         logger.exception("The engine could not start.")
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_CHARACTERS]
-        channel.send(encode_frame(Failed(message=f"The engine could not start: {reason}", fault=True)))
+        _tell(channel, encode_frame(Failed(message=f"The engine could not start: {reason}", fault=True)))
     return None
 
 
