@@ -1,7 +1,8 @@
 """Attention for one context and many segments, without masks.
 
 `lay_out` describes the segments of a step by small integer arrays, `write_pages` puts new keys and
-values into the paged cache, `segment_attention` attends; `reference_attention` is its oracle.
+values into the paged cache, `segment_attention` attends; `reference_attention` is its oracle. Masks for those who want them come
+from `intervals_of_lengths` and its neighbours.
 """
 
 from mis_kernels.attention.api import segment_attention
@@ -9,6 +10,18 @@ from mis_kernels.attention.reference import reference_attention, visibility
 from mis_kernels.attention.tiling import block_sizes, device_blocks, tile_capacity
 from mis_kernels.glue.api import norm_rope, rotary_tables
 from mis_kernels.glue.norms import rms_norm, row_sum
+from mis_kernels.masks import (
+    Block,
+    Intervals,
+    block_map,
+    dense_mask,
+    intervals_of_delimiters,
+    intervals_of_lengths,
+    intervals_of_mask,
+    intervals_of_segments,
+    positions_of_delimiters,
+    positions_of_lengths,
+)
 from mis_kernels.pages import write_pages
 from mis_kernels.segments import Segments, lay_out
 from mis_kernels.sharding import attention_over_heads, attention_over_tokens, cache_heads, write_pages_over_tokens
@@ -17,15 +30,25 @@ from mis_kernels.storage import from_bits, storage_dtype, to_bits
 __version__ = "0.1.0"
 
 __all__ = [
+    "Block",
+    "Intervals",
     "Segments",
     "attention_over_heads",
     "attention_over_tokens",
+    "block_map",
     "block_sizes",
     "cache_heads",
+    "dense_mask",
     "device_blocks",
     "from_bits",
+    "intervals_of_delimiters",
+    "intervals_of_lengths",
+    "intervals_of_mask",
+    "intervals_of_segments",
     "lay_out",
     "norm_rope",
+    "positions_of_delimiters",
+    "positions_of_lengths",
     "reference_attention",
     "rms_norm",
     "rotary_tables",
