@@ -1,8 +1,8 @@
 """Attention for one context and many segments, without masks.
 
 `lay_out` describes the segments of a step by small integer arrays, `write_pages` puts new keys and
-values into the paged cache, `segment_attention` attends; `reference_attention` is its oracle. Masks for those who want them come
-from `intervals_of_lengths` and its neighbours.
+values into the paged cache, `segment_attention` attends; `reference_attention` is its oracle. Masks,
+for those who want them, come from `intervals_of_lengths` and its neighbours.
 """
 
 from mis_kernels.attention.api import segment_attention
