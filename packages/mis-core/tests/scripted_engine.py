@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,10 @@ class ScriptedEngine:
 
     def __init__(self, log: Path | None) -> None:
         self._log = log
+        self._device = ThreadPoolExecutor(1)
+
+    def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
+        return self._device.submit(self.compute, request)
 
     def compute(self, request: ScoreRequest) -> LabelLogits:
         self._write(str(request.cache_salt))

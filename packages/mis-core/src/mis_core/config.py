@@ -12,6 +12,8 @@ from typing import Any, Self
 from mis_core.errors import ConfigError
 
 DTYPES = ("bfloat16", "float32")
+ALGORITHMS = ("auto", "serial", "packed", "prefill_extend")
+MASKS = ("auto", "segment", "dense")
 
 
 def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] = ()) -> Any:
@@ -39,22 +41,75 @@ class EngineConfig:
     context_length: int | None = option(
         None, "Longest query + item in tokens; default: the model's own.", "--max-model-len"
     )
-    chunked_prefill_size: int = option(
-        2048, "Token budget: most new tokens computed in one step, a multiple of 256.", "--max-num-batched-tokens"
+    chunked_prefill_size: int | None = option(
+        None,
+        "Token budget: most new tokens computed in one step on each device, a multiple of 256; default: 2048 on "
+        "CPUs, elsewhere the largest up to 4096 that memory allows.",
+        "--max-num-batched-tokens",
     )
-
+    tp_size: int = option(1, "Devices that weights and KV heads are cut over.", "--tensor-parallel-size")
+    dp_size: int = option(1, "Devices that tokens are cut over, each with all weights.", "--data-parallel-size")
+    max_total_tokens: int | None = option(
+        None, "Tokens that the KV cache has room for; default: 32768 on CPUs, elsewhere what memory allows."
+    )
+    mem_fraction_static: float = option(
+        0.88, "Share of an accelerator's memory for weights and KV cache.", "--gpu-memory-utilization"
+    )
+    max_running_requests: int = option(256, "Most requests that share the steps; others wait.", "--max-num-seqs")
+    disable_radix_cache: bool = option(
+        False, "Forget a query as soon as its request is planned.", "--no-enable-prefix-caching"
+    )
+    scoring_algorithm: str = option(
+        "auto", "Layout of requests in steps; auto chooses by estimated cost.", choices=ALGORITHMS
+    )
+    mask_impl: str = option(
+        "auto", "dense materialises masks, as a reference; auto is segment, which needs none.", choices=MASKS
+    )
+    multi_item_scoring_chunk_size: int = option(0, "Most items of a request in a step; 0: as many as fit.")
+    multi_item_scoring_delimiter: int | None = option(
+        None, "Token id put between query and item, as older servers need it; off by default."
+    )
+    enable_mis: bool = option(True, "Accepted for the sake of older command lines: it is always on.")
+    enable_request_layout: bool = option(
+        False, "Let requests choose scoring_algorithm, mask_impl and multi_item_scoring_chunk_size."
+    )
+    compilation_cache_dir: str | None = option(
+        None, "Folder that keeps compiled steps between starts; default: none on CPUs, elsewhere ~/.cache/mis."
+    )
     skip_warmup: bool = option(False, "Compile shapes at their first use instead of before readiness.")
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.", "dtype")
-        if self.context_length is not None and self.context_length < 1:
-            raise ConfigError(f"context_length must be at least 1, not {self.context_length}.", "context_length")
-        if self.chunked_prefill_size < 256 or self.chunked_prefill_size % 256:
+        for name, allowed in (("dtype", DTYPES), ("scoring_algorithm", ALGORITHMS), ("mask_impl", MASKS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.", name)
+        for name in ("context_length", "tp_size", "dp_size", "max_total_tokens", "max_running_requests"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}.", name)
+        for name in ("multi_item_scoring_chunk_size", "multi_item_scoring_delimiter"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} must not be negative, but is {value}.", name)
+        size = self.chunked_prefill_size
+        if size is not None and (size < 256 or size % 256):
+            raise ConfigError(f"chunked_prefill_size must be a multiple of 256, not {size}.", "chunked_prefill_size")
+        if not 0 < self.mem_fraction_static < 1:
             raise ConfigError(
-                f"chunked_prefill_size must be a multiple of 256, not {self.chunked_prefill_size}.",
-                "chunked_prefill_size",
+                f"mem_fraction_static must be between 0 and 1, not {self.mem_fraction_static}.", "mem_fraction_static"
             )
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.mask_impl == "dense" and self.scoring_algorithm not in ("auto", "packed"):
+            raise ConfigError(
+                f"mask_impl dense needs scoring_algorithm packed or auto, not {self.scoring_algorithm}.", "mask_impl"
+            )
+        if self.scoring_algorithm == "serial" and self.multi_item_scoring_chunk_size > 1:
+            raise ConfigError(
+                "multi_item_scoring_chunk_size is 1 with scoring_algorithm serial.", "multi_item_scoring_chunk_size"
+            )
+        if not self.enable_mis:
+            raise ConfigError("enable_mis cannot be switched off: it is how this engine works.", "enable_mis")
 
     @classmethod
     def of(cls, model: str, options: dict[str, Any]) -> Self:

@@ -1,31 +1,46 @@
 """The engine: one model on this process's devices, asked in Python."""
 
 import asyncio
-import threading
+import logging
+import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mis_core.config import EngineConfig
-from mis_core.errors import EngineUnavailable, ModelError
+from mis_core.engine_loop import EngineLoop
+from mis_core.errors import ModelError
 from mis_core.hub import resolve_model
 from mis_core.models.config import read_model_config
+from mis_core.models.parallel import make_mesh, spread_heads
 from mis_core.models.weights import load_decoder
 from mis_core.request import LabelLogits, ScoreRequest, ScoreResult
+from mis_core.runner.layout import Layouts
+from mis_core.runner.memory import cache_pages, token_budget
 from mis_core.runner.runner import Runner
-from mis_core.scheduler.plan import plan_request
+from mis_core.scheduler.plan import PAGE_SIZE, StepShape
+from mis_core.scheduler.scheduler import Policy, Scheduler
 from mis_core.scoring import finish
 from mis_core.tokenization import Tokenizer
 from mis_core.validation import Limits, parse_score_request
 
+logger = logging.getLogger(__name__)
+
+_CONTEXTS = 8  # different queries and long items in a step, on each device
+
 
 class Engine:
-    """Scores items behind a shared query. Thread-safe; close it, or use it as a context manager."""
+    """Scores items behind a shared query.
+
+    Any number of threads and coroutines may ask at once; their requests share the device's steps. Close
+    it, or use it as a context manager.
+    """
 
     def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
         """Load a model and compile its steps.
@@ -36,20 +51,50 @@ class Engine:
 
         Raises:
             ModelError: the checkpoint cannot be served as it stands; one sentence says why.
+            ConfigError: the options do not fit the model or this machine's devices.
         """
+        _keep_compiled(config)
         directory = resolve_model(config.model)
         model = read_model_config(directory)
         self.config = config
         self.directory: Path = directory
         self.vocab_size = model.vocab_size
-        self.context_length = _context_length(config, model.max_positions)
-        decoder = load_decoder(directory, model, jnp.dtype(config.dtype), progress)
-        self._runner: Runner | None = Runner(decoder, config.chunked_prefill_size, self.context_length)
-        self._lock = threading.Lock()
+        if config.context_length is not None and config.context_length > model.max_positions:
+            longest = model.max_positions
+            raise ModelError(f"context_length {config.context_length} exceeds the model's {longest} positions.")
+        mesh = make_mesh(config.dp_size, config.tp_size)
+        spread = spread_heads(model, config.tp_size)
+        decoder = load_decoder(directory, model, jnp.dtype(config.dtype), mesh, progress)
+        budget = token_budget(config, spread, mesh)
+        pages, self.context_length = cache_pages(config, spread, mesh, budget)
+        shape = StepShape(
+            tokens=budget,
+            scored=max(256, budget // 8),
+            contexts=_CONTEXTS,
+            pages_per_context=-(-self.context_length // PAGE_SIZE),
+            alignment=Layouts.alignment(spread, jnp.dtype(config.dtype), mesh),
+            shards=config.dp_size,
+        )
+        runner = Runner(decoder, mesh, shape, pages)
+        policy = Policy(
+            config.scoring_algorithm,
+            config.mask_impl,
+            config.multi_item_scoring_chunk_size,
+            config.max_running_requests,
+        )
+        scheduler = Scheduler(shape, pages, policy, prefix_cache=not config.disable_radix_cache)
         self._tokenizer: Tokenizer | None = None
-        self._limits = Limits(context_length=self.context_length, vocab_size=self.vocab_size)
+        self.limits = Limits(
+            context_length=self.context_length,
+            vocab_size=self.vocab_size,
+            delimiter=config.multi_item_scoring_delimiter,
+            layouts=True,
+        )
         if not config.skip_warmup:
-            self._runner.warm_up(progress)
+            seconds = runner.warm_up(dense_mask=config.mask_impl == "dense", progress=progress)
+            logger.info("Compiled in %.1f s: %s", sum(seconds.values()), seconds)
+        logger.info("Context of %d tokens, KV cache of %d, %d a step", self.context_length, pages * PAGE_SIZE, budget)
+        self._loop = EngineLoop(runner, scheduler)
 
     @classmethod
     def from_pretrained(cls, model: str | Path, *, progress: bool = True, **options: Any) -> Self:
@@ -87,38 +132,78 @@ class Engine:
             items: Texts or lists of token ids, of the query's kind; one may be empty.
             label_token_ids: Tokens whose probability after `query + item` is wanted, or one list per item.
             options: The other fields of the HTTP body: `labels`, `apply_softmax`, `item_first`,
-                `temperature`, `return_token_logprobs`, `cache_salt`.
+                `temperature`, `return_token_logprobs`, `cache_salt`; and, for this request only,
+                `scoring_algorithm`, `mask_impl` and `multi_item_scoring_chunk_size`.
 
         Raises:
             RequestError: the request breaks the contract; nothing was computed.
-            EngineUnavailable: the engine is closed.
+            EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
         """
-        body = {"query": query, "items": items, **options}
-        if label_token_ids is not None:
-            body["label_token_ids"] = label_token_ids
-        uses_text = isinstance(query, str) or body.get("labels") is not None
-        request = parse_score_request(body, self.tokenizer if uses_text else None, self._limits)
-        return finish(request, self.compute(request))
+        request, tokenize_ms = self._parse(query, items, label_token_ids, options)
+        future = self.submit(request)
+        try:
+            logits = future.result()
+        except BaseException:
+            future.cancel()  # interrupted: nobody waits any more
+            raise
+        return _finished(request, logits, tokenize_ms)
 
     async def score_async(self, query: Any, items: Any, label_token_ids: Any = None, **options: Any) -> ScoreResult:
-        """`score` for asyncio: the event loop stays free while the device works."""
-        return await asyncio.to_thread(self.score, query, items, label_token_ids, **options)
+        """`score` for asyncio: the event loop stays free, and cancelling the task frees the device."""
+        request, tokenize_ms = await asyncio.to_thread(self._parse, query, items, label_token_ids, options)
+        logits = await asyncio.wrap_future(self.submit(request))
+        return await asyncio.to_thread(_finished, request, logits, tokenize_ms)
 
-    def compute(self, request: ScoreRequest) -> LabelLogits:
-        """Run a validated request on the device.
+    def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
+        """Queue a validated request; cancelling the future frees its pages and its place.
 
         Raises:
             EngineUnavailable: the engine is closed.
         """
-        with self._lock:
-            if self._runner is None:
-                raise EngineUnavailable("The engine is closed.")
-            return _compute(self._runner, request)
+        return self._loop.submit(request)
+
+    def compute(self, request: ScoreRequest) -> LabelLogits:
+        """Run a validated request on the device and wait for it.
+
+        Raises:
+            EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
+        """
+        return self.submit(request).result()
+
+    def statistics(self) -> dict[str, float]:
+        """Return counts of requests, steps, tokens and cache pages since the start."""
+        return self._loop.statistics()
+
+    def flush_cache(self) -> int:
+        """Forget every query that no request is using; return how many pages that freed."""
+        return self._loop.flush()
+
+    def start_profile(self, directory: str | Path) -> None:
+        """Begin a JAX profile, readable by XProf and Perfetto.
+
+        Args:
+            directory: Folder for the trace.
+
+        Raises:
+            RuntimeError: a profile is under way.
+        """
+        jax.profiler.start_trace(str(directory))
+
+    def stop_profile(self) -> None:
+        """End the profile and write it.
+
+        Raises:
+            RuntimeError: none is under way.
+        """
+        jax.profiler.stop_trace()
+
+    def save_memory_profile(self, path: str | Path) -> None:
+        """Write what lies in device memory, in pprof's format."""
+        jax.profiler.save_device_memory_profile(str(path))
 
     def close(self) -> None:
-        """Free the weights and the cache. Closing twice is fine."""
-        with self._lock:
-            self._runner = None
+        """Free the weights and the cache; requests under way fail. Closing twice is fine."""
+        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -128,26 +213,29 @@ class Engine:
     ) -> None:
         self.close()
 
+    def _parse(
+        self, query: Any, items: Any, label_token_ids: Any, options: dict[str, Any]
+    ) -> tuple[ScoreRequest, float]:
+        began = time.perf_counter()
+        body = {"query": query, "items": items, **options}
+        if label_token_ids is not None:
+            body["label_token_ids"] = label_token_ids
+        uses_text = isinstance(query, str) or body.get("labels") is not None
+        request = parse_score_request(body, self.tokenizer if uses_text else None, self.limits)
+        return request, (time.perf_counter() - began) * 1e3
 
-def _context_length(config: EngineConfig, max_positions: int) -> int:
-    if config.context_length is not None and config.context_length > max_positions:
-        raise ModelError(f"context_length {config.context_length} exceeds the model's {max_positions} positions.")
-    return config.context_length or max_positions
+
+def _finished(request: ScoreRequest, logits: LabelLogits, tokenize_ms: float) -> ScoreResult:
+    result = finish(request, logits)
+    result.timings_ms["tokenize"] = tokenize_ms
+    return result
 
 
-def _compute(runner: Runner, request: ScoreRequest) -> LabelLogits:
-    began = time.perf_counter()
-    labels = np.broadcast_to(request.label_ids, (request.num_items, request.label_ids.shape[1]))
-    logits = np.empty(labels.shape, np.float32)
-    normalisers = np.empty(request.num_items, np.float32) if request.needs_log_sum_exp else None
-    for plan in plan_request(request, runner.token_budget, runner.pages_per_context):
-        hidden = runner.run(plan)
-        if len(plan.scored_items) == 0:
-            continue
-        found, normaliser = runner.read_head(
-            hidden, plan.scored_rows, labels[plan.scored_items], normalise=normalisers is not None
-        )
-        logits[plan.scored_items] = found
-        if normalisers is not None:
-            normalisers[plan.scored_items] = normaliser
-    return LabelLogits(logits, normalisers, timings_ms={"device": (time.perf_counter() - began) * 1e3})
+def _keep_compiled(config: EngineConfig) -> None:
+    folder = config.compilation_cache_dir
+    if folder is None and jax.default_backend() != "cpu":
+        home = os.environ.get("XDG_CACHE_HOME")
+        folder = str((Path(home) if home else Path("~/.cache").expanduser()) / "mis")
+    if folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

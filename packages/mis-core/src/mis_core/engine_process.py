@@ -1,9 +1,10 @@
 """The engine's process: `python -m mis_core.engine_process FD`, started by `client`.
 
 `FD` is one end of a socket pair inherited from the front process; nothing listens anywhere. A thread
-reads messages; the main thread loads the engine and then computes one request after the other. The
-process lives exactly as long as the front wants it: it leaves at `Shutdown`, and at once when the
-socket closes, since nobody could read an answer any more.
+reads messages and gives requests to the engine, whose own thread answers them as they are ready; the
+main thread loads the engine and waits for the end. The process lives exactly as long as the front
+wants it: it leaves at `Shutdown`, and at once when the socket closes, since nobody could read an answer
+any more.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 from mis_core.config import EngineConfig
@@ -48,8 +50,8 @@ class ComputesLogits(Protocol):
     vocab_size: int
     context_length: int
 
-    def compute(self, request: ScoreRequest) -> LabelLogits:
-        """Compute the label logits of a request; blocks."""
+    def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
+        """Begin to compute the label logits of a request; cancelling the future frees it."""
         ...
 
     def close(self) -> None:
@@ -61,10 +63,11 @@ EngineFactory = Callable[[EngineConfig], ComputesLogits]
 
 
 class Channel:
-    """Whole messages over a stream socket, blocking."""
+    """Whole messages over a stream socket, blocking; any thread may send."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._sending = threading.Lock()
         self._stream = connection.makefile("rb")
 
     def send(self, frame: bytes) -> None:
@@ -73,7 +76,8 @@ class Channel:
         Raises:
             OSError: the front is gone.
         """
-        self._connection.sendall(frame)
+        with self._sending:
+            self._connection.sendall(frame)
 
     def receive(self) -> ToEngine | None:
         """Read one message, or None when the front is gone.
@@ -95,38 +99,63 @@ class Channel:
             return b""
 
 
-class Inbox:
-    """Requests that wait for the device, in order of arrival. Cancelled ones leave without a trace."""
+class Desk:
+    """Requests that the engine works on. Opens when the engine is loaded, closes once."""
 
-    def __init__(self) -> None:
-        self._waiting: dict[int, Score] = {}
-        self._is_closed = False
+    def __init__(self, channel: Channel, engine: ComputesLogits) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._futures: dict[int, Future[LabelLogits]] = {}
         self._changed = threading.Condition()
+        self._is_closed = False
 
     def put(self, score: Score) -> None:
-        """Append a request."""
+        """Give a request to the engine; its answer is sent when it is ready."""
+        try:
+            future = self._engine.submit(score.request())
+        except Exception as error:
+            self._answer(score.id, error)
+            return
         with self._changed:
-            self._waiting[score.id] = score
-            self._changed.notify()
+            self._futures[score.id] = future
+        future.add_done_callback(lambda done: self._finish(score.id, done))
 
     def cancel(self, id: int) -> None:
-        """Drop a request if it still waits; one that runs or was answered is left alone."""
+        """Drop a request; one that was answered is left alone."""
         with self._changed:
-            self._waiting.pop(id, None)
+            future = self._futures.get(id)
+        if future is not None:
+            future.cancel()
 
     def close(self) -> None:
-        """Let `take` return None from now on; what waits is dropped."""
+        """Take nothing more; `wait` returns when what is here is answered."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
-    def take(self) -> Score | None:
-        """Remove and return the oldest request, waiting for one; None once closed."""
+    def wait(self) -> None:
+        """Block until the desk is closed and empty."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            if self._is_closed:
-                return None
-            return self._waiting.pop(next(iter(self._waiting)))
+            self._changed.wait_for(lambda: self._is_closed and not self._futures)
+
+    def _finish(self, id: int, future: Future[LabelLogits]) -> None:
+        if not future.cancelled():
+            error = future.exception()
+            if error is None:
+                _tell(self._channel, encode_frame(Scored.of(id, future.result())))
+            else:
+                self._answer(id, error)
+        with self._changed:
+            self._futures.pop(id, None)
+            self._changed.notify()
+
+    def _answer(self, id: int, error: BaseException) -> None:
+        if isinstance(error, RequestError):
+            frame = encode_frame(Rejected(id=id, code=error.code, message=error.message, param=error.param))
+        else:  # a poisoned request must not take its neighbours along
+            logger.error("Request %d failed.", id, exc_info=error)
+            frame = encode_frame(Errored(id=id))
+        _tell(self._channel, frame)
 
 
 def run(connection: socket.socket, make_engine: EngineFactory) -> int:
@@ -145,15 +174,15 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
         return 0  # the front gave up before it had a use for this process
     if not isinstance(first, Configure):
         raise MalformedFrame(f"The first message must be a configuration, not {type(first).__name__}.")
-    inbox, is_loaded = Inbox(), threading.Event()
-    threading.Thread(target=_read_messages, args=(channel, inbox, is_loaded), name="reader", daemon=True).start()
+    opened: Future[Desk] = Future()
+    threading.Thread(target=_read_messages, args=(channel, opened), name="reader", daemon=True).start()
     engine = _load(channel, make_engine, first)
     if engine is None:
         return 1
-    is_loaded.set()
+    desk = Desk(channel, engine)
     _tell(channel, encode_frame(Ready(vocab_size=engine.vocab_size, context_length=engine.context_length)))
-    while (score := inbox.take()) is not None:
-        _tell(channel, _answer(engine, score))
+    opened.set_result(desk)
+    desk.wait()
     engine.close()
     return 0
 
@@ -176,29 +205,19 @@ def _load(channel: Channel, make_engine: EngineFactory, configure: Configure) ->
     return None
 
 
-def _answer(engine: ComputesLogits, score: Score) -> bytes:
-    try:
-        return encode_frame(Scored.of(score.id, engine.compute(score.request())))
-    except RequestError as error:
-        return encode_frame(Rejected(id=score.id, code=error.code, message=error.message, param=error.param))
-    except Exception:  # a poisoned request must not take its neighbours along
-        logger.exception("Request %d failed.", score.id)
-        return encode_frame(Errored(id=score.id))
-
-
-def _read_messages(channel: Channel, inbox: Inbox, is_loaded: threading.Event) -> None:
+def _read_messages(channel: Channel, opened: Future[Desk]) -> None:
     status = 0
     try:
         while (message := channel.receive()) is not None:
             match message:
                 case Score():
-                    inbox.put(message)
+                    opened.result().put(message)
                 case Cancel():
-                    inbox.cancel(message.id)
+                    opened.result().cancel(message.id)
                 case Shutdown():
-                    inbox.close()
-                    if not is_loaded.is_set():
+                    if not opened.done():
                         break
+                    opened.result().close()
                 case Configure():
                     raise MalformedFrame("A second configuration arrived.")
     except MalformedFrame as error:

@@ -11,6 +11,21 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one request is laid out in steps, where it differs from the engine's options; None: as the engine does.
+
+    Attributes:
+        algorithm: `auto`, `serial`, `packed` or `prefill_extend`.
+        mask: `auto`, `segment` or `dense`.
+        chunk_size: Most items in a step; 0: as many as fit.
+    """
+
+    algorithm: str | None = None
+    mask: str | None = None
+    chunk_size: int | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest:
     """One query, its items as segments, and the labels to score. Valid by construction.
@@ -36,6 +51,7 @@ class ScoreRequest:
         temperature: Divides the label log-probabilities before the softmax.
         return_token_logprobs: Also return full-vocabulary natural log-probabilities.
         cache_salt: Requests share cached prefixes only with requests of the same salt.
+        layout: Scoring algorithm and the like, where the request chooses them.
     """
 
     query: Int32[np.ndarray, " query_tokens"]
@@ -47,6 +63,7 @@ class ScoreRequest:
     temperature: float = 1.0
     return_token_logprobs: bool = False
     cache_salt: str | None = None
+    layout: Layout = Layout()
 
     @property
     def num_items(self) -> int:
@@ -76,12 +93,18 @@ class LabelLogits:
             None where the request does not need it.
         cached_tokens: Query tokens whose KV came from the prefix cache.
         timings_ms: Milliseconds by stage.
+        algorithm: Layout that was used.
+        reason: Why, in one sentence.
+        steps: Device calls that computed some part of the request.
     """
 
     logits: Float32[np.ndarray, "items labels"]
     log_sum_exp: Float32[np.ndarray, " items"] | None
     cached_tokens: int = 0
     timings_ms: dict[str, float] = field(default_factory=dict)
+    algorithm: str = ""
+    reason: str = ""
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +123,17 @@ class ScoreResult:
         scores: `[items, labels]`; with per-item label lists of different lengths, rows end in NaN.
         token_logprobs: Full-vocabulary natural log-probabilities, shaped like `scores`, or None.
         usage: Token counts.
-        timings_ms: Milliseconds by stage.
+        timings_ms: Milliseconds by stage: `tokenize`, `queue` (until the first step has room), `plan`
+            (host time for layouts), `device` (from the first step to the last value), `finish`.
+        algorithm: Layout that was used: `serial`, `packed` or `prefill_extend`.
+        reason: Why, in one sentence.
+        steps: Device calls that computed some part of the request.
     """
 
     scores: Float32[np.ndarray, "items labels"]
     token_logprobs: Float32[np.ndarray, "items labels"] | None
     usage: Usage
     timings_ms: dict[str, float] = field(default_factory=dict)
+    algorithm: str = ""
+    reason: str = ""
+    steps: int = 0

@@ -1,5 +1,7 @@
 """From label logits to scores, on the host, in float64."""
 
+import time
+
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
 from scipy.special import softmax
@@ -23,6 +25,7 @@ def finish(request: ScoreRequest, logits: LabelLogits) -> ScoreResult:
     Raises:
         ValueError: `log_sum_exp` is missing though the request needs it.
     """
+    began = time.perf_counter()
     given = np.broadcast_to(request.label_ids >= 0, logits.logits.shape)
     values = logits.logits.astype(np.float64)
     logprobs = _logprobs(values, given, logits.log_sum_exp) if request.needs_log_sum_exp else None
@@ -35,7 +38,10 @@ def finish(request: ScoreRequest, logits: LabelLogits) -> ScoreResult:
         scores=scores,
         token_logprobs=logprobs if request.return_token_logprobs else None,
         usage=Usage(request.prompt_tokens, logits.cached_tokens),
-        timings_ms=logits.timings_ms,
+        timings_ms={**logits.timings_ms, "finish": (time.perf_counter() - began) * 1e3},
+        algorithm=logits.algorithm,
+        reason=logits.reason,
+        steps=logits.steps,
     )
 
 

@@ -13,10 +13,14 @@ from typing import cast
 import numpy as np
 from jaxtyping import Int32
 
+from mis_core.config import ALGORITHMS, MASKS
 from mis_core.errors import RequestError
-from mis_core.request import ScoreRequest
+from mis_core.request import Layout, ScoreRequest
 from mis_core.token_ids import ROW_TYPES, TokenRows, read_row, read_rows
 from mis_core.tokenization import Joined, Tokenizer, join_ids
+
+LAYOUT_FIELDS = ("scoring_algorithm", "mask_impl", "multi_item_scoring_chunk_size")
+"""Fields of a request that chooses its layout, where the engine lets it."""
 
 FIELDS = (
     "query", "items", "label_token_ids", "labels", "apply_softmax", "item_first", "temperature",
@@ -35,6 +39,8 @@ class Limits:
         max_items: Most items.
         max_labels: Most labels of an item.
         max_request_tokens: Most tokens of the query, once, and of every item.
+        delimiter: Token put between query and item, or None.
+        layouts: Whether requests may choose their layout, by `LAYOUT_FIELDS`.
     """
 
     context_length: int
@@ -42,6 +48,8 @@ class Limits:
     max_items: int = 20_000
     max_labels: int = 1024
     max_request_tokens: int = 2_000_000
+    delimiter: int | None = None
+    layouts: bool = False
 
 
 def parse_score_request(
@@ -62,7 +70,7 @@ def parse_score_request(
     Raises:
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
-    _check_fields(body)
+    _check_fields(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
     query = _read_query(body)
     items = _read_items(body, query)
     labels = _read_labels(body, len(items.lens) if isinstance(items, TokenRows) else len(items))
@@ -80,6 +88,9 @@ def parse_score_request(
         raise RequestError("model_not_found", f"Model {_shown(model)} is not served here.", "model")
     temperature = _read_temperature(body, apply_softmax)
     _check_counts(len(items.lens) if isinstance(items, TokenRows) else len(items), label_rows, limits)
+    layout = _read_layout(body)
+    if limits.delimiter is not None:
+        query, items = _delimited(query, items, item_first, tokenizer, limits.delimiter)
     joined = _join(query, items, item_first, tokenizer, limits)
     return ScoreRequest(
         joined.query,
@@ -91,14 +102,15 @@ def parse_score_request(
         temperature=temperature,
         return_token_logprobs=return_token_logprobs,
         cache_salt=cache_salt,
+        layout=layout,
     )
 
 
-def _check_fields(body: Mapping[str, object]) -> None:
+def _check_fields(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
     for name in body:
-        if name not in FIELDS:
-            near = difflib.get_close_matches(str(name)[:64], FIELDS, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known fields: {', '.join(FIELDS)}."
+        if name not in fields:
+            near = difflib.get_close_matches(str(name)[:64], fields, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known fields: {', '.join(fields)}."
             raise RequestError("unknown_parameter", f"Unknown field {_shown(name)}. {hint}", str(name)[:64])
 
 
@@ -216,6 +228,46 @@ def _read_temperature(body: Mapping[str, object], apply_softmax: bool) -> float:
     if temperature != 1.0 and not apply_softmax:
         raise RequestError("invalid_temperature", "A temperature other than 1 needs apply_softmax.", "temperature")
     return temperature
+
+
+def _read_layout(body: Mapping[str, object]) -> Layout:
+    for name, allowed in (("scoring_algorithm", ALGORITHMS), ("mask_impl", MASKS)):
+        value = body.get(name)
+        if value is not None and value not in allowed:
+            raise RequestError(f"invalid_{name}", f"{name} must be one of {', '.join(allowed)}.", name)
+    name = "multi_item_scoring_chunk_size"
+    size = body.get(name)
+    if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0):
+        raise RequestError(f"invalid_{name}", f"{name} must be a whole number, 0 for as many items as fit.", name)
+    algorithm, mask = cast(str | None, body.get("scoring_algorithm")), cast(str | None, body.get("mask_impl"))
+    if mask == "dense" and algorithm not in (None, "auto", "packed"):
+        raise RequestError("invalid_mask_impl", "mask_impl dense needs scoring_algorithm packed.", "mask_impl")
+    return Layout(algorithm, mask, None if size is None else int(size))
+
+
+def _delimited(
+    query: str | TokenRows,
+    items: Sequence[str] | TokenRows,
+    item_first: bool,
+    tokenizer: Tokenizer | None,
+    delimiter: int,
+) -> tuple[TokenRows, TokenRows]:
+    """Put the delimiter between query and item: at the end of whatever comes first.
+
+    Text is tokenised part by part, since the delimiter parts them.
+    """
+    if isinstance(query, str):
+        own, tokens, lens = cast(Tokenizer, tokenizer).encode_apart(query, cast(Sequence[str], items), item_first)
+        query, items = TokenRows.single("query", own), TokenRows("items", tokens, lens, is_nested=True)
+    assert isinstance(items, TokenRows), "text and ids are never mixed"
+    for rows in (query, items):
+        if (rows.values == delimiter).any():
+            message = f"{rows.param} must not hold token {delimiter}, the delimiter between query and item."
+            raise RequestError("delimiter_in_input", message, rows.param)
+    first = items if item_first else query
+    ends = np.cumsum(first.lens)
+    first = TokenRows(first.param, np.insert(first.values, ends, delimiter), first.lens + 1, first.is_nested)
+    return (query, first) if item_first else (first, items)
 
 
 def _check_counts(num_items: int, labels: TokenRows, limits: Limits) -> None:

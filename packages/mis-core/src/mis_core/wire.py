@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from mis_core.request import LabelLogits, ScoreRequest
+from mis_core.request import LabelLogits, Layout, ScoreRequest
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -62,6 +62,9 @@ class Score(_Message, frozen=True):
     temperature: float
     return_token_logprobs: bool
     cache_salt: str | None
+    algorithm: str | None = None
+    mask: str | None = None
+    chunk_size: int | None = None
 
     @classmethod
     def of(cls, id: int, request: ScoreRequest) -> "Score":
@@ -78,6 +81,9 @@ class Score(_Message, frozen=True):
             temperature=request.temperature,
             return_token_logprobs=request.return_token_logprobs,
             cache_salt=request.cache_salt,
+            algorithm=request.layout.algorithm,
+            mask=request.layout.mask,
+            chunk_size=request.layout.chunk_size,
         )
 
     def request(self) -> ScoreRequest:
@@ -96,6 +102,7 @@ class Score(_Message, frozen=True):
             temperature=self.temperature,
             return_token_logprobs=self.return_token_logprobs,
             cache_salt=self.cache_salt,
+            layout=Layout(self.algorithm, self.mask, self.chunk_size),
         )
         if len(request.item_starts) != request.num_items + 1 or len(request.label_ids) not in (1, request.num_items):
             raise MalformedFrame(
@@ -112,7 +119,7 @@ class Cancel(_Message, frozen=True):
 
 
 class Shutdown(_Message, frozen=True):
-    """Finish the request being computed, free the device and exit."""
+    """Answer what was sent before, free the device and exit."""
 
 
 class Ready(_Message, frozen=True):
@@ -152,6 +159,9 @@ class Scored(_Message, frozen=True):
     log_sum_exp: bytes | None
     cached_tokens: int
     timings_ms: dict[str, float]
+    algorithm: str = ""
+    reason: str = ""
+    steps: int = 0
 
     @classmethod
     def of(cls, id: int, logits: LabelLogits) -> "Scored":
@@ -163,6 +173,9 @@ class Scored(_Message, frozen=True):
             log_sum_exp=None if logits.log_sum_exp is None else _pack(logits.log_sum_exp, _FLOAT32),
             cached_tokens=logits.cached_tokens,
             timings_ms=logits.timings_ms,
+            algorithm=logits.algorithm,
+            reason=logits.reason,
+            steps=logits.steps,
         )
 
     def label_logits(self) -> LabelLogits:
@@ -175,7 +188,9 @@ class Scored(_Message, frozen=True):
         log_sum_exp = None if self.log_sum_exp is None else _unpack(self.log_sum_exp, _FLOAT32)
         if log_sum_exp is not None and len(log_sum_exp) != len(logits):
             raise MalformedFrame(f"An answer has {len(logits)} rows but {len(log_sum_exp)} normalisers.")
-        return LabelLogits(logits, log_sum_exp, self.cached_tokens, self.timings_ms)
+        return LabelLogits(
+            logits, log_sum_exp, self.cached_tokens, self.timings_ms, self.algorithm, self.reason, self.steps
+        )
 
 
 class Rejected(_Message, frozen=True):

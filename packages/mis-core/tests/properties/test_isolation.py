@@ -1,6 +1,7 @@
-"""Isolation: what else is scored never changes the bits of an item's scores."""
+"""Isolation: what else is scored, and how, never changes the bits of an item's scores."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,15 +18,17 @@ VOCAB = 300
 
 @pytest.fixture(scope="module", params=["qwen3-float32", "qwen3-bfloat16", "llama-bfloat16"])
 def engines(request, tmp_path_factory) -> Iterator[list[Engine]]:
-    """One model behind two token budgets."""
+    """One model behind two token budgets, the second with hardly any cache, so that it evicts all the time."""
     family, dtype = request.param.split("-")
     path = tiny_checkpoint(tmp_path_factory.mktemp("isolation") / family, family=family)
+    options = {"dtype": dtype, "context_length": 2048, "skip_warmup": True, "progress": False}
     engines = [
-        Engine.from_pretrained(path, dtype=dtype, context_length=2048, chunked_prefill_size=budget, skip_warmup=True)
-        for budget in (256, 1024)
+        Engine.from_pretrained(path, chunked_prefill_size=1024, **options),
+        Engine.from_pretrained(path, chunked_prefill_size=256, max_total_tokens=2048 + 64, **options),
     ]
     yield engines
     for engine in engines:
+        engine._loop.check()
         engine.close()
 
 
@@ -36,34 +39,55 @@ def ids(seed: int, length: int) -> list[int]:
 items_strategy = st.lists(
     st.tuples(st.integers(0, 99), st.sampled_from([0, 1, 2, 19, 20, 33, 64, 150, 300])), max_size=25
 )
+queries = st.tuples(st.integers(0, 9), st.sampled_from([1, 63, 64, 333, 777]))
+layouts = st.fixed_dictionaries(
+    {
+        "scoring_algorithm": st.sampled_from(["auto", "packed", "prefill_extend"]),
+        "multi_item_scoring_chunk_size": st.sampled_from([0, 1, 7]),
+    }
+)
 
 
 @settings(max_examples=12, deadline=None)
 @given(
-    query=st.tuples(st.integers(0, 9), st.sampled_from([1, 63, 64, 333, 777])),
+    query=queries,
     chosen=st.tuples(st.integers(0, 99), st.sampled_from([0, 1, 7, 20, 65, 257, 400])),
     others=items_strategy,
     changed=items_strategy,
+    strangers=st.lists(st.tuples(queries, items_strategy.filter(len)), max_size=3),
+    layout=layouts,
     order=st.randoms(use_true_random=False),
     softmax=st.booleans(),
 )
 def test_scores_have_the_same_bits_whatever_the_neighbours(
-    engines, query, chosen, others, changed, order, softmax
+    engines, query, chosen, others, changed, strangers, layout, order, softmax
 ) -> None:
-    """Alone, among neighbours, and among other neighbours of other lengths in another order, at any budget."""
+    """Alone; among neighbours, then others of other lengths in another order; with other requests in the batch.
+
+    Whether the query is cached, how items are chunked, and the token budget change nothing either.
+    """
     item = ids(*chosen)
 
-    def score(engine: Engine, neighbours: list) -> np.ndarray:
+    def score(engine: Engine, neighbours: list, **layout) -> np.ndarray:
         at = order.randrange(len(neighbours) + 1)
         items = [ids(*n) for n in neighbours]
-        result = engine.score(ids(*query), [*items[:at], item, *items[at:]], LABELS, apply_softmax=softmax)
-        return result.scores[at]
+        items = [*items[:at], item, *items[at:]]
+        return engine.score(ids(*query), items, LABELS, apply_softmax=softmax, **layout).scores[at]
 
+    def disturb(engine: Engine, stranger: tuple) -> None:
+        engine.score(ids(*stranger[0]), [ids(*n) for n in stranger[1]], LABELS)
+
+    engines[0].flush_cache()
     alone = score(engines[0], [])
     for neighbours in (others, changed):
         for engine in engines:
             order.shuffle(neighbours)
-            assert_bits_equal(score(engine, neighbours), alone)
+            with ThreadPoolExecutor(4) as pool:
+                crowd = [pool.submit(disturb, engine, stranger) for stranger in strangers]
+                assert_bits_equal(score(engine, neighbours, **layout), alone)
+                for each in crowd:
+                    each.result()
+            engine._loop.check()
 
 
 def test_a_changed_item_changes_its_own_score(engines) -> None:

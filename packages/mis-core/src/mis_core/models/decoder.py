@@ -3,6 +3,9 @@
 The decoder knows neither segments nor scheduling: a step hands it token ids, positions and an
 `attend` function. Products take operands of the model's type and accumulate in float32; norms,
 RoPE and the softmax are float32.
+
+It runs on one device's share of the weights, inside a `shard_map` with the axis `TENSOR` (see
+`parallel`): every product over a cut dimension is followed by a sum over that axis.
 """
 
 from collections.abc import Callable
@@ -16,6 +19,7 @@ from jaxtyping import Array, Float, Int32, Shaped
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.numerics import dot, product
+from mis_core.models.parallel import TENSOR
 from mis_core.models.rope import frequencies
 from mis_kernels import from_bits, norm_rope, rms_norm, rotary_tables
 
@@ -52,23 +56,31 @@ class DecoderLayer(nnx.Module):
         self.down = weight(config.mlp, config.embed)
 
     def __call__(
-        self, x: Float[Array, "tokens embed"], tables: tuple[Array, Array], attend: Attend, cache: Cache, layer: Array
-    ) -> tuple[Float[Array, "tokens embed"], Cache]:
-        """Run the layer on new tokens."""
+        self,
+        x: Float[Array, "tokens embed"],
+        tables: tuple[Array, Array],
+        attend: Attend,
+        cache: Cache,
+        layer: Array,
+        rows: Int32[Array, " rows"] | None = None,
+    ) -> tuple[Float[Array, "rows embed"], Cache]:
+        """Run the layer on new tokens; return all of them, or only some rows, which are cheaper."""
         with jax.named_scope("attention"):
             q, k, v = self._project(rms_norm(x, self.attention_norm[...], self.config.norm_epsilon), tables)
             attended, cache = attend(q, k, v, cache, layer)
-            x = x + dot(attended.reshape(len(x), -1), self.out[...].reshape(-1, x.shape[1]))
+            attended = attended.reshape(len(x), -1)
+            if rows is not None:
+                x, attended = x[rows], attended[rows]
+            x = x + lax.psum(dot(attended, self.out[...].reshape(-1, x.shape[1])), TENSOR)
         with jax.named_scope("mlp"):
             normed = rms_norm(x, self.mlp_norm[...], self.config.norm_epsilon)
             gate, up = jnp.split(product(normed, self.gate_up[...].reshape(x.shape[1], -1)), 2, axis=-1)
-            x = x + dot((jax.nn.silu(gate) * up).astype(x.dtype), self.down[...])
+            x = x + lax.psum(dot((jax.nn.silu(gate) * up).astype(x.dtype), self.down[...]), TENSOR)
         return x, cache
 
     def _project(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        config = self.config
-        qkv = dot(x, self.qkv[...].reshape(config.embed, -1))
-        qkv = qkv.reshape(len(x), config.kv_heads, config.group + 2, config.head_dim)
+        config, weight = self.config, self.qkv[...]
+        qkv = dot(x, weight.reshape(config.embed, -1)).reshape(len(x), *weight.shape[1:])
         if config.family.qkv_bias:
             qkv = qkv + self.qkv_bias[...]
         norms = (self.q_norm[...], self.k_norm[...]) if config.family.qk_norm else (None, None)
@@ -76,7 +88,7 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Embedding, scanned layers and the final norm; the head is applied by the runner, to scored rows only.
+    """Embedding, layers and the final norm; the head is applied by the runner, to scored rows only.
 
     Weights may be kept as their bits (see `mis_kernels.storage`); they become floats where they are used.
     """
@@ -97,18 +109,30 @@ class Decoder(nnx.Module):
         return (self.embedding if self.config.tied else self.head)[...]
 
     def __call__(
-        self, token_ids: Int32[Array, " tokens"], positions: Int32[Array, " tokens"], attend: Attend, cache: Cache
-    ) -> tuple[Float[Array, "tokens embed"], Cache]:
-        """Return the last layer's hidden states, before the final norm, and the cache."""
+        self,
+        token_ids: Int32[Array, " tokens"],
+        positions: Int32[Array, " tokens"],
+        rows: Int32[Array, " rows"],
+        attend: Attend,
+        cache: Cache,
+    ) -> tuple[Float[Array, "rows embed"], Cache]:
+        """Return the final-normed hidden states of some rows, and the cache.
+
+        The last layer computes its output projection and its MLP for these rows only.
+        """
         inverse, factor = frequencies(self.config.rope)
         tables = rotary_tables(positions, jnp.asarray(inverse), factor)
         graph, stacked = nnx.split(self.layers)
 
-        def layer(carry: tuple[Array, Cache], inputs: tuple[Any, Array]) -> tuple[tuple[Array, Cache], None]:
-            x, cache = carry
-            weights, index = inputs
-            return nnx.merge(graph, jax.tree.map(from_bits, weights))(x, tables, attend, cache, index), None
+        def layer(x: Array, cache: Cache, index: Array, rows: Array | None = None) -> tuple[Array, Cache]:
+            weights = jax.tree.map(lambda weight: from_bits(lax.dynamic_index_in_dim(weight, index, 0, False)), stacked)
+            return nnx.merge(graph, weights)(x, tables, attend, cache, index, rows)
 
-        x = from_bits(self.embedding[...][token_ids])
-        (x, cache), _ = lax.scan(layer, (x, cache), (stacked, jnp.arange(self.config.layers)))
-        return x, cache
+        with jax.named_scope("embed"):
+            x = lax.all_gather(from_bits(self.embedding[...][token_ids]), TENSOR, axis=1, tiled=True)
+        last = self.config.layers - 1
+        with jax.named_scope("layers"):
+            (x, cache), _ = lax.scan(lambda carry, index: (layer(*carry, index), None), (x, cache), jnp.arange(last))
+        with jax.named_scope("last_layer"):
+            x, cache = layer(x, cache, jnp.int32(last), rows)
+        return rms_norm(x, from_bits(self.norm[...]), self.config.norm_epsilon), cache

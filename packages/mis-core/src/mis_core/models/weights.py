@@ -17,12 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
+from mis_core.models.parallel import TENSOR, one_device, partition, spread_heads
 from mis_kernels import storage_dtype
 
 _STORED_TYPES = ("BF16", "F16", "F32")
@@ -51,34 +53,36 @@ class Tensor:
     layer: int | None = None
 
 
-def tensors_of(config: ModelConfig) -> Iterator[Tensor]:
-    """List every tensor that a checkpoint of this shape must have."""
+def tensors_of(config: ModelConfig, tensor_parallel: int = 1) -> Iterator[Tensor]:
+    """List every tensor that a checkpoint of this shape must have.
+
+    Args:
+        config: The checkpoint's shape.
+        tensor_parallel: Devices the layers are cut over; the decoder's heads are `spread_heads` of it.
+    """
+    spread = spread_heads(config, tensor_parallel)
     table = (config.vocab_size, config.embed)
     yield Tensor("model.embed_tokens.weight", table, ("embedding",), _copy)
     yield Tensor("model.norm.weight", (config.embed,), ("norm",), _copy)
     if not config.tied:
         yield Tensor("lm_head.weight", table, ("head",), _copy)
     for layer in range(config.layers):
-        for name, shape, target, place in _layer_tensors(config):
+        for name, shape, target, place in _layer_tensors(config, spread):
             yield Tensor(f"model.layers.{layer}.{name}", shape, ("layers", target), place, layer)
 
 
-def _layer_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], str, Place]]:
-    embed, mlp, group = config.embed, config.mlp, config.group
+def _layer_tensors(config: ModelConfig, spread: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], str, Place]]:
+    embed, mlp = config.embed, config.mlp
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    projections = {
-        "q": (heads, slice(0, group)),
-        "k": (kv_heads, slice(group, group + 1)),
-        "v": (kv_heads, slice(group + 1, group + 2)),
-    }
-    for projection, (width, part) in projections.items():
-        yield f"self_attn.{projection}_proj.weight", (width, embed), "qkv", _heads(part)
+    for projection, width in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        place = _queries(config, spread) if projection == "q" else _keys_or_values(config, spread, projection)
+        yield f"self_attn.{projection}_proj.weight", (width, embed), "qkv", place
         if config.family.qkv_bias:
-            yield f"self_attn.{projection}_proj.bias", (width,), "qkv_bias", _heads(part)
+            yield f"self_attn.{projection}_proj.bias", (width,), "qkv_bias", place
     if config.family.qk_norm:
         yield "self_attn.q_norm.weight", (config.head_dim,), "q_norm", _copy
         yield "self_attn.k_norm.weight", (config.head_dim,), "k_norm", _copy
-    yield "self_attn.o_proj.weight", (embed, heads), "out", _transposed
+    yield "self_attn.o_proj.weight", (embed, heads), "out", _output(config, spread)
     yield "input_layernorm.weight", (embed,), "attention_norm", _copy
     yield "post_attention_layernorm.weight", (embed,), "mlp_norm", _copy
     yield "mlp.gate_proj.weight", (mlp, embed), "gate_up", _half(0)
@@ -94,11 +98,39 @@ def _transposed(target: np.ndarray, stored: np.ndarray) -> None:
     target[...] = stored.T.reshape(target.shape)
 
 
-def _heads(part: slice) -> Place:
+def _spread(stored: np.ndarray, config: ModelConfig, spread: ModelConfig) -> np.ndarray:
+    """Divide query heads `[heads, head_dim, ...]` among the copies of their KV head, zeros behind the last.
+
+    Returns `[kv_heads of spread, group of spread, head_dim, ...]`.
+    """
+    copies = spread.kv_heads // config.kv_heads
+    heads = stored.reshape(config.kv_heads, config.group, config.head_dim, *stored.shape[2:])
+    missing = copies * spread.group - config.group
+    heads = np.pad(heads, ((0, 0), (0, missing), *((0, 0),) * (heads.ndim - 2)))
+    return heads.reshape(spread.kv_heads, spread.group, *heads.shape[2:])
+
+
+def _queries(config: ModelConfig, spread: ModelConfig) -> Place:
     def place(target: np.ndarray, stored: np.ndarray) -> None:
         # A weight's target is [embed, kv_heads, group + 2, head_dim], a bias's lacks `embed`.
-        heads = target[..., part, :]
-        heads[...] = stored.T.reshape(heads.shape)
+        heads = _spread(stored.reshape(config.heads, config.head_dim, *stored.shape[1:]), config, spread)
+        target[..., : spread.group, :] = np.moveaxis(heads, 3, 0) if stored.ndim == 2 else heads
+
+    return place
+
+
+def _keys_or_values(config: ModelConfig, spread: ModelConfig, projection: str) -> Place:
+    def place(target: np.ndarray, stored: np.ndarray) -> None:
+        heads = stored.reshape(config.kv_heads, config.head_dim, *stored.shape[1:])
+        heads = np.repeat(heads, spread.kv_heads // config.kv_heads, axis=0)
+        target[..., spread.group + "kv".index(projection), :] = np.moveaxis(heads, 2, 0) if stored.ndim == 2 else heads
+
+    return place
+
+
+def _output(config: ModelConfig, spread: ModelConfig) -> Place:
+    def place(target: np.ndarray, stored: np.ndarray) -> None:
+        target[...] = _spread(stored.T.reshape(config.heads, config.head_dim, -1), config, spread)
 
     return place
 
@@ -110,11 +142,20 @@ def _half(index: int) -> Place:
     return place
 
 
-def load_decoder(directory: Path, config: ModelConfig, dtype: jnp.dtype, progress: bool = True) -> Decoder:
-    """Read a checkpoint directory into a decoder on the default device.
+def load_decoder(
+    directory: Path, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh | None = None, progress: bool = True
+) -> Decoder:
+    """Read a checkpoint directory into a decoder, cut over the devices of a mesh.
 
-    Parameters are read, turned, converted to `dtype` and moved to the device one after the other;
-    the host never holds more than one of them.
+    Parameters are read, turned, converted to `dtype` and moved to the devices one after the other;
+    the host never holds more than one of them, and a device never more than its share.
+
+    Args:
+        directory: Folder of the checkpoint.
+        config: Its shape.
+        dtype: Type of the weights.
+        mesh: Devices with axes `data` and `TENSOR`; default: the first device.
+        progress: Show a progress bar on standard error.
 
     Raises:
         ModelError: a file is missing or truncated, or a tensor is missing, extra, misshapen or of
@@ -122,9 +163,10 @@ def load_decoder(directory: Path, config: ModelConfig, dtype: jnp.dtype, progres
     """
     with ExitStack() as files:
         stored = _open(directory, files)
-        expected = list(tensors_of(config))
+        mesh = one_device() if mesh is None else mesh
+        expected = list(tensors_of(config, mesh.shape[TENSOR]))
         _check(directory, expected, stored, config.tied)
-        graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
+        graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spread_heads(config, mesh.shape[TENSOR]), dtype)))
         parameters = nnx.to_flat_state(state)
         by_target: dict[tuple, list[Tensor]] = {path: list(group) for path, group in _grouped(expected)}
         bar = tqdm(total=len(expected), desc="Loading weights", unit="tensor", disable=not progress)
@@ -136,7 +178,8 @@ def load_decoder(directory: Path, config: ModelConfig, dtype: jnp.dtype, progres
                     part = target if tensor.layer is None else target[tensor.layer]
                     tensor.place(part, stored[tensor.name].get_tensor(tensor.name))
                     bar.update()
-                loaded[path] = parameter.replace(jax.device_put(target.view(storage_dtype(dtype))))
+                sharding = NamedSharding(mesh, partition(path))
+                loaded[path] = parameter.replace(jax.device_put(target.view(storage_dtype(dtype)), sharding))
         return nnx.merge(graph, nnx.from_flat_state(loaded))
 
 

@@ -5,19 +5,15 @@ labels needs nothing else. Normalisers stream over the vocabulary with a running
 softmax's, arXiv 1805.02867).
 """
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float32, Int32
 
 from mis_core.models.decoder import Decoder
-from mis_kernels import from_bits, rms_norm, row_sum
+from mis_kernels import from_bits, row_sum
 
 VOCAB_CHUNK = 8192
-
-
-def scored_hidden(decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"]) -> Array:
-    """Return the final-normed hidden states of the scored rows, `[rows, embed]`."""
-    return rms_norm(hidden[rows], from_bits(decoder.norm[...]), decoder.config.norm_epsilon)
 
 
 def label_logits(
@@ -27,26 +23,29 @@ def label_logits(
 
     Each is one dot product of fixed length, so its bits depend on nothing but the pair.
     """
-    weights = from_bits(decoder.head_weight[pair_label]).astype(jnp.float32)
-    return (hidden[pair_row].astype(jnp.float32) * weights).sum(-1)
+    with jax.named_scope("label_logits"):
+        weights = from_bits(decoder.head_weight[pair_label]).astype(jnp.float32)
+        return (hidden[pair_row].astype(jnp.float32) * weights).sum(-1)
 
 
-def log_sum_exp(decoder: Decoder, hidden: Array) -> Float32[Array, " rows"]:
-    """Return the log of the sum of the exponentials of all logits of each row of `hidden`."""
+def log_sum_exp(decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"]) -> Float32[Array, " rows"]:
+    """Return the log of the sum of the exponentials of all logits of some rows of `hidden`."""
     weight = decoder.head_weight
     vocab = weight.shape[0]
     chunk = min(VOCAB_CHUNK, vocab)
+    hidden = hidden[rows]
 
     def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
         highest, total = carry
         start = jnp.minimum(index * chunk, vocab - chunk)  # the last chunk reaches back and masks what it repeats
-        rows = from_bits(lax.dynamic_slice_in_dim(weight, start, chunk))
-        logits = lax.dot_general(hidden, rows, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        part = from_bits(lax.dynamic_slice_in_dim(weight, start, chunk))
+        logits = lax.dot_general(hidden, part, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
         fresh = start + jnp.arange(chunk) >= index * chunk
         logits = jnp.where(fresh, logits, -jnp.inf)
         new = jnp.maximum(highest, logits.max(1))
         return (new, total * jnp.exp(highest - new) + row_sum(jnp.exp(logits - new[:, None]))[:, 0]), None
 
-    empty = jnp.full(hidden.shape[0], -jnp.inf), jnp.zeros(hidden.shape[0], jnp.float32)
-    (highest, total), _ = lax.scan(add, empty, jnp.arange(-(-vocab // chunk)))
-    return highest + jnp.log(total)
+    with jax.named_scope("log_sum_exp"):
+        empty = jnp.full(hidden.shape[0], -jnp.inf), jnp.zeros(hidden.shape[0], jnp.float32)
+        (highest, total), _ = lax.scan(add, empty, jnp.arange(-(-vocab // chunk)))
+        return highest + jnp.log(total)

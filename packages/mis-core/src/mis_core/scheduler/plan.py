@@ -1,112 +1,258 @@
-"""Steps: from a request's arrays to the packed arrays of each device call.
+"""Steps: what one device call computes, packed from the segments of any number of requests.
 
-The layout is `prefill_extend`: first the query's tokens, written to pages, then steps of items only,
-each item a segment whose context is the query. An item too long to live in one step's own tiles
-becomes a paged segment with temporary pages. Nothing here loops over items.
+A step has one shard per device along the `data` axis; each is a packed array of new tokens. `StepBuilder`
+packs runs of segments into shards, first fit; the arrays are concatenated once, at the end. Nothing here
+loops over items.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int32
-
-from mis_core.request import ScoreRequest
 
 PAGE_SIZE = 64
 LONG_ITEM = 256
 """Longest segment, in tokens, that keeps its K/V among the new tokens of its step."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step has room for.
+
+    Attributes:
+        tokens: Most new tokens of a shard, a multiple of `LONG_ITEM`.
+        scored: Most scored rows of a shard.
+        contexts: Most contexts of a shard.
+        pages_per_context: Longest context, in pages.
+        alignment: Segments of different contexts are put into different runs of this many rows, because
+            rows that lie together visit each other's context.
+        shards: Devices along the `data` axis.
+    """
+
+    tokens: int
+    scored: int
+    contexts: int
+    pages_per_context: int
+    alignment: int = 1
+    shards: int = 1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class StepPlan:
-    """One device call, on the host.
+class ShardPlan:
+    """One device's part of a step, on the host.
 
     Attributes:
         token_ids: New tokens, segment after segment, `[new_tokens]`.
         positions: Position of each in its sequence, `[new_tokens]`.
         starts: First row of each segment in the packed step, `[segments]`.
         lens: New tokens of each segment, `[segments]`.
+        context_ids: Row of `page_table` with the segment's context, `[segments]`.
         context_lens: Cached tokens before the segment, `[segments]`.
         paged: Whether the segment's K/V are written to the context's pages, `[segments]`.
-        page_table: Pages of the step's context, in order, `[pages]`.
+        page_table: Pages of each context, in order, `[contexts, pages_per_context]`.
         scored_rows: Rows whose next-token distribution is read, `[scored]`.
-        scored_items: Item that each of them belongs to, `[scored]`.
     """
 
     token_ids: Int32[np.ndarray, " new_tokens"]
     positions: Int32[np.ndarray, " new_tokens"]
     starts: Int32[np.ndarray, " segments"]
     lens: Int32[np.ndarray, " segments"]
+    context_ids: Int32[np.ndarray, " segments"]
     context_lens: Int32[np.ndarray, " segments"]
     paged: Bool[np.ndarray, " segments"]
-    page_table: Int32[np.ndarray, " pages"]
+    page_table: Int32[np.ndarray, "contexts pages_per_context"]
     scored_rows: Int32[np.ndarray, " scored"]
-    scored_items: Int32[np.ndarray, " scored"]
+
+    @property
+    def rows(self) -> int:
+        """Rows up to the end of the last segment."""
+        return int(self.starts[-1] + self.lens[-1]) if len(self.starts) else 0
 
 
-def plan_request(request: ScoreRequest, token_budget: int, pages_per_context: int) -> Iterator[StepPlan]:
-    """Cut a request into steps of at most `token_budget` new tokens (a multiple of the page size).
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """Some scored rows of a shard, and what is to be read there.
 
-    The query lives in pages `0 .. pages_per_context - 1` of the cache, a long item in as many after
-    them.
+    Attributes:
+        owner: Whoever waits for the values.
+        items: Items of the owner, in its own numbering, `[items]`.
+        shard: Shard that holds the rows.
+        first: Number of the first row among the shard's scored rows; the others follow it.
+        label_ids: Labels of each item, -1 where there is none, `[items, labels]`.
+        normalise: Whether the log of the sum of the exponentials of all logits is wanted.
     """
-    query_pages = np.arange(pages_per_context, dtype=np.int32)
-    shared = int(request.context_lens.max())
-    yield from _paged(request.query[:shared], 0, query_pages, token_budget, item=None)
-    lens = np.diff(request.item_starts)
-    short = np.flatnonzero(lens <= LONG_ITEM).astype(np.int32)
-    yield from _extend(request, short, query_pages, token_budget)
-    for item in np.flatnonzero(lens > LONG_ITEM):
-        context_len = int(request.context_lens[item])
-        kept = context_len - context_len % PAGE_SIZE  # a shared page is never written: its tail is computed again
-        tail = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
-        tokens = np.concatenate([request.query[kept:context_len], tail])
-        table = np.where(query_pages < kept // PAGE_SIZE, query_pages, query_pages + pages_per_context)
-        yield from _paged(tokens, kept, table.astype(np.int32), token_budget, item=int(item))
+
+    owner: Any
+    items: Int32[np.ndarray, " items"]
+    shard: int
+    first: int
+    label_ids: Int32[np.ndarray, "items labels"]
+    normalise: bool
 
 
-def _paged(
-    tokens: np.ndarray, context_len: int, table: np.ndarray, budget: int, item: int | None
-) -> Iterator[StepPlan]:
-    """Compute one paged segment in chunks; score its last token if it is an item's."""
-    for begin in range(0, len(tokens), budget):
-        chunk = tokens[begin : begin + budget]
-        last = item is not None and begin + budget >= len(tokens)
-        yield StepPlan(
-            token_ids=chunk,
-            positions=np.arange(context_len + begin, context_len + begin + len(chunk), dtype=np.int32),
-            starts=np.zeros(1, np.int32),
-            lens=np.array([len(chunk)], np.int32),
-            context_lens=np.array([context_len + begin], np.int32),
-            paged=np.ones(1, bool),
-            page_table=table,
-            scored_rows=np.array([len(chunk) - 1] if last else [], np.int32),
-            scored_items=np.array([item] if last else [], np.int32),
-        )
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """One device call: its shards, what to read afterwards, and whether materialised masks are asked for."""
+
+    shards: tuple[ShardPlan, ...]
+    readings: tuple[Reading, ...]
+    dense_mask: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows that the fullest shard needs."""
+        return max(shard.rows for shard in self.shards)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens computed, padding not counted."""
+        return sum(len(shard.token_ids) for shard in self.shards)
 
 
-def _extend(request: ScoreRequest, items: np.ndarray, table: np.ndarray, budget: int) -> Iterator[StepPlan]:
-    """Compute items behind the cached query, as many per step as fit."""
-    lens = np.diff(request.item_starts)[items]
-    ends = np.cumsum(lens)
-    first = 0
-    while first < len(items):
-        done = ends[first] - lens[first]
-        last = int(np.searchsorted(ends, done + budget, side="right"))
-        chosen, chosen_lens = items[first:last], lens[first:last]
-        starts = (ends[first:last] - chosen_lens - done).astype(np.int32)
-        in_segment = np.arange(chosen_lens.sum()) - np.repeat(starts, chosen_lens)
-        context_lens = request.context_lens[chosen]
-        yield StepPlan(
-            token_ids=request.item_tokens[np.repeat(request.item_starts[chosen], chosen_lens) + in_segment],
-            positions=(np.repeat(context_lens, chosen_lens) + in_segment).astype(np.int32),
-            starts=starts,
-            lens=chosen_lens,
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Segments of one context, side by side."""
+
+    start: int
+    context: int
+    token_ids: np.ndarray
+    lens: np.ndarray
+    context_lens: np.ndarray
+    paged: bool
+
+
+class _Shard:
+    def __init__(self, shape: StepShape) -> None:
+        self.shape = shape
+        self.used = 0
+        self.scored = 0
+        self.contexts: dict[Hashable, int] = {}
+        self.tables: list[np.ndarray] = []
+        self.runs: list[_Run] = []
+        self.scored_rows: list[np.ndarray] = []
+
+    def start(self, context: Hashable, paged: bool) -> int | None:
+        """Where the next segment of a context would begin, or None if there is no room for the context."""
+        if context not in self.contexts and len(self.contexts) == self.shape.contexts:
+            return None
+        same = bool(self.runs) and self.runs[-1].context == self.contexts.get(context)
+        step = PAGE_SIZE if paged else 1
+        if not same:
+            step = max(step, self.shape.alignment)
+        return -(-self.used // step) * step
+
+    def plan(self) -> ShardPlan:
+        def joined(arrays: list[np.ndarray], dtype: type = np.int32) -> np.ndarray:
+            return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
+
+        runs = self.runs
+        lens = joined([run.lens for run in runs])
+        context_lens = joined([run.context_lens for run in runs])
+        ends = np.cumsum(lens)
+        in_segment = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lens, lens)
+        table = np.zeros((self.shape.contexts, self.shape.pages_per_context), np.int32)
+        for row, pages in enumerate(self.tables):
+            table[row, : len(pages)] = pages
+        return ShardPlan(
+            token_ids=joined([run.token_ids for run in runs]),
+            positions=(np.repeat(context_lens, lens) + in_segment).astype(np.int32),
+            starts=joined([run.start + np.cumsum(run.lens) - run.lens for run in runs]),
+            lens=lens,
+            context_ids=joined([np.full(len(run.lens), run.context) for run in runs]),
             context_lens=context_lens,
-            paged=np.zeros(len(chosen), bool),
+            paged=joined([np.full(len(run.lens), run.paged) for run in runs], bool),
             page_table=table,
-            scored_rows=starts + chosen_lens - 1,
-            scored_items=chosen,
+            scored_rows=joined(self.scored_rows),
         )
-        first = last
+
+
+class StepBuilder:
+    """Packs one step. `open` finds room; `add` fills it."""
+
+    def __init__(self, shape: StepShape, tokens: int | None = None) -> None:
+        """Begin an empty step.
+
+        Args:
+            shape: What a step has room for.
+            tokens: Use at most so many tokens of each shard; default: all.
+        """
+        self._tokens = shape.tokens if tokens is None else min(tokens, shape.tokens)
+        self._shards = [_Shard(shape) for _ in range(shape.shards)]
+        self._readings: list[Reading] = []
+        self._open = 0
+
+    def open(self, context: Hashable, *, paged: bool, least: int, scored: bool) -> tuple[int, int]:
+        """Find a shard with room for segments of a context.
+
+        Args:
+            context: Identity of the context within this step.
+            paged: Whether the segments are written to pages.
+            least: Tokens that must fit.
+            scored: Whether rows of the segments are scored.
+
+        Returns:
+            Tokens and scored rows that fit, both 0 if there is no such shard.
+        """
+        for number, shard in enumerate(self._shards):
+            start = shard.start(context, paged)
+            rows = shard.shape.scored - shard.scored
+            if start is not None and self._tokens - start >= least and (rows or not scored):
+                self._open = number
+                return self._tokens - start, rows
+        return 0, 0
+
+    def add(
+        self,
+        context: Hashable,
+        *,
+        pages: Int32[np.ndarray, " pages"],
+        token_ids: Int32[np.ndarray, " new_tokens"],
+        lens: Int32[np.ndarray, " segments"],
+        context_lens: Int32[np.ndarray, " segments"],
+        paged: bool,
+    ) -> tuple[int, Int32[np.ndarray, " segments"]]:
+        """Put segments into the opened shard; return its number and the last row of each segment.
+
+        Args:
+            context: Identity of the context, as opened.
+            pages: Pages of the context, as far as known; a context's pages may only grow within a step.
+            token_ids: New tokens, segment after segment.
+            lens: New tokens of each segment.
+            context_lens: Cached tokens before each segment.
+            paged: Whether the segments are written to pages.
+        """
+        shard = self._shards[self._open]
+        start = shard.start(context, paged)
+        assert start is not None, "open() finds room first"
+        row = shard.contexts.setdefault(context, len(shard.contexts))
+        if row == len(shard.tables):
+            shard.tables.append(pages)
+        elif len(pages) > len(shard.tables[row]):
+            shard.tables[row] = pages
+        shard.runs.append(_Run(start, row, token_ids, lens, context_lens, paged))
+        shard.used = start + len(token_ids)
+        return self._open, (start + np.cumsum(lens) - 1).astype(np.int32)
+
+    def read(
+        self,
+        owner: Any,
+        *,
+        shard: int,
+        rows: Int32[np.ndarray, " items"],
+        items: Int32[np.ndarray, " items"],
+        label_ids: Int32[np.ndarray, "items labels"],
+        normalise: bool,
+    ) -> None:
+        """Have label logits read at some rows of a shard."""
+        first = self._shards[shard].scored
+        self._readings.append(Reading(owner, items, shard, first, label_ids, normalise))
+        self._shards[shard].scored_rows.append(rows)
+        self._shards[shard].scored += len(rows)
+
+    def finish(self, dense_mask: bool = False) -> StepPlan | None:
+        """Return the step, or None if nothing was added."""
+        if not any(shard.runs for shard in self._shards):
+            return None
+        return StepPlan(tuple(shard.plan() for shard in self._shards), tuple(self._readings), dense_mask)

@@ -95,6 +95,26 @@ class Tokenizer:
                 return joined
         return cut_segments(alone, *self._encode_whole(len(query), items, lambda item: query + item), head_len=0)
 
+    def encode_apart(
+        self, query: str, items: Sequence[str], item_first: bool = False
+    ) -> tuple[Int64[np.ndarray, " query_tokens"], Int64[np.ndarray, " item_tokens"], Int64[np.ndarray, " items"]]:
+        """Tokenise query and items each for itself, for a delimiter to be put between them.
+
+        Tokens that the tokenizer adds at the ends of a text go to the ends of the whole.
+
+        Returns:
+            Ids of the query, ids of all items, and how many each item has.
+        """
+        tokens, lens = self._encode_all(iter(items), 0, len(items), special=False)
+        own = np.array(self._backend.encode(query, add_special_tokens=False).ids, np.int64)
+        before, after = self._before, self._after
+        ends = np.cumsum(lens)
+        if item_first:
+            tokens = np.insert(tokens, np.repeat(ends - lens, len(before)), before * len(items))
+            return np.concatenate([own, after]).astype(np.int64), tokens.astype(np.int64), lens + len(before)
+        tokens = np.insert(tokens, np.repeat(ends, len(after)), after * len(items))
+        return np.concatenate([before, own]).astype(np.int64), tokens.astype(np.int64), lens + len(after)
+
     def _join_at(self, cut: int, query: str, items: Sequence[str], alone: np.ndarray) -> Joined | None:
         """Tokenise from the cut on only; None if the tokenizer does not split there after all."""
         tail = query[cut:]

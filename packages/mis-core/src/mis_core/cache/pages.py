@@ -1,0 +1,37 @@
+"""Pages that nobody holds."""
+
+import numpy as np
+from jaxtyping import Int32
+
+
+class OutOfPages(RuntimeError):
+    """More pages were asked for than are free. Nothing was taken."""
+
+
+class PagePool:
+    """A stack of free page numbers, `0 .. pages - 1`."""
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self._stack = np.arange(pages - 1, -1, -1, dtype=np.int32)  # low numbers first
+        self.free = pages
+
+    def take(self, count: int) -> Int32[np.ndarray, " count"]:
+        """Remove and return `count` pages.
+
+        Raises:
+            OutOfPages: fewer are free.
+        """
+        if count > self.free:
+            raise OutOfPages(f"{count} pages are needed, but only {self.free} of {self.pages} are free")
+        self.free -= count
+        return self._stack[self.free : self.free + count][::-1].copy()
+
+    def give(self, pages: Int32[np.ndarray, " count"]) -> None:
+        """Put pages back."""
+        self._stack[self.free : self.free + len(pages)] = pages[::-1]
+        self.free += len(pages)
+
+    def free_pages(self) -> Int32[np.ndarray, " free"]:
+        """Return the numbers of all free pages."""
+        return self._stack[: self.free].copy()

@@ -1,0 +1,147 @@
+"""The engine's thread: takes requests from any thread, keeps the device busy, and hands out answers.
+
+While one step runs, the next one is planned and queued behind it, so the device never waits for the
+host; and never more than one, so that a new request gets into the step after the next.
+"""
+
+import itertools
+import logging
+import threading
+from collections import deque
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+
+from mis_core.errors import EngineUnavailable
+from mis_core.request import LabelLogits, ScoreRequest
+from mis_core.runner.runner import Runner, Running
+from mis_core.scheduler.plan import StepPlan
+from mis_core.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+_UNDER_WAY = 2
+
+
+class EngineLoop:
+    """Runs a scheduler's steps on a runner. Thread-safe."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
+        self._runner: Runner | None = runner
+        self._scheduler = scheduler
+        self._changed = threading.Condition()
+        self._futures: dict[int, Future[LabelLogits]] = {}
+        self._ids = itertools.count()
+        self._is_closing = False
+        self._counts = {"steps": 0, "new_tokens": 0, "requests": 0, "items": 0}
+        self._thread = threading.Thread(target=self._run, args=(runner,), name="mis-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
+        """Queue a request. Cancelling the future frees what it holds.
+
+        Raises:
+            EngineUnavailable: the engine is closed.
+        """
+        future: Future[LabelLogits] = Future()
+        with self._changed:
+            if self._is_closing:
+                raise EngineUnavailable("The engine is closed.")
+            number = next(self._ids)
+            self._scheduler.submit(number, request)
+            self._futures[number] = future
+            self._counts["requests"] += 1
+            self._counts["items"] += request.num_items
+            self._changed.notify()
+        future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
+        return future
+
+    def flush(self) -> int:
+        """Forget every prefix that no request holds; return how many pages that freed."""
+        with self._changed:
+            return self._scheduler.flush()
+
+    def statistics(self) -> dict[str, float]:
+        """Return counts since the start, and the cache's state."""
+        with self._changed:
+            cache = self._scheduler.cache
+            state = {"waiting_requests": self._scheduler.requests, "cached_pages": cache.cached_pages}
+            pages = {"held_pages": cache.held_pages, "free_pages": cache.free_pages, "pages": cache.pages}
+            counts = {
+                "cache_hit_tokens": cache.hit_tokens,
+                "cache_missed_tokens": cache.missed_tokens,
+                "evicted_pages": cache.evicted_pages,
+            }
+            return {**self._counts, **state, **pages, **counts}
+
+    def check(self) -> None:
+        """Assert that no page is lost."""
+        with self._changed:
+            self._scheduler.check()
+
+    def close(self) -> None:
+        """Stop after the step under way; requests that are not answered fail."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join()
+        self._runner = None
+
+    def _cancel(self, number: int) -> None:
+        with self._changed:
+            self._futures.pop(number, None)
+            self._scheduler.cancel(number)
+
+    def _run(self, runner: Runner) -> None:
+        under_way: deque[Running] = deque()
+        while not self._is_closing or under_way:
+            plan = self._next(wait=not under_way)
+            try:
+                if plan is not None:
+                    under_way.append(runner.run(plan))
+                if under_way and (plan is None or len(under_way) == _UNDER_WAY):
+                    self._finish(under_way.popleft())
+            except Exception as error:  # the device's memory may be lost: whoever used it starts again
+                logger.exception("A step failed.")
+                under_way.clear()
+                self._abort(error)
+                runner.reset()
+        self._fail_all(EngineUnavailable("The engine is closed."))
+
+    def _next(self, *, wait: bool) -> StepPlan | None:
+        """Plan a step. None: nothing to plan now, or, if `wait`, the engine closes."""
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._is_closing or self._scheduler.has_work)
+            if self._is_closing:
+                return None
+            plan = self._scheduler.next_step()
+            if plan is not None:
+                self._counts["steps"] += 1
+                self._counts["new_tokens"] += plan.new_tokens
+            return plan
+
+    def _finish(self, running: Running) -> None:
+        values = running.wait()
+        with self._changed:
+            answered = [
+                (self._futures.pop(number), logits)
+                for number, logits in self._scheduler.complete(running.plan, *values)
+            ]
+        for future, logits in answered:
+            with suppress(InvalidStateError):  # cancelled meanwhile
+                future.set_result(logits)
+
+    def _abort(self, error: Exception) -> None:
+        with self._changed:
+            futures = [self._futures.pop(number) for number in self._scheduler.abort()]
+        for future in futures:
+            with suppress(InvalidStateError):
+                future.set_exception(EngineUnavailable(f"The engine lost this request: {type(error).__name__}."))
+
+    def _fail_all(self, error: Exception) -> None:
+        with self._changed:
+            futures = list(self._futures.values())
+            self._futures.clear()
+        for future in futures:
+            with suppress(InvalidStateError):
+                future.set_exception(error)

@@ -1,0 +1,77 @@
+"""How a decoder is cut over devices: layers by KV head and by MLP column, tables by embedding column.
+
+The scheme is that of Megatron-LM (arXiv 1909.08053): the first product of a pair is cut by column, the
+second by row, and one sum over the devices follows it. A KV head stays with its query heads, so attention
+needs no communication. With fewer KV heads than devices, each KV head is copied and its query heads are
+divided among the copies, padded with heads of zeros where they do not divide; so every device has one.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from mis_core.errors import ConfigError
+from mis_core.models.config import ModelConfig
+
+DATA = "data"
+"""Mesh axis that new tokens are cut over; weights and cache are the same along it."""
+
+TENSOR = "tensor"
+"""Mesh axis that weights and cache are cut over."""
+
+_LAYER_AXES: dict[str, P] = {
+    "qkv": P(None, None, TENSOR),
+    "qkv_bias": P(None, TENSOR),
+    "out": P(None, TENSOR),
+    "gate_up": P(None, None, None, TENSOR),
+    "down": P(None, TENSOR),
+}
+
+
+def partition(path: tuple[Any, ...]) -> P:
+    """Return how the parameter at a path of the decoder is cut; layers are stacked along the first axis."""
+    if path[0] == "layers":
+        return _LAYER_AXES.get(path[1], P())
+    return P(None, TENSOR) if path[0] in ("embedding", "head") else P()
+
+
+def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
+    """Return the shape with as many KV heads as devices need; the same shape if there are enough.
+
+    Raises:
+        ConfigError: the devices do not divide a dimension that is cut; names it.
+    """
+    for name, size in (("hidden_size", config.embed), ("intermediate_size", config.mlp)):
+        if size % devices:
+            raise ConfigError(f"tp_size {devices} does not divide the model's {name}, {size}.", "tp_size")
+    if config.kv_heads % devices == 0:
+        return config
+    if devices % config.kv_heads:
+        message = f"tp_size {devices} and the model's {config.kv_heads} KV heads do not divide each other."
+        raise ConfigError(message, "tp_size")
+    group = -(-config.group // (devices // config.kv_heads))
+    return dataclasses.replace(config, kv_heads=devices, heads=devices * group)
+
+
+def make_mesh(data: int, tensor: int) -> Mesh:
+    """Return a mesh of the first `data * tensor` devices.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+    devices = jax.devices()
+    if len(devices) < data * tensor:
+        raise ConfigError(
+            f"dp_size {data} x tp_size {tensor} needs {data * tensor} devices; this machine has {len(devices)}.",
+            "tp_size",
+        )
+    return Mesh(np.array(devices[: data * tensor]).reshape(data, tensor), (DATA, TENSOR))
+
+
+def one_device() -> Mesh:
+    """Return a mesh of the first device alone."""
+    return make_mesh(1, 1)

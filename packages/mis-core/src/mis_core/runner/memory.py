@@ -1,0 +1,90 @@
+"""How much of a device's memory the KV cache and a step get."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from mis_core.config import EngineConfig
+from mis_core.errors import ConfigError
+from mis_core.models.config import ModelConfig
+from mis_core.models.parallel import DATA, TENSOR
+from mis_core.scheduler.algorithm import largest_safe_budget
+from mis_core.scheduler.plan import PAGE_SIZE
+
+CPU_CACHE_TOKENS = 32_768
+CPU_BUDGET = 2048
+BUDGETS = [512, 1024, 2048, 4096]
+
+
+def cache_bytes_per_token(config: ModelConfig, item_bytes: int, devices: int) -> int:
+    """Return the bytes that a token's keys and values take on each of `devices`."""
+    return 2 * config.layers * config.kv_heads * config.head_dim * item_bytes // devices
+
+
+def step_bytes_per_token(config: ModelConfig, item_bytes: int, devices: int) -> int:
+    """Return the temporary bytes of a step per new token on each of `devices`, rounded up generously.
+
+    What is alive at once: gate and up products in float32 and their activation, the packed projections
+    in float32 with their normed copies, and a few rows of hidden states.
+    """
+    heads = (config.heads + 2 * config.kv_heads) * config.head_dim
+    cut = (2 * config.mlp * 4 + config.mlp * item_bytes) + 2 * heads * (4 + item_bytes)
+    return 2 * cut // devices + 8 * config.embed * 4
+
+
+def free_bytes(fraction: float) -> float | None:
+    """Return the memory left on the fullest device within a fraction of its whole; None on CPUs."""
+    statistics = [device.memory_stats() for device in jax.local_devices()]
+    known = [each for each in statistics if each and "bytes_limit" in each]
+    if jax.default_backend() == "cpu" or not known:
+        return None
+    return min(fraction * each["bytes_limit"] - each["bytes_in_use"] for each in known)
+
+
+def token_budget(engine: EngineConfig, config: ModelConfig, mesh: Mesh) -> int:
+    """Return the most new tokens of a step on each device; weights must be loaded."""
+    if engine.chunked_prefill_size is not None:
+        return engine.chunked_prefill_size
+    free = free_bytes(1.0)
+    if free is None:
+        return CPU_BUDGET
+    per_token = step_bytes_per_token(config, jnp.dtype(engine.dtype).itemsize, mesh.shape[TENSOR])
+    return largest_safe_budget(BUDGETS, per_token * mesh.shape[DATA], free / 4)
+
+
+def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: int) -> tuple[int, int]:
+    """Size the KV cache; weights must be loaded.
+
+    Args:
+        engine: Options.
+        config: The model's shape, as spread over the mesh.
+        mesh: Devices.
+        budget: Most new tokens of a step.
+
+    Returns:
+        Pages of the cache, and the context length in tokens: the one asked for, or else the model's own,
+        or what the cache has room for.
+
+    Raises:
+        ConfigError: a context of the length asked for does not fit.
+    """
+    longest = config.max_positions
+    item_bytes = jnp.dtype(engine.dtype).itemsize
+    tokens = engine.max_total_tokens
+    if tokens is None:
+        free = free_bytes(engine.mem_fraction_static)
+        if free is None:
+            tokens = max(CPU_CACHE_TOKENS, (engine.context_length or 0) + 2 * PAGE_SIZE)
+        else:
+            step = budget * step_bytes_per_token(config, item_bytes, mesh.shape[TENSOR])
+            tokens = int((free - step) // cache_bytes_per_token(config, item_bytes, mesh.shape[TENSOR]))
+    pages = tokens // PAGE_SIZE
+    room = (pages - 1) * PAGE_SIZE  # a long item's pages repeat up to one page of its query
+    if room < (engine.context_length or PAGE_SIZE):
+        raise ConfigError(
+            f"the KV cache has room for {max(tokens, 0)} tokens, too few for a context of "
+            f"{engine.context_length or PAGE_SIZE}; lower context_length, or raise max_total_tokens or "
+            "mem_fraction_static.",
+            "max_total_tokens",
+        )
+    return pages, engine.context_length or min(longest, room)

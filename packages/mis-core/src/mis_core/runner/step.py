@@ -1,0 +1,84 @@
+"""The compiled step: all layers on one packed array of new tokens per device."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from mis_core.models.decoder import Decoder
+from mis_core.models.parallel import DATA, TENSOR, partition
+from mis_kernels import Segments, segment_attention, write_pages
+from mis_kernels.segments import NOWHERE
+
+KeyValueCache = tuple[Array, Array]
+"""Keys and values, each `[kv_heads, layers * pages, page_size, head_dim]`, cut by head, the same along `DATA`."""
+
+Step = Callable[[Any, KeyValueCache, Array, Array, Array, Segments], tuple[Array, KeyValueCache]]
+
+
+def weight_partitions(weights: Any) -> Any:
+    """Return the partition of every array of a decoder's state."""
+    flat = nnx.to_flat_state(weights)
+    return nnx.from_flat_state({path: leaf.replace(partition(path)) for path, leaf in flat})
+
+
+def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, implementation: str | None = None) -> Step:
+    """Return the step of a model, ready for `jax.jit` with the cache donated.
+
+    Args:
+        graph: The decoder's graph, from `nnx.split`.
+        weights: Its state, cut over the mesh as `partition` says; shapes are enough.
+        mesh: Devices with axes `DATA` and `TENSOR`.
+        pages: Pages of one layer.
+        implementation: Attention implementation; default: the one that segments are laid out for.
+
+    Returns:
+        `(weights, cache, token_ids, positions, scored_rows, segments) -> (hidden, cache)`, where every
+        argument after the cache has one row per device along `DATA`: token ids and positions
+        `[devices, tokens]`, scored rows `[devices, scored]`, segments stacked. `hidden` is
+        `[devices * scored, embed]`, final-normed.
+    """
+    devices = mesh.shape[DATA]
+
+    def step(
+        weights: Any, cache: KeyValueCache, token_ids: Array, positions: Array, rows: Array, stacked: Segments
+    ) -> tuple[Array, KeyValueCache]:
+        decoder: Decoder = nnx.merge(graph, weights)
+        scale = decoder.config.head_dim**-0.5
+        segments: Segments = jax.tree.map(lambda x: x[0], stacked)
+        # Every device keeps every page, so it writes what all of them computed.
+        page_writes = lax.all_gather(segments.page_writes, DATA, tiled=True)
+
+        def everyones(new: Array) -> Array:
+            if devices == 1:
+                return new
+            gathered = jnp.zeros((devices * len(new), *new.shape[1:]), new.dtype)
+            any_paged = (page_writes < NOWHERE).any()
+            return lax.cond(any_paged, lambda: lax.all_gather(new, DATA, tiled=True), lambda: gathered)
+
+        def attend(q: Array, k: Array, v: Array, cache: KeyValueCache, layer: Array) -> tuple[Array, KeyValueCache]:
+            here = segments.shift_pages(layer * pages)
+            with jax.named_scope("write_pages"):
+                writes = dataclasses.replace(here, page_writes=page_writes + layer * pages)
+                k_pages, v_pages = (
+                    write_pages(old, everyones(new), writes) for old, new in zip(cache, (k, v), strict=True)
+                )
+            out = segment_attention(q, k, v, k_pages, v_pages, here, scale=scale, implementation=implementation)
+            return out, (k_pages, v_pages)
+
+        return decoder(token_ids[0], positions[0], rows[0], attend, cache)
+
+    each = P(DATA)
+    return jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(weight_partitions(weights), (P(TENSOR), P(TENSOR)), each, each, each, each),
+        out_specs=(each, (P(TENSOR), P(TENSOR))),
+        check_vma=False,  # loops carry values that start out the same everywhere
+    )

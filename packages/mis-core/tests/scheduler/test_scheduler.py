@@ -1,0 +1,320 @@
+"""The scheduler, driven step by step with a device that remembers tokens instead of computing on them."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from token_machine import TokenMachine, value_of
+
+from mis_core.request import LabelLogits, Layout, ScoreRequest
+from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
+from mis_core.scheduler.scheduler import Policy, Scheduler
+
+SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
+PAGES = 60
+ALGORITHMS = st.sampled_from(["auto", "serial", "packed", "prefill_extend"])
+
+
+def tokens(seed: int, length: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 1000, length).astype(np.int32)
+
+
+def request_of(query: np.ndarray, items: list[np.ndarray], **fields: object) -> ScoreRequest:
+    return ScoreRequest(
+        query=query,
+        item_tokens=np.concatenate(items).astype(np.int32),
+        item_starts=np.r_[0, np.cumsum([len(item) for item in items])].astype(np.int32),
+        context_lens=np.full(len(items), len(query), np.int32),
+        label_ids=np.array([[1, 2]], np.int32),
+        **fields,
+    )
+
+
+class Driver:
+    """A scheduler and its device, with up to two steps under way, as the engine has them."""
+
+    def __init__(self, shape: StepShape = SHAPE, pages: int = PAGES, policy: Policy | None = None, **options) -> None:
+        self.scheduler = Scheduler(shape, pages, policy or Policy(), **options)
+        self.machine = TokenMachine(pages)
+        self.answers: dict[int, LabelLogits] = {}
+        self.plans: list[StepPlan] = []
+        self._under_way: list[tuple[StepPlan, tuple]] = []
+
+    def submit(self, *requests: ScoreRequest) -> None:
+        for request in requests:
+            self.scheduler.submit(len(self.answers) + self.scheduler.requests, request)
+
+    def step(self) -> bool:
+        plan = self.scheduler.next_step()
+        self.scheduler.check()
+        if plan is not None:
+            self.plans.append(plan)
+            self._under_way.append((plan, self.machine.run(plan)))
+        if self._under_way and (plan is None or len(self._under_way) > 1):
+            done, values = self._under_way.pop(0)
+            self.answers |= dict(self.scheduler.complete(done, *values))
+            return True
+        return plan is not None
+
+    def run(self, *requests: ScoreRequest) -> list[LabelLogits]:
+        first = len(self.answers) + self.scheduler.requests
+        self.submit(*requests)
+        for _ in range(5000):
+            if not self.step():
+                break
+        assert not self.scheduler.has_work
+        self.scheduler.check()
+        assert self.scheduler.cache.held_pages == 0
+        return [self.answers[first + number] for number in range(len(requests))]
+
+
+def assert_right(request: ScoreRequest, answer: LabelLogits) -> None:
+    for item in range(request.num_items):
+        own = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
+        value = value_of(np.concatenate([request.query[: request.context_lens[item]], own]))
+        labels = request.label_ids[item if len(request.label_ids) > 1 else 0]
+        assert answer.logits[item].tolist() == (value + labels).astype(np.float32).tolist()
+        if answer.log_sum_exp is not None:
+            assert answer.log_sum_exp[item] == -value
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request in few words, so that a failure can be read."""
+
+    shared: int  # tokens that queries of all seeds begin with
+    seed: int
+    query: int
+    items: tuple[tuple[int, int], ...]  # seed and length of each
+    layout: Layout
+    salt: str | None
+    softmax: bool
+    ragged_contexts: bool  # as text joins its seams: items see less than the whole query
+    ragged_labels: bool
+
+    def request(self) -> ScoreRequest:
+        query = np.concatenate([tokens(0, 1500)[: self.shared], tokens(self.seed, 1000)])[: self.query]
+        items = [tokens(seed, length) for seed, length in self.items]
+        fields = {"layout": self.layout, "cache_salt": self.salt, "apply_softmax": self.softmax}
+        request = request_of(query, items, **fields)
+        numbers = np.arange(len(items), dtype=np.int32)
+        if self.ragged_contexts:
+            cut = np.minimum(numbers % 3, self.query - 1)
+            request = dataclasses.replace(request, context_lens=request.context_lens - cut)
+        if self.ragged_labels:
+            request = dataclasses.replace(request, label_ids=np.stack([numbers % 3, numbers % 2], 1))
+        return request
+
+
+cases = st.builds(
+    Case,
+    shared=st.sampled_from([0, 64, 100, 300]),
+    seed=st.integers(1, 3),
+    query=st.sampled_from([1, 63, 64, 65, 128, 200, 640, 1000]),
+    items=st.lists(
+        st.tuples(st.integers(10, 12), st.sampled_from([1, 2, 20, 64, 130, 256, 257, 400])), min_size=1, max_size=12
+    ).map(tuple),
+    layout=st.builds(Layout, ALGORITHMS, st.sampled_from([None, "dense"]), st.sampled_from([None, 0, 1, 5])),
+    salt=st.sampled_from([None, "a"]),
+    softmax=st.booleans(),
+    ragged_contexts=st.booleans(),
+    ragged_labels=st.booleans(),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    batches=st.lists(st.lists(cases, min_size=1, max_size=5), min_size=1, max_size=3),
+    shards=st.sampled_from([1, 1, 2, 4]),
+    alignment=st.sampled_from([1, 64, 256]),
+    pages=st.sampled_from([26, 40, 200]),
+    prefix_cache=st.booleans(),
+)
+def test_every_item_sees_its_query_and_itself_whatever_shares_the_device(
+    batches, shards, alignment, pages, prefix_cache
+) -> None:
+    """Any mix of requests and layouts, far too few pages included, with two steps under way."""
+    shape = dataclasses.replace(SHAPE, shards=shards, alignment=alignment)
+    driver = Driver(shape, pages, prefix_cache=prefix_cache)
+    for batch in ([case.request() for case in cases] for cases in batches):
+        for request, answer in zip(batch, driver.run(*batch), strict=True):
+            assert_right(request, answer)
+    if not prefix_cache:
+        assert driver.scheduler.cache.cached_pages == 0
+    for plan in driver.plans:
+        for shard in plan.shards:
+            assert shard.rows <= SHAPE.tokens
+            assert len(shard.scored_rows) <= SHAPE.scored
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=st.lists(cases, min_size=2, max_size=6),
+    cancelled=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=4),
+)
+def test_cancelling_anywhere_frees_everything_and_harms_nobody(batch, cancelled) -> None:
+    driver, batch = Driver(pages=40), [case.request() for case in batch]
+    driver.submit(*batch)
+    gone = set()
+    for number in range(4000):
+        for request, when in cancelled:
+            if when == number and driver.scheduler.cancel(request):
+                gone.add(request)
+                driver.scheduler.check()
+        if not driver.step() and number > 12:
+            break
+    assert set(driver.answers) == set(range(len(batch))) - gone
+    for number, answer in driver.answers.items():
+        assert_right(batch[number], answer)
+    assert driver.scheduler.cache.held_pages == 0
+    assert driver.scheduler.requests == 0
+
+
+def test_a_small_request_waits_for_two_steps_at_most() -> None:
+    driver = Driver()
+    driver.submit(request_of(tokens(1, 500), [tokens(n, 20) for n in range(5000)]))
+    for _ in range(20):
+        driver.step()
+    planned = len(driver.plans)
+    driver.submit(request_of(tokens(2, 200), [tokens(n, 20) for n in range(3)]))
+    while 1 not in driver.answers:
+        driver.step()
+    owners = [{reading.owner.id for reading in plan.readings} for plan in driver.plans[planned:]]
+    assert any(1 in owner for owner in owners[:2])
+
+
+def test_sixteen_requests_share_steps() -> None:
+    driver = Driver(dataclasses.replace(SHAPE, tokens=2048, scored=256, contexts=8))
+    driver.run(*(request_of(tokens(n, 100), [tokens(n + i, 20) for i in range(3)]) for n in range(16)))
+    assert len(driver.plans) <= 8
+    mixed = [len(set(shard.context_ids.tolist())) for plan in driver.plans for shard in plan.shards]
+    assert max(mixed) > 4
+    assert any((~shard.paged).any() and shard.paged.any() for plan in driver.plans for shard in plan.shards)
+
+
+class TestPrefixCache:
+    def test_a_repeated_query_is_not_computed(self) -> None:
+        driver = Driver()
+        request = request_of(tokens(1, 500), [tokens(n, 20) for n in range(10)])
+        (first,) = driver.run(request)
+        computed = driver.machine.computed_tokens
+        (second,) = driver.run(request)
+        assert (first.cached_tokens, second.cached_tokens) == (0, 500)
+        assert driver.machine.computed_tokens - computed == 200
+        counts = driver.scheduler.cache
+        assert (counts.hit_tokens, counts.missed_tokens, counts.evicted_pages) == (500, 500, 0)
+
+    def test_a_longer_query_computes_the_rest_only(self) -> None:
+        driver = Driver()
+        query = tokens(1, 500)
+        driver.run(request_of(query[:200], [tokens(2, 5)]))
+        (answer,) = driver.run(request_of(query, [tokens(2, 5)]))
+        assert answer.cached_tokens == 192  # whole pages
+        assert driver.scheduler.cache.missed_tokens == 200 + 308
+
+    def test_salts_do_not_mix(self) -> None:
+        driver = Driver()
+        query, items = tokens(1, 300), [tokens(2, 5)]
+        cached = [
+            driver.run(request_of(query, items, cache_salt=salt))[0].cached_tokens
+            for salt in (None, "a", "b", "", "a", None)
+        ]
+        assert cached == [0, 0, 0, 0, 300, 300]
+
+    def test_two_requests_of_one_query_compute_it_once(self) -> None:
+        driver = Driver()
+        answers = driver.run(*(request_of(tokens(1, 1400), [tokens(n, 20)]) for n in range(2)))
+        assert driver.machine.computed_tokens == 1400 + 40
+        assert sum(answer.cached_tokens for answer in answers) == 1400
+
+    def test_the_oldest_prefix_goes_first(self) -> None:
+        driver = Driver(pages=26)
+        items = [tokens(9, 5)]
+        for seed in (1, 2, 1, 3):  # 10 pages each: query 2 has to go for query 3
+            driver.run(request_of(tokens(seed, 640), items))
+        assert driver.scheduler.cache.evicted_pages == 4
+        assert driver.run(request_of(tokens(1, 640), items))[0].cached_tokens == 640
+        assert driver.run(request_of(tokens(2, 640), items))[0].cached_tokens == 6 * PAGE_SIZE
+
+    def test_flush(self) -> None:
+        driver = Driver()
+        request = request_of(tokens(1, 500), [tokens(2, 5)])
+        driver.run(request)
+        assert driver.scheduler.flush() == 8
+        assert driver.run(request)[0].cached_tokens == 0
+
+
+class TestLayouts:
+    @pytest.fixture
+    def small(self) -> ScoreRequest:
+        return request_of(tokens(1, 100), [tokens(n, 100) for n in range(3)])
+
+    def steps(self, request: ScoreRequest, **layout) -> Iterator[list[int]]:
+        driver = Driver()
+        driver.run(dataclasses.replace(request, layout=Layout(**layout)))
+        return (len(plan.shards[0].lens) for plan in driver.plans)
+
+    def test_the_query_alone_then_items(self, small: ScoreRequest) -> None:
+        assert list(self.steps(small, algorithm="prefill_extend")) == [1, 3]
+
+    def test_packed_in_one_step(self, small: ScoreRequest) -> None:
+        assert list(self.steps(small, algorithm="packed")) == [4]
+
+    def test_serial_is_one_sequence_a_step(self, small: ScoreRequest) -> None:
+        assert list(self.steps(small, algorithm="serial")) == [1, 1, 1]
+
+    def test_chunk_size_limits_the_items_of_a_step(self, small: ScoreRequest) -> None:
+        assert list(self.steps(small, algorithm="prefill_extend", chunk_size=2)) == [1, 2, 1]
+        assert list(self.steps(small, algorithm="prefill_extend", chunk_size=0)) == [1, 3]
+
+    def test_a_dense_request_has_steps_of_its_own(self, small: ScoreRequest) -> None:
+        driver = Driver()
+        driver.run(dataclasses.replace(small, layout=Layout(mask="dense")), small)
+        owners = [({r.owner.id for r in plan.readings}, plan.dense_mask) for plan in driver.plans]
+        assert owners == [({0}, True), ({1}, False)]
+
+
+def test_duplicates_are_computed_once() -> None:
+    driver = Driver()
+    request = request_of(tokens(1, 64), [tokens(n % 4, 20 + n % 2) for n in range(100)])
+    (answer,) = driver.run(request)
+    assert_right(request, answer)
+    assert driver.machine.computed_tokens == 64 + 2 * 20 + 2 * 21
+
+
+def test_a_lost_cache_takes_its_requests_along_and_no_others() -> None:
+    driver = Driver()
+    begun, waiting = (request_of(tokens(n, 700), [tokens(9, 5)]) for n in (1, 2))
+    driver.submit(begun)
+    driver.step()
+    driver.submit(waiting)
+    assert driver.scheduler.abort() == [0]
+    driver.scheduler.check()
+    while 1 not in driver.answers:
+        assert driver.step() or driver.answers
+    assert_right(waiting, driver.answers[1])
+
+
+def test_thousands_of_items_take_few_calls() -> None:
+    """The host does not loop over items: its Python calls grow with steps."""
+    import sys
+
+    def calls(count: int) -> int:
+        driver = Driver(dataclasses.replace(SHAPE, tokens=65536, scored=65536))
+        found = 0
+
+        def trace(*_: object) -> None:
+            nonlocal found
+            found += 1
+
+        driver.submit(request_of(tokens(1, 64), [np.array([n, 1, 2, 3]) for n in range(count)]))
+        sys.setprofile(trace)
+        driver.scheduler.next_step()
+        sys.setprofile(None)
+        return found
+
+    assert calls(5000) <= calls(50) + 40

@@ -1,0 +1,70 @@
+"""A device that only remembers tokens: runs steps on pages of token ids and checks every rule on the way.
+
+The value read at a row is a number made of all tokens that the row sees, in order; so a wrong page, a page
+overwritten too early, a wrong position or a missing token changes it.
+"""
+
+import hashlib
+
+import numpy as np
+
+from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan
+
+UNWRITTEN = -7
+
+
+def value_of(tokens: np.ndarray) -> float:
+    """Return the number that stands for the distribution after these tokens."""
+    return float(int.from_bytes(hashlib.blake2b(tokens.astype(np.int64).tobytes(), digest_size=3).digest(), "big"))
+
+
+class TokenMachine:
+    """Token ids where a model would have keys and values."""
+
+    def __init__(self, pages: int) -> None:
+        self.memory = np.full((pages, PAGE_SIZE), UNWRITTEN)
+        self.computed_tokens = 0
+
+    def run(self, plan: StepPlan) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Write all shards' pages, then read; return logits and normalisers of each reading."""
+        for shard in plan.shards:
+            self._write(shard)
+        self.computed_tokens += plan.new_tokens
+        values = [self._values(shard) for shard in plan.shards]
+        logits, normalisers = [], []
+        for reading in plan.readings:
+            mine = values[reading.shard][reading.first : reading.first + len(reading.items)]
+            logits.append((mine[:, None] + reading.label_ids).astype(np.float32))
+            normalisers.append(-mine.astype(np.float32) if reading.normalise else None)
+        return logits, normalisers
+
+    def _write(self, shard: ShardPlan) -> None:
+        ends = np.cumsum(shard.lens)
+        written: set[int] = set()
+        for segment in np.flatnonzero(shard.paged):
+            assert shard.starts[segment] % PAGE_SIZE == 0
+            assert shard.context_lens[segment] % PAGE_SIZE == 0
+            tokens = shard.token_ids[ends[segment] - shard.lens[segment] : ends[segment]]
+            first = shard.context_lens[segment] // PAGE_SIZE
+            for number in range(-(-len(tokens) // PAGE_SIZE)):
+                page = int(shard.page_table[shard.context_ids[segment], first + number])
+                assert page not in written, "two segments of a step write the same page"
+                written.add(page)
+                part = tokens[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]
+                self.memory[page] = UNWRITTEN
+                self.memory[page, : len(part)] = part
+
+    def _values(self, shard: ShardPlan) -> np.ndarray:
+        ends = np.cumsum(shard.lens)
+        values = []
+        for row in shard.scored_rows:
+            segment = int(np.searchsorted(shard.starts, row, side="right")) - 1
+            length = row - shard.starts[segment] + 1
+            own = shard.token_ids[ends[segment] - shard.lens[segment] :][:length]
+            positions = shard.positions[ends[segment] - shard.lens[segment] :][:length]
+            assert positions.tolist() == list(range(shard.context_lens[segment], shard.context_lens[segment] + length))
+            pages = shard.page_table[shard.context_ids[segment]]
+            context = self.memory[pages].reshape(-1)[: shard.context_lens[segment]]
+            assert (context != UNWRITTEN).all(), "a context that nobody wrote"
+            values.append(value_of(np.concatenate([context, own])))
+        return np.array(values)
