@@ -1,0 +1,51 @@
+"""Run as a program with eight host devices: scores of every way of cutting a model over them, as JSON.
+
+    python many_devices.py CHECKPOINT DTYPE
+"""
+
+import json
+import sys
+
+import jax
+import numpy as np
+
+from mis_core import Engine
+
+QUERY = np.random.default_rng(0).integers(0, 300, 700).tolist()
+ITEMS = [np.random.default_rng(n).integers(0, 300, n).tolist() for n in (20, 1, 0, 33, 64, 130, 300, *range(2, 60))]
+LABELS = [5, 9, 100]
+MESHES = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (4, 1), (8, 1), (2, 4)]
+
+
+def largest_share(weights: object) -> float:
+    """Return the largest part of the weights' bytes that one device holds."""
+    arrays = jax.tree.leaves(weights)
+    held: dict[jax.Device, int] = {}
+    for array in arrays:
+        for shard in array.addressable_shards:
+            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
+    return max(held.values()) / sum(array.nbytes for array in arrays)
+
+
+def main(path: str, dtype: str) -> None:
+    found = {}
+    for data, tensor in MESHES:
+        options = {"dp_size": data, "tp_size": tensor, "dtype": dtype, "context_length": 1024, "skip_warmup": True}
+        with Engine.from_pretrained(path, chunked_prefill_size=256, progress=False, **options) as engine:
+            cold = engine.score(QUERY, ITEMS, LABELS, return_token_logprobs=True)
+            warm = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True)
+            assert warm.usage.cached_tokens == len(QUERY), "the cache is shared by all devices"
+            engine._loop.check()
+            weights = largest_share(engine._loop._runner._weights)
+        assert cold.token_logprobs is not None
+        found[f"dp {data} tp {tensor}"] = {
+            "logprobs": cold.token_logprobs.tolist(),
+            "softmax": warm.scores.tolist(),
+            "bits": np.asarray(cold.scores).tobytes().hex(),
+            "share_of_weights": weights,
+        }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
