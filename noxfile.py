@@ -62,6 +62,9 @@ def tpu_aot(session: nox.Session) -> None:
     install_wheels(session, LIBTPU, *group("test"))
     session.run("pytest", "-m", "tpu_aot", env=CPU)
     session.run("python", "-m", "mis_kernels.aot", *session.posargs, env=CPU)
+    session.run(
+        "python", "-m", "mis_core.aot", *[arg for arg in session.posargs if arg != "--update-baseline"], env=CPU
+    )
 
 
 @nox.session

@@ -1,6 +1,6 @@
 """Run as a program with eight host devices: scores of every way of cutting a model over them, as JSON.
 
-    python many_devices.py CHECKPOINT DTYPE
+python many_devices.py CHECKPOINT DTYPE
 """
 
 import json
@@ -44,7 +44,7 @@ def main(path: str, dtype: str) -> None:
             "bits": np.asarray(cold.scores).tobytes().hex(),
             "share_of_weights": weights,
         }
-    print(json.dumps(found))
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from mis_kernels.masks import (
 from mis_kernels.pages import write_pages
 from mis_kernels.segments import Segments, lay_out
 from mis_kernels.sharding import attention_over_heads, attention_over_tokens, cache_heads, write_pages_over_tokens
-from mis_kernels.storage import from_bits, storage_dtype, to_bits
+from mis_kernels.storage import cache_head_dim, from_bits, storage_dtype, to_bits
 
 __version__ = "0.1.0"
 
@@ -37,6 +37,7 @@ __all__ = [
     "attention_over_tokens",
     "block_map",
     "block_sizes",
+    "cache_head_dim",
     "cache_heads",
     "dense_mask",
     "device_blocks",

@@ -1,17 +1,29 @@
 """The paged KV cache's only write: new keys and values into the pages that the step names."""
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
+from collections.abc import Callable
+from typing import Any
 
-from mis_kernels.segments import Segments
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int32, Shaped
+
+from mis_kernels.segments import NOWHERE, Segments
 from mis_kernels.storage import to_bits
+from mis_kernels.target import platform
+
+Ref = Any  # a Pallas reference
 
 
 def write_pages(
-    pages: Shaped[Array, "kv_heads pages page_size head_dim"],
+    pages: Shaped[Array, "kv_heads pages page_size cache_head_dim"],
     new: Float[Array, "tokens kv_heads head_dim"],
     segments: Segments,
-) -> Shaped[Array, "kv_heads pages page_size head_dim"]:
+    *,
+    implementation: str | None = None,
+) -> Shaped[Array, "kv_heads pages page_size cache_head_dim"]:
     """Write the new tokens of paged segments to their pages.
 
     Whole pages are written: paged segments begin on a page boundary, and what follows a segment's
@@ -20,10 +32,61 @@ def write_pages(
     Args:
         pages: Key or value cache, floats or their bits (see `storage_dtype`); donate it to keep the
             update in place.
-        new: Keys or values of the new tokens.
+        new: Keys or values of the new tokens; zeros fill them up to the cache's width (`cache_head_dim`).
         segments: `page_writes` says where each run of `page_size` tokens goes, if anywhere.
+        implementation: `xla` or `pallas_tpu`; default: the best for the platform.
+
+    Raises:
+        ValueError: the implementation is unknown.
     """
-    page_size = pages.shape[2]
+    name = implementation or ("pallas_tpu" if platform() == "tpu" else "xla")
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation: {name!r} is unknown; choose from {', '.join(IMPLEMENTATIONS)}")
+    page_size, wider = pages.shape[2], pages.shape[3] - new.shape[2]
+    new = jnp.pad(new, ((0, 0), (0, 0), (0, wider)))
     new = to_bits(new) if pages.dtype == jnp.uint16 else new
     runs = new.swapaxes(0, 1).reshape(new.shape[1], -1, page_size, new.shape[2])
-    return pages.at[:, jnp.asarray(segments.page_writes)].set(runs, mode="drop")
+    return IMPLEMENTATIONS[name](pages, runs, jnp.asarray(segments.page_writes))
+
+
+def _xla(pages: Array, runs: Array, writes: Int32[Array, " runs"]) -> Array:
+    return pages.at[:, writes].set(runs, mode="drop")
+
+
+def _pallas_tpu(pages: Array, runs: Array, writes: Int32[Array, " runs"], interpret: Any = False) -> Array:
+    """Copy each run by DMA into the cache it aliases.
+
+    XLA's scatter would need the runs in another layout first.
+    """
+
+    def kernel(writes: Ref, runs: Ref, _: Ref, pages: Ref, done: Ref) -> None:
+        def copy(run: Array) -> Any:
+            return pltpu.make_async_copy(runs.at[:, run], pages.at[:, writes[run]], done)
+
+        def each(act: Callable[[Any], None]) -> None:
+            def one(run: Array, carry: None) -> None:
+                pl.when(writes[run] < NOWHERE)(lambda: act(copy(run)))
+
+            lax.fori_loop(0, runs.shape[1], one, None)
+
+        each(lambda started: started.start())  # all under way before the first is waited for
+        each(lambda started: started.wait())
+
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    return pl.pallas_call(
+        kernel,
+        out_shape=jax.ShapeDtypeStruct(pages.shape, pages.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(1,),
+            in_specs=[anywhere, anywhere],
+            out_specs=anywhere,
+            scratch_shapes=[pltpu.SemaphoreType.DMA],
+        ),
+        input_output_aliases={2: 0},
+        interpret=interpret,
+        name="write_pages",
+    )(writes, runs, pages)
+
+
+IMPLEMENTATIONS: dict[str, Callable[[Array, Array, Array], Array]] = {"xla": _xla, "pallas_tpu": _pallas_tpu}

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import TENSOR
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, ShardPlan, StepPlan, StepShape
-from mis_kernels import Segments, device_blocks, lay_out, tile_capacity
+from mis_kernels import Segments, cache_head_dim, device_blocks, lay_out, tile_capacity
 from mis_kernels.attention.tiling import TpuBlocks
 from mis_kernels.tiles import CONTEXT_TILE, OWN_BLOCK, OWN_TILE, row_block
 
@@ -85,7 +85,9 @@ class Layouts:
 def _blocks(config: ModelConfig, dtype: jnp.dtype, mesh: Mesh) -> TpuBlocks | None:
     devices = mesh.shape[TENSOR]
     heads, kv_heads = config.heads // devices, config.kv_heads // devices
-    return device_blocks(heads=heads, kv_heads=kv_heads, head_dim=config.head_dim, dtype=str(jnp.dtype(dtype)))
+    return device_blocks(
+        heads=heads, kv_heads=kv_heads, head_dim=cache_head_dim(config.head_dim), dtype=str(jnp.dtype(dtype))
+    )
 
 
 def _ramp(lens: np.ndarray) -> np.ndarray:

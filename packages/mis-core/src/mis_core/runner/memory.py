@@ -10,6 +10,7 @@ from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import DATA, TENSOR
 from mis_core.scheduler.algorithm import largest_safe_budget
 from mis_core.scheduler.plan import PAGE_SIZE
+from mis_kernels import cache_head_dim
 
 CPU_CACHE_TOKENS = 32_768
 CPU_BUDGET = 2048
@@ -18,7 +19,7 @@ BUDGETS = [512, 1024, 2048, 4096]
 
 def cache_bytes_per_token(config: ModelConfig, item_bytes: int, devices: int) -> int:
     """Return the bytes that a token's keys and values take on each of `devices`."""
-    return 2 * config.layers * config.kv_heads * config.head_dim * item_bytes // devices
+    return 2 * config.layers * config.kv_heads * cache_head_dim(config.head_dim) * item_bytes // devices
 
 
 def step_bytes_per_token(config: ModelConfig, item_bytes: int, devices: int) -> int:

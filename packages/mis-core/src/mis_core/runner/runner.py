@@ -23,6 +23,7 @@ from mis_core.runner.head import label_logits, log_sum_exp
 from mis_core.runner.layout import Layouts
 from mis_core.runner.step import KeyValueCache, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
+from mis_kernels import cache_head_dim
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +71,7 @@ class Runner:
         self.mesh, self.shape, self.pages = mesh, shape, pages
         self._graph, self._weights = nnx.split(decoder)
         config, dtype = decoder.config, decoder.embedding[...].dtype
-        self._cache_shape = (config.kv_heads, config.layers * pages, PAGE_SIZE, config.head_dim)
+        self._cache_shape = (config.kv_heads, config.layers * pages, PAGE_SIZE, cache_head_dim(config.head_dim))
         self._cache_dtype = dtype
         self._cache = self._empty_cache()
         self._layouts = Layouts.of_model(config, jnp.dtype(jnp.bfloat16 if dtype == jnp.uint16 else dtype), mesh, shape)

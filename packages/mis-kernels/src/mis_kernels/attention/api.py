@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
@@ -23,8 +24,8 @@ def segment_attention(
     q: Float[Array, "tokens heads head_dim"],
     k: Float[Array, "tokens kv_heads head_dim"],
     v: Float[Array, "tokens kv_heads head_dim"],
-    k_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
-    v_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
+    k_pages: Shaped[Array, "kv_heads pages page_size cache_head_dim"],
+    v_pages: Shaped[Array, "kv_heads pages page_size cache_head_dim"],
     segments: Segments,
     *,
     scale: float,
@@ -38,7 +39,8 @@ def segment_attention(
         v: Values of the new tokens, same type.
         k_pages: Key cache. Pages must have been written before (see `write_pages`), those of this
             step's paged segments included. Memory that no context reaches may hold anything. Same
-            type as `q`, or its bits (see `storage_dtype`).
+            type as `q`, or its bits (see `storage_dtype`); its heads may be wider, filled up with zeros
+            (see `cache_head_dim`).
         v_pages: Value cache, likewise.
         segments: What each token sees.
         scale: Factor of the logits, usually `head_dim ** -0.5`.
@@ -58,8 +60,10 @@ def segment_attention(
     name = implementation or ("pallas_tpu" if isinstance(segments.tiles, TpuTiles) else "xla")
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"implementation: {name!r} is unknown; choose from {', '.join(IMPLEMENTATIONS)}")
+    head_dim, wider = q.shape[2], k_pages.shape[3] - q.shape[2]
     with jax.named_scope(f"attention_{name}"):
-        return IMPLEMENTATIONS[name](q, k, v, k_pages, v_pages, segments, scale=scale)
+        q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, wider))) for x in (q, k, v)) if wider else (q, k, v)
+        return IMPLEMENTATIONS[name](q, k, v, k_pages, v_pages, segments, scale=scale)[..., :head_dim]
 
 
 def _check(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments) -> None:
@@ -69,7 +73,7 @@ def _check(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segment
         raise ValueError(f"q: {heads} heads are not a multiple of {kv_heads} KV heads")
     if k.shape != (tokens, kv_heads, head_dim) or v.shape != k.shape:
         raise ValueError(f"k, v: expected [{tokens}, {kv_heads}, {head_dim}], got {k.shape} and {v.shape}")
-    if (k_pages.shape[0], k_pages.shape[3]) != (kv_heads, head_dim) or v_pages.shape != k_pages.shape:
+    if k_pages.shape[0] != kv_heads or k_pages.shape[3] < head_dim or v_pages.shape != k_pages.shape:
         wanted = f"[{kv_heads}, pages, page_size, {head_dim}]"
         raise ValueError(f"k_pages, v_pages: expected {wanted}, got {k_pages.shape} and {v_pages.shape}")
     if not isinstance(segments.tiles, TpuTiles) and CONTEXT_TILE % k_pages.shape[2]:

@@ -20,6 +20,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int32
 
+from mis_kernels.target import tpu_chip
+
 IntArray = np.ndarray | Array
 
 OWN_ALIGNMENT = 16
@@ -189,22 +191,16 @@ def block_sizes(*, chip: str, heads: int, kv_heads: int, head_dim: int, dtype: s
     )
 
 
-DEVICE_KINDS = {"TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU7x": "v7x"}
-"""Chips by the name that JAX gives their devices."""
-
-
 def device_blocks(*, heads: int, kv_heads: int, head_dim: int, dtype: str = "bfloat16") -> TpuBlocks | None:
     """Look up the block sizes for this process's devices; None where the TPU kernel does not run.
 
     Raises:
         ValueError: the device is a TPU that the tables do not know.
     """
-    if jax.default_backend() != "tpu":
+    chip = tpu_chip()
+    if chip is None:
         return None
-    kind = jax.devices()[0].device_kind
-    if kind not in DEVICE_KINDS:
-        raise ValueError(f"no block sizes for the TPU {kind!r}; known: {', '.join(DEVICE_KINDS)}")
-    return block_sizes(chip=DEVICE_KINDS[kind], heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+    return block_sizes(chip=chip, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
 
 
 def vmem_bytes(blocks: TpuBlocks, *, group: int, head_dim: int, itemsize: int) -> int:

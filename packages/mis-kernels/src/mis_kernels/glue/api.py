@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
 from mis_kernels.glue.reference import norm_rope_reference
+from mis_kernels.target import platform
 
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Array, Array, Array]]] = {
     "xla": norm_rope_reference,
@@ -60,7 +61,7 @@ def norm_rope(
     """
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm, k_norm: give both or neither")
-    name = implementation or ("pallas_tpu" if jax.default_backend() == "tpu" else "xla")
+    name = implementation or ("pallas_tpu" if platform() == "tpu" else "xla")
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"implementation: {name!r} is unknown; choose from {', '.join(IMPLEMENTATIONS)}")
     with jax.named_scope(f"norm_rope_{name}"):

@@ -1,0 +1,51 @@
+"""Compiles steps for one topology: `python -m mis_core.aot.worker JSON`, started by `mis_core.aot`."""
+
+import json
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from mis_core.models.parallel import DATA, TENSOR, spread_heads
+from mis_core.models.published import PUBLISHED
+from mis_core.runner.ahead import compile_step, items_behind_a_query
+from mis_core.runner.layout import Layouts
+from mis_core.scheduler.plan import StepShape
+from mis_kernels.aot.targets import TARGETS, mesh
+from mis_kernels.target import compiling_for
+
+TOKENS, CONTEXT, ITEM, CONTEXT_PAGES, PAGES = 2048, 2000, 20, 128, 2048
+
+
+def compile_one(topology: str, model: str, data: int, tensor: int) -> str:
+    """Compile one step; return a line about it."""
+    target = TARGETS[topology]
+    devices = np.array(mesh(target).devices).reshape(-1)[: data * tensor]
+    on = Mesh(devices.reshape(data, tensor), (DATA, TENSOR))
+    config = PUBLISHED[model]
+    began = time.perf_counter()
+    with compiling_for(target.chip):
+        alignment = Layouts.alignment(spread_heads(config, tensor), jnp.dtype("bfloat16"), on)
+        shape = StepShape(TOKENS, 256, 8, CONTEXT_PAGES, alignment, data)
+        compiled = compile_step(config, on, items_behind_a_query(shape, CONTEXT, ITEM), shape, pages=PAGES)
+    memory = compiled.memory_analysis()
+    assert memory is not None, "the TPU compiler reports memory"
+    return (
+        f"{topology:8} {model:14} dp {data} tp {tensor}  {time.perf_counter() - began:5.1f} s  per chip: "
+        f"arguments {memory.argument_size_in_bytes / 2**20:.0f} MiB, "
+        f"temporaries {memory.temp_size_in_bytes / 2**20:.0f} MiB"
+    )
+
+
+def main(job: str) -> None:
+    """Compile every step of a job."""
+    described = json.loads(job)
+    for model, data, tensor in described["steps"]:
+        sys.stdout.write(compile_one(described["topology"], model, data, tensor) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

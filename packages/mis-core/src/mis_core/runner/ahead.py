@@ -1,0 +1,77 @@
+"""The engine's step compiled ahead of time, from shapes alone: no weights, no cache, no device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mis_core.models.config import ModelConfig
+from mis_core.models.decoder import Decoder
+from mis_core.models.parallel import DATA, TENSOR, partition, spread_heads
+from mis_core.runner.layout import Layouts
+from mis_core.runner.step import make_step
+from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
+from mis_kernels import cache_head_dim, storage_dtype
+
+
+def compile_step(
+    config: ModelConfig, mesh: Mesh, plan: StepPlan, shape: StepShape, *, dtype: str = "bfloat16", pages: int = 1024
+) -> jax.stages.Compiled:
+    """Compile the step that a plan needs, as the runner would on these devices.
+
+    Choose the platform with `mis_kernels.target.compiling_for` where the mesh is of devices that are not here.
+
+    Args:
+        config: The model's shape.
+        mesh: Devices with axes `DATA` and `TENSOR`, which may exist for the compiler only.
+        plan: What the step computes; its tile lists decide nothing but the arrays' sizes.
+        shape: Room of a step; `shape.tokens` is the size that is compiled.
+        dtype: Type of weights and activations.
+        pages: Pages of the KV cache.
+    """
+    spread, stored = spread_heads(config, mesh.shape[TENSOR]), storage_dtype(dtype)
+    graph, weights = nnx.split(nnx.eval_shape(lambda: Decoder(spread, stored)))
+
+    def on_mesh(shape: tuple[int, ...], dtype: jnp.dtype, spec: P) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    flat = nnx.to_flat_state(weights)
+    abstract = nnx.from_flat_state(
+        {path: leaf.replace(on_mesh(leaf.shape, leaf.dtype, partition(path))) for path, leaf in flat}
+    )
+    cache_shape = (spread.kv_heads, spread.layers * pages, PAGE_SIZE, cache_head_dim(spread.head_dim))
+    cache = on_mesh(cache_shape, stored, P(TENSOR))
+    layouts = Layouts.of_model(spread, jnp.dtype(dtype), mesh, shape)
+    arrays = layouts.lay_out(plan, shape.tokens, min(shape.scored, shape.tokens))
+    arrays = jax.tree.map(lambda x: on_mesh(x.shape, x.dtype, P(DATA)), arrays)
+    step = jax.jit(make_step(graph, weights, mesh, pages), donate_argnums=1)
+    return step.lower(abstract, (cache, cache), *arrays).compile()
+
+
+def items_behind_a_query(shape: StepShape, context: int, item: int) -> StepPlan:
+    """Plan a step full of items behind one cached query on every device, as the canonical workload has.
+
+    Args:
+        shape: Room of a step.
+        context: Tokens of the query.
+        item: Tokens of an item.
+    """
+    count = min(shape.tokens // item, shape.scored)
+    ints = np.arange(count, dtype=np.int32)
+    table = np.zeros((shape.contexts, shape.pages_per_context), np.int32)
+    used = -(-context // PAGE_SIZE)
+    table[0, :used] = np.arange(used)
+    shard = ShardPlan(
+        token_ids=np.zeros(count * item, np.int32),
+        positions=(context + np.tile(np.arange(item), count)).astype(np.int32),
+        starts=ints * item,
+        lens=np.full(count, item, np.int32),
+        context_ids=np.zeros(count, np.int32),
+        context_lens=np.full(count, context, np.int32),
+        paged=np.zeros(count, bool),
+        page_table=table,
+        scored_rows=ints * item + item - 1,
+    )
+    return StepPlan((shard,) * shape.shards, ())
