@@ -5,6 +5,7 @@ runs never waits for pages, and none can block another for ever. Those that run 
 gives each the same share of its tokens, then what is left to whoever wants more.
 """
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from mis_core.scheduler.algorithm import Geometry, choose
 from mis_core.scheduler.duplicates import without_duplicates
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan, StepShape
 from mis_core.scheduler.work import Work
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,7 @@ class Scheduler:
             if work.missing_pages > self._spare():
                 work.prefix.release(count=False)
                 return
+            logger.debug("request %d: %s, %s", work.id, work.choice.algorithm, work.choice.reason)
             self._running.append(work)
             self._unread[work.id] = work
             self._waiting.popleft()
