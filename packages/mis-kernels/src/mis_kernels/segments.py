@@ -39,7 +39,7 @@ class Segments:
         page_table: Pages of each context in order, `[contexts, pages_per_context]`.
         page_writes: Page that each run of `page_size` new tokens is written to,
             `[tokens / page_size]`; a number past the last page means nowhere.
-        tiles: The same facts cut into the tiles a backend visits.
+        tiles: The same facts cut into the tiles a backend visits, or None for one that cuts them itself.
     """
 
     context_id: IntArray
@@ -47,7 +47,7 @@ class Segments:
     segment_start: IntArray
     page_table: IntArray
     page_writes: IntArray
-    tiles: BlockTiles | TpuTiles
+    tiles: BlockTiles | TpuTiles | None
 
     @property
     def num_tokens(self) -> int:
@@ -79,6 +79,7 @@ def lay_out(
     tile_capacity: int | None = None,
     own_rank_capacity: int | None = None,
     blocks: TpuBlocks | None = None,
+    tiled: bool = True,
 ) -> Segments:
     """Describe a step by small integer arrays.
 
@@ -96,6 +97,7 @@ def lay_out(
         tile_capacity: Length of the context tile list, for a fixed compiled shape; default: as needed.
         own_rank_capacity: Length of the own-key tile list, likewise; the TPU kernel has one list for both.
         blocks: Block sizes of the TPU kernel (see `block_sizes`); default: tiles for `xla`.
+        tiled: Whether to make tile lists at all; `native` needs none.
 
     Raises:
         ValueError: segments overlap, leave the array, are misaligned, or need more tiles than fit.
@@ -120,6 +122,8 @@ def lay_out(
     page_writes[np.repeat(starts[paged] // page_size, page_counts) + ramp] = page_table[
         np.repeat(context_ids[paged], page_counts), np.repeat(context_lens[paged] // page_size, page_counts) + ramp
     ]
+    if not tiled:
+        return Segments(context_id, context_len, segment_start, page_table, page_writes, None)
     rows = {"context_id": context_id, "context_len": context_len}
     if blocks is not None:
         pages = {"page_table": page_table, "page_size": page_size}

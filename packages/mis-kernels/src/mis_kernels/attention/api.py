@@ -6,16 +6,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from mis_kernels.attention.native import native_attention
 from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
 from mis_kernels.attention.reference import reference_attention
 from mis_kernels.attention.tiling import TpuTiles
 from mis_kernels.attention.xla import xla_attention
 from mis_kernels.segments import Segments
-from mis_kernels.tiles import CONTEXT_TILE, MIN_TOKENS
+from mis_kernels.tiles import CONTEXT_TILE, MIN_TOKENS, BlockTiles
 
 IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
     "reference": reference_attention,
     "xla": xla_attention,
+    "native": native_attention,
     "pallas_tpu": pallas_tpu_attention,
 }
 
@@ -44,8 +46,8 @@ def segment_attention(
         v_pages: Value cache, likewise.
         segments: What each token sees.
         scale: Factor of the logits, usually `head_dim ** -0.5`.
-        implementation: `xla`, `pallas_tpu` or `reference`; default: the one `segments` were laid out
-            for. `reference` takes either layout.
+        implementation: `xla`, `native`, `pallas_tpu` or `reference`; default: the one `segments` were
+            laid out for. `reference` and `native` take any layout.
 
     Returns:
         Attention output, shape and dtype of `q`. Rows that see nothing are zero.
@@ -53,17 +55,23 @@ def segment_attention(
     Raises:
         ValueError: shapes do not fit together; names the argument.
 
-    Numerics: accumulates in f32. A row's bits do not depend on other segments with `xla` on CPU; the
-    other implementations do not promise it.
+    Numerics: accumulates in f32. A row's bits do not depend on other segments with `native`, and with
+    `xla` on CPU; the other implementations do not promise it.
     """
     _check(q, k, v, k_pages, v_pages, segments)
-    name = implementation or ("pallas_tpu" if isinstance(segments.tiles, TpuTiles) else "xla")
+    name = implementation or _laid_out_for(segments)
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"implementation: {name!r} is unknown; choose from {', '.join(IMPLEMENTATIONS)}")
     head_dim, wider = q.shape[2], k_pages.shape[3] - q.shape[2]
     with jax.named_scope(f"attention_{name}"):
         q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, wider))) for x in (q, k, v)) if wider else (q, k, v)
         return IMPLEMENTATIONS[name](q, k, v, k_pages, v_pages, segments, scale=scale)[..., :head_dim]
+
+
+def _laid_out_for(segments: Segments) -> str:
+    if segments.tiles is None:
+        return "native"
+    return "pallas_tpu" if isinstance(segments.tiles, TpuTiles) else "xla"
 
 
 def _check(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments) -> None:
@@ -76,7 +84,7 @@ def _check(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segment
     if k_pages.shape[0] != kv_heads or k_pages.shape[3] < head_dim or v_pages.shape != k_pages.shape:
         wanted = f"[{kv_heads}, pages, page_size, {head_dim}]"
         raise ValueError(f"k_pages, v_pages: expected {wanted}, got {k_pages.shape} and {v_pages.shape}")
-    if not isinstance(segments.tiles, TpuTiles) and CONTEXT_TILE % k_pages.shape[2]:
+    if isinstance(segments.tiles, BlockTiles) and CONTEXT_TILE % k_pages.shape[2]:
         raise ValueError(f"k_pages: the page size {k_pages.shape[2]} does not divide {CONTEXT_TILE}")
     if segments.num_tokens != tokens:
         raise ValueError(f"segments: describe {segments.num_tokens} tokens, but q has {tokens}")

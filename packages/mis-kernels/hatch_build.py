@@ -1,0 +1,62 @@
+"""Compiles the native attention kernel into the wheel, where there is a compiler for this kind of machine."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FLAGS = [
+    *("-std=c++17", "-O3", "-fPIC", "-shared", "-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized"),
+    *("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"),
+]
+LIBRARY = Path("src/mis_kernels/_native.so")
+
+
+def compile_library(root: Path) -> str | None:
+    """Compile the library; return why that is impossible here, or None.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler refuses the source.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return f"{platform.system()} on {platform.machine()} has no AMX"
+    names = [os.environ.get("CXX"), "c++", "g++", "clang++"]
+    compiler = next((found for name in names if name and (found := shutil.which(name))), None)
+    if compiler is None:
+        return "no C++ compiler was found (set CXX, or install g++ 11 or clang 12)"
+    import jax
+
+    source, target = root / "native" / "attention.cc", root / LIBRARY
+    subprocess.run([compiler, *FLAGS, f"-isystem{jax.ffi.include_dir()}", str(source), "-o", str(target)], check=True)
+    return None
+
+
+class NativeKernel(BuildHookInterface):
+    """Adds the library to the wheel and marks the wheel as this platform's."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile; without a compiler the wheel is pure and attention runs on XLA."""
+        if self.target_name != "wheel":
+            return
+        reason = compile_library(Path(self.root))
+        if reason is not None:
+            self.app.display_warning(f"The native CPU attention kernel is left out: {reason}.")
+            return
+        build_data["artifacts"].append(str(LIBRARY))
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{_platform_tag()}"
+
+
+def _platform_tag() -> str:
+    from packaging.tags import platform_tags
+
+    return next(iter(platform_tags()))
+
+
+if __name__ == "__main__":
+    sys.exit(compile_library(Path(__file__).parent))

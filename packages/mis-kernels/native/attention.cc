@@ -1,0 +1,190 @@
+// Attention of packed new tokens to their paged contexts and their own segments, for x86-64 CPUs with AMX.
+// The contract is that of mis_kernels.attention.api.segment_attention.
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "tiles.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace mis {
+
+constexpr int kBlockRows = 1024;
+
+struct Problem {
+  const uint16_t *q, *k, *v, *k_pages, *v_pages;
+  const int32_t *context_id, *context_len, *segment_start, *page_table;
+  uint16_t* out;
+  int64_t tokens, heads, kv_heads, dim, pages, page_size, pages_per_context;
+  float scale;  // of the logits, times log2(e)
+
+  int64_t group() const { return heads / kv_heads; }
+};
+
+// A run of tokens with one context; the unit of work is one KV head's rows of it.
+struct Block {
+  int64_t begin, end;
+};
+
+std::vector<Block> cut(const Problem& p) {
+  const int64_t most = std::max<int64_t>(kBlockRows / p.group(), 1);
+  std::vector<Block> blocks;
+  for (int64_t t = 0; t < p.tokens; ++t) {
+    const bool sees = p.context_len[t] > 0;
+    const bool joins = !blocks.empty() && blocks.back().end == t && t - blocks.back().begin < most &&
+                       (!sees || p.context_id[t] == p.context_id[blocks.back().begin]);
+    if (joins) {
+      blocks.back().end = t + 1;
+    } else {
+      blocks.push_back({t, t + 1});
+    }
+  }
+  return blocks;
+}
+
+struct Scratch {
+  Rows rows;
+  PackedKeys keys;
+};
+
+void attend_context(const Problem& p, int64_t head, Block block, Scratch& scratch) {
+  const int group = p.group(), dim = p.dim;
+  int64_t longest = 0, context = p.context_id[block.begin];
+  for (int64_t t = block.begin; t < block.end; ++t) {
+    if (p.context_len[t] > longest) longest = p.context_len[t], context = p.context_id[t];
+  }
+  const int32_t* table = p.page_table + context * p.pages_per_context;
+  const int64_t head_pages = head * p.pages;
+  for (int64_t start = 0; start < longest; start += kTileKeys) {
+    const int count = std::min<int64_t>(kTileKeys, longest - start);
+    const auto at = [&](const uint16_t* pages, int n) {
+      const int64_t position = start + n;
+      return pages + ((head_pages + table[position / p.page_size]) * p.page_size + position % p.page_size) * dim;
+    };
+    scratch.keys.pack(count, dim, [&](int n) { return at(p.k_pages, n); }, [&](int n) { return at(p.v_pages, n); });
+    attend_tile(scratch.rows, scratch.keys, 0, (block.end - block.begin) * group, count, dim, p.scale, [&](int row) {
+      return std::clamp<int64_t>(p.context_len[block.begin + row / group] - start, 0, kTileKeys);
+    });
+  }
+}
+
+void attend_own(const Problem& p, int64_t head, Block block, Scratch& scratch) {
+  const int group = p.group(), dim = p.dim;
+  for (int64_t t = block.begin, end; t < block.end; t = end) {
+    const int64_t first = p.segment_start[t];
+    end = t + 1;
+    if (first > t) continue;
+    while (end < block.end && p.segment_start[end] == first) ++end;
+    for (int64_t start = first; start < end; start += kTileKeys) {
+      const int count = std::min<int64_t>(kTileKeys, end - start);
+      const auto at = [&](const uint16_t* x, int n) { return x + ((start + n) * p.kv_heads + head) * dim; };
+      scratch.keys.pack(count, dim, [&](int n) { return at(p.k, n); }, [&](int n) { return at(p.v, n); });
+      attend_tile(scratch.rows, scratch.keys, (t - block.begin) * group, (end - t) * group, count, dim, p.scale,
+                  [&](int row) { return std::clamp<int64_t>(t + row / group + 1 - start, 0, kTileKeys); });
+    }
+  }
+}
+
+void attend_block(const Problem& p, int64_t head, Block block, Scratch& scratch) {
+  const int64_t group = p.group(), dim = p.dim, count = block.end - block.begin;
+  scratch.rows.reset(count * group, dim);
+  uint16_t* q = scratch.rows.q.ensure(0);
+  for (int64_t t = 0; t < count; ++t) {
+    const uint16_t* from = p.q + ((block.begin + t) * p.heads + head * group) * dim;
+    std::memcpy(q + t * group * dim, from, group * dim * 2);
+  }
+  attend_context(p, head, block, scratch);
+  attend_own(p, head, block, scratch);
+  const float* sum = scratch.rows.sum.ensure(0);
+  const float* total = scratch.rows.total.ensure(0);
+  for (int64_t row = 0; row < count * group; ++row) {
+    uint16_t* to = p.out + ((block.begin + row / group) * p.heads + head * group + row % group) * dim;
+    const __m512 share = _mm512_set1_ps(total[row] > 0 ? 1.0f / total[row] : 0.0f);
+    for (int64_t d = 0; d < dim; d += 16) {
+      const __m256bh value = _mm512_cvtneps_pbh(_mm512_mul_ps(share, _mm512_load_ps(sum + row * dim + d)));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + d), reinterpret_cast<const __m256i&>(value));
+    }
+  }
+}
+
+// Work that any number of threads share; the last reference may be a task that came too late to do anything.
+struct Work {
+  Problem problem;
+  std::vector<Block> blocks;
+  std::atomic<int64_t> next{0}, done{0};
+
+  int64_t size() const { return static_cast<int64_t>(blocks.size()) * problem.kv_heads; }
+
+  void run() {
+    thread_local Scratch scratch;
+    const TileConfig config;
+    bool configured = false;
+    for (int64_t i; (i = next.fetch_add(1)) < size();) {
+      if (!configured) _tile_loadconfig(&config), configured = true;
+      attend_block(problem, i / blocks.size(), blocks[i % blocks.size()], scratch);
+      done.fetch_add(1, std::memory_order_release);
+    }
+    if (configured) _tile_release();
+  }
+};
+
+ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> q, ffi::Buffer<ffi::U16> k, ffi::Buffer<ffi::U16> v,
+                     ffi::Buffer<ffi::U16> k_pages, ffi::Buffer<ffi::U16> v_pages, ffi::Buffer<ffi::S32> context_id,
+                     ffi::Buffer<ffi::S32> context_len, ffi::Buffer<ffi::S32> segment_start,
+                     ffi::Buffer<ffi::S32> page_table, ffi::ResultBuffer<ffi::U16> out, float scale) {
+  const auto new_shape = q.dimensions(), cache_shape = k_pages.dimensions();
+  auto work = std::make_shared<Work>();
+  work->problem = {q.typed_data(),
+                   k.typed_data(),
+                   v.typed_data(),
+                   k_pages.typed_data(),
+                   v_pages.typed_data(),
+                   context_id.typed_data(),
+                   context_len.typed_data(),
+                   segment_start.typed_data(),
+                   page_table.typed_data(),
+                   out->typed_data(),
+                   new_shape[0],
+                   new_shape[1],
+                   k.dimensions()[1],
+                   new_shape[2],
+                   cache_shape[1],
+                   cache_shape[2],
+                   page_table.dimensions()[1],
+                   scale * 1.44269504f};
+  work->blocks = cut(work->problem);
+  const int64_t helpers = std::min<int64_t>(pool.num_threads(), work->size()) - 1;
+  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([work] { work->run(); });
+  work->run();
+  while (work->done.load(std::memory_order_acquire) < work->size()) std::this_thread::yield();
+  return ffi::Error::Success();
+}
+
+}  // namespace mis
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_segment_attention, mis::attention,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::U16>>()
+                                  .Arg<ffi::Buffer<ffi::U16>>()
+                                  .Arg<ffi::Buffer<ffi::U16>>()
+                                  .Arg<ffi::Buffer<ffi::U16>>()
+                                  .Arg<ffi::Buffer<ffi::U16>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::U16>>()
+                                  .Attr<float>("scale"));
+
+// Asks the system to let this process use tile registers; 0 if it may. See arch_prctl(2), ARCH_REQ_XCOMP_PERM.
+extern "C" long mis_request_tile_registers() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData);
+}
