@@ -12,6 +12,7 @@ from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import TENSOR
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, ShardPlan, StepPlan, StepShape
 from mis_kernels import Segments, cache_head_dim, device_blocks, lay_out, tile_capacity
+from mis_kernels.attention.native import is_available
 from mis_kernels.attention.tiling import TpuBlocks
 from mis_kernels.tiles import CONTEXT_TILE, OWN_BLOCK, OWN_TILE, row_block
 
@@ -26,21 +27,25 @@ class Layouts:
     """Lays out steps for the attention implementation of a device.
 
     Attributes:
-        blocks: Block sizes of the TPU kernel, or None elsewhere.
         shape: Room of a step.
+        blocks: Block sizes of the TPU kernel, or None elsewhere.
+        native: Whether attention runs in the native kernel for CPUs, which needs no tile lists.
     """
 
-    blocks: TpuBlocks | None
     shape: StepShape
+    blocks: TpuBlocks | None
+    native: bool
 
     @classmethod
     def of_model(cls, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh, shape: StepShape) -> Self:
         """Choose for a model whose heads are cut over a mesh."""
-        return cls(_blocks(config, dtype, mesh), shape)
+        return cls(shape, _blocks(config, dtype, mesh), is_available(dtype, config.head_dim))
 
     @staticmethod
     def alignment(config: ModelConfig, dtype: jnp.dtype, mesh: Mesh) -> int:
         """Return how many rows visit contexts together, so that segments of different contexts keep apart."""
+        if is_available(dtype, config.head_dim):
+            return 1
         blocks = _blocks(config, dtype, mesh)
         return _XLA_ALIGNMENT if blocks is None else blocks.tokens
 
@@ -70,6 +75,7 @@ class Layouts:
             tile_capacity=self._tiles(tokens),
             own_rank_capacity=2 * (OWN_BLOCK + LONG_ITEM) // OWN_TILE,
             blocks=self.blocks,
+            tiled=not self.native,
         )
         return token_ids, positions, scored_rows, segments
 
