@@ -1,4 +1,4 @@
-"""Parity of the XLA implementation over a pairwise cover of everything that a step's shape can be."""
+"""Parity of the implementations for CPUs over a pairwise cover of everything that a step's shape can be."""
 
 from functools import partial
 from typing import NamedTuple
@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from allpairspy import AllPairs
 
-from kernel_cases import Case, Segment
+from kernel_cases import CPU_IMPLEMENTATIONS, Case, Segment
 from mis_kernels import reference_attention, segment_attention
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
-run_xla = jax.jit(partial(segment_attention, implementation="xla"), static_argnames="scale")
+RUN = {
+    name: jax.jit(partial(segment_attention, implementation=name), static_argnames="scale")
+    for name in ("xla", "native")
+}
 
 
 class Point(NamedTuple):
@@ -85,12 +88,15 @@ def test_the_cover_reaches_every_value() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: "-".join(map(str, point)))
-def test_equals_the_reference(point: Point) -> None:
+def test_equals_the_reference(point: Point, implementation: str) -> None:
+    if implementation == "native":
+        point = point._replace(dtype="bfloat16")
     arrays = case_of(point).arrays(jnp.dtype(point.dtype))
     exact = {name: a.astype(jnp.float32) if hasattr(a, "astype") else a for name, a in arrays.items()}
     np.testing.assert_allclose(
-        np.asarray(run_xla(**arrays), np.float32),
+        np.asarray(RUN[implementation](**arrays), np.float32),
         np.asarray(reference_attention(**exact)),
         atol=TOLERANCE[point.dtype],
         rtol=TOLERANCE[point.dtype],

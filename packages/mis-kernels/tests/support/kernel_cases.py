@@ -5,10 +5,19 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from mis_kernels import Segments, lay_out, write_pages
+from mis_kernels.attention.native import is_available
 
 PAGE = 64
+NATIVE = pytest.param(
+    "native",
+    marks=pytest.mark.skipif(
+        not is_available("bfloat16", 64), reason="no compiled native kernel, or a CPU without AMX and bfloat16"
+    ),
+)
+CPU_IMPLEMENTATIONS = ["xla", NATIVE]
 
 
 @dataclass(frozen=True)

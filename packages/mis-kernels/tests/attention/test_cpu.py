@@ -1,19 +1,24 @@
-"""The XLA implementation against the float32 reference, and the bits of one segment beside others."""
+"""The implementations for CPUs against the float32 reference, and the bits of one segment beside others."""
 
+import dataclasses
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernel_cases import Case, Segment
+from kernel_cases import CPU_IMPLEMENTATIONS, NATIVE, Case, Segment
 from mis_kernels import reference_attention, segment_attention, to_bits
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
-run_xla = jax.jit(partial(segment_attention, implementation="xla"), static_argnames="scale")
+RUN = {
+    name: jax.jit(partial(segment_attention, implementation=name), static_argnames="scale")
+    for name in ("xla", "native")
+}
+run_xla = RUN["xla"]
 
 CASES = {
     "one item without context": Case([Segment(3)]),
@@ -51,6 +56,41 @@ def test_equals_the_reference(case: Case, dtype: str) -> None:
     )
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("implementation", [NATIVE])
+def test_native_equals_the_reference(case: Case, implementation: str) -> None:
+    case = dataclasses.replace(case, head_dim=max(case.head_dim, 32))
+    arrays = case.arrays(jnp.bfloat16)
+    found = np.asarray(RUN[implementation](**arrays), np.float32)
+    np.testing.assert_allclose(found, reference(arrays), atol=1e-2, rtol=1e-2)
+    np.testing.assert_array_equal(found, np.asarray(segment_attention(**_without_tiles(arrays)), np.float32))
+
+
+def _without_tiles(arrays: dict) -> dict:
+    """The same step, laid out without tile lists: then the native implementation is chosen."""
+    return {**arrays, "segments": dataclasses.replace(arrays["segments"], tiles=None)}
+
+
+@pytest.mark.parametrize("implementation", [NATIVE])
+def test_native_runs_within_a_scan_over_layers(implementation: str) -> None:
+    arrays = _without_tiles(Case([Segment(20), Segment(70)], contexts=(300,), head_dim=64).arrays(jnp.bfloat16))
+    scale, once = arrays.pop("scale"), segment_attention(**arrays | {"scale": 0.125})
+
+    def layers(q: jax.Array, **rest) -> jax.Array:
+        def layer(total: jax.Array, _: jax.Array) -> tuple[jax.Array, None]:
+            return total + segment_attention(q, **rest, scale=scale), None
+
+        return jax.lax.scan(layer, jnp.zeros_like(q), jnp.arange(4))[0]
+
+    np.testing.assert_allclose(np.asarray(jax.jit(layers)(**arrays), np.float32), 4 * np.asarray(once, np.float32))
+
+
+def test_native_is_refused_where_it_cannot_run() -> None:
+    arrays = Case([Segment(5)], contexts=(30,)).arrays(jnp.float32)
+    with pytest.raises(ValueError, match="native is not available here for float32 heads of 16"):
+        segment_attention(**arrays, implementation="native")
+
+
 def test_the_comparison_notices_a_context_that_is_one_token_too_long() -> None:
     case = Case([Segment(5)], contexts=(100,))
     arrays = case.arrays(jnp.float32)
@@ -69,7 +109,8 @@ def test_rows_outside_segments_are_zero() -> None:
     assert not np.asarray(run_xla(**case.arrays(jnp.float32)))[5:].any()
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=12),
     neighbours=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2)), max_size=6),
@@ -78,35 +119,38 @@ def test_rows_outside_segments_are_zero() -> None:
     group=st.sampled_from([1, 2]),
     tokens=st.sampled_from([2048, None]),
 )
-def test_a_segments_bits_do_not_depend_on_other_segments(lengths, neighbours, order, dtype, group, tokens) -> None:
+def test_a_segments_bits_do_not_depend_on_other_segments(
+    implementation, lengths, neighbours, order, dtype, group, tokens
+) -> None:
     """Alone and among others - more, longer, of other contexts, in any order - a segment's output is the same."""
     contexts = (300, 0, 70)
     chosen = Segment(lengths[0])
     others = [Segment(n) for n in lengths[1:]] + [Segment(n, context=c) for n, c in neighbours]
     order.shuffle(others)
     at = order.randrange(len(others) + 1)
-    alone = Case([chosen], contexts, group=group)
-    among = Case([*others[:at], chosen, *others[at:]], contexts, group=group, tokens=tokens)
+    dtype, head_dim = ("bfloat16", 64) if implementation == "native" else (dtype, 16)
+    alone = Case([chosen], contexts, group=group, head_dim=head_dim)
+    among = Case([*others[:at], chosen, *others[at:]], contexts, group=group, tokens=tokens, head_dim=head_dim)
 
     def rows(case: Case, index: int) -> np.ndarray:
         start = case.layout()[1][index]
-        return np.asarray(run_xla(**case.arrays(jnp.dtype(dtype))))[start : start + chosen.length]
+        return np.asarray(RUN[implementation](**case.arrays(jnp.dtype(dtype))))[start : start + chosen.length]
 
     np.testing.assert_array_equal(rows(alone, 0), rows(among, at))
 
 
-def test_a_querys_bits_do_not_depend_on_how_it_is_chunked() -> None:
-    whole = Case([Segment(640, paged=True)], group=1)
+@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
+def test_a_querys_bits_do_not_depend_on_how_it_is_chunked(implementation: str) -> None:
+    run = RUN[implementation]
+    whole = Case([Segment(640, paged=True)], group=1, head_dim=32)
     arrays = whole.arrays(jnp.bfloat16)
-    later = Case([Segment(128, paged=True)], contexts=(512,), group=1).layout()[0]
+    later = Case([Segment(128, paged=True)], contexts=(512,), group=1, head_dim=32).layout()[0]
     table = whole.page_table()
     part = {**arrays, **{name: arrays[name][512:640] for name in "qkv"}, "segments": _on(later, table)}
-    np.testing.assert_array_equal(np.asarray(run_xla(**arrays))[512:640], np.asarray(run_xla(**part))[:128])
+    np.testing.assert_array_equal(np.asarray(run(**arrays))[512:640], np.asarray(run(**part))[:128])
 
 
 def _on(segments, table):
-    import dataclasses
-
     return dataclasses.replace(segments, page_table=table)
 
 

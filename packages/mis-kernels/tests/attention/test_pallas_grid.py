@@ -1,0 +1,93 @@
+"""Parity of the TPU kernel, emulated, over a pairwise cover of everything that a step's shape can be."""
+
+from typing import NamedTuple
+
+import pytest
+from allpairspy import AllPairs
+
+from mis_kernels.attention.tiling import TpuBlocks
+from tpu_cases import SMALL, Case, check
+
+LENGTHS = {
+    "ones": (1,),
+    "twos": (2,),
+    "twenties": (20,),
+    "below a block": (127,),
+    "a block": (128,),
+    "beyond a block": (129,),
+    "ragged": (1, 38, 25, 12, 49, 36, 23, 10),
+}
+
+
+class Point(NamedTuple):
+    """One point of the grid; lengths in tokens."""
+
+    context: int
+    items: int
+    length: str
+    group: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    others: str
+    page_size: int
+
+    def lens(self) -> list[int]:
+        """New tokens of each item, as many as the emulated step holds."""
+        cycle, room, lens = LENGTHS[self.length], 384, []
+        for item in range(self.items):
+            room -= cycle[item % len(cycle)]
+            if room < 0 and lens:
+                break
+            lens.append(cycle[item % len(cycle)])
+        return lens
+
+
+GRID = {
+    "context": [0, 1, 63, 64, 65, 127, 128, 129, 511, 512, 513, 2000],
+    "items": [1, 2, 33, 500],
+    "length": list(LENGTHS),
+    "group": [1, 2, 3, 4, 6, 7, 8],
+    "kv_heads": [1, 2, 4, 8],
+    "head_dim": [64, 96, 128, 256],
+    "dtype": ["float32", "bfloat16"],
+    "others": ["alone", "another context", "a query in the same step", "scattered pages"],
+    "page_size": [64, 128],
+}
+POINTS = [Point(*values) for values in AllPairs(list(GRID.values()))]
+
+
+def case_of(point: Point) -> Case:
+    lens = point.lens()
+    segments = [(0, point.context, length, False) for length in lens]
+    if point.others == "another context":
+        segments[1::2] = [(1, 70, length, False) for length in lens[1::2]]
+    if point.others == "a query in the same step":
+        segments.insert(0, (1, point.page_size, 100, True))
+    used = sum(length for *_, length, _ in segments) + point.page_size
+    # As many rows at a time as memory on the chip allows for this group.
+    tokens = 64 if point.group > 4 else 128
+    blocks = SMALL if tokens == 128 else TpuBlocks(tokens=64, keys=128, strip=64 * point.group, key_step=128)
+    return Case(
+        "",
+        tuple(segments),
+        tokens=-(-used // 128) * 128,
+        kv_heads=point.kv_heads,
+        group=point.group,
+        head_dim=point.head_dim,
+        page_size=point.page_size,
+        dtype=point.dtype,
+        blocks=blocks,
+        shuffle=point.others == "scattered pages",
+    )
+
+
+def test_the_cover_reaches_every_value() -> None:
+    for axis, (name, values) in enumerate(GRID.items()):
+        assert {point[axis] for point in POINTS} == set(values), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: "-".join(map(str, point)))
+def test_agrees_with_the_reference(point: Point) -> None:
+    check(case_of(point), interpret=True)
