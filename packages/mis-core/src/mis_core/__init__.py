@@ -18,7 +18,7 @@ from mis_core.request import LabelLogits, ScoreRequest, ScoreResult, Usage
 if TYPE_CHECKING:
     from mis_core.engine import Engine
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ConfigError",

@@ -67,7 +67,7 @@ class EngineConfig:
     )
     multi_item_scoring_chunk_size: int = option(0, "Most items of a request in a step; 0: as many as fit.")
     multi_item_scoring_delimiter: int | None = option(
-        None, "Token id put between query and item, as older servers need it; off by default."
+        None, "Token id put between query and item, as older servers need it; default: off."
     )
     enable_mis: bool = option(True, "Accepted for the sake of older command lines: it is always on.")
     enable_request_layout: bool = option(

@@ -27,7 +27,7 @@ from mis_kernels.segments import Segments, lay_out
 from mis_kernels.sharding import attention_over_heads, attention_over_tokens, cache_heads, write_pages_over_tokens
 from mis_kernels.storage import cache_head_dim, from_bits, storage_dtype, to_bits
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Block",

@@ -46,7 +46,7 @@ def options_of(config: type[Any]) -> Iterator[click.Option]:
             type=click.Choice(choices) if choices else kind,
             is_flag=is_flag,
             default=field.default,
-            show_default="off" if is_flag else True,
+            show_default=("on" if field.default else "off") if is_flag else True,
             envvar=f"MIS_{field.name.upper()}",
             show_envvar=True,
             help=field.metadata["help"],

@@ -91,6 +91,8 @@ class Service:
             max_items=self.settings.max_items_per_request,
             max_labels=self.settings.max_labels_per_request,
             max_request_tokens=self.settings.max_request_tokens,
+            delimiter=self.settings.engine.multi_item_scoring_delimiter,
+            layouts=self.settings.engine.enable_request_layout,
         )
 
 

@@ -40,7 +40,7 @@ def _is_loaded() -> bool:
     path = resources.files("mis_kernels") / LIBRARY
     if not path.is_file():
         return False
-    if not _NEEDED <= _cpu_flags():
+    if not _cpu_flags().issuperset(_NEEDED):
         return False
     library = ctypes.CDLL(str(path))
     if library.mis_request_tile_registers():
