@@ -31,8 +31,9 @@ def compile_library(root: Path) -> str | None:
         return "no C++ compiler was found (set CXX, or install g++ 11 or clang 12)"
     import jax
 
-    source, target = root / "native" / "attention.cc", root / LIBRARY
-    subprocess.run([compiler, *FLAGS, f"-isystem{jax.ffi.include_dir()}", str(source), "-o", str(target)], check=True)
+    sources = sorted(map(str, (root / "native").glob("*.cc")))
+    command = [compiler, *FLAGS, f"-isystem{jax.ffi.include_dir()}", *sources, "-o", str(root / LIBRARY)]
+    subprocess.run(command, check=True)
     return None
 
 

@@ -4,10 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <memory>
-#include <thread>
-
+#include "parallel.h"
 #include "tiles.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -113,56 +110,35 @@ void attend_block(const Problem& p, int64_t head, Block block, Scratch& scratch)
   }
 }
 
-// Work that any number of threads share; the last reference may be a task that came too late to do anything.
-struct Work {
-  Problem problem;
-  std::vector<Block> blocks;
-  std::atomic<int64_t> next{0}, done{0};
-
-  int64_t size() const { return static_cast<int64_t>(blocks.size()) * problem.kv_heads; }
-
-  void run() {
-    thread_local Scratch scratch;
-    const TileConfig config;
-    bool configured = false;
-    for (int64_t i; (i = next.fetch_add(1)) < size();) {
-      if (!configured) _tile_loadconfig(&config), configured = true;
-      attend_block(problem, i / blocks.size(), blocks[i % blocks.size()], scratch);
-      done.fetch_add(1, std::memory_order_release);
-    }
-    if (configured) _tile_release();
-  }
-};
-
 ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> q, ffi::Buffer<ffi::U16> k, ffi::Buffer<ffi::U16> v,
                      ffi::Buffer<ffi::U16> k_pages, ffi::Buffer<ffi::U16> v_pages, ffi::Buffer<ffi::S32> context_id,
                      ffi::Buffer<ffi::S32> context_len, ffi::Buffer<ffi::S32> segment_start,
                      ffi::Buffer<ffi::S32> page_table, ffi::ResultBuffer<ffi::U16> out, float scale) {
   const auto new_shape = q.dimensions(), cache_shape = k_pages.dimensions();
-  auto work = std::make_shared<Work>();
-  work->problem = {q.typed_data(),
-                   k.typed_data(),
-                   v.typed_data(),
-                   k_pages.typed_data(),
-                   v_pages.typed_data(),
-                   context_id.typed_data(),
-                   context_len.typed_data(),
-                   segment_start.typed_data(),
-                   page_table.typed_data(),
-                   out->typed_data(),
-                   new_shape[0],
-                   new_shape[1],
-                   k.dimensions()[1],
-                   new_shape[2],
-                   cache_shape[1],
-                   cache_shape[2],
-                   page_table.dimensions()[1],
-                   scale * 1.44269504f};
-  work->blocks = cut(work->problem);
-  const int64_t helpers = std::min<int64_t>(pool.num_threads(), work->size()) - 1;
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([work] { work->run(); });
-  work->run();
-  while (work->done.load(std::memory_order_acquire) < work->size()) std::this_thread::yield();
+  const Problem problem = {q.typed_data(),
+                           k.typed_data(),
+                           v.typed_data(),
+                           k_pages.typed_data(),
+                           v_pages.typed_data(),
+                           context_id.typed_data(),
+                           context_len.typed_data(),
+                           segment_start.typed_data(),
+                           page_table.typed_data(),
+                           out->typed_data(),
+                           new_shape[0],
+                           new_shape[1],
+                           k.dimensions()[1],
+                           new_shape[2],
+                           cache_shape[1],
+                           cache_shape[2],
+                           page_table.dimensions()[1],
+                           scale * 1.44269504f};
+  const std::vector<Block> blocks = cut(problem);
+  const int64_t count = blocks.size();
+  for_each(pool, count * problem.kv_heads, [=](int64_t unit) {
+    thread_local Scratch scratch;
+    attend_block(problem, unit / count, blocks[unit % count], scratch);
+  });
   return ffi::Error::Success();
 }
 

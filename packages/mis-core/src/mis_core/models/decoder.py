@@ -18,10 +18,11 @@ from jax import lax
 from jaxtyping import Array, Float, Int32, Shaped
 
 from mis_core.models.config import ModelConfig
-from mis_core.models.numerics import dot, product
+from mis_core.models.numerics import Weight, gated_linear, linear
 from mis_core.models.parallel import TENSOR
 from mis_core.models.rope import frequencies
 from mis_kernels import from_bits, norm_rope, rms_norm, rotary_tables
+from mis_kernels.packed import PackedWeight
 
 Cache = Any
 """KV cache: any pytree that `attend` takes and returns."""
@@ -71,16 +72,15 @@ class DecoderLayer(nnx.Module):
             attended = attended.reshape(len(x), -1)
             if rows is not None:
                 x, attended = x[rows], attended[rows]
-            x = x + lax.psum(dot(attended, self.out[...].reshape(-1, x.shape[1])), TENSOR)
+            x = x + lax.psum(linear(attended, self.out[...]), TENSOR)
         with jax.named_scope("mlp"):
             normed = rms_norm(x, self.mlp_norm[...], self.config.norm_epsilon)
-            gate, up = jnp.split(product(normed, self.gate_up[...].reshape(x.shape[1], -1)), 2, axis=-1)
-            x = x + lax.psum(dot((jax.nn.silu(gate) * up).astype(x.dtype), self.down[...]), TENSOR)
+            x = x + lax.psum(linear(gated_linear(normed, self.gate_up[...]), self.down[...]), TENSOR)
         return x, cache
 
     def _project(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        config, weight = self.config, self.qkv[...]
-        qkv = dot(x, weight.reshape(config.embed, -1)).reshape(len(x), *weight.shape[1:])
+        config = self.config
+        qkv = linear(x, self.qkv[...]).reshape(len(x), -1, config.group + 2, config.head_dim)
         if config.family.qkv_bias:
             qkv = qkv + self.qkv_bias[...]
         norms = (self.q_norm[...], self.k_norm[...]) if config.family.qk_norm else (None, None)
@@ -125,7 +125,7 @@ class Decoder(nnx.Module):
         graph, stacked = nnx.split(self.layers)
 
         def layer(x: Array, cache: Cache, index: Array, rows: Array | None = None) -> tuple[Array, Cache]:
-            weights = jax.tree.map(lambda weight: from_bits(lax.dynamic_index_in_dim(weight, index, 0, False)), stacked)
+            weights = jax.tree.map(lambda weight: _at_layer(weight, index), stacked, is_leaf=_is_packed)
             return nnx.merge(graph, weights)(x, tables, attend, cache, index, rows)
 
         with jax.named_scope("embed"):
@@ -136,3 +136,14 @@ class Decoder(nnx.Module):
         with jax.named_scope("last_layer"):
             x, cache = layer(x, cache, jnp.int32(last), rows)
         return rms_norm(x, from_bits(self.norm[...]), self.config.norm_epsilon), cache
+
+
+def _is_packed(weight: object) -> bool:
+    return isinstance(weight, PackedWeight)
+
+
+def _at_layer(weight: Weight, layer: Array) -> Weight:
+    """Return one layer's part of a stacked weight."""
+    if isinstance(weight, PackedWeight):
+        return weight.at_layer(layer)
+    return from_bits(lax.dynamic_index_in_dim(weight, layer, 0, keepdims=False))

@@ -10,12 +10,14 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from mis_core.errors import ConfigError
 from mis_core.models.config import ModelConfig
+from mis_kernels.packed import is_available
 
 DATA = "data"
 """Mesh axis that new tokens are cut over; weights and cache are the same along it."""
@@ -31,12 +33,40 @@ _LAYER_AXES: dict[str, P] = {
     "down": P(None, TENSOR),
 }
 
+# The same cuts through tiles, `[layers, (2,) out / 16, in / 32, 512]`.
+_PACKED_AXES: dict[str, P] = {
+    "qkv": P(None, TENSOR),
+    "out": P(None, None, TENSOR),
+    "gate_up": P(None, None, TENSOR),
+    "down": P(None, None, TENSOR),
+}
 
-def partition(path: tuple[Any, ...]) -> P:
-    """Return how the parameter at a path of the decoder is cut; layers are stacked along the first axis."""
+PACKABLE = tuple(_PACKED_AXES)
+"""Names of a layer's weights that products are made with."""
+
+
+def partition(path: tuple[Any, ...], packed: bool = False) -> P:
+    """Return how the parameter at a path of the decoder is cut; layers are stacked along the first axis.
+
+    Args:
+        path: Names from the decoder down to the parameter.
+        packed: Whether the parameter is a `PackedWeight`.
+    """
     if path[0] == "layers":
-        return _LAYER_AXES.get(path[1], P())
+        return (_PACKED_AXES if packed else _LAYER_AXES).get(path[1], P())
     return P(None, TENSOR) if path[0] in ("embedding", "head") else P()
+
+
+def packs(config: ModelConfig, devices: int, dtype: jnp.dtype) -> bool:
+    """Whether every product of a layer can use packed weights on each of `devices`.
+
+    Args:
+        config: The model's shape, its heads spread over the devices.
+        devices: Devices along `TENSOR`.
+        dtype: Type of the weights.
+    """
+    heads, kv_heads = (n * config.head_dim // devices for n in (config.heads, config.kv_heads))
+    return is_available(dtype, config.embed, heads, heads + 2 * kv_heads, config.mlp // devices)
 
 
 def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
@@ -24,8 +25,9 @@ from tqdm import tqdm
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
-from mis_core.models.parallel import TENSOR, one_device, partition, spread_heads
-from mis_kernels import storage_dtype
+from mis_core.models.parallel import PACKABLE, TENSOR, one_device, packs, partition, spread_heads
+from mis_kernels import packed, storage_dtype
+from mis_kernels.packed import PackedWeight
 
 _STORED_TYPES = ("BF16", "F16", "F32")
 # Buffers that some exporters store though they follow from the configuration.
@@ -166,7 +168,9 @@ def load_decoder(
         mesh = one_device() if mesh is None else mesh
         expected = list(tensors_of(config, mesh.shape[TENSOR]))
         _check(directory, expected, stored, config.tied)
-        graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spread_heads(config, mesh.shape[TENSOR]), dtype)))
+        spread = spread_heads(config, mesh.shape[TENSOR])
+        pack = packs(spread, mesh.shape[TENSOR], dtype)
+        graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spread, dtype)))
         parameters = nnx.to_flat_state(state)
         by_target: dict[tuple, list[Tensor]] = {path: list(group) for path, group in _grouped(expected)}
         bar = tqdm(total=len(expected), desc="Loading weights", unit="tensor", disable=not progress)
@@ -178,9 +182,23 @@ def load_decoder(
                     part = target if tensor.layer is None else target[tensor.layer]
                     tensor.place(part, stored[tensor.name].get_tensor(tensor.name))
                     bar.update()
-                sharding = NamedSharding(mesh, partition(path))
-                loaded[path] = parameter.replace(jax.device_put(target.view(storage_dtype(dtype)), sharding))
+                loaded[path] = parameter.replace(_on_devices(path, target, dtype, mesh, pack=pack))
         return nnx.merge(graph, nnx.from_flat_state(loaded))
+
+
+def _on_devices(path: tuple, weight: np.ndarray, dtype: jnp.dtype, mesh: Mesh, *, pack: bool) -> Array | PackedWeight:
+    """Move a parameter to the devices, reordered first where products use it packed."""
+    if not pack or path[-1] not in PACKABLE:
+        sharding = NamedSharding(mesh, partition(path))
+        return jax.device_put(weight.view(storage_dtype(dtype)), sharding)
+    layers = len(weight)
+    if path[-1] == "gate_up":  # [layers, in, 2, out]
+        plain = weight.swapaxes(1, 2)
+    else:
+        depth = weight.shape[1] if path[-1] in ("qkv", "down") else int(np.prod(weight.shape[1:-1]))
+        plain = weight.reshape(layers, depth, -1)
+    tiles = np.stack([packed.pack(plain[layer].view(np.uint16)) for layer in range(layers)])
+    return PackedWeight(jax.device_put(tiles, NamedSharding(mesh, partition(path, packed=True))))
 
 
 def _grouped(tensors: list[Tensor]) -> Iterator[tuple[tuple[str, ...], Iterator[Tensor]]]:

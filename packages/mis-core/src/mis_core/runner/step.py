@@ -12,8 +12,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from mis_core.models.decoder import Decoder
+from mis_core.models.numerics import Weight
 from mis_core.models.parallel import DATA, TENSOR, partition
 from mis_kernels import Segments, segment_attention, write_pages
+from mis_kernels.packed import PackedWeight
 from mis_kernels.segments import NOWHERE
 
 KeyValueCache = tuple[Array, Array]
@@ -25,7 +27,13 @@ Step = Callable[[Any, KeyValueCache, Array, Array, Array, Segments], tuple[Array
 def weight_partitions(weights: Any) -> Any:
     """Return the partition of every array of a decoder's state."""
     flat = nnx.to_flat_state(weights)
-    return nnx.from_flat_state({path: leaf.replace(partition(path)) for path, leaf in flat})
+
+    def of(path: tuple, weight: Weight) -> P | PackedWeight:
+        if isinstance(weight, PackedWeight):
+            return PackedWeight(partition(path, packed=True))  # type: ignore[arg-type] - a tree of partitions
+        return partition(path)
+
+    return nnx.from_flat_state({path: leaf.replace(of(path, leaf[...])) for path, leaf in flat})
 
 
 def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, implementation: str | None = None) -> Step:

@@ -1,0 +1,118 @@
+// Products of activations with weights that are packed once, for x86-64 CPUs with AMX.
+// The contract is that of mis_kernels.packed.
+
+#include "parallel.h"
+#include "tiles.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace mis {
+
+constexpr int64_t kRows = 512;     // rows of a unit of work: their part of one step below stays in the second-level cache
+constexpr int64_t kColumns = 256;  // columns of a unit of work, if there are enough units for all threads
+constexpr int64_t kDepth = 512;    // summands of one pass: 32 columns of weights stay in the first-level cache
+constexpr int64_t kTile = 512;     // numbers in a tile of weights: 32 summands of 16 columns, in pairs
+
+// Adds x [rows, depth] times 32 packed columns to c [rows, 32]; `first` overwrites c instead.
+void multiply(const uint16_t* x, int64_t stride, int64_t rows, const uint16_t* left, const uint16_t* right,
+              int64_t depth, bool first, float* c, int64_t c_stride) {
+  for (int64_t row = 0; row < rows; row += 32) {
+    const uint16_t* a = x + row * stride;
+    float* to = c + row * c_stride;
+    if (first) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    } else {
+      _tile_loadd(0, to, c_stride * 4);
+      _tile_loadd(1, to + 16, c_stride * 4);
+      _tile_loadd(2, to + 16 * c_stride, c_stride * 4);
+      _tile_loadd(3, to + 16 * c_stride + 16, c_stride * 4);
+    }
+    for (int64_t part = 0; part < depth / 32; ++part) {
+      _tile_loadd(4, a + part * 32, stride * 2);
+      _tile_loadd(6, left + part * kTile, 64);
+      _tile_loadd(7, right + part * kTile, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(5, a + 16 * stride + part * 32, stride * 2);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, to, c_stride * 4);
+    _tile_stored(1, to + 16, c_stride * 4);
+    _tile_stored(2, to + 16 * c_stride, c_stride * 4);
+    _tile_stored(3, to + 16 * c_stride + 16, c_stride * 4);
+  }
+}
+
+struct Product {
+  const uint16_t* x;        // [rows, in]
+  const uint16_t* weights;  // tiles of one layer, [out / 16, in / 32, 512]; gated: of gate, then of up
+  uint16_t* out;            // [rows, out]
+  int64_t rows, in, out_columns;
+  bool gated;
+
+  // Computes rows x columns of the output; both begin at a multiple of 32.
+  void compute(int64_t row, int64_t rows_here, int64_t column, int64_t columns, Buffer<float>& sums) const {
+    const int64_t halves = gated ? 2 : 1, stride = halves * columns, column_tiles = in / 32 * kTile;
+    float* c = sums.ensure(rows_here * stride);
+    for (int64_t begin = 0; begin < in; begin += kDepth) {
+      const int64_t depth = std::min(kDepth, in - begin);
+      for (int64_t half = 0; half < halves; ++half) {
+        for (int64_t n = 0; n < columns; n += 32) {
+          const uint16_t* left = weights + ((half * out_columns + column + n) / 16) * column_tiles + begin / 32 * kTile;
+          multiply(x + row * in + begin, in, rows_here, left, left + column_tiles, depth, begin == 0,
+                   c + half * columns + n, stride);
+        }
+      }
+    }
+    for (int64_t r = 0; r < rows_here; ++r) {
+      uint16_t* to = out + (row + r) * out_columns + column;
+      const float* from = c + r * stride;
+      for (int64_t n = 0; n < columns; n += 16) {
+        __m512 value = _mm512_load_ps(from + n);
+        if (gated) value = _mm512_mul_ps(silu(value), _mm512_load_ps(from + columns + n));
+        const __m256bh rounded = _mm512_cvtneps_pbh(value);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + n), reinterpret_cast<const __m256i&>(rounded));
+      }
+    }
+  }
+
+  static __m512 silu(__m512 x) {
+    const __m512 power = exp2_of(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
+    return _mm512_div_ps(x, _mm512_add_ps(power, _mm512_set1_ps(1.0f)));
+  }
+};
+
+ffi::Error run(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<ffi::U16> weights,
+               ffi::Buffer<ffi::S32> layer, ffi::ResultBuffer<ffi::U16> out, bool gated) {
+  const int64_t rows = x.dimensions()[0], in = x.dimensions()[1], columns = out->dimensions()[1];
+  const int64_t per_layer = (gated ? 2 : 1) * columns * in;
+  const Product product{x.typed_data(), weights.typed_data() + layer.typed_data()[0] * per_layer, out->typed_data(),
+                        rows,           in,                                                       columns,
+                        gated};
+  const int64_t row_blocks = (rows + kRows - 1) / kRows;
+  int64_t width = gated ? kColumns / 2 : kColumns;
+  while (width > 32 && row_blocks * (columns / width) < 4 * pool.num_threads()) width /= 2;
+  const int64_t column_blocks = (columns + width - 1) / width;
+  for_each(pool, row_blocks * column_blocks, [=](int64_t unit) {
+    thread_local Buffer<float> sums;
+    const int64_t row = unit / column_blocks * kRows, column = unit % column_blocks * width;
+    product.compute(row, std::min(kRows, rows - row), column, std::min(width, columns - column), sums);
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace mis
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_packed_linear, mis::run,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::U16>>()
+                                  .Arg<ffi::Buffer<ffi::U16>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::U16>>()
+                                  .Attr<bool>("gated"));

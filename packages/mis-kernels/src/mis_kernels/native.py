@@ -1,0 +1,43 @@
+"""The native library for x86-64 CPUs with AMX: compiled into the wheel, loaded at first use.
+
+See `native/` for its source and `hatch_build.py` for how it is compiled. Where it is missing, or the CPU lacks
+what it needs, everything that could use it has another implementation.
+"""
+
+import ctypes
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import jax
+
+from mis_kernels.target import platform
+
+LIBRARY = "_native.so"
+FUNCTIONS = ("mis_segment_attention", "mis_packed_linear")
+_NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}
+
+
+def is_loaded() -> bool:
+    """Whether the library's functions can be called on this process's devices; loads it at the first call."""
+    return platform() == "cpu" and _load()
+
+
+@cache
+def _load() -> bool:
+    path = resources.files("mis_kernels") / LIBRARY
+    if not path.is_file() or not _cpu_flags().issuperset(_NEEDED):
+        return False
+    library = ctypes.CDLL(str(path))
+    if library.mis_request_tile_registers():
+        return False
+    for name in FUNCTIONS:
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+    return True
+
+
+def _cpu_flags() -> set[str]:
+    """Return what Linux says the CPU can do; nothing elsewhere."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())

@@ -1,0 +1,92 @@
+"""Products with weights that are packed once, when a model is loaded, for CPUs with AMX.
+
+XLA:CPU reorders a weight for its matrix unit in every call, writes float32 sums to memory and reads them back for
+what follows. Packed weights lie in the order in which tile registers take them, stay in place (a layer of a stack is
+an index, not a copy), and sums are rounded, or gated and rounded, before they leave the cache.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int32, UInt16
+
+from mis_kernels import native
+from mis_kernels.storage import from_bits, to_bits
+
+ROWS = 32
+"""Rows of activations come in multiples of this."""
+
+_TILE_COLUMNS, _TILE_DEPTH = 16, 32
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PackedWeight:
+    """A stack of weights `[in, out]`, or of pairs of such weights, in tiles.
+
+    Attributes:
+        tiles: Bits of bfloat16, `[layers, out / 16, in / 32, 512]`, or with the pair as second axis.
+        layer: Which layer of the stack this weight is; None: all of them.
+    """
+
+    tiles: Array
+    layer: Array | None = None
+
+    def at_layer(self, layer: Int32[Array, ""]) -> "PackedWeight":
+        """Return one layer's weight, without a copy."""
+        return dataclasses.replace(self, layer=layer)
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether each layer has two weights, a gate and what it gates."""
+        return self.tiles.ndim == 5
+
+    def __getitem__(self, key: object) -> "PackedWeight":
+        """Return itself, so that `parameter[...]` reads as it does for arrays."""
+        return self
+
+
+def is_available(dtype: DTypeLike, *dimensions: int) -> bool:
+    """Whether weights of this type with these dimensions, on each device, can be used packed here."""
+    return (
+        jnp.dtype(dtype) == jnp.bfloat16 and all(size % _TILE_DEPTH == 0 for size in dimensions) and native.is_loaded()
+    )
+
+
+def pack(weight: UInt16[np.ndarray, "*stack in out"]) -> UInt16[np.ndarray, "*stack out_tiles in_tiles 512"]:
+    """Reorder bits of bfloat16 weights, on the host: by 16 columns, then by 32 summands, pairs of summands together.
+
+    Args:
+        weight: Both dimensions are multiples of 32.
+    """
+    *stack, depth, columns = weight.shape
+    parts = weight.reshape(*stack, depth // _TILE_DEPTH, _TILE_DEPTH // 2, 2, columns // _TILE_COLUMNS, _TILE_COLUMNS)
+    first = len(stack)
+    order = (*range(first), first + 3, first, first + 1, first + 4, first + 2)
+    tiles = (columns // _TILE_COLUMNS, depth // _TILE_DEPTH, _TILE_COLUMNS * _TILE_DEPTH)
+    return np.ascontiguousarray(parts.transpose(order)).reshape(*stack, *tiles)
+
+
+def packed_linear(x: Float[Array, "rows in"], weight: PackedWeight) -> Float[Array, "rows out"]:
+    """Multiply and round to bfloat16.
+
+    A row's bits depend on the row alone, whatever the number of rows.
+
+    Args:
+        x: bfloat16; a multiple of `ROWS` rows.
+        weight: One layer's weight. Of a pair, the result is silu(x gate) * (x up), in float32 before it is rounded.
+
+    Raises:
+        ValueError: the number of rows is no multiple of `ROWS`, or the weight is a whole stack.
+    """
+    if weight.layer is None:
+        raise ValueError("weight: choose a layer of the stack")
+    if len(x) % ROWS:
+        raise ValueError(f"x: {len(x)} rows; pad to a multiple of {ROWS}")
+    columns = weight.tiles.shape[-3] * _TILE_COLUMNS
+    call = jax.ffi.ffi_call("mis_packed_linear", jax.ShapeDtypeStruct((len(x), columns), jnp.uint16))
+    layer = jnp.reshape(weight.layer, 1).astype(jnp.int32)
+    return from_bits(call(to_bits(x), weight.tiles, layer, gated=np.bool_(weight.is_pair)))

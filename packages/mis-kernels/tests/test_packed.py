@@ -1,0 +1,103 @@
+"""Products with packed weights: against NumPy, row by row the same bits, and a stack used layer by layer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mis_kernels.packed import PackedWeight, is_available, pack, packed_linear
+
+pytestmark = pytest.mark.skipif(
+    not is_available("bfloat16", 64), reason="no compiled native library, or a CPU without AMX and bfloat16"
+)
+
+SHAPES = [(32, 32, 32), (64, 64, 96), (96, 1024, 160), (640, 544, 64), (1056, 96, 1120)]  # rows, in, out
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    return np.asarray(jnp.asarray(x, jnp.bfloat16)).view(np.uint16)
+
+
+def exact(x: np.ndarray) -> np.ndarray:
+    return np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64)
+
+
+def tensors(rows: int, depth: int, columns: int, layers: int = 2) -> tuple[jax.Array, np.ndarray]:
+    rng = np.random.default_rng((rows, depth, columns))
+    x = jnp.asarray(rng.standard_normal((rows, depth)), jnp.bfloat16)
+    return x, rng.standard_normal((layers, depth, columns)) / depth**0.5
+
+
+def stack(weight: np.ndarray) -> PackedWeight:
+    return PackedWeight(jnp.asarray(pack(bits(weight))))
+
+
+def linear(x: jax.Array, weight: PackedWeight, layer: int = 1) -> jax.Array:
+    return jax.jit(lambda x, weight, layer: packed_linear(x, weight.at_layer(layer)))(x, weight, jnp.int32(layer))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("layer", [0, 1])
+def test_equals_numpy(shape: tuple[int, int, int], layer: int) -> None:
+    x, weight = tensors(*shape)
+    found = np.asarray(linear(x, stack(weight), layer), np.float64)
+    np.testing.assert_allclose(found, exact(x) @ exact(weight[layer]), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_pair_is_gated(shape: tuple[int, int, int]) -> None:
+    x, gate = tensors(*shape)
+    up = np.random.default_rng(9).standard_normal(gate.shape) / shape[1] ** 0.5
+    pair = np.stack([gate, up], axis=1)
+    left, right = exact(x) @ exact(gate[1]), exact(x) @ exact(up[1])
+    found = np.asarray(linear(x, stack(pair)), np.float64)
+    np.testing.assert_allclose(found, left / (1 + np.exp(-left)) * right, atol=1e-2, rtol=1e-2)
+    assert np.abs(np.asarray(linear(x, stack(pair[:, ::-1])), np.float64) - found).max() > 0.1
+
+
+def test_extreme_gates_do_not_overflow() -> None:
+    x = jnp.ones((32, 32), jnp.bfloat16)
+    pair = np.stack([np.full((1, 32, 32), -300.0), np.ones((1, 32, 32))], axis=1)
+    assert not np.asarray(linear(x, stack(pair), 0), np.float32).any()
+    pair[:, 0] = 300.0
+    np.testing.assert_allclose(np.asarray(linear(x, stack(pair), 0), np.float32), 9600 * 32, rtol=1e-2)
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:])
+def test_a_rows_bits_do_not_depend_on_the_others(shape: tuple[int, int, int]) -> None:
+    x, weight = tensors(*shape)
+    whole = np.asarray(linear(x, stack(weight)))
+    for first in range(0, shape[0] - 31, 32):
+        moved = jnp.concatenate([x[first : first + 32][::-1], x[:32] * 3])
+        np.testing.assert_array_equal(np.asarray(linear(moved, stack(weight)))[:32][::-1], whole[first : first + 32])
+
+
+def test_layers_of_a_scan_use_the_stack_in_place() -> None:
+    x, weight = tensors(64, 64, 64, layers=3)
+    packed = stack(weight)
+
+    def layers(x: jax.Array, packed: PackedWeight) -> jax.Array:
+        return jax.lax.scan(lambda x, layer: (packed_linear(x, packed.at_layer(layer)), None), x, jnp.arange(3))[0]
+
+    expected = x
+    for layer in range(3):
+        expected = linear(expected, packed, layer)
+    np.testing.assert_array_equal(np.asarray(jax.jit(layers)(x, packed)), np.asarray(expected))
+
+
+def test_tiles_hold_pairs_of_summands_by_column() -> None:
+    weight = np.arange(64 * 32, dtype=np.uint16).reshape(64, 32)
+    tiles = pack(weight)
+    assert tiles.shape == (2, 2, 512)
+    # Columns 16 to 31, summands 32 to 63; pair 3, column 20, second of the pair.
+    assert tiles[1, 1].reshape(16, 16, 2)[3, 4, 1] == weight[32 + 7, 20]
+
+
+def test_misuse_is_named() -> None:
+    x, weight = tensors(64, 64, 64)
+    with pytest.raises(ValueError, match="weight: choose a layer"):
+        packed_linear(x, stack(weight))
+    with pytest.raises(ValueError, match="x: 40 rows; pad to a multiple of 32"):
+        packed_linear(x[:40], stack(weight).at_layer(jnp.int32(0)))
+    assert not is_available("float32", 64)
+    assert not is_available("bfloat16", 64, 48)
