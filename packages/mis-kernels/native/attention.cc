@@ -91,15 +91,15 @@ void attend_own(const Problem& p, int64_t head, Block block, Scratch& scratch) {
 void attend_block(const Problem& p, int64_t head, Block block, Scratch& scratch) {
   const int64_t group = p.group(), dim = p.dim, count = block.end - block.begin;
   scratch.rows.reset(count * group, dim);
-  uint16_t* q = scratch.rows.q.ensure(0);
+  uint16_t* q = scratch.rows.q.data();
   for (int64_t t = 0; t < count; ++t) {
     const uint16_t* from = p.q + ((block.begin + t) * p.heads + head * group) * dim;
     std::memcpy(q + t * group * dim, from, group * dim * 2);
   }
   attend_context(p, head, block, scratch);
   attend_own(p, head, block, scratch);
-  const float* sum = scratch.rows.sum.ensure(0);
-  const float* total = scratch.rows.total.ensure(0);
+  const float* sum = scratch.rows.sum.data();
+  const float* total = scratch.rows.total.data();
   for (int64_t row = 0; row < count * group; ++row) {
     uint16_t* to = p.out + ((block.begin + row / group) * p.heads + head * group + row % group) * dim;
     const __m512 share = _mm512_set1_ps(total[row] > 0 ? 1.0f / total[row] : 0.0f);
