@@ -117,7 +117,7 @@ def test_rows_outside_segments_are_zero() -> None:
     order=st.randoms(use_true_random=False),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     group=st.sampled_from([1, 2]),
-    tokens=st.sampled_from([2048, None]),
+    tokens=st.sampled_from([3072, None]),
 )
 def test_a_segments_bits_do_not_depend_on_other_segments(
     implementation, lengths, neighbours, order, dtype, group, tokens

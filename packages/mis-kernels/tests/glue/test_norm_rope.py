@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from mis_kernels import native
 from mis_kernels.glue.api import norm_rope, rotary_tables
 from mis_kernels.glue.norms import rms_norm
 from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
@@ -37,6 +38,23 @@ def assert_same(found: tuple, expected: tuple, dtype: str) -> None:
 def test_the_kernel_equals_plain_xla(layout: tuple[int, int, int], dtype: str, normed: bool) -> None:
     given = arguments(*layout, dtype, normed)
     assert_same(pallas_tpu_norm_rope(*given, interpret=True), norm_rope_reference(*given), dtype)
+
+
+@pytest.mark.skipif(not native.is_loaded(), reason="no compiled native library, or a CPU without AVX-512")
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_native_implementation_equals_plain_xla(layout: tuple[int, int, int], normed: bool) -> None:
+    given = arguments(*layout, "bfloat16", normed, tokens=70)
+    assert_same(norm_rope(*given, implementation="native"), norm_rope_reference(*given), "bfloat16")
+    x, weight = given[0].reshape(-1, layout[2]), jnp.linspace(-2, 2, layout[2], dtype=jnp.bfloat16)
+    x32 = np.asarray(x, np.float32)
+    expected = x32 / np.sqrt((x32**2).mean(1, keepdims=True) + 1e-6) * np.asarray(weight, np.float32)
+    np.testing.assert_allclose(np.asarray(rms_norm(x, weight, 1e-6), np.float32), expected, atol=2e-2, rtol=1e-2)
+
+
+def test_native_is_refused_where_it_cannot_run() -> None:
+    with pytest.raises(ValueError, match="native is not available here for float32 heads of 128"):
+        norm_rope(*arguments(1, 1, 128, "float32", True), implementation="native")
 
 
 def test_the_kernel_has_no_races_and_reads_nothing_it_was_not_given() -> None:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int32, Shaped
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.numerics import Weight, gated_linear, linear
-from mis_core.models.parallel import TENSOR
+from mis_core.models.parallel import gather_columns, sum_over_devices
 from mis_core.models.rope import frequencies
 from mis_kernels import from_bits, norm_rope, rms_norm, rotary_tables
 from mis_kernels.packed import PackedWeight
@@ -72,10 +72,10 @@ class DecoderLayer(nnx.Module):
             attended = attended.reshape(len(x), -1)
             if rows is not None:
                 x, attended = x[rows], attended[rows]
-            x = x + lax.psum(linear(attended, self.out[...]), TENSOR)
+            x = x + sum_over_devices(linear(attended, self.out[...]))
         with jax.named_scope("mlp"):
             normed = rms_norm(x, self.mlp_norm[...], self.config.norm_epsilon)
-            x = x + lax.psum(linear(gated_linear(normed, self.gate_up[...]), self.down[...]), TENSOR)
+            x = x + sum_over_devices(linear(gated_linear(normed, self.gate_up[...]), self.down[...]))
         return x, cache
 
     def _project(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
@@ -129,7 +129,7 @@ class Decoder(nnx.Module):
             return nnx.merge(graph, weights)(x, tables, attend, cache, index, rows)
 
         with jax.named_scope("embed"):
-            x = lax.all_gather(from_bits(self.embedding[...][token_ids]), TENSOR, axis=1, tiled=True)
+            x = gather_columns(from_bits(self.embedding[...][token_ids]))
         last = self.config.layers - 1
         with jax.named_scope("layers"):
             (x, cache), _ = lax.scan(lambda carry, index: (layer(*carry, index), None), (x, cache), jnp.arange(last))

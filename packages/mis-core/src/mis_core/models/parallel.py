@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -85,6 +86,16 @@ def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
         raise ConfigError(message, "tp_size")
     group = -(-config.group // (devices // config.kv_heads))
     return dataclasses.replace(config, kv_heads=devices, heads=devices * group)
+
+
+def sum_over_devices(x: Array) -> Array:
+    """Add the parts of a product that was cut by row; within a `shard_map` over `TENSOR`."""
+    return x if lax.axis_size(TENSOR) == 1 else lax.psum(x, TENSOR)  # of one device, it would still be a copy
+
+
+def gather_columns(x: Array) -> Array:
+    """Put the columns that each device has side by side; within a `shard_map` over `TENSOR`."""
+    return x if lax.axis_size(TENSOR) == 1 else lax.all_gather(x, TENSOR, axis=1, tiled=True)
 
 
 def make_mesh(data: int, tensor: int) -> Mesh:

@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
+from mis_kernels.glue.native import is_available, native_norm_rope
 from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
 from mis_kernels.glue.reference import norm_rope_reference
 from mis_kernels.target import platform
 
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Array, Array, Array]]] = {
     "xla": norm_rope_reference,
+    "native": native_norm_rope,
     "pallas_tpu": pallas_tpu_norm_rope,
 }
 
@@ -51,7 +53,7 @@ def norm_rope(
         q_norm: Weight of the queries' RMS norm, or None: no norm.
         k_norm: Weight of the keys' RMS norm, given together with `q_norm`.
         epsilon: Added to the mean square.
-        implementation: `xla` or `pallas_tpu`; default: the best for the platform.
+        implementation: `xla`, `native` or `pallas_tpu`; default: the best for the platform.
 
     Returns:
         q, k and v in the type of `qkv`; q and k normalised and rotated.
@@ -61,8 +63,14 @@ def norm_rope(
     """
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm, k_norm: give both or neither")
-    name = implementation or ("pallas_tpu" if platform() == "tpu" else "xla")
+    name = implementation or _best(qkv)
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"implementation: {name!r} is unknown; choose from {', '.join(IMPLEMENTATIONS)}")
     with jax.named_scope(f"norm_rope_{name}"):
         return IMPLEMENTATIONS[name](qkv, cos, sin, q_norm, k_norm, epsilon)
+
+
+def _best(qkv: Array) -> str:
+    if platform() == "tpu":
+        return "pallas_tpu"
+    return "native" if is_available(qkv) else "xla"
