@@ -9,8 +9,8 @@ namespace ffi = xla::ffi;
 
 namespace mis {
 
-constexpr int64_t kRows = 512;     // rows of a unit of work: their part of one step below stays in the second-level cache
-constexpr int64_t kColumns = 256;  // columns of a unit of work, if there are enough units for all threads
+constexpr int64_t kRows = 256;     // rows of a unit of work: their part of one step below stays in the second-level cache
+constexpr int64_t kColumns = 128;  // columns of a unit of work, if there are enough units for all threads
 constexpr int64_t kDepth = 512;    // summands of one pass: 32 columns of weights stay in the first-level cache
 constexpr int64_t kTile = 512;     // numbers in a tile of weights: 32 summands of 16 columns, in pairs
 
