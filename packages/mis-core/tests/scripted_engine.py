@@ -27,6 +27,7 @@ class ScriptedEngine:
 
     def __init__(self, log: Path | None) -> None:
         self._log = log
+        self.progress = 0
         self._device = ThreadPoolExecutor(1)
 
     def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
@@ -46,6 +47,7 @@ class ScriptedEngine:
             case "hang":
                 time.sleep(600)
         logits = request.item_tokens[request.item_starts[:-1], None] + request.label_ids
+        self.progress += 1
         normalisers = np.full(request.num_items, 7, np.float32) if request.needs_log_sum_exp else None
         return LabelLogits(logits.astype(np.float32), normalisers, cached_tokens=2, timings_ms={"device": 1.5})
 

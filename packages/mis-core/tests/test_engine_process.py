@@ -97,6 +97,18 @@ def test_it_answers_in_order_of_arrival() -> None:
         assert [answer.id for answer in answers if isinstance(answer, Scored)] == [3, 1, 2]
 
 
+def test_a_hung_engine_ends_itself() -> None:
+    with front(str(SCRIPTED)) as hung:
+        hung.send(Configure({"model": "scripted", "watchdog_timeout": 1.0}))
+        assert isinstance(hung.receive(), Ready)
+        hung.send(score(1, "slow"))
+        assert isinstance(hung.receive(), Scored)
+        hung.send(score(2, "hang"))
+        assert hung.exit_code() == 3
+        assert hung.process.stderr is not None
+        assert "No progress for 1 s with 1 requests waiting" in hung.process.stderr.read().decode()
+
+
 def test_a_cancelled_request_gets_no_answer() -> None:
     with ready() as front:
         front.send(score(1, "slow"), score(2), Cancel(2), score(3))

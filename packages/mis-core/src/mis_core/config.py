@@ -76,6 +76,9 @@ class EngineConfig:
     compilation_cache_dir: str | None = option(
         None, "Folder that keeps compiled steps between starts; default: none on CPUs, elsewhere ~/.cache/mis."
     )
+    watchdog_timeout: float = option(
+        300.0, "Seconds without progress after which an engine process with work to do ends itself, to be restarted."
+    )
     skip_warmup: bool = option(False, "Compile shapes at their first use instead of before readiness.")
 
     def __post_init__(self) -> None:
@@ -97,6 +100,8 @@ class EngineConfig:
             raise ConfigError(
                 f"mem_fraction_static must be between 0 and 1, not {self.mem_fraction_static}.", "mem_fraction_static"
             )
+        if self.watchdog_timeout <= 0:
+            raise ConfigError(f"watchdog_timeout must be above 0, not {self.watchdog_timeout}.", "watchdog_timeout")
         self._check_combinations()
 
     def _check_combinations(self) -> None:

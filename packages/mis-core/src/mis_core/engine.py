@@ -170,6 +170,11 @@ class Engine:
         """
         return self.submit(request).result()
 
+    @property
+    def progress(self) -> int:
+        """A number that grows with every finished step."""
+        return self._loop.progress
+
     def statistics(self) -> dict[str, float]:
         """Return counts of requests, steps, tokens and cache pages since the start."""
         return self._loop.statistics()

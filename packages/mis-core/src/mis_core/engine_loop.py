@@ -32,6 +32,7 @@ class EngineLoop:
         self._futures: dict[int, Future[LabelLogits]] = {}
         self._ids = itertools.count()
         self._is_closing = False
+        self._finished = 0
         self._counts = {"steps": 0, "new_tokens": 0, "requests": 0, "items": 0}
         self._thread = threading.Thread(target=self._run, args=(runner,), name="mis-engine", daemon=True)
         self._thread.start()
@@ -54,6 +55,11 @@ class EngineLoop:
             self._changed.notify()
         future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
         return future
+
+    @property
+    def progress(self) -> int:
+        """A number that grows while the device works; needs no lock, so that a stalled engine still answers."""
+        return self._finished
 
     def flush(self) -> int:
         """Forget every prefix that no request holds; return how many pages that freed."""
@@ -122,6 +128,7 @@ class EngineLoop:
 
     def _finish(self, running: Running) -> None:
         values = running.wait()
+        self._finished += 1
         with self._changed:
             answered = [
                 (self._futures.pop(number), logits)

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
@@ -42,6 +43,7 @@ from mis_core.wire import (
 logger = logging.getLogger(__name__)
 
 _REASON_CHARACTERS = 300
+_HUNG = 3  # exit status
 
 
 class ComputesLogits(Protocol):
@@ -49,6 +51,11 @@ class ComputesLogits(Protocol):
 
     vocab_size: int
     context_length: int
+
+    @property
+    def progress(self) -> int:
+        """A number that grows while the device works."""
+        ...
 
     def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
         """Begin to compute the label logits of a request; cancelling the future frees it."""
@@ -138,6 +145,21 @@ class Desk:
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed and not self._futures)
 
+    def watch(self, timeout_s: float) -> None:
+        """End the process when the engine makes no progress for so long though it has work. Never returns.
+
+        A device that hangs cannot be freed from within; the front restarts the process.
+        """
+        seen, since = self._engine.progress, time.monotonic()
+        while True:
+            time.sleep(min(timeout_s / 4, 1.0))
+            progress = self._engine.progress
+            if progress != seen or not self._futures:
+                seen, since = progress, time.monotonic()
+            elif time.monotonic() - since > timeout_s:
+                logger.critical("No progress for %.0f s with %d requests waiting.", timeout_s, len(self._futures))
+                os._exit(_HUNG)
+
     def _finish(self, id: int, future: Future[LabelLogits]) -> None:
         if not future.cancelled():
             error = future.exception()
@@ -182,6 +204,8 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
     desk = Desk(channel, engine)
     _tell(channel, encode_frame(Ready(vocab_size=engine.vocab_size, context_length=engine.context_length)))
     opened.set_result(desk)
+    timeout_s = EngineConfig(**first.options).watchdog_timeout
+    threading.Thread(target=desk.watch, args=(timeout_s,), name="watchdog", daemon=True).start()
     desk.wait()
     engine.close()
     return 0

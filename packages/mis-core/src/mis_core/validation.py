@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.config import ALGORITHMS, MASKS
+from mis_core.delimiter import delimited
 from mis_core.errors import RequestError
 from mis_core.request import Layout, ScoreRequest
 from mis_core.token_ids import ROW_TYPES, TokenRows, read_row, read_rows
@@ -90,7 +91,7 @@ def parse_score_request(
     _check_counts(len(items.lens) if isinstance(items, TokenRows) else len(items), label_rows, limits)
     layout = _read_layout(body)
     if limits.delimiter is not None:
-        query, items = _delimited(query, items, item_first, tokenizer, limits.delimiter)
+        query, items = delimited(query, items, item_first, tokenizer, limits.delimiter)
     joined = _join(query, items, item_first, tokenizer, limits)
     return ScoreRequest(
         joined.query,
@@ -243,31 +244,6 @@ def _read_layout(body: Mapping[str, object]) -> Layout:
     if mask == "dense" and algorithm not in (None, "auto", "packed"):
         raise RequestError("invalid_mask_impl", "mask_impl dense needs scoring_algorithm packed.", "mask_impl")
     return Layout(algorithm, mask, None if size is None else int(size))
-
-
-def _delimited(
-    query: str | TokenRows,
-    items: Sequence[str] | TokenRows,
-    item_first: bool,
-    tokenizer: Tokenizer | None,
-    delimiter: int,
-) -> tuple[TokenRows, TokenRows]:
-    """Put the delimiter between query and item: at the end of whatever comes first.
-
-    Text is tokenised part by part, since the delimiter parts them.
-    """
-    if isinstance(query, str):
-        own, tokens, lens = cast(Tokenizer, tokenizer).encode_apart(query, cast(Sequence[str], items), item_first)
-        query, items = TokenRows.single("query", own), TokenRows("items", tokens, lens, is_nested=True)
-    assert isinstance(items, TokenRows), "text and ids are never mixed"
-    for rows in (query, items):
-        if (rows.values == delimiter).any():
-            message = f"{rows.param} must not hold token {delimiter}, the delimiter between query and item."
-            raise RequestError("delimiter_in_input", message, rows.param)
-    first = items if item_first else query
-    ends = np.cumsum(first.lens)
-    first = TokenRows(first.param, np.insert(first.values, ends, delimiter), first.lens + 1, first.is_nested)
-    return (query, first) if item_first else (first, items)
 
 
 def _check_counts(num_items: int, labels: TokenRows, limits: Limits) -> None:

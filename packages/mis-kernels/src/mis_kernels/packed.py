@@ -6,6 +6,7 @@ an index, not a copy), and sums are rounded, or gated and rounded, before they l
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +29,13 @@ class PackedWeight:
     """A stack of weights `[in, out]`, or of pairs of such weights, in tiles.
 
     Attributes:
-        tiles: Bits of bfloat16, `[layers, out / 16, in / 32, 512]`, or with the pair as second axis.
+        tiles: Bits of bfloat16, `[layers, out / 16, in / 32, 512]`, or with the pair as second axis; in a
+            tree of partitions or shapes, what stands for that array.
         layer: Which layer of the stack this weight is; None: all of them.
     """
 
-    tiles: Array
-    layer: Array | None = None
+    tiles: Any
+    layer: Any = None
 
     def at_layer(self, layer: Int32[Array, ""]) -> "PackedWeight":
         """Return one layer's weight, without a copy."""

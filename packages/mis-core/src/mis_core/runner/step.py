@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from mis_core.models.decoder import Decoder
-from mis_core.models.numerics import Weight
 from mis_core.models.parallel import DATA, TENSOR, partition
 from mis_kernels import Segments, segment_attention, write_pages
 from mis_kernels.packed import PackedWeight
@@ -28,9 +27,9 @@ def weight_partitions(weights: Any) -> Any:
     """Return the partition of every array of a decoder's state."""
     flat = nnx.to_flat_state(weights)
 
-    def of(path: tuple, weight: Weight) -> P | PackedWeight:
+    def of(path: tuple, weight: Any) -> Any:
         if isinstance(weight, PackedWeight):
-            return PackedWeight(partition(path, packed=True))  # type: ignore[arg-type] - a tree of partitions
+            return PackedWeight(partition(path, packed=True))  # a tree of partitions
         return partition(path)
 
     return nnx.from_flat_state({path: leaf.replace(of(path, leaf[...])) for path, leaf in flat})
