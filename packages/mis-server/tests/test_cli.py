@@ -45,7 +45,7 @@ def test_help_shows_every_option_with_its_variable_and_default() -> None:
         if field.default is None:
             assert "default:" in field.metadata["help"], f"help of {field.name} must say what happens by default"
         elif field.default is True:
-            assert "default: on" in text
+            assert "default: (on)" in text
         elif field.default is not False:
             assert f"default: {field.default}" in text
 
