@@ -42,6 +42,6 @@ def test_other_machines_have_no_native_library(
 def test_a_wheel_of_this_machine_has_the_library_where_there_is_a_compiler(hook: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "native").mkdir()
     (tmp_path / "native" / "empty.cc").write_text("int nothing() { return 0; }\n")
-    (tmp_path / hook.LIBRARY).parent.mkdir(parents=True)
+    (tmp_path / hook.LIBRARY).parent.parent.mkdir(parents=True)
     reason = hook.compile_library(tmp_path)
     assert (tmp_path / hook.LIBRARY).exists() == (reason is None)

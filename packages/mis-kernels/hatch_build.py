@@ -14,7 +14,7 @@ FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-shared", "-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized"),
     *("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"),
 ]
-LIBRARY = Path("src/mis_kernels/_native.so")
+LIBRARY = Path("src/mis_kernels/lib/native.so")
 
 
 def compile_library(root: Path) -> str | None:
@@ -31,6 +31,7 @@ def compile_library(root: Path) -> str | None:
         return "no C++ compiler was found (set CXX, or install g++ 11 or clang 12)"
     import jax
 
+    (root / LIBRARY).parent.mkdir(exist_ok=True)
     sources = sorted(map(str, (root / "native").glob("*.cc")))
     command = [compiler, *FLAGS, f"-isystem{jax.ffi.include_dir()}", *sources, "-o", str(root / LIBRARY)]
     subprocess.run(command, check=True)

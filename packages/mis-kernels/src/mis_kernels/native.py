@@ -13,7 +13,7 @@ import jax
 
 from mis_kernels.target import platform
 
-LIBRARY = "_native.so"
+LIBRARY = "lib/native.so"  # in a folder of its own: beside modules, it would pass for one
 FUNCTIONS = ("mis_segment_attention", "mis_packed_linear", "mis_rms_norm", "mis_norm_rope")
 _NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}
 
