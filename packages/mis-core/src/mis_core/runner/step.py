@@ -32,7 +32,7 @@ def weight_partitions(weights: Any) -> Any:
             return PackedWeight(partition(path, packed=True))  # a tree of partitions
         return partition(path)
 
-    return nnx.from_flat_state({path: leaf.replace(of(path, leaf[...])) for path, leaf in flat})
+    return nnx.from_flat_state({path: leaf.replace(of(path, leaf.get_value())) for path, leaf in flat})
 
 
 def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, implementation: str | None = None) -> Step:
