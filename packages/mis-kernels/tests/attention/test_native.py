@@ -1,0 +1,182 @@
+"""What only the native kernel has to keep: its own cuts into blocks and tiles, its threads, its calls from many devices.
+
+Parity over the shared cases and the isolation of segments are in `test_cpu.py` and `test_grid.py`.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from kernel_cases import Case, Segment
+from mis_kernels import attention_over_heads, reference_attention, segment_attention, to_bits
+from mis_kernels.attention.native import is_available
+
+pytestmark = pytest.mark.skipif(
+    not is_available("bfloat16", 64), reason="no compiled native kernel, or a CPU without AMX and bfloat16"
+)
+
+BLOCK_TOKENS = 512  # tokens of a block of rows if two query heads share a KV head
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+def untiled(case: Case) -> dict[str, Any]:
+    """The keyword arguments of `segment_attention` for a step in bfloat16 without tile lists."""
+    arrays = case.arrays(jnp.bfloat16)
+    return {**arrays, "segments": dataclasses.replace(arrays["segments"], tiles=None)}
+
+
+def attend(arrays: dict[str, Any]) -> np.ndarray:
+    """Output bits, `[tokens, heads, head_dim]` uint16."""
+    return np.asarray(to_bits(segment_attention(**arrays)))
+
+
+def as_float(bits: np.ndarray) -> np.ndarray:
+    return np.asarray(bits.view(jnp.bfloat16), np.float32)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8])
+def test_every_group_and_width_of_head(group: int, head_dim: int) -> None:
+    segments = [Segment(19), Segment(1), Segment(23, context=1, context_len=31)]
+    arrays = untiled(Case(segments, contexts=(290, 40), group=group, head_dim=head_dim))
+    exact = {name: a.astype(jnp.float32) if hasattr(a, "astype") else a for name, a in arrays.items()}
+    np.testing.assert_allclose(
+        as_float(attend(arrays)), np.asarray(reference_attention(**exact)), atol=1e-2, rtol=1e-2
+    )
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 128, 512])
+def test_bits_do_not_depend_on_the_page_size(page_size: int) -> None:
+    length = 700
+    arrays = untiled(Case([Segment(20), Segment(9, context_len=257)], contexts=(length,), head_dim=64))
+    table = arrays["segments"].page_table
+    pages = -(-length // page_size)
+    rng = np.random.default_rng(1)
+    slots = rng.permutation(pages + 2)[:pages]
+
+    def repaged(cache: jax.Array) -> jax.Array:
+        heads, _, _, head_dim = cache.shape
+        tokens = cache[:, table[0]].reshape(heads, -1, head_dim)[:, :length]
+        tokens = jnp.pad(tokens, ((0, 0), (0, pages * page_size - length), (0, 0)), constant_values=jnp.nan)
+        out = jnp.full((heads, pages + 2, page_size, head_dim), jnp.nan, cache.dtype)
+        return out.at[:, slots].set(tokens.reshape(heads, pages, page_size, head_dim))
+
+    other = {
+        **arrays,
+        "k_pages": repaged(arrays["k_pages"]),
+        "v_pages": repaged(arrays["v_pages"]),
+        "segments": dataclasses.replace(arrays["segments"], page_table=slots[None].astype(np.int32)),
+    }
+    np.testing.assert_array_equal(attend(arrays), attend(other))
+
+
+@pytest.mark.parametrize("before", [1, BLOCK_TOKENS - 1, BLOCK_TOKENS - 300, BLOCK_TOKENS, 2 * BLOCK_TOKENS - 5])
+@pytest.mark.parametrize("context", [0, 1], ids=["behind the same context", "behind another context"])
+def test_bits_of_an_item_cut_by_a_block(before: int, context: int) -> None:
+    """An item longer than a tile of keys, wherever the edges of blocks cut it."""
+    item, contexts = Segment(600), (300, 70)
+    alone = untiled(Case([item], contexts, head_dim=64))
+    beside = untiled(Case([Segment(before, context=context), item], contexts, head_dim=64))
+    np.testing.assert_array_equal(attend(alone)[: item.length], attend(beside)[before : before + item.length])
+
+
+@pytest.mark.parametrize("start", [64, 192, 256, 448])
+def test_bits_of_a_chunk_that_begins_inside_a_tile(start: int) -> None:
+    arrays = untiled(Case([Segment(640, paged=True)], head_dim=64))
+    rows = slice(start, start + 128)
+    later = Case([Segment(128, paged=True)], contexts=(start,), head_dim=64).layout()[0]
+    later = dataclasses.replace(later, tiles=None, page_table=arrays["segments"].page_table)
+    part = {**arrays, **{name: arrays[name][rows] for name in "qkv"}, "segments": later}
+    np.testing.assert_array_equal(attend(arrays)[rows], attend(part))
+
+
+def test_padding_may_hold_anything_and_gives_zeros() -> None:
+    segments = [Segment(5), Segment(30), Segment(4)]
+    arrays = untiled(Case(segments, contexts=(300,), head_dim=64, gap=7, tokens=64))
+    token = np.arange(64)
+    padding = np.asarray(arrays["segments"].segment_start) > token
+    assert padding.sum() == 64 - 39
+    spoilt = {**arrays, **{name: arrays[name].at[padding].set(jnp.nan) for name in "qkv"}}
+    found = attend(spoilt)
+    assert not found[padding].any()
+    np.testing.assert_array_equal(found[~padding], attend(arrays)[~padding])
+
+
+def test_a_step_of_padding_alone_gives_zeros() -> None:
+    arrays = untiled(Case([Segment(5)], contexts=(300,), head_dim=64))
+    token = np.arange(64, dtype=np.int32)
+    nothing = dataclasses.replace(
+        arrays["segments"], context_len=np.zeros(64, np.int32), segment_start=token + 1, context_id=token * 0
+    )
+    assert not attend({**arrays, "segments": nothing}).any()
+
+
+def test_a_row_that_sees_one_key_gives_its_value() -> None:
+    arrays = untiled(Case([Segment(1)] * 40, head_dim=64))
+    values = np.repeat(np.asarray(to_bits(arrays["v"]))[:40], 2, axis=1)
+    np.testing.assert_array_equal(attend(arrays)[:40], values)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 30.0])
+def test_flat_and_peaked_weights(factor: float) -> None:
+    arrays = untiled(Case([Segment(40)], contexts=(900,), head_dim=64))
+    arrays["scale"] *= factor
+    exact = {name: a.astype(jnp.float32) if hasattr(a, "astype") else a for name, a in arrays.items()}
+    np.testing.assert_allclose(
+        as_float(attend(arrays)), np.asarray(reference_attention(**exact)), atol=1e-2, rtol=1e-2
+    )
+
+
+def test_caches_of_bits_give_the_same_output() -> None:
+    arrays = untiled(Case([Segment(20), Segment(130, paged=True, context=1)], contexts=(100, 64), head_dim=64))
+    as_bits = {**arrays, "k_pages": to_bits(arrays["k_pages"]), "v_pages": to_bits(arrays["v_pages"])}
+    np.testing.assert_array_equal(attend(arrays), attend(as_bits))
+
+
+def test_bits_do_not_depend_on_threads_or_devices() -> None:
+    """One thread, several, and the KV heads cut over eight devices of one process."""
+    found = [_digests(threads=1, devices=1), _digests(threads=7, devices=1), _digests(threads=2, devices=8)]
+    assert len(set(found)) == 1, found
+
+
+def _digests(threads: int, devices: int) -> str:
+    environment = {
+        **os.environ,
+        "NPROC": str(threads),  # of XLA's pool
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    assert report["devices"] == devices
+    return report["digest"]
+
+
+def _print_digest() -> None:
+    segments = [Segment(20)] * 40 + [Segment(300, context=1)]
+    arrays = untiled(Case(segments, contexts=(700, 70), kv_heads=8, head_dim=64))
+    scale = arrays.pop("scale")
+    mesh = Mesh(np.array(jax.devices()), ("tensor",))
+    run = jax.jit(lambda arrays: attention_over_heads(**arrays, mesh=mesh, scale=scale))
+    digest = hashlib.sha256()
+    for _ in range(5):  # threads take turns in another order each time
+        digest = hashlib.sha256(digest.digest() + np.asarray(to_bits(run(arrays))).tobytes())
+    sys.stdout.write(json.dumps({"devices": len(jax.devices()), "digest": digest.hexdigest()}))
+
+
+if __name__ == "__main__":
+    _print_digest()
