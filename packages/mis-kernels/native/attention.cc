@@ -48,6 +48,7 @@ std::vector<Block> cut(const Problem& p) {
 struct Scratch {
   Rows rows;
   PackedKeys keys;
+  Buffer<int32_t> until;  // [rows]: the first position that a row does not see
 };
 
 void attend_context(const Problem& p, int64_t head, Block block, Scratch& scratch) {
@@ -58,6 +59,9 @@ void attend_context(const Problem& p, int64_t head, Block block, Scratch& scratc
   }
   const int32_t* table = p.page_table + context * p.pages_per_context;
   const int64_t head_pages = head * p.pages;
+  const int rows = (block.end - block.begin) * group;
+  int32_t* until = scratch.until.ensure(rows);
+  for (int row = 0; row < rows; ++row) until[row] = p.context_len[block.begin + row / group];
   for (int64_t start = 0; start < longest; start += kTileKeys) {
     const int count = std::min<int64_t>(kTileKeys, longest - start);
     const auto at = [&](const uint16_t* pages, int n) {
@@ -65,9 +69,7 @@ void attend_context(const Problem& p, int64_t head, Block block, Scratch& scratc
       return pages + ((head_pages + table[position / p.page_size]) * p.page_size + position % p.page_size) * dim;
     };
     scratch.keys.pack(count, dim, [&](int n) { return at(p.k_pages, n); }, [&](int n) { return at(p.v_pages, n); });
-    attend_tile(scratch.rows, scratch.keys, 0, (block.end - block.begin) * group, count, dim, p.scale, [&](int row) {
-      return std::clamp<int64_t>(p.context_len[block.begin + row / group] - start, 0, kTileKeys);
-    });
+    attend_tile(scratch.rows, scratch.keys, 0, rows, dim, p.scale, until, start);
   }
 }
 
@@ -78,12 +80,14 @@ void attend_own(const Problem& p, int64_t head, Block block, Scratch& scratch) {
     end = t + 1;
     if (first > t) continue;
     while (end < block.end && p.segment_start[end] == first) ++end;
+    const int rows = (end - t) * group;
+    int32_t* until = scratch.until.ensure(rows);
+    for (int row = 0; row < rows; ++row) until[row] = t + row / group + 1;
     for (int64_t start = first; start < end; start += kTileKeys) {
       const int count = std::min<int64_t>(kTileKeys, end - start);
       const auto at = [&](const uint16_t* x, int n) { return x + ((start + n) * p.kv_heads + head) * dim; };
       scratch.keys.pack(count, dim, [&](int n) { return at(p.k, n); }, [&](int n) { return at(p.v, n); });
-      attend_tile(scratch.rows, scratch.keys, (t - block.begin) * group, (end - t) * group, count, dim, p.scale,
-                  [&](int row) { return std::clamp<int64_t>(t + row / group + 1 - start, 0, kTileKeys); });
+      attend_tile(scratch.rows, scratch.keys, (t - block.begin) * group, rows, dim, p.scale, until, start);
     }
   }
 }
@@ -99,10 +103,10 @@ void attend_block(const Problem& p, int64_t head, Block block, Scratch& scratch)
   attend_context(p, head, block, scratch);
   attend_own(p, head, block, scratch);
   const float* sum = scratch.rows.sum.data();
-  const float* total = scratch.rows.total.data();
   for (int64_t row = 0; row < count * group; ++row) {
+    const float total = scratch.rows.total_of(row);
     uint16_t* to = p.out + ((block.begin + row / group) * p.heads + head * group + row % group) * dim;
-    const __m512 share = _mm512_set1_ps(total[row] > 0 ? 1.0f / total[row] : 0.0f);
+    const __m512 share = _mm512_set1_ps(total > 0 ? 1.0f / total : 0.0f);
     for (int64_t d = 0; d < dim; d += 16) {
       const __m256bh value = _mm512_cvtneps_pbh(_mm512_mul_ps(share, _mm512_load_ps(sum + row * dim + d)));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + d), reinterpret_cast<const __m256i&>(value));

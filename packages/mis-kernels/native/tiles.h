@@ -18,6 +18,7 @@ namespace mis {
 constexpr int kTileKeys = 256;   // keys in a tile; a multiple of 32
 constexpr int kStrip = 32;       // rows whose logits are worked on together: two tile registers
 constexpr float kLowest = -1e30f;
+constexpr float kHeadroom = 60.0f;  // powers of 2 by which a weight may exceed 1
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -128,12 +129,16 @@ inline __m512 exp2_of(__m512 x) {
 }
 
 // Running state of a block of rows.
+//
+// Weights are powers of 2 relative to a reference of their row. That is the largest logit of the row's first keys,
+// and is raised only when a later one exceeds it by kHeadroom: what the reference is makes no difference to the
+// quotient, as long as nothing overflows and what is summed are the rounded weights. (FlashAttention 4 skips rescaling in the same way.)
 struct Rows {
   Buffer<uint16_t> q;        // [rows, dim]
   Buffer<float> sum;         // [rows, dim]: values weighted so far
-  Buffer<float> highest;     // [rows]: largest logit so far, in units of the exponent of 2
-  Buffer<float> total;       // [rows]: sum of weights so far
-  Buffer<float> logits;      // [2, kStrip, kTileKeys]
+  Buffer<float> reference;   // [rows], in units of the exponent of 2
+  Buffer<float> total;       // [rows, 16]: sums of weights so far, of every 16th pair of keys
+  Buffer<float> logits;      // [2, kStrip, 32]
   Buffer<uint16_t> weights;  // [kStrip, kTileKeys]
   Buffer<float> spill;       // [16, 16]
 
@@ -141,172 +146,167 @@ struct Rows {
     const size_t padded = rows + kStrip;
     std::memset(q.ensure(padded * dim), 0, padded * dim * 2);
     std::memset(sum.ensure(padded * dim), 0, padded * dim * 4);
-    std::fill_n(highest.ensure(padded), padded, kLowest);
-    std::fill_n(total.ensure(padded), padded, 0.0f);
-    logits.ensure(2 * kStrip * kTileKeys), weights.ensure(kStrip * kTileKeys), spill.ensure(256);
+    std::memset(total.ensure(padded * 16), 0, padded * 16 * 4);
+    std::fill_n(reference.ensure(padded), padded, kLowest);
+    logits.ensure(2 * kStrip * 32), weights.ensure(kStrip * kTileKeys), spill.ensure(256);
   }
+
+  // Raises the reference of a row to its best logit and scales what was summed so far, and the weights of the `keys`
+  // of this tile that await their values.
+  void raise(int row, int dim, float best, uint16_t* weight, int keys) {
+    const __m512 fade = exp2_of(_mm512_set1_ps(std::max(reference.data()[row] - best, -1000.0f)));
+    float* to = sum.data() + static_cast<size_t>(row) * dim;
+    for (int d = 0; d < dim; d += 16) _mm512_store_ps(to + d, _mm512_mul_ps(fade, _mm512_load_ps(to + d)));
+    to = total.data() + row * 16;
+    _mm512_store_ps(to, _mm512_mul_ps(fade, _mm512_load_ps(to)));
+    for (int n = 0; n < keys; n += 16) {
+      __m256i* at = reinterpret_cast<__m256i*>(weight + n);
+      const __m512 before = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256(at)), 16));
+      const __m256bh faded = _mm512_cvtneps_pbh(_mm512_mul_ps(fade, before));
+      _mm256_store_si256(at, reinterpret_cast<const __m256i&>(faded));
+    }
+    reference.data()[row] = best;
+  }
+
+  // Sum of a row's weights.
+  float total_of(int row) const { return _mm512_reduce_add_ps(_mm512_load_ps(total.data() + row * 16)); }
 };
 
-// Softmax of one row's logits over the first `visible` of `padded` keys; the rest get weight zero.
-inline void weigh_row(Rows& rows, const float* logit, uint16_t* weight, int row, int visible, int padded, int dim,
-                      float scale) {
-  const __m512 lowest = _mm512_set1_ps(kLowest), scales = _mm512_set1_ps(scale);
-  if (visible <= 0) {
-    std::memset(weight, 0, padded * 2);
-    return;
-  }
-  const int whole = visible / 16;
-  const __mmask16 rest = static_cast<__mmask16>((1u << (visible % 16)) - 1);
-  __m512 best0 = lowest, best1 = lowest;
-  int i = 0;
-  for (; i + 1 < whole; i += 2) {
-    best0 = _mm512_max_ps(best0, _mm512_load_ps(logit + 16 * i));
-    best1 = _mm512_max_ps(best1, _mm512_load_ps(logit + 16 * i + 16));
-  }
-  if (i < whole) best0 = _mm512_max_ps(best0, _mm512_load_ps(logit + 16 * i));
-  if (rest) best1 = _mm512_max_ps(best1, _mm512_mask_load_ps(lowest, rest, logit + 16 * whole));
-  const float best = _mm512_reduce_max_ps(_mm512_max_ps(best0, best1)) * scale;
-  float* highest = rows.highest.data() + row;
-  float* total = rows.total.data() + row;
-  if (best > *highest) {
-    const float fade = _mm512_cvtss_f32(exp2_of(_mm512_set1_ps(std::max(*highest - best, -1000.0f))));
-    float* sum = rows.sum.data() + static_cast<size_t>(row) * dim;
-    const __m512 fades = _mm512_set1_ps(fade);
-    for (int d = 0; d < dim; d += 16) _mm512_store_ps(sum + d, _mm512_mul_ps(fades, _mm512_load_ps(sum + d)));
-    *total *= fade;
-    *highest = best;
-  }
-  const __m512 shift = _mm512_set1_ps(-*highest);
-  __m512 sum0 = _mm512_setzero_ps(), sum1 = _mm512_setzero_ps();
-  for (int n = 0; n < padded / 16; n += 2) {
-    __m512 a = exp2_of(_mm512_fmadd_ps(_mm512_load_ps(logit + 16 * n), scales, shift));
-    __m512 b = exp2_of(_mm512_fmadd_ps(_mm512_load_ps(logit + 16 * n + 16), scales, shift));
-    if (n + 2 > whole) {
-      const auto seen = [&](int at) { return at < whole ? __mmask16(0xffff) : at == whole ? rest : __mmask16(0); };
-      a = _mm512_maskz_mov_ps(seen(n), a), b = _mm512_maskz_mov_ps(seen(n + 1), b);
+// Weights of keys `begin` to `begin + 32` of a tile for the `live` rows from `first` on. `seen(row)` says how many of
+// them a row sees, the others get weight zero; `all` says that every row sees every key.
+template <typename Seen>
+void weigh(Rows& rows, const float* logits, int begin, int first, int live, int dim, float scale, bool all, Seen seen) {
+  const __m512 lowest = _mm512_set1_ps(kLowest), scales = _mm512_set1_ps(scale), limit = _mm512_set1_ps(kHeadroom);
+  const __m512i one = _mm512_set1_epi16(0x3f80);
+  const __m512bh ones = reinterpret_cast<const __m512bh&>(one);
+  for (int row = 0; row < live; ++row) {
+    const float* logit = logits + row * 32;
+    uint16_t* weight = rows.weights.data() + row * kTileKeys;
+    __m512 a, b;
+    const auto relate = [&](float reference) {
+      const __m512 zero = _mm512_set1_ps(reference);
+      a = _mm512_fmsub_ps(_mm512_load_ps(logit), scales, zero);
+      b = _mm512_fmsub_ps(_mm512_load_ps(logit + 16), scales, zero);
+      if (!all) {
+        const uint32_t mask = static_cast<uint32_t>((uint64_t{1} << seen(row)) - 1);
+        a = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(mask), a);
+        b = _mm512_mask_mov_ps(lowest, static_cast<__mmask16>(mask >> 16), b);
+      }
+    };
+    const float& reference = rows.reference.data()[first + row];
+    relate(reference);
+    if (_mm512_cmp_ps_mask(_mm512_max_ps(a, b), limit, _CMP_GT_OQ)) [[unlikely]] {
+      relate(0.0f);
+      rows.raise(first + row, dim, _mm512_reduce_max_ps(_mm512_max_ps(a, b)), weight, begin);
+      relate(reference);
     }
-    sum0 = _mm512_add_ps(sum0, a), sum1 = _mm512_add_ps(sum1, b);
-    _mm512_store_si512(weight + 16 * n, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a)));
+    const __m512bh rounded = _mm512_cvtne2ps_pbh(exp2_of(b), exp2_of(a));
+    _mm512_store_si512(weight + begin, reinterpret_cast<const __m512i&>(rounded));
+    float* total = rows.total.data() + (first + row) * 16;
+    _mm512_store_ps(total, _mm512_dpbf16_ps(_mm512_load_ps(total), rounded, ones));
   }
-  *total += _mm512_reduce_add_ps(_mm512_add_ps(sum0, sum1));
 }
 
-// Logits of `live` rows at `q` with every packed key, 32 keys at a time; `between` is called after each.
-template <typename Between>
-void multiply_keys(const uint16_t* q, const uint16_t* k, int live, int padded, int dim, float* logits,
-                   Between between) {
+// Logits of up to 32 rows at `q` with 32 packed keys.
+inline void multiply_keys(const uint16_t* q, const uint16_t* k, int live, int dim, float* logits) {
   const int steps = dim / 32;
   const bool both = live > 16;
-  for (int n = 0; n < padded; n += 32) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    const uint16_t* left = k + static_cast<size_t>(n / 16) * steps * 512;
-    const uint16_t* right = left + steps * 512;
-    for (int part = 0; part < steps; ++part) {
-      _tile_loadd(4, q + part * 32, dim * 2);
-      _tile_loadd(6, left + part * 512, 64);
-      _tile_loadd(7, right + part * 512, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      if (both) {
-        _tile_loadd(5, q + 16 * dim + part * 32, dim * 2);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-    }
-    _tile_stored(0, logits + n, kTileKeys * 4);
-    _tile_stored(1, logits + n + 16, kTileKeys * 4);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int part = 0; part < steps; ++part) {
+    _tile_loadd(4, q + part * 32, dim * 2);
+    _tile_loadd(6, k + part * 512, 64);
+    _tile_loadd(7, k + (steps + part) * 512, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
     if (both) {
-      _tile_stored(2, logits + 16 * kTileKeys + n, kTileKeys * 4);
-      _tile_stored(3, logits + 16 * kTileKeys + n + 16, kTileKeys * 4);
+      _tile_loadd(5, q + 16 * dim + part * 32, dim * 2);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
     }
-    between();
+  }
+  _tile_stored(0, logits, 128);
+  _tile_stored(1, logits + 16, 128);
+  if (both) {
+    _tile_stored(2, logits + 16 * 32, 128);
+    _tile_stored(3, logits + 16 * 32 + 16, 128);
   }
 }
 
-// Adds weighted values to the sums of up to 16 rows; rows from `filled` on are not written.
-inline void multiply_values(const uint16_t* weights, const uint16_t* v, int filled, int padded, int dim, float* sum,
+// Adds weighted values to the sums of up to 32 rows; rows from `live` on are another segment's and not written.
+inline void multiply_values(const uint16_t* weights, const uint16_t* v, int live, int keys, int dim, float* sum,
                             float* spill) {
-  // Rows past the last are another segment's: they must not even be written back.
-  const auto store = [&](float* to, auto stored) {
-    if (filled == 16) {
+  const bool both = live > 16;
+  const auto store = [&](float* to, int filled, auto stored) {
+    if (filled >= 16) {
       stored(to, dim * 4);
       return;
     }
     stored(spill, 64);
     for (int row = 0; row < filled; ++row) std::memcpy(to + static_cast<size_t>(row) * dim, spill + 16 * row, 64);
   };
-  for (int d = 0; d < dim; d += 64) {
-    const bool whole = dim - d >= 64;  // otherwise 32 columns are left
-    _tile_loadd(0, sum + d, dim * 4);
-    _tile_loadd(1, sum + d + 16, dim * 4);
-    if (whole) {
-      _tile_loadd(2, sum + d + 32, dim * 4);
-      _tile_loadd(3, sum + d + 48, dim * 4);
+  for (int d = 0; d < dim; d += 32) {
+    float* low = sum + d;
+    float* high = low + 16 * dim;
+    _tile_loadd(0, low, dim * 4);
+    _tile_loadd(1, low + 16, dim * 4);
+    if (both) {
+      _tile_loadd(2, high, dim * 4);
+      _tile_loadd(3, high + 16, dim * 4);
     }
-    for (int n = 0; n < padded; n += 32) {
+    for (int n = 0; n < keys; n += 32) {
       const uint16_t* value = v + (static_cast<size_t>(n / 32) * (dim / 16) + d / 16) * 512;
       _tile_loadd(4, weights + n, kTileKeys * 2);
-      _tile_loadd(5, value, 64);
-      _tile_dpbf16ps(0, 4, 5);
-      _tile_loadd(6, value + 512, 64);
-      _tile_dpbf16ps(1, 4, 6);
-      if (whole) {
-        _tile_loadd(7, value + 1024, 64);
-        _tile_dpbf16ps(2, 4, 7);
-        _tile_loadd(5, value + 1536, 64);
-        _tile_dpbf16ps(3, 4, 5);
+      _tile_loadd(6, value, 64);
+      _tile_loadd(7, value + 512, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      if (both) {
+        _tile_loadd(5, weights + 16 * kTileKeys + n, kTileKeys * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
       }
     }
-    store(sum + d, [](float* p, int stride) { _tile_stored(0, p, stride); });
-    store(sum + d + 16, [](float* p, int stride) { _tile_stored(1, p, stride); });
-    if (whole) {
-      store(sum + d + 32, [](float* p, int stride) { _tile_stored(2, p, stride); });
-      store(sum + d + 48, [](float* p, int stride) { _tile_stored(3, p, stride); });
+    store(low, live, [](float* p, int stride) { _tile_stored(0, p, stride); });
+    store(low + 16, live, [](float* p, int stride) { _tile_stored(1, p, stride); });
+    if (both) {
+      store(high, live - 16, [](float* p, int stride) { _tile_stored(2, p, stride); });
+      store(high + 16, live - 16, [](float* p, int stride) { _tile_stored(3, p, stride); });
     }
   }
 }
 
-// Takes a packed tile into rows `first` to `first + count` of a block. `visible(row)` says how many of the
-// tile's keys a row sees, `packed` how many are packed. `scale` includes log2(e).
+// Takes a packed tile into rows `first` to `first + count` of a block. The tile's keys are `start` and following ones,
+// of which `until[row]` is the first that a row does not see. `scale` includes log2(e).
 //
-// The logits of one strip are multiplied while those of the strip before are weighed: a product takes few
+// The weights of 32 keys are computed while the logits of the next 32 are multiplied: a product takes few
 // instructions and much time, so that both units of the core work at once.
-template <typename Visible>
-void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count, int packed, int dim, float scale,
-                 Visible visible) {
-  const int padded = (packed + 31) / 32 * 32;
-  const int rows_between = (kStrip * 32 + padded - 1) / padded;
-  float* logits[2] = {rows.logits.data(), rows.logits.data() + kStrip * kTileKeys};
-  uint16_t* weights = rows.weights.data();
-  int weighed = 0;
-  const auto weigh = [&](int begin, int until) {
-    const int live = std::min(kStrip, count - begin);
-    for (; weighed < std::min(until, live); ++weighed) {
-      weigh_row(rows, logits[begin / kStrip % 2] + weighed * kTileKeys, weights + weighed * kTileKeys,
-                first + begin + weighed, visible(begin + weighed), padded, dim, scale);
-    }
-  };
-  const auto finish = [&](int begin) {
-    const int live = std::min(kStrip, count - begin);
-    weigh(begin, kStrip);
-    for (int row = live; row < (live > 16 ? 32 : 16); ++row) std::memset(weights + row * kTileKeys, 0, padded * 2);
-    for (int row = 0; row < live; row += 16) {
-      multiply_values(weights + row * kTileKeys, keys.v.data(), std::min(16, live - row), padded, dim,
-                      rows.sum.data() + static_cast<size_t>(first + begin + row) * dim, rows.spill.data());
-    }
-    weighed = 0;
-  };
+inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count, int dim, float scale,
+                        const int32_t* until, int start) {
   for (int begin = 0; begin < count; begin += kStrip) {
+    const int live = std::min(kStrip, count - begin);
+    int32_t lowest = until[begin], highest = lowest;
+    for (int row = 1; row < live; ++row) {
+      lowest = std::min(lowest, until[begin + row]), highest = std::max(highest, until[begin + row]);
+    }
+    const int least = lowest - start, most = std::min(highest - start, kTileKeys);
+    if (most <= 0) continue;
     const uint16_t* q = rows.q.data() + static_cast<size_t>(first + begin) * dim;
-    multiply_keys(q, keys.k.data(), std::min(kStrip, count - begin), padded, dim, logits[begin / kStrip % 2], [&] {
-      if (begin > 0) weigh(begin - kStrip, weighed + rows_between);
-    });
-    if (begin > 0) finish(begin - kStrip);
+    const auto logits = [&](int n) { return rows.logits.data() + n / 32 % 2 * kStrip * 32; };
+    const auto multiply = [&](int n) {
+      multiply_keys(q, keys.k.data() + static_cast<size_t>(n) * dim, live, dim, logits(n));
+    };
+    multiply(0);
+    for (int n = 0; n < most; n += 32) {
+      if (n + 32 < most) multiply(n + 32);
+      weigh(rows, logits(n), n, first + begin, live, dim, scale, least >= n + 32,
+            [&](int row) { return std::clamp(until[begin + row] - start - n, 0, 32); });
+    }
+    multiply_values(rows.weights.data(), keys.v.data(), live, most, dim,
+                    rows.sum.data() + static_cast<size_t>(first + begin) * dim, rows.spill.data());
   }
-  finish((count - 1) / kStrip * kStrip);
 }
 
 }  // namespace mis
