@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class ScriptedEngine:
 
     vocab_size = 1000
     context_length = 4096
+    summary: ClassVar = {"devices": "1 x pretended"}
 
     def __init__(self, log: Path | None) -> None:
         self._log = log
@@ -50,6 +52,21 @@ class ScriptedEngine:
         self.progress += 1
         normalisers = np.full(request.num_items, 7, np.float32) if request.needs_log_sum_exp else None
         return LabelLogits(logits.astype(np.float32), normalisers, cached_tokens=2, timings_ms={"device": 1.5})
+
+    def statistics(self) -> dict[str, float]:
+        return {"requests": self.progress}
+
+    def flush_cache(self) -> int:
+        return 7
+
+    def start_profile(self, directory: str) -> None:
+        if directory == "taken":
+            raise RequestError("profile_under_way", "A profile is under way.")
+        self._write(f"profile in {directory}")
+
+    def stop_profile(self) -> None:
+        time.sleep(0.3)
+        self._write("profile written")
 
     def close(self) -> None:
         self._write("closed")

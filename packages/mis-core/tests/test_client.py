@@ -13,7 +13,8 @@ import pytest
 from mis_core.client import EngineClient, EngineFault
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
-from mis_core.request import ScoreRequest
+from mis_core.request import LabelLogits, ScoreRequest
+from mis_core.suspects import RequestRefused
 
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
 
@@ -143,6 +144,50 @@ async def test_death_fails_what_is_in_flight_and_a_new_process_answers() -> None
         await until(lambda: engine.ready)
         assert engine_pid(engine) != pid
         assert (await engine.score(request())).logits.shape == (2, 2)
+
+
+async def test_a_request_that_ends_the_engine_twice_is_refused_and_its_neighbours_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mis_core.client._FIRST_BACKOFF_S", 0.01)
+    async with client() as engine:
+        await engine.wait_ready()
+        poison, slow = request("die"), request("slow")
+        first = await asyncio.gather(engine.score(poison), engine.score(slow), return_exceptions=True)
+        assert [type(result) for result in first] == [EngineUnavailable] * 2
+        await until(lambda: engine.ready)
+        # Both are suspects now: they are not computed together, whichever comes first.
+        again = await asyncio.gather(engine.score(slow), engine.score(poison), return_exceptions=True)
+        assert isinstance(again[0], LabelLogits)
+        assert isinstance(again[1], EngineUnavailable)
+        await until(lambda: engine.ready)
+        pid = engine_pid(engine)
+        with pytest.raises(RequestRefused):
+            await engine.score(poison)
+        assert (await engine.score(slow)).logits.shape == (2, 2)
+        assert engine_pid(engine) == pid
+        assert engine.restarts == 2
+
+
+async def test_operations_on_the_engine(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with client(f"log:{log}") as engine:
+        with pytest.raises(EngineUnavailable):
+            await engine.statistics()
+        info = await engine.wait_ready()
+        assert info.summary == {"devices": "1 x pretended"}
+        await engine.score(request())
+        assert await engine.statistics() == {"requests": 1}
+        assert await engine.flush_cache() == 7
+        with pytest.raises(RequestError, match="under way"):
+            await engine.start_profile("taken")
+        await engine.start_profile("folder")
+        writing = asyncio.create_task(engine.stop_profile())
+        await asyncio.sleep(0)
+        assert (await engine.score(request())).logits.shape == (2, 2)
+        assert not writing.done()
+        await writing
+    assert log.read_text().splitlines()[1:] == ["profile in folder", "None", "profile written", "closed"]
 
 
 @pytest.mark.parametrize(

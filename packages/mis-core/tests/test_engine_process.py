@@ -17,6 +17,7 @@ from mis_core.wire import (
     Configure,
     Errored,
     Failed,
+    Operate,
     Ready,
     Score,
     Scored,
@@ -74,7 +75,7 @@ def scripted(model: str = "scripted") -> Iterator[Front]:
 @contextmanager
 def ready() -> Iterator[Front]:
     with scripted() as opened:
-        assert opened.receive() == Ready(vocab_size=1000, context_length=4096)
+        assert opened.receive() == Ready(vocab_size=1000, context_length=4096, summary={"devices": "1 x pretended"})
         yield opened
 
 
@@ -193,3 +194,10 @@ def test_a_front_that_gives_up_before_it_configures_leaves_no_trace() -> None:
         assert mine.process.wait(timeout=60) == 0
         assert mine.process.stderr is not None
         assert mine.process.stderr.read() == b""
+
+
+def test_an_unknown_operation_is_an_error_of_its_own() -> None:
+    with ready() as front:
+        front.send(Operate(1, "explode"), score(2))
+        answers = {answer.id: type(answer) for answer in (front.receive(), front.receive())}  # type: ignore[union-attr]
+        assert answers == {1: Errored, 2: Scored}

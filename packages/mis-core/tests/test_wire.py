@@ -19,6 +19,8 @@ from mis_core.wire import (
     Errored,
     Failed,
     MalformedFrame,
+    Operate,
+    Operated,
     Ready,
     Rejected,
     Score,
@@ -99,7 +101,10 @@ def test_label_logits_survive_bit_by_bit(id: int, logits: LabelLogits) -> None:
     assert_same_fields(message.label_logits(), logits)
 
 
-@pytest.mark.parametrize("message", [Configure({"model": "m", "context_length": None}), Cancel(7), Shutdown()])
+@pytest.mark.parametrize(
+    "message",
+    [Configure({"model": "m", "context_length": None}), Cancel(7), Operate(3, "start_profile", "folder"), Shutdown()],
+)
 def test_messages_to_the_engine_survive(message: Any) -> None:
     assert decode_for_engine(payload(encode_frame(message))) == message
 
@@ -108,6 +113,8 @@ def test_messages_to_the_engine_survive(message: Any) -> None:
     "message",
     [
         Ready(vocab_size=8, context_length=16),
+        Ready(8, 16, {"devices": "1 x cpu", "tp_size": 1}),
+        Operated(3, {"steps": 5.0}),
         Failed(message="model.norm.weight is missing."),
         Rejected(id=3, code="too_many_tokens", message="too many", param="items"),
         Errored(id=4),

@@ -43,10 +43,12 @@ ffi::Error rms_norm(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<f
 
 // Rotates by the angles of a position, halves apart (arXiv 2104.09864); `sin` has the sign of each half.
 void rotate(const uint16_t* x, const float* cos, const float* sin, int64_t dim, uint16_t* to) {
-  for (int64_t i = 0; i < dim; i += 16) {
-    const __m512 other = load(x + (i + dim / 2) % dim);
-    const __m512 turned = _mm512_mul_ps(other, _mm512_loadu_ps(sin + i));
-    store(to + i, _mm512_fmadd_ps(load(x + i), _mm512_loadu_ps(cos + i), turned));
+  for (int64_t i = 0, j = dim / 2; i < dim / 2; i += 16, j += 16) {
+    const __m512 low = load(x + i), high = load(x + j);
+    const __m512 low_turned = _mm512_mul_ps(high, _mm512_loadu_ps(sin + i));
+    const __m512 high_turned = _mm512_mul_ps(low, _mm512_loadu_ps(sin + j));
+    store(to + i, _mm512_fmadd_ps(low, _mm512_loadu_ps(cos + i), low_turned));
+    store(to + j, _mm512_fmadd_ps(high, _mm512_loadu_ps(cos + j), high_turned));
   }
 }
 

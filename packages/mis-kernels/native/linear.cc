@@ -14,9 +14,13 @@ constexpr int64_t kColumns = 128;  // columns of a unit of work, if there are en
 constexpr int64_t kDepth = 512;    // summands of one pass: 32 columns of weights stay in the first-level cache
 constexpr int64_t kTile = 512;     // numbers in a tile of weights: 32 summands of 16 columns, in pairs
 
-// Adds x [rows, depth] times 32 packed columns to c [rows, 32]; `first` overwrites c instead.
-void multiply(const uint16_t* x, int64_t stride, int64_t rows, const uint16_t* left, const uint16_t* right,
-              int64_t depth, bool first, float* c, int64_t c_stride) {
+// Adds x [rows, depth] times 32 packed columns, `right_of` numbers apart by 16, to c [rows, 32]; `first` overwrites c
+// instead. Meanwhile the 32 columns after them are fetched into the second-level cache: they are needed next.
+void multiply(const uint16_t* x, int64_t stride, int64_t rows, const uint16_t* left, int64_t right_of, int64_t depth,
+              bool first, float* c, int64_t c_stride) {
+  const uint16_t *right = left + right_of, *next = right + right_of;
+  const int64_t share = (1024 + rows - 1) / rows;  // of `depth` cache lines, for each 32 rows and 32 summands
+  int64_t line = 0;
   for (int64_t row = 0; row < rows; row += 32) {
     const uint16_t* a = x + row * stride;
     float* to = c + row * c_stride;
@@ -40,6 +44,10 @@ void multiply(const uint16_t* x, int64_t stride, int64_t rows, const uint16_t* l
       _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
+      for (const int64_t until = std::min(line + share, depth); line < until; ++line) {
+        const uint16_t* at = line < depth / 2 ? next + line * 32 : next + right_of + (line - depth / 2) * 32;
+        _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+      }
     }
     _tile_stored(0, to, c_stride * 4);
     _tile_stored(1, to + 16, c_stride * 4);
@@ -51,6 +59,7 @@ void multiply(const uint16_t* x, int64_t stride, int64_t rows, const uint16_t* l
 struct Product {
   const uint16_t* x;        // [rows, in]
   const uint16_t* weights;  // tiles of one layer, [out / 16, in / 32, 512]; gated: of gate, then of up
+  const uint16_t* residual; // [rows, out] to add before rounding, or null
   uint16_t* out;            // [rows, out]
   int64_t rows, in, out_columns;
   bool gated;
@@ -64,21 +73,28 @@ struct Product {
       for (int64_t half = 0; half < halves; ++half) {
         for (int64_t n = 0; n < columns; n += 32) {
           const uint16_t* left = weights + ((half * out_columns + column + n) / 16) * column_tiles + begin / 32 * kTile;
-          multiply(x + row * in + begin, in, rows_here, left, left + column_tiles, depth, begin == 0,
-                   c + half * columns + n, stride);
+          multiply(x + row * in + begin, in, rows_here, left, column_tiles, depth, begin == 0, c + half * columns + n,
+                   stride);
         }
       }
     }
     for (int64_t r = 0; r < rows_here; ++r) {
-      uint16_t* to = out + (row + r) * out_columns + column;
+      const int64_t place = (row + r) * out_columns + column;
+      uint16_t* to = out + place;
       const float* from = c + r * stride;
       for (int64_t n = 0; n < columns; n += 16) {
         __m512 value = _mm512_load_ps(from + n);
         if (gated) value = _mm512_mul_ps(silu(value), _mm512_load_ps(from + columns + n));
+        if (residual) value = _mm512_add_ps(value, widened(residual + place + n));
         const __m256bh rounded = _mm512_cvtneps_pbh(value);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + n), reinterpret_cast<const __m256i&>(rounded));
       }
     }
+  }
+
+  static __m512 widened(const uint16_t* x) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
   }
 
   static __m512 silu(__m512 x) {
@@ -88,12 +104,18 @@ struct Product {
 };
 
 ffi::Error run(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<ffi::U16> weights,
-               ffi::Buffer<ffi::S32> layer, ffi::ResultBuffer<ffi::U16> out, bool gated) {
+               ffi::Buffer<ffi::S32> layer, ffi::Buffer<ffi::U16> residual, ffi::ResultBuffer<ffi::U16> out,
+               bool gated) {
   const int64_t rows = x.dimensions()[0], in = x.dimensions()[1], columns = out->dimensions()[1];
   const int64_t per_layer = (gated ? 2 : 1) * columns * in;
-  const Product product{x.typed_data(), weights.typed_data() + layer.typed_data()[0] * per_layer, out->typed_data(),
-                        rows,           in,                                                       columns,
-                        gated};
+  const Product product{.x = x.typed_data(),
+                        .weights = weights.typed_data() + layer.typed_data()[0] * per_layer,
+                        .residual = residual.element_count() ? residual.typed_data() : nullptr,
+                        .out = out->typed_data(),
+                        .rows = rows,
+                        .in = in,
+                        .out_columns = columns,
+                        .gated = gated};
   const int64_t row_blocks = (rows + kRows - 1) / kRows;
   int64_t width = gated ? kColumns / 2 : kColumns;
   while (width > 32 && row_blocks * (columns / width) < 4 * pool.num_threads()) width /= 2;
@@ -114,5 +136,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_packed_linear, mis::run,
                                   .Arg<ffi::Buffer<ffi::U16>>()
                                   .Arg<ffi::Buffer<ffi::U16>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::U16>>()
                                   .Ret<ffi::Buffer<ffi::U16>>()
                                   .Attr<bool>("gated"));

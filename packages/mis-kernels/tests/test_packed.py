@@ -45,6 +45,18 @@ def test_equals_numpy(shape: tuple[int, int, int], layer: int) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_a_residual_is_added_before_rounding(shape: tuple[int, int, int]) -> None:
+    x, weight = tensors(*shape)
+    residual = jnp.asarray(np.random.default_rng(7).standard_normal((shape[0], shape[2])) * 100, jnp.bfloat16)
+    found = jax.jit(lambda *given: packed_linear(given[0], given[1].at_layer(jnp.int32(1)), given[2]))(
+        x, stack(weight), residual
+    )
+    wanted = jnp.asarray(exact(residual) + exact(x) @ exact(weight[1]), jnp.bfloat16)
+    assert np.mean(np.asarray(found) == np.asarray(wanted)) > 0.99  # rounded once: the rest are ties and their like
+    np.testing.assert_allclose(np.asarray(found, np.float64), np.asarray(wanted, np.float64), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_pair_is_gated(shape: tuple[int, int, int]) -> None:
     x, gate = tensors(*shape)
     up = np.random.default_rng(9).standard_normal(gate.shape) / shape[1] ** 0.5

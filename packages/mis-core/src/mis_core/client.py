@@ -16,10 +16,12 @@ import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, MisError, ModelError, RequestError
 from mis_core.request import LabelLogits, ScoreRequest
+from mis_core.suspects import Suspects
 from mis_core.wire import (
     HEADER_BYTES,
     Cancel,
@@ -27,6 +29,8 @@ from mis_core.wire import (
     Errored,
     Failed,
     MalformedFrame,
+    Operate,
+    Operated,
     Ready,
     Rejected,
     Score,
@@ -71,6 +75,8 @@ class EngineClient:
         self._process: _EngineProcess | None = None
         self._info: Ready | None = None
         self._ids = itertools.count(1)
+        self._suspects = Suspects()
+        self._starts = 0
 
     async def __aenter__(self) -> "EngineClient":
         self._first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -97,6 +103,11 @@ class EngineClient:
         """Number of requests that wait for an answer."""
         return len(self._process.answers) if self._process is not None else 0
 
+    @property
+    def restarts(self) -> int:
+        """How often the engine process was started again."""
+        return max(self._starts - 1, 0)
+
     async def wait_ready(self) -> Ready:
         """Wait until the model can be asked for the first time.
 
@@ -113,10 +124,49 @@ class EngineClient:
             EngineUnavailable: the engine is starting or has died, perhaps before it answered.
             RequestError: only the engine could see what is wrong with the request.
             EngineFault: the engine failed on this request.
+            RequestRefused: the engine process ended twice while it worked on this request.
         """
+        async with self._suspects.watched(request):
+            return await self._running().score(next(self._ids), request)
+
+    async def statistics(self) -> dict[str, float]:
+        """Return the engine's counts and the state of its cache.
+
+        Raises:
+            EngineUnavailable: the engine is starting or has died.
+        """
+        return await self._running().operate(Operate(next(self._ids), "statistics"))
+
+    async def flush_cache(self) -> int:
+        """Forget every cached query that no request is using; return how many pages that freed.
+
+        Raises:
+            EngineUnavailable: the engine is starting or has died.
+        """
+        return int((await self._running().operate(Operate(next(self._ids), "flush_cache")))["freed_pages"])
+
+    async def start_profile(self, directory: str) -> None:
+        """Begin a JAX profile in the engine process, to be written to a folder on its machine.
+
+        Raises:
+            EngineUnavailable: the engine is starting or has died.
+            RequestError: `profile_under_way`.
+        """
+        await self._running().operate(Operate(next(self._ids), "start_profile", directory))
+
+    async def stop_profile(self) -> None:
+        """End the profile; returns when it is written.
+
+        Raises:
+            EngineUnavailable: the engine is starting or has died.
+            RequestError: `no_profile`.
+        """
+        await self._running().operate(Operate(next(self._ids), "stop_profile"))
+
+    def _running(self) -> "_EngineProcess":
         if self._process is None:
             raise EngineUnavailable("The engine is not ready.")
-        return await self._process.score(next(self._ids), request)
+        return self._process
 
     async def close(self) -> None:
         """End the engine process and fail what is in flight. Closing twice is fine."""
@@ -148,6 +198,7 @@ class EngineClient:
             EngineUnavailable: it ended; says how.
         """
         process = await _EngineProcess.start(self._command)
+        self._starts += 1
         try:
             self._info = await process.configure(self._config)
             self._process = process
@@ -158,6 +209,7 @@ class EngineClient:
             raise EngineUnavailable(f"The engine process broke the protocol: {error}") from None
         finally:
             self._process = None
+            self._suspects.blame(process.requests.values())
             await process.stop()
 
     def _fail_start(self, error: MisError) -> bool:
@@ -172,7 +224,8 @@ class _EngineProcess:
     """One life of the engine process."""
 
     def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.answers: dict[int, asyncio.Future[LabelLogits]] = {}
+        self.answers: dict[int, asyncio.Future[Any]] = {}
+        self.requests: dict[int, ScoreRequest] = {}
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -216,6 +269,20 @@ class _EngineProcess:
             frame = encode_frame(Score.of(id, request))
         except MalformedFrame:
             raise RequestError("request_too_large", "The request does not fit in one message to the engine.") from None
+        self.requests[id] = request
+        try:
+            return await self._ask(id, frame)
+        except asyncio.CancelledError:
+            self._writer.write(encode_frame(Cancel(id)))
+            raise
+        finally:
+            del self.requests[id]
+
+    async def operate(self, operate: Operate) -> dict[str, float]:
+        """Send an operation and wait until it is done."""
+        return await self._ask(operate.id, encode_frame(operate))
+
+    async def _ask(self, id: int, frame: bytes) -> Any:
         answer = self.answers[id] = asyncio.get_running_loop().create_future()
         try:
             self._writer.write(frame)
@@ -223,9 +290,6 @@ class _EngineProcess:
             return await answer
         except ConnectionError:
             raise EngineUnavailable("The engine died.") from None
-        except asyncio.CancelledError:
-            self._writer.write(encode_frame(Cancel(id)))
-            raise
         finally:
             del self.answers[id]
 
@@ -246,16 +310,21 @@ class _EngineProcess:
                 answer.set_exception(EngineUnavailable("The engine died before it answered."))
         self._writer.write(encode_frame(Shutdown()))
         try:
-            await asyncio.wait_for(self._process.wait(), _STOP_S)
+            # Not wait_for: before Python 3.12 it may swallow a cancellation, and supervision would go on.
+            async with asyncio.timeout(_STOP_S):
+                await self._process.wait()
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+        finally:
+            if self._process.returncode is None:  # cancelled once more
+                self._process.kill()
         self._writer.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
 
     def _deliver(self, message: ToFront) -> None:
-        if not isinstance(message, Scored | Rejected | Errored):
+        if not isinstance(message, Scored | Rejected | Errored | Operated):
             raise MalformedFrame(f"{type(message).__name__} after the start.")
         answer = self.answers.get(message.id)
         if answer is None or answer.done():  # cancelled meanwhile
@@ -263,6 +332,8 @@ class _EngineProcess:
         match message:
             case Scored():
                 answer.set_result(message.label_logits())
+            case Operated():
+                answer.set_result(message.values)
             case Rejected():
                 answer.set_exception(RequestError(message.code, message.message, message.param))
             case Errored():
@@ -277,7 +348,8 @@ class _EngineProcess:
 
     async def _how_it_ended(self) -> str:
         try:
-            code = await asyncio.wait_for(self._process.wait(), _STOP_S)
+            async with asyncio.timeout(_STOP_S):
+                code = await self._process.wait()
         except TimeoutError:
             return "the conversation"
         return f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from mis_core.config import EngineConfig
 from mis_core.engine_loop import EngineLoop
-from mis_core.errors import ModelError
+from mis_core.errors import ModelError, RequestError
 from mis_core.hub import resolve_model
 from mis_core.models.config import read_model_config
 from mis_core.models.parallel import make_mesh, spread_heads
@@ -93,7 +93,15 @@ class Engine:
         if not config.skip_warmup:
             seconds = runner.warm_up(dense_mask=config.mask_impl == "dense", progress=progress)
             logger.info("Compiled in %.1f s: %s", sum(seconds.values()), seconds)
-        logger.info("Context of %d tokens, KV cache of %d, %d a step", self.context_length, pages * PAGE_SIZE, budget)
+        self._summary: dict[str, str | int | float] = {
+            "dtype": config.dtype,
+            "devices": f"{config.tp_size * config.dp_size} x {jax.devices()[0].device_kind}",
+            "tp_size": config.tp_size,
+            "dp_size": config.dp_size,
+            "context_length": self.context_length,
+            "cache_tokens": pages * PAGE_SIZE,
+            "step_tokens": budget,
+        }
         self._loop = EngineLoop(runner, scheduler)
 
     @classmethod
@@ -175,6 +183,11 @@ class Engine:
         """A number that grows with every finished step."""
         return self._loop.progress
 
+    @property
+    def summary(self) -> dict[str, str | int | float]:
+        """What was loaded, for people."""
+        return self._summary
+
     def statistics(self) -> dict[str, float]:
         """Return counts of requests, steps, tokens and cache pages since the start."""
         return self._loop.statistics()
@@ -190,17 +203,23 @@ class Engine:
             directory: Folder for the trace.
 
         Raises:
-            RuntimeError: a profile is under way.
+            RequestError: `profile_under_way`.
         """
-        jax.profiler.start_trace(str(directory))
+        try:
+            jax.profiler.start_trace(str(directory))
+        except RuntimeError:
+            raise RequestError("profile_under_way", "A profile is under way; stop it first.") from None
 
     def stop_profile(self) -> None:
         """End the profile and write it.
 
         Raises:
-            RuntimeError: none is under way.
+            RequestError: `no_profile`.
         """
-        jax.profiler.stop_trace()
+        try:
+            jax.profiler.stop_trace()
+        except RuntimeError:
+            raise RequestError("no_profile", "No profile is under way; start one first.") from None
 
     def save_memory_profile(self, path: str | Path) -> None:
         """Write what lies in device memory, in pprof's format."""

@@ -33,7 +33,7 @@ class EngineLoop:
         self._ids = itertools.count()
         self._is_closing = False
         self._finished = 0
-        self._counts = {"steps": 0, "new_tokens": 0, "requests": 0, "items": 0}
+        self._counts = {"steps": 0, "new_tokens": 0, "step_tokens": 0, "requests": 0, "items": 0}
         self._thread = threading.Thread(target=self._run, args=(runner,), name="mis-engine", daemon=True)
         self._thread.start()
 
@@ -104,6 +104,7 @@ class EngineLoop:
             try:
                 if plan is not None:
                     under_way.append(runner.run(plan))
+                    self._counts["step_tokens"] += runner.size_of(plan)
                 if under_way and (plan is None or len(under_way) == _UNDER_WAY):
                     self._finish(under_way.popleft())
             except Exception as error:  # the device's memory may be lost: whoever used it starts again

@@ -29,6 +29,8 @@ from mis_core.wire import (
     Errored,
     Failed,
     MalformedFrame,
+    Operate,
+    Operated,
     Ready,
     Rejected,
     Score,
@@ -57,8 +59,29 @@ class ComputesLogits(Protocol):
         """A number that grows while the device works."""
         ...
 
+    @property
+    def summary(self) -> dict[str, str | int | float]:
+        """What was loaded, for people."""
+        ...
+
     def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
         """Begin to compute the label logits of a request; cancelling the future frees it."""
+        ...
+
+    def statistics(self) -> dict[str, float]:
+        """Return counts since the start, and the cache's state."""
+        ...
+
+    def flush_cache(self) -> int:
+        """Forget cached prefixes; return how many pages that freed."""
+        ...
+
+    def start_profile(self, directory: str) -> None:
+        """Begin a profile."""
+        ...
+
+    def stop_profile(self) -> None:
+        """End the profile and write it."""
         ...
 
     def close(self) -> None:
@@ -134,6 +157,13 @@ class Desk:
         if future is not None:
             future.cancel()
 
+    def operate(self, operate: Operate) -> None:
+        """Do something to the engine as a whole; a profile is written on a thread of its own, it takes seconds."""
+        if operate.action.endswith("_profile"):
+            threading.Thread(target=self._operate, args=(operate,), name=operate.action, daemon=True).start()
+        else:
+            self._operate(operate)
+
     def close(self) -> None:
         """Take nothing more; `wait` returns when what is here is answered."""
         with self._changed:
@@ -171,6 +201,25 @@ class Desk:
             self._futures.pop(id, None)
             self._changed.notify()
 
+    def _operate(self, operate: Operate) -> None:
+        values: dict[str, float] = {}
+        try:
+            match operate.action:
+                case "statistics":
+                    values = self._engine.statistics()
+                case "flush_cache":
+                    values = {"freed_pages": self._engine.flush_cache()}
+                case "start_profile":
+                    self._engine.start_profile(str(operate.argument))
+                case "stop_profile":
+                    self._engine.stop_profile()
+                case unknown:
+                    raise ValueError(f"no operation {unknown!r}")
+        except Exception as error:
+            self._answer(operate.id, error)
+        else:
+            _tell(self._channel, encode_frame(Operated(operate.id, values)))
+
     def _answer(self, id: int, error: BaseException) -> None:
         if isinstance(error, RequestError):
             frame = encode_frame(Rejected(id=id, code=error.code, message=error.message, param=error.param))
@@ -202,7 +251,8 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
     if engine is None:
         return 1
     desk = Desk(channel, engine)
-    _tell(channel, encode_frame(Ready(vocab_size=engine.vocab_size, context_length=engine.context_length)))
+    ready = Ready(vocab_size=engine.vocab_size, context_length=engine.context_length, summary=engine.summary)
+    _tell(channel, encode_frame(ready))
     opened.set_result(desk)
     timeout_s = EngineConfig(**first.options).watchdog_timeout
     threading.Thread(target=desk.watch, args=(timeout_s,), name="watchdog", daemon=True).start()
@@ -238,6 +288,8 @@ def _read_messages(channel: Channel, opened: Future[Desk]) -> None:
                     opened.result().put(message)
                 case Cancel():
                     opened.result().cancel(message.id)
+                case Operate():
+                    opened.result().operate(message)
                 case Shutdown():
                     if not opened.done():
                         break

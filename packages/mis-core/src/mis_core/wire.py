@@ -5,8 +5,9 @@ travel as little-endian bytes of a dtype fixed here, never as pickled objects: d
 classes below and nothing else. Both ends check what they read, because a bug or a version skew must end
 in a sentence, not in a wrong score.
 
-    front to engine     Configure, then Score and Cancel, then Shutdown
-    engine to front     Ready or Failed, then one of Scored, Rejected, Errored for each Score
+    front to engine     Configure, then Score, Cancel and Operate, then Shutdown
+    engine to front     Ready or Failed, then one of Scored, Rejected, Errored for each Score,
+                        and Operated or Rejected for each Operate
 
 This module does no I/O; `client` and `engine_process` read and write the frames.
 """
@@ -20,6 +21,9 @@ from mis_core.request import LabelLogits, Layout, ScoreRequest
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
+
+OPERATIONS = ("statistics", "flush_cache", "start_profile", "stop_profile")
+"""Actions of `Operate`. `start_profile` needs a folder as its argument."""
 
 _INT32 = np.dtype("<i4")
 _FLOAT32 = np.dtype("<f4")
@@ -118,6 +122,20 @@ class Cancel(_Message, frozen=True):
     id: int
 
 
+class Operate(_Message, frozen=True):
+    """Do something to the engine as a whole.
+
+    Attributes:
+        id: Chosen by the front, never reused, not even for a `Score`.
+        action: One of `OPERATIONS`.
+        argument: What the action needs, such as a folder.
+    """
+
+    id: int
+    action: str
+    argument: str | None = None
+
+
 class Shutdown(_Message, frozen=True):
     """Answer what was sent before, free the device and exit."""
 
@@ -128,10 +146,12 @@ class Ready(_Message, frozen=True):
     Attributes:
         vocab_size: Token ids below it are valid.
         context_length: Longest query + item, in tokens.
+        summary: What was loaded, for people: devices, budget, cache and so on.
     """
 
     vocab_size: int
     context_length: int
+    summary: dict[str, str | int | float] = {}
 
 
 class Failed(_Message, frozen=True):
@@ -208,8 +228,19 @@ class Errored(_Message, frozen=True):
     id: int
 
 
-ToEngine = Configure | Score | Cancel | Shutdown
-ToFront = Ready | Failed | Scored | Rejected | Errored
+class Operated(_Message, frozen=True):
+    """What came of an `Operate`.
+
+    Attributes:
+        values: Numbers by name; of `statistics` counts, of `flush_cache` how many pages were freed.
+    """
+
+    id: int
+    values: dict[str, float]
+
+
+ToEngine = Configure | Score | Cancel | Operate | Shutdown
+ToFront = Ready | Failed | Scored | Rejected | Errored | Operated
 _AnyMessage = TypeVar("_AnyMessage")
 
 _encoder = msgspec.msgpack.Encoder()

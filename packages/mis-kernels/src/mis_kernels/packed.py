@@ -72,7 +72,9 @@ def pack(weight: UInt16[np.ndarray, "*stack in out"]) -> UInt16[np.ndarray, "*st
     return np.ascontiguousarray(parts.transpose(order)).reshape(*stack, *tiles)
 
 
-def packed_linear(x: Float[Array, "rows in"], weight: PackedWeight) -> Float[Array, "rows out"]:
+def packed_linear(
+    x: Float[Array, "rows in"], weight: PackedWeight, residual: Float[Array, "rows out"] | None = None
+) -> Float[Array, "rows out"]:
     """Multiply and round to bfloat16.
 
     A row's bits depend on the row alone, whatever the number of rows.
@@ -80,6 +82,7 @@ def packed_linear(x: Float[Array, "rows in"], weight: PackedWeight) -> Float[Arr
     Args:
         x: bfloat16; a multiple of `ROWS` rows.
         weight: One layer's weight. Of a pair, the result is silu(x gate) * (x up), in float32 before it is rounded.
+        residual: bfloat16, added before rounding.
 
     Raises:
         ValueError: the number of rows is no multiple of `ROWS`, or the weight is a whole stack.
@@ -91,4 +94,5 @@ def packed_linear(x: Float[Array, "rows in"], weight: PackedWeight) -> Float[Arr
     columns = weight.tiles.shape[-3] * _TILE_COLUMNS
     call = jax.ffi.ffi_call("mis_packed_linear", jax.ShapeDtypeStruct((len(x), columns), jnp.uint16))
     layer = jnp.reshape(weight.layer, 1).astype(jnp.int32)
-    return from_bits(call(to_bits(x), weight.tiles, layer, gated=np.bool_(weight.is_pair)))
+    added = jnp.zeros((0, 0), jnp.uint16) if residual is None else to_bits(residual)
+    return from_bits(call(to_bits(x), weight.tiles, layer, added, gated=np.bool_(weight.is_pair)))

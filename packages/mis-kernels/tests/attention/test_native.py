@@ -51,9 +51,7 @@ def test_every_group_and_width_of_head(group: int, head_dim: int) -> None:
     segments = [Segment(19), Segment(1), Segment(23, context=1, context_len=31)]
     arrays = untiled(Case(segments, contexts=(290, 40), group=group, head_dim=head_dim))
     exact = {name: a.astype(jnp.float32) if hasattr(a, "astype") else a for name, a in arrays.items()}
-    np.testing.assert_allclose(
-        as_float(attend(arrays)), np.asarray(reference_attention(**exact)), atol=1e-2, rtol=1e-2
-    )
+    np.testing.assert_allclose(as_float(attend(arrays)), np.asarray(reference_attention(**exact)), atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 128, 512])
@@ -133,9 +131,7 @@ def test_flat_and_peaked_weights(factor: float) -> None:
     arrays = untiled(Case([Segment(40)], contexts=(900,), head_dim=64))
     arrays["scale"] *= factor
     exact = {name: a.astype(jnp.float32) if hasattr(a, "astype") else a for name, a in arrays.items()}
-    np.testing.assert_allclose(
-        as_float(attend(arrays)), np.asarray(reference_attention(**exact)), atol=1e-2, rtol=1e-2
-    )
+    np.testing.assert_allclose(as_float(attend(arrays)), np.asarray(reference_attention(**exact)), atol=1e-2, rtol=1e-2)
 
 
 def test_caches_of_bits_give_the_same_output() -> None:

@@ -19,9 +19,9 @@ from jaxtyping import Array, Float, Int32, Shaped
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.numerics import Weight, gated_linear, linear
-from mis_core.models.parallel import gather_columns, sum_over_devices
+from mis_core.models.parallel import add_product, gather_columns
 from mis_core.models.rope import frequencies
-from mis_kernels import from_bits, norm_rope, rms_norm, rotary_tables
+from mis_kernels import from_bits, norm_rope, rms_norm, rotary_tables, to_bits
 from mis_kernels.packed import PackedWeight
 
 Cache = Any
@@ -72,10 +72,10 @@ class DecoderLayer(nnx.Module):
             attended = attended.reshape(len(x), -1)
             if rows is not None:
                 x, attended = x[rows], attended[rows]
-            x = x + sum_over_devices(linear(attended, self.out[...]))
+            x = add_product(x, attended, self.out[...])
         with jax.named_scope("mlp"):
             normed = rms_norm(x, self.mlp_norm[...], self.config.norm_epsilon)
-            x = x + sum_over_devices(linear(gated_linear(normed, self.gate_up[...]), self.down[...]))
+            x = add_product(x, gated_linear(normed, self.gate_up[...]), self.down[...])
         return x, cache
 
     def _project(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
@@ -128,13 +128,20 @@ class Decoder(nnx.Module):
             weights = jax.tree.map(lambda weight: _at_layer(weight, index), stacked, is_leaf=_is_packed)
             return nnx.merge(graph, weights)(x, tables, attend, cache, index, rows)
 
+        # Where weights are bits, so are activations between layers: XLA:CPU would convert them by a copy.
+        kept = to_bits if self.embedding[...].dtype == jnp.uint16 else lambda x: x
+
+        def step(carry: tuple[Array, Cache], index: Array) -> tuple[tuple[Array, Cache], None]:
+            x, cache = layer(from_bits(carry[0]), carry[1], index)
+            return (kept(x), cache), None
+
         with jax.named_scope("embed"):
             x = gather_columns(from_bits(self.embedding[...][token_ids]))
         last = self.config.layers - 1
         with jax.named_scope("layers"):
-            (x, cache), _ = lax.scan(lambda carry, index: (layer(*carry, index), None), (x, cache), jnp.arange(last))
+            (x, cache), _ = lax.scan(step, (kept(x), cache), jnp.arange(last))
         with jax.named_scope("last_layer"):
-            x, cache = layer(x, cache, jnp.int32(last), rows)
+            x, cache = layer(from_bits(x), cache, jnp.int32(last), rows)
         return rms_norm(x, from_bits(self.norm[...]), self.config.norm_epsilon), cache
 
 

@@ -10,11 +10,14 @@ Weight = Array | PackedWeight
 """One layer's weight: an array whose dimensions, flattened, are those of a product, or the same packed."""
 
 
-def linear(x: Float[Array, "rows in"], weight: Weight) -> Float[Array, "rows out"]:
-    """Multiply, accumulate in float32, and return the type of `x`."""
+def linear(
+    x: Float[Array, "rows in"], weight: Weight, residual: Float[Array, "rows out"] | None = None
+) -> Float[Array, "rows out"]:
+    """Multiply, accumulate in float32, add a residual if there is one, and return the type of `x`."""
     if isinstance(weight, PackedWeight):
-        return packed_linear(x, weight)
-    return _product(x, weight).astype(x.dtype)
+        return packed_linear(x, weight, residual)
+    product = _product(x, weight).astype(x.dtype)
+    return product if residual is None else residual + product
 
 
 def gated_linear(x: Float[Array, "rows in"], gate_up: Weight) -> Float[Array, "rows out"]:

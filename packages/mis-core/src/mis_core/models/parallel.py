@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from mis_core.errors import ConfigError
 from mis_core.models.config import ModelConfig
+from mis_core.models.numerics import Weight, linear
 from mis_kernels.packed import is_available
 
 DATA = "data"
@@ -91,6 +92,13 @@ def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
 def sum_over_devices(x: Array) -> Array:
     """Add the parts of a product that was cut by row; within a `shard_map` over `TENSOR`."""
     return x if lax.axis_size(TENSOR) == 1 else lax.psum(x, TENSOR)  # of one device, it would still be a copy
+
+
+def add_product(residual: Array, x: Array, weight: Weight) -> Array:
+    """Add the product with a weight that was cut by row to a residual; within a `shard_map` over `TENSOR`."""
+    if lax.axis_size(TENSOR) == 1:
+        return linear(x, weight, residual)
+    return residual + sum_over_devices(linear(x, weight))
 
 
 def gather_columns(x: Array) -> Array:

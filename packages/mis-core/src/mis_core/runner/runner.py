@@ -142,8 +142,15 @@ class Runner:
         wanted = [row for row, reading in zip(rows, plan.readings, strict=True) if reading.normalise]
         return Running(plan, logits, self._normalised(hidden, np.concatenate(wanted)) if wanted else [])
 
+    def size_of(self, plan: StepPlan) -> int:
+        """Return the tokens that a step is padded to, on all devices together."""
+        return self._bucket(plan) * len(plan.shards)
+
+    def _bucket(self, plan: StepPlan) -> int:
+        return next(bucket for bucket in token_buckets(self.shape.tokens) if bucket >= plan.rows)
+
     def _hidden(self, plan: StepPlan) -> Array:
-        size = next(bucket for bucket in token_buckets(self.shape.tokens) if bucket >= plan.rows)
+        size = self._bucket(plan)
         arrays = self._layouts.lay_out(plan, size, min(size, self.shape.scored))
         arrays = jax.device_put(arrays, NamedSharding(self.mesh, P(DATA)))
         with jax.profiler.StepTraceAnnotation("step", tokens=size):

@@ -1,0 +1,65 @@
+"""Which requests may have ended the engine process, so that none can end it again and again.
+
+Every request that was in flight when the process ended is suspected. A suspect that is sent again is
+computed while no other suspect is; if the process ends once more, it is refused from then on. One that
+is answered is cleared. So an innocent neighbour of a poisoned request gets its answer, and the poisoned
+one ends the engine twice at most.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from mis_core.request import ScoreRequest
+
+_REFUSED_AFTER = 2  # ends of the engine
+_REMEMBERED = 4096  # requests, the latest
+
+
+class RequestRefused(RuntimeError):
+    """The engine process ended twice while it worked on this request, which is not sent again."""
+
+
+class Suspects:
+    """Requests by what they compute, and how often the engine ended under them. For one event loop."""
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[bytes, int] = OrderedDict()
+        self._one_at_a_time = asyncio.Lock()
+
+    @asynccontextmanager
+    async def watched(self, request: ScoreRequest) -> AsyncIterator[None]:
+        """Surround the computation of a request, which must not be left before its answer is there.
+
+        Raises:
+            RequestRefused: it ended the engine too often.
+        """
+        key = _key(request) if self._ends else b""
+        if self._ends.get(key, 0) == 0:
+            yield
+            return
+        async with self._one_at_a_time:
+            if self._ends.get(key, 0) >= _REFUSED_AFTER:
+                raise RequestRefused(f"The engine ended {_REFUSED_AFTER} times while it worked on this request.")
+            yield
+            self._ends.pop(key, None)
+
+    def blame(self, requests: Iterable[ScoreRequest]) -> None:
+        """Note that the engine ended under these requests."""
+        for key in {_key(request) for request in requests}:
+            self._ends[key] = self._ends.pop(key, 0) + 1
+        while len(self._ends) > _REMEMBERED:
+            self._ends.popitem(last=False)
+
+
+def _key(request: ScoreRequest) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in (request.query, request.item_tokens, request.item_starts, request.context_lens, request.label_ids):
+        digest.update(len(array).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(array, np.int32).data)
+    digest.update(repr((request.needs_log_sum_exp, request.layout, request.cache_salt)).encode())
+    return digest.digest()
