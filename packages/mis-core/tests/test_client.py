@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -72,6 +73,22 @@ async def test_answers_arrive_whole() -> None:
         np.testing.assert_array_equal(answer.log_sum_exp, [7, 7])
         assert answer.cached_tokens == 2
         assert answer.timings_ms == {"device": 1.5}
+
+
+async def test_a_frozen_engine_process_is_killed_and_started_again() -> None:
+    config = EngineConfig(model="scripted", watchdog_timeout=1.0)
+    async with EngineClient(config, command=SCRIPTED) as engine:
+        await engine.wait_ready()
+        await asyncio.sleep(1.5)
+        assert engine.restarts == 0  # one that answers is left alone
+        frozen = engine_pid(engine)
+        os.kill(frozen, signal.SIGSTOP)
+        with pytest.raises(EngineUnavailable):
+            await engine.score(request())
+        await until(lambda: engine.ready)
+        assert (await engine.score(request())).cached_tokens == 2
+        assert not is_alive(frozen)
+        assert engine.restarts == 1
 
 
 async def test_many_requests_in_flight_get_their_own_answers() -> None:

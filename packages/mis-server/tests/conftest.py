@@ -35,6 +35,9 @@ class PretendedEngine:
         self.started = threading.Event()
         self.was_cancelled = threading.Event()
         self.requests: list[ScoreRequest] = []
+        self.in_flight = 0
+        self.restarts = 0
+        self.operations: list[str] = []
 
     async def score(self, request: ScoreRequest) -> LabelLogits:
         self.requests.append(request)
@@ -47,6 +50,27 @@ class PretendedEngine:
         logits = (0.01 * last[:, None] + 0.1 * request.label_ids + self.offset).astype(np.float32)
         normalisers = np.full(request.num_items, 4, np.float32) if request.needs_log_sum_exp else None
         return LabelLogits(logits, normalisers, cached_tokens=1)
+
+    async def statistics(self) -> dict[str, float]:
+        self._check()
+        return {"steps": 3, "new_tokens": 90, "step_tokens": 128, "waiting_requests": 0, "cache_hit_tokens": 5}
+
+    async def flush_cache(self) -> int:
+        self._check()
+        self.operations.append("flush")
+        return 4
+
+    async def start_profile(self, directory: str) -> None:
+        self._check()
+        self.operations.append(f"start {directory}")
+
+    async def stop_profile(self) -> None:
+        self._check()
+        self.operations.append("stop")
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error
 
     async def _hang(self) -> None:
         try:

@@ -50,15 +50,23 @@ def contract_rows() -> Iterator[tuple[str, tuple[int, str]]]:
             yield code, (int(status), kind)
 
 
-# Beyond the contract: only where the operator lets requests choose their layout.
-LAYOUT = dict.fromkeys(
-    ("invalid_scoring_algorithm", "invalid_mask_impl", "invalid_multi_item_scoring_chunk_size"),
-    (400, "invalid_value_error"),
-)
+# Beyond the contract: layouts, where the operator lets requests choose them; other routes; HTTP itself.
+BEYOND = {
+    "invalid_scoring_algorithm": (400, "invalid_value_error"),
+    "invalid_mask_impl": (400, "invalid_value_error"),
+    "invalid_multi_item_scoring_chunk_size": (400, "invalid_value_error"),
+    "invalid_request_timeout": (400, "invalid_value_error"),
+    "invalid_prompt": (400, "invalid_request_error"),
+    "invalid_tokens": (400, "invalid_request_error"),
+    "profile_under_way": (400, "invalid_request_error"),
+    "no_profile": (400, "invalid_request_error"),
+    "invalid_http": (400, "invalid_request_error"),
+    "request_timeout": (408, "invalid_request_error"),
+}
 
 
 def test_the_table_is_the_contract() -> None:
-    assert dict(contract_rows()) | LAYOUT == ERRORS
+    assert dict(contract_rows()) | BEYOND == ERRORS
 
 
 def raised_codes() -> Iterator[str]:

@@ -50,6 +50,7 @@ _FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 30.0
 _STABLE_S = 60.0  # an engine that lived this long died of something new: back to the shortest wait
 _STOP_S = 5.0
+_SILENCE_S = 30.0  # the process answers questions about itself within milliseconds, whatever its device does
 _READ_AHEAD_BYTES = 1024 * 1024
 
 
@@ -204,13 +205,31 @@ class EngineClient:
             self._process = process
             if not self._first_ready.done():
                 self._first_ready.set_result(self._info)
-            await process.deliver_answers()
+            watching = asyncio.create_task(self._kill_if_silent(process), name="engine heartbeat")
+            try:
+                await process.deliver_answers()
+            finally:
+                watching.cancel()
         except MalformedFrame as error:
             raise EngineUnavailable(f"The engine process broke the protocol: {error}") from None
         finally:
             self._process = None
             self._suspects.blame(process.requests.values())
             await process.stop()
+
+    async def _kill_if_silent(self, process: "_EngineProcess") -> None:
+        """End a process that is frozen as a whole; one whose device hangs ends itself, see `watchdog_timeout`."""
+        silence_s = min(_SILENCE_S, self._config.watchdog_timeout)
+        with contextlib.suppress(EngineUnavailable):  # it ended by itself
+            while True:
+                await asyncio.sleep(silence_s / 4)
+                try:
+                    async with asyncio.timeout(silence_s):
+                        await process.operate(Operate(next(self._ids), "statistics"))
+                except TimeoutError:
+                    logger.critical("The engine process did not answer for %g s and is killed.", silence_s)
+                    process.kill()
+                    return
 
     def _fail_start(self, error: MisError) -> bool:
         if self._first_ready.done():
@@ -292,6 +311,10 @@ class _EngineProcess:
             raise EngineUnavailable("The engine died.") from None
         finally:
             del self.answers[id]
+
+    def kill(self) -> None:
+        """End the process now; whoever reads from it sees the end."""
+        self._process.kill()
 
     async def deliver_answers(self) -> None:
         """Hand answers to those who wait, until the process ends.

@@ -1,4 +1,4 @@
-"""What only the native kernel has to keep: its own cuts into blocks and tiles, its threads, its calls from many devices.
+"""What only the native kernel has to keep: its cuts into blocks and tiles, its threads, calls from many devices.
 
 Parity over the shared cases and the isolation of segments are in `test_cpu.py` and `test_grid.py`.
 """

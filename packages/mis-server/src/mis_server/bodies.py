@@ -12,16 +12,20 @@ from mis_core.errors import RequestError
 _Result = TypeVar("_Result")
 
 
-async def read_json_body(request: Request) -> bytes:
+async def read_json_body(request: Request, timeout_s: float) -> bytes:
     """Return the bytes of a body that calls itself JSON.
 
     Raises:
-        RequestError: its content type is another.
+        RequestError: its content type is another, or it did not arrive in time.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise RequestError("unsupported_media_type", "The content type must be application/json.")
-    return await request.body()
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await request.body()
+    except TimeoutError:
+        raise RequestError("request_timeout", f"The body did not arrive within {timeout_s:g} s.") from None
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import os
+import tomllib
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import click
@@ -14,6 +15,7 @@ import click
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, MisError
 from mis_server import __version__
+from mis_server.logs import log_to_stderr
 from mis_server.settings import ServerConfig
 
 
@@ -71,9 +73,9 @@ def _serve(model: str | None, model_path: str | None, **options: Any) -> None:
     engine_names = {field.name for field in dataclasses.fields(EngineConfig)}
     engine = {name: value for name, value in options.items() if name in engine_names}
     server = {name: value for name, value in options.items() if name not in engine_names}
-    _log_to_stderr()
     try:
         settings = ServerConfig(engine=EngineConfig.of(model, engine), **server)
+        log_to_stderr(settings.log_format, settings.log_level)
         # Imported late, so that --help and bad flags answer at once.
         from mis_server.serving import serve
 
@@ -85,26 +87,119 @@ def _serve(model: str | None, model_path: str | None, **options: Any) -> None:
         raise click.ClickException(error.message) from None
 
 
-def _log_to_stderr() -> None:
-    # Read when `transformers` is imported; without PyTorch, which nothing here needs, it would advise to install it.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("uvicorn", "httpx", "huggingface_hub", "asyncio"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+class _Command(click.Command):
+    """A command whose options can also come from a file, and whose repeatable options take several values at once."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read `--labels a b` as `--labels a --labels b`."""
+        return super().parse_args(ctx, list(self._repeated(args)))
+
+    def _repeated(self, args: list[str]) -> Iterator[str]:
+        flags = {flag for option in self.params if getattr(option, "multiple", False) for flag in option.opts}
+        repeated, given = None, False
+        for arg in args:
+            if arg.startswith("--"):
+                repeated, given = (arg, False) if arg in flags else (None, False)
+            elif repeated and given:
+                yield repeated
+            given = not arg.startswith("--")
+            yield arg
+
+
+def _read_config(ctx: click.Context, option: click.Parameter, path: str | None) -> None:
+    """Take defaults from a TOML file; flags and variables go before."""
+    if path is None:
+        return
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise click.ClickException(f"--config: {path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"--config: {path} is not TOML: {error}.") from None
+    known = {parameter.name for parameter in ctx.command.params} - {"config", "help"}
+    names = {name.replace("-", "_"): value for name, value in values.items()}
+    for name in names:
+        if name not in known:
+            raise click.ClickException(f"--config: {path} has an unknown option {name!r}.")
+    ctx.default_map = names
+
+
+_MODEL = (
+    click.Argument(["model"], required=False),
+    click.Option(["model_path", "--model-path", "--model"], envvar="MIS_MODEL", show_envvar=True, help="MODEL."),
+    click.Option(
+        ["config", "--config"],
+        callback=_read_config,
+        expose_value=False,
+        is_eager=True,
+        envvar="MIS_CONFIG",
+        show_envvar=True,
+        help="TOML file of options, such as `port = 8000`; flags and variables go before.",
+    ),
+)
+
+
+def _score(model: str | None, model_path: str | None, **options: Any) -> None:
+    """Score the lines of a JSONL file with MODEL, without a server.
+
+    Each line is a text, a list of token ids, or an object with `item` and perhaps `query` and `id`. The output has a
+    line for each. A run that was interrupted goes on where it stopped when it is started again.
+    """
+    model = model or model_path
+    if model is None:
+        raise click.UsageError("MODEL is missing: a Hugging Face model directory or name.")
+    engine = {field.name for field in dataclasses.fields(EngineConfig)}
+    config = {name: value for name, value in options.items() if name in engine}
+    overwrite = options.pop("overwrite")
+    job = {name: value for name, value in options.items() if name not in engine}
+    items = Path(job.pop("items"))
+    output = Path(job.pop("output") or items.with_name(f"{items.stem}.scores.jsonl"))
+    if not job["labels"] and not job["label_token_ids"]:
+        raise click.UsageError("--labels is missing: texts such as ' yes' ' no', or --label-token-ids.")
+    try:
+        from mis_server.offline import Job, score_file
+
+        log_to_stderr("human", "warning")
+        errors = asyncio.run(
+            score_file(Job(items=items, output=output, **job), EngineConfig.of(model, config), overwrite=overwrite)
+        )
+    except ConfigError as error:
+        raise click.ClickException(f"--{error.option.replace('_', '-')}: {error.message}") from None
+    except MisError as error:
+        raise click.ClickException(error.message) from None
+    click.echo(f"Scores are in {output}." + (f" {errors} lines have an error." if errors else ""))
+    if errors:
+        raise SystemExit(2)
 
 
 main.add_command(
-    click.Command(
+    _Command(
         "serve",
         callback=_serve,
         help=_serve.__doc__,
+        params=[*_MODEL, *options_of(EngineConfig), *options_of(ServerConfig)],
+    )
+)
+main.add_command(
+    _Command(
+        "score",
+        callback=_score,
+        help=_score.__doc__,
         params=[
-            click.Argument(["model"], required=False),
+            *_MODEL,
+            click.Option(["items", "--items"], required=True, help="JSONL file to score."),
+            click.Option(["output", "--output"], help="JSONL file of scores; default: beside the items."),
+            click.Option(["query", "--query"], help="Text that every item stands behind; a line may have its own."),
+            click.Option(["labels", "--labels"], multiple=True, help="Label texts, each one token: ' yes' ' no'."),
             click.Option(
-                ["model_path", "--model-path", "--model"], envvar="MIS_MODEL", show_envvar=True, help="MODEL."
+                ["label_token_ids", "--label-token-ids"], multiple=True, type=int, help="Labels as token ids."
             ),
+            click.Option(["apply_softmax", "--apply-softmax"], is_flag=True, help="Softmax over the labels."),
+            click.Option(["item_first", "--item-first"], is_flag=True, help="Score item + query."),
+            click.Option(["temperature", "--temperature"], default=1.0, show_default=True, help="Of the softmax."),
+            click.Option(["batch_size", "--batch-size"], default=512, show_default=True, help="Items of a request."),
+            click.Option(["overwrite", "--overwrite"], is_flag=True, help="Begin again."),
             *options_of(EngineConfig),
-            *options_of(ServerConfig),
         ],
     )
 )

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from mis_core.errors import EngineUnavailable, RequestError
+from mis_core.suspects import RequestRefused
 from mis_server.schemas.errors import ErrorDetail, ErrorReply
 
 _INVALID = "invalid_request_error"
@@ -52,6 +53,13 @@ ERRORS: dict[str, tuple[int, str]] = {
     "invalid_mask_impl": (400, _VALUE),
     "invalid_multi_item_scoring_chunk_size": (400, _VALUE),
     "unknown_parameter": (400, _INVALID),
+    "invalid_prompt": (400, _INVALID),
+    "invalid_tokens": (400, _INVALID),
+    "invalid_request_timeout": (400, _VALUE),
+    "profile_under_way": (400, _INVALID),
+    "no_profile": (400, _INVALID),
+    "invalid_http": (400, _INVALID),
+    "request_timeout": (408, _INVALID),
     "invalid_json": (400, _INVALID),
     "request_too_large": (413, _INVALID),
     "unsupported_media_type": (415, _INVALID),
@@ -67,9 +75,8 @@ ERRORS: dict[str, tuple[int, str]] = {
 
 _HEADERS = {
     "invalid_api_key": {"www-authenticate": "Bearer"},
-    # Seconds. A place in the queue frees soon; an engine starts again in several seconds.
     "queue_full": {"retry-after": "1"},
-    "engine_unavailable": {"retry-after": "5"},
+    "engine_unavailable": {"retry-after": "5"},  # seconds: an engine starts again in several
 }
 
 _MESSAGE_CHARACTERS = 500
@@ -92,8 +99,9 @@ def internal_error() -> Response:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every expected exception with the envelope."""
+    """Answer every expected exception with the envelope. The app's state has a `service`."""
     app.add_exception_handler(RequestError, _request_error)
+    app.add_exception_handler(RequestRefused, _request_refused)
     app.add_exception_handler(EngineUnavailable, _engine_unavailable)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)
@@ -101,7 +109,15 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return error_reply(error.code, error.message, error.param)
+    headers = None
+    if error.code == "queue_full":
+        headers = {"retry-after": str(request.app.state.service.admission.retry_after_s())}
+    return error_reply(error.code, error.message, error.param, headers)
+
+
+async def _request_refused(request: Request, error: Exception) -> Response:
+    message = "The engine ended twice while it worked on this request, which is refused now. Please report it."
+    return error_reply("internal_error", message, headers={"x-should-retry": "false"})  # read by openai's clients
 
 
 async def _engine_unavailable(request: Request, error: Exception) -> Response:

@@ -1,8 +1,10 @@
-"""What happens to every request before its route: an id, the key, the body limit. Plain ASGI, outermost first."""
+"""What happens to every request before its route: id, log, key, body limit. Plain ASGI, outermost first."""
 
+import asyncio
 import logging
 import re
 import secrets
+import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -10,20 +12,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mis_core.errors import RequestError
 from mis_server.errors import error_reply, internal_error
+from mis_server.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+access = logging.getLogger("mis_server.access")
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """Paths that need no key; compared exactly, everything else is refused by default."""
+
+ADMIN_PATHS = frozenset({"/flush_cache", "/start_profile", "/stop_profile"})
+"""Paths that need the admin key where there is one."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestIds:
-    """Names every request, puts the name on its reply as `x-request-id`, and answers what nobody foresaw with 500."""
+    """Names every request, puts the name on its reply as `x-request-id`, and answers what nobody foresaw with 500.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Also logs and counts every request.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, log: bool) -> None:
         self._app = app
+        self._metrics = metrics
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -33,30 +45,56 @@ class RequestIds:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        has_started = False
+        began, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:
-            nonlocal has_started
+            nonlocal status
             if message["type"] == "http.response.start":
-                has_started = True
+                status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the server stops, and the time for what runs is over
+            if status:
+                raise
+            message = "The server stopped before this request was answered; try again."
+            await error_reply("engine_unavailable", message)(scope, receive, send_with_id)
         except Exception:
             logger.exception("Request %s failed.", request_id)
-            if has_started:
+            if status:
                 raise
             await internal_error()(scope, receive, send_with_id)
+        finally:
+            self._note(scope, request_id, status, time.perf_counter() - began)
+
+    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "none")  # never what the client wrote: it may be anything
+        self._metrics.replied(scope["method"] if route != "none" else "any", route, status, seconds)
+        if self._log:
+            fields = {
+                "request_id": request_id,
+                "method": scope["method"],
+                "route": route,
+                "status": status,
+                "milliseconds": round(seconds * 1e3, 1),
+            }
+            level = logging.DEBUG if route in OPEN_PATHS else logging.INFO  # probes come every few seconds
+            access.log(level, "%(method)s %(route)s %(status)d %(milliseconds).1f ms, %(request_id)s", fields, extra=fields)
 
 
 class ApiKey:
-    """Refuses every request without the key, except on `OPEN_PATHS`."""
+    """Refuses every request without the key, except on `OPEN_PATHS`; `ADMIN_PATHS` need the admin key if there is one.
 
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
+    The admin key opens every route.
+    """
+
+    def __init__(self, app: ASGIApp, key: str | None, admin_key: str | None) -> None:
         self._app = app
-        self._key = None if key is None else key.encode()
+        self._admin_key = None if admin_key is None else admin_key.encode()
+        self._keys = [each.encode() for each in (key, admin_key) if each is not None]
+        self._is_open = key is None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or refuse it."""
@@ -67,10 +105,17 @@ class ApiKey:
         await reply(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        if self._key is None or scope["path"] in OPEN_PATHS:
+        if scope["path"] in OPEN_PATHS:
+            return True
+        keys = self._keys
+        if scope["path"] in ADMIN_PATHS and self._admin_key is not None:
+            keys = [self._admin_key]
+        elif self._is_open:
             return True
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode("latin-1"), self._key)
+        token = given.strip().encode("latin-1")
+        matches = [secrets.compare_digest(token, key) for key in keys]  # all of them: no early end to time
+        return scheme.lower() == "bearer" and any(matches)
 
 
 class BodyLimit:

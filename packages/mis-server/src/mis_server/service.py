@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -15,7 +14,12 @@ from mis_core.scoring import finish
 from mis_core.tokenization import Tokenizer
 from mis_core.validation import Limits, parse_score_request
 from mis_core.wire import Ready
+from mis_server.admission import Admission, Place
+from mis_server.metrics import Metrics
 from mis_server.settings import ServerConfig
+
+_INLINE_BYTES = 8192  # bodies up to this size are parsed in less time than a thread takes to be woken
+_STATISTICS_S = 2.0
 
 
 class ScoringClient(Protocol):
@@ -31,8 +35,34 @@ class ScoringClient(Protocol):
         """The model's sizes, or None before the engine was ready for the first time."""
         ...
 
+    @property
+    def in_flight(self) -> int:
+        """Number of requests in the engine."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine process was started again."""
+        ...
+
     async def score(self, request: ScoreRequest) -> LabelLogits:
         """Compute the label logits of a request."""
+        ...
+
+    async def statistics(self) -> dict[str, float]:
+        """Return the engine's counts and the state of its cache."""
+        ...
+
+    async def flush_cache(self) -> int:
+        """Forget cached queries; return how many pages that freed."""
+        ...
+
+    async def start_profile(self, directory: str) -> None:
+        """Begin a profile, to be written to a folder."""
+        ...
+
+    async def stop_profile(self) -> None:
+        """End the profile; returns when it is written."""
         ...
 
 
@@ -42,43 +72,54 @@ class Service:
     def __init__(self, client: ScoringClient, settings: ServerConfig, tokenizer: Tokenizer) -> None:
         self.client = client
         self.settings = settings
+        self.tokenizer = tokenizer
         self.created = int(time.time())
-        self._tokenizer = tokenizer
-        self._admitted = 0
+        self.admission = Admission(settings.max_queued_requests, settings.max_queued_tokens)
+        self.metrics = Metrics()
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """Count a request from before its body is read until it is answered.
-
-        Raises:
-            EngineUnavailable: the engine cannot answer now.
-            RequestError: too many requests are under way.
-        """
-        if not self.client.ready:
-            raise EngineUnavailable("The engine is not ready.")
-        if self._admitted >= self.settings.max_queued_requests:
-            raise RequestError("queue_full", f"{self._admitted} requests are under way; try again soon.")
-        self._admitted += 1
-        try:
-            yield
-        finally:
-            self._admitted -= 1
-
-    async def score(self, body: bytes) -> tuple[ScoreRequest, ScoreResult]:
+    async def score(self, body: bytes, place: Place) -> tuple[ScoreRequest, ScoreResult]:
         """Validate a body, ask the engine, and turn logits into scores.
 
         Raises:
-            RequestError: the request breaks the contract.
+            RequestError: the request breaks the contract, or there is no room for its tokens.
             EngineUnavailable: the engine cannot answer now, or died before it answered.
         """
-        # Parsing and tokenising a large body takes longer than the event loop may be blocked.
-        request = await asyncio.to_thread(self._parse, body)
+        began = time.perf_counter()
+        if len(body) <= _INLINE_BYTES:
+            request = self._parse(body)
+        else:  # longer than the event loop may be blocked
+            request = await asyncio.to_thread(self._parse, body)
+        tokenize_ms = (time.perf_counter() - began) * 1e3
+        place.take(request.prompt_tokens)
         logits = await self.client.score(request)
-        return request, await asyncio.to_thread(finish, request, logits)
+        if logits.logits.size <= _INLINE_BYTES:
+            result = finish(request, logits)
+        else:
+            result = await asyncio.to_thread(finish, request, logits)
+        result.timings_ms["tokenize"] = tokenize_ms
+        self.metrics.answered(request, result, time.perf_counter() - began)
+        return request, result
+
+    async def statistics(self) -> dict[str, float]:
+        """Return the engine's counts; what was last heard if it does not answer soon."""
+        known = self.metrics.engine.statistics
+        try:
+            async with asyncio.timeout(_STATISTICS_S):
+                known = await self.client.statistics()
+        except (TimeoutError, EngineUnavailable):
+            pass
+        self.metrics.engine.statistics = known
+        self.metrics.engine.front = {
+            "mis_engine_up": float(self.client.ready),
+            "mis_engine_restarts": float(self.client.restarts),
+            "mis_num_requests_queued": float(self.admission.requests),
+            "mis_num_tokens_queued": float(self.admission.tokens),
+        }
+        return known
 
     def _parse(self, body: bytes) -> ScoreRequest:
         return parse_score_request(
-            _decode_object(body), self._tokenizer, self._limits(), served_models=(self.settings.model_name,)
+            decode_object(body), self.tokenizer, self._limits(), served_models=(self.settings.model_name,)
         )
 
     def _limits(self) -> Limits:
@@ -96,7 +137,12 @@ class Service:
         )
 
 
-def _decode_object(body: bytes) -> Mapping[str, Any]:
+def decode_object(body: bytes) -> Mapping[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        RequestError: `invalid_json`.
+    """
     try:
         fields = msgspec.json.decode(body)
     except UnicodeDecodeError:

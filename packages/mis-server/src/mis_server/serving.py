@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 
@@ -16,7 +17,9 @@ from mis_core.client import EngineClient
 from mis_core.errors import ConfigError
 from mis_core.hub import resolve_model
 from mis_core.tokenization import Tokenizer
+from mis_core.wire import Ready
 from mis_server.app import create_app
+from mis_server.protocol import Protocol
 from mis_server.settings import ServerConfig
 
 logger = logging.getLogger(__name__)
@@ -48,9 +51,10 @@ async def serve(settings: ServerConfig) -> None:
                 await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
                     info = starting.result()
-                    url = _url(listener)
-                    elapsed_s = time.monotonic() - began
-                    logger.info("Ready at %s after %.1f s; context %d tokens.", url, elapsed_s, info.context_length)
+                    url = _url(listener, "http" if settings.ssl_certfile is None else "https")
+                    logger.info(
+                        "Ready at %s after %.1f s.\n%s", url, time.monotonic() - began, _summary(settings, info)
+                    )
                     await serving
                     logger.info("Stopped.")
             finally:
@@ -81,7 +85,7 @@ def uvicorn_config(settings: ServerConfig, app: FastAPI) -> uvicorn.Config:
     """Return how HTTP is served."""
     return uvicorn.Config(
         app,
-        http="h11",  # bounds the size of headers
+        http=Protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -89,6 +93,11 @@ def uvicorn_config(settings: ServerConfig, app: FastAPI) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=settings.shutdown_timeout,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_keyfile_password=settings.ssl_keyfile_password,
+        ssl_ca_certs=settings.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_NONE if settings.ssl_ca_certs is None else ssl.CERT_REQUIRED,
     )
 
 
@@ -102,6 +111,19 @@ def _listen(settings: ServerConfig) -> socket.socket:
         raise ConfigError(message, "port") from None
 
 
-def _url(listener: socket.socket) -> str:
+def _summary(settings: ServerConfig, info: Ready) -> str:
+    """Return what an operator wants to see once, a line each."""
+    lines = {
+        "model": settings.model_name,
+        **info.summary,
+        "API key": "needed" if settings.api_key is not None else "none: anyone who reaches the address may ask",
+        "limits": f"{settings.max_items_per_request} items, {settings.max_labels_per_request} labels, "
+        f"{settings.max_request_tokens} tokens a request; {settings.max_queued_requests} requests, "
+        f"{settings.max_queued_tokens} tokens at a time",
+    }
+    return "\n".join(f"    {name.replace('_', ' '):16}{value}" for name, value in lines.items())
+
+
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

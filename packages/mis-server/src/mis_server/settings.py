@@ -11,7 +11,12 @@ _AT_LEAST_ONE = (
     "max_request_tokens",
     "max_body_bytes",
     "max_queued_requests",
+    "max_queued_tokens",
+    "body_timeout",
+    "request_timeout",
 )
+LOG_FORMATS = ("human", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +34,33 @@ class ServerConfig:
     api_key: str | None = option(
         None, "Bearer token that every route but /health, /ready and /metrics asks for; default: none."
     )
+    admin_api_key: str | None = option(
+        None, "Bearer token of /flush_cache, /start_profile and /stop_profile; default: the API key opens them too."
+    )
+    ssl_certfile: str | None = option(None, "Certificate file for HTTPS; default: plain HTTP.")
+    ssl_keyfile: str | None = option(None, "Key file of that certificate; default: none.")
+    ssl_keyfile_password: str | None = option(None, "Password of the key file; default: none.")
+    ssl_ca_certs: str | None = option(
+        None, "Certificates of authorities, one of which must have signed the client's; default: clients show none."
+    )
+    cors_allowed_origins: str | None = option(
+        None, "Origins, separated by commas, whose pages browsers let call this server; default: none."
+    )
     max_items_per_request: int = option(20_000, "Most items of a request.")
     max_labels_per_request: int = option(1024, "Most labels of an item.")
     max_request_tokens: int = option(2_000_000, "Most tokens of a request: the query once and every item.")
     max_body_bytes: int = option(64 * 1024 * 1024, "Largest request body, in bytes.")
     max_queued_requests: int = option(1024, "Most requests at a time; further ones are answered with 429.")
+    max_queued_tokens: int = option(8_000_000, "Most tokens of all requests at a time; further ones: 429.")
+    request_timeout: int = option(
+        600, "Seconds until a request is answered with 504; a client may ask for fewer by x-request-timeout."
+    )
+    body_timeout: int = option(60, "Seconds that a client may take to send a request's body.")
     shutdown_timeout: int = option(30, "Seconds that running requests get to finish after SIGTERM.")
+    profile_dir: str = option("profiles", "Folder that /start_profile writes to.")
+    log_format: str = option("human", "Form of the log on standard error.", choices=LOG_FORMATS)
+    log_level: str = option("info", "Least important lines of the log.", choices=LOG_LEVELS)
+    disable_access_log: bool = option(False, "Do not log each request.")
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_ONE:
@@ -46,7 +72,9 @@ class ServerConfig:
             raise ConfigError(
                 f"shutdown_timeout must not be negative, but is {self.shutdown_timeout}.", "shutdown_timeout"
             )
-        for name in ("host", "api_key", "served_model_name"):
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("ssl_certfile and ssl_keyfile go together.", "ssl_keyfile")
+        for name in ("host", "api_key", "admin_api_key", "served_model_name"):
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty; leave it out for the default.", name)
 

@@ -52,9 +52,22 @@ class Tokenizer:
             ) from None
         return cls(backend)
 
-    def encode(self, text: str) -> Int32[np.ndarray, " tokens"]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> Int32[np.ndarray, " tokens"]:
         """Return the ids of a text, with the special tokens that the tokenizer adds to it."""
-        return np.array(self._backend.encode(text).ids, np.int32)
+        return np.array(self._backend.encode(text, add_special_tokens=add_special_tokens).ids, np.int32)
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """Return the text of ids, special tokens included; ids without a token are left out."""
+        return self._backend.decode([int(token) for token in tokens], skip_special_tokens=False)
+
+    def spelled(self, tokens: Sequence[int] | np.ndarray) -> list[str]:
+        """Return the tokens as the vocabulary spells them; an id without a token is empty."""
+        return [self._backend.id_to_token(int(token)) or "" for token in tokens]
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return self._backend.get_vocab_size()
 
     def label_id(self, text: str) -> int:
         """Return the one token that a text label is.

@@ -6,8 +6,10 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mis_core.errors import EngineUnavailable
 from mis_core.request import ScoreRequest, ScoreResult
 from mis_server.bodies import read_json_body, unless_disconnected
+from mis_server.deadline import deadline
 from mis_server.schemas.score import PromptTokensDetails, ScoreBody, ScoreReply, ScoreUsage
 from mis_server.service import ServiceOfApp
 
@@ -19,9 +21,13 @@ _BODY = {"requestBody": {"required": True, "content": {"application/json": {"sch
 @router.post("/v1/score", response_model=ScoreReply, openapi_extra=_BODY)
 async def score(request: Request, service: ServiceOfApp) -> Response:
     """Score every item behind the query: the probabilities of the label tokens after `query + item`."""
-    with service.admit():
-        body = await read_json_body(request)
-        scored, result = await unless_disconnected(request, service.score(body))
+    if not service.client.ready:
+        raise EngineUnavailable("The engine is not ready.")
+    settings = service.settings
+    with service.admission.place() as place:
+        async with deadline(request, settings.request_timeout):
+            body = await read_json_body(request, settings.body_timeout)
+            scored, result = await unless_disconnected(request, service.score(body, place))
     reply = ScoreReply(
         id=f"score-{request.state.request_id}",
         created=int(time.time()),

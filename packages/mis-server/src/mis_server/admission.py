@@ -1,0 +1,74 @@
+"""How much work may wait: requests and tokens, counted from arrival to reply."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mis_core.errors import RequestError
+
+_LONGEST_WAIT_S = 60  # the longest wait that every version of the openai client obeys
+_MEMORY_S = 30.0  # how far the estimate of tokens per second looks back
+
+
+class Place:
+    """One request's share of what may wait."""
+
+    def __init__(self, admission: "Admission") -> None:
+        self._admission = admission
+        self.tokens = 0
+
+    def take(self, tokens: int) -> None:
+        """Claim room for a request's tokens, once they are known.
+
+        Raises:
+            RequestError: `queue_full`.
+        """
+        admission = self._admission
+        if admission.tokens and admission.tokens + tokens > admission.max_tokens:
+            raise RequestError("queue_full", f"{admission.tokens} tokens are under way; try again later.")
+        self.tokens = tokens
+        admission.tokens += tokens
+
+
+class Admission:
+    """Counts what is under way. A request that is alone is always let in: its own limits are checked elsewhere."""
+
+    def __init__(self, max_requests: int, max_tokens: int) -> None:
+        self.max_requests = max_requests
+        self.max_tokens = max_tokens
+        self.requests = 0
+        self.tokens = 0
+        self._rate = 0.0  # tokens answered per second, smoothed
+        self._last_answer = time.monotonic()
+
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """Hold a place from before a body is read until the reply is made.
+
+        Raises:
+            RequestError: `queue_full`.
+        """
+        if self.requests >= self.max_requests:
+            raise RequestError("queue_full", f"{self.requests} requests are under way; try again later.")
+        self.requests += 1
+        place = Place(self)
+        try:
+            yield place
+            self._answered(place.tokens)
+        finally:
+            self.requests -= 1
+            self.tokens -= place.tokens
+
+    def retry_after_s(self) -> int:
+        """Return after how many seconds half of what is under way should be answered, from 1 to 60."""
+        if not self._rate:
+            return 1
+        return max(1, min(_LONGEST_WAIT_S, math.ceil(self.tokens / 2 / self._rate)))
+
+    def _answered(self, tokens: int) -> None:
+        now = time.monotonic()
+        elapsed = max(now - self._last_answer, 1e-3)
+        keep = math.exp(-elapsed / _MEMORY_S)
+        self._rate = keep * self._rate + (1 - keep) * tokens / elapsed
+        self._last_answer = now

@@ -1,0 +1,28 @@
+"""How the front process logs: one line per event, for people or as JSON."""
+
+import logging
+import os
+
+from pythonjsonlogger.json import JsonFormatter
+
+_CHATTY = ("uvicorn", "httpx", "huggingface_hub", "asyncio")
+
+
+def log_to_stderr(format: str, level: str) -> None:
+    """Set up logging of this process, once.
+
+    Args:
+        format: `human`, or `json` with one object per line.
+        level: Name of a level, such as `info`.
+    """
+    # Read when `transformers` is imported; without PyTorch, which nothing here needs, it would advise to install it.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    handler = logging.StreamHandler()
+    if format == "json":
+        names = {"asctime": "time", "levelname": "level", "name": "logger"}
+        handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names))
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,108 @@
+"""What Prometheus reads: names that dashboards of other servers use, after `mis_`, and what only scoring has."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from mis_core.request import ScoreRequest, ScoreResult
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_COUNTS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 20_000)
+_SHARES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+
+# Of the engine's statistics: name, kind, name in Prometheus, what it is.
+_ENGINE = (
+    ("steps", "counter", "mis_engine_steps", "Device steps."),
+    ("new_tokens", "counter", "mis_engine_new_tokens", "Tokens computed; padding does not count."),
+    ("step_tokens", "counter", "mis_engine_step_tokens", "Tokens computed with the padding of steps."),
+    ("requests", "counter", "mis_engine_requests", "Requests that reached the engine."),
+    ("cache_hit_tokens", "counter", "mis_prefix_cache_hits", "Query tokens found in the prefix cache."),
+    ("cache_missed_tokens", "counter", "mis_prefix_cache_misses", "Query tokens that had to be computed."),
+    ("evicted_pages", "counter", "mis_prefix_cache_evicted_pages", "Pages dropped to make room."),
+    ("waiting_requests", "gauge", "mis_num_requests_running", "Requests in the engine."),
+    ("cached_pages", "gauge", "mis_kv_cache_cached_pages", "Pages that hold prefixes for later requests."),
+    ("held_pages", "gauge", "mis_kv_cache_held_pages", "Pages that requests use."),
+    ("pages", "gauge", "mis_kv_cache_pages", "Pages in all."),
+)
+
+
+class Metrics:
+    """The metrics of one application."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.engine = _EngineStatistics()
+        self.registry.register(self.engine)
+        self._http = Counter(
+            "http_requests", "Requests by route and status.", ("method", "handler", "status"), registry=self.registry
+        )
+        self._http_seconds = self._histogram(
+            "http_request_duration_seconds", "From headers to the end of the reply.", _SECONDS, ("method", "handler")
+        )
+        self._items = self._histogram("mis_request_items", "Items per request.", _COUNTS)
+        self._prompt_tokens = Counter(
+            "mis_prompt_tokens", "Tokens of answered requests, a query once.", registry=self.registry
+        )
+        self._cached_tokens = Counter(
+            "mis_cached_prompt_tokens", "Those of them that came from the prefix cache.", registry=self.registry
+        )
+        self._scored = Counter("mis_items", "Items scored.", registry=self.registry)
+        self._seconds = self._histogram(
+            "mis_e2e_request_latency_seconds", "From the body's arrival to the scores.", _SECONDS
+        )
+        self._stages = self._histogram("mis_stage_seconds", "Time of a request by stage.", _SECONDS, ("stage",))
+        self._mass = self._histogram(
+            "mis_label_mass",
+            "Mean probability of a request's labels together, where the full vocabulary was normalised.",
+            _SHARES,
+        )
+
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
+        return Histogram(name, help, labels, buckets=buckets, registry=self.registry)
+
+    def answered(self, request: ScoreRequest, result: ScoreResult, seconds: float) -> None:
+        """Count one score request."""
+        self._items.observe(request.num_items)
+        self._scored.inc(request.num_items)
+        self._prompt_tokens.inc(result.usage.prompt_tokens)
+        self._cached_tokens.inc(result.usage.cached_tokens)
+        self._seconds.observe(seconds)
+        for stage, milliseconds in result.timings_ms.items():
+            self._stages.labels(stage).observe(milliseconds / 1e3)
+        probabilities = None if request.apply_softmax else result.scores
+        if result.token_logprobs is not None:
+            probabilities = np.exp(result.token_logprobs)
+        if probabilities is not None:
+            self._mass.observe(float(np.nansum(probabilities)) / len(probabilities))
+
+    def replied(self, method: str, handler: str, status: int, seconds: float) -> None:
+        """Count one HTTP request; `handler` is the route's pattern, never what the client wrote."""
+        self._http.labels(method, handler, str(status)).inc()
+        self._http_seconds.labels(method, handler).observe(seconds)
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class _EngineStatistics(Collector):
+    """The engine's own counts, as last heard, and what the front knows about it."""
+
+    def __init__(self) -> None:
+        self.statistics: dict[str, float] = {}
+        self.front: dict[str, float] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        for key, kind, name, meaning in _ENGINE:
+            if key in self.statistics:
+                family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+                yield family(name, meaning, self.statistics[key])
+        for name, value in self.front.items():
+            yield GaugeMetricFamily(name, "", value)

@@ -1,0 +1,252 @@
+"""Scoring a file without HTTP: `mis-server score`. Any length of file, and any number of interruptions.
+
+Line `n` of the output belongs to line `n` of the input, and lines are written in order: what is complete
+in the output is done, whatever ended the run before. Next to the output lies a note of what it was made
+with, so that it is never continued with another query, other labels or another model.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tqdm import tqdm
+
+from mis_core.client import EngineClient, EngineFault
+from mis_core.config import EngineConfig
+from mis_core.errors import ConfigError, EngineUnavailable, RequestError
+from mis_core.hub import resolve_model
+from mis_core.request import ScoreResult
+from mis_core.scoring import finish
+from mis_core.suspects import RequestRefused
+from mis_core.tokenization import Tokenizer
+from mis_core.validation import Limits, parse_score_request
+from mis_core.wire import Ready
+
+_ATTEMPTS = 3  # of a batch whose engine process ended
+_RESTART_S = 900.0
+_IN_FLIGHT = 3  # batches: one is computed, one waits, one is read or written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to score.
+
+    Attributes:
+        items: JSON lines. A line is a text, a list of token ids, or an object with `item` and perhaps `query`;
+            of an object, `id` is copied to the output.
+        output: JSON lines, `{"scores": [...]}` or `{"error": {"code", "message"}}` for each line of `items`.
+        query: Text for lines without their own.
+        labels: Texts, each one token; or none, if there are ids.
+        label_token_ids: Ids, or none, if there are texts.
+        apply_softmax: Softmax over the labels instead of full-vocabulary probabilities.
+        item_first: Score `item + query` instead.
+        temperature: Divides label log-probabilities; other values than 1 need `apply_softmax`.
+        batch_size: Most items of a request to the engine.
+    """
+
+    items: Path
+    output: Path
+    query: str | None = None
+    labels: tuple[str, ...] = ()
+    label_token_ids: tuple[int, ...] = ()
+    apply_softmax: bool = False
+    item_first: bool = False
+    temperature: float = 1.0
+    batch_size: int = 512
+
+
+@dataclass(slots=True)
+class _Line:
+    query: str | list[int] | None
+    item: Any
+    id: Any = None
+    error: dict[str, str] | None = None
+
+
+async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progress: bool = True) -> int:
+    """Score what is not yet in the output, and append it.
+
+    Args:
+        job: What to score.
+        config: The engine.
+        overwrite: Begin again, whatever the output holds.
+        progress: Show a progress bar on standard error.
+
+    Returns:
+        How many lines have an error.
+
+    Raises:
+        ConfigError: a file cannot be read, or the output was made with other arguments.
+        ModelError: the model cannot be served as it stands.
+        EngineUnavailable: the engine ended.
+    """
+    total = _count_lines(job.items)
+    done, errors = _prepare(job, config, overwrite)
+    if done == total:
+        return errors
+    directory = await asyncio.to_thread(resolve_model, config.model)
+    tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory)
+    async with EngineClient(config) as client:
+        scorer = _Scorer(job, client, tokenizer, await client.wait_ready())
+        with (
+            job.output.open("ab") as output,
+            tqdm(total=total, initial=done, unit="item", disable=not progress, smoothing=0.1) as bar,
+        ):
+            waiting: deque[tuple[list[_Line], asyncio.Task[list[bytes]]]] = deque()
+
+            async def write_first() -> int:
+                batch, task = waiting.popleft()
+                rows = await task
+                output.write(b"".join(rows))
+                output.flush()
+                bar.update(len(batch))
+                return sum(row.startswith(_ERROR) for row in rows)
+
+            try:
+                for batch in _batches(job, skip=done):
+                    waiting.append((batch, asyncio.create_task(scorer.rows(batch))))
+                    if len(waiting) == _IN_FLIGHT:
+                        errors += await write_first()
+                while waiting:
+                    errors += await write_first()
+            finally:
+                for _, task in waiting:
+                    task.cancel()
+    return errors
+
+
+_ERROR = b'{"error":'
+
+
+class _Scorer:
+    def __init__(self, job: Job, client: EngineClient, tokenizer: Tokenizer, info: Ready) -> None:
+        self._job = job
+        self._client = client
+        self._tokenizer = tokenizer
+        self._limits = Limits(context_length=info.context_length, vocab_size=info.vocab_size)
+
+    async def rows(self, lines: list[_Line]) -> list[bytes]:
+        """Return the output's lines of a batch that shares a query."""
+        good = [line for line in lines if line.error is None]
+        scores: Iterator[list[float]] = iter(())
+        if good:
+            try:
+                scores = iter((await self._score(good)).scores.tolist())
+            except (RequestError, RequestRefused, EngineFault) as error:
+                if len(good) > 1:  # one line is at fault: each for itself, so that the others are scored
+                    return [row for line in lines for row in await self.rows([line])]
+                code = error.code if isinstance(error, RequestError) else "internal_error"
+                good[0].error = {"code": code, "message": str(error.args[0])}
+        return [self._row(line, None if line.error is not None else next(scores)) for line in lines]
+
+    async def _score(self, lines: list[_Line]) -> ScoreResult:
+        job = self._job
+        body: dict[str, Any] = {
+            "query": lines[0].query,
+            "items": [line.item for line in lines],
+            "apply_softmax": job.apply_softmax,
+            "item_first": job.item_first,
+            "temperature": job.temperature,
+        }
+        if job.labels:
+            body["labels"] = list(job.labels)
+        if job.label_token_ids:
+            body["label_token_ids"] = list(job.label_token_ids)
+        request = await asyncio.to_thread(parse_score_request, body, self._tokenizer, self._limits)
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(EngineUnavailable):
+                return finish(request, await self._client.score(request))
+            async with asyncio.timeout(_RESTART_S):
+                while not self._client.ready:
+                    await asyncio.sleep(0.1)
+        return finish(request, await self._client.score(request))
+
+    def _row(self, line: _Line, scores: list[float] | None) -> bytes:
+        row: dict[str, Any] = {"error": line.error} if line.error is not None else {"scores": scores}
+        if line.id is not None:
+            row["id"] = line.id
+        return msgspec.json.encode(row) + b"\n"
+
+
+def _batches(job: Job, skip: int) -> Iterator[list[_Line]]:
+    """Yield runs of lines with one query, at most `batch_size` long."""
+    batch: list[_Line] = []
+    with job.items.open("rb") as file:
+        for text in islice(file, skip, None):
+            line = _read(text, job.query)
+            if batch and (len(batch) == job.batch_size or line.query != batch[0].query):
+                yield batch
+                batch = []
+            batch.append(line)
+    if batch:
+        yield batch
+
+
+def _read(text: bytes, query: str | None) -> _Line:
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Line(query, None, error={"code": "invalid_json", "message": "The line is not JSON."})
+    line = _Line(query, value)
+    if isinstance(value, dict):
+        line = _Line(value.get("query", query), value.get("item"), value.get("id"))
+    if line.item is None:
+        line.error = {"code": "missing_items", "message": "The line has no item."}
+    elif line.query is None:
+        line.error = {"code": "missing_query", "message": "The line has no query, and --query is missing."}
+    return line
+
+
+def _count_lines(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            return sum(1 for _ in file)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", "items") from None
+
+
+def _prepare(job: Job, config: EngineConfig, overwrite: bool) -> tuple[int, int]:
+    """Cut off what an interruption left half written; return how many lines, and errors, the output has."""
+    note = job.output.with_name(job.output.name + ".job")
+    fingerprint = _fingerprint(job, config)
+    if overwrite:
+        with contextlib.suppress(FileNotFoundError):
+            job.output.unlink()
+    try:
+        if job.output.exists():
+            if not note.exists() or note.read_text() != fingerprint:
+                raise ConfigError(
+                    f"{job.output} was made with other arguments or files; give another --output, or --overwrite.",
+                    "output",
+                )
+        else:
+            note.write_text(fingerprint)
+            job.output.touch()
+        lines = errors = complete = 0
+        with job.output.open("rb+") as file:
+            for row in file:
+                if not row.endswith(b"\n"):
+                    break
+                lines, errors, complete = lines + 1, errors + row.startswith(_ERROR), complete + len(row)
+            file.truncate(complete)
+    except OSError as error:
+        raise ConfigError(f"{job.output} cannot be written: {error.strerror}.", "output") from None
+    return lines, errors
+
+
+def _fingerprint(job: Job, config: EngineConfig) -> str:
+    """Return a hash of everything that scores depend on; of the input, what it begins with and its size."""
+    arguments = {name: value for name, value in asdict(job).items() if name not in ("items", "output", "batch_size")}
+    with job.items.open("rb") as file:
+        head = file.read(65536)
+    size = job.items.stat().st_size
+    text = json.dumps([arguments, config.model, config.dtype, size], default=str).encode()
+    return hashlib.blake2b(text + head, digest_size=16).hexdigest()

@@ -1,0 +1,61 @@
+"""HTTP/1.1 as uvicorn speaks it, with an end to clients that send nothing, and our envelope for broken requests."""
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mis_server.errors import error_reply
+
+HEADER_TIMEOUT_S = 20.0
+"""Within this time of connecting, and of the first byte of a further request, its headers must be complete."""
+
+
+class Protocol(H11Protocol):
+    """Closes connections whose headers do not arrive in time; a slow client holds a socket, never a worker."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self._waiting is None:
+            self._waiting = self.loop.call_later(HEADER_TIMEOUT_S, self._give_up)
+
+    def _stop_watching(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _give_up(self) -> None:
+        self._waiting = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, or whose headers are too large, and close the connection."""
+        reply = error_reply("invalid_http", "This is not a valid HTTP/1.1 request, or its headers are too large.")
+        headers = [*reply.raw_headers, (b"connection", b"close")]
+        events = (
+            h11.Response(status_code=reply.status_code, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=bytes(reply.body)),
+            h11.EndOfMessage(),
+        )
+        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        self.transport.close()
