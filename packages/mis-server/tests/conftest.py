@@ -28,7 +28,7 @@ class PretendedEngine:
 
     def __init__(self) -> None:
         self.ready = True
-        self.info: Ready | None = Ready(vocab_size=1024, context_length=256)
+        self.info: Ready | None = Ready(vocab_size=1024, context_length=256, summary={"devices": "1 x pretended"})
         self.error: Exception | None = None
         self.offset = 0.0
         self.hangs = False

@@ -97,12 +97,11 @@ class _EngineStatistics(Collector):
 
     def __init__(self) -> None:
         self.statistics: dict[str, float] = {}
-        self.front: dict[str, float] = {}
+        self.front: list[Metric] = []
 
     def collect(self) -> Iterator[Metric]:
         for key, kind, name, meaning in _ENGINE:
             if key in self.statistics:
                 family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
                 yield family(name, meaning, self.statistics[key])
-        for name, value in self.front.items():
-            yield GaugeMetricFamily(name, "", value)
+        yield from self.front

@@ -81,7 +81,9 @@ class RequestIds:
                 "milliseconds": round(seconds * 1e3, 1),
             }
             level = logging.DEBUG if route in OPEN_PATHS else logging.INFO  # probes come every few seconds
-            access.log(level, "%(method)s %(route)s %(status)d %(milliseconds).1f ms, %(request_id)s", fields, extra=fields)
+            access.log(
+                level, "%(method)s %(route)s %(status)d %(milliseconds).1f ms, %(request_id)s", fields, extra=fields
+            )
 
 
 class ApiKey:

@@ -1,6 +1,7 @@
 """HTTP/1.1 as uvicorn speaks it, with an end to clients that send nothing, and our envelope for broken requests."""
 
 import asyncio
+import uuid
 from typing import Any
 
 import h11
@@ -50,8 +51,11 @@ class Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, or whose headers are too large, and close the connection."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # another reply is half sent
+            self.transport.close()
+            return
         reply = error_reply("invalid_http", "This is not a valid HTTP/1.1 request, or its headers are too large.")
-        headers = [*reply.raw_headers, (b"connection", b"close")]
+        headers = [*reply.raw_headers, (b"x-request-id", uuid.uuid4().hex.encode()), (b"connection", b"close")]
         events = (
             h11.Response(status_code=reply.status_code, headers=headers, reason=b"Bad Request"),
             h11.Data(data=bytes(reply.body)),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 from fastapi import Depends, Request
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.request import LabelLogits, ScoreRequest, ScoreResult
@@ -109,12 +110,14 @@ class Service:
         except (TimeoutError, EngineUnavailable):
             pass
         self.metrics.engine.statistics = known
-        self.metrics.engine.front = {
-            "mis_engine_up": float(self.client.ready),
-            "mis_engine_restarts": float(self.client.restarts),
-            "mis_num_requests_queued": float(self.admission.requests),
-            "mis_num_tokens_queued": float(self.admission.tokens),
-        }
+        self.metrics.engine.front = [
+            GaugeMetricFamily("mis_engine_up", "Whether the engine can answer.", self.client.ready),
+            CounterMetricFamily("mis_engine_restarts", "Times the engine was started again.", self.client.restarts),
+            GaugeMetricFamily(
+                "mis_num_requests_queued", "Requests between arrival and reply.", self.admission.requests
+            ),
+            GaugeMetricFamily("mis_num_tokens_queued", "Tokens of those requests.", self.admission.tokens),
+        ]
         return known
 
     def _parse(self, body: bytes) -> ScoreRequest:

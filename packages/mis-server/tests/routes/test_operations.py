@@ -1,8 +1,21 @@
-"""Probes: alive is not the same as ready."""
+"""Probes, metrics and what a server tells about itself. Alive is not the same as ready."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import httpx
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import mis_core
+import mis_server
+from mis_core.config import EngineConfig
+from mis_core.errors import EngineUnavailable
+from mis_server.settings import ServerConfig
+
+Connect = Callable[..., httpx.Client]
 
 
 def test_health_answers_whatever_the_engine_does(http: httpx.Client, pretended: Any) -> None:
@@ -20,3 +33,86 @@ def test_ready_follows_the_engine(http: httpx.Client, pretended: Any) -> None:
     assert int(reply.headers["retry-after"]) > 0
     pretended.ready = True
     assert http.get("/ready").status_code == 200
+
+
+def test_health_generate_scores_on_the_device(http: httpx.Client, pretended: Any) -> None:
+    assert http.get("/health_generate").json() == {"status": "ok"}
+    assert len(pretended.requests) == 1
+    pretended.error = EngineUnavailable("dead")
+    assert http.get("/health_generate").status_code == 503
+
+
+def test_health_generate_does_not_wait_for_ever(
+    http: httpx.Client, pretended: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mis_server.routes.operations._GENERATE_S", 0.1)
+    pretended.hangs = True
+    assert http.get("/health_generate").status_code == 503
+    assert pretended.was_cancelled.wait(5)
+
+
+def test_versions_are_those_of_the_packages(http: httpx.Client) -> None:
+    assert http.get("/version").json() == {"version": mis_server.__version__, "mis_core": mis_core.__version__}
+
+
+def test_server_info_has_every_setting_but_the_secrets(connect: Connect) -> None:
+    http = connect(api_key="sesame", admin_api_key="sesame2", max_items_per_request=77)
+    reply = http.get("/server_info", headers={"authorization": "Bearer sesame"})
+    info = reply.json()
+    assert "sesame" not in reply.text
+    names = {field.name for config in (EngineConfig, ServerConfig) for field in dataclasses.fields(config)}
+    assert set(info["settings"]) == names - {"engine", "api_key", "admin_api_key", "ssl_keyfile_password"}
+    assert info["settings"]["max_items_per_request"] == 77
+    assert info["statistics"]["steps"] == 3
+    assert info["engine"] == {"devices": "1 x pretended"}
+
+
+def samples(http: httpx.Client) -> dict[str, float]:
+    """Every sample of `/metrics`, read by Prometheus' own parser."""
+    reply = http.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {
+        sample.name + "".join(f",{name}={value}" for name, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(reply.text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_count_what_was_asked(http: httpx.Client, score_body: Any) -> None:
+    for _ in range(3):
+        assert http.post("/v1/score", json=score_body()).status_code == 200
+    assert http.post("/v1/score", json=score_body(items=[])).status_code == 400
+    http.get("/no/such/<script>")
+    got = samples(http)
+    assert got["http_requests_total,handler=/v1/score,method=POST,status=200"] == 3
+    assert got["http_requests_total,handler=/v1/score,method=POST,status=400"] == 1
+    assert got["http_requests_total,handler=none,method=any,status=404"] == 1
+    assert got["mis_items_total"] == 6
+    assert got["mis_prompt_tokens_total"] == 18
+    assert got["mis_cached_prompt_tokens_total"] == 3
+    assert got["mis_request_items_sum"] == 6
+    assert got["mis_e2e_request_latency_seconds_count"] == 3
+    assert got["mis_stage_seconds_count,stage=tokenize"] == 3
+    assert got["mis_num_requests_queued"] == 0
+    # Labels 7 and 8 behind items that end in 5 and 6, and the pretended normaliser of 4.
+    mass = np.exp(np.array([[0.75, 0.85], [0.76, 0.86]]) - 4).sum() / 2
+    assert got["mis_label_mass_sum"] == pytest.approx(3 * mass, rel=1e-5)
+
+
+def test_metrics_have_the_engines_counts(http: httpx.Client, pretended: Any) -> None:
+    got = samples(http)
+    assert (got["mis_engine_steps_total"], got["mis_engine_new_tokens_total"]) == (3, 90)
+    assert got["mis_engine_step_tokens_total"] == 128
+    assert got["mis_prefix_cache_hits_total"] == 5
+    assert (got["mis_engine_up"], got["mis_engine_restarts_total"]) == (1, 0)
+    pretended.ready, pretended.error, pretended.restarts = False, EngineUnavailable("dead"), 2
+    got = samples(http)
+    assert (got["mis_engine_up"], got["mis_engine_restarts_total"]) == (0, 2)
+    assert got["mis_engine_steps_total"] == 3  # the last known; a scrape never fails
+
+
+def test_softmax_alone_says_nothing_of_the_label_mass(http: httpx.Client, score_body: Any) -> None:
+    http.post("/v1/score", json=score_body(apply_softmax=True))
+    assert samples(http)["mis_label_mass_count"] == 0
+    http.post("/v1/score", json=score_body(apply_softmax=True, return_token_logprobs=True))
+    assert samples(http)["mis_label_mass_count"] == 1

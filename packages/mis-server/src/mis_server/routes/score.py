@@ -20,7 +20,10 @@ _BODY = {"requestBody": {"required": True, "content": {"application/json": {"sch
 
 @router.post("/v1/score", response_model=ScoreReply, openapi_extra=_BODY)
 async def score(request: Request, service: ServiceOfApp) -> Response:
-    """Score every item behind the query: the probabilities of the label tokens after `query + item`."""
+    """Score every item behind the query: the probabilities of the label tokens after `query + item`.
+
+    The header `x-request-timeout` names the seconds after which the client no longer needs an answer; it is 504 then.
+    """
     if not service.client.ready:
         raise EngineUnavailable("The engine is not ready.")
     settings = service.settings

@@ -1,26 +1,43 @@
 """The words of `POST /v1/score`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+TokenId = Annotated[int, Field(ge=0)]
+_Text = Annotated[str, Field(min_length=1)]
+_Tokens = Annotated[list[TokenId], Field(min_length=1)]
+_Texts = Annotated[list[str], Field(min_length=1)]
+_TokenLists = Annotated[list[list[TokenId]], Field(min_length=1)]
+_LabelLists = Annotated[list[_Tokens], Field(min_length=1)]
+
+_EXAMPLES = [
+    {
+        "query": "Is it about animals? ",
+        "items": ["A cat sleeps.", "Rain."],
+        "labels": [" yes", " no"],
+        "apply_softmax": True,
+    },
+    {"query": [3872, 432, 911], "items": [[362, 8251], [48124]], "label_token_ids": [9834, 902]},
+]
 
 
 class ScoreBody(BaseModel):
     """The request body, for the OpenAPI document only; `mis_core.validation` checks what arrives."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": _EXAMPLES})
 
-    query: str | list[int] = Field(description="Shared text or token ids, not empty.")
-    items: str | list[str] | list[list[int]] = Field(
+    query: _Text | _Tokens = Field(description="Shared text or token ids, not empty.")
+    items: str | _Texts | _TokenLists = Field(
         description="What to score behind the query, of the query's kind, not empty; an item may be empty. "
         "One string is one item."
     )
-    label_token_ids: list[int] | list[list[int]] = Field(
-        default=[],
+    label_token_ids: _Tokens | _LabelLists | None = Field(
+        default=None,
         description="Tokens whose probability after `query + item` is wanted, or one list per item. "
         "Required unless `labels` is given.",
     )
-    labels: list[str] = Field(default=[], description="The same as texts; each must be one token.")
+    labels: _Texts | None = Field(default=None, description="The same as texts; each must be one token.")
     apply_softmax: bool = Field(
         default=False, description="Softmax over the labels instead of full-vocabulary probabilities."
     )

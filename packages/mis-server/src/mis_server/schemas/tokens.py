@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mis_server.schemas.score import TokenId
+
 
 class TokenizeBody(BaseModel):
     """For the OpenAPI document; the route checks what arrives."""
@@ -28,7 +30,7 @@ class DetokenizeBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    tokens: list[int] = Field(description="Token ids.")
+    tokens: list[TokenId] = Field(description="Token ids.")
     model: str = Field(default="", description="The served model; another name is refused.")
 
 

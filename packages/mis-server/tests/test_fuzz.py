@@ -1,0 +1,160 @@
+"""Nothing that a client can send makes the server fail or answer in another form.
+
+Schemathesis makes requests from the OpenAPI document, valid and not; hypothesis makes bodies that know the
+fields but not their kinds.
+"""
+
+import contextlib
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from starlette.testclient import TestClient
+
+from mis_core.config import EngineConfig
+from mis_core.request import LabelLogits, ScoreRequest
+from mis_core.tokenization import Tokenizer
+from mis_core.wire import Ready
+from mis_server.app import create_app
+from mis_server.errors import ERRORS
+from mis_server.schemas.score import ScoreReply
+from mis_server.settings import ServerConfig
+
+
+class Answering:
+    """An engine that answers everything, and holds requests to what the engine relies on."""
+
+    ready = True
+    info = Ready(vocab_size=1024, context_length=256)
+    in_flight = restarts = 0
+
+    async def score(self, request: ScoreRequest) -> LabelLogits:
+        assert request.item_starts[-1] == len(request.item_tokens)
+        for ids in (request.query, request.item_tokens):
+            assert ids.dtype == np.int32
+            assert ((ids >= 0) & (ids < 1024)).all()
+        assert (request.context_lens + np.diff(request.item_starts) <= 256).all()
+        logits = np.zeros((request.num_items, request.label_ids.shape[1]), np.float32)
+        normalisers = np.full(request.num_items, 5, np.float32) if request.needs_log_sum_exp else None
+        return LabelLogits(logits, normalisers, cached_tokens=0)
+
+    async def statistics(self) -> dict[str, float]:
+        return {}
+
+    async def flush_cache(self) -> int:
+        return 0
+
+    async def start_profile(self, directory: str) -> None:
+        pass
+
+    async def stop_profile(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module", name="app")
+def _app(tokenizer: Tokenizer) -> Any:
+    config = ServerConfig(engine=EngineConfig(model="m"), max_items_per_request=50, max_labels_per_request=20)
+    return create_app(Answering(), config, tokenizer)
+
+
+# A request of the right form may still be wrong: an id above the vocabulary, labels given twice.
+UNDECIDED = [positive_data_acceptance]
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_every_operation_of_the_openapi_document_keeps_its_word(app: Any, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert {"/v1/score", "/tokenize", "/metrics"} <= {operation.path for operation in operations}
+    for operation in operations:
+        try_out(operation.as_strategy(generation_mode=mode))
+
+
+def try_out(cases: st.SearchStrategy[Any]) -> None:
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(case=cases)
+    def run(case: Any) -> None:
+        response = case.call()
+        assert response.status_code < 500, response.text
+        if response.status_code >= 400:
+            check_envelope(response.status_code, response.json())
+        assert response.headers["x-request-id"]
+        case.validate_response(response, excluded_checks=UNDECIDED)
+
+    with contextlib.suppress(Unsatisfiable):  # a GET without parameters cannot be wrong
+        run()
+
+
+ids = st.integers(-3, 1100) | st.sampled_from([2**31, 2**63, 2**64, -(2**63), 1023, 1024])
+scalars = st.none() | st.booleans() | ids | st.floats() | st.text(max_size=20)
+anything = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3)
+)
+texts, tokens = st.text(max_size=30), st.lists(ids, max_size=12)
+
+
+def mostly(*likely: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(*likely, *likely, anything)
+
+
+bodies = st.fixed_dictionaries(
+    {},
+    optional={
+        "query": mostly(texts, tokens),
+        "items": mostly(st.lists(texts, max_size=60), st.lists(tokens, max_size=60), texts),
+        "label_token_ids": mostly(tokens, st.lists(tokens, max_size=6)),
+        "labels": mostly(st.lists(st.sampled_from(["a", "b", " yes", "no way", ""]), max_size=25)),
+        "apply_softmax": mostly(st.booleans()),
+        "item_first": mostly(st.booleans()),
+        "temperature": mostly(st.floats()),
+        "return_token_logprobs": mostly(st.booleans()),
+        "model": mostly(st.just("m")),
+        "cache_salt": mostly(texts),
+        "queries": anything,
+    },
+)
+CONTRACT_ERRORS = {400, 404, 413, 415, 422}
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(body=bodies, valid=st.booleans())
+def test_any_body_gets_scores_or_the_envelope(app: Any, body: dict[str, Any], valid: bool) -> None:
+    if valid:  # around something right, so that the later checks are reached too
+        body = {"query": [1, 2], "items": [[3], []], "label_token_ids": [4]} | dict(list(body.items())[:1])
+    check(app, body_bytes(body), "application/json")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(content=st.binary(max_size=200) | st.text().map(str.encode), kind=st.sampled_from(["application/json", "x", ""]))
+def test_any_bytes_get_the_envelope(app: Any, content: bytes, kind: str) -> None:
+    check(app, content, kind)
+
+
+def body_bytes(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode("utf-8", "surrogatepass")  # NaN and lone surrogates included
+
+
+def check(app: Any, content: bytes, kind: str) -> None:
+    response = TestClient(app).post("/v1/score", content=content, headers={"content-type": kind})
+    if response.status_code == 200:
+        ScoreReply.model_validate_json(response.content, strict=True)
+    else:
+        assert response.status_code in CONTRACT_ERRORS, response.text
+        check_envelope(response.status_code, response.json())
+
+
+def check_envelope(status: int, body: Any) -> None:
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert ERRORS[error["code"]] == (status, error["type"])
+    assert isinstance(error["message"], str)
+    assert 0 < len(error["message"]) <= 500
+    assert error["param"] is None or isinstance(error["param"], str)

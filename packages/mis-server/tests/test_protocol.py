@@ -1,0 +1,102 @@
+"""Clients that are slow or do not speak HTTP hold nothing for long and learn what was wrong."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from mis_server import protocol
+
+Open = Callable[[], socket.socket]
+
+
+@pytest.fixture
+def open_socket(http: httpx.Client) -> Iterator[Open]:
+    with ExitStack() as stack:
+        address = (http.base_url.host, http.base_url.port or 80)
+        yield lambda: stack.enter_context(socket.create_connection(address, timeout=20))
+
+
+def read_all(connection: socket.socket) -> bytes:
+    data = b""
+    while part := connection.recv(65536):
+        data += part
+    return data
+
+
+def envelope(reply: bytes) -> dict[str, str]:
+    return json.loads(reply.partition(b"\r\n\r\n")[2])["error"]
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: %s\r\n" % (i, b"y" * 1000) for i in range(1000)) + b"\r\n",
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 2_000_000 + b"\r\n\r\n",
+        b"GET /" + b"y" * 2_000_000 + b" HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",  # TLS, to a port without
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
+    ],
+    ids=["headers", "header", "path", "tls", "nonsense", "negative", "two lengths"],
+)
+def test_what_is_not_http_gets_the_envelope(http: httpx.Client, open_socket: Open, flood: bytes) -> None:
+    connection = open_socket()
+    try:
+        connection.sendall(flood)
+        reply = read_all(connection)
+    except ConnectionError:  # closed while the flood was still coming
+        reply = b""
+    if reply:
+        assert reply.startswith(b"HTTP/1.1 400 Bad Request")
+        assert envelope(reply)["code"] == "invalid_http"
+        assert b"x-request-id: " in reply
+    else:
+        assert len(flood) > 100_000
+    assert http.get("/health").status_code == 200
+
+
+def test_headers_that_do_not_end_close_the_connection(
+    http: httpx.Client, open_socket: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEADER_TIMEOUT_S", 0.5)
+    slow = [open_socket() for _ in range(50)]
+    for connection in slow:
+        connection.sendall(b"POST /v1/score HTTP/1.1\r\nx: ")
+    assert http.get("/health").status_code == 200  # nobody waits for them
+    began = time.monotonic()
+    while slow and time.monotonic() - began < 10:  # one byte now and then is no way around
+        time.sleep(0.1)
+        slow = [connection for connection in slow if is_open(connection)]
+    assert slow == []
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Send one byte; whether the connection still takes it."""
+    try:
+        connection.sendall(b"y")
+        connection.setblocking(False)
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+    finally:
+        connection.setblocking(True)
+
+
+def test_a_silent_connection_is_closed(http: httpx.Client, open_socket: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEADER_TIMEOUT_S", 0.3)
+    assert read_all(open_socket()) == b""
+
+
+def test_a_kept_connection_may_rest_and_go_on(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEADER_TIMEOUT_S", 0.3)
+    assert http.get("/health").status_code == 200
+    time.sleep(0.6)
+    assert http.get("/health").status_code == 200
