@@ -16,7 +16,7 @@ import numpy as np
 
 from mis_core.config import EngineConfig
 from mis_core.engine_process import run
-from mis_core.errors import ModelError, RequestError
+from mis_core.errors import EngineUnavailable, ModelError, RequestError
 from mis_core.request import LabelLogits, ScoreRequest
 
 
@@ -42,6 +42,8 @@ class ScriptedEngine:
                 raise RequestError("context_length_exceeded", "Item 3 is too long.", "items")
             case "fail":
                 raise FloatingPointError("a poisoned request")
+            case "lose":
+                raise EngineUnavailable("The engine lost this request: XlaRuntimeError.")
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "slow":

@@ -75,6 +75,18 @@ async def test_answers_arrive_whole() -> None:
         assert answer.timings_ms == {"device": 1.5}
 
 
+async def test_a_request_that_the_device_fails_on_may_come_once_more() -> None:
+    async with client() as engine:
+        await engine.wait_ready()
+        for _ in range(2):
+            with pytest.raises(EngineUnavailable):
+                await engine.score(request("lose"))
+        with pytest.raises(RequestRefused):
+            await engine.score(request("lose"))
+        assert (await engine.score(request())).cached_tokens == 2
+        assert engine.restarts == 0
+
+
 async def test_a_frozen_engine_process_is_killed_and_started_again() -> None:
     config = EngineConfig(model="scripted", watchdog_timeout=1.0)
     async with EngineClient(config, command=SCRIPTED) as engine:

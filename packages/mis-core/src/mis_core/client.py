@@ -58,6 +58,10 @@ class EngineFault(RuntimeError):
     """The engine failed on this one request; its log says why. Trying again will most likely fail again."""
 
 
+class RequestLost(EngineUnavailable):
+    """The device failed, out of memory for instance, while it computed this request. The engine goes on."""
+
+
 class EngineClient:
     """An engine process, kept alive. Use it as an async context manager, within one event loop.
 
@@ -125,10 +129,14 @@ class EngineClient:
             EngineUnavailable: the engine is starting or has died, perhaps before it answered.
             RequestError: only the engine could see what is wrong with the request.
             EngineFault: the engine failed on this request.
-            RequestRefused: the engine process ended twice while it worked on this request.
+            RequestRefused: the engine process ended, or its device failed, twice while it worked on this request.
         """
         async with self._suspects.watched(request):
-            return await self._running().score(next(self._ids), request)
+            try:
+                return await self._running().score(next(self._ids), request)
+            except RequestLost:
+                self._suspects.blame([request])
+                raise
 
     async def statistics(self) -> dict[str, float]:
         """Return the engine's counts and the state of its cache.
@@ -359,6 +367,8 @@ class _EngineProcess:
                 answer.set_result(message.values)
             case Rejected():
                 answer.set_exception(RequestError(message.code, message.message, message.param))
+            case Errored(is_lost=True):
+                answer.set_exception(RequestLost("The device failed while it computed this request."))
             case Errored():
                 answer.set_exception(EngineFault("The engine failed on this request; its log says why."))
 

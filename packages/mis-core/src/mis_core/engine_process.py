@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from mis_core.config import EngineConfig
-from mis_core.errors import MisError, RequestError
+from mis_core.errors import EngineUnavailable, MisError, RequestError
 from mis_core.request import LabelLogits, ScoreRequest
 from mis_core.wire import (
     HEADER_BYTES,
@@ -225,7 +225,7 @@ class Desk:
             frame = encode_frame(Rejected(id=id, code=error.code, message=error.message, param=error.param))
         else:  # a poisoned request must not take its neighbours along
             logger.error("Request %d failed.", id, exc_info=error)
-            frame = encode_frame(Errored(id=id))
+            frame = encode_frame(Errored(id=id, is_lost=isinstance(error, EngineUnavailable)))
         _tell(self._channel, frame)
 
 

@@ -223,9 +223,14 @@ class Rejected(_Message, frozen=True):
 
 
 class Errored(_Message, frozen=True):
-    """The engine failed on this request; its log says why. Other requests are unharmed."""
+    """The engine failed on this request; its log says why. Other requests are unharmed.
+
+    Attributes:
+        is_lost: The device failed while it computed a step with this request and perhaps others: it may be fine.
+    """
 
     id: int
+    is_lost: bool = False
 
 
 class Operated(_Message, frozen=True):

@@ -116,7 +116,7 @@ async def _request_error(request: Request, error: Exception) -> Response:
 
 
 async def _request_refused(request: Request, error: Exception) -> Response:
-    message = "The engine ended twice while it worked on this request, which is refused now. Please report it."
+    message = "The engine failed twice while it worked on this request, which is refused now. Please report it."
     return error_reply("internal_error", message, headers={"x-should-retry": "false"})  # read by openai's clients
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 from tqdm import tqdm
@@ -89,15 +89,17 @@ async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False,
         EngineUnavailable: the engine ended.
     """
     total = _count_lines(job.items)
-    done, errors = _prepare(job, config, overwrite)
+    fingerprint = _fingerprint(job, config)
+    done, errors = _continue(job, fingerprint, overwrite)
     if done == total:
         return errors
     directory = await asyncio.to_thread(resolve_model, config.model)
     tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory)
     async with EngineClient(config) as client:
         scorer = _Scorer(job, client, tokenizer, await client.wait_ready())
+        scorer.check()
         with (
-            job.output.open("ab") as output,
+            _open(job, fingerprint) as output,
             tqdm(total=total, initial=done, unit="item", disable=not progress, smoothing=0.1) as bar,
         ):
             waiting: deque[tuple[list[_Line], asyncio.Task[list[bytes]]]] = deque()
@@ -133,6 +135,17 @@ class _Scorer:
         self._tokenizer = tokenizer
         self._limits = Limits(context_length=info.context_length, vocab_size=info.vocab_size)
 
+    def check(self) -> None:
+        """Refuse what would be wrong with every line.
+
+        Raises:
+            ConfigError: names the option.
+        """
+        try:
+            parse_score_request(self._body("a", ["a"]), self._tokenizer, self._limits)
+        except RequestError as error:
+            raise ConfigError(error.message, error.param or "labels") from None
+
     async def rows(self, lines: list[_Line]) -> list[bytes]:
         """Return the output's lines of a batch that shares a query."""
         good = [line for line in lines if line.error is None]
@@ -147,11 +160,11 @@ class _Scorer:
                 good[0].error = {"code": code, "message": str(error.args[0])}
         return [self._row(line, None if line.error is not None else next(scores)) for line in lines]
 
-    async def _score(self, lines: list[_Line]) -> ScoreResult:
+    def _body(self, query: Any, items: list[Any]) -> dict[str, Any]:
         job = self._job
         body: dict[str, Any] = {
-            "query": lines[0].query,
-            "items": [line.item for line in lines],
+            "query": query,
+            "items": items,
             "apply_softmax": job.apply_softmax,
             "item_first": job.item_first,
             "temperature": job.temperature,
@@ -160,6 +173,10 @@ class _Scorer:
             body["labels"] = list(job.labels)
         if job.label_token_ids:
             body["label_token_ids"] = list(job.label_token_ids)
+        return body
+
+    async def _score(self, lines: list[_Line]) -> ScoreResult:
+        body = self._body(lines[0].query, [line.item for line in lines])
         request = await asyncio.to_thread(parse_score_request, body, self._tokenizer, self._limits)
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(EngineUnavailable):
@@ -213,24 +230,23 @@ def _count_lines(path: Path) -> int:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.", "items") from None
 
 
-def _prepare(job: Job, config: EngineConfig, overwrite: bool) -> tuple[int, int]:
+def _note_of(job: Job) -> Path:
+    return job.output.with_name(job.output.name + ".job")
+
+
+def _continue(job: Job, fingerprint: str, overwrite: bool) -> tuple[int, int]:
     """Cut off what an interruption left half written; return how many lines, and errors, the output has."""
-    note = job.output.with_name(job.output.name + ".job")
-    fingerprint = _fingerprint(job, config)
-    if overwrite:
-        with contextlib.suppress(FileNotFoundError):
-            job.output.unlink()
+    note = _note_of(job)
+    lines = errors = complete = 0
     try:
-        if job.output.exists():
-            if not note.exists() or note.read_text() != fingerprint:
-                raise ConfigError(
-                    f"{job.output} was made with other arguments or files; give another --output, or --overwrite.",
-                    "output",
-                )
-        else:
-            note.write_text(fingerprint)
-            job.output.touch()
-        lines = errors = complete = 0
+        if overwrite:
+            job.output.unlink(missing_ok=True)
+        if not job.output.exists():
+            return 0, 0
+        if not note.exists() or note.read_text() != fingerprint:
+            raise ConfigError(
+                f"{job.output} was made with other arguments or files; give another --output, or --overwrite.", "output"
+            )
         with job.output.open("rb+") as file:
             for row in file:
                 if not row.endswith(b"\n"):
@@ -240,6 +256,14 @@ def _prepare(job: Job, config: EngineConfig, overwrite: bool) -> tuple[int, int]
     except OSError as error:
         raise ConfigError(f"{job.output} cannot be written: {error.strerror}.", "output") from None
     return lines, errors
+
+
+def _open(job: Job, fingerprint: str) -> BinaryIO:
+    try:
+        _note_of(job).write_text(fingerprint)
+        return job.output.open("ab")
+    except OSError as error:
+        raise ConfigError(f"{job.output} cannot be written: {error.strerror}.", "output") from None
 
 
 def _fingerprint(job: Job, config: EngineConfig) -> str:

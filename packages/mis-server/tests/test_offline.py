@@ -1,0 +1,176 @@
+"""`mis-server score`: a line of output for each line of input, whatever happens in between."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mis_core import Engine
+from mis_server.cli import main
+
+pytestmark = pytest.mark.slow
+
+LABELS = ("--labels", "yes", "no")
+ENGINE = ("--dtype", "float32", "--skip-warmup")
+
+
+def write_lines(path: Path, lines: list[Any]) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    assert path.read_bytes().endswith(b"\n")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def score(checkpoint: Path, tmp_path: Path) -> Callable[..., tuple[int, str, list[dict[str, Any]]]]:
+    """`score(lines, *flags)`: exit status, standard error and the output's lines."""
+
+    def run(lines: list[Any], *flags: str) -> tuple[int, str, list[dict[str, Any]]]:
+        items, output = write_lines(tmp_path / "items.jsonl", lines), tmp_path / "out.jsonl"
+        arguments = ["score", str(checkpoint), "--items", str(items), "--output", str(output), *ENGINE, *flags]
+        done = CliRunner().invoke(main, arguments, prog_name="mis-server")
+        return done.exit_code, done.stderr, read_lines(output) if output.exists() else []
+
+    return run
+
+
+def test_texts_are_scored_in_order(score: Any, engine: Engine) -> None:
+    texts = [f"item number {i}" for i in range(50)]
+    code, _, rows = score([json.dumps(text) for text in texts], "--query", "Good? ", *LABELS, "--batch-size", "7")
+    want = engine.score(query="Good? ", items=texts, labels=["yes", "no"])
+    assert code == 0
+    np.testing.assert_array_equal([row["scores"] for row in rows], want.scores.tolist())
+
+
+def test_objects_have_their_own_query_and_keep_their_id(score: Any, engine: Engine) -> None:
+    lines = [{"id": f"n{i}", "query": f"Query {i // 3}: ", "item": f"text {i}"} for i in range(10)]
+    code, _, rows = score(lines, *LABELS, "--apply-softmax")
+    assert code == 0
+    assert [row["id"] for row in rows] == [line["id"] for line in lines]
+    for row, line in zip(rows, lines, strict=True):
+        want = engine.score(query=line["query"], items=[line["item"]], labels=["yes", "no"], apply_softmax=True)
+        assert row["scores"] == want.scores[0].tolist()
+
+
+def test_token_ids_are_scored_too(score: Any, engine: Engine) -> None:
+    lines = [{"query": [1, 2, 3], "item": [i, 5]} for i in range(9)]
+    code, _, rows = score(lines, "--label-token-ids", "7", "8", "9")
+    assert code == 0
+    want = engine.score(query=[1, 2, 3], items=[line["item"] for line in lines], label_token_ids=[7, 8, 9])
+    np.testing.assert_array_equal([row["scores"] for row in rows], want.scores.tolist())
+
+
+def test_a_wrong_line_is_an_error_of_its_own(score: Any) -> None:
+    lines = ["not json", '"fine"', "3", "{}", '"also fine"', '{"item": [1, 2]}', '{"item": "own", "query": ""}', ""]
+    lines += [json.dumps({"id": 9, "item": "word " * 5000}), '"last"', "[" * 5000]
+    code, error, rows = score(lines, "--query", "q ", *LABELS)
+    codes = [row["error"]["code"] if "error" in row else None for row in rows]
+    assert codes == [
+        "invalid_json",
+        None,
+        "invalid_items_type",
+        "missing_items",
+        None,
+        "mixed_input_types",
+        "empty_query",
+        "invalid_json",
+        "context_length_exceeded",
+        None,
+        "invalid_json",
+    ]
+    assert rows[8]["id"] == 9
+    assert code == 2
+    assert "Traceback" not in error
+
+
+def test_what_is_done_is_done(score: Any) -> None:
+    first = score(['"a"', '"b"'], "--query", "q ", *LABELS)
+    assert score(['"a"', '"b"'], "--query", "q ", *LABELS)[2] == first[2]
+
+
+def test_an_output_of_other_arguments_is_not_continued(score: Any) -> None:
+    rows = score(['"a"', '"b"'], "--query", "q ", *LABELS)[2]
+    for lines, flags in (
+        (['"a"', '"b"'], ("--query", "another ", *LABELS)),
+        (['"a"', '"b"'], ("--query", "q ", "--labels", "yes")),
+        (['"a"', '"b"'], ("--query", "q ", *LABELS, "--apply-softmax")),
+        (['"a"', '"c"'], ("--query", "q ", *LABELS)),
+    ):
+        code, error, left = score(lines, *flags)
+        assert (code, left) == (1, rows)
+        assert "made with other arguments" in error
+    code, _, new = score(['"a"', '"b"'], "--query", "another ", *LABELS, "--overwrite")
+    assert (code, len(new)) == (0, 2)
+    assert new != rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--labels", "yes"], "Missing option '--items'"),
+        (["--items", "none.jsonl", "--labels", "yes"], "Error: --items: none.jsonl cannot be read: No such file"),
+        (["--items", "none.jsonl"], "--labels is missing"),
+    ],
+)
+def test_bad_arguments_are_one_line(checkpoint: Path, arguments: list[str], message: str) -> None:
+    done = CliRunner().invoke(main, ["score", str(checkpoint), *arguments], prog_name="mis-server")
+    assert done.exit_code != 0
+    assert message in done.stderr
+
+
+def test_a_label_that_is_no_token_is_said_once_for_all(score: Any) -> None:
+    code, error, rows = score(['"a"', '"b"'], "--query", "q ", "--labels", "a long text that is no single token")
+    assert code == 1
+    assert error.startswith("Error: --labels: Label 'a long text that is no single token' is 10 tokens;")
+    assert rows == []
+
+
+def test_an_output_that_cannot_be_written_is_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    items = write_lines(tmp_path / "items.jsonl", ['"a"'])
+    arguments = ["--items", str(items), "--output", str(tmp_path / "no" / "out"), "--query", "q", *LABELS, *ENGINE]
+    done = CliRunner().invoke(main, ["score", str(checkpoint), *arguments], prog_name="mis-server")
+    assert done.exit_code == 1
+    assert "Error: --output: " in done.stderr
+    assert "cannot be written" in done.stderr
+
+
+def test_a_run_that_is_killed_goes_on_without_losing_or_repeating(
+    checkpoint: Path, tmp_path: Path, engine: Engine
+) -> None:
+    count, output = 100_000, tmp_path / "out.jsonl"
+    lines = [{"id": i, "item": f"{i % 977} is {i}"} for i in range(count)]
+    items = write_lines(tmp_path / "items.jsonl", lines)
+    arguments = ["score", str(checkpoint), "--query", "Is it? ", "--items", str(items), "--output", str(output)]
+    command = [sys.executable, "-m", "mis_server", *arguments, *LABELS, *ENGINE]
+    for share in (0.1, 0.35, 0.6):
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            while count_lines(output) < share * count:
+                assert process.poll() is None
+                time.sleep(0.02)
+            process.send_signal(signal.SIGKILL)
+        with output.open("ab") as file:
+            file.write(b'{"scores": [0.')  # the worst moment for it
+    assert count_lines(output) < count
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    rows = read_lines(output)
+    assert [row["id"] for row in rows] == list(range(count))
+    some = np.random.default_rng(0).choice(count, 200, replace=False)
+    want = engine.score(query="Is it? ", items=[str(lines[i]["item"]) for i in some], labels=["yes", "no"])
+    np.testing.assert_array_equal([rows[i]["scores"] for i in some], want.scores.tolist())
+
+
+def count_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
