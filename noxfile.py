@@ -10,7 +10,7 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_external_run = True
 nox.options.stop_on_first_error = True
-nox.options.sessions = ["lint", "types", "tests_cpu", "wheels_alone", "docs"]
+nox.options.sessions = ["lint", "types", "tests_cpu", "clients", "wheels_alone", "docs"]
 
 PACKAGES = ("mis-kernels", "mis-core", "mis-server", "mis-bench", "mis-testing")  # dependencies first
 SOURCES = [f"packages/{package}/src" for package in PACKAGES]
@@ -45,6 +45,16 @@ def tests_cpu(session: nox.Session) -> None:
     install_wheels(session, *group("test"), *group("oracle"))
     session.run("python", "-c", IS_INSTALLED)
     session.run("pytest", "-m", "not tpu and not tpu_aot and not gpu", *session.posargs, env=CPU)
+
+
+@nox.session(requires=["build"])
+@nox.parametrize("openai", ["openai>=3", "openai>=2,<3", "openai>=1,<2"], ids=["3", "2", "1"])
+def clients(session: nox.Session, openai: str) -> None:
+    """Score with every generation of the openai client that is in use."""
+    others = [requirement for requirement in group("test") if not requirement.startswith("openai")]
+    install_wheels(session, *others, openai)
+    session.run("python", "-c", "import openai; print('openai', openai.__version__)")
+    session.run("pytest", "packages/mis-server/tests/test_openai_client.py", *session.posargs, env=CPU)
 
 
 @nox.session(requires=["build"])

@@ -1,5 +1,6 @@
-"""The official `openai` client understands our replies and errors."""
+"""The official `openai` client understands our replies and errors. `nox -s clients` runs this with 1.x, 2.x and 3.x."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,7 +8,9 @@ import httpx
 import openai
 import pytest
 
-from mis_core.errors import EngineUnavailable
+from mis_core.client import EngineFault
+from mis_core.errors import EngineUnavailable, RequestError
+from mis_core.suspects import RequestRefused
 
 Body = Callable[..., dict[str, Any]]
 
@@ -66,8 +69,57 @@ def test_a_wrong_key_is_an_authentication_error(client: openai.OpenAI) -> None:
     assert caught.value.code == "invalid_api_key"
 
 
+FAILURES = [
+    (RequestError("context_length_exceeded", "Item 3 is too long.", "items"), 400, openai.BadRequestError, "items"),
+    (RequestError("queue_full", "Later."), 429, openai.RateLimitError, None),
+    (EngineFault("a reason for the log"), 500, openai.InternalServerError, None),
+    (RequestRefused("again"), 500, openai.InternalServerError, None),
+    (EngineUnavailable("restarting"), 503, openai.InternalServerError, None),
+    (RequestError("deadline_exceeded", "Too late."), 504, openai.InternalServerError, None),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "param"), FAILURES, ids=str)
+def test_every_status_is_its_exception(
+    client: openai.OpenAI,
+    pretended: Any,
+    score_body: Body,
+    error: Exception,
+    status: int,
+    kind: type[openai.APIStatusError],
+    param: str | None,
+) -> None:
+    pretended.error = error
+    with pytest.raises(kind) as caught:
+        client.post("/score", cast_to=object, body=score_body())
+    code = error.code if isinstance(error, RequestError) else None
+    assert caught.value.status_code == status
+    assert caught.value.code == (code or {500: "internal_error", 503: "engine_unavailable"}[status])
+    assert caught.value.param == param
+    assert caught.value.request_id == caught.value.response.headers["x-request-id"]
+
+
+def test_a_body_that_is_too_large_is_a_status_error(connect: Callable[..., httpx.Client], score_body: Body) -> None:
+    http = connect(max_body_bytes=100)
+    with openai.OpenAI(base_url=str(http.base_url.join("/v1")), api_key="any", max_retries=0) as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.post("/score", cast_to=object, body=score_body(items=[[1]] * 100))
+        assert (caught.value.status_code, caught.value.code) == (413, "request_too_large")
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.post("/nowhere", cast_to=object, body={})
+        assert missing.value.code == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("error", "wait_s"), [(EngineUnavailable("restarting"), 5), (RequestError("queue_full", "Later."), 1)]
+)
 def test_the_client_comes_back_when_it_was_told_to(
-    client: openai.OpenAI, pretended: Any, score_body: Body, monkeypatch: pytest.MonkeyPatch
+    client: openai.OpenAI,
+    pretended: Any,
+    score_body: Body,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    wait_s: float,
 ) -> None:
     waits_s: list[float] = []
 
@@ -76,7 +128,24 @@ def test_the_client_comes_back_when_it_was_told_to(
         pretended.error = None
 
     monkeypatch.setattr("openai._base_client.time.sleep", sleep)
-    pretended.error = EngineUnavailable("restarting")
-    patient = client.with_options(max_retries=1)
+    pretended.error = error
+    patient = client.with_options(max_retries=2)
     assert patient.post("/score", cast_to=object, body=score_body())
-    assert waits_s == [5]
+    assert waits_s == [wait_s]
+
+
+def test_the_client_does_not_come_back_with_a_request_that_is_refused(
+    client: openai.OpenAI, pretended: Any, score_body: Body
+) -> None:
+    pretended.error = RequestRefused("again")
+    with pytest.raises(openai.InternalServerError):
+        client.with_options(max_retries=2).post("/score", cast_to=object, body=score_body())
+    assert len(pretended.requests) == 1
+
+
+def test_the_asynchronous_client_scores(client: openai.OpenAI, score_body: Body) -> None:
+    async def score() -> Any:
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="secret", max_retries=0) as asynchronous:
+            return await asynchronous.post("/score", cast_to=object, body=score_body())
+
+    assert asyncio.run(score())["scores"] == client.post("/score", cast_to=object, body=score_body())["scores"]

@@ -1,0 +1,115 @@
+"""What HTTP costs: requests per second against the engine in process, and CPU time of the front process.
+
+    python packages/mis-server/benchmarks/http_cost.py [--model FOLDER] [--clients 1 8 64] [--items 500 10]
+                                                       [--requests 64] [--rounds 3]
+
+Without a model, a checkpoint so tiny that the server is measured and not the model. Every request has a new
+query of 2000 tokens and items of 20, as token ids. HTTP and in-process rounds take turns, so that both see
+the same machine; the medians of the rounds are compared. The clients are on the same machine and take
+their share of it.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mis_core import Engine
+from mis_testing.checkpoint import tiny_checkpoint
+from mis_testing.server import RunningServer, running_server
+
+QUERY, LENGTH = 2000, 20
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def make_requests(count: int, items: int, vocab_size: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Return requests whose queries nobody has asked before."""
+    return [
+        {
+            "query": rng.integers(0, vocab_size, QUERY).tolist(),
+            "items": rng.integers(0, vocab_size, (items, LENGTH)).tolist(),
+            "label_token_ids": [1, 2],
+        }
+        for _ in range(count)
+    ]
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time that a process has used, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+async def over_http(server: RunningServer, bodies: list[bytes], clients: int) -> None:
+    """Send all bodies over kept connections, each client waiting for its answer."""
+    host, port = server.base_url.removeprefix("http://").split(":")
+    waiting = iter(bodies)
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
+        for body in waiting:
+            writer.write(b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+            writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+            await reader.readexactly(int(length.partition(b":")[2]))
+        writer.close()
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+
+
+def in_process(engine: Engine, requests: list[dict[str, Any]], callers: int) -> None:
+    """Score all requests on an engine in this process, from threads that each wait for their answer."""
+    with ThreadPoolExecutor(callers) as pool:
+        list(pool.map(lambda request: engine.score(**request), requests))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="folder of a checkpoint; default: a tiny one")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--items", type=int, nargs="+", default=[500, 10])
+    parser.add_argument("--requests", type=int, default=64, help="of a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = {"vocab_size": 2048, "max_position_embeddings": 4096}
+        model = options.model or str(tiny_checkpoint(Path(folder) / "tiny", **sizes))
+        with running_server(model, ready_timeout_s=600) as server, Engine.from_pretrained(model) as engine:
+            sys.stdout.write("items clients  HTTP/s  in process/s  share  front CPU ms/request\n")
+            for items in options.items:
+                for clients in options.clients:
+                    http_s, engine_s, cpu = [], [], []
+                    for _ in range(options.rounds):
+                        requests = make_requests(options.requests, items, engine.vocab_size, rng)
+                        bodies = [json.dumps(request).encode() for request in requests]
+                        used, began = cpu_s(server.process.pid), time.perf_counter()
+                        asyncio.run(over_http(server, bodies, clients))
+                        http_s.append(time.perf_counter() - began)
+                        cpu.append(cpu_s(server.process.pid) - used)
+                        began = time.perf_counter()
+                        in_process(engine, requests, clients)
+                        engine_s.append(time.perf_counter() - began)
+                    rates = [options.requests / statistics.median(each) for each in (http_s, engine_s)]
+                    share = statistics.median(b / a for a, b in zip(http_s, engine_s, strict=True))
+                    milliseconds = statistics.median(cpu) / options.requests * 1e3
+                    sys.stdout.write(
+                        f"{items:5} {clients:7} {rates[0]:7.2f} {rates[1]:13.2f} {share:6.2f} {milliseconds:12.2f}\n"
+                    )
+                    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
