@@ -1,10 +1,10 @@
 """What HTTP costs: requests per second against the engine in process, and CPU time of the front process.
 
-    python packages/mis-server/benchmarks/http_cost.py [--model FOLDER] [--clients 1 8 64] [--items 500 10]
+    python packages/mis-server/benchmarks/http_cost.py [--model FOLDER] [--clients 1 8 64] [--items 500 10] [--query 2000]
                                                        [--requests 64] [--rounds 3]
 
 Without a model, a checkpoint so tiny that the server is measured and not the model. Every request has a new
-query of 2000 tokens and items of 20, as token ids. HTTP and in-process rounds take turns, so that both see
+query and items of 20, as token ids. HTTP and in-process rounds take turns, so that both see
 the same machine; the medians of the rounds are compared. The clients are on the same machine and take
 their share of it.
 """
@@ -27,15 +27,17 @@ from mis_core import Engine
 from mis_testing.checkpoint import tiny_checkpoint
 from mis_testing.server import RunningServer, running_server
 
-QUERY, LENGTH = 2000, 20
+LENGTH = 20
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def make_requests(count: int, items: int, vocab_size: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+def make_requests(
+    count: int, query: int, items: int, vocab_size: int, rng: np.random.Generator
+) -> list[dict[str, Any]]:
     """Return requests whose queries nobody has asked before."""
     return [
         {
-            "query": rng.integers(0, vocab_size, QUERY).tolist(),
+            "query": rng.integers(0, vocab_size, query).tolist(),
             "items": rng.integers(0, vocab_size, (items, LENGTH)).tolist(),
             "label_token_ids": [1, 2],
         }
@@ -80,6 +82,7 @@ def main() -> None:
     parser.add_argument("--model", help="folder of a checkpoint; default: a tiny one")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--items", type=int, nargs="+", default=[500, 10])
+    parser.add_argument("--query", type=int, default=2000, help="tokens of a query")
     parser.add_argument("--requests", type=int, default=64, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -93,7 +96,7 @@ def main() -> None:
                 for clients in options.clients:
                     http_s, engine_s, cpu = [], [], []
                     for _ in range(options.rounds):
-                        requests = make_requests(options.requests, items, engine.vocab_size, rng)
+                        requests = make_requests(options.requests, options.query, items, engine.vocab_size, rng)
                         bodies = [json.dumps(request).encode() for request in requests]
                         used, began = cpu_s(server.process.pid), time.perf_counter()
                         asyncio.run(over_http(server, bodies, clients))

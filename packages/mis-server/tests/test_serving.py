@@ -17,6 +17,9 @@ import httpx
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from mis_core.config import EngineConfig
+from mis_server.serving import listen
+from mis_server.settings import ServerConfig
 from mis_testing.server import RunningServer, free_port, running_server
 
 Factory = Callable[..., Path]
@@ -56,6 +59,15 @@ def test_a_port_in_use_is_one_line_before_anything_is_loaded() -> None:
         port = taken.getsockname()[1]
         line = serve_until_it_fails("/no/such/model", "--port", str(port))
     assert line == f"Error: --port: Cannot listen on 127.0.0.1, port {port}: Address already in use."
+
+
+def test_replies_do_not_wait_for_acknowledgements() -> None:
+    with (
+        listen(ServerConfig(engine=EngineConfig(model="m"), port=0)) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.slow

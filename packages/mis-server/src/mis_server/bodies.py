@@ -34,15 +34,22 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, _Resul
     Raises:
         ClientDisconnect: the client has gone away.
     """
-    working = asyncio.create_task(work)
+    task = asyncio.current_task()
+    assert task is not None
+
+    def cancel(_: asyncio.Task[None]) -> None:
+        task.cancel()
+
     leaving = asyncio.create_task(_disconnected(request))
+    leaving.add_done_callback(cancel)
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        return await work
+    except asyncio.CancelledError:
+        if leaving.done() and not leaving.cancelled() and task.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
     finally:
-        working.cancel()
+        leaving.remove_done_callback(cancel)
         leaving.cancel()
 
 

@@ -12,6 +12,7 @@ from mis_core.request import ScoreRequest, ScoreResult
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _COUNTS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 20_000)
 _SHARES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
@@ -46,6 +47,7 @@ class Metrics:
         self._http_seconds = self._histogram(
             "http_request_duration_seconds", "From headers to the end of the reply.", _SECONDS, ("method", "handler")
         )
+        self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._items = self._histogram("mis_request_items", "Items per request.", _COUNTS)
         self._prompt_tokens = Counter(
             "mis_prompt_tokens", "Tokens of answered requests, a query once.", registry=self.registry
@@ -84,8 +86,17 @@ class Metrics:
 
     def replied(self, method: str, handler: str, status: int, seconds: float) -> None:
         """Count one HTTP request; `handler` is the route's pattern, never what the client wrote."""
-        self._http.labels(method, handler, str(status)).inc()
-        self._http_seconds.labels(method, handler).observe(seconds)
+        if method not in _METHODS:
+            method = "other"  # a client may invent any number of them
+        key = (method, handler, status)
+        if key not in self._series:  # finding a series takes longer than counting
+            self._series[key] = (
+                self._http.labels(method, handler, str(status)),
+                self._http_seconds.labels(method, handler),
+            )
+        count, duration = self._series[key]
+        count.inc()
+        duration.observe(seconds)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

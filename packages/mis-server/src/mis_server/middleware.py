@@ -71,7 +71,7 @@ class RequestIds:
 
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "none")  # never what the client wrote: it may be anything
-        self._metrics.replied(scope["method"] if route != "none" else "any", route, status, seconds)
+        self._metrics.replied(scope["method"], route, status, seconds)
         if self._log:
             fields = {
                 "request_id": request_id,

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from typing import Any
+from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -13,6 +13,34 @@ HEADER_TIMEOUT_S = 20.0
 """Within this time of connecting, and of the first byte of a further request, its headers must be complete."""
 
 
+class _Gathering:
+    """A transport that writes once per turn of the event loop: a reply's head and body in one packet, one call."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """Write at the end of this turn."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        """Write what is left, then close."""
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _flush(self) -> None:
+        if self._parts:
+            self._transport.write(b"".join(self._parts))
+            self._parts.clear()
+
+
 class Protocol(H11Protocol):
     """Closes connections whose headers do not arrive in time; a slow client holds a socket, never a worker."""
 
@@ -20,7 +48,7 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
-        super().connection_made(transport)
+        super().connection_made(cast(Any, _Gathering(transport, self.loop)))
         self._watch()
 
     def data_received(self, data: bytes) -> None:

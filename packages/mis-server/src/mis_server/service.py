@@ -19,7 +19,7 @@ from mis_server.admission import Admission, Place
 from mis_server.metrics import Metrics
 from mis_server.settings import ServerConfig
 
-_INLINE_BYTES = 8192  # bodies up to this size are parsed in less time than a thread takes to be woken
+_INLINE_BYTES = 32_768  # up to this size, token ids are parsed in about the time that a thread takes to be woken
 _STATISTICS_S = 2.0
 
 
@@ -86,10 +86,7 @@ class Service:
             EngineUnavailable: the engine cannot answer now, or died before it answered.
         """
         began = time.perf_counter()
-        if len(body) <= _INLINE_BYTES:
-            request = self._parse(body)
-        else:  # longer than the event loop may be blocked
-            request = await asyncio.to_thread(self._parse, body)
+        request = await self._request(body)
         tokenize_ms = (time.perf_counter() - began) * 1e3
         place.take(request.prompt_tokens)
         logits = await self.client.score(request)
@@ -120,10 +117,16 @@ class Service:
         ]
         return known
 
-    def _parse(self, body: bytes) -> ScoreRequest:
-        return parse_score_request(
-            decode_object(body), self.tokenizer, self._limits(), served_models=(self.settings.model_name,)
-        )
+    async def _request(self, body: bytes) -> ScoreRequest:
+        if len(body) > _INLINE_BYTES:
+            return await asyncio.to_thread(lambda: self._parse(decode_object(body)))
+        fields = decode_object(body)
+        if isinstance(fields.get("query"), list):
+            return self._parse(fields)
+        return await asyncio.to_thread(self._parse, fields)  # texts take longer than the event loop may be blocked
+
+    def _parse(self, fields: Mapping[str, Any]) -> ScoreRequest:
+        return parse_score_request(fields, self.tokenizer, self._limits(), served_models=(self.settings.model_name,))
 
     def _limits(self) -> Limits:
         info = self.client.info

@@ -49,6 +49,9 @@ def join_ids(
     if item_first:
         return _put_items_first(query, tokens.astype(np.int32), lens)
     empty = lens == 0
+    if not empty.any():
+        contexts = np.full(len(lens), len(query), np.int32)
+        return Joined(query, tokens.astype(np.int32), _starts(lens), contexts)
     begins = np.cumsum(lens) - lens
     return Joined(
         query=query,
@@ -101,4 +104,6 @@ def _put_items_first(query: np.ndarray, tokens: np.ndarray, lens: np.ndarray) ->
 
 
 def _starts(lens: np.ndarray) -> Int32[np.ndarray, " items_plus_one"]:
-    return np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
+    starts = np.zeros(len(lens) + 1, np.int32)
+    starts[1:] = lens.cumsum()
+    return starts

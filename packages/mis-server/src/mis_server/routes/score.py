@@ -44,13 +44,18 @@ async def score(request: Request, service: ServiceOfApp) -> Response:
 
 def _rows(request: ScoreRequest, values: np.ndarray) -> list[list[float]]:
     """Return one list per item, as long as the item's list of labels."""
-    is_label = np.broadcast_to(request.label_ids >= 0, values.shape)
-    if not np.isfinite(values[is_label]).all():
-        raise FloatingPointError("The engine returned scores that are not finite.")
-    rows = values.tolist()
+    is_label = request.label_ids >= 0
     if is_label.all():
-        return rows
+        _check_finite(values)
+        return values.tolist()
+    _check_finite(values[is_label])
+    rows = values.tolist()
     return [row[:count] for row, count in zip(rows, is_label.sum(axis=1), strict=True)]
+
+
+def _check_finite(values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise FloatingPointError("The engine returned scores that are not finite.")
 
 
 def _usage(result: ScoreResult) -> ScoreUsage:

@@ -1,6 +1,6 @@
 """The words of `POST /v1/score`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,7 +11,7 @@ _Texts = Annotated[list[str], Field(min_length=1)]
 _TokenLists = Annotated[list[list[TokenId]], Field(min_length=1)]
 _LabelLists = Annotated[list[_Tokens], Field(min_length=1)]
 
-_EXAMPLES = [
+_EXAMPLES: list[Any] = [
     {
         "query": "Is it about animals? ",
         "items": ["A cat sleeps.", "Rain."],
