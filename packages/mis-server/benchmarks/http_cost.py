@@ -1,7 +1,7 @@
 """What HTTP costs: requests per second against the engine in process, and CPU time of the front process.
 
-    python packages/mis-server/benchmarks/http_cost.py [--model FOLDER] [--clients 1 8 64] [--items 500 10] [--query 2000]
-                                                       [--requests 64] [--rounds 3]
+    python packages/mis-server/benchmarks/http_cost.py [--model FOLDER] [--clients 1 8 64] [--items 500 10]
+                                                       [--query 2000] [--requests 64] [--rounds 3]
 
 Without a model, a checkpoint so tiny that the server is measured and not the model. Every request has a new
 query and items of 20, as token ids. HTTP and in-process rounds take turns, so that both see

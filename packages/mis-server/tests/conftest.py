@@ -28,7 +28,9 @@ class PretendedEngine:
 
     def __init__(self) -> None:
         self.ready = True
-        self.info: Ready | None = Ready(vocab_size=1024, context_length=256, summary={"devices": "1 x pretended"})
+        self.info: Ready | None = Ready(
+            vocab_size=1024, context_length=256, summary={"devices": "1 x pretended", "step_tokens": 2048}
+        )
         self.error: Exception | None = None
         self.offset = 0.0
         self.hangs = False

@@ -21,6 +21,7 @@ from mis_core.models.config import read_model_config
 from mis_core.models.parallel import make_mesh, spread_heads
 from mis_core.models.weights import load_decoder
 from mis_core.request import LabelLogits, ScoreRequest, ScoreResult
+from mis_core.runner.buckets import token_buckets
 from mis_core.runner.layout import Layouts
 from mis_core.runner.memory import cache_pages, token_budget
 from mis_core.runner.runner import Runner
@@ -101,6 +102,7 @@ class Engine:
             "context_length": self.context_length,
             "cache_tokens": pages * PAGE_SIZE,
             "step_tokens": budget,
+            "buckets": " ".join(map(str, token_buckets(budget))),
         }
         self._loop = EngineLoop(runner, scheduler)
 

@@ -31,6 +31,14 @@ _ENGINE = (
     ("held_pages", "gauge", "mis_kv_cache_held_pages", "Pages that requests use."),
     ("pages", "gauge", "mis_kv_cache_pages", "Pages in all."),
 )
+# What the front knows of it.
+_FRONT = (
+    ("up", "gauge", "mis_engine_up", "Whether the engine can answer."),
+    ("restarts", "counter", "mis_engine_restarts", "Times that the engine was started again."),
+    ("step_budget", "gauge", "mis_engine_step_budget_tokens", "Most tokens of a step."),
+    ("requests_queued", "gauge", "mis_num_requests_queued", "Requests between arrival and reply."),
+    ("tokens_queued", "gauge", "mis_num_tokens_queued", "Tokens of those requests."),
+)
 
 
 class Metrics:
@@ -59,7 +67,7 @@ class Metrics:
         self._seconds = self._histogram(
             "mis_e2e_request_latency_seconds", "From the body's arrival to the scores.", _SECONDS
         )
-        self._stages = self._histogram("mis_stage_seconds", "Time of a request by stage.", _SECONDS, ("stage",))
+        self.stages = self._histogram("mis_stage_seconds", "Time of a request by stage.", _SECONDS, ("stage",))
         self._mass = self._histogram(
             "mis_label_mass",
             "Mean probability of a request's labels together, where the full vocabulary was normalised.",
@@ -77,7 +85,7 @@ class Metrics:
         self._cached_tokens.inc(result.usage.cached_tokens)
         self._seconds.observe(seconds)
         for stage, milliseconds in result.timings_ms.items():
-            self._stages.labels(stage).observe(milliseconds / 1e3)
+            self.stages.labels(stage).observe(milliseconds / 1e3)
         probabilities = None if request.apply_softmax else result.scores
         if result.token_logprobs is not None:
             probabilities = np.exp(result.token_logprobs)
@@ -108,11 +116,11 @@ class _EngineStatistics(Collector):
 
     def __init__(self) -> None:
         self.statistics: dict[str, float] = {}
-        self.front: list[Metric] = []
+        self.front: dict[str, float] = {}
 
     def collect(self) -> Iterator[Metric]:
-        for key, kind, name, meaning in _ENGINE:
-            if key in self.statistics:
-                family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-                yield family(name, meaning, self.statistics[key])
-        yield from self.front
+        for table, values in ((_ENGINE, self.statistics), (_FRONT, self.front)):
+            for key, kind, name, meaning in table:
+                if key in values:
+                    family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+                    yield family(name, meaning, values[key])

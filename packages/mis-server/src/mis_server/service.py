@@ -7,7 +7,6 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 from fastapi import Depends, Request
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.request import LabelLogits, ScoreRequest, ScoreResult
@@ -107,14 +106,15 @@ class Service:
         except (TimeoutError, EngineUnavailable):
             pass
         self.metrics.engine.statistics = known
-        self.metrics.engine.front = [
-            GaugeMetricFamily("mis_engine_up", "Whether the engine can answer.", self.client.ready),
-            CounterMetricFamily("mis_engine_restarts", "Times the engine was started again.", self.client.restarts),
-            GaugeMetricFamily(
-                "mis_num_requests_queued", "Requests between arrival and reply.", self.admission.requests
-            ),
-            GaugeMetricFamily("mis_num_tokens_queued", "Tokens of those requests.", self.admission.tokens),
-        ]
+        info = self.client.info
+        self.metrics.engine.front = {
+            "up": float(self.client.ready),
+            "restarts": self.client.restarts,
+            "requests_queued": self.admission.requests,
+            "tokens_queued": self.admission.tokens,
+        }
+        if info is not None:
+            self.metrics.engine.front["step_budget"] = float(info.summary.get("step_tokens", 0))
         return known
 
     async def _request(self, body: bytes) -> ScoreRequest:

@@ -64,7 +64,7 @@ def test_server_info_has_every_setting_but_the_secrets(connect: Connect) -> None
     assert set(info["settings"]) == names - {"engine", "api_key", "admin_api_key", "ssl_keyfile_password"}
     assert info["settings"]["max_items_per_request"] == 77
     assert info["statistics"]["steps"] == 3
-    assert info["engine"] == {"devices": "1 x pretended"}
+    assert info["engine"] == {"devices": "1 x pretended", "step_tokens": 2048}
 
 
 def samples(http: httpx.Client) -> dict[str, float]:
@@ -109,6 +109,7 @@ def test_metrics_have_the_engines_counts(http: httpx.Client, pretended: Any) -> 
     assert got["mis_engine_step_tokens_total"] == 128
     assert got["mis_prefix_cache_hits_total"] == 5
     assert (got["mis_engine_up"], got["mis_engine_restarts_total"]) == (1, 0)
+    assert got["mis_engine_step_budget_tokens"] == 2048
     pretended.ready, pretended.error, pretended.restarts = False, EngineUnavailable("dead"), 2
     got = samples(http)
     assert (got["mis_engine_up"], got["mis_engine_restarts_total"]) == (0, 2)

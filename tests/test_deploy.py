@@ -1,0 +1,149 @@
+"""What `deploy/` holds is accepted by the tools it is for, and agrees with the server."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import promql_parser
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import mis_server
+from mis_core.config import EngineConfig
+from mis_server.cli import main
+from mis_server.metrics import _ENGINE, _FRONT, Metrics
+from mis_server.settings import ServerConfig
+
+DEPLOY = Path(__file__).parent.parent / "deploy"
+MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "mis-server.yaml").read_text()))
+UNIT = (DEPLOY / "systemd" / "mis-server.service").read_text()
+
+
+def manifest(kind: str) -> Any:
+    (found,) = [each for each in MANIFESTS if each["kind"] == kind]
+    return found
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.36"])
+@pytest.mark.parametrize("kind", ["ConfigMap", "Deployment", "Service", "PodDisruptionBudget"])
+def test_kubernetes_takes_the_manifests(kind: str, version: str) -> None:
+    kubernetes_validate.validate(manifest(kind), version, strict=True)
+
+
+def test_a_wrong_manifest_is_seen() -> None:
+    wrong = manifest("Service") | {"spec": {"ports": "http"}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, "1.36", strict=True)
+
+
+def served_with(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ServerConfig:
+    calls: list[ServerConfig] = []
+
+    async def serve(settings: ServerConfig) -> None:
+        calls.append(settings)
+
+    monkeypatch.setattr("mis_server.serving.serve", serve)
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.stderr
+    return calls[0]
+
+
+def test_the_pods_settings_are_taken_and_leave_time_to_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pod = manifest("Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    config = tmp_path / "mis-server.toml"
+    config.write_text(manifest("ConfigMap")["data"][config.name])
+    arguments = [str(config) if each.endswith(".toml") else each for each in container["args"]]
+    settings = served_with(monkeypatch, *arguments)
+    assert settings.engine.model == "/models/Qwen3-0.6B"
+    assert settings.port == container["ports"][0]["containerPort"]
+    before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] >= before + settings.shutdown_timeout + 10
+    names = {f"MIS_{name.upper()}" for name in (*vars(settings), *vars(settings.engine))}
+    assert {each["name"] for each in container["env"] if each["name"].startswith("MIS_")} <= names
+    selector = manifest("Deployment")["spec"]["selector"]["matchLabels"]
+    labels = manifest("Deployment")["spec"]["template"]["metadata"]["labels"]
+    for chosen in (selector, manifest("Service")["spec"]["selector"]):
+        assert chosen.items() <= labels.items()
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["path"] in ("/ready", "/health")
+
+
+def test_the_unit_leaves_time_to_stop() -> None:
+    (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
+    assert int(seconds) >= ServerConfig(engine=EngineConfig(model="m")).shutdown_timeout + 10
+    assert "mis-server serve --config" in UNIT
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd on this machine")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    # The one thing that is missing on this machine is the program.
+    (tmp_path / "mis-server.service").write_text(UNIT.replace("/opt/mis-server/bin/mis-server", "/bin/true"))
+    command = ["systemd-analyze", "verify", str(tmp_path / "mis-server.service")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+DASHBOARD = json.loads((DEPLOY / "grafana" / "mis-server.json").read_text())
+
+
+def queries() -> Iterator[str]:
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", []):
+            yield target["expr"].replace("$__rate_interval", "5m")
+
+
+def metric_names(expression: Any) -> Iterator[str]:
+    """Yield the names of the series that a parsed query reads."""
+    if isinstance(expression, promql_parser.VectorSelector):
+        yield expression.name
+    for part in ("expr", "lhs", "rhs", "param", "vector_selector"):
+        child = getattr(expression, part, None)
+        if (
+            child is not None
+            and type(child).__module__.startswith(("promql_parser", "builtins"))
+            and child != expression
+        ):
+            yield from metric_names(child)
+    args = getattr(expression, "args", None)
+    for child in args if isinstance(args, list) else getattr(args, "args", None) or []:
+        yield from metric_names(child)
+
+
+def exposed() -> set[str]:
+    metrics = Metrics()
+    metrics.engine.statistics = dict.fromkeys((key for key, *_ in _ENGINE), 1.0)
+    metrics.engine.front = dict.fromkeys((key for key, *_ in _FRONT), 1.0)
+    metrics.replied("POST", "/v1/score", 200, 0.1)
+    metrics.stages.labels("device").observe(0.1)
+    lines = metrics.text().decode().splitlines()
+    return {re.split(r"[ {]", line)[0] for line in lines if not line.startswith("#")}
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    asked = {name for query in queries() for name in metric_names(promql_parser.parse(query))}
+    assert len(asked) >= 20
+    assert asked <= exposed()
+
+
+def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_the_image_has_the_version_of_the_package() -> None:
+    image = f"mis-server:{mis_server.__version__}"
+    assert image in (DEPLOY / "Dockerfile").read_text()
+    (container,) = manifest("Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["image"].endswith(image)
