@@ -16,16 +16,18 @@ ALGORITHMS = ("auto", "serial", "packed", "prefill_extend")
 MASKS = ("auto", "segment", "dense")
 
 
-def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] = ()) -> Any:
+def option(default: Any, help: str, *aliases: str, group: str, choices: tuple[str, ...] = ()) -> Any:
     """Declare a field that is also a flag `--name-of-the-field`, its aliases and `MIS_NAME_OF_THE_FIELD`.
 
     Args:
         default: Value when nobody sets it.
         help: One sentence for `--help`, with the unit.
         aliases: Other spellings of the flag, as other servers have them.
+        group: Heading in `--help`.
         choices: Allowed values, if few.
     """
-    return dataclasses.field(default=default, metadata={"help": help, "aliases": aliases, "choices": choices})
+    metadata = {"help": help, "aliases": aliases, "group": group, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,49 +39,87 @@ class EngineConfig:
     """
 
     model: str = dataclasses.field(metadata={"help": "Hugging Face model directory, or a name in the local hub cache."})
-    dtype: str = option("bfloat16", "Type of weights and activations.", choices=DTYPES)
+    dtype: str = option("bfloat16", "Type of weights and activations.", choices=DTYPES, group="Model")
     context_length: int | None = option(
-        None, "Longest query + item in tokens; default: the model's own.", "--max-model-len"
+        None, "Longest query + item in tokens; default: the model's own.", "--max-model-len", group="Model"
     )
     chunked_prefill_size: int | None = option(
         None,
         "Token budget: most new tokens computed in one step on each device, a multiple of 256; default: 2048 on "
         "CPUs, elsewhere the largest up to 4096 that memory allows.",
         "--max-num-batched-tokens",
+        group="Scheduling and scoring",
     )
-    tp_size: int = option(1, "Devices that weights and KV heads are cut over.", "--tensor-parallel-size")
-    dp_size: int = option(1, "Devices that tokens are cut over, each with all weights.", "--data-parallel-size")
+    tp_size: int = option(
+        1, "Devices that weights and KV heads are cut over.", "--tensor-parallel-size", group="Devices and memory"
+    )
+    dp_size: int = option(
+        1,
+        "Devices that tokens are cut over, each with all weights.",
+        "--data-parallel-size",
+        group="Devices and memory",
+    )
     max_total_tokens: int | None = option(
-        None, "Tokens that the KV cache has room for; default: 32768 on CPUs, elsewhere what memory allows."
+        None,
+        "Tokens that the KV cache has room for; default: 32768 on CPUs, elsewhere what memory allows.",
+        group="Devices and memory",
     )
     mem_fraction_static: float = option(
-        0.88, "Share of an accelerator's memory for weights and KV cache.", "--gpu-memory-utilization"
+        0.88,
+        "Share of an accelerator's memory for weights and KV cache.",
+        "--gpu-memory-utilization",
+        group="Devices and memory",
     )
-    max_running_requests: int = option(256, "Most requests that share the steps; others wait.", "--max-num-seqs")
+    max_running_requests: int = option(
+        256, "Most requests that share the steps; others wait.", "--max-num-seqs", group="Scheduling and scoring"
+    )
     disable_radix_cache: bool = option(
-        False, "Forget a query as soon as its request is planned.", "--no-enable-prefix-caching"
+        False,
+        "Forget a query as soon as its request is planned.",
+        "--no-enable-prefix-caching",
+        group="Devices and memory",
     )
     scoring_algorithm: str = option(
-        "auto", "Layout of requests in steps; auto chooses by estimated cost.", choices=ALGORITHMS
+        "auto",
+        "Layout of requests in steps; auto chooses by estimated cost.",
+        choices=ALGORITHMS,
+        group="Scheduling and scoring",
     )
     mask_impl: str = option(
-        "auto", "dense materialises masks, as a reference; auto is segment, which needs none.", choices=MASKS
+        "auto",
+        "dense materialises masks, as a reference; auto is segment, which needs none.",
+        choices=MASKS,
+        group="Scheduling and scoring",
     )
-    multi_item_scoring_chunk_size: int = option(0, "Most items of a request in a step; 0: as many as fit.")
+    multi_item_scoring_chunk_size: int = option(
+        0, "Most items of a request in a step; 0: as many as fit.", group="Scheduling and scoring"
+    )
     multi_item_scoring_delimiter: int | None = option(
-        None, "Token id put between query and item, as older servers need it; default: off."
+        None,
+        "Token id put between query and item, as older servers need it; default: off.",
+        group="Scheduling and scoring",
     )
-    enable_mis: bool = option(True, "Accepted for the sake of older command lines: it is always on.")
+    enable_mis: bool = option(
+        True, "Accepted for the sake of older command lines: it is always on.", group="Scheduling and scoring"
+    )
     enable_request_layout: bool = option(
-        False, "Let requests choose scoring_algorithm, mask_impl and multi_item_scoring_chunk_size."
+        False,
+        "Let requests choose scoring_algorithm, mask_impl and multi_item_scoring_chunk_size.",
+        group="Scheduling and scoring",
     )
     compilation_cache_dir: str | None = option(
-        None, "Folder that keeps compiled steps between starts; default: none on CPUs, elsewhere ~/.cache/mis."
+        None,
+        "Folder that keeps compiled steps between starts; default: none on CPUs, elsewhere ~/.cache/mis.",
+        group="Start and supervision",
     )
     watchdog_timeout: float = option(
-        300.0, "Seconds without progress after which an engine process with work to do ends itself, to be restarted."
+        300.0,
+        "Seconds without progress after which an engine process with work to do ends itself, to be restarted.",
+        group="Start and supervision",
     )
-    skip_warmup: bool = option(False, "Compile shapes at their first use instead of before readiness.")
+    skip_warmup: bool = option(
+        False, "Compile shapes at their first use instead of before readiness.", group="Start and supervision"
+    )
 
     def __post_init__(self) -> None:
         for name, allowed in (("dtype", DTYPES), ("scoring_algorithm", ALGORITHMS), ("mask_impl", MASKS)):

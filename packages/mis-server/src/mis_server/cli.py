@@ -26,7 +26,14 @@ def main() -> None:
 
 
 class _Option(click.Option):
-    """A flag whose variable may be empty: an empty MIS_API_KEY is refused, where click would open the server."""
+    """A flag of a config field.
+
+    Its variable may be empty: an empty MIS_API_KEY is refused, where click would open the server.
+    """
+
+    def __init__(self, declarations: list[str], *, group: str, **attributes: Any) -> None:
+        super().__init__(declarations, **attributes)
+        self.group = group
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the variable as it is; empty counts as unset only where it cannot be a text."""
@@ -52,6 +59,7 @@ def options_of(config: type[Any]) -> Iterator[click.Option]:
             envvar=f"MIS_{field.name.upper()}",
             show_envvar=True,
             help=field.metadata["help"],
+            group=field.metadata["group"],
         )
 
 
@@ -89,6 +97,17 @@ def _serve(model: str | None, model_path: str | None, **options: Any) -> None:
 
 class _Command(click.Command):
     """A command whose options can also come from a file, and whose repeatable options take several values at once."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under the headings of their groups."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                groups.setdefault(getattr(parameter, "group", "Options"), []).append(record)
+        for group, records in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read `--labels a b` as `--labels a --labels b`."""

@@ -28,39 +28,59 @@ class ServerConfig:
     """
 
     engine: EngineConfig
-    host: str = option("127.0.0.1", "Address to listen on.")
-    port: int = option(30000, "Port to listen on; 0 takes a free one.")
-    served_model_name: str | None = option(None, "Name of the model in requests and replies; default: MODEL as given.")
+    host: str = option("127.0.0.1", "Address to listen on.", group="Address")
+    port: int = option(30000, "Port to listen on; 0 takes a free one.", group="Address")
+    served_model_name: str | None = option(
+        None, "Name of the model in requests and replies; default: MODEL as given.", group="Address"
+    )
     api_key: str | None = option(
-        None, "Bearer token that every route but /health, /ready and /metrics asks for; default: none."
+        None,
+        "Bearer token that every route but /health, /ready and /metrics asks for; default: none.",
+        group="Security",
     )
     admin_api_key: str | None = option(
-        None, "Bearer token of /flush_cache, /start_profile and /stop_profile; default: the API key opens them too."
+        None,
+        "Bearer token of /flush_cache, /start_profile and /stop_profile; default: the API key opens them too.",
+        group="Security",
     )
-    ssl_certfile: str | None = option(None, "Certificate file for HTTPS; default: plain HTTP.")
-    ssl_keyfile: str | None = option(None, "Key file of that certificate; default: none.")
-    ssl_keyfile_password: str | None = option(None, "Password of the key file; default: none.")
+    ssl_certfile: str | None = option(None, "Certificate file for HTTPS; default: plain HTTP.", group="Security")
+    ssl_keyfile: str | None = option(None, "Key file of that certificate; default: none.", group="Security")
+    ssl_keyfile_password: str | None = option(None, "Password of the key file; default: none.", group="Security")
     ssl_ca_certs: str | None = option(
-        None, "Certificates of authorities, one of which must have signed the client's; default: clients show none."
+        None,
+        "Certificates of authorities, one of which must have signed the client's; default: clients show none.",
+        group="Security",
     )
     cors_allowed_origins: str | None = option(
-        None, "Origins, separated by commas, whose pages browsers let call this server; default: none."
+        None,
+        "Origins, separated by commas, whose pages browsers let call this server; default: none.",
+        group="Security",
     )
-    max_items_per_request: int = option(20_000, "Most items of a request.")
-    max_labels_per_request: int = option(1024, "Most labels of an item.")
-    max_request_tokens: int = option(2_000_000, "Most tokens of a request: the query once and every item.")
-    max_body_bytes: int = option(64 * 1024 * 1024, "Largest request body, in bytes.")
-    max_queued_requests: int = option(1024, "Most requests at a time; further ones are answered with 429.")
-    max_queued_tokens: int = option(8_000_000, "Most tokens of all requests at a time; further ones: 429.")
+    max_items_per_request: int = option(20_000, "Most items of a request.", group="Limits")
+    max_labels_per_request: int = option(1024, "Most labels of an item.", group="Limits")
+    max_request_tokens: int = option(
+        2_000_000, "Most tokens of a request: the query once and every item.", group="Limits"
+    )
+    max_body_bytes: int = option(64 * 1024 * 1024, "Largest request body, in bytes.", group="Limits")
+    max_queued_requests: int = option(
+        1024, "Most requests at a time; further ones are answered with 429.", group="Limits"
+    )
+    max_queued_tokens: int = option(
+        8_000_000, "Most tokens of all requests at a time; further ones: 429.", group="Limits"
+    )
     request_timeout: int = option(
-        600, "Seconds until a request is answered with 504; a client may ask for fewer by x-request-timeout."
+        600,
+        "Seconds until a request is answered with 504; a client may ask for fewer by x-request-timeout.",
+        group="Limits",
     )
-    body_timeout: int = option(60, "Seconds that a client may take to send a request's body.")
-    shutdown_timeout: int = option(30, "Seconds that running requests get to finish after SIGTERM.")
-    profile_dir: str = option("profiles", "Folder that /start_profile writes to.")
-    log_format: str = option("human", "Form of the log on standard error.", choices=LOG_FORMATS)
-    log_level: str = option("info", "Least important lines of the log.", choices=LOG_LEVELS)
-    disable_access_log: bool = option(False, "Do not log each request.")
+    body_timeout: int = option(60, "Seconds that a client may take to send a request's body.", group="Limits")
+    shutdown_timeout: int = option(30, "Seconds that running requests get to finish after SIGTERM.", group="Limits")
+    profile_dir: str = option("profiles", "Folder that /start_profile writes to.", group="Logs and profiles")
+    log_format: str = option(
+        "human", "Form of the log on standard error.", choices=LOG_FORMATS, group="Logs and profiles"
+    )
+    log_level: str = option("info", "Least important lines of the log.", choices=LOG_LEVELS, group="Logs and profiles")
+    disable_access_log: bool = option(False, "Do not log each request.", group="Logs and profiles")
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_ONE:
