@@ -118,7 +118,7 @@ def metric_names(expression: Any) -> Iterator[str]:
 
 def exposed() -> set[str]:
     metrics = Metrics()
-    metrics.engine.statistics = dict.fromkeys((key for key, *_ in _ENGINE), 1.0)
+    metrics.engine.hear(dict.fromkeys((key for key, *_ in _ENGINE), 1.0))
     metrics.engine.front = dict.fromkeys((key for key, *_ in _FRONT), 1.0)
     metrics.replied("POST", "/v1/score", 200, 0.1)
     metrics.stages.labels("device").observe(0.1)

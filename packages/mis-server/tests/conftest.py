@@ -55,7 +55,8 @@ class PretendedEngine:
 
     async def statistics(self) -> dict[str, float]:
         self._check()
-        return {"steps": 3, "new_tokens": 90, "step_tokens": 128, "waiting_requests": 0, "cache_hit_tokens": 5}
+        counts = {"steps": 3, "new_tokens": 90, "step_tokens": 128, "waiting_requests": 0}
+        return counts | {"cache_hit_tokens": 5, "cache_missed_tokens": 15, "held_pages": 2, "pages": 8}
 
     async def flush_cache(self) -> int:
         self._check()

@@ -52,13 +52,13 @@ class Asker:
     def statistics(self) -> dict[str, float]:
         return self.get("/server_info").json()["statistics"]
 
-    def queued(self) -> float:
-        line = next(x for x in self.get("/metrics").text.splitlines() if x.startswith("mis_num_requests_queued "))
+    def tokens_under_way(self) -> float:
+        line = next(x for x in self.get("/metrics").text.splitlines() if x.startswith("mis_num_tokens_under_way "))
         return float(line.split()[1])
 
     def is_idle(self) -> bool:
         statistics = self.statistics()
-        return statistics["waiting_requests"] == statistics["held_pages"] == self.queued() == 0
+        return statistics["waiting_requests"] == statistics["held_pages"] == self.tokens_under_way() == 0
 
     def is_computing(self) -> bool:
         return self.statistics().get("held_pages", 0) > 0

@@ -24,9 +24,10 @@ _ENGINE = (
     ("step_tokens", "counter", "mis_engine_step_tokens", "Tokens computed with the padding of steps."),
     ("requests", "counter", "mis_engine_requests", "Requests that reached the engine."),
     ("cache_hit_tokens", "counter", "mis_prefix_cache_hits", "Query tokens found in the prefix cache."),
-    ("cache_missed_tokens", "counter", "mis_prefix_cache_misses", "Query tokens that had to be computed."),
+    ("cache_queried_tokens", "counter", "mis_prefix_cache_queries", "Query tokens looked for in the prefix cache."),
     ("evicted_pages", "counter", "mis_prefix_cache_evicted_pages", "Pages dropped to make room."),
     ("waiting_requests", "gauge", "mis_num_requests_running", "Requests in the engine."),
+    ("cache_usage", "gauge", "mis_kv_cache_usage_perc", "Share of the KV cache that requests use, 1 is all."),
     ("cached_pages", "gauge", "mis_kv_cache_cached_pages", "Pages that hold prefixes for later requests."),
     ("held_pages", "gauge", "mis_kv_cache_held_pages", "Pages that requests use."),
     ("pages", "gauge", "mis_kv_cache_pages", "Pages in all."),
@@ -36,8 +37,8 @@ _FRONT = (
     ("up", "gauge", "mis_engine_up", "Whether the engine can answer."),
     ("restarts", "counter", "mis_engine_restarts", "Times that the engine was started again."),
     ("step_budget", "gauge", "mis_engine_step_budget_tokens", "Most tokens of a step."),
-    ("requests_queued", "gauge", "mis_num_requests_queued", "Requests between arrival and reply."),
-    ("tokens_queued", "gauge", "mis_num_tokens_queued", "Tokens of those requests."),
+    ("requests_waiting", "gauge", "mis_num_requests_waiting", "Requests that arrived and are not in the engine."),
+    ("tokens_under_way", "gauge", "mis_num_tokens_under_way", "Tokens of requests between arrival and reply."),
 )
 
 
@@ -117,6 +118,12 @@ class _EngineStatistics(Collector):
     def __init__(self) -> None:
         self.statistics: dict[str, float] = {}
         self.front: dict[str, float] = {}
+
+    def hear(self, statistics: dict[str, float]) -> None:
+        """Take what the engine says, and what follows from it."""
+        found, missed = (statistics.get(key, 0) for key in ("cache_hit_tokens", "cache_missed_tokens"))
+        usage = statistics.get("held_pages", 0) / max(statistics.get("pages", 1), 1)
+        self.statistics = statistics | {"cache_queried_tokens": found + missed, "cache_usage": usage}
 
     def collect(self) -> Iterator[Metric]:
         for table, values in ((_ENGINE, self.statistics), (_FRONT, self.front)):

@@ -76,6 +76,7 @@ class Service:
         self.created = int(time.time())
         self.admission = Admission(settings.max_queued_requests, settings.max_queued_tokens)
         self.metrics = Metrics()
+        self._statistics: dict[str, float] = {}
 
     async def score(self, body: bytes, place: Place) -> tuple[ScoreRequest, ScoreResult]:
         """Validate a body, ask the engine, and turn logits into scores.
@@ -99,23 +100,22 @@ class Service:
 
     async def statistics(self) -> dict[str, float]:
         """Return the engine's counts; what was last heard if it does not answer soon."""
-        known = self.metrics.engine.statistics
         try:
             async with asyncio.timeout(_STATISTICS_S):
-                known = await self.client.statistics()
+                self._statistics = await self.client.statistics()
         except (TimeoutError, EngineUnavailable):
             pass
-        self.metrics.engine.statistics = known
+        self.metrics.engine.hear(self._statistics)
         info = self.client.info
         self.metrics.engine.front = {
             "up": float(self.client.ready),
             "restarts": self.client.restarts,
-            "requests_queued": self.admission.requests,
-            "tokens_queued": self.admission.tokens,
+            "requests_waiting": max(self.admission.requests - self.client.in_flight, 0),
+            "tokens_under_way": self.admission.tokens,
         }
         if info is not None:
             self.metrics.engine.front["step_budget"] = float(info.summary.get("step_tokens", 0))
-        return known
+        return self._statistics
 
     async def _request(self, body: bytes) -> ScoreRequest:
         if len(body) > _INLINE_BYTES:

@@ -97,7 +97,7 @@ def test_metrics_count_what_was_asked(http: httpx.Client, score_body: Any) -> No
     assert got["mis_request_items_sum"] == 6
     assert got["mis_e2e_request_latency_seconds_count"] == 3
     assert got["mis_stage_seconds_count,stage=tokenize"] == 3
-    assert got["mis_num_requests_queued"] == 0
+    assert got["mis_num_requests_waiting"] == 0
     # Labels 7 and 8 behind items that end in 5 and 6, and the pretended normaliser of 4.
     mass = np.exp(np.array([[0.75, 0.85], [0.76, 0.86]]) - 4).sum() / 2
     assert got["mis_label_mass_sum"] == pytest.approx(3 * mass, rel=1e-5)
@@ -107,7 +107,8 @@ def test_metrics_have_the_engines_counts(http: httpx.Client, pretended: Any) -> 
     got = samples(http)
     assert (got["mis_engine_steps_total"], got["mis_engine_new_tokens_total"]) == (3, 90)
     assert got["mis_engine_step_tokens_total"] == 128
-    assert got["mis_prefix_cache_hits_total"] == 5
+    assert (got["mis_prefix_cache_hits_total"], got["mis_prefix_cache_queries_total"]) == (5, 20)
+    assert got["mis_kv_cache_usage_perc"] == 0.25
     assert (got["mis_engine_up"], got["mis_engine_restarts_total"]) == (1, 0)
     assert got["mis_engine_step_budget_tokens"] == 2048
     pretended.ready, pretended.error, pretended.restarts = False, EngineUnavailable("dead"), 2

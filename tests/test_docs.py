@@ -1,0 +1,101 @@
+"""The pages of the HTTP reference say what the server does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mis_core.config import EngineConfig
+from mis_core.tokenization import Tokenizer
+from mis_server.app import create_app
+from mis_server.errors import ERRORS
+from mis_server.metrics import _ENGINE, _FRONT, Metrics
+from mis_server.middleware import ADMIN_PATHS, OPEN_PATHS
+from mis_server.schemas.score import ScoreBody
+from mis_server.settings import ServerConfig
+
+HTTP = Path(__file__).parent.parent / "docs" / "reference" / "http"
+
+
+def rows(page: str) -> list[list[str]]:
+    """Return the cells of every table row of a page."""
+    lines = (HTTP / page).read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def test_every_error_is_in_the_table_with_its_status_and_type() -> None:
+    table = {
+        code: (int(status), kind.strip("`"))
+        for status, kind, codes, _ in rows("errors.md")
+        if status.isdigit()
+        for code in words(codes)
+    }
+    assert table == ERRORS
+
+
+def test_every_metric_is_in_the_table() -> None:
+    listed = {name for row in rows("metrics.md") for name in words(row[0])}
+    metrics = Metrics()
+    metrics.engine.hear(dict.fromkeys((key for key, *_ in _ENGINE), 1.0))
+    metrics.engine.front = dict.fromkeys((key for key, *_ in _FRONT), 1.0)
+    exposed = set()
+    for family in metrics.registry.collect():
+        if not family.name.startswith("process_"):
+            exposed.add(family.name + ("_total" if family.type == "counter" else ""))
+    assert listed - {"process_*"} == exposed
+
+
+def test_every_route_is_in_the_index(checkpoint: Path) -> None:
+    settings = ServerConfig(engine=EngineConfig(model="m"))
+    app = create_app(_NoEngine(), settings, Tokenizer.from_pretrained(checkpoint))
+    routes = {path.replace("{model_id}", "{id}") for path in app.openapi()["paths"]} | {"/openapi.json"}
+    keys = {}
+    for row in rows("index.md"):
+        for path in re.findall(r"(/[a-z_/{}.0-9]+)", " ".join(words(row[0]))):
+            keys[path] = row[1]
+    assert set(keys) == routes
+    assert {path for path, key in keys.items() if key == "none"} == OPEN_PATHS
+    assert {path for path, key in keys.items() if key == "admin"} == ADMIN_PATHS
+
+
+def test_every_field_of_a_score_request_is_in_its_table() -> None:
+    listed = {name for row in rows("score.md") for name in words(row[0])}
+    assert listed == set(ScoreBody.model_fields)
+
+
+DOCS = HTTP.parent.parent
+ELSEWHERE = ("decisions", "reports", "migrate-")  # pages that name flags of other programs, or of another time
+PAGES = [path for path in sorted(DOCS.rglob("*.md")) if not any(part in str(path) for part in ELSEWHERE)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+def test_flags_that_pages_name_exist(path: Path) -> None:
+    known = {"--query", "--items", "--labels", "--output", "--overwrite", "--batch-size", "--config", "--help"}
+    known |= {"--label-token-ids", "--apply-softmax", "--model", "--faults", "--now"}
+    for config in (EngineConfig, ServerConfig):
+        for name, field in config.__dataclass_fields__.items():
+            known |= {"--" + name.replace("_", "-"), *field.metadata.get("aliases", ())}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", path.read_text()))
+    assert named <= known
+
+
+class _NoEngine:
+    ready = False
+    info = None
+    in_flight = restarts = 0
+
+    async def score(self, request: object) -> None: ...
+
+    async def statistics(self) -> dict[str, float]:
+        return {}
+
+    async def flush_cache(self) -> int:
+        return 0
+
+    async def start_profile(self, directory: str) -> None: ...
+
+    async def stop_profile(self) -> None: ...
