@@ -113,8 +113,9 @@ def connect(pretended: PretendedEngine, tokenizer: Tokenizer) -> Iterator[Callab
     """`connect(api_key="secret")`: an HTTP client of an application with these settings."""
     with ExitStack() as stack:
 
-        def make(**options: Any) -> httpx.Client:
-            settings = ServerConfig(engine=EngineConfig(model="some/model"), shutdown_timeout=1, **options)
+        def make(engine_options: Any = None, **options: Any) -> httpx.Client:
+            engine = EngineConfig(model="some/model", **(engine_options or {}))
+            settings = ServerConfig(engine=engine, shutdown_timeout=1, **options)
             url = stack.enter_context(listening(settings, create_app(pretended, settings, tokenizer)))
             return stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=20))
 

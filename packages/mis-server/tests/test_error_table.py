@@ -1,0 +1,165 @@
+"""Every error code over HTTP: a request that causes it, its status, its type, its field."""
+
+import json
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from mis_core.client import EngineFault
+from mis_core.errors import EngineUnavailable, RequestError
+from mis_server.errors import ERRORS
+
+Body = Callable[..., dict[str, Any]]
+Connect = Callable[..., httpx.Client]
+
+GONE = object()  # a field to leave out
+TEXT = {"query": "some text ", "items": ["a"], "label_token_ids": [7]}
+LAYOUT = {"enable_request_layout": True}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What to do to get an error."""
+
+    code: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    param: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    engine: Exception | None = None
+    path: str = "/v1/score"
+    method: str = "POST"
+    content: bytes | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    flags: dict[str, Any] = field(default_factory=dict)
+
+
+def field_error(code: str, **changes: Any) -> Cause:
+    return Cause(code, changes, param=next(iter(changes)))
+
+
+CAUSES = [
+    field_error("missing_query", query=GONE),
+    field_error("missing_query", query=None),
+    field_error("empty_query", query=[]),
+    field_error("empty_query", query="", items=["a"]),
+    field_error("invalid_query_type", query=7),
+    field_error("invalid_query_type", query={"text": "a"}),
+    field_error("missing_items", items=GONE),
+    field_error("empty_items", items=[]),
+    field_error("invalid_items_type", items=7),
+    field_error("invalid_items_type", items=[[1], None]),
+    field_error("mixed_input_types", items=["text"]),
+    field_error("mixed_input_types", items=[[1]], query="text"),
+    field_error("missing_label_token_ids", label_token_ids=GONE),
+    field_error("empty_label_token_ids", label_token_ids=[]),
+    field_error("empty_label_token_ids", label_token_ids=[[1], []]),
+    field_error("invalid_label_token_ids_type", label_token_ids="7"),
+    field_error("invalid_token_id_type", label_token_ids=[True]),
+    field_error("invalid_token_id_type", label_token_ids=[7.0]),
+    field_error("invalid_token_id_type", query=[1, 2.0]),
+    field_error("invalid_token_id_type", items=[[1], [False]]),
+    field_error("negative_token_id", label_token_ids=[-1]),
+    field_error("negative_token_id", query=[-1]),
+    field_error("negative_token_id", items=[[-5]]),
+    field_error("token_id_exceeds_vocab", label_token_ids=[1024]),
+    field_error("token_id_exceeds_vocab", query=[2**63]),
+    field_error("token_id_exceeds_vocab", items=[[1024]]),
+    field_error("label_count_mismatch", label_token_ids=[[1], [2], [3]]),
+    field_error("invalid_apply_softmax_type", apply_softmax=1),
+    field_error("invalid_item_first_type", item_first="yes"),
+    field_error("invalid_return_token_logprobs_type", return_token_logprobs=0),
+    field_error("invalid_model_type", model=7),
+    field_error("invalid_cache_salt_type", cache_salt=7),
+    field_error("invalid_temperature", temperature=0, apply_softmax=True),
+    field_error("invalid_temperature", temperature=2.0),
+    field_error("invalid_temperature", temperature=True, apply_softmax=True),
+    field_error("unknown_parameter", querry="a"),
+    field_error("model_not_found", model="other"),
+    Cause("invalid_labels_type", {"labels": 7, "label_token_ids": GONE}, "labels"),
+    Cause("empty_labels", {"labels": [], "label_token_ids": GONE}, "labels"),
+    Cause("conflicting_labels", {"labels": ["yes"]}, "labels"),
+    Cause(
+        "label_not_single_token", TEXT | {"labels": ["no such word is one token"], "label_token_ids": GONE}, "labels"
+    ),
+    Cause("context_length_exceeded", {"items": [[1], [2] * 300]}, "items"),
+    Cause("too_many_items", param="items", options={"max_items_per_request": 1}),
+    Cause("too_many_labels", param="label_token_ids", options={"max_labels_per_request": 1}),
+    Cause("too_many_tokens", param="items", options={"max_request_tokens": 5}),
+    Cause("delimiter_in_input", param="items", flags={"multi_item_scoring_delimiter": 5}),
+    Cause("invalid_scoring_algorithm", {"scoring_algorithm": "magic"}, "scoring_algorithm", flags=LAYOUT),
+    Cause("invalid_mask_impl", {"mask_impl": "magic"}, "mask_impl", flags=LAYOUT),
+    Cause(
+        "invalid_multi_item_scoring_chunk_size",
+        {"multi_item_scoring_chunk_size": -1},
+        "multi_item_scoring_chunk_size",
+        flags=LAYOUT,
+    ),
+    Cause("invalid_prompt", param="prompt", path="/tokenize", content=b"{}"),
+    Cause("invalid_tokens", param="tokens", path="/detokenize", content=b"{}"),
+    Cause("invalid_json", content=b"{"),
+    Cause("invalid_json", content=b"[]"),
+    Cause("request_too_large", options={"max_body_bytes": 10}),
+    Cause("unsupported_media_type", headers={"content-type": "text/plain"}),
+    Cause("invalid_request_timeout", param="x-request-timeout", headers={"x-request-timeout": "soon"}),
+    Cause("deadline_exceeded", engine=RequestError("deadline_exceeded", "Too late.")),
+    Cause("not_found", path="/v2/score"),
+    Cause("method_not_allowed", method="DELETE"),
+    Cause("invalid_api_key", options={"api_key": "secret"}),
+    Cause("queue_full", engine=RequestError("queue_full", "Later.")),
+    Cause("engine_unavailable", engine=EngineUnavailable("restarting")),
+    Cause("internal_error", engine=EngineFault("a reason")),
+    Cause("internal_error", engine=ZeroDivisionError("a reason")),
+    Cause("profile_under_way", path="/start_profile", engine=RequestError("profile_under_way", "Stop it first.")),
+    Cause("no_profile", path="/stop_profile", engine=RequestError("no_profile", "Start one first.")),
+]
+ELSEWHERE = {"invalid_http", "request_timeout"}  # below: no HTTP client sends such things
+
+
+def test_every_code_has_a_cause_here() -> None:
+    assert {cause.code for cause in CAUSES} | ELSEWHERE == set(ERRORS)
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=[f"{number}-{cause.code}" for number, cause in enumerate(CAUSES)])
+def test_a_cause_gets_its_code(connect: Connect, pretended: Any, score_body: Body, cause: Cause) -> None:
+    http = connect(engine_options=cause.flags, **cause.options)
+    pretended.error = cause.engine
+    body = {name: value for name, value in score_body(**cause.changes).items() if value is not GONE}
+    content = json.dumps(body).encode() if cause.content is None else cause.content
+    headers = {"content-type": "application/json"} | cause.headers
+    reply = http.request(cause.method, cause.path, content=content, headers=headers)
+    error = reply.json()["error"]
+    status, kind = ERRORS[cause.code]
+    assert (reply.status_code, error["code"], error["type"], error["param"]) == (status, cause.code, kind, cause.param)
+    assert set(reply.json()) == {"error"}
+    assert set(error) == {"message", "type", "param", "code"}
+    assert 0 < len(error["message"]) <= 500
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["x-request-id"]
+    if status in (429, 503):
+        assert 1 <= int(reply.headers["retry-after"]) <= 60
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"nonsense\r\n\r\n", "invalid_http"),
+        (
+            b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
+            "request_timeout",
+        ),
+    ],
+)
+def test_what_no_client_sends_gets_its_code(connect: Connect, data: bytes, code: str) -> None:
+    base = connect(body_timeout=1).base_url
+    with socket.create_connection((base.host, base.port or 80), timeout=20) as connection:
+        connection.sendall(data)
+        head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
+    status, kind = ERRORS[code]
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"x-request-id: " in head
+    error = json.loads(body)["error"]
+    assert (error["code"], error["type"], error["param"]) == (code, kind, None)
