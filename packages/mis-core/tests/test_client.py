@@ -87,6 +87,22 @@ async def test_a_request_that_the_device_fails_on_may_come_once_more() -> None:
         assert engine.restarts == 0
 
 
+async def test_a_refused_request_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with client() as engine:
+        await engine.wait_ready()
+        for _ in range(2):
+            with pytest.raises(EngineUnavailable):
+                await engine.score(request("lose"))
+        with pytest.raises(RequestRefused):
+            await engine.score(request("lose"))
+        monkeypatch.setattr("mis_core.suspects._REFUSED_S", 0.0)
+        with pytest.raises(EngineUnavailable):
+            await engine.score(request("lose"))
+        monkeypatch.setattr("mis_core.suspects._REFUSED_S", 600.0)
+        with pytest.raises(RequestRefused):  # one more failure was enough
+            await engine.score(request("lose"))
+
+
 async def test_a_frozen_engine_process_is_killed_and_started_again() -> None:
     config = EngineConfig(model="scripted", watchdog_timeout=1.0)
     async with EngineClient(config, command=SCRIPTED) as engine:

@@ -1,5 +1,6 @@
 """Clients that are slow or do not speak HTTP hold nothing for long and learn what was wrong."""
 
+import contextlib
 import json
 import socket
 import time
@@ -100,3 +101,38 @@ def test_a_kept_connection_may_rest_and_go_on(http: httpx.Client, monkeypatch: p
     assert http.get("/health").status_code == 200
     time.sleep(0.6)
     assert http.get("/health").status_code == 200
+
+
+def test_a_client_that_does_not_read_its_reply_is_cut_off(
+    connect: Callable[..., httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "WRITE_TIMEOUT_S", 0.5)
+    base = connect().base_url
+    body = json.dumps({"query": [1], "items": [[2]] * 20_000, "label_token_ids": list(range(100))}).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(20)
+        connection.connect((base.host, base.port or 80))
+        head = f"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        connection.sendall(f"{head}\r\n\r\n".encode() + body)
+        started = connection.recv(15)
+        assert started == b"HTTP/1.1 200 OK"
+        time.sleep(3)
+        received = len(started)
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(1 << 20):
+                received += len(part)
+    assert received < 20_000_000
+
+
+def test_a_slow_reader_gets_the_whole_reply(
+    connect: Callable[..., httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "WRITE_TIMEOUT_S", 0.5)
+    body = {"query": [1], "items": [[2]] * 5000, "label_token_ids": list(range(100))}
+    received = bytearray()
+    with connect().stream("POST", "/v1/score", json=body) as reply:
+        for part in reply.iter_bytes(200_000):
+            received += part
+            time.sleep(0.05)
+    assert len(json.loads(received)["scores"]) == 5000

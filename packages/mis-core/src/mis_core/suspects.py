@@ -1,23 +1,32 @@
 """Which requests may have ended the engine process, so that none can end it again and again.
 
 Every request that was in flight when the process ended is suspected. A suspect that is sent again is
-computed while no other suspect is; if the process ends once more, it is refused from then on. One that
-is answered is cleared. So an innocent neighbour of a poisoned request gets its answer, and the poisoned
-one ends the engine twice at most.
+computed while no other suspect is; if the process ends once more, it is refused for some minutes, and then
+tried once again. One that is answered is cleared. So an innocent neighbour of a poisoned request gets its
+answer, one that was unlucky twice is not refused for ever, and the poisoned one ends the engine rarely.
 """
 
 import asyncio
 import hashlib
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
 from mis_core.request import ScoreRequest
 
 _REFUSED_AFTER = 2  # ends of the engine
+_REFUSED_S = 600.0
 _REMEMBERED = 4096  # requests, the latest
+
+
+@dataclass(slots=True)
+class _Record:
+    ends: int = 0
+    last_s: float = 0.0  # when the engine last ended
 
 
 class RequestRefused(RuntimeError):
@@ -28,7 +37,7 @@ class Suspects:
     """Requests by what they compute, and how often the engine ended under them. For one event loop."""
 
     def __init__(self) -> None:
-        self._ends: OrderedDict[bytes, int] = OrderedDict()
+        self._records: OrderedDict[bytes, _Record] = OrderedDict()
         self._one_at_a_time = asyncio.Lock()
 
     @asynccontextmanager
@@ -38,22 +47,24 @@ class Suspects:
         Raises:
             RequestRefused: it ended the engine too often.
         """
-        key = _key(request) if self._ends else b""
-        if self._ends.get(key, 0) == 0:
+        key = _key(request) if self._records else b""
+        if key not in self._records:
             yield
             return
         async with self._one_at_a_time:
-            if self._ends.get(key, 0) >= _REFUSED_AFTER:
-                raise RequestRefused(f"The engine ended {_REFUSED_AFTER} times while it worked on this request.")
+            record = self._records.get(key, _Record())
+            if record.ends >= _REFUSED_AFTER and time.monotonic() - record.last_s < _REFUSED_S:
+                raise RequestRefused(f"The engine ended {record.ends} times while it worked on this request.")
             yield
-            self._ends.pop(key, None)
+            self._records.pop(key, None)
 
     def blame(self, requests: Iterable[ScoreRequest]) -> None:
         """Note that the engine ended under these requests."""
         for key in {_key(request) for request in requests}:
-            self._ends[key] = self._ends.pop(key, 0) + 1
-        while len(self._ends) > _REMEMBERED:
-            self._ends.popitem(last=False)
+            record = self._records.pop(key, _Record())
+            self._records[key] = _Record(record.ends + 1, time.monotonic())
+        while len(self._records) > _REMEMBERED:
+            self._records.popitem(last=False)
 
 
 def _key(request: ScoreRequest) -> bytes:

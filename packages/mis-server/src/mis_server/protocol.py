@@ -13,6 +13,10 @@ HEADER_TIMEOUT_S = 20.0
 """Within this time of connecting, and of the first byte of a further request, its headers must be complete."""
 
 
+WRITE_TIMEOUT_S = 30.0
+"""A client that takes nothing of its reply for so long is cut off."""
+
+
 class _Gathering:
     """A transport that writes once per turn of the event loop: a reply's head and body in one packet, one call."""
 
@@ -45,6 +49,8 @@ class Protocol(H11Protocol):
     """Closes connections whose headers do not arrive in time; a slow client holds a socket, never a worker."""
 
     _waiting: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+    _unread = 0  # bytes of the reply, when last looked at
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
@@ -59,7 +65,38 @@ class Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_watching()
+        self._stop_check()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Take note that the client reads more slowly than it is written to."""
+        super().pause_writing()
+        self._unread = self.transport.get_write_buffer_size()
+        self._stalled = self.loop.call_later(WRITE_TIMEOUT_S, self._check_reading)
+
+    def resume_writing(self) -> None:
+        """Take note that it has caught up."""
+        super().resume_writing()
+        self._stop_check()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that nobody uses, at once if its last reply was not even read."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        super().timeout_keep_alive_handler()
+
+    def _check_reading(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if unread >= self._unread:
+            self.transport.abort()
+            return
+        self._unread = unread
+        self._stalled = self.loop.call_later(WRITE_TIMEOUT_S, self._check_reading)
+
+    def _stop_check(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
     def _watch(self) -> None:
         if self.conn.their_state is not h11.IDLE:

@@ -1,6 +1,17 @@
 """The error envelope."""
 
-from pydantic import BaseModel
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+_EXAMPLE: dict[str, Any] = {
+    "error": {
+        "message": "query is missing: a text or a list of token ids.",
+        "type": "missing_parameter_error",
+        "param": "query",
+        "code": "missing_query",
+    }
+}
 
 
 class ErrorDetail(BaseModel):
@@ -14,5 +25,7 @@ class ErrorDetail(BaseModel):
 
 class ErrorReply(BaseModel):
     """Every reply that is not a success."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     error: ErrorDetail

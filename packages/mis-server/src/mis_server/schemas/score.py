@@ -22,6 +22,22 @@ _EXAMPLES: list[Any] = [
 ]
 
 
+_REPLY_EXAMPLE: dict[str, Any] = {
+    "id": "score-5f0e1c",
+    "object": "scoring",
+    "created": 1763712000,
+    "model": "Qwen3-0.6B",
+    "scores": [[0.93, 0.07], [0.12, 0.88]],
+    "token_logprobs": None,
+    "usage": {
+        "prompt_tokens": 12,
+        "completion_tokens": 0,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    },
+}
+
+
 class ScoreBody(BaseModel):
     """The request body, for the OpenAPI document only; `mis_core.validation` checks what arrives."""
 
@@ -71,6 +87,8 @@ class ScoreUsage(BaseModel):
 
 class ScoreReply(BaseModel):
     """Scores in the order of the request's items and labels."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_REPLY_EXAMPLE]})
 
     id: str
     object: Literal["scoring"] = "scoring"

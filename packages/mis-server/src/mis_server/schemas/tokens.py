@@ -8,7 +8,7 @@ from mis_server.schemas.score import TokenId
 class TokenizeBody(BaseModel):
     """For the OpenAPI document; the route checks what arrives."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"prompt": " yes"}]})
 
     prompt: str = Field(description="Text.")
     model: str = Field(default="", description="The served model; another name is refused.")
@@ -28,7 +28,7 @@ class TokenizeReply(BaseModel):
 class DetokenizeBody(BaseModel):
     """For the OpenAPI document; the route checks what arrives."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tokens": [9834]}]})
 
     tokens: list[TokenId] = Field(description="Token ids.")
     model: str = Field(default="", description="The served model; another name is refused.")
