@@ -1,10 +1,10 @@
 """What HTTP costs: requests per second against the engine in process, and CPU time of the front process.
 
     python packages/mis-server/benchmarks/http_cost.py [--model FOLDER] [--clients 1 8 64] [--items 500 10]
-                                                       [--query 2000] [--requests 64] [--rounds 3]
+                                                       [--query 2000] [--cached] [--requests 64] [--rounds 3]
 
-Without a model, a checkpoint so tiny that the server is measured and not the model. Every request has a new
-query and items of 20, as token ids. HTTP and in-process rounds take turns, so that both see
+Without a model, a checkpoint so tiny that the server is measured and not the model. Every request has items of
+20 tokens and, unless `--cached`, a new query, as token ids. HTTP and in-process rounds take turns, so that both see
 the same machine; the medians of the rounds are compared. The clients are on the same machine and take
 their share of it.
 """
@@ -32,16 +32,17 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def make_requests(
-    count: int, query: int, items: int, vocab_size: int, rng: np.random.Generator
+    count: int, query: int, items: int, vocab_size: int, rng: np.random.Generator, is_cached: bool = False
 ) -> list[dict[str, Any]]:
-    """Return requests whose queries nobody has asked before."""
+    """Return requests with one new query each, or all with the same one if `is_cached`."""
+    queries = [rng.integers(0, vocab_size, query).tolist() for _ in range(1 if is_cached else count)]
     return [
         {
-            "query": rng.integers(0, vocab_size, query).tolist(),
+            "query": queries[number % len(queries)],
             "items": rng.integers(0, vocab_size, (items, LENGTH)).tolist(),
             "label_token_ids": [1, 2],
         }
-        for _ in range(count)
+        for number in range(count)
     ]
 
 
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--items", type=int, nargs="+", default=[500, 10])
     parser.add_argument("--query", type=int, default=2000, help="tokens of a query")
+    parser.add_argument("--cached", action="store_true", help="requests of a round share their query")
     parser.add_argument("--requests", type=int, default=64, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -96,7 +98,9 @@ def main() -> None:
                 for clients in options.clients:
                     http_s, engine_s, cpu = [], [], []
                     for _ in range(options.rounds):
-                        requests = make_requests(options.requests, options.query, items, engine.vocab_size, rng)
+                        requests = make_requests(
+                            options.requests, options.query, items, engine.vocab_size, rng, options.cached
+                        )
                         bodies = [json.dumps(request).encode() for request in requests]
                         used, began = cpu_s(server.process.pid), time.perf_counter()
                         asyncio.run(over_http(server, bodies, clients))
