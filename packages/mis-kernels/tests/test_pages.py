@@ -16,8 +16,10 @@ PAGE = 64
 
 def arrays(head_dim: int = 64, dtype: str = "float32") -> tuple[jax.Array, jax.Array, jax.Array]:
     rng = np.random.default_rng(0)
-    pages, runs = (jnp.asarray(rng.standard_normal((2, n, PAGE, head_dim)), dtype) for n in (9, 4))
-    return pages, runs, jnp.array([3, NOWHERE + 5, 8, 0], jnp.int32)
+    pages, new = (
+        jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((2, 9, PAGE, head_dim), (256, 2, head_dim))
+    )
+    return pages, new, jnp.array([3, NOWHERE + 5, 8, 0], jnp.int32)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -29,7 +31,7 @@ def test_copies_by_dma_are_those_of_a_scatter(dtype: str, head_dim: int, races: 
     expected = IMPLEMENTATIONS["xla"](*given)
     found = IMPLEMENTATIONS["pallas_tpu"](*given, interpret=interpret)
     np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(expected, np.float32))
-    np.testing.assert_array_equal(np.asarray(expected[:, 8]), np.asarray(given[1][:, 2]))
+    np.testing.assert_array_equal(np.asarray(expected[:, 8]), np.asarray(given[1][2 * PAGE : 3 * PAGE].swapaxes(0, 1)))
     np.testing.assert_array_equal(np.asarray(expected[:, 1]), np.asarray(given[0][:, 1]))
 
 

@@ -51,7 +51,8 @@ def test_query_heads_lie_beside_their_kv_head(directory: Path) -> None:
     q = stored["model.layers.1.self_attn.q_proj.weight"].astype(np.float32)
     group, head_dim = config.group, config.head_dim
     head = group + 1  # second query head of the second KV head
-    np.testing.assert_array_equal(decoder.layers.qkv[...][1][:, 1, 1], q[head * head_dim : (head + 1) * head_dim].T)
+    qkv = decoder.layers.qkv[...][1].reshape(config.embed, config.kv_heads, config.group + 2, config.head_dim)
+    np.testing.assert_array_equal(qkv[:, 1, 1], q[head * head_dim : (head + 1) * head_dim].T)
 
 
 def test_missing_extra_misshapen_and_unknown_tensors_are_named(directory: Path) -> None:

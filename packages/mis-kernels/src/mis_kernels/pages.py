@@ -42,32 +42,40 @@ def write_pages(
     name = implementation or ("pallas_tpu" if platform() == "tpu" else "xla")
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"implementation: {name!r} is unknown; choose from {', '.join(IMPLEMENTATIONS)}")
-    page_size, wider = pages.shape[2], pages.shape[3] - new.shape[2]
-    new = jnp.pad(new, ((0, 0), (0, 0), (0, wider)))
+    new = jnp.pad(new, ((0, 0), (0, 0), (0, pages.shape[3] - new.shape[2])))
     new = to_bits(new) if pages.dtype == jnp.uint16 else new
-    runs = new.swapaxes(0, 1).reshape(new.shape[1], -1, page_size, new.shape[2])
-    return IMPLEMENTATIONS[name](pages, runs, jnp.asarray(segments.page_writes))
+    return IMPLEMENTATIONS[name](pages, new, jnp.asarray(segments.page_writes))
 
 
-def _xla(pages: Array, runs: Array, writes: Int32[Array, " runs"]) -> Array:
+def _xla(pages: Array, new: Array, writes: Int32[Array, " runs"]) -> Array:
+    kv_heads, _, page_size, width = pages.shape
+    runs = new.swapaxes(0, 1).reshape(kv_heads, -1, page_size, width)
     return pages.at[:, writes].set(runs, mode="drop")
 
 
-def _pallas_tpu(pages: Array, runs: Array, writes: Int32[Array, " runs"], interpret: Any = False) -> Array:
-    """Copy each run by DMA into the cache it aliases.
+def _pallas_tpu(pages: Array, new: Array, writes: Int32[Array, " runs"], interpret: Any = False) -> Array:
+    """Copy each run by DMA, head by head, into the cache it aliases.
 
-    XLA's scatter would need the runs in another layout first.
+    XLA's scatter would need the new rows in another layout first, in every step, whether it writes or not.
     """
+    kv_heads, _, page_size, width = pages.shape
 
-    def kernel(writes: Ref, runs: Ref, _: Ref, pages: Ref, done: Ref) -> None:
-        def copy(run: Array) -> Any:
-            return pltpu.make_async_copy(runs.at[:, run], pages.at[:, writes[run]], done)
+    def kernel(writes: Ref, rows: Ref, _: Ref, pages: Ref, done: Ref) -> None:
+        def copies(run: Array) -> list[Any]:
+            here = rows.at[pl.ds(run * page_size, page_size)]
+            return [
+                pltpu.make_async_copy(here.at[:, pl.ds(head * width, width)], pages.at[head, writes[run]], done)
+                for head in range(kv_heads)
+            ]
 
         def each(act: Callable[[Any], None]) -> None:
             def one(run: Array, carry: None) -> None:
-                pl.when(writes[run] < NOWHERE)(lambda: act(copy(run)))
+                @pl.when(writes[run] < NOWHERE)
+                def _() -> None:
+                    for copy in copies(run):
+                        act(copy)
 
-            lax.fori_loop(0, runs.shape[1], one, None)
+            lax.fori_loop(0, len(new) // page_size, one, None)
 
         each(lambda started: started.start())  # all under way before the first is waited for
         each(lambda started: started.wait())
@@ -86,7 +94,7 @@ def _pallas_tpu(pages: Array, runs: Array, writes: Int32[Array, " runs"], interp
         input_output_aliases={2: 0},
         interpret=interpret,
         name="write_pages",
-    )(writes, runs, pages)
+    )(writes, new.reshape(len(new), -1), pages)
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Array, Array, Array], Array]] = {"xla": _xla, "pallas_tpu": _pallas_tpu}

@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32, Shaped
 
 from mis_core.models.config import ModelConfig
-from mis_core.models.numerics import Weight, gated_linear, linear
+from mis_core.models.numerics import Weight, gated_linear, linear, materialised
 from mis_core.models.parallel import add_product, gather_columns
 from mis_core.models.rope import frequencies
 from mis_kernels import from_bits, norm_rope, rms_norm, rotary_tables, to_bits
@@ -34,8 +34,9 @@ Attend = Callable[[Array, Array, Array, Cache, Array], tuple[Array, Cache]]
 class DecoderLayer(nnx.Module):
     """Weights of one layer; `Decoder` holds them stacked along a leading `layers` axis.
 
-    `qkv` keeps a KV head, its query heads and its value head together, so that sharding by KV head
-    cuts one axis.
+    The columns of `qkv` keep a KV head, its query heads and its value head together, and so do the rows of
+    `out`, so that sharding by KV head cuts one axis. Weights have the two dimensions of their product last:
+    TPUs would copy others into another layout in every step.
     """
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
@@ -43,17 +44,18 @@ class DecoderLayer(nnx.Module):
             return nnx.Param(jnp.zeros(shape, dtype))
 
         heads = (config.kv_heads, config.group + 2, config.head_dim)
+        width = config.head_dim * config.kv_heads
         self.config = config
         self.attention_norm = weight(config.embed)
-        self.qkv = weight(config.embed, *heads)
+        self.qkv = weight(config.embed, (config.group + 2) * width)
         if config.family.qkv_bias:
             self.qkv_bias = weight(*heads)
         if config.family.qk_norm:
             self.q_norm = weight(config.head_dim)
             self.k_norm = weight(config.head_dim)
-        self.out = weight(config.kv_heads, config.group, config.head_dim, config.embed)
+        self.out = weight(config.group * width, config.embed)
         self.mlp_norm = weight(config.embed)
-        self.gate_up = weight(config.embed, 2, config.mlp)
+        self.gate_up = weight(2, config.embed, config.mlp)
         self.down = weight(config.mlp, config.embed)
 
     def __call__(
@@ -67,15 +69,16 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[Float[Array, "rows embed"], Cache]:
         """Run the layer on new tokens; return all of them, or only some rows, which are cheaper."""
         with jax.named_scope("attention"):
-            q, k, v = self._project(rms_norm(x, self.attention_norm[...], self.config.norm_epsilon), tables)
+            normed = materialised(rms_norm(x, self.attention_norm[...], self.config.norm_epsilon))
+            q, k, v = self._project(normed, tables)
             attended, cache = attend(q, k, v, cache, layer)
             attended = attended.reshape(len(x), -1)
             if rows is not None:
                 x, attended = x[rows], attended[rows]
             x = add_product(x, attended, self.out[...])
         with jax.named_scope("mlp"):
-            normed = rms_norm(x, self.mlp_norm[...], self.config.norm_epsilon)
-            x = add_product(x, gated_linear(normed, self.gate_up[...]), self.down[...])
+            normed = materialised(rms_norm(x, self.mlp_norm[...], self.config.norm_epsilon))
+            x = add_product(x, materialised(gated_linear(normed, self.gate_up[...])), self.down[...])
         return x, cache
 
     def _project(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:

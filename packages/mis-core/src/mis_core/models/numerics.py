@@ -2,12 +2,19 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from mis_kernels.packed import PackedWeight, packed_linear
+from mis_kernels.target import platform
 
 Weight = Array | PackedWeight
-"""One layer's weight: an array whose dimensions, flattened, are those of a product, or the same packed."""
+"""One layer's weight: an array of the dimensions of a product, `[in, out]`, or the same packed."""
+
+
+def materialised(x: Array) -> Array:
+    """Keep XLA from computing `x` again in every tile of every product that reads it, as it does on accelerators."""
+    return x if platform() == "cpu" else lax.optimization_barrier(x)
 
 
 def linear(
@@ -27,13 +34,12 @@ def gated_linear(x: Float[Array, "rows in"], gate_up: Weight) -> Float[Array, "r
 
     Args:
         x: Activations.
-        gate_up: `[in, 2, out]`, gate first.
+        gate_up: `[2, in, out]`, gate first.
     """
     if isinstance(gate_up, PackedWeight):
         return packed_linear(x, gate_up)
-    gate, up = jnp.split(_product(x, gate_up), 2, axis=-1)
-    return (jax.nn.silu(gate) * up).astype(x.dtype)
+    return (jax.nn.silu(_product(x, gate_up[0])) * _product(x, gate_up[1])).astype(x.dtype)
 
 
 def _product(x: Array, weight: Array) -> Array:
-    return jnp.dot(x, weight.reshape(x.shape[1], -1), preferred_element_type=jnp.float32)
+    return jnp.dot(x, weight, preferred_element_type=jnp.float32)

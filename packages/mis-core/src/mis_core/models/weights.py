@@ -112,11 +112,17 @@ def _spread(stored: np.ndarray, config: ModelConfig, spread: ModelConfig) -> np.
     return heads.reshape(spread.kv_heads, spread.group, *heads.shape[2:])
 
 
+def _by_head(target: np.ndarray, spread: ModelConfig) -> np.ndarray:
+    """View a weight `[embed, columns]` or a bias as `[(embed,) kv_heads, group + 2, head_dim]`."""
+    heads = (spread.kv_heads, spread.group + 2, spread.head_dim)
+    return target.reshape(heads if target.shape == heads else (len(target), *heads))
+
+
 def _queries(config: ModelConfig, spread: ModelConfig) -> Place:
     def place(target: np.ndarray, stored: np.ndarray) -> None:
-        # A weight's target is [embed, kv_heads, group + 2, head_dim], a bias's lacks `embed`.
         heads = _spread(stored.reshape(config.heads, config.head_dim, *stored.shape[1:]), config, spread)
-        target[..., : spread.group, :] = np.moveaxis(heads, 3, 0) if stored.ndim == 2 else heads
+        by_head = _by_head(target, spread)
+        by_head[..., : spread.group, :] = np.moveaxis(heads, 3, 0) if stored.ndim == 2 else heads
 
     return place
 
@@ -125,21 +131,23 @@ def _keys_or_values(config: ModelConfig, spread: ModelConfig, projection: str) -
     def place(target: np.ndarray, stored: np.ndarray) -> None:
         heads = stored.reshape(config.kv_heads, config.head_dim, *stored.shape[1:])
         heads = np.repeat(heads, spread.kv_heads // config.kv_heads, axis=0)
-        target[..., spread.group + "kv".index(projection), :] = np.moveaxis(heads, 2, 0) if stored.ndim == 2 else heads
+        by_head = _by_head(target, spread)
+        by_head[..., spread.group + "kv".index(projection), :] = np.moveaxis(heads, 2, 0) if stored.ndim == 2 else heads
 
     return place
 
 
 def _output(config: ModelConfig, spread: ModelConfig) -> Place:
     def place(target: np.ndarray, stored: np.ndarray) -> None:
-        target[...] = _spread(stored.T.reshape(config.heads, config.head_dim, -1), config, spread)
+        heads = _spread(stored.T.reshape(config.heads, config.head_dim, -1), config, spread)
+        target[...] = heads.reshape(target.shape)
 
     return place
 
 
 def _half(index: int) -> Place:
     def place(target: np.ndarray, stored: np.ndarray) -> None:
-        target[:, index] = stored.T
+        target[index] = stored.T
 
     return place
 
@@ -191,13 +199,7 @@ def _on_devices(path: tuple, weight: np.ndarray, dtype: jnp.dtype, mesh: Mesh, *
     if not pack or path[-1] not in PACKABLE:
         sharding = NamedSharding(mesh, partition(path))
         return jax.device_put(weight.view(storage_dtype(dtype)), sharding)
-    layers = len(weight)
-    if path[-1] == "gate_up":  # [layers, in, 2, out]
-        plain = weight.swapaxes(1, 2)
-    else:
-        depth = weight.shape[1] if path[-1] in ("qkv", "down") else int(np.prod(weight.shape[1:-1]))
-        plain = weight.reshape(layers, depth, -1)
-    tiles = np.stack([packed.pack(plain[layer].view(np.uint16)) for layer in range(layers)])
+    tiles = np.stack([packed.pack(layer.view(np.uint16)) for layer in weight])
     return PackedWeight(jax.device_put(tiles, NamedSharding(mesh, partition(path, packed=True))))
 
 

@@ -1,4 +1,4 @@
-"""The engine's step compiled ahead of time, from shapes alone: no weights, no cache, no device."""
+"""The engine's programs compiled ahead of time, from shapes alone: no weights, no cache, no device."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ from jax.sharding import PartitionSpec as P
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, partition, spread_heads
+from mis_core.runner.buckets import NORMALISED_ROWS, PAIRS
+from mis_core.runner.head import label_logits, log_sum_exp
 from mis_core.runner.layout import Layouts
 from mis_core.runner.step import make_step
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
@@ -32,21 +34,17 @@ def compile_step(
         pages: Pages of the KV cache.
     """
     spread, stored = spread_heads(config, mesh.shape[TENSOR]), storage_dtype(dtype)
-    graph, weights = nnx.split(nnx.eval_shape(lambda: Decoder(spread, stored)))
+    graph, abstract = _abstract_weights(config, mesh, dtype)
 
     def on_mesh(shape: tuple[int, ...], dtype: jnp.dtype, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
-    flat = nnx.to_flat_state(weights)
-    abstract = nnx.from_flat_state(
-        {path: leaf.replace(on_mesh(leaf.shape, leaf.dtype, partition(path))) for path, leaf in flat}
-    )
     cache_shape = (spread.kv_heads, spread.layers * pages, PAGE_SIZE, cache_head_dim(spread.head_dim))
     cache = on_mesh(cache_shape, stored, P(TENSOR))
     layouts = Layouts.of_model(spread, jnp.dtype(dtype), mesh, shape)
     arrays = layouts.lay_out(plan, shape.tokens, min(shape.scored, shape.tokens))
     arrays = jax.tree.map(lambda x: on_mesh(x.shape, x.dtype, P(DATA)), arrays)
-    step = jax.jit(make_step(graph, weights, mesh, pages), donate_argnums=1)
+    step = jax.jit(make_step(graph, abstract, mesh, pages), donate_argnums=1)
     return step.lower(abstract, (cache, cache), *arrays).compile()
 
 
@@ -75,3 +73,43 @@ def items_behind_a_query(shape: StepShape, context: int, item: int) -> StepPlan:
         scored_rows=ints * item + item - 1,
     )
     return StepPlan((shard,) * shape.shards, ())
+
+
+def compile_head(
+    config: ModelConfig, mesh: Mesh, shape: StepShape, *, dtype: str = "bfloat16"
+) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+    """Compile what reads a step's scored rows, as the runner would: label logits, and the log-sum-exp.
+
+    Args:
+        config: The model's shape.
+        mesh: As in `compile_step`.
+        shape: Room of a step.
+        dtype: Type of weights and activations.
+
+    Returns:
+        The programs for `PAIRS` pairs and for `NORMALISED_ROWS` rows.
+    """
+    graph, abstract = _abstract_weights(config, mesh, dtype)
+
+    def ints(size: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=NamedSharding(mesh, P()))
+
+    scored = mesh.shape[DATA] * min(shape.scored, shape.tokens)
+    hidden = jax.ShapeDtypeStruct((scored, config.embed), jnp.dtype(dtype), sharding=NamedSharding(mesh, P(DATA)))
+    labels = jax.jit(lambda weights, *arrays: label_logits(nnx.merge(graph, weights), *arrays))
+    normalise = jax.jit(lambda weights, *arrays: log_sum_exp(nnx.merge(graph, weights), *arrays))
+    return (
+        labels.lower(abstract, hidden, ints(PAIRS), ints(PAIRS)).compile(),
+        normalise.lower(abstract, hidden, ints(NORMALISED_ROWS)).compile(),
+    )
+
+
+def _abstract_weights(config: ModelConfig, mesh: Mesh, dtype: str) -> tuple[nnx.GraphDef, nnx.State]:
+    spread = spread_heads(config, mesh.shape[TENSOR])
+    graph, weights = nnx.split(nnx.eval_shape(lambda: Decoder(spread, storage_dtype(dtype))))
+    flat = nnx.to_flat_state(weights)
+
+    def on_mesh(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, partition(path)))
+
+    return graph, nnx.from_flat_state({path: leaf.replace(on_mesh(path, leaf)) for path, leaf in flat})

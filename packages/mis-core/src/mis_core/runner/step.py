@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 from jax.sharding import Mesh
@@ -65,9 +64,11 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, implementation: 
         def everyones(new: Array) -> Array:
             if devices == 1:
                 return new
-            gathered = jnp.zeros((devices * len(new), *new.shape[1:]), new.dtype)
+            flat = new.reshape(len(new), -1)  # TPUs would keep three dimensions in a layout that costs a copy
+            nothing = lax.empty((devices * len(flat), flat.shape[1]), flat.dtype)  # which nobody reads
             any_paged = (page_writes < NOWHERE).any()
-            return lax.cond(any_paged, lambda: lax.all_gather(new, DATA, tiled=True), lambda: gathered)
+            gathered = lax.cond(any_paged, lambda: lax.all_gather(flat, DATA, tiled=True), lambda: nothing)
+            return gathered.reshape(-1, *new.shape[1:])
 
         def attend(q: Array, k: Array, v: Array, cache: KeyValueCache, layer: Array) -> tuple[Array, KeyValueCache]:
             here = segments.shift_pages(layer * pages)

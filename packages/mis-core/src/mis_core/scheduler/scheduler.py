@@ -149,7 +149,9 @@ class Scheduler:
         wanted = sum(work.remaining_tokens for work in works)
         even = -(-wanted // (shape.shards * LONG_ITEM)) * LONG_ITEM  # shards are padded to the fullest
         builder = StepBuilder(shape, even if shape.shards > 1 else None)
-        share = max(shape.tokens * shape.shards // len(works) // PAGE_SIZE * PAGE_SIZE, LONG_ITEM)
+        # Less than a run of rows with one context would be padded up to it.
+        least = max(LONG_ITEM, shape.alignment)
+        share = max(shape.tokens * shape.shards // len(works) // PAGE_SIZE * PAGE_SIZE, least)
         served = [work for work in works if work.contribute(builder, share)]
         for work in served:
             work.contribute(builder, shape.tokens * shape.shards)

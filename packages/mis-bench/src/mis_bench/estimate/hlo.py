@@ -1,0 +1,172 @@
+"""Reads a compiled TPU program: which operations run how often, and the cycles that the compiler expects of each.
+
+The compiler writes its own estimate into the text of every fusion and product. Loops name their trip count;
+of a conditional both branches are kept apart. Kernels written in Pallas have no estimate: they are listed, and
+priced from their schedules elsewhere.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONSTANT = re.compile(r" constant\((\d+)\)")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_UNKNOWN = 1 << 62  # what the compiler writes where it has no estimate
+
+KERNEL = "tpu_custom_call"
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One instruction that takes time.
+
+    Attributes:
+        name: Its name in the program.
+        kind: Its opcode, such as `fusion`.
+        scope: Where it comes from, such as `jit(step)/layers/while/body/mlp/dot_general`; may be empty.
+        cycles: Cycles of one execution, None where the compiler has no estimate.
+        times: How often it runs in one execution of the program.
+        branch: The branch of a conditional that it is in, counted from 0; None outside of any.
+        bytes: Of a collective, the size of its result; otherwise 0.
+        devices: Of a collective, how many take part; otherwise 1.
+    """
+
+    name: str
+    kind: str
+    scope: str
+    cycles: int | None
+    times: int
+    branch: int | None
+    bytes: int = 0
+    devices: int = 1
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether devices exchange something."""
+        return self.kind.startswith(COLLECTIVES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    name: str
+    kind: str
+    line: str
+
+
+def read_operations(text: str) -> list[Operation]:
+    """Return the operations of a program's text, those in loops with their number of executions.
+
+    Raises:
+        ValueError: the text has no entry, or a loop does not name its trip count.
+    """
+    computations, entry = _computations(text)
+    if entry is None:
+        raise ValueError("The text of the program has no entry computation.")
+    return list(_walk(computations, entry, 1, None))
+
+
+def _computations(text: str) -> tuple[dict[str, list[_Instruction]], str | None]:
+    found: dict[str, list[_Instruction]] = {}
+    entry = current = None
+    for line in text.splitlines():
+        if header := _COMPUTATION.match(line):
+            current = header.group(2)
+            found[current] = []
+            entry = current if header.group(1) else entry
+        elif current is not None and (match := _INSTRUCTION.match(line)):
+            found[current].append(_Instruction(match.group(1), _opcode(match.group(2)), line))
+    return found, entry
+
+
+def _opcode(rest: str) -> str:
+    """Return the opcode behind a type, which may be a tuple of types."""
+    depth = 0
+    for index, character in enumerate(rest):
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0 and character == " ":
+            return rest[index + 1 :].partition("(")[0]
+    return ""
+
+
+def _walk(
+    computations: dict[str, list[_Instruction]], name: str, times: int, branch: int | None
+) -> Iterator[Operation]:
+    for instruction in computations[name]:
+        line, kind = instruction.line, instruction.kind
+        if kind == "while":
+            trips = _trips(computations, instruction)
+            yield from _walk(computations, _callee(line, "body"), times * trips, branch)
+        elif kind == "conditional":
+            for number, callee in enumerate(_branches(line)):
+                yield from _walk(computations, callee, times, number)
+        elif kind == "call" or (kind == "async-start" and "calls=" in line):
+            yield from _walk(computations, _callee(line, "to_apply" if kind == "call" else "calls"), times, branch)
+        else:
+            yield from _operation(instruction, times, branch)
+
+
+def _trips(computations: dict[str, list[_Instruction]], loop: _Instruction) -> int:
+    """Return how often a loop runs: as it says, or the bound that a counter from 0 is compared with."""
+    known = _TRIPS.search(loop.line)
+    if known is not None:
+        return int(known.group(1))
+    condition = computations[_callee(loop.line, "condition")]
+    bounds = [match.group(1) for each in condition if (match := _CONSTANT.search(each.line))]
+    if len(bounds) != 1 or not any("direction=LT" in each.line for each in condition):
+        raise ValueError(f"The loop {loop.name} does not say how often it runs.")
+    return int(bounds[0])
+
+
+def _operation(instruction: _Instruction, times: int, branch: int | None) -> Iterator[Operation]:
+    line, kind = instruction.line, instruction.kind
+    target = _TARGET.search(line)
+    if target is not None and target.group(1) == KERNEL:
+        kind = KERNEL
+    cycles = _CYCLES.search(line)
+    known = int(cycles.group(1)) if cycles and int(cycles.group(1)) < _UNKNOWN else None
+    if known is None and kind != KERNEL and not kind.startswith(COLLECTIVES):
+        return
+    scope = _OP_NAME.search(line)
+    where = scope.group(1) if scope else ""
+    if kind.startswith(COLLECTIVES):
+        if not kind.endswith("-done"):
+            yield Operation(instruction.name, kind, where, None, times, branch, _bytes(line), _group_size(line))
+        return
+    yield Operation(instruction.name, kind, where, known, times, branch)
+
+
+def _bytes(line: str) -> int:
+    """Return the size of an instruction's result, of the last one if there are several."""
+    result = line.partition(" = ")[2].partition("(%")[0]
+    element, sizes = re.findall(r"([a-z]+\d+)\[([\d,]*)\]", result)[-1]
+    count = 1
+    for size in filter(None, sizes.split(",")):
+        count *= int(size)
+    return count * int(re.sub(r"[a-z]+", "", element)) // 8
+
+
+def _group_size(line: str) -> int:
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
+    if listed is not None:
+        return len(listed.group(1).split(","))
+    counted = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
+    return int(counted.group(1)) if counted else 1
+
+
+def _callee(line: str, attribute: str) -> str:
+    match = re.search(attribute + r"=%?([\w.\-]+)", line)
+    assert match is not None, f"{attribute} of {line[:80]}"
+    return match.group(1)
+
+
+def _branches(line: str) -> list[str]:
+    listed = re.search(r"branch_computations=\{([^}]*)\}", line)
+    if listed is not None:
+        return [name.strip().lstrip("%") for name in listed.group(1).split(",")]
+    return [_callee(line, "false_computation"), _callee(line, "true_computation")]
