@@ -43,8 +43,8 @@ def workload(name: str, output: Path | None) -> None:
 @click.option("--workload", "workload_name", default=CANONICAL, help="KIND-Q-N-L, as for the command workload.")
 @click.option("--dp", type=click.IntRange(1), default=1, help="Devices that tokens are cut over.")
 @click.option("--tp", type=click.IntRange(1), default=1, help="Devices that weights are cut over.")
-@click.option("--step-tokens", type=click.IntRange(256), default=2048, help="Token budget of a step on each device.")
-@click.option("--requests", type=click.IntRange(1), default=4, help="Requests that arrive together.")
+@click.option("--step-tokens", type=click.IntRange(256), default=4096, help="Token budget of a step on each device.")
+@click.option("--requests", type=click.IntRange(1), default=8, help="Requests that arrive together.")
 @click.option("--apply-softmax", is_flag=True, help="Softmax over the labels, not full-vocabulary probabilities.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def estimate(topology: str, model_shape: str, workload_name: str, as_json: bool, **options: Any) -> None:

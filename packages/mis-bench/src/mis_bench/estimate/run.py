@@ -17,8 +17,8 @@ from mis_core.models.published import PUBLISHED
 from mis_kernels.aot.__main__ import run_job
 from mis_kernels.aot.targets import TARGETS, Target, environment
 
-# The text of a program with its embedding lookup on the SparseCore cannot be read back. It is one gather a step.
-_READABLE = " --xla_tpu_offload_gather_to_sparsecore=false"
+# The text of a program with its embedding lookup, or copies, on the SparseCore cannot be read back.
+_READABLE = " --xla_tpu_offload_gather_to_sparsecore=false --xla_tpu_enable_offloading_copy_to_sparsecore=false"
 
 TOPOLOGIES = {"v5e:1x1": "v5e", "v6e:1x1": "v6e:1x1", "v6e:2x2": "v6e:2x2", "v6e:2x4": "v6e:2x4", "v7x:1x1x1": "v7x"}
 """Topologies by the names that users give them; `v7x:1x1x1` is one of the two devices of a chip."""
@@ -94,7 +94,7 @@ def estimate(
     dp: int = 1,
     tp: int = 1,
     step_tokens: int = 4096,
-    requests: int = 4,
+    requests: int = 8,
     apply_softmax: bool = False,
 ) -> Estimate:
     """Plan, compile and price.

@@ -12,8 +12,10 @@ from jaxtyping import Array, Float32, Int32
 
 from mis_core.models.decoder import Decoder
 from mis_kernels import from_bits, row_sum
+from mis_kernels.target import platform
 
-VOCAB_CHUNK = 8192
+_VOCAB_CHUNK = 8192
+_ACCELERATOR_VOCAB_CHUNK = 32_768  # fewer turns of the loop, each of which costs several launches
 
 
 def label_logits(
@@ -32,7 +34,7 @@ def log_sum_exp(decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"]) ->
     """Return the log of the sum of the exponentials of all logits of some rows of `hidden`."""
     weight = decoder.head_weight
     vocab = weight.shape[0]
-    chunk = min(VOCAB_CHUNK, vocab)
+    chunk = min(_VOCAB_CHUNK if platform() == "cpu" else _ACCELERATOR_VOCAB_CHUNK, vocab)
     hidden = hidden[rows]
 
     def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
