@@ -75,14 +75,18 @@ async def test_answers_arrive_whole() -> None:
         assert answer.timings_ms == {"device": 1.5}
 
 
+async def lose_until_refused(engine: EngineClient) -> None:
+    for _ in range(2):
+        with pytest.raises(EngineUnavailable):
+            await engine.score(request("lose"))
+    with pytest.raises(RequestRefused):
+        await engine.score(request("lose"))
+
+
 async def test_a_request_that_the_device_fails_on_may_come_once_more() -> None:
     async with client() as engine:
         await engine.wait_ready()
-        for _ in range(2):
-            with pytest.raises(EngineUnavailable):
-                await engine.score(request("lose"))
-        with pytest.raises(RequestRefused):
-            await engine.score(request("lose"))
+        await lose_until_refused(engine)
         assert (await engine.score(request())).cached_tokens == 2
         assert engine.restarts == 0
 
@@ -90,11 +94,7 @@ async def test_a_request_that_the_device_fails_on_may_come_once_more() -> None:
 async def test_a_refused_request_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     async with client() as engine:
         await engine.wait_ready()
-        for _ in range(2):
-            with pytest.raises(EngineUnavailable):
-                await engine.score(request("lose"))
-        with pytest.raises(RequestRefused):
-            await engine.score(request("lose"))
+        await lose_until_refused(engine)
         monkeypatch.setattr("mis_core.suspects._REFUSED_S", 0.0)
         with pytest.raises(EngineUnavailable):
             await engine.score(request("lose"))

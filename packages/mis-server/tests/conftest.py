@@ -137,3 +137,15 @@ def score_body(**changes: Any) -> dict[str, Any]:
 def _score_body() -> Callable[..., dict[str, Any]]:
     """`score_body(items=[])`: a valid body of token ids, changed."""
     return score_body
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
+    """The settings that `serve` was called with."""
+    calls: list[ServerConfig] = []
+
+    async def serve(settings: ServerConfig) -> None:
+        calls.append(settings)
+
+    monkeypatch.setattr("mis_server.serving.serve", serve)
+    return calls

@@ -13,18 +13,6 @@ from mis_server.cli import main
 from mis_server.settings import ServerConfig
 
 
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
-    """The settings that `serve` was called with."""
-    calls: list[ServerConfig] = []
-
-    async def serve(settings: ServerConfig) -> None:
-        calls.append(settings)
-
-    monkeypatch.setattr("mis_server.serving.serve", serve)
-    return calls
-
-
 def run(*arguments: str, **env: str) -> Result:
     return CliRunner().invoke(main, arguments, env=env, prog_name="mis-server")
 

@@ -12,6 +12,7 @@ import pytest
 import trustme
 from click.testing import CliRunner, Result
 
+from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server import logs
 from mis_server.cli import main
@@ -132,17 +133,6 @@ def run(*arguments: str, **env: str) -> Result:
     return CliRunner().invoke(main, arguments, env=env, prog_name="mis-server")
 
 
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
-    calls: list[ServerConfig] = []
-
-    async def serve(settings: ServerConfig) -> None:
-        calls.append(settings)
-
-    monkeypatch.setattr("mis_server.serving.serve", serve)
-    return calls
-
-
 def test_options_come_from_a_file_and_variables_and_flags_go_before(served: list[ServerConfig], tmp_path: Path) -> None:
     config = tmp_path / "mis.toml"
     config.write_text('model = "m"\nport = 1\nmax-items-per-request = 5\nskip_warmup = true\nlog-level = "error"\n')
@@ -185,7 +175,5 @@ def test_a_missing_file_is_one_line(served: list[ServerConfig]) -> None:
 
 @pytest.mark.parametrize("name", ["max_queued_tokens", "request_timeout", "body_timeout"])
 def test_limits_are_at_least_one(name: str) -> None:
-    from mis_core.config import EngineConfig
-
     with pytest.raises(ConfigError, match=name):
         ServerConfig(engine=EngineConfig(model="m"), **{name: 0})

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from mis_kernels.aot import baseline
-from mis_kernels.aot.__main__ import BASELINE, run_job
+from mis_kernels.aot.__main__ import BASELINE
 from mis_kernels.aot.cost import canonical_cost, explain
+from mis_kernels.aot.launch import run_job
 from mis_kernels.aot.schedules import Schedule, read_schedule, tile_bodies
 from mis_kernels.aot.targets import TARGETS
 from mis_kernels.attention.shapes import HEAD_LAYOUTS, device_layouts

@@ -70,6 +70,17 @@ def _plain_type(hint: Any) -> Any:
     return hint
 
 
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Tell what the user can mend in one line, without a traceback."""
+    try:
+        yield
+    except ConfigError as error:
+        raise click.ClickException(f"--{error.option.replace('_', '-')}: {error.message}") from None
+    except MisError as error:
+        raise click.ClickException(error.message) from None
+
+
 def _serve(model: str | None, model_path: str | None, **options: Any) -> None:
     """Serve MODEL, a Hugging Face model directory or name, over HTTP.
 
@@ -81,7 +92,7 @@ def _serve(model: str | None, model_path: str | None, **options: Any) -> None:
     engine_names = {field.name for field in dataclasses.fields(EngineConfig)}
     engine = {name: value for name, value in options.items() if name in engine_names}
     server = {name: value for name, value in options.items() if name not in engine_names}
-    try:
+    with _one_line_errors():
         settings = ServerConfig(engine=EngineConfig.of(model, engine), **server)
         log_to_stderr(settings.log_format, settings.log_level)
         # Imported late, so that --help and bad flags answer at once.
@@ -89,10 +100,6 @@ def _serve(model: str | None, model_path: str | None, **options: Any) -> None:
 
         with contextlib.suppress(asyncio.CancelledError):  # stopped before it began
             asyncio.run(serve(settings))
-    except ConfigError as error:
-        raise click.ClickException(f"--{error.option.replace('_', '-')}: {error.message}") from None
-    except MisError as error:
-        raise click.ClickException(error.message) from None
 
 
 class _Command(click.Command):
@@ -175,17 +182,13 @@ def _score(model: str | None, model_path: str | None, **options: Any) -> None:
     output = Path(job.pop("output") or items.with_name(f"{items.stem}.scores.jsonl"))
     if not job["labels"] and not job["label_token_ids"]:
         raise click.UsageError("--labels is missing: texts such as ' yes' ' no', or --label-token-ids.")
-    try:
+    with _one_line_errors():
         from mis_server.offline import Job, score_file
 
         log_to_stderr("human", "warning")
         errors = asyncio.run(
             score_file(Job(items=items, output=output, **job), EngineConfig.of(model, config), overwrite=overwrite)
         )
-    except ConfigError as error:
-        raise click.ClickException(f"--{error.option.replace('_', '-')}: {error.message}") from None
-    except MisError as error:
-        raise click.ClickException(error.message) from None
     click.echo(f"Scores are in {output}." + (f" {errors} lines have an error." if errors else ""))
     if errors:
         raise SystemExit(2)

@@ -14,7 +14,7 @@ from mis_bench.estimate.price import price_attention, price_norm_rope, price_pag
 from mis_bench.estimate.roofline import least_bytes, least_flops
 from mis_bench.workload import Workload, build_workload
 from mis_core.models.published import PUBLISHED
-from mis_kernels.aot.__main__ import run_job
+from mis_kernels.aot.launch import run_job
 from mis_kernels.aot.targets import TARGETS, Target, environment
 
 # The text of a program with its embedding lookup, or copies, on the SparseCore cannot be read back.

@@ -2,40 +2,19 @@
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from mis_kernels.aot import baseline
 from mis_kernels.aot.cost import EMBED, MODEL, explain, explain_glue
-from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, environment
+from mis_kernels.aot.launch import run_job
+from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS
 from mis_kernels.attention.shapes import HEAD_LAYOUTS, HeadLayout, device_layouts
 from mis_kernels.attention.tiling import block_sizes
 
 BASELINE = Path(__file__).parent.parent / "aot_baseline.json"
 QUICK_LAYOUTS = [HeadLayout(16, 8, 128), HeadLayout(7, 1, 64)]
-
-
-def run_job(name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run a worker for one target; return its rows.
-
-    Raises:
-        RuntimeError: the compiler refused something; carries the end of its output.
-    """
-    target = TARGETS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        dump = Path(folder, "dump")
-        dump.mkdir()
-        path = Path(folder, "job.json")
-        path.write_text(json.dumps({**job, "target": name, "dump": str(dump)}))
-        env = environment(target, str(dump) if "dtypes" in job or job["what"] == "glue" else None)
-        command = [sys.executable, "-m", "mis_kernels.aot.worker", str(path)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{name}: {job['what']} failed:\n" + "\n".join(done.stderr.strip().splitlines()[-15:]))
-    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
