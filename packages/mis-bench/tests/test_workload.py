@@ -15,7 +15,7 @@ def test_the_canonical_workload_never_changes() -> None:
     workload = build_workload()
     assert workload.name == CANONICAL == "canonical-2000-500-20"
     assert workload.query.shape == (2000,)
-    assert workload.items.shape == (500, 20)
+    assert [len(item) for item in workload.items] == [20] * 500
     assert workload.label_token_ids.tolist() == [9454, 2753]
     assert workload.num_tokens == 12_000
     assert workload.sha256 == CANONICAL_SHA256
@@ -29,10 +29,10 @@ def test_the_name_decides_the_tokens() -> None:
 
 def test_tokens_are_ordinary_and_items_differ() -> None:
     workload = build_workload()
-    tokens = np.concatenate([workload.query, workload.items.ravel()])
+    tokens = np.concatenate([workload.query, *workload.items])
     assert tokens.dtype == np.int32
     assert TOKEN_IDS.start <= tokens.min() < tokens.max() < TOKEN_IDS.stop
-    assert len(np.unique(workload.items, axis=0)) == len(workload.items)
+    assert len(np.unique(np.stack(workload.items), axis=0)) == len(workload.items)
 
 
 def test_json_holds_the_request_and_a_checksum_that_others_can_verify() -> None:

@@ -8,7 +8,7 @@ random generator, whose stream may change between releases; `Workload.sha256` pr
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,33 +34,41 @@ class WorkloadNameError(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
-    """One request for scores, as token ids.
+    """One request for scores, as token ids or as texts.
 
     Attributes:
         name: What it was built from.
-        query: Shared tokens, `[query_tokens]`.
-        items: Tokens of each item, `[items, item_tokens]`.
+        query: Shared tokens, `[query_tokens]`, or text.
+        items: Tokens of each item, `[item_tokens]` each, or texts.
         label_token_ids: Labels, the same for all items, `[labels]`.
+        apply_softmax: Softmax over the labels instead of full-vocabulary probabilities.
     """
 
     name: str
-    query: Int32[np.ndarray, " query_tokens"]
-    items: Int32[np.ndarray, "items item_tokens"]
+    query: Int32[np.ndarray, " query_tokens"] | str
+    items: tuple[Int32[np.ndarray, " item_tokens"] | str, ...]
     label_token_ids: Int32[np.ndarray, " labels"]
+    apply_softmax: bool = False
+
+    @property
+    def num_items(self) -> int:
+        """Number of items."""
+        return len(self.items)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the query, once, and of every item."""
-        return self.query.size + self.items.size
+        """Tokens of the query, once, and of every item; of a text its characters, for want of a tokenizer."""
+        return len(self.query) + sum(map(len, self.items))
 
     @property
     def request(self) -> dict[str, Any]:
         """The body of `POST /v1/score`, and the keywords of `Engine.score`."""
-        return {
-            "query": self.query.tolist(),
-            "items": self.items.tolist(),
+        body: dict[str, Any] = {
+            "query": _plain(self.query),
+            "items": [_plain(item) for item in self.items],
             "label_token_ids": self.label_token_ids.tolist(),
         }
+        return body | {"apply_softmax": True} if self.apply_softmax else body
 
     @property
     def sha256(self) -> str:
@@ -71,6 +79,28 @@ class Workload:
         """Return name, checksum and request as one JSON object on one line."""
         document = {"name": self.name, "sha256": self.sha256, "request": self.request}
         return _canonical_json(document).decode()
+
+    def within(self, vocab_size: int) -> "Workload":
+        """Return the workload with every token id folded into a vocabulary, for tiny checkpoints; texts stay."""
+        if isinstance(self.query, str):
+            return self
+        items = tuple(np.asarray(item, np.int32) % vocab_size for item in self.items)
+        return replace(
+            self, query=self.query % vocab_size, items=items, label_token_ids=self.label_token_ids % vocab_size
+        )
+
+    def another(self, number: int) -> "Workload":
+        """Return a workload of the same sizes whose query and items no earlier one had; 0 is this one.
+
+        Ids are shifted within `TOKEN_IDS`; texts get the number in front.
+        """
+        if number == 0:
+            return self
+        if isinstance(self.query, str):
+            items = tuple(f"{number} {item}" for item in self.items)
+            return replace(self, query=f"{number} {self.query}", items=items)
+        items = tuple(_shifted(np.asarray(item, np.int32), number) for item in self.items)
+        return replace(self, query=_shifted(self.query, number), items=items)
 
 
 def build_workload(name: str = CANONICAL) -> Workload:
@@ -87,7 +117,7 @@ def build_workload(name: str = CANONICAL) -> Workload:
     return Workload(
         name=name,
         query=tokens[:query_tokens],
-        items=tokens[query_tokens:].reshape(items, item_tokens),
+        items=tuple(tokens[query_tokens:].reshape(items, item_tokens)),
         label_token_ids=np.array(LABEL_TOKEN_IDS, np.int32),
     )
 
@@ -109,6 +139,14 @@ def _geometry(name: str) -> tuple[int, int, int]:
 def _tokens(name: str, count: int) -> Int32[np.ndarray, " count"]:
     words = np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * count), "<u4")
     return (TOKEN_IDS.start + words % len(TOKEN_IDS)).astype(np.int32)
+
+
+def _shifted(tokens: Int32[np.ndarray, " count"], number: int) -> Int32[np.ndarray, " count"]:
+    return (TOKEN_IDS.start + (tokens - TOKEN_IDS.start + number) % len(TOKEN_IDS)).astype(np.int32)
+
+
+def _plain(value: Int32[np.ndarray, " count"] | str) -> list[int] | str:
+    return value if isinstance(value, str) else value.tolist()
 
 
 def _canonical_json(value: Any) -> bytes:

@@ -23,12 +23,12 @@ def least_flops(config: ModelConfig, workload: Workload, *, normalised: bool) ->
         workload: The request.
         normalised: Whether full-vocabulary probabilities are asked for.
     """
-    query, (items, length) = len(workload.query), workload.items.shape
-    tokens = query + items * length
+    query, items, lens = len(workload.query), workload.num_items, np.array([len(item) for item in workload.items])
+    tokens = query + int(lens.sum())
     kv_weights = 2 * config.embed * config.kv_heads * config.head_dim
     products = 2 * (tokens * (config.layers - 1) + items) * layer_weights(config) + 2 * tokens * kv_weights
-    pairs = query * (query + 1) / 2 + items * length * (query + (length + 1) / 2)
-    last_pairs = items * (query + length)
+    pairs = query * (query + 1) / 2 + float((lens * (query + (lens + 1) / 2)).sum())
+    last_pairs = float((query + lens).sum())
     attention = 4 * config.heads * config.head_dim * (pairs * (config.layers - 1) + last_pairs)
     head = 2 * items * config.embed * (config.vocab_size if normalised else len(workload.label_token_ids))
     return float(products + attention + head)

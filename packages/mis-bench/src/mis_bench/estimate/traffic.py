@@ -1,10 +1,8 @@
 """The steps that a scheduler makes of some requests for one workload, without a device."""
 
-from dataclasses import replace
-
 import numpy as np
 
-from mis_bench.workload import TOKEN_IDS, Workload
+from mis_bench.workload import Workload
 from mis_core.scheduler.plan import StepPlan, StepShape
 from mis_core.scheduler.scheduler import Policy, Scheduler
 from mis_core.validation import Limits, parse_score_request
@@ -26,8 +24,7 @@ def plan_requests(
     """
     scheduler = Scheduler(shape, pages=pages, policy=Policy())
     for number in range(count):
-        shifted = TOKEN_IDS.start + (workload.query - TOKEN_IDS.start + number) % len(TOKEN_IDS)
-        body = replace(workload, query=shifted.astype(np.int32)).request | {"apply_softmax": apply_softmax}
+        body = workload.another(number).request | {"apply_softmax": apply_softmax}
         scheduler.submit(number, parse_score_request(body, None, _LIMITS))
     plans, answered = [], 0
     while answered < count:

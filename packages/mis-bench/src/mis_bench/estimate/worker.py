@@ -38,7 +38,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     devices = np.array(mesh(target).devices).reshape(-1)[: data * tensor]
     on = Mesh(devices.reshape(data, tensor), (DATA, TENSOR))
     spread, dtype = spread_heads(config, tensor), jnp.dtype("bfloat16")
-    context_pages = -(-(len(workload.query) + workload.items.shape[1]) // PAGE_SIZE) + 1
+    context_pages = -(-(len(workload.query) + max(map(len, workload.items))) // PAGE_SIZE) + 1
     with compiling_for(target.chip):
         shape = StepShape(
             tokens=job["step_tokens"],

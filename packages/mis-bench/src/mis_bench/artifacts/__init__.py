@@ -1,0 +1,1 @@
+"""Files that commands write, as pydantic models; every module here is one kind."""

@@ -1,0 +1,76 @@
+"""What all artifacts share: a schema's name and version, the environment, and how they are written and read."""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import mis_bench
+from mis_bench.environment import Environment
+
+KINDS: dict[str, type["Artifact"]] = {}
+"""Every kind of artifact by its `schema_version`; filled by the classes themselves."""
+
+
+class ArtifactError(ValueError):
+    """A file is not the artifact that it should be; names the file and the field."""
+
+
+class Part(BaseModel):
+    """A part of an artifact: unknown fields are refused, and numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Artifact(Part):
+    """A file that a command writes.
+
+    A subclass names its schema, `class RunResult(Artifact, schema="mis-run-v1")`, and declares its fields.
+    """
+
+    SCHEMA: ClassVar[str]
+
+    schema_version: str = Field(description="Name and version of the schema that the file follows.")
+    generated_by: str = Field(default=f"mis-bench {mis_bench.__version__}", pattern=r"^mis-bench \d+\.\d+\.\d+")
+    environment: Environment
+
+    def __init_subclass__(cls, schema: str, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.SCHEMA = schema
+        KINDS[schema] = cls
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**({"schema_version": self.SCHEMA} | fields))
+
+    def model_post_init(self, _: Any) -> None:
+        """Refuse a file of another schema."""
+        if self.schema_version != self.SCHEMA:
+            raise ValueError(f"schema_version is {self.schema_version!r}, not {self.SCHEMA!r}")
+
+    def write(self, path: Path) -> None:
+        """Write as indented JSON; the file is complete or absent, never half written."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+
+def read_artifact(path: Path) -> Artifact:
+    """Read any artifact, checked against its schema and its own rules.
+
+    Raises:
+        ArtifactError: it is no artifact, or breaks its schema; the first fault is named.
+    """
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: {error}") from None
+    kind = KINDS.get(fields.get("schema_version", "")) if isinstance(fields, dict) else None
+    if kind is None:
+        raise ArtifactError(f"{path}: schema_version must be one of {', '.join(sorted(KINDS))}")
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ArtifactError(f"{path}: {'.'.join(map(str, first['loc'])) or 'file'}: {first['msg']}") from None

@@ -1,0 +1,109 @@
+"""What figures depend on: the machine, the versions, the commit, the checkpoint."""
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+_PACKAGES = (
+    "mis-bench", "mis-core", "mis-kernels", "mis-server", "jax", "jaxlib", "libtpu", "numpy", "torch", "transformers",
+)  # fmt: skip
+
+
+class Environment(BaseModel):
+    """Where and of what an artifact was made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    timestamp: AwareDatetime = Field(description="When it began, UTC.")
+    hardware: str = Field(min_length=1, description="Accelerator and count, or the CPU's model and cores.")
+    platform: str = Field(min_length=1, description="Operating system and architecture.")
+    python_version: str = Field(pattern=r"^\d+\.\d+\.\d+")
+    cpu_count: int = Field(ge=1)
+    memory_bytes: int = Field(ge=1)
+    versions: dict[str, str] = Field(description="Of installed packages that matter.")
+    commit: str | None = Field(pattern=r"^[0-9a-f]{40}$", description="Of the working tree, if it is one.")
+    is_dirty: bool | None = Field(description="Whether that tree had changes.")
+    variables: dict[str, str] = Field(description="Environment variables that change speed.")
+
+
+def environment(hardware: str | None = None) -> Environment:
+    """Describe this machine.
+
+    Args:
+        hardware: What computes, if it is not this machine's CPU.
+    """
+    commit, is_dirty = _commit()
+    return Environment(
+        timestamp=datetime.datetime.now(datetime.UTC),
+        hardware=hardware or cpu_name(),
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python_version=platform.python_version(),
+        cpu_count=os.cpu_count() or 1,
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        versions=_versions(),
+        commit=commit,
+        is_dirty=is_dirty,
+        variables={
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "OMP_NUM_THREADS") or name.startswith(("JAX_", "TPU_", "MIS_"))
+            if "KEY" not in name and "TOKEN" not in name
+        },
+    )
+
+
+def cpu_name() -> str:
+    """Return the CPU's model and number of cores, `AMD EPYC 9B14, 2 cores` for instance."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    return f"{model}, {os.cpu_count()} cores"
+
+
+def checkpoint_sha256(directory: Path) -> str:
+    """Return a checksum of a checkpoint: of its `config.json`, and name, size and both ends of every weight file.
+
+    Reads a few megabytes, not all: it tells checkpoints apart, it does not vouch for every bit.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    digest = hashlib.sha256(json.dumps(json.loads((directory / "config.json").read_text()), sort_keys=True).encode())
+    for path in sorted(directory.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(1 << 20))
+            file.seek(max(0, size - (1 << 20)))
+            digest.update(file.read())
+    return digest.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+    except (OSError, subprocess.SubprocessError):
+        return None, None

@@ -1,0 +1,69 @@
+"""Summaries of timings, and how far to trust them."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+from scipy import stats
+
+_RESAMPLES = 2000
+
+
+class Latency(BaseModel):
+    """Latency of calls in milliseconds. Percentiles are interpolated linearly, as NumPy does."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    p50_ms: float = Field(ge=0)
+    p95_ms: float = Field(ge=0)
+    p99_ms: float = Field(ge=0)
+    mean_ms: float = Field(ge=0)
+    std_ms: float = Field(ge=0)
+
+    @classmethod
+    def of(cls, milliseconds: Sequence[float]) -> "Latency | None":
+        """Summarise; None of no calls."""
+        if not milliseconds:
+            return None
+        p50, p95, p99 = np.percentile(milliseconds, [50, 95, 99]).tolist()
+        mean, std = float(np.mean(milliseconds)), float(np.std(milliseconds))
+        return cls(p50_ms=p50, p95_ms=p95, p99_ms=p99, mean_ms=mean, std_ms=std)
+
+
+class Interval(BaseModel):
+    """A figure with its bootstrap confidence interval."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    value: float
+    low: float
+    high: float
+    confidence: float = Field(gt=0, lt=1)
+
+
+def interval(
+    values: Sequence[float], statistic: Callable[..., float] = np.median, *, confidence: float = 0.95, seed: int = 0
+) -> Interval:
+    """Return a statistic of a sample with its confidence interval, by the percentile bootstrap of SciPy.
+
+    Efron, Tibshirani: An Introduction to the Bootstrap, 1993, chapter 13. One value has no interval: low and high
+    are the value then.
+
+    Raises:
+        ValueError: there is no value.
+    """
+    if not values:
+        raise ValueError("An interval needs at least one value.")
+    value = float(statistic(values))
+    if len(values) == 1:
+        return Interval(value=value, low=value, high=value, confidence=confidence)
+    found = stats.bootstrap(
+        (np.asarray(values),),
+        statistic,
+        n_resamples=_RESAMPLES,
+        confidence_level=confidence,
+        method="percentile",
+        vectorized=False,
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(value=value, low=float(found.low), high=float(found.high), confidence=confidence)

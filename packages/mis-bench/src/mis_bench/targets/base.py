@@ -1,0 +1,96 @@
+"""What every target is: something that scores workloads, in this process or over HTTP."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from mis_bench.workload import Workload
+
+Scores = Float[np.ndarray, "items labels"]
+
+
+class TargetUnavailable(Exception):
+    """A target cannot run here; one sentence says why and what would help."""
+
+
+class CallFailed(Exception):
+    """A target did not answer a call.
+
+    Attributes:
+        reason: `timeout`, `connection_error`, `http_error`, `out_of_memory`, `bad_json`, `missing_scores`,
+            `shape_mismatch`, `rejected` (the request cannot be served by this target at all) or `error`.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer.
+
+    Attributes:
+        scores: Softmax over the labels if the workload asks for it, else full-vocabulary probabilities,
+            `[items, labels]`, float64.
+        stages_ms: Milliseconds by stage, where the target tells.
+        cached_tokens: Query tokens that the target had kept, where it tells.
+    """
+
+    scores: Scores
+    stages_ms: dict[str, float] = field(default_factory=dict)
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a target is, for the artifact of a run.
+
+    Attributes:
+        name: Its spelling on the command line.
+        backend: `mis-engine`, `mis-server`, `sglang`, `vllm`, `openai`, `transformers`, `llama.cpp`.
+        model: Name or directory of the model.
+        model_sha256: Checksum of the checkpoint, where it can be read here (`environment.checkpoint_sha256`).
+        dtype: Type of weights and activations, if known.
+        options: Server arguments or engine options, if known.
+        versions: Versions of what computes.
+    """
+
+    name: str
+    backend: str
+    model: str
+    model_sha256: str | None = None
+    dtype: str | None = None
+    options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+class Target(Protocol):
+    """Something that scores. Safe to call from several threads at once."""
+
+    @property
+    def about(self) -> About:
+        """What it is."""
+        ...
+
+    def score(self, workload: Workload) -> Reply:
+        """Score a workload.
+
+        Raises:
+            CallFailed: it did not answer; nothing else is harmed.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Make it compute the next query anew, as if it had never seen it."""
+        ...
+
+    def counts(self) -> dict[str, float]:
+        """Return what it counts about itself since it started: `compilations`, `steps`, `memory_bytes` and so on."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds. Closing twice is fine."""
+        ...
