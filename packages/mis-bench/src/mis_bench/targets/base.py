@@ -1,10 +1,11 @@
 """What every target is: something that scores workloads, in this process or over HTTP."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from jaxtyping import Float
+from pydantic import ConfigDict
 
 from mis_bench.workload import Workload
 
@@ -57,6 +58,8 @@ class About:
         options: Server arguments or engine options, if known.
         versions: Versions of what computes.
     """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")  # artifacts hold it
 
     name: str
     backend: str

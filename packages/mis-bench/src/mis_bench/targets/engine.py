@@ -1,0 +1,179 @@
+"""Our engine in this process."""
+
+import dataclasses
+import os
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+import jax.monitoring
+import jaxlib
+import numpy as np
+
+import mis_core
+import mis_kernels
+from mis_bench.environment import checkpoint_sha256
+from mis_bench.targets.base import About, CallFailed, Reply, TargetUnavailable
+from mis_bench.workload import Workload
+from mis_core import Engine
+from mis_core.config import EngineConfig
+from mis_core.errors import EngineUnavailable, MisError, RequestError
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+"""JAX reports this once for each executable, whether compiled or read from the persistent cache."""
+
+
+def open_engine(model: Path, options: Mapping[str, str], *, name: str = "engine") -> "EngineTarget":
+    """Load a checkpoint.
+
+    Args:
+        model: Its directory.
+        options: Fields of `EngineConfig` as text, such as `{"scoring_algorithm": "packed"}`.
+        name: What the target is called in artifacts.
+
+    Raises:
+        TargetUnavailable: an option is wrong, or the engine refuses the checkpoint.
+    """
+    compilations = _Compilations()
+    try:
+        config = EngineConfig.of(str(model), _typed(options))
+        engine = Engine(config)
+    except MisError as error:
+        compilations.stop()
+        raise TargetUnavailable(error.message) from None
+    return EngineTarget(engine, name=name, compilations=compilations)
+
+
+class EngineTarget:
+    """An engine, asked through `Engine.score`; closed with the target.
+
+    Args:
+        engine: Whom to ask.
+        name: What the target is called in artifacts.
+        compilations: Counter that heard the engine's start; by default one that begins now.
+        request: Fields for every request, `{"scoring_algorithm": "packed"}` for instance.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        name: str = "engine",
+        compilations: "_Compilations | None" = None,
+        request: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._engine, self._request = engine, dict(request or {})
+        self._compilations = compilations or _Compilations()
+        fields = dataclasses.asdict(engine.config)
+        self._about = About(
+            name=name,
+            backend="mis-engine",
+            model=fields.pop("model"),
+            model_sha256=checkpoint_sha256(engine.directory),
+            dtype=engine.config.dtype,
+            options=fields | engine.summary | self._request,
+            versions={
+                "mis-core": mis_core.__version__,
+                "mis-kernels": mis_kernels.__version__,
+                "jax": jax.__version__,
+                "jaxlib": jaxlib.__version__,
+            },
+        )
+
+    @property
+    def about(self) -> About:
+        """What it is; options are all of the engine's, with what it made of those left open."""
+        return self._about
+
+    def score(self, workload: Workload) -> Reply:
+        """Score a workload.
+
+        Raises:
+            CallFailed: `rejected` (the request breaks a limit), `out_of_memory`, or `error`.
+        """
+        try:
+            result = self._engine.score(**workload.request, **self._request)
+        except RequestError as error:
+            raise CallFailed("rejected", error.message) from None
+        except (EngineUnavailable, RuntimeError) as error:  # JAX's own are RuntimeErrors
+            raise CallFailed("out_of_memory" if _is_out_of_memory(error) else "error", str(error)) from error
+        return Reply(result.scores.astype(np.float64), dict(result.timings_ms), result.usage.cached_tokens)
+
+    def forget(self) -> None:
+        """Drop every cached query."""
+        self._engine.flush_cache()
+
+    def counts(self) -> dict[str, float]:
+        """Return the engine's statistics, `compilations` of this process, and `memory_bytes`, its resident memory.
+
+        `device_memory_bytes` is what lies on accelerators, where they tell.
+        """
+        counts = self._engine.statistics() | {"compilations": float(self._compilations.count)}
+        counts["memory_bytes"] = float(_resident_bytes())
+        used = [stats["bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
+        return counts | {"device_memory_bytes": float(sum(used))} if used else counts
+
+    def close(self) -> None:
+        """Free weights and cache."""
+        self._compilations.stop()
+        self._engine.close()
+
+
+class _Compilations:
+    """Counts executables that enter this process, on all threads, from now until `stop`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._is_listening = True
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        # A counter that hears nothing would prove any claim that nothing compiles.
+        jax.jit(lambda: 0).lower().compile()
+        if not self.count:
+            self.stop()
+            raise TargetUnavailable(f"JAX {jax.__version__} does not report compilations; they cannot be counted.")
+        self.count = 0
+
+    def stop(self) -> None:
+        """Stop counting; twice is fine."""
+        if self._is_listening:
+            self._is_listening = False
+            jax.monitoring.unregister_event_duration_listener(self._listen)
+
+    def _listen(self, event: str, duration_secs: float, **details: str | float) -> None:
+        self.count += event == _COMPILED
+
+
+def _typed(options: Mapping[str, str]) -> dict[str, Any]:
+    """Turn text into what `EngineConfig` declares; unknown names stay, for it to refuse."""
+    types_of = {field.name: field.type for field in dataclasses.fields(EngineConfig)}
+    return {name: _parse(name, text, types_of.get(name, str)) for name, text in options.items()}
+
+
+def _parse(name: str, text: str, kind: Any) -> Any:
+    if isinstance(kind, types.UnionType):
+        if text.lower() == "none":
+            return None
+        kind = next(each for each in get_args(kind) if each is not types.NoneType)
+    try:
+        return _BOOLS[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        wanted = {bool: "true or false", int: "an integer", float: "a number"}[kind]
+        raise TargetUnavailable(f"The engine option {name} must be {wanted}, not {text[:80]!r}.") from None
+
+
+_BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:  # noqa: PTH123 - not a file on a disk
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    while error is not None:
+        if "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False
