@@ -89,6 +89,12 @@ class Workload:
             self, query=self.query % vocab_size, items=items, label_token_ids=self.label_token_ids % vocab_size
         )
 
+    def with_labels(self, count: int) -> "Workload":
+        """Return the workload with another number of labels: the first of `LABEL_TOKEN_IDS`, then fixed others."""
+        more = (int(token) for token in _tokens("labels", 4 * count) if token not in LABEL_TOKEN_IDS)
+        labels = list(dict.fromkeys([*LABEL_TOKEN_IDS, *more]))[:count]
+        return replace(self, label_token_ids=np.array(labels, np.int32))
+
     def another(self, number: int) -> "Workload":
         """Return a workload of the same sizes whose query and items no earlier one had; 0 is this one.
 

@@ -1,6 +1,9 @@
 """What all artifacts share: a schema's name and version, the environment, and how they are written and read."""
 
+import importlib
 import json
+import pkgutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,7 +13,7 @@ import mis_bench
 from mis_bench.environment import Environment
 
 KINDS: dict[str, type["Artifact"]] = {}
-"""Every kind of artifact by its `schema_version`; filled by the classes themselves."""
+"""Every kind of artifact by its `schema_version`; filled by the classes themselves, so ask `kinds()`."""
 
 
 class ArtifactError(ValueError):
@@ -48,12 +51,24 @@ class Artifact(Part):
         if self.schema_version != self.SCHEMA:
             raise ValueError(f"schema_version is {self.schema_version!r}, not {self.SCHEMA!r}")
 
+    def inconsistencies(self) -> Iterator[str]:
+        """Yield every way in which the fields contradict each other, one sentence each; a subclass has its own."""
+        yield from ()
+
     def write(self, path: Path) -> None:
         """Write as indented JSON; the file is complete or absent, never half written."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")
         partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
+
+
+def kinds() -> dict[str, type[Artifact]]:
+    """Return every kind by its `schema_version`, whichever modules were imported so far."""
+    package = importlib.import_module(__package__)
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{__package__}.{module.name}")
+    return KINDS
 
 
 def read_artifact(path: Path) -> Artifact:
@@ -66,9 +81,10 @@ def read_artifact(path: Path) -> Artifact:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path}: {error}") from None
-    kind = KINDS.get(fields.get("schema_version", "")) if isinstance(fields, dict) else None
+    known = kinds()
+    kind = known.get(fields.get("schema_version", "")) if isinstance(fields, dict) else None
     if kind is None:
-        raise ArtifactError(f"{path}: schema_version must be one of {', '.join(sorted(KINDS))}")
+        raise ArtifactError(f"{path}: schema_version must be one of {', '.join(sorted(known))}")
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
