@@ -83,9 +83,18 @@ class EngineTarget:
         )
 
     @property
+    def engine(self) -> Engine:
+        """Whom it asks."""
+        return self._engine
+
+    @property
     def about(self) -> About:
         """What it is; options are all of the engine's, with what it made of those left open."""
         return self._about
+
+    def asking(self, **fields: Any) -> "EngineTarget":
+        """Return the same engine with other fields in every request, `scoring_algorithm="serial"` for instance."""
+        return EngineTarget(self._engine, name=self._about.name, request=self._request | fields)
 
     def score(self, workload: Workload) -> Reply:
         """Score a workload.
