@@ -5,8 +5,12 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mis_bench.workload import CANONICAL, MAX_TOKENS, TOKEN_IDS, WorkloadNameError, build_workload
+from mis_bench.workload import CANONICAL, MAX_LABELS, MAX_TOKENS, WorkloadNameError, build_workload
+from mis_bench.workloads.kinds import PRODUCTION
+from mis_bench.workloads.seeded import TOKEN_IDS
 
 CANONICAL_SHA256 = "5cfbd10a9c1588abddfe4c9a7ad5f5dc2789d390ded8505c99a70fe36943574e"
 
@@ -62,3 +66,111 @@ def test_workloads_beyond_the_limit_are_refused_before_they_are_built() -> None:
     with pytest.raises(WorkloadNameError, match=r"1,000,000,000,002,000 tokens; at most 2,000,000"):
         build_workload("huge-2000-1000000000-1000000")
     assert build_workload(f"largest-{MAX_TOKENS - 4}-2-2").num_tokens == MAX_TOKENS
+
+
+SIZES = st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 12))
+
+
+@given(SIZES)
+def test_ragged_lengths_have_the_mean_that_the_name_says(sizes: tuple[int, int, int]) -> None:
+    query, items, mean = sizes
+    workload = build_workload(f"ragged-{query}-{items}-{mean}")
+    lengths = [len(item) for item in workload.items]
+    assert len(workload.query) == query
+    assert len(lengths) == items
+    assert sum(lengths) == items * mean
+    assert 1 <= min(lengths) <= max(lengths) <= 2 * mean - 1
+
+
+def test_ragged_lengths_do_vary() -> None:
+    assert len({len(item) for item in build_workload("ragged-10-50-20").items}) > 10
+
+
+@given(SIZES)
+def test_duplicates_come_from_a_tenth(sizes: tuple[int, int, int]) -> None:
+    query, items, length = sizes
+    workload = build_workload(f"duplicates-{query}-{items}-{length}")
+    assert {len(item) for item in workload.items} == {length}
+    distinct = {tuple(item) for item in workload.items}
+    assert len(workload.items) == items
+    assert len(distinct) <= -(-items // 10)
+    assert len(distinct) == -(-items // 10) or length < 4  # short ones may be equal by chance
+
+
+@given(SIZES)
+def test_texts_have_as_many_words_as_the_name_says_and_items_can_follow_the_query(sizes: tuple[int, int, int]) -> None:
+    query, items, length = sizes
+    workload = build_workload(f"text-{query}-{items}-{length}")
+    assert isinstance(workload.query, str)
+    for item in workload.items:
+        assert isinstance(item, str)
+        assert len((workload.query + item).split()) == query + length
+    assert workload.label_token_ids.tolist() == [9454, 2753]
+
+
+def test_words_vary() -> None:
+    assert len(set(str(build_workload("text-1000-1-1").query).split())) > 500
+
+
+@pytest.mark.parametrize("name", PRODUCTION)
+def test_workloads_of_production_have_their_published_sizes(name: str) -> None:
+    published = {
+        "track_low": (183, 16, 26), "track_mean": (420, 96, 55), "track_high": (483, 128, 63),
+        "home_low": (155, 8, 30), "home_mean": (275, 34, 50), "home_high": (2375, 256, 70),
+    }  # fmt: skip
+    workload = build_workload(name)
+    assert (len(workload.query), len(workload.items), len(workload.items[0])) == published[name]
+    assert len(PRODUCTION) == len(published)
+
+
+@given(st.integers(1, MAX_LABELS))
+def test_labels_differ_and_more_begin_with_the_fewer(count: int) -> None:
+    few, all_of_them = (build_workload(f"probe-3-1-1@{number}") for number in (count, MAX_LABELS))
+    ids = few.label_token_ids.tolist()
+    assert ids == all_of_them.label_token_ids.tolist()[:count]
+    assert len(set(ids)) == count
+    assert few.with_labels(3).label_token_ids.tolist() == build_workload("probe-3-1-1@3").label_token_ids.tolist()
+
+
+def test_labels_change_nothing_else_and_two_are_the_default() -> None:
+    plain, eight = build_workload(), build_workload(f"{CANONICAL}@8")
+    assert np.array_equal(plain.query, eight.query)
+    assert build_workload(f"{CANONICAL}@2").sha256 == plain.sha256
+    assert eight.label_token_ids[:2].tolist() == [9454, 2753]
+
+
+@pytest.mark.parametrize("name", ["probe-3-1-1@", "probe-3-1-1@0", "probe-3-1-1@two", "probe-3-1-1@1@2"])
+def test_labels_that_are_no_number_are_refused(name: str) -> None:
+    with pytest.raises(WorkloadNameError, match="for 8 labels"):
+        build_workload(name)
+
+
+def test_too_many_labels_are_refused() -> None:
+    with pytest.raises(WorkloadNameError, match=r"1,025 labels; at most 1,024"):
+        build_workload("probe-3-1-1@1025")
+
+
+@pytest.mark.parametrize("kind", ["probe", "ragged", "duplicates", "text"])
+@given(number=st.integers(1, 1000))
+@settings(max_examples=20)
+def test_another_workload_has_the_same_sizes_and_nothing_in_common(kind: str, number: int) -> None:
+    first = build_workload(f"{kind}-6-11-3")
+    other = first.another(number)
+    assert np.any(first.query != other.query)
+    assert first.query[0] != other.query[0]  # not even a prefix to keep in a cache
+    assert len(other.items) == len(first.items)
+    assert not {str(item) for item in first.items} & {str(item) for item in other.items}
+    if kind != "text":
+        assert [len(item) for item in other.items] == [len(item) for item in first.items]
+
+
+@given(number=st.integers(0, 5000), vocab_size=st.integers(2, 3000))
+def test_another_workload_stays_within_its_vocabulary(number: int, vocab_size: int) -> None:
+    other = build_workload("ragged-6-5-3").within(vocab_size).another(number)
+    ids = np.concatenate([other.query, *other.items, other.label_token_ids])
+    assert 0 <= ids.min() <= ids.max() < vocab_size
+
+
+def test_words_of_names_that_are_numbers_without_end_are_refused() -> None:
+    with pytest.raises(WorkloadNameError, match="KIND-Q-N-L"):
+        build_workload(f"probe-{'1' * 5000}-1-1")

@@ -1,0 +1,1 @@
+"""What workloads are made of, and sequences of them with arrival times."""
