@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from mis_bench import __version__
+from mis_bench.commands.compare import compare
 from mis_bench.commands.workload import workload
 from mis_bench.workload import CANONICAL, WorkloadNameError
 
@@ -16,6 +17,7 @@ def main() -> None:
 
 
 main.add_command(workload)
+main.add_command(compare)
 
 
 @main.command()

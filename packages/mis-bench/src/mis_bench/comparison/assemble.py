@@ -1,0 +1,110 @@
+"""From series and scores to a comparison."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mis_bench.artifacts.comparison import ComparedTarget, Comparison, Difference, Limits, Request, View
+from mis_bench.artifacts.parts import WorkloadPart
+from mis_bench.comparison.findings import findings
+from mis_bench.comparison.rules import difference, judged
+from mis_bench.comparison.series import Series
+from mis_bench.environment import Environment
+from mis_bench.targets.base import Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a comparison is made from.
+
+    Attributes:
+        workload: What was asked.
+        targets: All targets, those that could not run among them.
+        portable: Timings of calls that are the same for all targets.
+        native: Timings of settings of the targets' own; for a target without any, its portable ones stand in.
+        answers: Label softmaxes of every answer of each target, `[items, labels]`.
+        measured_together: Whether rounds of the targets alternated.
+        requests: Every request, where known.
+        notes: What a reader must know, such as settings that differ between the targets.
+    """
+
+    workload: WorkloadPart
+    targets: Sequence[ComparedTarget]
+    portable: Sequence[Series]
+    answers: Mapping[str, Sequence[Scores]]
+    measured_together: bool
+    native: Sequence[Series] = ()
+    requests: Sequence[Request] = ()
+    notes: Sequence[str] = field(default_factory=list)
+
+
+def compare(
+    evidence: Evidence, *, reference: str, limits: Limits, command: str, environment: Environment
+) -> Comparison:
+    """Apply the rules.
+
+    Args:
+        evidence: Timings and scores.
+        reference: Target that ratios and differences are relative to.
+        limits: Thresholds of correctness and the guardrail.
+        command: Command line that led here.
+        environment: Where.
+    """
+    ran = [target.name for target in evidence.targets if target.unavailable is None]
+    truth = max(evidence.answers.get(reference, ()), key=len, default=None)
+    items = {each.target: each.items for each in (*evidence.native, *evidence.portable)}
+    correctness = [
+        difference(name, evidence.answers.get(name, ()), truth, limits, items=items.get(name, 0)) for name in ran
+    ]
+    portable = _judged(evidence, evidence.portable, reference, correctness, limits)
+    chosen = [_best(evidence, name, correctness, limits) for name in items]
+    native = _judged(evidence, chosen, reference, correctness, limits)
+    return Comparison(
+        command=command,
+        environment=environment,
+        workload=evidence.workload,
+        reference=reference,
+        measured_together=evidence.measured_together,
+        limits=limits,
+        targets=list(evidence.targets),
+        portable_view=portable,
+        best_native_view=native,
+        correctness=correctness,
+        requests=list(evidence.requests),
+        findings=findings(portable, native, reference),
+        notes=list(evidence.notes),
+    )
+
+
+def _best(evidence: Evidence, target: str, correctness: Sequence[Difference], limits: Limits) -> Series:
+    """Return a target's best series: its winner by the rules, or its fastest if none may win."""
+    mine = [each for each in evidence.native if each.target == target]
+    mine = mine or [each for each in evidence.portable if each.target == target]
+    winner = _judged(evidence, mine, target, correctness, limits).winner
+    return max(mine, key=lambda series: series.median_speed) if winner is None else mine[winner]
+
+
+def _judged(
+    evidence: Evidence, series: Sequence[Series], reference: str, correctness: Sequence[Difference], limits: Limits
+) -> View:
+    cost = {target.name: target.hourly_cost_usd for target in evidence.targets}
+    figures = [
+        each.figures(
+            _beside(each, series, reference),
+            paired=evidence.measured_together,
+            hourly_cost_usd=cost.get(each.target),
+        )
+        for each in series
+    ]
+    return judged(figures, correctness, limits, items=evidence.workload.num_items)
+
+
+def _beside(series: Series, all_series: Sequence[Series], reference: str) -> Series | None:
+    """Return the reference's fastest series with the same calls."""
+    same = [each for each in all_series if each.target == reference and _calls(each) == _calls(series)]
+    return max(same, key=lambda each: each.median_speed, default=None)
+
+
+def _calls(series: Series) -> float:
+    """Items of a call; infinite for requests sent whole, however many items a slow target takes."""
+    return math.inf if series.chunk_items >= series.items else series.chunk_items

