@@ -88,7 +88,12 @@ def one_call(target: Target, workload: Workload, *, since: float, due: float | N
         reply = target.score(workload)
     except CallFailed as error:
         return Call(workload, began - since, time.perf_counter() - start, None, error.reason, str(error))
-    return Call(workload, began - since, time.perf_counter() - start, reply)
+    latency = time.perf_counter() - start
+    wanted = (workload.num_items, len(workload.label_token_ids))
+    if reply.scores.shape != wanted:
+        message = f"Scores are {reply.scores.shape}, not {wanted}."
+        return Call(workload, began - since, latency, None, "shape_mismatch", message)
+    return Call(workload, began - since, latency, reply)
 
 
 def closed_loop(

@@ -5,7 +5,7 @@ import json
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -34,7 +34,7 @@ class Artifact(Part):
 
     SCHEMA: ClassVar[str]
 
-    schema_version: str = Field(description="Name and version of the schema that the file follows.")
+    schema_version: str = Field(default="", description="Name and version of the schema that the file follows.")
     generated_by: str = Field(default=f"mis-bench {mis_bench.__version__}", pattern=r"^mis-bench \d+\.\d+\.\d+")
     environment: Environment
 
@@ -42,14 +42,9 @@ class Artifact(Part):
         super().__init_subclass__(**options)
         cls.SCHEMA = schema
         KINDS[schema] = cls
-
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(**({"schema_version": self.SCHEMA} | fields))
-
-    def model_post_init(self, _: Any) -> None:
-        """Refuse a file of another schema."""
-        if self.schema_version != self.SCHEMA:
-            raise ValueError(f"schema_version is {self.schema_version!r}, not {self.SCHEMA!r}")
+        # Before pydantic collects the fields: the only value allowed, and the default.
+        cls.__annotations__["schema_version"] = Literal[schema]  # pyrefly: ignore[not-a-type]
+        cls.schema_version = Field(default=schema, description=Artifact.model_fields["schema_version"].description)
 
     def inconsistencies(self) -> Iterator[str]:
         """Yield every way in which the fields contradict each other, one sentence each; a subclass has its own."""
@@ -65,9 +60,10 @@ class Artifact(Part):
 
 def kinds() -> dict[str, type[Artifact]]:
     """Return every kind by its `schema_version`, whichever modules were imported so far."""
-    package = importlib.import_module(__package__)
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{__package__}.{module.name}")
+    from mis_bench import artifacts
+
+    for module in pkgutil.iter_modules(artifacts.__path__):
+        importlib.import_module(f"{artifacts.__name__}.{module.name}")
     return KINDS
 
 

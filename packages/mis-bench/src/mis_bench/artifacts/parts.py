@@ -33,7 +33,7 @@ class WorkloadPart(Part):
 
     @classmethod
     def of(cls, workload: Workload, *, vocab_size: int | None = None) -> Self:
-        """Describe a workload that is already folded into `vocab_size`, if it is."""
+        """Describe a workload, which may be folded into a vocabulary."""
         return cls(
             name=workload.name,
             sha256=workload.sha256,
@@ -41,7 +41,7 @@ class WorkloadPart(Part):
             num_tokens=workload.num_tokens,
             num_labels=len(workload.label_token_ids),
             apply_softmax=workload.apply_softmax,
-            vocab_size=vocab_size,
+            vocab_size=vocab_size or workload.vocab_size,
         )
 
     def inconsistencies(self) -> Iterator[str]:
@@ -51,7 +51,7 @@ class WorkloadPart(Part):
         except WorkloadNameError as error:
             yield f"name: {error}"
             return
-        anew = WorkloadPart.of(built, vocab_size=self.vocab_size)
+        anew = WorkloadPart.of(built)
         for field in ("sha256", "num_items", "num_tokens"):
             if getattr(self, field) != getattr(anew, field):
                 yield f"{field} is {getattr(self, field)}, but the workload {self.name} has {getattr(anew, field)}"

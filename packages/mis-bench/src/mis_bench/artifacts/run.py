@@ -78,9 +78,11 @@ class RunRow(Part):
             yield "latencies must be given exactly if a timed call was answered"
         if (self.status == "ok") != (self.reason is None):
             yield f"status is {self.status}, but reason is {self.reason!r}"
-        if (self.status == "failed") != (failed > 0):
+        if failed and self.status != "failed":
             yield f"status is {self.status} with {failed} failed calls"
-        if (self.status == "skipped") != (self.num_runs == 0) and self.status != "failed":
+        if self.status == "failed" and self.num_runs and not failed:
+            yield "status is failed, but no timed call failed"
+        if (self.status in ("ok", "warn")) != (self.num_runs > 0) and self.status != "failed":
             yield f"status is {self.status} with {self.num_runs} timed calls"
         unclean = bool(self.timed_compilations) or (self.warmup_ratio or 0) > 2
         if self.status == "ok" and unclean:
@@ -94,7 +96,7 @@ class RunResult(Artifact, schema="mis-run-v1"):
 
     run_id: str = Field(min_length=1)
     finished: AwareDatetime
-    profile: Literal["smoke", "standard", "full", "workloads"] = Field(description="workloads: only named ones.")
+    profile: str = Field(pattern="^(smoke|standard|full|workloads)$", description="workloads: only named ones.")
     target: About = Field(description="The first target; rows name their own model and dtype.")
     tp_size: int = Field(ge=1)
     concurrency: int = Field(ge=1, description="Callers of a closed loop.")

@@ -1,0 +1,170 @@
+"""What the commands that measure one target share: options, the opened target, progress, tables, folders."""
+
+import datetime
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from mis_bench.targets.base import About, Target, TargetUnavailable
+from mis_bench.targets.limited import TimeLimited
+from mis_bench.workload import Workload, WorkloadNameError, build_workload
+from mis_bench.workloads.seeded import TOKEN_IDS
+
+
+def target_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that name a target and what it computes on."""
+    for option in reversed(
+        (
+            click.option("--target", "spec", default="engine", help="engine, or a server: mis=http://HOST:PORT."),
+            click.option(
+                "--option", "options", multiple=True, metavar="NAME=VALUE", callback=_options,
+                help="Option of the target, scoring_algorithm=packed for instance; repeatable.",
+            ),
+            click.option(
+                "--vocab-size", type=click.IntRange(2), show_default="that of --model",
+                help="Fold token ids into a vocabulary of this size; for servers with small models.",
+            ),
+            click.option(
+                "--hardware", show_default="this machine's", help="What computes, where a server runs elsewhere."
+            ),
+            click.option(
+                "--timeout", type=click.FloatRange(0, min_open=True), default=180.0, help="Seconds a call may take."
+            ),
+            click.option(
+                "--output", type=click.Path(file_okay=False, path_type=Path),
+                show_default="results/, with the time and the command", help="Folder for the artifacts.",
+            ),
+        )
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def checkpoint(spec: str | None) -> Path | None:
+    """Return the directory of `--model`, or None if it was not given."""
+    from mis_bench.checkpoints import CheckpointError, resolve_checkpoint
+
+    try:
+        return None if spec is None else resolve_checkpoint(spec)
+    except CheckpointError as error:
+        raise click.BadParameter(str(error), param_hint="--model") from None
+
+
+def vocabulary(model: Path | None, given: int | None) -> int | None:
+    """Return the size of the vocabulary that ids must be folded into, or None if all ids occur in it."""
+    size = given
+    if size is None and model is not None and (model / "config.json").is_file():
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return size if size is not None and size < TOKEN_IDS.stop else None
+
+
+def built(name: str, vocab_size: int | None, *, option: str = "--workload") -> Workload:
+    """Return a workload by its name, folded into a vocabulary.
+
+    Args:
+        name: Of the workload.
+        vocab_size: Of the vocabulary, or None.
+        option: That gave the name, for the message.
+    """
+    try:
+        workload = build_workload(name)
+    except WorkloadNameError as error:
+        raise click.BadParameter(str(error), param_hint=option) from None
+    return workload if vocab_size is None else workload.within(vocab_size)
+
+
+@contextmanager
+def opened(spec: str, model: Path | None, options: Mapping[str, str], timeout: float | None = None) -> Iterator[Target]:
+    """Open a target, and close it at the end.
+
+    Args:
+        spec: Of the target.
+        model: Checkpoint.
+        options: Of the target.
+        timeout: Seconds that a call may take.
+
+    Raises:
+        TargetUnavailable: it cannot run.
+    """
+    from mis_bench.targets.registry import make_target
+
+    with closing(make_target(spec, model=model, options=options)) as target:
+        yield target if timeout is None else TimeLimited(target, timeout)
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turn a target that cannot run into a message for people, and exit status 1."""
+    try:
+        yield
+    except TargetUnavailable as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.FileError(str(error.filename), error.strerror) from None
+
+
+def hardware_of(about: About, given: str | None) -> str | None:
+    """Return what computes: as given, or the engine's accelerators; None stands for this machine's CPU."""
+    devices = str(about.options.get("devices", ""))
+    return given or (devices if devices and not devices.endswith(" cpu") else None)
+
+
+def new_folder(output: Path | None, run_id: str, *files: str) -> Path:
+    """Return the folder for a run's artifacts; one that holds such files already is refused."""
+    folder = output or Path("results") / run_id
+    for name in files:
+        if (folder / name).exists():
+            raise click.BadParameter(f"{folder} already holds {name}; name another folder.", param_hint="--output")
+    return folder
+
+
+def identity(began: datetime.datetime, what: str) -> str:
+    """Return a name for a run that sorts by time."""
+    return f"{began:%Y%m%dT%H%M%SZ}-{what}"
+
+
+def progress() -> Progress:
+    """Return a progress bar on standard error, with the time left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+
+
+def show(table: Table) -> None:
+    """Print a table on standard output; where that is no terminal, without lines and never cut."""
+    console = Console()
+    if not console.is_terminal:
+        console, table.box = Console(width=240), None
+    console.print(table)
+
+
+def caption(about: About, hardware: str) -> str:
+    """Return what a reader of a table must know: target, versions and every option."""
+    options = " ".join(f"{name}={value}" for name, value in about.options.items())
+    versions = " ".join(f"{name} {version}" for name, version in about.versions.items())
+    what = f"{about.name} ({about.backend}), {about.model}, {about.dtype or 'dtype unknown'}, {hardware}"
+    return "\n".join([what, versions, options])
+
+
+def _options(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{text[:80]!r} is not NAME=VALUE, such as dtype=float32.")
+        found[name] = value
+    return found
