@@ -101,6 +101,14 @@ def test_an_item_as_long_as_the_context_allows(engine: Engine) -> None:
     np.testing.assert_allclose(whole, other_cut, rtol=1e-5)
 
 
+def test_memory_names_what_stays_on_the_devices(engine: Engine) -> None:
+    memory = engine.memory()
+    assert {"embedding", "layers/qkv", "layers/down", "norm", "cache/keys", "cache/values"} <= set(memory)
+    cache = memory["cache/keys"]
+    assert cache.bytes == 4 * np.prod(cache.shape)
+    assert cache.dtype == "float32"
+
+
 def test_nothing_compiles_after_warm_up(path: Path) -> None:
     with Engine.from_pretrained(path, context_length=1024, chunked_prefill_size=512) as engine:
         rng = np.random.default_rng(0)

@@ -23,7 +23,7 @@ from mis_core.models.weights import load_decoder
 from mis_core.request import LabelLogits, ScoreRequest, ScoreResult
 from mis_core.runner.buckets import token_buckets
 from mis_core.runner.layout import Layouts
-from mis_core.runner.memory import cache_pages, token_budget
+from mis_core.runner.memory import Resident, cache_pages, token_budget
 from mis_core.runner.runner import Runner
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
 from mis_core.scheduler.scheduler import Policy, Scheduler
@@ -222,6 +222,10 @@ class Engine:
             jax.profiler.stop_trace()
         except RuntimeError:
             raise RequestError("no_profile", "No profile is under way; start one first.") from None
+
+    def memory(self) -> dict[str, Resident]:
+        """Return the arrays that stay on the devices, weights and KV cache, by name; empty when closed."""
+        return self._loop.memory()
 
     def save_memory_profile(self, path: str | Path) -> None:
         """Write what lies in device memory, in pprof's format."""

@@ -11,8 +11,11 @@ from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
+import jax
+
 from mis_core.errors import EngineUnavailable
 from mis_core.request import LabelLogits, ScoreRequest
+from mis_core.runner.memory import Resident
 from mis_core.runner.runner import Runner, Running
 from mis_core.scheduler.plan import StepPlan
 from mis_core.scheduler.scheduler import Scheduler
@@ -79,6 +82,10 @@ class EngineLoop:
             }
             return {**self._counts, **state, **pages, **counts}
 
+    def memory(self) -> dict[str, Resident]:
+        """Return what stays on the devices, by name; empty when closed."""
+        return self._runner.memory() if self._runner else {}
+
     def check(self) -> None:
         """Assert that no page is lost."""
         with self._changed:
@@ -103,7 +110,8 @@ class EngineLoop:
             plan = self._next(wait=not under_way)
             try:
                 if plan is not None:
-                    under_way.append(runner.run(plan))
+                    with self._annotated(plan):
+                        under_way.append(runner.run(plan))
                     self._counts["step_tokens"] += runner.size_of(plan)
                 if under_way and (plan is None or len(under_way) == _UNDER_WAY):
                     self._finish(under_way.popleft())
@@ -121,16 +129,27 @@ class EngineLoop:
                 self._changed.wait_for(lambda: self._is_closing or self._scheduler.has_work)
             if self._is_closing:
                 return None
-            plan = self._scheduler.next_step()
+            with jax.profiler.TraceAnnotation("mis.plan"):
+                plan = self._scheduler.next_step()
             if plan is not None:
                 self._counts["steps"] += 1
                 self._counts["new_tokens"] += plan.new_tokens
             return plan
 
+    def _annotated(self, plan: StepPlan) -> jax.profiler.StepTraceAnnotation:
+        """Mark a step's launch in profiles, with the requests that have items scored in it."""
+        return jax.profiler.StepTraceAnnotation(
+            "mis.step",
+            step_num=int(self._counts["steps"]),
+            tokens=plan.new_tokens,
+            items=sum(len(reading.items) for reading in plan.readings),
+            requests=" ".join(map(str, dict.fromkeys(reading.owner.id for reading in plan.readings))),
+        )
+
     def _finish(self, running: Running) -> None:
         values = running.wait()
         self._finished += 1
-        with self._changed:
+        with self._changed, jax.profiler.TraceAnnotation("mis.answer"):
             answered = [
                 (self._futures.pop(number), logits)
                 for number, logits in self._scheduler.complete(running.plan, *values)

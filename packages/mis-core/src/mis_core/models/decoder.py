@@ -69,23 +69,31 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[Float[Array, "rows embed"], Cache]:
         """Run the layer on new tokens; return all of them, or only some rows, which are cheaper."""
         with jax.named_scope("attention"):
-            normed = materialised(rms_norm(x, self.attention_norm[...], self.config.norm_epsilon))
-            q, k, v = self._project(normed, tables)
+            q, k, v = self._project(self._normed(x, self.attention_norm), tables)
             attended, cache = attend(q, k, v, cache, layer)
             attended = attended.reshape(len(x), -1)
             if rows is not None:
                 x, attended = x[rows], attended[rows]
-            x = add_product(x, attended, self.out[...])
+            with jax.named_scope("out"):
+                x = add_product(x, attended, self.out[...])
         with jax.named_scope("mlp"):
-            normed = materialised(rms_norm(x, self.mlp_norm[...], self.config.norm_epsilon))
-            x = add_product(x, materialised(gated_linear(normed, self.gate_up[...])), self.down[...])
+            normed = self._normed(x, self.mlp_norm)
+            with jax.named_scope("gate_up"):
+                gated = materialised(gated_linear(normed, self.gate_up[...]))
+            with jax.named_scope("down"):
+                x = add_product(x, gated, self.down[...])
         return x, cache
+
+    def _normed(self, x: Array, scale: nnx.Param) -> Array:
+        with jax.named_scope("norm"):
+            return materialised(rms_norm(x, scale[...], self.config.norm_epsilon))
 
     def _project(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         config = self.config
-        qkv = linear(x, self.qkv[...]).reshape(len(x), -1, config.group + 2, config.head_dim)
-        if config.family.qkv_bias:
-            qkv = qkv + self.qkv_bias[...]
+        with jax.named_scope("qkv"):
+            qkv = linear(x, self.qkv[...]).reshape(len(x), -1, config.group + 2, config.head_dim)
+            if config.family.qkv_bias:
+                qkv = qkv + self.qkv_bias[...]
         norms = (self.q_norm[...], self.k_norm[...]) if config.family.qk_norm else (None, None)
         return norm_rope(qkv, *tables, *norms, config.norm_epsilon)
 
@@ -124,7 +132,8 @@ class Decoder(nnx.Module):
         The last layer computes its output projection and its MLP for these rows only.
         """
         inverse, factor = frequencies(self.config.rope)
-        tables = rotary_tables(positions, jnp.asarray(inverse), factor)
+        with jax.named_scope("rotary_tables"):
+            tables = rotary_tables(positions, jnp.asarray(inverse), factor)
         graph, stacked = nnx.split(self.layers)
 
         def layer(x: Array, cache: Cache, index: Array, rows: Array | None = None) -> tuple[Array, Cache]:
@@ -145,7 +154,8 @@ class Decoder(nnx.Module):
             (x, cache), _ = lax.scan(step, (kept(x), cache), jnp.arange(last))
         with jax.named_scope("last_layer"):
             x, cache = layer(from_bits(x), cache, jnp.int32(last), rows)
-        return rms_norm(x, from_bits(self.norm[...]), self.config.norm_epsilon), cache
+        with jax.named_scope("final_norm"):
+            return rms_norm(x, from_bits(self.norm[...]), self.config.norm_epsilon), cache
 
 
 def _is_packed(weight: object) -> bool:

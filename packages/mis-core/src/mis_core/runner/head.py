@@ -35,7 +35,8 @@ def log_sum_exp(decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"]) ->
     weight = decoder.head_weight
     vocab = weight.shape[0]
     chunk = min(_VOCAB_CHUNK if platform() == "cpu" else _ACCELERATOR_VOCAB_CHUNK, vocab)
-    hidden = hidden[rows]
+    with jax.named_scope("log_sum_exp"):
+        hidden = hidden[rows]
 
     def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
         highest, total = carry

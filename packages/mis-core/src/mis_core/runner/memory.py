@@ -1,7 +1,11 @@
-"""How much of a device's memory the KV cache and a step get."""
+"""How much of a device's memory the KV cache and a step get, and what lies there."""
+
+import math
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.sharding import Mesh
 
 from mis_core.config import EngineConfig
@@ -15,6 +19,21 @@ from mis_kernels import cache_head_dim
 CPU_CACHE_TOKENS = 32_768
 CPU_BUDGET = 2048
 BUDGETS = [512, 1024, 2048, 4096]
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """An array that stays on the devices: its shape as a whole, its type, and its bytes on all devices together."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+    @classmethod
+    def of(cls, array: Array) -> "Resident":
+        """Describe an array, cut over devices or copied to each."""
+        part = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        return cls(array.shape, array.dtype.name, part * len(array.sharding.device_set))
 
 
 def cache_bytes_per_token(config: ModelConfig, item_bytes: int, devices: int) -> int:

@@ -21,6 +21,7 @@ from mis_core.models.parallel import DATA, TENSOR
 from mis_core.runner.buckets import NORMALISED_ROWS, PAIRS, SMALLEST_STEP, token_buckets
 from mis_core.runner.head import label_logits, log_sum_exp
 from mis_core.runner.layout import Layouts
+from mis_core.runner.memory import Resident
 from mis_core.runner.step import KeyValueCache, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
 from mis_kernels import cache_head_dim
@@ -42,8 +43,11 @@ class Running:
 
     def wait(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Wait for the device; return logits `[items, labels]` and normalisers `[items]` of each reading."""
-        pairs = np.concatenate([np.zeros(0, np.float32), *map(np.asarray, self.logits)])
-        rows = np.concatenate([np.zeros(0, np.float32), *map(np.asarray, self.normalisers)])
+        with jax.profiler.TraceAnnotation("mis.wait"):
+            jax.block_until_ready((self.logits, self.normalisers))
+        with jax.profiler.TraceAnnotation("mis.read"):
+            pairs = np.concatenate([np.zeros(0, np.float32), *map(np.asarray, self.logits)])
+            rows = np.concatenate([np.zeros(0, np.float32), *map(np.asarray, self.normalisers)])
         logits: list[np.ndarray] = []
         normalisers: list[np.ndarray | None] = []
         pair = row = 0
@@ -129,6 +133,12 @@ class Runner:
             seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
         return seconds
 
+    def memory(self) -> dict[str, Resident]:
+        """Return what stays on the devices: the weights by their path in the model, and the cache."""
+        weights = {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(self._weights)}
+        arrays = {**weights, "cache/keys": self._cache[0], "cache/values": self._cache[1]}
+        return {name: Resident.of(array) for name, value in arrays.items() for array in jax.tree.leaves(value)}
+
     def run(self, plan: StepPlan) -> Running:
         """Start one step, and the reading of its scored rows."""
         hidden = self._hidden(plan)
@@ -153,8 +163,7 @@ class Runner:
         size = self._bucket(plan)
         arrays = self._layouts.lay_out(plan, size, min(size, self.shape.scored))
         arrays = jax.device_put(arrays, NamedSharding(self.mesh, P(DATA)))
-        with jax.profiler.StepTraceAnnotation("step", tokens=size):
-            hidden, self._cache = self._steps[plan.dense_mask](self._weights, self._cache, *arrays)
+        hidden, self._cache = self._steps[plan.dense_mask](self._weights, self._cache, *arrays)
         return hidden
 
     def _pairs(self, hidden: Array, rows: np.ndarray, labels: np.ndarray) -> list[Array]:

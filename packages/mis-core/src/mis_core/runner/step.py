@@ -59,7 +59,8 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, implementation: 
         scale = decoder.config.head_dim**-0.5
         segments: Segments = jax.tree.map(lambda x: x[0], stacked)
         # Every device keeps every page, so it writes what all of them computed.
-        page_writes = lax.all_gather(segments.page_writes, DATA, tiled=True)
+        with jax.named_scope("write_pages"):
+            page_writes = lax.all_gather(segments.page_writes, DATA, tiled=True)
 
         def everyones(new: Array) -> Array:
             if devices == 1:
