@@ -6,6 +6,7 @@ import click
 
 from mis_bench import __version__
 from mis_bench.commands.compare import compare
+from mis_bench.commands.validate import validate
 from mis_bench.commands.workload import workload
 from mis_bench.workload import CANONICAL, WorkloadNameError
 
@@ -16,6 +17,7 @@ def main() -> None:
     """Workloads and measurements for multi-item scoring."""
 
 
+main.add_command(validate)
 main.add_command(workload)
 main.add_command(compare)
 

@@ -1,0 +1,1 @@
+"""Gates that a model has to pass before its scores are trusted: isolation, equivalence, parity, speed."""

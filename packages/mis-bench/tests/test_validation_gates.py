@@ -1,0 +1,359 @@
+"""Every gate passes on a scorer that does everything right, and fails on the fault that it is there to find."""
+
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from pydantic import ValidationError
+
+from mis_bench.artifacts.base import ArtifactError, read_artifact
+from mis_bench.artifacts.validation import Gate, ModelValidation, ValidationResult
+from mis_bench.cli import main
+from mis_bench.targets.base import About, CallFailed, Reply, TargetUnavailable
+from mis_bench.validation.ask import Serial
+from mis_bench.validation.cases import build_cases
+from mis_bench.validation.run import steps, validate
+from mis_bench.validation.speed import speed_gates
+from mis_bench.validation.subject import Subject
+from mis_bench.workload import Workload
+
+Fault = Callable[["Fake", Workload, np.ndarray], np.ndarray]
+CASES = build_cases(2048)
+
+
+class Fake:
+    """Scores that depend on query + item and the seed alone, unless a fault changes them."""
+
+    def __init__(
+        self, fault: Fault | None = None, seed: int = 0, delimiter: int | None = None, seconds: float = 0
+    ) -> None:
+        self.fault, self.seed, self.delimiter, self.seconds = fault, seed, delimiter, seconds
+        self.cached: set[bytes] = set()
+        self.at_once, self.lock, self.is_closed = 0, threading.Lock(), False
+
+    @property
+    def about(self) -> About:
+        return About("fake", "fake", "a model", dtype="bfloat16")
+
+    def score(self, workload: Workload) -> Reply:
+        with self.lock:
+            self.at_once += 1
+        time.sleep(self.seconds)
+        query = np.asarray(workload.query)
+        query = query if self.delimiter is None else np.append(query, self.delimiter)
+        logits = np.stack([self.logits(np.append(query, item), workload) for item in workload.items])
+        odds = np.exp(logits)
+        scores = odds / odds.sum(1, keepdims=True) if workload.apply_softmax else odds / 1e4
+        scores = scores if self.fault is None else self.fault(self, workload, scores)
+        with self.lock:
+            self.at_once -= 1
+        self.cached.add(query.tobytes())
+        return Reply(scores)
+
+    def logits(self, tokens: np.ndarray, workload: Workload) -> np.ndarray:
+        random = np.random.default_rng([self.seed, zlib.crc32(tokens.astype(np.int32).tobytes())])
+        return 2 * random.standard_normal(len(workload.label_token_ids))
+
+    def forget(self) -> None:
+        self.cached.clear()
+
+    def counts(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def run(
+    multi: Fake | None = None, *, serial: Fake | None = None, reference=Fake, delimited=None, on_gate=lambda _: None
+) -> ModelValidation:
+    """Validate fakes; without counts there is no timing."""
+    subject = Subject(multi or Fake(), Serial(serial or Fake(), splits=True), delimited)
+    return validate("fake", subject, reference=reference, dtype="bfloat16", cases=CASES, counts=[], on_gate=on_gate)
+
+
+def failed(found: ModelValidation) -> set[str]:
+    return {gate.name for gate in found.gates if not gate.passed}
+
+
+def test_a_faultless_scorer_passes_every_gate_and_progress_is_told() -> None:
+    told: list[str] = []
+    found = run(delimited=lambda token: Fake(delimiter=token), on_gate=told.append)
+    assert failed(found) == set()
+    assert found.passed
+    assert len(told) == steps([]) == len(set(told))
+    assert found.isolation.same_length_mutation_max_abs_diff == 0.0
+    assert found.isolation.changed_length_mutation_max_abs_diff == 0.0
+    assert (found.equivalence_query_plus_delimiter.max_abs_diff or 0) < 1e-12
+    assert (found.max_abs_diff_jax_serial_vs_torch_serial or 0) < 1e-12
+    assert (found.max_abs_diff_jax_multi_vs_torch_serial or 0) < 1e-12
+
+
+def leaks_content(fake: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+    if len(scores) > 1:
+        scores[1] += 1e-7 * scores[0]
+    return scores
+
+
+def leaks_place(_: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+    return scores * (1 + 1e-12 * np.arange(len(scores)))[:, None]
+
+
+def leaks_count(_: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+    return scores * (1 + 1e-12 * len(scores))
+
+
+def leaks_length(_: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+    return scores * (1 + 1e-12 * sum(map(len, workload.items)))
+
+
+def leaks_cache(fake: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+    return scores * (1 + 1e-12 * (np.asarray(workload.query).tobytes() in fake.cached))
+
+
+def leaks_other_requests(fake: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+    return scores * (1 + 1e-12 * (fake.at_once > 1))
+
+
+MUTATION, LENGTH, REVERSED, PERMUTED, DROPPED, DUPLICATED, PRECEDING, OTHERS, REPEATED = (
+    f"isolation.{kind}_max_abs_diff"
+    for kind in (
+        "same_length_mutation", "changed_length_mutation", "reversed_order", "permutation", "dropped_items",
+        "duplicated_items", "preceding_items", "other_requests", "repetition",
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "gates"),
+    [
+        (leaks_content, {MUTATION, LENGTH, REVERSED, PERMUTED, DROPPED, DUPLICATED}),
+        (leaks_place, {REVERSED, PERMUTED, DROPPED, DUPLICATED, PRECEDING}),
+        (leaks_count, {DROPPED, DUPLICATED, PRECEDING}),
+        (leaks_length, {LENGTH, DROPPED, DUPLICATED, PRECEDING}),
+        (leaks_cache, {REPEATED}),
+        (leaks_other_requests, {OTHERS}),
+    ],
+)
+def test_the_faintest_leak_fails_isolation_and_nothing_else(fault: Fault, gates: set[str]) -> None:
+    found = failed(run(Fake(fault, seconds=0.0003)))
+    assert gates <= found
+    assert all(name.startswith("isolation.") for name in found)
+
+
+def test_a_failed_isolation_gate_names_the_case_and_the_item() -> None:
+    gate = next(gate for gate in run(Fake(leaks_content)).gates if gate.name == MUTATION)
+    assert gate.measured is not None
+    assert 0 < gate.measured < 1e-6
+    assert gate.detail.endswith(", item 1")
+
+
+def test_scores_that_ignore_the_items_are_isolated_and_fail_all_the_same() -> None:
+    same = failed(run(Fake(lambda *_: np.full((len(_[1].items), 2), 0.5)), serial=None))
+    assert "sensitivity.mutated_item_min_abs_diff" in same
+    assert not any(name.startswith("isolation.") for name in same)
+
+
+def test_flat_scores_fail_because_comparisons_cannot_see_a_fault_in_them() -> None:
+    def flat(fake: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+        return 0.5 + 1e-3 * scores
+
+    found = failed(run(Fake(flat), serial=Fake(flat), reference=lambda: Fake(flat)))
+    assert found == {"sensitivity.swapped_items_mean_abs_diff"}
+
+
+def test_swapped_items_fail_equivalence_and_parity_of_the_target() -> None:
+    def swaps(fake: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+        return np.roll(scores, 1, axis=0)
+
+    found = failed(run(Fake(swaps)))
+    assert {"equivalence_serial.max_abs_diff", "equivalence_serial.mean_abs_diff"} <= found
+    assert {"max_abs_diff_jax_multi_vs_torch_serial", "equivalence_query_plus_delimiter.max_abs_diff"} <= found
+    assert "max_abs_diff_jax_serial_vs_torch_serial" not in found
+
+
+def test_a_fault_that_a_softmax_hides_fails_by_log_probability() -> None:
+    def doubles(fake: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+        return scores if workload.apply_softmax else 2 * scores
+
+    found = failed(run(Fake(doubles)))
+    assert "equivalence_serial.max_logprob_diff" in found
+    assert "equivalence_serial.max_abs_diff" not in found
+
+
+def test_a_fault_of_the_softmax_alone_fails() -> None:
+    def blurs(fake: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+        return 0.9 * scores if workload.apply_softmax else scores
+
+    assert "equivalence_serial.max_abs_diff" in failed(run(Fake(blurs)))
+
+
+def test_another_delimiter_fails_its_gate_only() -> None:
+    found = failed(run(delimited=lambda token: Fake(delimiter=token + 1)))
+    assert found
+    assert all(name.startswith("equivalence_query_plus_delimiter.") for name in found)
+
+
+def test_another_checkpoint_in_pytorch_fails_parity_only() -> None:
+    found = failed(run(reference=lambda: Fake(seed=1)))
+    assert {"max_abs_diff_jax_serial_vs_torch_serial", "max_abs_diff_jax_multi_vs_torch_serial"} <= found
+    assert all(name.endswith("_vs_torch_serial") for name in found)
+
+
+def unavailable(*_: object) -> Fake:
+    raise TargetUnavailable("PyTorch is not installed.")
+
+
+def test_without_pytorch_its_gates_did_not_run_unless_they_are_waived() -> None:
+    found = run(reference=unavailable)
+    assert all(name.endswith("_vs_torch_serial") for name in failed(found))
+    assert {gate.status for gate in found.gates if not gate.passed} == {"not run"}
+    assert {gate.detail for gate in found.gates if not gate.passed} == {"PyTorch is not installed."}
+    assert not found.passed
+    waived = run(reference="no PyTorch on this TPU host")
+    assert waived.passed
+    assert [gate.detail for gate in waived.gates if gate.waived] == ["no PyTorch on this TPU host"] * 6
+
+
+def test_a_delimited_target_that_cannot_be_had_leaves_its_gates_not_run() -> None:
+    found = run(delimited=unavailable)
+    assert all(name.startswith("equivalence_query_plus_delimiter.") for name in failed(found))
+
+
+def refuses(fake: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+    if len(scores) > 6:
+        raise CallFailed("error", "the engine fell over")
+    return scores
+
+
+def loses_an_item(_: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+    return scores[:-1]
+
+
+def is_not_a_number(_: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+    return scores * np.nan
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [(refuses, "fell over"), (loses_an_item, "expected (5, 2)"), (is_not_a_number, "not finite")],
+)
+def test_calls_that_fail_fail_the_gates_with_the_reason(fault: Fault, message: str) -> None:
+    found = run(Fake(fault))
+    gate = next(gate for gate in found.gates if gate.name == MUTATION)
+    assert (gate.status, gate.passed) == ("not run", False)
+    assert message in gate.detail
+    assert {OTHERS, "equivalence_serial.max_abs_diff"} <= failed(found)
+
+
+@pytest.mark.parametrize(("multi_s", "serial_s", "passes"), [(0.005, 0.005, True), (0.05, 0.0, False)])
+def test_speed_has_a_gate_from_32_items_on(multi_s: float, serial_s: float, passes: bool) -> None:
+    measured = speed_gates(
+        Fake(seconds=multi_s), Serial(Fake(seconds=serial_s), splits=True), [1, 32], 2048, lambda _: None
+    )
+    (few, many) = measured
+    assert (few[0], few[2]) == (1, None)
+    assert many[2] is not None
+    assert many[2].passed is passes
+    assert many[1] is not None
+    assert len(many[1].multi_ms) == len(many[1].serial_ms) == 3
+
+
+def test_a_verdict_that_does_not_follow_is_refused() -> None:
+    fields = {"name": "isolation.x", "measured": 1e-9, "rule": "at most", "threshold": 0.0}
+    with pytest.raises(ValidationError, match="does not follow"):
+        Gate(**fields, passed=True)
+    with pytest.raises(ValidationError, match="with a reason"):
+        Gate(**fields | {"measured": None}, passed=True, waived=True)
+
+
+# The command line.
+
+
+@pytest.fixture
+def model(checkpoint_factory) -> str:
+    return str(checkpoint_factory(vocab_size=2048))
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Run `mis-bench validate` with fakes for targets."""
+
+    def make(multi: Fake | None = None, reference: Callable[..., Fake] = Fake):
+        def open_subject(*_: object) -> Subject:
+            subject = multi or Fake()
+            return Subject(subject, Serial(Fake(seconds=0.001), splits=True), None)
+
+        monkeypatch.setattr("mis_bench.validation.subject.open_subject", open_subject)
+        monkeypatch.setattr("mis_bench.targets.registry.make_target", lambda *_, **__: reference())
+
+        def call(*arguments: str):
+            return CliRunner().invoke(main, ["validate", "--output", str(tmp_path), *arguments])
+
+        return call
+
+    return make
+
+
+def test_the_command_prints_a_table_writes_the_artifact_and_succeeds(invoke, model: str, tmp_path: Path) -> None:
+    result = invoke()("--model", model, "--speedup-items", "1,32")
+    assert result.exit_code == 0, result.output
+    assert f"{model}: passed every gate" in result.stdout
+    written = read_artifact(tmp_path / "validation.json")
+    assert isinstance(written, ValidationResult)
+    assert written.passed
+    assert sorted(written.models[0].performance) == [1, 32]
+    assert list(written.inconsistencies()) == []
+
+
+def test_one_model_of_two_that_fails_fails_the_command_and_is_named(invoke, model: str, tmp_path: Path) -> None:
+    result = invoke(Fake(leaks_place))("--model", model, "--model", model)
+    assert result.exit_code == 1
+    assert f"did not pass {REVERSED}" in result.stdout
+    assert json.loads((tmp_path / "validation.json").read_text())["passed"] is False
+
+
+def test_a_missing_pytorch_fails_the_command_unless_it_is_waived(invoke, model: str) -> None:
+    assert invoke(reference=unavailable)("--model", model).exit_code == 1
+    assert invoke(reference=unavailable)("--model", model, "--without-pytorch", "none here").exit_code == 0
+
+
+def test_an_artifact_whose_figures_were_changed_is_refused(invoke, model: str, tmp_path: Path) -> None:
+    invoke()("--model", model)
+    path = tmp_path / "validation.json"
+    fields = json.loads(path.read_text())
+    fields["models"][0]["isolation"]["permutation_max_abs_diff"] = 0.5
+    path.write_text(json.dumps(fields))
+    with pytest.raises(ArtifactError, match="another figure"):
+        read_artifact(path)
+    fields["models"][0]["isolation"]["permutation_max_abs_diff"] = 0.0
+    fields["models"][0]["performance"]["32"]["serial_ms"] = [1.0]
+    path.write_text(json.dumps(fields))
+    (sentence,) = read_artifact(path).inconsistencies()
+    assert "32 items" in sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Name a checkpoint with --model"),
+        (["--model", "no/such/checkpoint"], "no/such/checkpoint"),
+        (["--model", "random:no-such-shape"], "There is no shape"),
+        (["--model", "x", "--target", "engine,tp_size"], "write NAME=VALUE"),
+        (["--model", "x", "--model", "y", "--target", "mis=http://127.0.0.1:1"], "A server has one model"),
+        (["--model", "x", "--speedup-items", "1,8"], "at least one of them 32 or more"),
+        (["--model", "x", "--speedup-items", "many"], "numbers of items such as 1,8,32"),
+        (["--model", "x", "--without-pytorch", " "], "say why"),
+    ],
+)
+def test_mistakes_are_one_clear_message(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, ["validate", *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", "").split())
+    assert "Traceback" not in result.output
