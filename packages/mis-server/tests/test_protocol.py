@@ -43,9 +43,15 @@ def envelope(reply: bytes) -> dict[str, str]:
         b"nonsense\r\n\r\n",
         b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
         b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
+        b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+        b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
-    ids=["headers", "header", "path", "tls", "nonsense", "negative", "two lengths"],
-)
+    ids=["headers", "header", "path", "tls", "nonsense", "negative", "two lengths", "length of chunks", "no host",
+         "two hosts", "proxy", "http/2"],
+)  # fmt: skip
 def test_what_is_not_http_gets_the_envelope(http: httpx.Client, open_socket: Open, flood: bytes) -> None:
     connection = open_socket()
     try:
@@ -60,6 +66,30 @@ def test_what_is_not_http_gets_the_envelope(http: httpx.Client, open_socket: Ope
     else:
         assert len(flood) > 100_000
     assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_an_offer_of_another_protocol_is_declined_and_the_request_answered(open_socket: Open, is_chunked: bool) -> None:
+    body = b'{"query": [1], "items": [[2]], "label_token_ids": [3]}'
+    framing = b"transfer-encoding: chunked" if is_chunked else b"content-length: %d" % len(body)
+    framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+    head = (
+        b"POST /v1/score HTTP/1.1\r\nhost: x\r\n"
+        + offer
+        + b"content-type: application/json\r\n"
+        + framing
+        + b"\r\n\r\n"
+    )
+    last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    connection = open_socket()
+    connection.sendall(head)
+    time.sleep(0.2)  # the body comes later, as Java's client sends it
+    connection.sendall(framed + head + framed)
+    connection.sendall(last)
+    replies = read_all(connection)
+    assert replies.count(b"HTTP/1.1 200 OK") == 3
+    assert replies.count(b'"object":"scoring"') == 2
 
 
 def test_headers_that_do_not_end_close_the_connection(

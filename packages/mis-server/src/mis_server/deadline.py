@@ -2,8 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 from fastapi import Request
 
@@ -13,23 +12,33 @@ HEADER = "x-request-timeout"
 """Seconds, a number above 0, counted from the arrival of the request's headers."""
 
 
-@asynccontextmanager
-async def deadline(request: Request, longest_s: float) -> AsyncIterator[None]:
-    """Cancel the work inside when its time is over.
+class deadline:  # noqa: N801 - used as a function
+    """Cancels the work inside `async with` when its time is over."""
 
-    Args:
-        request: May name its own time in `HEADER`.
-        longest_s: Time of requests that name none, and the most that one may name.
+    def __init__(self, request: Request, longest_s: float) -> None:
+        """Read the time.
 
-    Raises:
-        RequestError: `deadline_exceeded`, or `invalid_request_timeout` if the header is no such number.
-    """
-    seconds = min(_named(request), longest_s)
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise RequestError("deadline_exceeded", f"The request was not answered within {seconds:g} s.") from None
+        Args:
+            request: May name its own time in `HEADER`.
+            longest_s: Time of requests that name none, and the most that one may name.
+
+        Raises:
+            RequestError: `invalid_request_timeout` if the header is no such number.
+        """
+        self._seconds = min(_named(request), longest_s)
+        self._timeout = asyncio.timeout(self._seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            message = f"The request was not answered within {self._seconds:g} s."
+            raise RequestError("deadline_exceeded", message) from None
 
 
 def _named(request: Request) -> float:

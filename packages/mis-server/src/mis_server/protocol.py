@@ -4,14 +4,16 @@ import asyncio
 import uuid
 from typing import Any, cast
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mis_server.errors import error_reply
 
 HEADER_TIMEOUT_S = 20.0
 """Within this time of connecting, and of the first byte of a further request, its headers must be complete."""
 
+HEADER_BYTES = 65_536
+"""Most bytes of a request's first line and headers."""
 
 WRITE_TIMEOUT_S = 30.0
 """A client that takes nothing of its reply for so long is cut off."""
@@ -45,12 +47,15 @@ class _Gathering:
             self._parts.clear()
 
 
-class Protocol(H11Protocol):
+class Protocol(HttpToolsProtocol):
     """Closes connections whose headers do not arrive in time; a slow client holds a socket, never a worker."""
 
     _waiting: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _unread = 0  # bytes of the reply, when last looked at
+    _in_body = False  # between a request's headers and its end
+    _head_bytes = 0  # received of a request whose headers are not complete
+    _header_bytes = 0  # of its complete headers
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
@@ -59,8 +64,65 @@ class Protocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a request."""
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        if not self._in_body:
+            self._head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        else:
+            if self._head_bytes > HEADER_BYTES:
+                self.send_400_response("")
         self._watch()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; uvicorn's parser sets no limit to them.
+
+        Raises:
+            ValueError: the headers are too large.
+        """
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > HEADER_BYTES:
+            raise ValueError("The headers are too large.")
+        super().on_header(name, value)
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        super().on_message_begin()
+        self._header_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer a request.
+
+        Raises:
+            ValueError: HTTP/1.1 without exactly one host (RFC 9112, 3.2), or a method that this is no server for.
+        """
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            raise ValueError("A request names one host.")
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("This is no proxy.")
+            return  # read again without the offer, see `_decline`
+        self._head_bytes, self._in_body = 0, True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Note the end of a request."""
+        if not self.parser.should_upgrade():
+            self._in_body = False
+            super().on_message_complete()
+
+    def _decline(self, rest: bytes) -> None:
+        """Read a request again without its offer of another protocol (RFC 9110, 7.8); Java's client offers HTTP/2."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -99,7 +161,8 @@ class Protocol(H11Protocol):
             self._stalled = None
 
     def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if self._in_body or (is_answering and not self._head_bytes):
             self._stop_watching()
         elif self._waiting is None:
             self._waiting = self.loop.call_later(HEADER_TIMEOUT_S, self._give_up)
@@ -116,15 +179,11 @@ class Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, or whose headers are too large, and close the connection."""
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # another reply is half sent
-            self.transport.close()
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.close()  # another reply is half sent
             return
         reply = error_reply("invalid_http", "This is not a valid HTTP/1.1 request, or its headers are too large.")
         headers = [*reply.raw_headers, (b"x-request-id", uuid.uuid4().hex.encode()), (b"connection", b"close")]
-        events = (
-            h11.Response(status_code=reply.status_code, headers=headers, reason=b"Bad Request"),
-            h11.Data(data=bytes(reply.body)),
-            h11.EndOfMessage(),
-        )
-        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        lines = [b"HTTP/1.1 400 Bad Request", *(b"%s: %s" % header for header in headers), b"", bytes(reply.body)]
+        self.transport.write(b"\r\n".join(lines))
         self.transport.close()
