@@ -69,6 +69,12 @@ class About:
     options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def accelerators(self) -> str | None:
+        """Kind and number of accelerators, where an engine in this process has some."""
+        devices = str(self.options.get("devices", ""))
+        return devices if devices and not devices.endswith(" cpu") else None
+
 
 class Target(Protocol):
     """Something that scores. Safe to call from several threads at once."""
@@ -87,7 +93,13 @@ class Target(Protocol):
         ...
 
     def forget(self) -> None:
-        """Make it compute the next query anew, as if it had never seen it."""
+        """Make it compute the next query anew, as if it had never seen it.
+
+        Some servers know no way (`HttpTarget.forget`); ask them a query that is new, `Workload.another`.
+
+        Raises:
+            CallFailed: a server refused to.
+        """
         ...
 
     def counts(self) -> dict[str, float]:
