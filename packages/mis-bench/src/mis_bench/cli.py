@@ -6,7 +6,10 @@ import click
 
 from mis_bench import __version__
 from mis_bench.commands.compare import compare
+from mis_bench.commands.perf import perf
+from mis_bench.commands.profile import profile
 from mis_bench.commands.validate import validate
+from mis_bench.commands.report import report
 from mis_bench.commands.workload import workload
 from mis_bench.workload import CANONICAL, WorkloadNameError
 
@@ -17,9 +20,12 @@ def main() -> None:
     """Workloads and measurements for multi-item scoring."""
 
 
+main.add_command(perf)
 main.add_command(validate)
+main.add_command(profile)
 main.add_command(workload)
 main.add_command(compare)
+main.add_command(report)
 
 
 @main.command()

@@ -1,0 +1,178 @@
+"""Comparisons: bars that say who counts and who wins."""
+
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from mis_bench.artifacts.comparison import Comparison, Row, View
+from mis_bench.comparison.markdown import verdict
+from mis_bench.report.section import Plot, Section, Table, number
+from mis_bench.report.sources import Sources, distinct
+from mis_bench.report.style import BLUE, GREEN, GREY, bar_height, figure, line_style, log_axis, names_axis
+
+
+def comparisons(sources: Sources) -> list[Section]:
+    """Return a section for each comparison."""
+    single = len(sources.comparisons) == 1
+    return [_section(source.content, source.path, single) for source in sources.comparisons]
+
+
+def _section(found: Comparison, path: Path, single: bool) -> Section:
+    plots = []
+    drawn = [row for row in found.best_native_view.rows if row.items_per_second]
+    if drawn:
+        plots.append(Plot(_bars(found.best_native_view, drawn), _bars_reading(found)))
+    chunked = [row for row in found.portable_view.rows if row.items_per_second]
+    if len({row.chunk_items for row in chunked}) > 2:
+        plots.append(
+            Plot(
+                _chunks(chunked),
+                "The same calls for all targets: where a line flattens, larger calls bring no more items per second.",
+            )
+        )
+    tables = [
+        _view(title, view, found.reference)
+        for title, view in (("Best-native view", found.best_native_view), ("Portable view", found.portable_view))
+        if view.rows and (view is found.best_native_view or view.rows != found.best_native_view.rows)
+    ]
+    tables.append(_correctness(found))
+    absent = [[each.name, each.unavailable] for each in found.targets if each.unavailable]
+    if absent:
+        tables.append(Table("Could not run", ["target", "why"], absent))
+    name = "Comparison" if single else f"Comparison, {path.name}"
+    return Section(f"comparison-{path.stem}", name, plots, tables, [*found.findings, *found.notes])
+
+
+def _bars(view: View, drawn: list[Row]) -> go.Figure:
+    classes = {
+        "wins": (GREEN, "", [row for row in drawn if row is view.best]),
+        "eligible": (BLUE, "", [row for row in drawn if row.eligible and row is not view.best]),
+        "not eligible": (GREY, "/", [row for row in drawn if not row.eligible]),
+    }
+    traces = [
+        go.Bar(
+            y=[row.label for row in rows],
+            x=[_speed(row) for row in rows],
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [row.items_per_second.high - _speed(row) if row.items_per_second else 0 for row in rows],
+                "arrayminus": [_speed(row) - row.items_per_second.low if row.items_per_second else 0 for row in rows],
+                "thickness": 1.2,
+                "width": 4,
+            },
+            text=[f" {number(_speed(row))}" for row in rows],
+            textposition="outside",
+            cliponaxis=False,
+            orientation="h",
+            name=name,
+            marker={"color": colour, "pattern": {"shape": shape, "size": 6, "solidity": 0.3}},
+            hovertemplate="%{y}: %{x:.4~g} items/s<extra>" + name + "</extra>",
+        )
+        for name, (colour, shape, rows) in classes.items()
+        if rows
+    ]
+    speeds = [_speed(row) for row in drawn]
+    wide = max(speeds) > 20 * min(speeds)
+    axis = (
+        log_axis("Items per second", [min(speeds) / 2, max(speeds) * 2.5])
+        if wide
+        else {"title": "Items per second", "range": [0, 1.25 * max(speeds)]}
+    )
+    names = [row.label for row in drawn]
+    return figure(
+        traces,
+        x=axis,
+        y=names_axis(names) | {"categoryorder": "array", "categoryarray": names},
+        height=bar_height(len(names)),
+        bargap=0.4,
+        barmode="overlay",
+        showlegend=True,
+    )
+
+
+def _speed(row: Row) -> float:
+    return row.items_per_second.value if row.items_per_second else 0.0
+
+
+def _bars_reading(found: Comparison) -> str:
+    head = next(iter(found.findings), "")
+    return f"{head} Hatched grey bars do not count; the table says why. Lines at the ends of bars are 95 % intervals."
+
+
+def _chunks(rows: list[Row]) -> go.Figure:
+    names = distinct(", ".join(filter(None, (row.target, row.setting))) for row in rows)
+    traces = []
+    for index, name in enumerate(names):
+        mine = sorted(
+            (row for row in rows if ", ".join(filter(None, (row.target, row.setting))) == name),
+            key=lambda row: row.chunk_items,
+        )
+        traces.append(
+            go.Scatter(
+                x=[row.chunk_items for row in mine],
+                y=[_speed(row) for row in mine],
+                name=name,
+                hovertemplate="calls of %{x} items: %{y:.4~g} items/s<extra>%{fullData.name}</extra>",
+                **line_style(index),
+            )
+        )
+    return figure(
+        traces,
+        x=log_axis("Items of a call", [row.chunk_items for row in rows], every=True),
+        y=log_axis("Items per second", [_speed(row) for row in rows]),
+    )
+
+
+def _view(title: str, view: View, reference: str) -> Table:
+    header = [
+        "target",
+        "items/s",
+        "95 % interval",
+        f"x {reference}",
+        "p50 ms",
+        "p95 ms",
+        "success",
+        "items per USD",
+        "verdict",
+    ]
+    return Table(
+        title,
+        header,
+        [
+            [
+                row.label,
+                number(row.items_per_second.value if row.items_per_second else None),
+                f"{number(row.items_per_second.low)} to {number(row.items_per_second.high)}"
+                if row.items_per_second
+                else "-",
+                number(row.ratio.value if row.ratio else None),
+                number(row.latency.p50_ms if row.latency else None),
+                number(row.latency.p95_ms if row.latency else None),
+                f"{row.success_rate:.0%}",
+                number(row.items_per_usd),
+                verdict(row, row is view.best).replace("**", ""),
+            ]
+            for row in view.rows
+        ],
+    )
+
+
+def _correctness(found: Comparison) -> Table:
+    limits = found.limits
+    return Table(
+        f"Differences of label softmaxes from {found.reference}: at most {limits.max_abs:g}, "
+        f"on average {limits.mean_abs:g}",
+        ["target", "status", "items", "largest", "mean", "gate"],
+        [
+            [
+                each.target,
+                each.status,
+                str(each.items),
+                number(each.max_abs),
+                number(each.mean_abs),
+                "passed" if each.passed else "failed",
+            ]
+            for each in found.correctness
+        ],
+    )

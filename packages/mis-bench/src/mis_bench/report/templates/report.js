@@ -1,0 +1,54 @@
+"use strict";
+(() => {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const axes = (layout) => Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key));
+
+  function theme(layout) {
+    const font = getComputedStyle(document.body).fontFamily;
+    const changes = {
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: font, size: 13, color: colour("--ink") },
+      hoverlabel: { font: { family: font, size: 13 } },
+    };
+    for (const axis of axes(layout)) {
+      changes[`${axis}.gridcolor`] = colour("--grid");
+      changes[`${axis}.linecolor`] = colour("--line");
+      changes[`${axis}.tickcolor`] = colour("--line");
+      changes[`${axis}.zerolinecolor`] = colour("--soft");
+    }
+    return changes;
+  }
+
+  // On narrow screens the legend goes below the plot, one name a line, and gets the height it needs.
+  function fit(layout, data, width) {
+    if (width >= 560 || !layout.showlegend) return layout;
+    const names = data.filter((trace) => trace.showlegend !== false).length;
+    return {
+      ...layout,
+      height: layout.height + 22 * names + 30,
+      margin: { ...layout.margin, l: 8, r: 12, b: 64 + 22 * names + 30 },
+      legend: { ...layout.legend, orientation: "v", y: 0, yref: "container", yanchor: "bottom", x: 0 },
+    };
+  }
+
+  const config = {
+    responsive: true,
+    displaylogo: false,
+    modeBarButtons: [["toImage", "resetScale2d"]],
+  };
+  for (const [identifier, { data, layout }] of Object.entries(figures)) {
+    const element = document.getElementById(identifier);
+    const fitted = fit(layout, data, element.clientWidth);
+    element.style.minHeight = `${fitted.height}px`;
+    Plotly.newPlot(element, data, fitted, config).then(() => Plotly.relayout(element, theme(fitted)));
+  }
+  const repaint = () => {
+    for (const element of document.querySelectorAll(".plot")) Plotly.relayout(element, theme(element.layout));
+  };
+  dark.addEventListener("change", repaint);
+  addEventListener("beforeprint", repaint);
+  addEventListener("afterprint", repaint);
+})();
