@@ -1,0 +1,227 @@
+"""`mis-bench profile`, as a user calls it, on a tiny checkpoint."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+from click.testing import CliRunner, Result
+
+from mis_bench.artifacts.base import read_artifact
+from mis_bench.artifacts.profile import ProfileResult
+from mis_bench.commands.profile import profile
+from mis_bench.profile.breakdown import STAGES
+from mis_bench.profile.scenarios import plan_of
+from mis_bench.profile.trace import REQUEST, read_trace
+from mis_bench.workload import WorkloadNameError
+from mis_testing.server import running_server
+
+SMALL = "probe-60-6-5"
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory(vocab_size=2048, num_hidden_layers=3)
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(profile, [str(each) for each in arguments])
+
+
+@pytest.fixture(scope="module")
+def profiled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, ProfileResult, str]]:
+    """`profiled("single")`: the folder, the artifact and standard output of a scenario, each run once."""
+    made: dict[str, tuple[Path, ProfileResult, str]] = {}
+
+    def of(scenario: str, workload: str = SMALL) -> tuple[Path, ProfileResult, str]:
+        if scenario not in made:
+            folder = tmp_path_factory.mktemp("profiles") / scenario
+            engine = ("dtype=float32", "chunked_prefill_size=256", "context_length=512", "skip_warmup=true")
+            options = [part for option in engine for part in ("--option", option)]
+            arguments = ("--scenario", scenario, "--model", model, "--workload", workload, "--output", folder)
+            result = run(*arguments, "--requests", "2", *options)
+            assert result.exit_code == 0, result.output
+            artifact = read_artifact(folder / "profile.json")
+            assert isinstance(artifact, ProfileResult)
+            made[scenario] = folder, artifact, result.stdout
+        return made[scenario]
+
+    return of
+
+
+@pytest.mark.parametrize("scenario", ["single", "end-to-end", "kernels", "memory"])
+def test_artifacts_contradict_nothing(scenario: str, profiled) -> None:
+    folder, artifact, stdout = profiled(scenario)
+    assert list(artifact.inconsistencies()) == []
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert metadata["config"]["profile"] == scenario
+    assert set(metadata) == {"timestamp", "commit", "branch", "trigger", "config", "hardware", "artifacts"}
+    assert stdout.strip()
+
+
+def test_a_trace_opens_in_both_viewers(profiled) -> None:
+    folder, artifact, _ = profiled("single")
+    (xplane,), (perfetto,) = artifact.trace.xplane, artifact.trace.perfetto
+    trace = read_trace(folder / xplane)
+    assert [mark.name for mark in trace.marks].count(REQUEST) == len(artifact.requests) == 2
+    events = json.loads(gzip.decompress((folder / perfetto).read_bytes()))["traceEvents"]
+    assert {"mis.plan", "mis.step", "mis.wait", "mis.read", "mis.answer"} <= {event.get("name") for event in events}
+
+
+def test_steps_say_what_they_compute(profiled) -> None:
+    folder, artifact, _ = profiled("single")
+    trace = read_trace(folder / artifact.trace.xplane[0])
+    steps = [mark.details for mark in trace.marks if mark.name == "mis.step"]
+    assert sum(int(step["items"]) for step in steps) == 2 * 6
+    assert all({"step_num", "tokens"} <= set(step) for step in steps)
+
+
+def test_every_stage_of_the_model_is_told_apart(profiled) -> None:
+    _, artifact, _ = profiled("kernels")
+    assert set(STAGES) - {"unattributed"} <= {each.stage for each in artifact.stages}
+    shares = {each.stage: each.share for each in artifact.stages}
+    assert sum(shares.values()) <= 1 + 1e-9
+    assert shares.get("unattributed", 0) < 0.2
+
+
+def test_every_layer_is_told_apart(profiled) -> None:
+    _, artifact, _ = profiled("kernels")
+    layers = {each.layer: each.share for each in artifact.layers}
+    assert {0, 1, 2} <= set(layers)
+    assert sum(layers.values()) <= 1 + 1e-9
+    assert layers.get(None, 0) < 0.05
+
+
+def test_hot_spots_are_printed(profiled) -> None:
+    _, artifact, stdout = profiled("kernels")
+    assert "Hot spots" in stdout
+    assert artifact.operations[0].operation in stdout
+    assert [each.ms for each in artifact.operations] == sorted((each.ms for each in artifact.operations), reverse=True)
+
+
+def test_host_and_device_add_up(profiled) -> None:
+    _, artifact, _ = profiled("end-to-end")
+    time = artifact.device
+    assert 0 < time.busy_ms <= time.wall_ms
+    assert time.busy_ms + time.idle_ms == pytest.approx(time.wall_ms)
+    assert artifact.trace.python_tracer_level == 1
+
+
+def test_a_request_is_told_by_stage(profiled) -> None:
+    _, artifact, _ = profiled("single")
+    for request in artifact.requests:
+        parts = (request.tokenization_ms, request.queue_wait_ms, request.model_forward_ms, request.softmax_ms)
+        assert all(part is not None for part in parts)
+        assert sum(parts) <= request.total_latency_ms
+        assert request.logprob_extraction_ms > 0
+        assert (request.num_items, request.num_label_tokens, request.sequence_lengths) == (6, 2, [65])
+
+
+def test_sizes_are_scaled(profiled) -> None:
+    _, artifact, stdout = profiled("batch-scaling", "batch-30-9-4")
+    assert list(artifact.inconsistencies()) == []
+    assert [point.workload.num_items for point in artifact.points] == [1, 8, 9]
+    assert all(point.stages and point.device and point.latency for point in artifact.points)
+    metrics = {each.metric for each in artifact.verdicts}
+    assert {"single item, p50", "single item, p99", "batch of 8", "share of tokenization"} <= metrics
+    assert {each.verdict for each in artifact.verdicts} == {"not judged"}  # this is no TPU
+    assert "not judged" in stdout
+
+
+def test_memory_runs_are_not_for_latency(profiled) -> None:
+    folder, artifact, stdout = profiled("memory")
+    assert not artifact.is_for_latency
+    assert artifact.trace is None
+    assert all(point.latency is None for point in artifact.points)
+    assert [report.stage for report in artifact.memory] == ["loaded", "served"]
+    report = artifact.memory[-1]
+    assert report.largest_tensor in ("cache/keys", "cache/values")
+    assert gzip.decompress((folder / report.pprof).read_bytes())
+    assert "do not count" in stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"is_for_latency": False}, "is_for_latency is False"),
+        ({"scenario": "memory"}, "memory has 0 reports"),
+        ({"stages": [{"stage": "qkv", "ms": 1, "share": 0.9, "operations": 1}] * 2}, "more than the whole"),
+    ],
+)
+def test_an_artifact_that_contradicts_itself_is_found_out(changes, fault: str, profiled) -> None:
+    _, artifact, _ = profiled("single")
+    changed = ProfileResult.model_validate(artifact.model_dump() | changes)
+    assert any(fault in each for each in changed.inconsistencies())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--scenario", "nothing"], "is not one of"),
+        ([], "Missing option '--scenario'"),
+        (["--scenario", "memory", "--target", "mis=http://127.0.0.1:1"], "needs the target engine"),
+        (["--scenario", "memory", "--profiled-requests", "1"], "memory runs have no trace"),
+        (["--scenario", "single", "--target", "vllm=http://127.0.0.1:1"], "cannot be profiled"),
+        (["--scenario", "single", "--workload", "nonsense"], "Write KIND-Q-N-L"),
+        (["--scenario", "batch-scaling", "--workload", "track_low"], "cannot be scaled"),
+        (["--scenario", "single"], "--model"),
+        (["--scenario", "single", "--model", "/no/such/folder"], "/no/such/folder"),
+    ],
+)
+def test_mistakes_are_one_clear_message_and_a_failure(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code != 0
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.output
+
+
+def test_a_folder_is_used_once(model: Path, profiled) -> None:
+    folder, _, _ = profiled("single")
+    result = run("--scenario", "single", "--model", model, "--output", folder)
+    assert result.exit_code == 2
+    assert "already holds" in " ".join(result.stderr.split())
+
+
+def test_one_profile_at_a_time(model: Path, tmp_path: Path) -> None:
+    jax.profiler.start_trace(tmp_path / "other")
+    try:
+        result = run("--scenario", "kernels", "--model", model, "--workload", "probe-8-1-2", "--output", tmp_path / "x",
+                     "--option", "skip_warmup=true", "--option", "context_length=64")  # fmt: skip
+    finally:
+        jax.profiler.stop_trace()
+    assert result.exit_code == 1
+    assert "A profile is under way in this process" in result.stderr
+    assert not (tmp_path / "x" / "profile.json").exists()
+
+
+def test_a_plan_asks_what_it_is_told() -> None:
+    assert plan_of("kernels", None, timed=None, profiled=5).requests == 1 + 5
+    assert plan_of("memory", None, timed=3, profiled=None).profiled == 0
+    with pytest.raises(WorkloadNameError):
+        plan_of("batch-scaling", "track_low", timed=None, profiled=None)
+
+
+@pytest.mark.slow
+def test_a_servers_engine_is_profiled(model: Path, tmp_path: Path) -> None:
+    server_folder = tmp_path / "server"
+    server_folder.mkdir()
+    flags = ("--dtype", "float32", "--skip-warmup", "--api-key", "key", "--admin-api-key", "admin")
+    with running_server(model, *flags, "--profile-dir", str(server_folder)) as server:
+        arguments = ("--scenario", "single", "--target", f"mis={server.base_url}", "--vocab-size", "2048",
+                     "--workload", SMALL, "--requests", "1", "--option", "api_key=key")  # fmt: skip
+        refused = run(*arguments, "--output", tmp_path / "refused")
+        there = run(*arguments, "--output", tmp_path / "there", "--admin-api-key", "admin")
+        copied = run(
+            *arguments, "--output", tmp_path / "copied", "--admin-api-key", "admin", "--profile-dir", server_folder
+        )
+    assert refused.exit_code == 1
+    assert "--admin-api-key" in refused.stderr
+    assert there.exit_code == 0, there.output
+    assert "below its --profile-dir" in " ".join(there.stdout.split())
+    assert copied.exit_code == 0, copied.output
+    artifact = read_artifact(tmp_path / "copied" / "profile.json")
+    assert isinstance(artifact, ProfileResult)
+    assert {"attention", "down"} <= {each.stage for each in artifact.stages}
+    assert list(artifact.inconsistencies()) == []

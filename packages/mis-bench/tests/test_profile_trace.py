@@ -1,0 +1,166 @@
+"""Traces as they are read: what a TPU writes, made by hand, and what this machine writes (`test_profile.py`)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from jax.profiler import ProfileData
+
+from mis_bench.profile.breakdown import by_layer, by_operation, by_stage, covered, device_time, stage_of
+from mis_bench.profile.scopes import read_scopes
+from mis_bench.profile.trace import Operation, Trace, TraceError, read_space, read_trace, trace_files
+
+
+def encoded(*fields: tuple[int, int | str | bytes]) -> bytes:
+    """Encode a protobuf message from numbers and values of its fields."""
+    parts = []
+    for number, value in fields:
+        if isinstance(value, int):
+            parts.append(varint(number << 3) + varint(value))
+        else:
+            content = value.encode() if isinstance(value, str) else value
+            parts.append(varint(number << 3 | 2) + varint(len(content)) + content)
+    return b"".join(parts)
+
+
+def varint(value: int) -> bytes:
+    found = []
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def instruction(name: str, kind: str, scope: str = "", calls: Sequence[int] = ()) -> tuple[int, bytes]:
+    metadata = [(7, encoded((2, scope)))] if scope else []
+    return 2, encoded((1, name), (2, kind), *metadata, (38, b"".join(map(varint, calls))))
+
+
+BODY = "jit(step)/layers/while/body/closed_call"
+MODULE = encoded(
+    (1, "jit_step"),
+    (3, encoded((1, "main"), instruction("while.1", "while", "jit(step)/layers/while", [2]), (5, 1))),
+    (3, encoded((1, "body"), instruction("down.1", "fusion", f"{BODY}/mlp/down/dot_general", [3]),
+                instruction("fused.1", "fusion", "", [3]), instruction("copy.1", "copy"), (5, 2))),
+    (3, encoded((1, "fused"), instruction("multiply.1", "multiply", f"{BODY}/mlp/norm/mul"), (5, 3))),
+    (3, encoded((1, "entry"), instruction("last.1", "fusion", "jit(step)/last_layer/mlp/down/dot_general"),
+                instruction("stray.1", "copy"), (5, 4))),
+)  # fmt: skip
+
+SPANS = [
+    ("while.1", 0, 60), ("down.1", 0, 10), ("fused.1", 10, 10), ("copy.1", 20, 10), ("down.1", 30, 10),
+    ("fused.1", 40, 10), ("copy.1", 50, 10), ("last.1", 60, 30), ("stray.1", 95, 5),
+]  # fmt: skip
+"""Operations, when they begin, and how long they take, in nanoseconds."""
+
+
+def tpu_trace() -> bytes:
+    """A trace of one step of three layers, two of them in a loop, in the form of a TPU's."""
+    names = ["while.1", "down.1", "fused.1", "copy.1", "last.1", "stray.1"]
+    ids = {name: number for number, name in enumerate(names, 1)}
+    events = [encoded((1, ids[name]), (2, begin * 1000), (3, length * 1000)) for name, begin, length in SPANS]
+    metadata = [
+        (4, encoded((1, number), (2, encoded((1, number), (2, f"%{name} = f32[8]{{0}} fusion()")))))
+        for name, number in ids.items()
+    ]
+    program = 4, encoded((1, 99), (2, encoded((1, 99), (2, "jit_step(7)"))))
+    run = encoded((1, 99), (2, 0), (3, 100_000))
+    device = encoded(
+        (2, "/device:TPU:0"),
+        (3, encoded((2, "XLA Modules"), (4, run))),
+        (3, encoded((2, "XLA Ops"), *((4, event) for event in events))),
+        *metadata,
+        program,
+    )
+    described = encoded((1, 7), (2, "jit_step(7)"), (5, encoded((1, 1), (6, encoded((1, MODULE))))))
+    host = encoded((2, "/host:metadata"), (4, encoded((1, 7), (2, described))))
+    return encoded((1, device), (1, host))
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    content = tpu_trace()
+    return read_space(ProfileData.from_serialized_xspace(content), content)
+
+
+def test_instructions_have_their_scope_or_that_of_what_they_belong_to() -> None:
+    scopes = read_scopes(tpu_trace())[7]
+    assert scopes["down.1"].scope.endswith("mlp/down/dot_general")
+    assert scopes["fused.1"].scope.endswith("mlp/norm/mul")  # what is fused in it
+    assert scopes["copy.1"].scope == "jit(step)/layers/while"  # the loop it lies in
+    assert scopes["stray.1"].scope == ""
+
+
+def test_a_tpus_operations_are_read_without_the_loops_around_them(trace: Trace) -> None:
+    assert [each.name for each in trace.operations].count("down.1") == 2
+    assert "while.1" not in {each.name for each in trace.operations}
+    assert {(each.device, each.program) for each in trace.operations} == {("/device:TPU:0", "jit_step")}
+
+
+def test_stages_are_those_of_the_named_scopes(trace: Trace) -> None:
+    stages = by_stage(trace.operations)
+    assert {each.stage: round(each.ms * 1e6) for each in stages} == {
+        "norm": 20, "down": 50, "rest_of_layers": 20, "unattributed": 5,
+    }  # fmt: skip
+    assert [each.operations for each in stages] == [2, 3, 2, 1]
+    assert sum(each.share for each in stages) == pytest.approx(1)
+
+
+def test_layers_are_told_by_the_turns_of_the_loop(trace: Trace) -> None:
+    layers = {each.layer: each.ms * 1e6 for each in by_layer(trace.operations)}
+    assert layers == pytest.approx({0: 30, 1: 30, 2: 30})
+
+
+def test_what_does_not_run_in_every_layer_has_no_known_layer(trace: Trace) -> None:
+    odd = [each for each in trace.operations if each.name != "fused.1" or each.begin_ns < 20]
+    assert {each.layer: each.ms * 1e6 for each in by_layer(odd)} == pytest.approx({0: 20, 1: 20, 2: 30, None: 10})
+
+
+def test_hot_spots_come_first(trace: Trace) -> None:
+    first, *_ = by_operation(trace.operations, most=2)
+    assert (first.operation, first.stage, first.runs) == ("last.1", "down", 1)
+    assert len(by_operation(trace.operations, most=2)) == 2
+
+
+def test_time_is_split_between_devices_and_host(trace: Trace) -> None:
+    time = device_time(trace, 0, 190)
+    assert (time.busy_ms, time.idle_ms) == pytest.approx((95e-6, 95e-6))
+    assert time.busy_share == pytest.approx(0.5)
+
+
+def test_spans_that_overlap_are_covered_once() -> None:
+    assert covered([(5, 10), (0, 6), (20, 21), (2, 3)]) == 11
+
+
+@pytest.mark.parametrize(
+    ("scope", "stage"),
+    [
+        ("jit(step)/layers/while/body/closed_call/attention/attention_native/ffi_call", "attention"),
+        ("jit(step)/last_layer/attention/norm_rope_xla/mul", "norm_rope"),
+        ("jit(step)/last_layer/attention/write_pages/scatter", "write_pages"),
+        ("jit(step)/last_layer/attention/gather", "rest_of_layers"),
+        ("jit(<lambda>)/log_sum_exp/while/body/exp", "log_sum_exp"),
+        ("jit(step)/broadcast", "unattributed"),
+        ("", "unattributed"),
+    ],
+)
+def test_the_innermost_scope_decides(scope: str, stage: str) -> None:
+    assert stage_of(scope) == stage
+
+
+def test_no_operations_make_no_tables() -> None:
+    assert (by_stage([]), by_layer([]), by_operation([])) == ([], [], [])
+
+
+def test_an_operation_of_an_unknown_program_is_unattributed() -> None:
+    stray = Operation("/device:TPU:0", "jit_other", 0, "x", "", "", 0, 1)
+    assert [each.stage for each in by_stage([stray])] == ["unattributed"]
+
+
+def test_a_missing_and_a_broken_trace_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="has no trace"):
+        trace_files(tmp_path)
+    broken = tmp_path / "broken.xplane.pb"
+    broken.write_bytes(b"\xff\xff not a trace")
+    with pytest.raises(TraceError, match="cannot be read as a trace"):
+        read_trace(broken)
