@@ -8,9 +8,8 @@ from mis_bench import __version__
 from mis_bench.commands.compare import compare
 from mis_bench.commands.perf import perf
 from mis_bench.commands.profile import profile
-from mis_bench.commands.profile import profile
-from mis_bench.commands.validate import validate
 from mis_bench.commands.report import report
+from mis_bench.commands.validate import validate
 from mis_bench.commands.workload import workload
 from mis_bench.workload import CANONICAL, WorkloadNameError
 
@@ -23,7 +22,6 @@ def main() -> None:
 
 main.add_command(perf)
 main.add_command(validate)
-main.add_command(profile)
 main.add_command(profile)
 main.add_command(workload)
 main.add_command(compare)
