@@ -43,7 +43,6 @@ class RunMetadata(Artifact, schema="mis-matrix-metadata-v1"):
 
     run_id: str = Field(min_length=1)
     plan: MatrixPlan
-    target: About
 
     def inconsistencies(self) -> Iterator[str]:
         """Yield every contradiction."""
@@ -58,7 +57,7 @@ class MatrixChunk(Artifact, schema="mis-matrix-chunk-v1"):
     run_id: str = Field(min_length=1)
     phase: Phase
     finished: AwareDatetime
-    target: About
+    target: About | None = Field(description="Null if it could not run in this configuration.")
     evaluation_view: View
     workload: WorkloadPart
     row: MatrixRow

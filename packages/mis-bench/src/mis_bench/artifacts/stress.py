@@ -1,15 +1,12 @@
 """The artifact of `mis-bench stress`."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
 from mis_bench.artifacts.base import Artifact, Part
 from mis_bench.artifacts.parts import WorkloadPart, repeated, times, unlike, unordered
 from mis_bench.targets.base import About
-
-SCENARIOS = ("large-batch", "concurrent", "sustained")
 
 ERRORS = 10
 """Messages kept of a result."""
@@ -19,7 +16,7 @@ class StressTestResult(Part):
     """What one configuration of a scenario came to."""
 
     name: str = Field(min_length=1, description="Scenario and configuration, such as large-batch-100.")
-    scenario: Literal["large-batch", "concurrent", "sustained"]
+    scenario: str = Field(pattern="^(large-batch|concurrent|sustained)$")
     workload: WorkloadPart
     configuration: dict[str, int | float] = Field(description="batch_size, num_labels, workers, requests a second ...")
     tolerated: list[str] = Field(description="Reasons of failure that are no failure of this configuration.")

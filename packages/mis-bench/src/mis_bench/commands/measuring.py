@@ -39,7 +39,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option(
                 "--output", type=click.Path(file_okay=False, path_type=Path),
-                show_default="results/, with the time and the command", help="Folder for the artifacts.",
+                show_default="in results/, named after the command", help="Folder for the artifacts.",
             ),
         )
     ):  # fmt: skip
@@ -109,12 +109,6 @@ def one_sentence() -> Iterator[None]:
         raise click.ClickException(str(error)) from None
     except OSError as error:
         raise click.FileError(str(error.filename), error.strerror) from None
-
-
-def hardware_of(about: About, given: str | None) -> str | None:
-    """Return what computes: as given, or the engine's accelerators; None stands for this machine's CPU."""
-    devices = str(about.options.get("devices", ""))
-    return given or (devices if devices and not devices.endswith(" cpu") else None)
 
 
 def new_folder(output: Path | None, run_id: str, *files: str) -> Path:

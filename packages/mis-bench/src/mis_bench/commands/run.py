@@ -13,7 +13,6 @@ from mis_bench.commands.measuring import (
     built,
     caption,
     checkpoint,
-    hardware_of,
     identity,
     new_folder,
     one_sentence,
@@ -127,7 +126,7 @@ def run(
                 )
                 rows += found
                 records += called
-        where.hardware = hardware_of(abouts[0], hardware) or where.hardware
+        where.hardware = hardware or abouts[0].accelerators or where.hardware
         result = RunResult(
             environment=where,
             run_id=run_id,
