@@ -10,6 +10,10 @@ from mis_bench.commands.perf import perf
 from mis_bench.commands.profile import profile
 from mis_bench.commands.report import report
 from mis_bench.commands.validate import validate
+from mis_bench.commands.matrix import matrix
+from mis_bench.commands.run import run
+from mis_bench.commands.stress import stress
+from mis_bench.commands.validate_artifacts import validate_artifacts
 from mis_bench.commands.workload import workload
 from mis_bench.workload import CANONICAL, WorkloadNameError
 
@@ -23,6 +27,10 @@ def main() -> None:
 main.add_command(perf)
 main.add_command(validate)
 main.add_command(profile)
+main.add_command(matrix)
+main.add_command(run)
+main.add_command(stress)
+main.add_command(validate_artifacts)
 main.add_command(workload)
 main.add_command(compare)
 main.add_command(report)

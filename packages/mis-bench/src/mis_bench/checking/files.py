@@ -1,0 +1,82 @@
+"""Every fault of one file: of its form, of its schema, and of its fields among themselves."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mis_bench.artifacts.base import Artifact, kinds
+
+KNOWN_NAMES = ("run.json", "stress.json", "matrix_results.json", "run_metadata.json", "validation.json")
+"""Names that only artifacts have; other JSON files in a folder may be something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found in a file.
+
+    Attributes:
+        path: The file.
+        schema: Name of its schema, if it has a known one.
+        faults: One sentence each.
+        artifact: What it holds, if it keeps to its schema.
+    """
+
+    path: Path
+    schema: str | None
+    faults: tuple[str, ...]
+    artifact: Artifact | None = None
+
+
+def check_file(path: Path) -> Checked:
+    """Check one artifact.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        fields: Any = json.loads(path.read_bytes().decode(), parse_constant=_refuse, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        return Checked(path, None, (f"is not JSON: {error}",))
+    known = kinds()
+    name = fields.get("schema_version") if isinstance(fields, dict) else None
+    kind = known.get(name) if isinstance(name, str) else None
+    if kind is None:
+        return Checked(path, None, (f"schema_version must be one of {', '.join(sorted(known))}",))
+    try:
+        artifact = kind.model_validate(fields)
+    except ValidationError as error:
+        faults = [
+            f"{'.'.join(map(str, each['loc'])) or 'file'}: {each['msg']}"
+            for each in error.errors(include_url=False, include_input=False)
+        ]
+        return Checked(path, kind.SCHEMA, tuple(faults))
+    return Checked(path, kind.SCHEMA, tuple(artifact.inconsistencies()), artifact)
+
+
+def is_artifact(path: Path) -> bool:
+    """Whether a JSON file claims to be an artifact, or has the name of one.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if path.name in KNOWN_NAMES or path.name.removeprefix("confirm_").startswith("chunk_"):
+        return True
+    try:
+        fields = json.loads(path.read_bytes().decode())
+    except (ValueError, RecursionError):
+        return True  # broken JSON beside artifacts is a fault
+    return isinstance(fields, dict) and bool({"schema_version", "generated_by", "environment"} & fields.keys())
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a field occurs twice in an object")
+    return fields

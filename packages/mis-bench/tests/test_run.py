@@ -1,0 +1,242 @@
+"""`mis-bench run`: profiles, warm-ups, what is skipped, what is marked, and what is written."""
+
+import csv
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from mis_bench.artifacts.base import read_artifact
+from mis_bench.artifacts.run import RunResult
+from mis_bench.checking.folders import check_path
+from mis_bench.cli import main
+from mis_bench.loads import Load, arrivals
+from mis_bench.measure import closed_loop
+from mis_bench.profiles import PROFILES, configurations, parameter_count
+from mis_bench.rows import Counts, measure_row
+from mis_bench.targets.base import CallFailed
+from mis_bench.targets.limited import TimeLimited
+from mis_bench.workload import Workload, build_workload
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Result]:
+    def invoke(*arguments: str) -> Result:
+        output = [] if "--output" in arguments else ["--output", str(tmp_path / "run")]
+        return CliRunner().invoke(main, ["run", *arguments, *output])
+
+    return invoke
+
+
+def result_of(folder: Path) -> RunResult:
+    found = read_artifact(folder / "run.json")
+    assert isinstance(found, RunResult)
+    return found
+
+
+def test_profiles_are_those_of_the_rfc() -> None:
+    sizes = {
+        name: (each.batch_sizes, each.label_counts, each.runs, each.warmup_runs) for name, each in PROFILES.items()
+    }
+    assert sizes == {
+        "smoke": ((1, 4, 16), (2, 4), 5, 2),
+        "standard": ((1, 2, 4, 8, 16, 32), (2, 4, 8), 20, 5),
+        "full": ((1, 2, 4, 8, 16, 32, 64), (2, 4, 8, 16), 50, 10),
+    }
+
+
+def test_full_leaves_out_large_batches_of_float32_and_of_large_models_and_says_so() -> None:
+    full = PROFILES["full"]
+    assert not any(each.skip for each in configurations(full, dtype="bfloat16", parameters=10**9))
+    for dtype, parameters in (("float32", 10**9), ("bfloat16", 3 * 10**9)):
+        rows = list(configurations(full, dtype=dtype, parameters=parameters))
+        assert len(rows) == 28
+        assert {each.name.split("-")[1] for each in rows if each.skip} == {"32", "64"}
+    assert not any(each.skip for each in configurations(PROFILES["standard"], dtype="float32", parameters=None))
+
+
+def test_a_profile_writes_an_artifact_its_table_and_every_call(run: Any, fakes: Any, tmp_path: Path) -> None:
+    done = run("--profile", "smoke")
+    assert done.exit_code == 0, done.output
+    result = result_of(tmp_path / "run")
+    assert [(row.batch_size, row.num_labels) for row in result.rows] == [(b, n) for n in (2, 4) for b in (1, 4, 16)]
+    assert {(row.num_runs, row.warmup_runs, row.timed_compilations) for row in result.rows} == {(5, 2, 0)}
+    assert all(row.status == "ok" and row.throughput_interval is not None for row in result.rows)
+    with (tmp_path / "run" / "run.csv").open(newline="") as file:
+        assert [line["name"] for line in csv.DictReader(file)] == [row.name for row in result.rows]
+    assert len((tmp_path / "run" / "calls.jsonl").read_text().splitlines()) == 6 * 7
+    assert "batch-16-labels-4" in done.stdout
+    assert "items/s" in done.stdout
+    assert fakes.opened[0].is_closed
+    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+
+
+def test_full_measures_both_types_of_weights(run: Any, fakes: Any, tmp_path: Path) -> None:
+    assert run("--profile", "full", "--runs", "1", "--warmup-runs", "1").exit_code == 0
+    rows = result_of(tmp_path / "run").rows
+    assert [target.about.dtype for target in fakes.opened] == ["bfloat16", "float32"]
+    assert len(rows) == len({row.name for row in rows}) == 56
+    assert sum(row.status == "skipped" for row in rows) == 8
+    assert all(row.reason for row in rows if row.status == "skipped")
+
+
+def test_workloads_are_rows_with_a_cold_and_a_warm_cache(run: Any, fakes: Any, tmp_path: Path) -> None:
+    assert run("--workload", "probe-9-3-4@3", "--runs", "4", "--warmup-runs", "2").exit_code == 0
+    result = result_of(tmp_path / "run")
+    assert (result.profile, [row.cache for row in result.rows]) == ("workloads", ["cold", "warm"])
+    assert {row.num_labels for row in result.rows} == {3}
+    queries = [call.query.tobytes() for call in fakes.opened[0].calls]
+    items = {call.items[0].tobytes() for call in fakes.opened[0].calls}
+    assert len(set(queries[:6])) == 6
+    assert len(set(queries[6:])) == 1
+    assert len(items) == 6  # the same in both rows, and no two of a row
+
+
+def test_what_does_not_fit_is_skipped_with_the_reason_and_the_rest_is_measured(
+    run: Any, fakes: Any, failing: Any, tmp_path: Path
+) -> None:
+    fakes.prepare = lambda target: setattr(target, "before", failing("out_of_memory", items=16))
+    assert run("--profile", "smoke").exit_code == 0
+    rows = result_of(tmp_path / "run").rows
+    assert [row.status for row in rows] == ["ok", "ok", "skipped"] * 2
+    assert rows[2].reason == "out_of_memory: 16 items are too many."
+    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+
+
+@pytest.mark.parametrize("since", [0, 4])
+def test_failures_fail_the_row_and_the_command(run: Any, fakes: Any, failing: Any, tmp_path: Path, since: int) -> None:
+    fakes.prepare = lambda target: setattr(target, "before", failing("http_error", since=since))
+    assert run("--workload", "probe-9-3-4", "--runs", "4", "--warmup-runs", "2").exit_code == 1
+    row = result_of(tmp_path / "run").rows[0]
+    assert row.status == "failed"
+    assert row.reason is not None
+    assert row.reason.startswith("http_error")
+    assert row.success_rate == (0.5 if since else 0)
+    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+
+
+def test_a_compilation_in_the_timed_window_marks_the_row(run: Any, fakes: Any, tmp_path: Path) -> None:
+    def prepare(target: Any) -> None:
+        def before(number: int, _: Workload) -> None:
+            target.compilations += number == 3
+
+        target.before = before
+
+    fakes.prepare = prepare
+    assert run("--workload", "probe-9-3-4", "--runs", "4", "--warmup-runs", "2").exit_code == 0
+    cold, warm = result_of(tmp_path / "run").rows
+    assert (cold.status, cold.timed_compilations, warm.status) == ("warn", 1, "ok")
+    assert cold.reason is not None
+    assert "compilations in the timed window" in cold.reason
+
+
+def test_warm_ups_go_on_until_they_are_steady(fakes: Any) -> None:
+    target = fakes.make("engine")
+    target.before = lambda number, _: fakes.clock.wait(0.1 if number < 4 else 0)
+    row, calls = measure_row(target, "row", Load(build_workload("probe-9-3-4")), Counts(runs=5, warmup_runs=2))
+    assert (row.warmup_runs, row.num_runs, row.status) == (7, 5, "ok")
+    assert [call.phase for call in calls] == ["warmup"] * 7 + ["timed"] * 5
+    assert row.latency_p99_ms is not None
+    assert row.latency_p99_ms == pytest.approx(0.02)
+
+
+def test_no_steady_state_is_marked_after_a_bounded_number_of_attempts(fakes: Any) -> None:
+    target = fakes.make("engine")
+    target.before = lambda number, _: fakes.clock.wait(0.1 if number % 5 == 4 else 0)
+    row, _ = measure_row(target, "row", Load(build_workload("probe-9-3-4")), Counts(runs=5, warmup_runs=5))
+    assert (row.status, row.warmup_runs) == ("warn", 15)
+    assert row.reason is not None
+    assert "times the timed median" in row.reason
+
+
+def test_answers_of_another_shape_are_failures(fakes: Any) -> None:
+    target = fakes.make("engine")
+    target.scores = lambda workload: np.zeros((workload.num_items, 1))
+    timed = closed_loop(target, [build_workload("probe-9-3-4")])
+    assert timed.failures == {"shape_mismatch": 1}
+
+
+def test_callers_and_arrivals(run: Any, fakes: Any, tmp_path: Path) -> None:
+    flags = ["--workload", "probe-9-3-4", "--runs", "12", "--warmup-runs", "4"]
+    assert run(*flags, "--concurrency", "4", "--output", str(tmp_path / "closed")).exit_code == 0
+    assert run(*flags, "--rate", "20000", "--output", str(tmp_path / "open")).exit_code == 0
+    closed, opened = (result_of(tmp_path / name) for name in ("closed", "open"))
+    assert (closed.concurrency, closed.rate, opened.rate) == (4, None, 20000)
+    assert closed.rows[0].throughput_interval is not None
+    assert opened.rows[0].throughput_interval is None
+    assert not [fault for each in check_path(tmp_path, below=True) for fault in each.faults]
+
+
+def test_arrivals_are_a_poisson_process_that_a_seed_decides() -> None:
+    requests = lambda: Load(build_workload("probe-2-1-1")).requests()  # noqa: E731
+    first, again, other = (arrivals(50, requests(), total=400, seed=seed) for seed in (1, 1, 2))
+    times = [due for due, _ in first]
+    assert times == [due for due, _ in again] != [due for due, _ in other]
+    assert times == sorted(times)
+    gaps = np.diff([0, *times])
+    assert abs(np.mean(gaps) - 1 / 50) < 0.003
+    assert abs(np.std(gaps) - 1 / 50) < 0.005
+
+
+def test_ids_are_folded_into_the_vocabulary_of_the_checkpoint(
+    run: Any, fakes: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
+    assert run("--workload", "probe-9-3-4", "--runs", "1", "--model", str(checkpoint)).exit_code == 0
+    assert max(int(item.max()) for call in fakes.opened[0].calls for item in call.items) < size
+    assert result_of(tmp_path / "run").rows[0].workload.vocab_size == size
+    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+
+
+def test_parameters_are_counted_from_the_weight_files(checkpoint: Path, tmp_path: Path) -> None:
+    found = parameter_count(checkpoint)
+    assert found is not None
+    weights = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+    assert weights / 4.2 < found < weights / 1.9
+    assert parameter_count(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workload", "nonsense"], "Write KIND-Q-N-L"),
+        (["--option", "dtype"], "is not NAME=VALUE"),
+        (["--rate", "5", "--concurrency", "2"], "give one of the two"),
+        (["--concurrency", "9"], "at least as many --runs"),
+        (["--model", "/no/such"], "does not exist"),
+        (["--profile", "huge"], "'smoke', 'standard', 'full'"),
+    ],
+)
+def test_mistakes_are_one_clear_message(run: Any, fakes: Any, arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+    assert not fakes.opened
+
+
+def test_a_target_that_cannot_run_is_one_sentence(run: Any, fakes: Any) -> None:
+    fakes.refuse = lambda _: "The moon is down."
+    done = run("--profile", "smoke")
+    assert (done.exit_code, done.stderr.strip().splitlines()[-1]) == (1, "Error: The moon is down.")
+
+
+def test_earlier_results_are_not_overwritten(run: Any, fakes: Any) -> None:
+    assert run("--workload", "probe-9-3-4", "--runs", "1").exit_code == 0
+    done = run("--workload", "probe-9-3-4", "--runs", "1")
+    assert done.exit_code == 2
+    assert "already holds run.json" in " ".join(done.stderr.split())
+
+
+def test_a_call_that_is_late_fails_and_the_next_is_answered(fakes: Any) -> None:
+    target = fakes.make("engine")
+    target.before = lambda number, _: time.sleep(1 if number == 0 else 0)
+    limited = TimeLimited(target, 0.2)
+    with pytest.raises(CallFailed, match="No answer within") as caught:
+        limited.score(build_workload("probe-9-3-4"))
+    assert caught.value.reason == "timeout"
+    assert limited.score(build_workload("probe-9-3-4")).scores.shape == (3, 2)
