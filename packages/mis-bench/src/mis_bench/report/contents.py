@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from mis_bench.artifacts.run import RunResult
 from mis_bench.report.headlines import headlines
+from mis_bench.report.lines import short_model
 from mis_bench.report.rooflines import Roof
 from mis_bench.report.section import Headline, Section
 from mis_bench.report.sections.about import about, hardware
@@ -46,7 +48,7 @@ def contents(sources: Sources, *, title: str | None = None, roofs: Mapping[str, 
     """
     return Contents(
         title=title or _title(sources),
-        subtitle=" · ".join([*hardware(sources), *_estimated(sources)]),
+        subtitle=" · ".join([*_models(sources), *hardware(sources), *_estimated(sources)]),
         headlines=headlines(sources),
         sections=[section for section in _sections(sources, roofs or {}) if section is not None],
     )
@@ -71,13 +73,31 @@ def _title(sources: Sources) -> str:
     workloads = distinct(
         [
             *(each.content.workload.name for each in (*sources.comparisons, *sources.matrices)),
-            *(row.workload.name for each in sources.runs for row in each.content.rows),
             *(each.content.workload for each in sources.estimates),
+            *(name for each in sources.runs for name in _measured(each.content)),
         ]
     )
     if not workloads:
         return "Multi-item scoring"
-    return f"Multi-item scoring: {', '.join(workloads) if len(workloads) < 3 else f'{len(workloads)} workloads'}"
+    return f"Multi-item scoring: {' and '.join(workloads) if len(workloads) < 3 else f'{len(workloads)} workloads'}"
+
+
+def _measured(run: RunResult) -> Sequence[str]:
+    """Return the profile of a run, or its workloads if it has none."""
+    if run.profile != "workloads":
+        return [f"the {run.profile} profile"]
+    return distinct(row.workload.name for row in run.rows)
+
+
+def _models(sources: Sources) -> list[str]:
+    """Return the models that something was measured on, without folders."""
+    models = [
+        *(row.model for each in sources.runs for row in each.content.rows),
+        *(target.model for each in sources.comparisons for target in each.content.targets if target.model),
+        *(each.content.target.model for each in (*sources.matrices, *sources.stresses, *sources.profiles)),
+        *(model.model for each in sources.validations for model in each.content.models),
+    ]
+    return [", ".join(distinct(map(short_model, models)))] if models else []
 
 
 def _estimated(sources: Sources) -> list[str]:

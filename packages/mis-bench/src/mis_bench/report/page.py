@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,6 @@ from plotly.offline import get_plotlyjs
 import mis_bench
 from mis_bench.report.contents import Contents
 from mis_bench.report.section import Section
-
-_NUMBER = re.compile(r"[-+]?[\d,.]+( ?%| to [-+]?[\d,.]+ ?%?)?|-")
 
 
 def as_html(report: Contents) -> str:
@@ -25,7 +22,6 @@ def as_html(report: Contents) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["is_number"] = _is_number
     has_plots = any(section.plots for section in report.sections)
     return environment.get_template("report.html.j2").render(
         report=report,
@@ -34,10 +30,6 @@ def as_html(report: Contents) -> str:
         version=mis_bench.__version__,
         made=datetime.datetime.now(datetime.UTC),
     )
-
-
-def _is_number(cell: str) -> bool:
-    return _NUMBER.fullmatch(cell) is not None
 
 
 def _figures(sections: Sequence[Section]) -> str:

@@ -1,5 +1,6 @@
 """Parts of a report: headline figures, sections with a plot, tables."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -8,13 +9,20 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
+_NUMBER = re.compile(r"[-+]?[\d,.]+%?( to [-+]?[\d,.]+%?)?|-")
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of texts; cells that are numbers are set to the right."""
+    """A table of texts; columns of numbers are set to the right."""
 
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    def is_numeric(self, column: int) -> bool:
+        """Whether every cell of a column is a number, a range of two, or `-`."""
+        return all(_NUMBER.fullmatch(row[column]) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,11 @@ def milliseconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{number(value / 1e3)} s" if value >= 10_000 else f"{number(value)} ms"
+
+
+def items(count: int) -> str:
+    """Return a number of items, `1 item` or `32 items`."""
+    return f"{count:,} item{'' if count == 1 else 's'}"
 
 
 def times(value: float) -> str:

@@ -12,6 +12,9 @@ import plotly.graph_objects as go
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
 GREY = "#8a8f98"
+_STEPS = ((0.6, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)), (1.2, (1, 1.5, 2, 3, 5, 7)), (2.6, (1, 2, 5)))
+"""Labels of each decade of an axis of fewer decades than the first number."""
+
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot")
 PATTERNS = ("", "/", ".", "x", "-", "+")
@@ -49,9 +52,10 @@ def figure(
         template="none",
         height=height,
         margin={"l": 64, "r": 16, "t": 16, "b": 56},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "xanchor": "left", "x": 0, "title": None},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "xanchor": "left", "x": 0, "traceorder": "normal"},
         showlegend=len(traces) > 1,
         hovermode="closest",
+        dragmode=False,
         xaxis=_axis(x),
         yaxis=_axis(y),
     )
@@ -83,6 +87,7 @@ def names_axis(labels: Sequence[str]) -> dict[str, Any]:
     """Return an axis of names for horizontal bars, the first at the top, long names broken into lines."""
     return {
         "autorange": "reversed",
+        "showgrid": False,
         "automargin": True,
         "tickvals": list(labels),
         "ticktext": [wrapped(x) for x in labels],
@@ -104,13 +109,13 @@ def _axis(settings: dict[str, Any]) -> dict[str, Any]:
     return (
         {"automargin": True, "zeroline": False, "ticks": "outside", "ticklen": 4}
         | settings
-        | ({"title": {"text": title, "standoff": 12}} if title else {})
+        | ({"title": {"text": title, "standoff": 12, "font": {"size": 13}}} if title else {})
     )
 
 
 def _decades(low: float, high: float) -> list[float]:
 
-    steps = (1, 2, 5) if high - low < 2.6 else (1,)
+    steps = next((steps for span, steps in _STEPS if high - low < span), (1.0,))
     exponents = range(math.floor(low), math.ceil(high) + 1)
     marks = [step * 10.0**exponent for exponent in exponents for step in steps]
     return [mark for mark in marks if low <= math.log10(mark) <= high]

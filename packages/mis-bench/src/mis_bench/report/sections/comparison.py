@@ -8,7 +8,7 @@ from mis_bench.artifacts.comparison import Comparison, Row, View
 from mis_bench.comparison.markdown import verdict
 from mis_bench.report.section import Plot, Section, Table, number
 from mis_bench.report.sources import Sources, distinct
-from mis_bench.report.style import BLUE, GREEN, GREY, bar_height, figure, line_style, log_axis, names_axis
+from mis_bench.report.style import BLUE, GREEN, GREY, SKY, bar_height, figure, line_style, log_axis, names_axis
 
 
 def comparisons(sources: Sources) -> list[Section]:
@@ -46,7 +46,8 @@ def _section(found: Comparison, path: Path, single: bool) -> Section:
 def _bars(view: View, drawn: list[Row]) -> go.Figure:
     classes = {
         "wins": (GREEN, "", [row for row in drawn if row is view.best]),
-        "eligible": (BLUE, "", [row for row in drawn if row.eligible and row is not view.best]),
+        "within the guardrail": (BLUE, "", [row for row in drawn if row.within_guardrail and row is not view.best]),
+        "p95 above the guardrail": (SKY, "", [row for row in drawn if row.within_guardrail is False]),
         "not eligible": (GREY, "/", [row for row in drawn if not row.eligible]),
     }
     traces = [
@@ -58,7 +59,8 @@ def _bars(view: View, drawn: list[Row]) -> go.Figure:
                 "symmetric": False,
                 "array": [row.items_per_second.high - _speed(row) if row.items_per_second else 0 for row in rows],
                 "arrayminus": [_speed(row) - row.items_per_second.low if row.items_per_second else 0 for row in rows],
-                "thickness": 1.2,
+                "color": GREY,
+                "thickness": 1.5,
                 "width": 4,
             },
             text=[f" {number(_speed(row))}" for row in rows],
@@ -96,8 +98,10 @@ def _speed(row: Row) -> float:
 
 
 def _bars_reading(found: Comparison) -> str:
-    head = next(iter(found.findings), "")
-    return f"{head} Hatched grey bars do not count; the table says why. Lines at the ends of bars are 95 % intervals."
+    return (
+        f"Longer is faster. The green bar wins: most items per second with a p95 of at most "
+        f"{found.limits.guardrail_ratio:g} times the lowest. Hatched bars do not count; the table says why."
+    )
 
 
 def _chunks(rows: list[Row]) -> go.Figure:
@@ -125,37 +129,26 @@ def _chunks(rows: list[Row]) -> go.Figure:
 
 
 def _view(title: str, view: View, reference: str) -> Table:
-    header = [
-        "target",
-        "items/s",
-        "95 % interval",
-        f"x {reference}",
-        "p50 ms",
-        "p95 ms",
-        "success",
-        "items per USD",
-        "verdict",
+    header = ["target", "items/s", "95 % interval", f"x {reference}", "p50 ms", "p95 ms", "success", "items per USD"]
+    rows = [_cells(row, row is view.best) for row in view.rows]
+    if not any(row.items_per_usd for row in view.rows):
+        header, rows = header[:-1], [[*row[:-2], row[-1]] for row in rows]
+    return Table(title, [*header, "verdict"], rows)
+
+
+def _cells(row: Row, wins: bool) -> list[str]:
+    speed, latency = row.items_per_second, row.latency
+    return [
+        row.label,
+        number(speed.value if speed else None),
+        f"{number(speed.low)} to {number(speed.high)}" if speed else "-",
+        number(row.ratio.value if row.ratio else None),
+        number(latency.p50_ms if latency else None),
+        number(latency.p95_ms if latency else None),
+        f"{row.success_rate:.0%}",
+        number(row.items_per_usd),
+        verdict(row, wins).replace("**", ""),
     ]
-    return Table(
-        title,
-        header,
-        [
-            [
-                row.label,
-                number(row.items_per_second.value if row.items_per_second else None),
-                f"{number(row.items_per_second.low)} to {number(row.items_per_second.high)}"
-                if row.items_per_second
-                else "-",
-                number(row.ratio.value if row.ratio else None),
-                number(row.latency.p50_ms if row.latency else None),
-                number(row.latency.p95_ms if row.latency else None),
-                f"{row.success_rate:.0%}",
-                number(row.items_per_usd),
-                verdict(row, row is view.best).replace("**", ""),
-            ]
-            for row in view.rows
-        ],
-    )
 
 
 def _correctness(found: Comparison) -> Table:

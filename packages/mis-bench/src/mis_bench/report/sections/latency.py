@@ -3,7 +3,7 @@
 import plotly.graph_objects as go
 
 from mis_bench.report.lines import Line, lines, row_names
-from mis_bench.report.section import Plot, Section, Table, milliseconds, number, times
+from mis_bench.report.section import Plot, Section, Table, items, milliseconds, number, times
 from mis_bench.report.sources import Sources
 from mis_bench.report.style import COLOURS, SYMBOLS, figure, line_style, log_axis
 
@@ -63,10 +63,10 @@ def _figure(found: list[Line]) -> go.Figure:
                     **style,
                 )
             )
-    items = [row.batch_size for line in found for row in line.rows]
+    sizes = [row.batch_size for line in found for row in line.rows]
     return figure(
         traces,
-        x=log_axis("Items of a request", items, every=True),
+        x=log_axis("Items of a request", sizes, every=True),
         y=log_axis("Latency in ms", values),
     )
 
@@ -77,5 +77,5 @@ def _reading(found: list[Line]) -> str:
     ratio = (worst.latency_p99_ms or 0) / (worst.latency_p50_ms or 1)
     return (
         f"Lower is better. The distance from p50 to p99 is how much calls scatter: at most {times(ratio)}, at "
-        f"{worst.batch_size} items ({milliseconds(worst.latency_p50_ms)} to {milliseconds(worst.latency_p99_ms)})."
+        f"{items(worst.batch_size)} ({milliseconds(worst.latency_p50_ms)} to {milliseconds(worst.latency_p99_ms)})."
     )

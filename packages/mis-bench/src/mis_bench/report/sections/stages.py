@@ -58,7 +58,7 @@ def _figure(found: dict[str, dict[str, float]]) -> go.Figure:
         )
     return figure(
         traces,
-        x={"title": "Share of a request's device time in %", "range": [0, 100]},
+        x={"title": "Share of device time in %", "range": [0, 100]},
         y=names_axis(list(found)),
         height=bar_height(len(found)) + 40,
         barmode="stack",
@@ -85,7 +85,7 @@ def _reading(found: dict[str, dict[str, float]]) -> str:
     first, second = [*sorted(those, key=lambda stage: -those[stage]), "", ""][:2]
     total = sum(those.values())
     also = f", then {second} ({those[second] / total:.0%})" if second else ""
-    return f"The longest part is what to make faster first: {first} ({those[first] / total:.0%}{also}) in {name}."
+    return f"The longest part is what to make faster first. In {name}: {first} ({those[first] / total:.0%}){also}."
 
 
 def _table(found: dict[str, dict[str, float]]) -> Table:

@@ -28,16 +28,15 @@
     const names = data.filter((trace) => trace.showlegend !== false).length;
     return {
       ...layout,
-      height: layout.height + 22 * names + 30,
-      margin: { ...layout.margin, l: 8, r: 12, b: 64 + 22 * names + 30 },
-      legend: { ...layout.legend, orientation: "v", y: 0, yref: "container", yanchor: "bottom", x: 0 },
+      height: layout.height + 22 * names + 12,
+      margin: { ...layout.margin, l: 8, r: 12, b: 64 + 22 * names + 12 },
+      legend: { ...layout.legend, orientation: "v", y: 0, yref: "container", yanchor: "bottom", x: 0, xref: "container" },
     };
   }
 
   const config = {
     responsive: true,
-    displaylogo: false,
-    modeBarButtons: [["toImage", "resetScale2d"]],
+    displayModeBar: false,
   };
   for (const [identifier, { data, layout }] of Object.entries(figures)) {
     const element = document.getElementById(identifier);
@@ -49,6 +48,9 @@
     for (const element of document.querySelectorAll(".plot")) Plotly.relayout(element, theme(element.layout));
   };
   dark.addEventListener("change", repaint);
-  addEventListener("beforeprint", repaint);
+  addEventListener("beforeprint", () => {
+    for (const table of document.querySelectorAll("details")) table.open = true;
+    repaint();
+  });
   addEventListener("afterprint", repaint);
 })();

@@ -1,0 +1,45 @@
+"""Elements of an HTML page, for tests of the report."""
+
+import re
+from html.parser import HTMLParser
+
+
+class Page(HTMLParser):
+    """What a page would load, and the plots that are drawn on it.
+
+    Attributes:
+        loaded: Addresses.
+        marks: Lines, points and bars by the identifiers of plots that have an SVG.
+        body: Attributes of the body.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.plots: list[str] = []
+        self.marks: dict[str, int] = {}
+        self.body: dict[str, str] = {}
+        self._tag = ""
+        self._is_in_point = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        classes = set(found.get("class", "").split())
+        self._tag = tag
+        self.loaded += [found[name] for name in ("src", "srcset", "poster", "data", "action") if name in found]
+        self.loaded += [found["href"]] if tag == "link" else []
+        self.loaded += re.findall(r"url\(([^)]*)\)", found.get("style", ""))
+        if tag == "body":
+            self.body = found
+        if tag == "div" and "plot" in classes:
+            self.plots.append(found["id"])
+        if tag == "svg" and "main-svg" in classes and self.plots:
+            self.marks.setdefault(self.plots[-1], 0)
+        if tag == "path" and self.plots and ({"point", "js-line"} & classes or self._is_in_point) and found.get("d"):
+            self.marks[self.plots[-1]] += 1
+        self._is_in_point = tag == "g" and "point" in classes
+
+    def handle_data(self, data: str) -> None:
+        if self._tag == "style":
+            self.loaded += ["".join(each) for each in re.findall(r"@import\s*([^;\s]+)|url\(([^)]*)\)", data)]
