@@ -1,0 +1,101 @@
+"""Every command that a page shows gets past its command line; reports and decisions are of their time and left out."""
+
+from pathlib import Path
+
+import pytest
+
+from documented_commands import ROOT, commands, faults
+
+LEFT_OUT = ("docs/decisions", "docs/reports")
+PAGES = [
+    path
+    for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")])
+    if not str(path.relative_to(ROOT)).startswith(LEFT_OUT)
+]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_of_pages_exist(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    wrong = [f"{' '.join(command)}: {fault}" for command in commands(page) for fault in faults(command)]
+    assert wrong == []
+
+
+def test_there_are_commands_to_check() -> None:
+    programs = {command[0] for path in PAGES for command in commands(path.read_text(encoding="utf-8"))}
+    assert {"mis-bench", "mis-server", "nox", "gcloud", "pip", "python"} <= programs
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("mis-bench nothing", "no command 'nothing'"),
+        ("mis-bench workload --nothing", "No such option"),
+        ("mis-bench profile --model x", "Missing option '--scenario'"),
+        ("mis-bench profile --scenario nothing", "is not one of"),
+        ("mis-bench estimate --dp zero", "is not a valid integer"),
+        ("mis-bench workload one two", "unexpected extra argument"),
+        ("mis-server serve m --nothing 1", "No such option"),
+        ("mis-server serve m --dtype int4", "is not one of"),
+        ("nox -s nothing", "no session nothing"),
+        ("nox demo", "sessions follow -s"),
+        (".venv/bin/nox -s tests_cpu tests_nothing", "no session tests_nothing"),
+        ("python packages/nothing.py", "there is no packages/nothing.py"),
+        ("python packages/mis-server/benchmarks/soak.py --nothing", "has no flag --nothing"),
+        ("python -m mis_kernels.nothing", "no module mis_kernels.nothing"),
+        ("python -m mis_core.aot --nothing", "has no flag --nothing"),
+        ("python3.11 -m mis_bench nothing", "no command 'nothing'"),
+        ("pip install ./packages/mis-nothing", "no package packages/mis-nothing"),
+        ("pip install 'mis-core[nothing]'", "no extra 'nothing'"),
+        ("python -m pip install ./packages/mis-bench[nothing]", "no extra 'nothing'"),
+        ("gcloud compute tpus tpu-vm start x --zone=z", "not a subcommand"),
+        ("gcloud compute tpus tpu-vm delete x", "--zone is missing"),
+        ("gcloud compute tpus tpu-vm delete x --zone z", "write --zone=VALUE"),
+        ("gcloud compute tpus tpu-vm create x --zone=z --accelerator=v6e-1", "has no flag --accelerator"),
+        ("cd x && sudo A=1 frobnicate", "frobnicate is not a program"),
+    ],
+)
+@pytest.mark.parametrize("form", ["```bash\n{}\n```\n", "1. A list.\n\n    ```bash\n    {}\n    ```\n"])
+def test_a_wrong_command_is_found(command: str, fault: str, form: str) -> None:
+    found = [each for given in commands(form.format(command)) for each in faults(given)]
+    assert len(found) == 1
+    assert fault in found[0]
+
+
+def test_a_wrong_command_within_a_sentence_is_found() -> None:
+    page = "Call `mis-bench nothing --at-all` or `nox -s demo`."
+    assert [bool(faults(command)) for command in commands(page)] == [True, False]
+
+
+def test_commands_are_told_apart() -> None:
+    page = """```bash
+export A=b                 # a comment; with && signs
+FOO=1 nox -s demo > out.txt && mis-bench workload \\
+    probe-5-2-3
+curl http://x -d '{"query":
+  "of two lines"}' | python -c "import sys; sys.exit(0)"
+```
+"""
+    assert list(commands(page)) == [
+        ["export", "A=b"],
+        ["nox", "-s", "demo"],
+        ["mis-bench", "workload", "probe-5-2-3"],
+        ["curl", "http://x", "-d", '{"query":\n  "of two lines"}'],
+        ["python", "-c", "import sys; sys.exit(0)"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mis-server score path/to/model --query q --items items.jsonl --labels ' yes' ' no'",
+        "mis-server serve path/to/model --config my.toml",
+        "mis-bench profile --scenario single --target mis=http://127.0.0.1:1 --profile-dir no/such/folder",
+        "nox -R -s lint -- --fix",
+        "python -m mis_kernels.aot --topology v6e:1x1 --quick",
+        "gcloud compute tpus tpu-vm scp --recurse x:results . --zone=z",
+    ],
+)
+def test_right_commands_pass(command: str) -> None:
+    page = f"```bash\n{command}\n```\n"
+    assert [each for given in commands(page) for each in faults(given)] == []
