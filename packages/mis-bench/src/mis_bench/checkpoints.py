@@ -48,7 +48,7 @@ def _random(name: str) -> Path:
     if "/" in name and not (digits.isascii() and digits.isdigit() and int(digits) > 0):
         raise CheckpointError(f"Write random:{shape}/DIVISOR with an integer of at least 1, not {digits[:80]!r}.")
     divisor = int(digits or 1)
-    folder = _cache() / f"{shape}-{divisor}-{mis_bench.__version__}"
+    folder = cache_folder() / f"{shape}-{divisor}-{mis_bench.__version__}"
     if not folder.is_dir():
         try:
             _write(folder, divided(SHAPES[shape], divisor))
@@ -80,7 +80,8 @@ def _rounded(width: int, divisor: int) -> int:
     return -(-width // (divisor * _MULTIPLE)) * _MULTIPLE
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Return where made files are kept: `~/.cache/mis-bench`, or `mis-bench` under `XDG_CACHE_HOME`."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "mis-bench"
 

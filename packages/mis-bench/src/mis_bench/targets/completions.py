@@ -9,6 +9,7 @@ import numpy as np
 from mis_bench.targets.base import CallFailed, Reply, TargetUnavailable
 from mis_bench.targets.connection import Connection
 from mis_bench.targets.dialect import PROBE, Dialect, checked_scores
+from mis_bench.targets.options import choice, positive
 from mis_bench.workload import Workload
 from mis_core.errors import ModelError
 from mis_core.tokenization import Tokenizer
@@ -27,13 +28,10 @@ class OpenAI(Dialect):
 
     def __init__(self, connection: Connection, model: str, options: dict[str, str], directory: Path | None) -> None:
         super().__init__(connection, model, options, directory)
-        self._logprobs = _positive("logprobs", options.get("logprobs", "5"))
-        self._prompts_per_call = _positive("prompts_per_call", options.get("prompts_per_call", "32"))
-        by_id = options.get("token_ids", "false")
-        if by_id not in ("true", "false"):
-            raise TargetUnavailable(f"The option token_ids must be true or false, not {by_id[:80]!r}.")
+        self._logprobs = positive(options, "logprobs", 5)
+        self._prompts_per_call = positive(options, "prompts_per_call", 32)
         self._tokenizer: Tokenizer | None = None
-        if by_id == "false":
+        if choice(options, "token_ids", "false", "true") == "false":
             if directory is None:
                 raise TargetUnavailable("The target openai needs --model for its tokenizer, or token_ids=true.")
             try:
@@ -104,9 +102,3 @@ def _logprob(found: dict[str, float], name: str, place: int) -> float:
             "this target cannot tell its probability.",
         )
     return found[name]
-
-
-def _positive(name: str, text: str) -> int:
-    if text.isascii() and text.isdigit() and len(text) < 10 and int(text):
-        return int(text)
-    raise TargetUnavailable(f"The option {name} must be an integer of at least 1, not {text[:80]!r}.")

@@ -1,7 +1,6 @@
 """Our engine in this process."""
 
 import dataclasses
-import os
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import mis_core
 import mis_kernels
 from mis_bench.environment import checkpoint_sha256
 from mis_bench.targets.base import About, CallFailed, Reply, TargetUnavailable
+from mis_bench.targets.local import resident_bytes
 from mis_bench.workload import Workload
 from mis_core import Engine
 from mis_core.config import EngineConfig
@@ -120,7 +120,7 @@ class EngineTarget:
         `device_memory_bytes` is what lies on accelerators, where they tell.
         """
         counts = self._engine.statistics() | {"compilations": float(self._compilations.count)}
-        counts["memory_bytes"] = float(_resident_bytes())
+        counts["memory_bytes"] = float(resident_bytes())
         used = [stats["bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
         return counts | {"device_memory_bytes": float(sum(used))} if used else counts
 
@@ -173,11 +173,6 @@ def _parse(name: str, text: str, kind: Any) -> Any:
 
 
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:  # noqa: PTH123 - not a file on a disk
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:

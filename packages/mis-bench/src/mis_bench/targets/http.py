@@ -1,6 +1,5 @@
 """Servers over HTTP as targets."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from mis_bench.targets.base import About, CallFailed, Reply, TargetUnavailable
 from mis_bench.targets.connection import TIMEOUT_S, Connection
 from mis_bench.targets.dialect import Dialect
 from mis_bench.targets.metrics import parse_metrics
+from mis_bench.targets.options import check_names
 from mis_bench.workload import Workload
 
 HEALTH_TIMEOUT_S = 5.0
@@ -81,7 +81,7 @@ def open_server(
     Raises:
         TargetUnavailable: the server fails a check, or an option is wrong.
     """
-    _check_names(spec, options, ("api_key", "timeout_s", "model", *dialect.OPTIONS))
+    check_names(spec, options, ("api_key", "timeout_s", "model", *dialect.OPTIONS))
     given = dict(options)
     wanted, api_key = given.pop("model", None), given.pop("api_key", None)
     connection = Connection(url, api_key=api_key, timeout_s=_seconds(given.pop("timeout_s", str(TIMEOUT_S))))
@@ -130,14 +130,6 @@ def _checksum(directory: Path) -> str | None:
         return checkpoint_sha256(directory)
     except (OSError, ValueError):
         return None
-
-
-def _check_names(spec: str, options: Mapping[str, str], known: tuple[str, ...]) -> None:
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}."
-            raise TargetUnavailable(f"{spec} has no option {name[:80]!r}; {hint}")
 
 
 def _seconds(text: str) -> float:

@@ -2,9 +2,12 @@
 
 import difflib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from mis_bench.targets.base import Target, TargetUnavailable
+
+Maker = Callable[[Path, Mapping[str, str]], Target]
 
 
 def make_target(spec: str, *, model: Path | None = None, options: Mapping[str, str] | None = None) -> Target:
@@ -14,7 +17,8 @@ def make_target(spec: str, *, model: Path | None = None, options: Mapping[str, s
         spec: One of `SPECS`: `engine` is our engine in this process; with `=` and an address, a server.
         model: Directory of the checkpoint, for targets that load one; of a server's, if it can be read here.
         options: For `engine` its options, `{"scoring_algorithm": "packed"}` for instance; for servers `api_key`,
-            `timeout_s`, `model` (the name that must be served) and what their dialect takes.
+            `timeout_s`, `model` (the name that must be served) and what their dialect takes; for others `dtype` and
+            what their modules say.
 
     Raises:
         TargetUnavailable: there is no such target, or it cannot run here; one sentence says why.
@@ -32,13 +36,39 @@ def make_target(spec: str, *, model: Path | None = None, options: Mapping[str, s
     return _LOADED[spec](model, given)
 
 
-def _engine(model: Path, options: dict[str, str]) -> Target:
+def _engine(model: Path, options: Mapping[str, str]) -> Target:
     from mis_bench.targets.engine import open_engine
 
     return open_engine(model, options)
 
 
-def _server(name: str, url: str, options: dict[str, str], model: Path | None) -> Target:
+def _pytorch(way: str, model: Path, options: Mapping[str, str]) -> Target:
+    try:
+        from mis_bench.targets.pytorch import open_pytorch
+    except ImportError as error:
+        raise TargetUnavailable(f"transformers-{way} needs {error.name}: pip install 'mis-bench[pytorch]'.") from None
+    return open_pytorch(model, way, options)
+
+
+def _llama_cpp(model: Path, options: Mapping[str, str]) -> Target:
+    try:
+        from mis_bench.targets.llama_cpp import open_llama_cpp
+    except ImportError as error:
+        raise TargetUnavailable(f"llama.cpp needs {error.name}: pip install 'mis-bench[llama-cpp]'.") from None
+    return open_llama_cpp(model, options)
+
+
+def _vllm_cpu(model: Path, options: Mapping[str, str]) -> Target:
+    try:
+        from mis_bench.targets.vllm_cpu import open_vllm
+    except ImportError as error:
+        raise TargetUnavailable(
+            f"vllm-cpu needs vLLM built for CPUs, which the package index does not have ({error})."
+        ) from None
+    return open_vllm(model, options)
+
+
+def _server(name: str, url: str, options: Mapping[str, str], model: Path | None) -> Target:
     from mis_bench.targets.completions import OpenAI
     from mis_bench.targets.http import open_server
     from mis_bench.targets.servers import VLLM, Mis, SGLang
@@ -47,7 +77,14 @@ def _server(name: str, url: str, options: dict[str, str], model: Path | None) ->
     return open_server(f"{name}={url}", url, dialects[name], options, model)
 
 
-_LOADED: dict[str, Callable[[Path, dict[str, str]], Target]] = {"engine": _engine}
+_LOADED: dict[str, Maker] = {
+    "engine": _engine,
+    "transformers-serial": partial(_pytorch, "serial"),
+    "transformers-batched": partial(_pytorch, "batched"),
+    "transformers-shared": partial(_pytorch, "shared"),
+    "llama.cpp": _llama_cpp,
+    "vllm-cpu": _vllm_cpu,
+}
 _SERVERS = ("mis", "sglang", "vllm", "openai")
 
 SPECS = (*_LOADED, *(f"{name}=http://HOST:PORT" for name in _SERVERS))

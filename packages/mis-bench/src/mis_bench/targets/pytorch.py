@@ -1,0 +1,154 @@
+"""Hugging Face transformers on PyTorch, in the three ways in which people score with it."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from mis_bench.environment import checkpoint_sha256
+from mis_bench.targets.base import About, CallFailed, Reply, TargetUnavailable
+from mis_bench.targets.local import resident_bytes, scores_of, token_ids
+from mis_bench.targets.options import check_names, choice, positive
+from mis_bench.workload import Workload
+
+WAYS = ("serial", "batched", "shared")
+"""How items meet the query; see `PyTorch`."""
+
+
+def open_pytorch(model: Path, way: str, options: Mapping[str, str]) -> "PyTorch":
+    """Load a checkpoint, onto a GPU if PyTorch has one.
+
+    Args:
+        model: Its directory.
+        way: One of `WAYS`.
+        options: `dtype`, `bfloat16` (default) or `float32`; `batch`, items computed at once (16).
+
+    Raises:
+        TargetUnavailable: an option is wrong, or transformers refuses the checkpoint.
+    """
+    check_names(f"transformers-{way}", options, ("dtype", "batch"))
+    dtype, batch = choice(options, "dtype", "bfloat16", "float32"), positive(options, "batch", 16)
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            model, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise TargetUnavailable(f"transformers cannot load {model}: {str(error).splitlines()[0][:200]}") from None
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return PyTorch(loaded.eval().to(device), model, way, batch)
+
+
+class PyTorch:
+    """A causal language model, asked in one of three ways.
+
+    * `serial`: one forward pass for each item, of the query and the item.
+    * `batched`: batches of such whole sequences, padded on the right to the longest.
+    * `shared`: the query once; batches of items behind copies of its keys and values.
+
+    Padding on the right needs no mask: no token sees a later one, and each item is read at its own last token.
+    """
+
+    def __init__(self, model: Any, directory: Path, way: str, batch: int) -> None:
+        self._model, self._directory, self._way, self._batch = model, directory, way, batch
+        self._lock = threading.Lock()  # one call at a time: each uses all cores, or the whole GPU
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        self._about = About(
+            name=f"transformers-{way}",
+            backend="transformers",
+            model=str(directory),
+            model_sha256=checkpoint_sha256(directory),
+            dtype=dtype,
+            options={"attention": "sdpa", "device": str(model.device), "threads": torch.get_num_threads()}
+            | ({} if way == "serial" else {"batch": batch}),
+            versions={"torch": torch.__version__, "transformers": transformers.__version__},
+        )
+
+    def otherwise(self, way: str) -> "PyTorch":
+        """Return the same model, asked in another way."""
+        return PyTorch(self._model, self._directory, way, self._batch)
+
+    @property
+    def about(self) -> About:
+        """What it is."""
+        return self._about
+
+    def score(self, workload: Workload) -> Reply:
+        """Score a workload of token ids.
+
+        Raises:
+            CallFailed: `rejected`, or `out_of_memory`.
+        """
+        config = self._model.config
+        query, items = token_ids(workload, config.vocab_size, config.max_position_embeddings)
+        labels = torch.from_numpy(workload.label_token_ids.astype(np.int64))
+        try:
+            with self._lock, torch.inference_mode():
+                rows = [self._read(states, labels) for states in self._last_states(query, items)]
+        except RuntimeError as error:
+            message = str(error).lower()
+            if "out of memory" in message or "can't allocate memory" in message:
+                raise CallFailed("out_of_memory", str(error).splitlines()[0]) from None
+            raise CallFailed("error", str(error).splitlines()[0]) from error
+        logits, log_sum_exp = (np.concatenate(each) for each in zip(*rows, strict=True))
+        return Reply(scores_of(logits, log_sum_exp, workload.apply_softmax))
+
+    def forget(self) -> None:
+        """Nothing: it keeps nothing between calls."""
+
+    def counts(self) -> dict[str, float]:
+        """Return `memory_bytes`, this process's resident memory."""
+        return {"memory_bytes": float(resident_bytes())}
+
+    def close(self) -> None:
+        """Nothing: the model goes with its last target."""
+
+    def _last_states(self, query: list[int], items: list[list[int]]) -> Iterator[torch.Tensor]:
+        """Yield hidden states of the items' last tokens, `[batch, hidden]`, in order."""
+        if self._way == "shared":
+            yield from self._shared(query, items)
+            return
+        for batch in _batched(items, 1 if self._way == "serial" else self._batch):
+            yield self._padded([query + item for item in batch], None)
+
+    def _shared(self, query: list[int], items: list[list[int]]) -> Iterator[torch.Tensor]:
+        cache = DynamicCache(config=self._model.config)
+        after_query = self._padded([query], cache)
+        copies = min(self._batch, len(items))
+        cache.batch_repeat_interleave(copies)
+        for batch in _batched(items, self._batch):
+            if not any(batch):
+                yield after_query.expand(len(batch), -1)
+                continue
+            if len(batch) < copies:
+                cache.batch_select_indices(torch.arange(len(batch)))
+                copies = len(batch)
+            states = self._padded(batch, cache)
+            for row, item in enumerate(batch):
+                if not item:
+                    states[row] = after_query[0]
+            yield states
+            cache.crop(-max(map(len, batch)))
+
+    def _padded(self, sequences: Sequence[list[int]], cache: DynamicCache | None) -> torch.Tensor:
+        """Return hidden states of the last tokens, `[sequences, hidden]`."""
+        longest = max(map(len, sequences))
+        padded = torch.tensor([sequence + [0] * (longest - len(sequence)) for sequence in sequences])
+        inputs = {"input_ids": padded.to(self._model.device), "use_cache": cache is not None}
+        states = self._model.base_model(past_key_values=cache, **inputs).last_hidden_state
+        last = torch.tensor([max(0, len(sequence) - 1) for sequence in sequences])
+        return states[torch.arange(len(sequences)), last]
+
+    def _read(self, states: torch.Tensor, labels: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Return label logits `[rows, labels]` and the log of the sum over the vocabulary, `[rows]`."""
+        logits = self._model.get_output_embeddings()(states).float()
+        return logits[:, labels].cpu().numpy(), logits.logsumexp(dim=1).cpu().numpy()
+
+
+def _batched(items: list[list[int]], size: int) -> Iterator[list[list[int]]]:
+    for begin in range(0, len(items), size):
+        yield items[begin : begin + size]
