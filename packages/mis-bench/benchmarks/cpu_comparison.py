@@ -16,25 +16,70 @@ A target is eligible if its label softmaxes are within 0.02 of those of `prefill
 """
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
 import sys
 import time
-from importlib.metadata import version
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
-from targets import FAST_ITEMS, Scores, Target, Unavailable, Workload, make_targets
 
+from mis_bench.environment import environment
+from mis_bench.targets.base import Scores, Target, TargetUnavailable
+from mis_bench.targets.registry import make_target
+from mis_bench.workload import Workload, build_workload
 from mis_core.models.config import ModelConfig, read_model_config
 from mis_testing import tiny_checkpoint
 from mis_testing.shapes import SHAPES
 
-QUERY, LENGTH, LABELS = 2000, 20, (9454, 2753)
+QUERY, LENGTH, LABELS = 2000, 20, 2
 TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class Row:
+    """A target of the comparison.
+
+    Attributes:
+        make: Makes it, or raises `TargetUnavailable`; weights are shared by the rows of a kind.
+        repeats_query: It computes the query for every item, and so is asked for a few items only.
+        stays_warm: It may keep the query from round to round.
+    """
+
+    make: Callable[[], Target]
+    repeats_query: bool = False
+    stays_warm: bool = False
+
+
+def rows_of(path: Path) -> dict[str, Row]:
+    """Return the rows by name."""
+
+    @cache
+    def engine() -> Target:
+        return make_target("engine", model=path, options={"max_total_tokens": "8192"})
+
+    @cache
+    def torch() -> Target:
+        return make_target("transformers-shared", model=path)
+
+    def mis(algorithm: str) -> Callable[[], Target]:
+        return lambda: engine().asking(scoring_algorithm=algorithm)
+
+    return {
+        "mis prefill_extend": Row(mis("prefill_extend")),
+        "mis packed": Row(mis("packed")),
+        "mis auto": Row(mis("auto")),
+        "mis auto, warm": Row(mis("auto"), stays_warm=True),
+        "mis serial": Row(mis("serial"), repeats_query=True),
+        "torch shared cache": Row(torch),
+        "torch batched": Row(lambda: torch().otherwise("batched"), repeats_query=True),
+        "torch serial": Row(lambda: torch().otherwise("serial"), repeats_query=True),
+        "llama.cpp": Row(lambda: make_target("llama.cpp", model=path)),
+        "vllm": Row(lambda: make_target("vllm-cpu", model=path)),
+    }
 
 
 def counted_operations(config: ModelConfig, query: int, items: int, length: int, labels: int) -> float:
@@ -60,12 +105,13 @@ def product_rate(repeats: int = 5) -> float:
     return 2 * 1280 * 1024 * 6144 / min(seconds)
 
 
-def measure(target: Target, workload: Workload) -> tuple[float, Scores]:
+def measure(target: Target, workload: Workload, stays_warm: bool) -> tuple[float, Scores]:
     """Return items per second and label softmaxes of one run."""
-    target.forget()
+    if not stays_warm:
+        target.forget()
     began = time.perf_counter()
-    scores = target.score(workload)
-    return len(workload.items) / (time.perf_counter() - began), scores
+    scores = target.score(workload).scores
+    return workload.num_items / (time.perf_counter() - began), scores
 
 
 def compare(options: argparse.Namespace) -> dict[str, object]:
@@ -74,63 +120,44 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
     if not path.exists():
         tiny_checkpoint(path, **SHAPES[options.shape])
     config = read_model_config(path)
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, config.vocab_size - 1, (options.items, LENGTH))
-    labels = tuple(label % config.vocab_size for label in LABELS)
-    whole = Workload(rng.integers(0, config.vocab_size - 1, options.query).tolist(), tokens.tolist(), labels)
-    targets: dict[str, Target] = {}
+    name = f"canonical-{options.query}-{options.items}-{LENGTH}"
+    whole = replace(build_workload(name).within(config.vocab_size), apply_softmax=True)
+    few = replace(whole, items=whole.items[: options.slow_items])
+    targets: dict[str, tuple[Row, Target]] = {}
     rows: dict[str, dict[str, object]] = {}
-    for name, make in make_targets(path).items():
-        if options.targets and name not in options.targets:
+    for each, row in rows_of(path).items():
+        if options.targets and each not in options.targets:
             continue
         try:
-            targets[name] = make()
-        except Unavailable as reason:
-            rows[name] = {"unavailable": str(reason)}
+            targets[each] = row, row.make()
+        except TargetUnavailable as reason:
+            rows[each] = {"unavailable": str(reason)}
     rates: list[float] = [product_rate()]
-    found: dict[str, list[float]] = {name: [] for name in targets}
+    found: dict[str, list[float]] = {each: [] for each in targets}
     scores: dict[str, Scores] = {}
     for _ in range(options.rounds):
-        for name, target in targets.items():
-            part = whole if name in FAST_ITEMS else whole.first(options.slow_items)
-            speed, scores[name] = measure(target, part)
-            found[name].append(speed)
+        for each, (row, target) in targets.items():
+            speed, scores[each] = measure(target, few if row.repeats_query else whole, row.stays_warm)
+            found[each].append(speed)
             rates.append(product_rate())
-            sys.stderr.write(f"{name}: {speed:.2f} items/s, product {rates[-1] / 1e9:.0f} GFLOP/s\n")
-    limit_s = counted_operations(config, options.query, options.items, LENGTH, len(LABELS)) / statistics.median(rates)
+            sys.stderr.write(f"{each}: {speed:.2f} items/s, product {rates[-1] / 1e9:.0f} GFLOP/s\n")
+    limit_s = counted_operations(config, options.query, options.items, LENGTH, LABELS) / statistics.median(rates)
     limit = options.items / limit_s
     reference = scores.get("mis prefill_extend")
-    for name, speeds in found.items():
+    for each, speeds in found.items():
         speed = statistics.median(speeds)
-        rows[name] = {"items_per_second": speed, "share_of_limit": speed / limit, "rounds": speeds}
+        rows[each] = {"items_per_second": speed, "share_of_limit": speed / limit, "rounds": speeds}
         if reference is not None:
-            count = len(scores[name])
-            rows[name]["largest_difference"] = float(np.abs(scores[name] - reference[:count]).max())
-            rows[name]["eligible"] = rows[name]["largest_difference"] <= TOLERANCE
+            difference = float(np.abs(scores[each] - reference[: len(scores[each])]).max())
+            rows[each] |= {"largest_difference": difference, "eligible": difference <= TOLERANCE}
+    for _, target in targets.values():
+        target.close()
     return {
-        "workload": {
-            "query": options.query,
-            "items": options.items,
-            "length": LENGTH,
-            "slow_items": options.slow_items,
-        },
+        "workload": {"name": name, "sha256": whole.sha256, "slow_items": options.slow_items},
         "limit_items_per_second": limit,
         "product_gflops": [rate / 1e9 for rate in rates],
         "targets": rows,
-        "machine": machine(),
-    }
-
-
-def machine() -> dict[str, object]:
-    """Return what the figures depend on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in ("jax", "torch", "transformers")},
-        "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "environment": environment().model_dump(mode="json"),
     }
 
 
