@@ -212,12 +212,12 @@ def test_a_servers_engine_is_profiled(model: Path, tmp_path: Path) -> None:
         arguments = ("--scenario", "single", "--target", f"mis={server.base_url}", "--vocab-size", "2048",
                      "--workload", SMALL, "--requests", "1", "--option", "api_key=key")  # fmt: skip
         refused = run(*arguments, "--output", tmp_path / "refused")
-        there = run(*arguments, "--output", tmp_path / "there", "--admin-api-key", "admin")
+        there = run(*arguments, "--output", tmp_path / "there", "--option", "admin_key=admin")
         copied = run(
-            *arguments, "--output", tmp_path / "copied", "--admin-api-key", "admin", "--profile-dir", server_folder
+            *arguments, "--output", tmp_path / "copied", "--option", "admin_key=admin", "--profile-dir", server_folder
         )
     assert refused.exit_code == 1
-    assert "--admin-api-key" in refused.stderr
+    assert "--option admin_key=KEY" in " ".join(refused.stderr.split())
     assert there.exit_code == 0, there.output
     assert "below its --profile-dir" in " ".join(there.stdout.split())
     assert copied.exit_code == 0, copied.output

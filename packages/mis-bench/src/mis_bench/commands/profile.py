@@ -44,7 +44,6 @@ from mis_bench.workload import WorkloadNameError
     show_default="the scenario's",
     help="Requests of each size under the profiler.",
 )
-@click.option("--admin-api-key", help="A server's key for /start_profile; default: the option api_key of the target.")
 @click.option(
     "--profile-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -62,7 +61,6 @@ def profile(
     workload_name: str | None,
     timed: int | None,
     profiled: int | None,
-    admin_api_key: str | None,
     profile_dir: Path | None,
 ) -> None:
     r"""Profile a scenario: a trace for XProf and Perfetto, and where time or memory went.
@@ -99,7 +97,7 @@ def profile(
             hardware=hardware or target.about.accelerators,
             engine=getattr(target, "engine", None),
             url=url,
-            admin_key=admin_api_key or options.get("api_key"),
+            admin_key=options.get("admin_key", options.get("api_key")),
             profile_dir=profile_dir,
         )
         try:

@@ -100,7 +100,7 @@ def _post(url: str, path: str, key: str | None) -> dict[str, Any]:
     except httpx.HTTPError as error:
         raise ProfileError(f"{url} does not answer: {error}.") from None
     if reply.status_code == 401:
-        raise ProfileError(f"{url} refuses {path}: give its key with --admin-api-key.")
+        raise ProfileError(f"{url} refuses {path}: give its key with --option admin_key=KEY.")
     try:
         body = reply.json()
     except ValueError:
