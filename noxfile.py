@@ -79,8 +79,10 @@ def tpu_aot(session: nox.Session) -> None:
 
 @nox.session
 def perf(session: nox.Session) -> None:
-    """Run the smoke profile, paired with the base commit. Not there yet: says so and fails."""
-    session.error("perf is not there yet: it will run mis-bench's smoke profile here and on the base commit, in pairs")
+    """Compare the engine's speed with the base commit's, in pairs; `-- --base COMMIT` chooses it."""
+    measured = [f"./packages/{package}" for package in PACKAGES if package != "mis-server"]
+    session.install(*measured, "hatchling>=1.27", *(["jax[tpu]"] if has_tpu() else []))
+    session.run("mis-bench", "perf", *session.posargs, env={"JAX_PLATFORMS": "tpu"} if has_tpu() else CPU)
 
 
 @nox.session

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
+from mis_bench.commands.baseline import show_beside, stored_rows
 from mis_bench.commands.measuring import (
     built,
     caption,
@@ -62,6 +63,18 @@ if TYPE_CHECKING:
     help="Send calls at random times instead, this many a second, without waiting for answers.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of those times.")
+@click.option(
+    "--baseline",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    show_default="none",
+    help="run.json or run.csv of an earlier run, to compare with.",
+)
+@click.option(
+    "--regression-threshold",
+    type=click.FloatRange(0, 100, min_open=True),
+    default=10.0,
+    help="Drop of items per second against the baseline that fails, in percent.",
+)
 def run(
     profile_name: str | None,
     models: tuple[str, ...],
@@ -77,16 +90,19 @@ def run(
     concurrency: int,
     rate: float | None,
     seed: int,
+    baseline: Path | None,
+    regression_threshold: float,
 ) -> None:
     """Measure throughput and latency for the sizes of a profile, or for named workloads.
 
-    Writes run.json, run.csv and calls.jsonl. Exit status 1 if a call failed.
+    Writes run.json, run.csv and calls.jsonl. Exit status 1 if a call failed, or for a regression against --baseline.
     """  # fmt: skip
     from mis_bench.artifacts.run import RunResult
     from mis_bench.environment import environment
     from mis_bench.rows import Counts
     from mis_bench.runs import measure_rows, write_run
 
+    stored = None if baseline is None else stored_rows(baseline)
     profile = PROFILES[profile_name or "standard"]
     has_profile = profile_name is not None or not workloads
     counts = Counts(runs or profile.runs, warmup_runs or profile.warmup_runs, concurrency, rate, seed)
@@ -145,7 +161,8 @@ def run(
     show(_table(result))
     click.echo(caption(result.target, result.environment.hardware))
     click.echo(f"Written: {folder}", err=True)
-    if any(row.status == "failed" for row in rows):
+    is_regression = stored is not None and show_beside(result, stored, regression_threshold / 100)
+    if is_regression or any(row.status == "failed" for row in rows):
         raise SystemExit(1)
 
 
