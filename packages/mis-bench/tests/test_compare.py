@@ -341,7 +341,7 @@ class TestCommand:
             (["--target", "a", "--target", "b", "--hourly-cost", "a=-1"], "is not NAME=NUMBER"),
             (["--target", "a", "--target", "b", "--hourly-cost", "a=nan"], "is not NAME=NUMBER"),
             (["--target", "a", "--target", "b", "--workload", "x"], "Write KIND-Q-N-L"),
-            (["--target", "a", "--target", "b", "--model", "{folder}"], "needs a config.json"),
+            (["--target", "a", "--target", "b", "--model", "{folder}/none"], "--model"),
             (["no-such", "file"], "No such file"),
         ],
     )

@@ -3,12 +3,13 @@
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mis_bench.workload import CANONICAL, WorkloadNameError
+from mis_bench.workload import CANONICAL
 
 if TYPE_CHECKING:
     from mis_bench.comparison.assemble import Evidence
@@ -38,7 +39,13 @@ def _numbers(kind: Callable[[str], float], example: str) -> Callable[..., dict[s
 @click.command()
 @click.argument("matrices", nargs=-1, metavar="[MATRIX]...")
 @click.option("--target", "specs", multiple=True, help="Measure this target, in turn with the others; repeatable.")
-@click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Checkpoint of targets.")
+@click.option("--model", "model_spec", help="Checkpoint of targets: a directory, a name, or random:SHAPE/DIVISOR.")
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(2),
+    show_default="that of --model",
+    help="Fold token ids into a vocabulary of this size; for servers with small models.",
+)
 @click.option("--workload", "workload_name", default=CANONICAL, help="KIND-Q-N-L, for targets.")
 @click.option("--rounds", type=click.IntRange(1), default=5, help="Timed rounds, after one that warms up.")
 @click.option(
@@ -143,35 +150,32 @@ def _from_matrices(paths: Sequence[str], hourly_cost_usd: dict[str, float]) -> "
 
 
 def _from_targets(
-    specs: Sequence[str], *, model: Path | None, workload_name: str, slow_items: dict[str, int], **measuring: Any
+    specs: Sequence[str],
+    *,
+    model_spec: str | None,
+    vocab_size: int | None,
+    workload_name: str,
+    slow_items: dict[str, int],
+    **measuring: Any,
 ) -> "Evidence":
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from mis_bench.comparison.measured import measured, workload_part
-    from mis_core.errors import ModelError
+    from mis_bench.artifacts.parts import WorkloadPart
+    from mis_bench.commands.measuring import built, checkpoint, progress, vocabulary
+    from mis_bench.comparison.measured import measured
 
     _must_be_targets(specs, {"--slow-items": slow_items})
-    try:
-        part = workload_part(workload_name, model)
-    except WorkloadNameError as error:
-        raise click.BadParameter(str(error), param_hint="--workload") from None
-    except ModelError as error:
-        raise click.BadParameter(error.message, param_hint="--model") from None
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("starting", total=None)
-
-        def on_request(done: int, total: int, name: str) -> None:
-            progress.update(task, description=name, completed=done, total=total)
-
+    model = checkpoint(model_spec)
+    vocab_size = vocabulary(model, vocab_size)
+    workload = replace(built(workload_name, vocab_size), apply_softmax=True)
+    with progress() as shown:
+        task = shown.add_task("starting", total=None)
         return measured(
             specs,
-            part,
+            workload,
+            WorkloadPart.of(workload, vocab_size=vocab_size),
             model,
             slow_items=slow_items,
-            on_start=lambda name: progress.update(task, description=f"starting {name}"),
-            on_request=on_request,
+            on_start=lambda name: shown.update(task, description=f"starting {name}"),
+            on_request=lambda done, total, name: shown.update(task, description=name, completed=done, total=total),
             **measuring,
         )
 

@@ -26,14 +26,21 @@ def _lines(found: Comparison) -> Iterator[str]:
     )
     yield ""
     yield from (f"- {sentence}" for sentence in found.findings)
-    for title, view in (("Portable view", found.portable_view), ("Best-native view", found.best_native_view)):
-        if view.rows:
-            yield from ["", f"## {title}", "", *_view(view, found.reference)]
+    for title, view in views(found):
+        yield from ["", f"## {title}", "", *_view(view, found.reference)]
     yield from ["", "## Gates", "", *_gates(found)]
     yield from ["", "## Targets", "", *_targets(found)]
     if found.notes:
         yield from ["", "## Notes", "", *(f"- {note}" for note in found.notes)]
     yield from ["", "```", found.command, "```"]
+
+
+def views(found: Comparison) -> list[tuple[str, View]]:
+    """Return the views that have rows, by their titles; one if both say the same."""
+    portable, native = found.portable_view, found.best_native_view
+    if portable == native:
+        return [("Portable and best-native view: one setting each", native)]
+    return [(title, view) for title, view in (("Best-native view", native), ("Portable view", portable)) if view.rows]
 
 
 def _view(view: View, reference: str) -> list[str]:

@@ -2,35 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from mis_bench.artifacts.comparison import ComparedTarget
-from mis_bench.artifacts.parts import WorkloadPart, prepared
+from mis_bench.artifacts.parts import WorkloadPart
 from mis_bench.comparison.assemble import Evidence
 from mis_bench.comparison.in_turn import measure_in_turn
 from mis_bench.targets.base import Target, TargetUnavailable
 from mis_bench.targets.registry import make_target
-from mis_bench.workload import TOKEN_IDS, build_workload
-
-
-def workload_part(name: str, model: Path | None) -> WorkloadPart:
-    """Describe a workload for a checkpoint: folded into its vocabulary if that is too small for the workload's ids.
-
-    Raises:
-        WorkloadNameError: there is no workload of that name.
-    """
-    from mis_core.models.config import read_model_config
-
-    workload = replace(build_workload(name), apply_softmax=True)
-    vocab_size = None if model is None else read_model_config(model).vocab_size
-    if vocab_size is None or vocab_size >= TOKEN_IDS.stop:
-        return WorkloadPart.of(workload)
-    return WorkloadPart.of(workload.within(vocab_size), vocab_size=vocab_size)
+from mis_bench.workload import Workload
 
 
 def measured(
     specs: Sequence[str],
+    workload: Workload,
     part: WorkloadPart,
     model: Path | None,
     *,
@@ -47,7 +32,8 @@ def measured(
     Args:
         specs: Targets as `make_target` takes them, each with options behind commas:
             `engine,scoring_algorithm=packed`. The spelling is the target's name.
-        part: The workload.
+        workload: What is asked.
+        part: The same, as artifacts describe it.
         model: Checkpoint of targets that load one.
         rounds: Timed rounds.
         chunk_sizes: As in `measure_in_turn`.
@@ -57,7 +43,6 @@ def measured(
         on_start: Told of every target before it is made.
         on_request: As in `measure_in_turn`.
     """
-    workload = prepared(part.name, labels=part.num_labels, softmax=True, vocab_size=part.vocab_size)
     with ExitStack() as stack:
         targets: dict[str, Target] = {}
         about: list[ComparedTarget] = []

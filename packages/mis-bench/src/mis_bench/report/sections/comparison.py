@@ -5,7 +5,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from mis_bench.artifacts.comparison import Comparison, Row, View
-from mis_bench.comparison.markdown import verdict
+from mis_bench.comparison.markdown import verdict, views
 from mis_bench.report.section import Plot, Section, Table, number
 from mis_bench.report.sources import Sources, distinct
 from mis_bench.report.style import BLUE, GREEN, GREY, SKY, bar_height, figure, line_style, log_axis, names_axis
@@ -30,11 +30,7 @@ def _section(found: Comparison, path: Path, single: bool) -> Section:
                 "The same calls for all targets: where a line flattens, larger calls bring no more items per second.",
             )
         )
-    tables = [
-        _view(title, view, found.reference)
-        for title, view in (("Best-native view", found.best_native_view), ("Portable view", found.portable_view))
-        if view.rows and (view is found.best_native_view or view.rows != found.best_native_view.rows)
-    ]
+    tables = [_view(title, view, found.reference) for title, view in views(found)]
     tables.append(_correctness(found))
     absent = [[each.name, each.unavailable] for each in found.targets if each.unavailable]
     if absent:
