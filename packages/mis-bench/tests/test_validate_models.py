@@ -18,7 +18,7 @@ from mis_bench.workload import Workload
 VOCABULARY = 2048
 ALL = build_cases(VOCABULARY)
 SMALL = replace(ALL, isolated=(*ALL.isolated[:2], ALL.isolated[-1]), compared=ALL.compared[:2])
-FEW = replace(SMALL, isolated=SMALL.isolated[:2])
+FEW = replace(SMALL, isolated=ALL.isolated[:2], compared=ALL.compared[:1])
 OPTIONS = {"chunked_prefill_size": "256", "skip_warmup": "true"}
 
 
@@ -81,7 +81,7 @@ def failed(found: ModelValidation) -> set[str]:
 @pytest.mark.parametrize(("family", "dtype"), [("qwen3", "bfloat16"), ("qwen2", "float32"), ("llama", "bfloat16")])
 def test_every_family_passes(checkpoint_factory, family: str, dtype: str) -> None:
     model = checkpoint_factory(family, vocab_size=VOCABULARY)
-    subject = open_subject("engine", model, OPTIONS | {"dtype": dtype})
+    subject = open_subject("engine", model, OPTIONS | {"dtype": dtype}, 600)
     try:
         found = run(
             subject,
@@ -103,7 +103,7 @@ def model(checkpoint_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def subject(model: Path) -> Iterator[Subject]:
-    opened = open_subject("engine", model, OPTIONS | {"dtype": "bfloat16"})
+    opened = open_subject("engine", model, OPTIONS | {"dtype": "bfloat16"}, 600)
     yield replace(opened, delimited=None)
     opened.close()
 

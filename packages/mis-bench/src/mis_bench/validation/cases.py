@@ -11,9 +11,6 @@ _QUERY = (1957, 1437, 25975, 25)
 _ITEMS = ((3838, 374), (12095, 11, 264), (1207,), (791, 1850, 198, 40), (2980, 13089, 9))
 _LABELS = (9834, 902)
 
-_LENGTHS = (1, 20, 7, 64, 3, 20, 33, 12)
-"""Tokens of the items of the ragged case, in turn."""
-
 
 @dataclass(frozen=True, slots=True)
 class Cases:
@@ -44,7 +41,7 @@ def build_cases(vocab_size: int | None = None, preferred: int | None = None) -> 
         tuple(np.array(item, np.int32) for item in _ITEMS),
         np.array(_LABELS, np.int32),
     )
-    compared = fixed, _ragged("ragged-300-32-64"), build_workload("even-64-16-20")
+    compared = fixed, build_workload("ragged-300-32-40"), build_workload("even-64-16-20")
     isolated = *compared[:2], build_workload("steps-700-120-20")
     if vocab_size is not None:
         compared = tuple(case.within(vocab_size) for case in compared)
@@ -64,11 +61,6 @@ def with_items(case: Workload, items: Sequence[np.ndarray | str]) -> Workload:
 def one_by_one(case: Workload) -> list[Workload]:
     """Return a request for each item."""
     return [with_items(case, [item]) for item in case.items]
-
-
-def _ragged(name: str) -> Workload:
-    even = build_workload(name)
-    return with_items(even, [item[: _LENGTHS[place % len(_LENGTHS)]] for place, item in enumerate(even.items)])
 
 
 def _free_token(cases: Sequence[Workload], preferred: int | None) -> int:

@@ -57,8 +57,3 @@ def _measured(multi: Target, serial: Serial, count: int, vocab_size: int | None)
         serial_p50_ms=serial_p50,
         speedup_vs_serial_p50=serial_p50 / multi_p50,
     )
-
-
-def is_gated(workload_counts: Sequence[int]) -> bool:
-    """Return whether some number of items has a gate."""
-    return any(count >= SPEEDUP_ITEMS for count in workload_counts)

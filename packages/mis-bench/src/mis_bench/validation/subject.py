@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mis_bench.targets.base import Target
+from mis_bench.targets.limited import TimeLimited
 from mis_bench.targets.registry import make_target
 from mis_bench.validation.ask import Serial
 
@@ -29,26 +30,29 @@ class Subject:
         self.multi.close()
 
 
-def open_subject(spec: str, model: Path | None, options: Mapping[str, str]) -> Subject:
+def open_subject(spec: str, model: Path | None, options: Mapping[str, str], timeout_s: float) -> Subject:
     """Open a target for validation.
 
     Args:
         spec: As for `make_target`.
         model: Directory of the checkpoint, for targets that load one.
         options: Of the target.
+        timeout_s: Seconds that a call may take.
 
     Raises:
         TargetUnavailable: it cannot run here; one sentence says why.
     """
-    multi = make_target(spec, model=model, options=options)
+    target = make_target(spec, model=model, options=options)
+    multi = TimeLimited(target, timeout_s)
     if spec != "engine":
         return Subject(multi, Serial(multi, splits=True))
     from mis_bench.targets.engine import EngineTarget
 
-    assert isinstance(multi, EngineTarget), "that is what the registry makes of it"
+    assert isinstance(target, EngineTarget), "that is what the registry makes of it"
+    serial = TimeLimited(target.asking(scoring_algorithm="serial"), timeout_s)
 
     def delimited(token: int) -> Target:
         own = {"multi_item_scoring_delimiter": str(token), "skip_warmup": "true"}  # few of its shapes are needed
-        return make_target(spec, model=model, options={**options, **own})
+        return TimeLimited(make_target(spec, model=model, options={**options, **own}), timeout_s)
 
-    return Subject(multi, Serial(multi.asking(scoring_algorithm="serial"), splits=False), delimited)
+    return Subject(multi, Serial(serial, splits=False), delimited)
