@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mis_bench.targets.base import CallFailed, Target, TargetUnavailable
+from mis_bench.targets.engine import EngineTarget
 from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload, build_workload
 
@@ -61,6 +62,16 @@ def test_nothing_compiles_for_a_known_shape_and_the_counter_can_hear_it(target: 
     assert after["memory_bytes"] > 1e6
     jax.jit(lambda x: x * 3 + len("heard"))(np.float32(1.0))
     assert target.counts()["compilations"] > after["compilations"]
+
+
+def test_one_engine_may_be_asked_with_other_fields(target: Target, workload: Workload) -> None:
+    assert isinstance(target, EngineTarget)
+    serial = target.asking(scoring_algorithm="serial")
+    steps = target.counts()["steps"]
+    np.testing.assert_allclose(serial.score(workload).scores, target.score(workload).scores, rtol=1e-4)
+    assert serial.about.options["scoring_algorithm"] == "serial"
+    assert target.counts()["steps"] > steps + 1
+    assert serial.counts() == target.counts()
 
 
 def test_it_says_what_it_is(target: Target) -> None:

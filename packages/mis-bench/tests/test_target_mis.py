@@ -49,6 +49,7 @@ def test_our_server_scores_forgets_and_counts(
     target.score(workload)
     assert target.counts()["requests"] == counts["requests"] + 1
     assert counts["memory_bytes"] > 1e6
+    assert counts["mis_stage_seconds_sum.device"] > 0
     about = target.about
     assert (about.backend, about.dtype, about.options["step_tokens"]) == ("mis-server", "float32", 256)
     assert about.model == str(checkpoint_factory(vocab_size=VOCABULARY))

@@ -2,17 +2,16 @@
 
 import json
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fake_server import FakeServer
 from mis_bench.targets.base import CallFailed, Target, TargetUnavailable
 from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload, build_workload
@@ -21,60 +20,9 @@ from mis_testing.server import free_port
 VOCABULARY = 2048
 
 
-class Fake:
-    """A server whose replies a test decides: `routes[path]` is a reply, `(status, text)`, or a function of the body."""
-
-    def __init__(self) -> None:
-        self.routes: dict[str, Any] = {
-            "/health": {},
-            "/v1/models": {"data": [{"id": "fake"}]},
-            "/version": {"version": "9"},
-        }
-        self.bodies: list[tuple[str, dict[str, Any]]] = []
-        self.headers: list[dict[str, str]] = []
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                fake.answer(self)
-
-            def do_POST(self) -> None:
-                fake.answer(self)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        size = int(handler.headers.get("content-length") or 0)
-        body = json.loads(handler.rfile.read(size) or b"{}")
-        self.bodies.append((handler.path, body))
-        self.headers.append(dict(handler.headers))
-        reply = self.routes.get(handler.path, (404, "no such route"))
-        if callable(reply):
-            reply = reply(body)
-        if reply is None:  # say nothing and hang up
-            handler.close_connection = True
-            return
-        status, text = reply if isinstance(reply, tuple) else (200, json.dumps(reply))
-        handler.send_response(status)
-        handler.send_header("content-length", str(len(text.encode())))
-        handler.end_headers()
-        handler.wfile.write(text.encode())
-
-    def asked(self, path: str) -> list[dict[str, Any]]:
-        return [body for where, body in self.bodies if where == path]
-
-
 @pytest.fixture
-def fake() -> Iterator[Fake]:
-    fake = Fake()
+def fake() -> Iterator[FakeServer]:
+    fake = FakeServer()
     yield fake
     fake.http.shutdown()
     fake.http.server_close()
@@ -105,7 +53,7 @@ def expected(workload: Workload) -> np.ndarray:
     return np.array(scored(workload.request)["scores"])
 
 
-def test_sglang_is_asked_as_it_wants(connect, fake: Fake, workload: Workload) -> None:
+def test_sglang_is_asked_as_it_wants(connect, fake: FakeServer, workload: Workload) -> None:
     info = {"version": "0.5.23", "dtype": "bfloat16", "tp_size": 1, "api_key": "secret", "nested": {"a": 1}}
     fake.routes |= {"/v1/score": scored, "/server_info": info, "/flush_cache": (200, "Cache flushed.\n")}
     target = connect(f"sglang={fake.url}", options={"api_key": "k"})
@@ -135,7 +83,7 @@ def generative(body: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("labels", "softmax", "calls"), [(2, True, 1), (2, False, 2), (3, True, 3)])
 def test_vllm_is_asked_for_every_label(
-    connect, fake: Fake, workload: Workload, labels: int, softmax: bool, calls: int
+    connect, fake: FakeServer, workload: Workload, labels: int, softmax: bool, calls: int
 ) -> None:
     fake.routes["/generative_scoring"] = generative
     target = connect(f"vllm={fake.url}")
@@ -165,7 +113,7 @@ def completions(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("softmax", [False, True])
-def test_completions_are_asked_for_in_batches(connect, fake: Fake, workload: Workload, softmax: bool) -> None:
+def test_completions_are_asked_for_in_batches(connect, fake: FakeServer, workload: Workload, softmax: bool) -> None:
     fake.routes["/v1/completions"] = completions
     options = {"token_ids": "true", "prompts_per_call": "2", "logprobs": "3"}
     target = connect(f"openai={fake.url}/v1/", options=options)
@@ -181,7 +129,9 @@ def test_completions_are_asked_for_in_batches(connect, fake: Fake, workload: Wor
     target.forget()
 
 
-def test_a_label_that_is_not_among_the_most_probable_fails_the_call(connect, fake: Fake, workload: Workload) -> None:
+def test_a_label_that_is_not_among_the_most_probable_fails_the_call(
+    connect, fake: FakeServer, workload: Workload
+) -> None:
     fake.routes["/v1/completions"] = completions
     target = connect(f"openai={fake.url}", options={"token_ids": "true", "logprobs": "3"})
     with pytest.raises(
@@ -191,7 +141,7 @@ def test_a_label_that_is_not_among_the_most_probable_fails_the_call(connect, fak
     assert caught.value.reason == "missing_scores"
 
 
-def test_labels_are_found_by_their_text(connect, fake: Fake, checkpoint: Path) -> None:
+def test_labels_are_found_by_their_text(connect, fake: FakeServer, checkpoint: Path) -> None:
     from mis_core.tokenization import Tokenizer
 
     text = Tokenizer.from_pretrained(checkpoint).decode([65])
@@ -227,7 +177,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("reason", FAILURES)
-def test_failures_are_named(connect, fake: Fake, workload: Workload, reason: str) -> None:
+def test_failures_are_named(connect, fake: FakeServer, workload: Workload, reason: str) -> None:
     fake.routes["/v1/score"] = scored
     target = connect(f"sglang={fake.url}", options={"timeout_s": "0.3"})
     fake.routes["/v1/score"] = FAILURES[reason]
@@ -251,7 +201,7 @@ def test_failures_are_named(connect, fake: Fake, workload: Workload, reason: str
     ],
 )
 def test_scores_that_are_not_all_there_are_refused(
-    connect, fake: Fake, workload: Workload, scores: Any, reason: str
+    connect, fake: FakeServer, workload: Workload, scores: Any, reason: str
 ) -> None:
     fake.routes["/v1/score"] = scored
     target = connect(f"sglang={fake.url}")
@@ -274,7 +224,7 @@ def test_scores_that_are_not_all_there_are_refused(
     ],
 )
 def test_replies_of_other_dialects_are_checked(
-    connect, fake: Fake, workload: Workload, route: str, reply: dict[str, Any], reason: str
+    connect, fake: FakeServer, workload: Workload, route: str, reply: dict[str, Any], reason: str
 ) -> None:
     fake.routes |= {"/generative_scoring": generative, "/v1/completions": completions}
     if route == "/generative_scoring":
@@ -287,7 +237,7 @@ def test_replies_of_other_dialects_are_checked(
     assert caught.value.reason == reason
 
 
-def test_a_server_that_is_not_there_or_not_well_is_found_by_the_check(connect, fake: Fake) -> None:
+def test_a_server_that_is_not_there_or_not_well_is_found_by_the_check(connect, fake: FakeServer) -> None:
     with pytest.raises(TargetUnavailable, match=r"failed its check \(connection_error\)"):
         connect(f"mis=http://127.0.0.1:{free_port()}")
     with pytest.raises(TargetUnavailable, match="no address of a server"):
@@ -297,14 +247,14 @@ def test_a_server_that_is_not_there_or_not_well_is_found_by_the_check(connect, f
         connect(f"sglang={fake.url}")
 
 
-def test_a_server_that_cannot_score_is_found_by_the_check(connect, fake: Fake) -> None:
+def test_a_server_that_cannot_score_is_found_by_the_check(connect, fake: FakeServer) -> None:
     fake.routes["/v1/score"] = (500, "broken")
     with pytest.raises(TargetUnavailable, match="500: broken"):
         connect(f"sglang={fake.url}")
 
 
 def test_a_server_is_given_5_seconds_for_its_health_and_30_for_a_score(
-    connect, fake: Fake, monkeypatch: pytest.MonkeyPatch
+    connect, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mis_bench.targets import http
 
@@ -320,7 +270,7 @@ def test_a_server_is_given_5_seconds_for_its_health_and_30_for_a_score(
         connect(f"sglang={fake.url}")
 
 
-def test_the_model_must_be_the_one_that_is_wanted(connect, fake: Fake) -> None:
+def test_the_model_must_be_the_one_that_is_wanted(connect, fake: FakeServer) -> None:
     fake.routes |= {"/v1/score": scored, "/v1/models": {"data": [{"id": "one"}, {"id": "two"}]}}
     assert connect(f"sglang={fake.url}", options={"model": "two"}).about.model == "two"
     with pytest.raises(TargetUnavailable, match="serves one, two, not three"):
@@ -337,15 +287,15 @@ def test_the_model_must_be_the_one_that_is_wanted(connect, fake: Fake) -> None:
         ("sglang", {"admin_key": "k"}, "has no option 'admin_key'"),
         ("mis", {"timeout_s": "soon"}, "timeout_s must be a number of seconds above 0"),
         ("openai", {"token_ids": "true", "logprobs": "0"}, "logprobs must be an integer of at least 1"),
-        ("openai", {"token_ids": "perhaps"}, "token_ids must be true or false"),
+        ("openai", {"token_ids": "perhaps"}, "token_ids must be false or true"),
     ],
 )
-def test_wrong_options_are_named(connect, fake: Fake, spec: str, options: dict[str, str], message: str) -> None:
+def test_wrong_options_are_named(connect, fake: FakeServer, spec: str, options: dict[str, str], message: str) -> None:
     with pytest.raises(TargetUnavailable, match=message):
         connect(f"{spec}={fake.url}", options=options)
 
 
-def test_metrics_are_summed_over_labels_and_absent_where_there_are_none(connect, fake: Fake) -> None:
+def test_metrics_are_summed_over_labels_and_absent_where_there_are_none(connect, fake: FakeServer) -> None:
     fake.routes["/v1/score"] = scored
     target = connect(f"sglang={fake.url}")
     assert target.counts() == {}
@@ -353,12 +303,16 @@ def test_metrics_are_summed_over_labels_and_absent_where_there_are_none(connect,
 sglang:num_requests_total{model="a"} 2.0
 sglang:num_requests_total{model="b c"} 3.0
 sglang:latency_bucket{le="+Inf"} 5.0
+sglang:stage_seconds{a="b",stage="queue"} 0.5
+sglang:stage_seconds{stage="device"} 1.5
 process_resident_memory_bytes 1e+08
 nonsense
 """
     fake.routes["/metrics"] = (200, text)
     assert target.counts() == {
         "sglang:num_requests_total": 5.0,
+        "sglang:stage_seconds.queue": 0.5,
+        "sglang:stage_seconds.device": 1.5,
         "process_resident_memory_bytes": 1e8,
         "memory_bytes": 1e8,
     }

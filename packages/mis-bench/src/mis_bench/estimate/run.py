@@ -110,7 +110,8 @@ def estimate(
         apply_softmax: Ask for a softmax over the labels instead of full-vocabulary probabilities.
 
     Raises:
-        EstimateError: the topology or the model does not exist, has too few devices, or the compiler refused a program.
+        EstimateError: the topology or the model does not exist, has too few devices, the workload is text, or
+            the compiler refused a program.
         WorkloadNameError: the workload's name has another form.
     """
     for name, known, what in ((topology, TOPOLOGIES, "topology"), (model, PUBLISHED, "model")):
@@ -120,6 +121,8 @@ def estimate(
     if dp * tp > devices:
         raise EstimateError(f"dp {dp} x tp {tp} needs {dp * tp} devices; {topology} has {devices}.")
     target, workload = TARGETS[TOPOLOGIES[topology]], build_workload(workload_name)
+    if isinstance(workload.query, str):
+        raise EstimateError(f"{workload_name} is text; an estimate has no tokenizer and needs token ids.")
     job = {
         "topology": topology,
         "target": TOPOLOGIES[topology],

@@ -31,7 +31,8 @@ class Connection:
         if not self.url.startswith(("http://", "https://")):
             raise TargetUnavailable(f"{url[:80]!r} is no address of a server; write http://HOST:PORT.")
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        # Idle connections are dropped before a server would do it, in the middle of the next request perhaps.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
         # No proxy from the environment: it would be measured too.
         self._client = httpx.Client(headers=headers, limits=limits, trust_env=False)
         self._timeout_s = timeout_s

@@ -94,7 +94,12 @@ class EngineTarget:
 
     def asking(self, **fields: Any) -> "EngineTarget":
         """Return the same engine with other fields in every request, `scoring_algorithm="serial"` for instance."""
-        return EngineTarget(self._engine, name=self._about.name, request=self._request | fields)
+        return EngineTarget(
+            self._engine,
+            name=self._about.name,
+            compilations=self._compilations,
+            request=self._request | fields,
+        )
 
     def score(self, workload: Workload) -> Reply:
         """Score a workload.

@@ -46,9 +46,10 @@ class HttpTarget:
         self._dialect.forget()
 
     def counts(self) -> dict[str, float]:
-        """Return the server's metrics by name, different labels summed, and for `mis` its engine's statistics.
+        """Return the server's metrics (`parse_metrics`), and for `mis` its engine's statistics.
 
-        `memory_bytes` is the resident memory of the process that answers HTTP. What a server does not tell is absent.
+        `mis_stage_seconds_sum.queue`, for instance, is the time that requests have waited. `memory_bytes` is the
+        resident memory of the process that answers HTTP. What a server does not tell is absent.
         """
         try:
             counts = parse_metrics(self._connection.text("GET", "/metrics", timeout_s=HEALTH_TIMEOUT_S))
