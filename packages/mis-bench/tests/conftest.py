@@ -1,6 +1,7 @@
 """A target without a model, in place of whatever a command would open, and a clock that only its calls move."""
 
 import dataclasses
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,7 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from mis_bench.cli import main
 from mis_bench.targets.base import About, CallFailed, Reply, TargetUnavailable
 from mis_bench.workload import Workload
 
@@ -133,3 +136,32 @@ def failing() -> Callable[..., Callable[[int, Workload], None]]:
         return before
 
     return make
+
+
+@pytest.fixture
+def missions(tmp_path: Path, fakes: Fakes) -> Path:
+    """A folder with the folders `run`, `stress` and `matrix`, each made by its command."""
+    commands = {
+        "run": ["--workload", "probe-9-3-4@3", "--runs", "4", "--warmup-runs", "2"],
+        "stress": ["--scenario", "large-batch"],
+        "matrix": ["--workload", "probe-9-4-3", "--chunk-sizes", "1,4", "--hourly-cost", "2"],
+    }
+    for name, flags in commands.items():
+        done = CliRunner().invoke(main, [name, *flags, "--output", str(tmp_path / name)])
+        assert done.exit_code == 0, done.output
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def _kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {}
+
+
+@pytest.fixture
+def stored(_kept: dict[str, Path], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`missions`, made once."""
+    if not _kept:
+        folder = tmp_path_factory.mktemp("stored")
+        shutil.copytree(request.getfixturevalue("missions"), folder, dirs_exist_ok=True)
+        _kept["folder"] = folder
+    return _kept["folder"]

@@ -6,13 +6,13 @@ import click
 
 from mis_bench import __version__
 from mis_bench.commands.compare import compare
+from mis_bench.commands.matrix import matrix
 from mis_bench.commands.perf import perf
 from mis_bench.commands.profile import profile
 from mis_bench.commands.report import report
-from mis_bench.commands.validate import validate
-from mis_bench.commands.matrix import matrix
 from mis_bench.commands.run import run
 from mis_bench.commands.stress import stress
+from mis_bench.commands.validate import validate
 from mis_bench.commands.validate_artifacts import validate_artifacts
 from mis_bench.commands.workload import workload
 from mis_bench.workload import CANONICAL, WorkloadNameError

@@ -35,7 +35,9 @@ class Artifact(Part):
     SCHEMA: ClassVar[str]
 
     schema_version: str = Field(default="", description="Name and version of the schema that the file follows.")
-    generated_by: str = Field(default=f"mis-bench {mis_bench.__version__}", pattern=r"^mis-bench \d+\.\d+\.\d+")
+    generated_by: str = Field(
+        default_factory=lambda: f"mis-bench {mis_bench.__version__}", pattern=r"^mis-bench \d+\.\d+\.\d+"
+    )
     environment: Environment
 
     def __init_subclass__(cls, schema: str, **options: Any) -> None:
