@@ -47,7 +47,7 @@ def _sides(rows: list[Row]) -> Iterator[str]:
     sides = {
         "faster": [row for row in rows if row.ratio and row.ratio.low > 1],
         "slower": [row for row in rows if row.ratio and row.ratio.high < 1],
-        "as fast": [row for row in rows if row.ratio and row.ratio.low <= 1 <= row.ratio.high],
+        "level": [row for row in rows if row.ratio and row.ratio.low <= 1 <= row.ratio.high],
     }
     for word, those in sides.items():
         if those:

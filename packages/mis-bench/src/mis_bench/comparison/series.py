@@ -70,6 +70,8 @@ class Series:
     def _ratio(self, reference: "Series", paired: bool) -> Interval | None:
         if not self.speeds or not reference.speeds:
             return None
+        if reference is self:
+            return Interval(value=1, low=1, high=1, confidence=0.95)
         if not paired:
             return ratio_interval(self.speeds, reference.speeds, paired=False)
         both = [pair for pair in zip(self.seconds, reference.seconds, strict=True) if None not in pair]

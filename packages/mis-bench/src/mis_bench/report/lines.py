@@ -10,6 +10,9 @@ from mis_bench.report.sources import Source
 _FACTS = 9
 """Facts that name a line; a tenth, the run, is named where these do not tell lines apart."""
 
+ROW_NAMES = ("target", "model", "dtype", "workload", "query")
+"""Headings of what `row_names` returns."""
+
 _SIZES = re.compile(r"-(\d+)-(\d+)-(\d+)(?:@\d+)?$")
 
 
@@ -43,6 +46,16 @@ def row_names(source: Source[RunResult], row: RunRow) -> list[str]:
     """Return target, model, type, workload and cache of a row, for tables."""
     target, model, *_ = _facts(source, row)
     return [target, model, row.dtype or "-", row.workload.name, row.cache]
+
+
+def varying(header: list[str], rows: list[list[str]], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return a table without those of its first columns, called `names`, that say the same in every row."""
+    constant = {place for place in range(len(names)) if len({row[place] for row in rows}) == 1}
+
+    def kept(cells: list[str]) -> list[str]:
+        return [cell for place, cell in enumerate(cells) if place not in constant]
+
+    return kept(header), [kept(row) for row in rows]
 
 
 def short_model(model: str) -> str:

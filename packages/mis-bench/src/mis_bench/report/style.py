@@ -94,9 +94,9 @@ def names_axis(labels: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def wrapped(text: str, width: int = 22) -> str:
+def wrapped(text: str, width: int = 25) -> str:
     """Break a name into lines for a label."""
-    return "<br>".join(textwrap.wrap(text, width, break_on_hyphens=True))
+    return "<br>".join(textwrap.wrap(text.replace(",", ", "), width, break_on_hyphens=True))
 
 
 def bar_height(count: int) -> int:

@@ -1,6 +1,6 @@
 """Comparisons: bars that say who counts and who wins."""
 
-from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -13,11 +13,10 @@ from mis_bench.report.style import BLUE, GREEN, GREY, SKY, bar_height, figure, l
 
 def comparisons(sources: Sources) -> list[Section]:
     """Return a section for each comparison."""
-    single = len(sources.comparisons) == 1
-    return [_section(source.content, source.path, single) for source in sources.comparisons]
+    return [_section(source.content, f"comparison-{place}") for place, source in enumerate(sources.comparisons)]
 
 
-def _section(found: Comparison, path: Path, single: bool) -> Section:
+def _section(found: Comparison, identifier: str) -> Section:
     plots = []
     drawn = [row for row in found.best_native_view.rows if row.items_per_second]
     if drawn:
@@ -35,8 +34,8 @@ def _section(found: Comparison, path: Path, single: bool) -> Section:
     absent = [[each.name, each.unavailable] for each in found.targets if each.unavailable]
     if absent:
         tables.append(Table("Could not run", ["target", "why"], absent))
-    name = "Comparison" if single else f"Comparison, {path.name}"
-    return Section(f"comparison-{path.stem}", name, plots, tables, [*found.findings, *found.notes])
+    title = f"Comparison on {found.workload.name}"
+    return Section(identifier, title, plots, tables, [*found.findings, *found.notes])
 
 
 def _bars(view: View, drawn: list[Row]) -> go.Figure:
@@ -46,7 +45,7 @@ def _bars(view: View, drawn: list[Row]) -> go.Figure:
         "p95 above the guardrail": (SKY, "", [row for row in drawn if row.within_guardrail is False]),
         "not eligible": (GREY, "/", [row for row in drawn if not row.eligible]),
     }
-    traces = [
+    traces: list[Any] = [
         go.Bar(
             y=[row.label for row in rows],
             x=[_speed(row) for row in rows],
@@ -59,9 +58,6 @@ def _bars(view: View, drawn: list[Row]) -> go.Figure:
                 "thickness": 1.5,
                 "width": 4,
             },
-            text=[f" {number(_speed(row))}" for row in rows],
-            textposition="outside",
-            cliponaxis=False,
             orientation="h",
             name=name,
             marker={"color": colour, "pattern": {"shape": shape, "size": 6, "solidity": 0.3}},
@@ -70,13 +66,23 @@ def _bars(view: View, drawn: list[Row]) -> go.Figure:
         for name, (colour, shape, rows) in classes.items()
         if rows
     ]
-    speeds = [_speed(row) for row in drawn]
-    wide = max(speeds) > 20 * min(speeds)
-    axis = (
-        log_axis("Items per second", [min(speeds) / 2, max(speeds) * 2.5])
-        if wide
-        else {"title": "Items per second", "range": [0, 1.25 * max(speeds)]}
+    ends = [row.items_per_second.high if row.items_per_second else 0.0 for row in drawn]
+    traces.append(
+        go.Scatter(
+            y=[row.label for row in drawn],
+            x=ends,
+            text=[f"  {number(_speed(row))}" for row in drawn],
+            mode="text",
+            textposition="middle right",
+            cliponaxis=False,
+            showlegend=False,
+            hoverinfo="skip",
+        )
     )
+    if _is_wide(drawn):
+        axis = log_axis("Items per second, logarithmic", [_least(drawn) / 2, max(ends) * 2.5])
+    else:
+        axis = {"title": "Items per second", "range": [0, 1.2 * max(ends)]}
     names = [row.label for row in drawn]
     return figure(
         traces,
@@ -87,6 +93,15 @@ def _bars(view: View, drawn: list[Row]) -> go.Figure:
         barmode="overlay",
         showlegend=True,
     )
+
+
+def _is_wide(drawn: list[Row]) -> bool:
+    """Whether the slowest bar would hardly be seen beside the fastest."""
+    return max(_speed(row) for row in drawn) > 20 * _least(drawn)
+
+
+def _least(drawn: list[Row]) -> float:
+    return min(row.items_per_second.low for row in drawn if row.items_per_second)
 
 
 def _speed(row: Row) -> float:

@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 
-from mis_bench.report.lines import Line, lines, row_names
+from mis_bench.report.lines import ROW_NAMES, Line, lines, row_names, varying
 from mis_bench.report.section import Plot, Section, Table, items, milliseconds, number, times
 from mis_bench.report.sources import Sources
 from mis_bench.report.style import COLOURS, SYMBOLS, figure, line_style, log_axis
@@ -17,11 +17,7 @@ def latency(sources: Sources) -> Section | None:
     if not found:
         return None
     header = [
-        "target",
-        "model",
-        "dtype",
-        "workload",
-        "query",
+        *ROW_NAMES,
         "items",
         "p50 ms",
         "p95 ms",
@@ -39,8 +35,9 @@ def latency(sources: Sources) -> Section | None:
         for row in source.content.rows
         if row.successful_runs
     ]
+    table = Table("Latency of whole requests", *varying(header, rows, ROW_NAMES))
     plot = Plot(_figure(found), _reading(found))
-    return Section("latency", "Latency", [plot], [Table("Latency of whole requests", header, rows)])
+    return Section("latency", "Latency", [plot], [table])
 
 
 def _figure(found: list[Line]) -> go.Figure:

@@ -16,7 +16,7 @@ def matrix(sources: Sources) -> Section | None:
     if not sources.matrices:
         return None
     plots = []
-    for view, title in (("portable", "calls"), ("best_native", "the server's own chunks")):
+    for view, title in (("portable", "call"), ("best_native", "chunk of the server's")):
         those = [source for source in sources.matrices if source.content.evaluation_view == view]
         lines = _lines(those)
         if any(len(rows) > 1 for rows in lines.values()):
@@ -75,7 +75,7 @@ def _figure(lines: dict[str, list[MatrixRow]], title: str) -> go.Figure:
         )
     return figure(
         traces,
-        x=log_axis(f"Items of {title}", [row.configuration.chunk_size for row in rows], every=True),
+        x=log_axis(f"Items of a {title}", [row.configuration.chunk_size for row in rows], every=True),
         y=log_axis("Items per second", [row.throughput_items_sec or 0 for row in rows]),
     )
 
@@ -87,7 +87,7 @@ def _reading(those: Sequence[Source[ScoreMatrix]], title: str) -> str:
         if source.content.summary.best_throughput is not None
     ]
     advice = f" Recommended: {', '.join(best)}." if best else " No row may win."
-    return f"Where a line flattens, larger {title} bring no more items per second, only longer waits.{advice}"
+    return f"Where a line flattens, a larger {title} brings no more items per second.{advice}"
 
 
 def _status(found: ScoreMatrix, row: MatrixRow) -> str:

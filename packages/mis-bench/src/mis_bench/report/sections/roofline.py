@@ -30,7 +30,7 @@ def roofline(sources: Sources, roofs: Mapping[str, Roof]) -> Section | None:
             number(each.intensity),
             number(each.flops / TERA),
             "-" if each.roof is None else number(each.roof.at(each.intensity) / TERA),
-            "-" if each.roof is None else f"{each.flops / each.roof.at(each.intensity):.0%}",
+            "-" if each.roof is None else f"{each.flops / each.roof.at(each.intensity):.1%}",
         ]
         for each in found
     ]

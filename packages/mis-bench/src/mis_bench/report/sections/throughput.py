@@ -2,7 +2,8 @@
 
 import plotly.graph_objects as go
 
-from mis_bench.report.lines import Line, lines, row_names
+from mis_bench.artifacts.run import RunRow
+from mis_bench.report.lines import ROW_NAMES, Line, lines, row_names, varying
 from mis_bench.report.section import Plot, Section, Table, number, times
 from mis_bench.report.sources import Sources
 from mis_bench.report.style import figure, line_style, log_axis
@@ -14,11 +15,7 @@ def throughput(sources: Sources) -> Section | None:
         return None
     found = lines(sources.runs)
     header = [
-        "target",
-        "model",
-        "dtype",
-        "workload",
-        "query",
+        *ROW_NAMES,
         "items",
         "items/s",
         "95 % interval",
@@ -39,7 +36,7 @@ def throughput(sources: Sources) -> Section | None:
         for source in sources.runs
         for row in source.content.rows
     ]
-    tables = [Table("Throughput of every row of the runs", header, rows)]
+    tables = [Table("Throughput of every row of the runs", *varying(header, rows, ROW_NAMES))]
     plots = [Plot(_figure(found), _reading(found))] if found else []
     return Section("throughput", "Throughput", plots, tables)
 
@@ -60,8 +57,14 @@ def _figure(found: list[Line]) -> go.Figure:
     return figure(
         traces,
         x=log_axis("Items of a request", [row.batch_size for row in rows], every=True),
-        y=log_axis("Items per second", [row.throughput_ips for row in rows]),
+        y=log_axis("Items per second", [end for row in rows for end in _ends(row)]),
     )
+
+
+def _ends(row: RunRow) -> tuple[float, float]:
+    """Return the ends of the interval, or the figure twice where there is none."""
+    interval = row.throughput_interval
+    return (interval.low, interval.high) if interval else (row.throughput_ips, row.throughput_ips)
 
 
 def _errors(line: Line) -> dict | None:
