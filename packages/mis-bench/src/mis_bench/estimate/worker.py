@@ -20,7 +20,7 @@ from mis_bench.workload import build_workload
 from mis_core.models.parallel import DATA, TENSOR, spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.ahead import compile_head, compile_step
-from mis_core.runner.buckets import NORMALISED_ROWS, PAIRS, token_buckets
+from mis_core.runner.buckets import PAIRS, normalised_rows, token_buckets
 from mis_core.runner.layout import Layouts
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.aot.targets import TARGETS, mesh
@@ -96,7 +96,7 @@ def _step(plan: StepPlan, size: int, layouts: Layouts) -> dict[str, Any]:
         "tiles": tiles.tolist(),
         "writes_pages": bool(any(shard.paged.any() for shard in plan.shards)),
         "label_calls": -(-pairs // PAIRS),
-        "normaliser_calls": -(-normalised // NORMALISED_ROWS),
+        "normaliser_calls": -(-normalised // normalised_rows(len(plan.shards))),
     }
 
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, partition, spread_heads
-from mis_core.runner.buckets import NORMALISED_ROWS, PAIRS
+from mis_core.runner.buckets import PAIRS, normalised_rows
 from mis_core.runner.head import label_logits, log_sum_exp
 from mis_core.runner.layout import Layouts
 from mis_core.runner.step import make_step
@@ -87,7 +87,7 @@ def compile_head(
         dtype: Type of weights and activations.
 
     Returns:
-        The programs for `PAIRS` pairs and for `NORMALISED_ROWS` rows.
+        The programs for `PAIRS` pairs and for `normalised_rows` rows.
     """
     graph, abstract = _abstract_weights(config, mesh, dtype)
 
@@ -97,10 +97,10 @@ def compile_head(
     scored = mesh.shape[DATA] * min(shape.scored, shape.tokens)
     hidden = jax.ShapeDtypeStruct((scored, config.embed), jnp.dtype(dtype), sharding=NamedSharding(mesh, P(DATA)))
     labels = jax.jit(lambda weights, *arrays: label_logits(nnx.merge(graph, weights), *arrays))
-    normalise = jax.jit(lambda weights, *arrays: log_sum_exp(nnx.merge(graph, weights), *arrays))
+    normalise = jax.jit(lambda weights, *arrays: log_sum_exp(nnx.merge(graph, weights), mesh, *arrays))
     return (
         labels.lower(abstract, hidden, ints(PAIRS), ints(PAIRS)).compile(),
-        normalise.lower(abstract, hidden, ints(NORMALISED_ROWS)).compile(),
+        normalise.lower(abstract, hidden, ints(normalised_rows(mesh.shape[DATA]))).compile(),
     )
 
 

@@ -8,9 +8,12 @@ softmax's, arXiv 1805.02867).
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float32, Int32
 
 from mis_core.models.decoder import Decoder
+from mis_core.models.parallel import DATA
 from mis_kernels import from_bits, row_sum
 from mis_kernels.target import platform
 
@@ -30,13 +33,16 @@ def label_logits(
         return (hidden[pair_row].astype(jnp.float32) * weights).sum(-1)
 
 
-def log_sum_exp(decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"]) -> Float32[Array, " rows"]:
-    """Return the log of the sum of the exponentials of all logits of some rows of `hidden`."""
+def log_sum_exp(decoder: Decoder, mesh: Mesh, hidden: Array, rows: Int32[Array, " rows"]) -> Float32[Array, " rows"]:
+    """Return the log of the sum of the exponentials of all logits of some rows of `hidden`.
+
+    The rows are cut over the mesh's data axis, whichever device computed them.
+    """
     weight = decoder.head_weight
     vocab = weight.shape[0]
     chunk = min(_VOCAB_CHUNK if platform() == "cpu" else _ACCELERATOR_VOCAB_CHUNK, vocab)
     with jax.named_scope("log_sum_exp"):
-        hidden = hidden[rows]
+        hidden = lax.with_sharding_constraint(hidden[rows], NamedSharding(mesh, P(DATA)))
 
     def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
         highest, total = carry

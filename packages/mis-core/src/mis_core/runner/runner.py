@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR
-from mis_core.runner.buckets import NORMALISED_ROWS, PAIRS, SMALLEST_STEP, token_buckets
+from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, normalised_rows, token_buckets
 from mis_core.runner.head import label_logits, log_sum_exp
 from mis_core.runner.layout import Layouts
 from mis_core.runner.memory import Resident
@@ -34,7 +34,7 @@ class Running:
     Attributes:
         plan: The step.
         logits: Values of its (row, label) pairs, in parts of `PAIRS`.
-        normalisers: Log-sum-exp of the rows that want one, in parts of `NORMALISED_ROWS`.
+        normalisers: Log-sum-exp of the rows that want one, in parts of `normalised_rows`.
     """
 
     plan: StepPlan
@@ -86,7 +86,9 @@ class Runner:
             for dense in (False, True)
         }
         self._label_logits = jax.jit(lambda weights, *arrays: label_logits(nnx.merge(self._graph, weights), *arrays))
-        self._log_sum_exp = jax.jit(lambda weights, *arrays: log_sum_exp(nnx.merge(self._graph, weights), *arrays))
+        self._log_sum_exp = jax.jit(
+            lambda weights, *arrays: log_sum_exp(nnx.merge(self._graph, weights), mesh, *arrays)
+        )
 
     def _empty_cache(self) -> KeyValueCache:
         sharding = NamedSharding(self.mesh, P(TENSOR))
@@ -172,7 +174,7 @@ class Runner:
         return [self._label_logits(self._weights, hidden, *arrays) for arrays in padded]
 
     def _normalised(self, hidden: Array, rows: np.ndarray) -> list[Array]:
-        size = NORMALISED_ROWS
+        size = normalised_rows(self.mesh.shape[DATA])
         parts = [_padded(rows[begin : begin + size], size) for begin in range(0, len(rows), size)]
         return [self._log_sum_exp(self._weights, hidden, part) for part in parts]
 
