@@ -1,0 +1,83 @@
+"""Recording of a server's trace, against replies of its kind."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mis_bench.profile.recording import ProfileError, recording_server
+from mis_bench.profile.trace import TraceError
+
+STARTED = httpx.Response(200, json={"status": "started", "folder": "2026-11-21-09-30-00"})
+BUSY = httpx.Response(400, json={"error": {"message": "A profile is under way.", "code": "profile_under_way"}})
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, str | None]]]:
+    """`asked(reply)`: every request gets that reply; returns the list of paths and keys that fills up."""
+
+    def answer(reply: httpx.Response | Exception) -> list[tuple[str, str | None]]:
+        requests: list[tuple[str, str | None]] = []
+
+        def post(url: str, *, headers: dict[str, str], timeout: float) -> httpx.Response:
+            requests.append((httpx.URL(url).path, headers.get("Authorization")))
+            if isinstance(reply, Exception):
+                raise reply
+            return reply
+
+        monkeypatch.setattr(httpx, "post", post)
+        return requests
+
+    return answer
+
+
+def record(folder: Path, *, profile_dir: Path | None = None) -> None:
+    with recording_server(folder, "http://server/", key="secret", profile_dir=profile_dir):
+        pass
+
+
+def test_a_profile_is_started_and_stopped_with_the_key(tmp_path: Path, asked) -> None:
+    requests = asked(STARTED)
+    record(tmp_path)
+    assert requests == [("/start_profile", "Bearer secret"), ("/stop_profile", "Bearer secret")]
+
+
+def test_a_profile_is_stopped_when_a_request_fails(tmp_path: Path, asked) -> None:
+    requests = asked(STARTED)
+    with (
+        pytest.raises(ZeroDivisionError),
+        recording_server(tmp_path, "http://server", key=None, profile_dir=None),
+    ):
+        raise ZeroDivisionError
+    assert requests == [("/start_profile", None), ("/stop_profile", None)]
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (BUSY, "refuses /start_profile: A profile is under way"),
+        (httpx.Response(401, json={}), "admin_key=KEY"),
+        (httpx.Response(502, text="<html>"), "status 502"),
+        (httpx.ConnectError("refused"), "does not answer"),
+    ],
+)
+def test_refusals_are_one_clear_message(tmp_path: Path, asked, reply: httpx.Response | Exception, message: str) -> None:
+    asked(reply)
+    with pytest.raises(ProfileError, match=message):
+        record(tmp_path)
+
+
+def test_a_trace_is_copied_from_the_servers_folder(tmp_path: Path, asked) -> None:
+    asked(STARTED)
+    there = tmp_path / "profiles" / "2026-11-21-09-30-00"
+    there.mkdir(parents=True)
+    (there / "x.xplane.pb").touch()
+    record(tmp_path / "here", profile_dir=tmp_path / "profiles")
+    assert (tmp_path / "here" / "x.xplane.pb").exists()
+
+
+def test_a_folder_without_the_trace_is_named(tmp_path: Path, asked) -> None:
+    asked(STARTED)
+    with pytest.raises(TraceError, match="cannot be copied from"):
+        record(tmp_path / "here", profile_dir=tmp_path)
