@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mis_bench.artifacts.validation import ModelValidation
 
 MODEL_MATRIX = tuple(
-    f"random:{shape}/16"
+    f"random:{shape}/8"
     for shape in (
         "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b",
         "llama-3.2-1b", "llama-3.2-3b",
@@ -62,7 +62,7 @@ def _reason(_context: click.Context, _parameter: click.Parameter, text: str | No
     multiple=True,
     help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR; repeatable, one after the other.",
 )
-@click.option("--model-matrix", is_flag=True, help="Random weights in eight published shapes, sizes divided by 16.")
+@click.option("--model-matrix", is_flag=True, help="Random weights in eight published shapes, sizes divided by 8.")
 @target_options
 @click.option(
     "--dtype",
