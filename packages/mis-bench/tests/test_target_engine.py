@@ -83,6 +83,12 @@ def test_it_says_what_it_is(target: Target) -> None:
     assert {"mis-core", "jax"} <= set(about.versions)
 
 
+def test_texts_are_scored(target: Target) -> None:
+    reply = target.score(build_workload("text-20-4-3").within(VOCABULARY))
+    assert reply.scores.shape == (4, 2)
+    assert len(np.unique(reply.scores)) == 8
+
+
 def test_a_request_that_cannot_be_served_is_rejected(target: Target) -> None:
     with pytest.raises(CallFailed, match="vocabulary") as caught:
         target.score(build_workload("probe-40-6-5"))

@@ -85,13 +85,14 @@ class Workload:
 
     def within(self, vocab_size: int) -> "Workload":
         """Return the workload with every token id folded into a vocabulary, for tiny checkpoints; texts stay."""
+        label_token_ids = self.label_token_ids % vocab_size
         if isinstance(self.query, str):
-            return self
+            return replace(self, label_token_ids=label_token_ids, vocab_size=vocab_size)
         return replace(
             self,
             query=self.query % vocab_size,
             items=tuple(np.asarray(item, np.int32) % vocab_size for item in self.items),
-            label_token_ids=self.label_token_ids % vocab_size,
+            label_token_ids=label_token_ids,
             vocab_size=vocab_size,
         )
 
