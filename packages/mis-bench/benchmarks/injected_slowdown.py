@@ -8,46 +8,50 @@ every step of that checkout's engine wait, busily, for 12 % of the time that it 
 """
 
 import argparse
-import re
+import json
 import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[3]
 RUNNER = "packages/mis-core/src/mis_core/runner/runner.py"
-STEP = re.compile(r"^( *)hidden, self\._cache = self\._steps\[.*\n", re.MULTILINE)
-SLOWER = """\
-asked = time.perf_counter()
-{step}
-hidden.block_until_ready()
-ended = time.perf_counter()
-self._waited_until = ended + {share} * (ended - max(asked, getattr(self, "_waited_until", 0.0)))
-while time.perf_counter() < self._waited_until:
-    pass
+SLOWER = """
+
+_run, _until = Runner.run, 0.0
+
+
+def _slower(self, plan):
+    global _until
+    asked = time.perf_counter()
+    running = _run(self, plan)
+    jax.block_until_ready((running.logits, running.normalisers, self._cache))
+    ended = time.perf_counter()
+    _until = ended + {share} * (ended - max(asked, _until))
+    while time.perf_counter() < _until:
+        pass
+    return running
+
+
+Runner.run = _slower
 """
 
 
 def slow_down(checkout: Path, percent: float) -> None:
     """Make every step of a checkout's engine take so much longer."""
-    path = checkout / RUNNER
-    text = path.read_text()
-    found = STEP.findall(text)
-    if len(found) != 1:
-        sys.exit(f"{RUNNER} no longer has the line that runs a step; adapt STEP in {__file__}.")
-
-    def slower(match: re.Match[str]) -> str:
-        lines = SLOWER.format(step=match[0].strip(), share=percent / 100)
-        return textwrap.indent(lines, match[1])
-
-    path.write_text("import time\n" + STEP.sub(slower, text))
+    with (checkout / RUNNER).open("a") as file:
+        file.write(SLOWER.format(share=percent / 100))
 
 
-def compare(checkout: Path, options: list[str]) -> int:
-    """Compare a checkout with its commit; return the exit status."""
-    command = [sys.executable, "-m", "mis_bench", "perf", "--repository", str(checkout), "--base", "HEAD", *options]
-    return subprocess.run(command, check=False).returncode
+def compare(checkout: Path, options: list[str]) -> str:
+    """Compare a checkout with its commit; return the verdict."""
+    output = checkout.parent / "perf.json"
+    output.unlink(missing_ok=True)
+    sides = ["--repository", str(checkout), "--base", "HEAD", "--output", str(output)]
+    subprocess.run([sys.executable, "-m", "mis_bench", "perf", *options, *sides], check=False)
+    if not output.exists():
+        sys.exit("The comparison was not made.")
+    return json.loads(output.read_text())["verdict"]
 
 
 def main() -> None:
@@ -62,9 +66,9 @@ def main() -> None:
         git = ["git", "-C", str(REPOSITORY), "worktree"]
         subprocess.run([*git, "add", "--detach", str(checkout), "HEAD"], check=True, capture_output=True)
         try:
-            alarms = sum(compare(checkout, others) != 0 for _ in range(options.unchanged))
+            alarms = sum(compare(checkout, others) == "fail" for _ in range(options.unchanged))
             slow_down(checkout, options.percent)
-            caught = sum(compare(checkout, others) == 1 for _ in range(options.slowed))
+            caught = sum(compare(checkout, others) == "fail" for _ in range(options.slowed))
         finally:
             subprocess.run([*git, "remove", "--force", str(checkout)], check=True, capture_output=True)
     sys.stdout.write(f"unchanged: {alarms} alarms in {options.unchanged}\n")

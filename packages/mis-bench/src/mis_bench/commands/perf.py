@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from mis_bench.commands.measuring import checkpoint, progress, show
+from mis_bench.commands.measuring import checkpoint, progress, show, vocabulary
 
 MODEL = "random:qwen3-0.6b/2"
 
@@ -47,12 +47,11 @@ def perf(
     from mis_bench.perf.sources import put_in_place
     from mis_bench.perf.stored import baseline_of, beside, file_of
     from mis_bench.perf.table import paired_table, sentences, stored_table
-    from mis_core.models.config import read_model_config
 
     model = checkpoint(model_spec)
     assert model is not None, "there is a default"
     folder = baselines or repository / "benchmarks" / "baselines"
-    asked = workloads(read_model_config(model).vocab_size)
+    asked = workloads(vocabulary(model, None))
     try:
         with tempfile.TemporaryDirectory(prefix="mis-perf-") as scratch, progress() as bar:
             task = bar.add_task("both versions put in place", total=None)

@@ -45,12 +45,21 @@ class Events:
     turn: Callable[[], None] = lambda: None
 
 
-def workloads(vocab_size: int) -> dict[str, Workload]:
-    """Return what is compared: the smoke profile, one item alone among it, and the canonical geometry, smaller."""
+def workloads(vocab_size: int | None) -> dict[str, Workload]:
+    """Return what is compared: the smoke profile, one item alone among it, and the canonical geometry, smaller.
+
+    Requests with more than two labels ask for a softmax over them, the others for probabilities of the vocabulary, so
+    that both heads are measured.
+
+    Args:
+        vocab_size: Of a vocabulary that token ids must be folded into, or None.
+    """
     named = {each.name: each.workload for each in configurations(PROFILES["smoke"], dtype=None, parameters=None)}
     named["canonical"] = _GEOMETRY
     return {
-        name: prepared(workload, labels=_labels(workload), vocab_size=vocab_size) for name, workload in named.items()
+        name: prepared(workload, labels=labels, softmax=labels > 2, vocab_size=vocab_size)
+        for name, workload in named.items()
+        for labels in [int(workload.partition("@")[2] or 2)]
     }
 
 
@@ -125,10 +134,6 @@ def compare(
     result.stored = stored(result)
     result.verdict = overall([each.status for each in compared], result.stored)
     return result
-
-
-def _labels(workload: str) -> int:
-    return int(workload.partition("@")[2] or 2)
 
 
 def _pairs(sessions: list[Session], name: str) -> list[Pair]:
