@@ -1,4 +1,4 @@
-"""Every command that a page shows gets past its command line; reports and decisions are of their time and left out."""
+"""Every command that a page shows gets past its command line."""
 
 from pathlib import Path
 
@@ -6,12 +6,7 @@ import pytest
 
 from documented_commands import ROOT, commands, faults
 
-LEFT_OUT = ("docs/decisions", "docs/reports")
-PAGES = [
-    path
-    for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")])
-    if not str(path.relative_to(ROOT)).startswith(LEFT_OUT)
-]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")])
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
