@@ -32,11 +32,11 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 OTHER_PROGRAMS = {
     ".", "cd", "cp", "curl", "export", "fuser", "git", "go", "hatch", "hf", "kill", "pre-commit", "ps", "py-spy",
-    "source", "systemctl", "uv", "xprof",
+    "source", "systemctl", "uv", "vllm", "xprof",
 }  # fmt: skip
 """Programs that are not ours and whose flags are not checked; what is neither here nor checked is a fault."""
 
-_OTHER_MODULES = {"pip", "uv", "venv"}
+_OTHER_MODULES = {"pip", "sglang.launch_server", "uv", "venv"}
 
 _TPU = "compute tpus"
 GCLOUD: dict[str, set[str]] = {
