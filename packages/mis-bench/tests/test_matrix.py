@@ -1,5 +1,6 @@
 """`mis-bench matrix`: what is swept, who wins, what is confirmed, and how a mission is resumed."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from mis_bench.artifacts.matrix_row import Configuration, MatrixRow, RunRecord
 from mis_bench.checking.folders import check_path
 from mis_bench.cli import main
 from mis_bench.matrix.mission import to_confirm
+from mis_bench.targets.base import CallFailed
 
 SMALL = ("--workload", "probe-9-12-4", "--chunk-sizes", "1,4,12")
 
@@ -126,6 +128,15 @@ def test_failed_configurations_are_recorded_and_the_sweep_goes_on(
     assert (result.summary.successful_configs, result.summary.total_configs_tested) == (2, 3)
 
 
+def test_a_target_that_cannot_forget_fails_cold_runs(matrix: Any, found: Any, fakes: Any) -> None:
+    def forget() -> None:
+        raise CallFailed("http_error", "403 from /flush_cache.")
+
+    fakes.prepare = lambda target: setattr(target, "forget", forget)
+    assert matrix(*SMALL).exit_code == 1
+    assert {each.reason for each in found().results} == {"http_error: 403 from /flush_cache."}
+
+
 def test_a_time_out_ends_its_configuration(matrix: Any, found: Any, fakes: Any, failing: Any) -> None:
     fakes.prepare = lambda target: setattr(target, "before", failing("timeout", items=12))
     assert matrix(*SMALL).exit_code == 0
@@ -192,8 +203,6 @@ def test_a_changed_mission_is_refused(matrix: Any, fakes: Any, flags: list[str],
 
 
 def test_a_changed_checkpoint_and_broken_files_are_refused(matrix: Any, fakes: Any, tmp_path: Path) -> None:
-    import dataclasses
-
     assert matrix(*SMALL).exit_code == 0
     chunk = tmp_path / "mission" / "chunk_12.json"
     fields = json.loads(chunk.read_text())

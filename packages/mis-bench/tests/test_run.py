@@ -16,7 +16,7 @@ from mis_bench.artifacts.run import RunResult
 from mis_bench.checking.folders import check_path
 from mis_bench.cli import main
 from mis_bench.loads import Load, arrivals
-from mis_bench.measure import closed_loop
+from mis_bench.measure import closed_loop, counted
 from mis_bench.profiles import PROFILES, configurations, parameter_count
 from mis_bench.rows import Counts, measure_row
 from mis_bench.targets.base import CallFailed
@@ -133,6 +133,23 @@ def test_a_compilation_in_the_timed_window_marks_the_row(run: Any, fakes: Any, t
     assert (cold.status, cold.timed_compilations, warm.status) == ("warn", 1, "ok")
     assert cold.reason is not None
     assert "compilations in the timed window" in cold.reason
+
+
+def test_a_target_that_cannot_forget_fails_its_rows(run: Any, fakes: Any, tmp_path: Path) -> None:
+    def forget() -> None:
+        raise CallFailed("http_error", "403 from /flush_cache.")
+
+    fakes.prepare = lambda target: setattr(target, "forget", forget)
+    assert run("--workload", "probe-9-3-4").exit_code == 1
+    assert {row.reason for row in result_of(tmp_path / "run").rows} == {"http_error: 403 from /flush_cache."}
+    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+
+
+def test_counts_that_are_not_told_or_begin_anew_are_unknown() -> None:
+    assert counted({"compilations": 3}, {"compilations": 5}, "compilations") == 2
+    assert counted({}, {"compilations": 5}, "compilations") is None
+    assert counted({"compilations": 3}, {}, "compilations") is None
+    assert counted({"compilations": 3}, {"compilations": 1}, "compilations") is None
 
 
 def test_warm_ups_go_on_until_they_are_steady(fakes: Any) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -173,6 +173,13 @@ def forgetting(target: Target, workloads: Iterable[Workload]) -> Iterator[Worklo
     for workload in workloads:
         target.forget()
         yield workload
+
+
+def counted(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float | None:
+    """Return how far a count of `Target.counts` rose; None if the target does not tell, or began to count anew."""
+    if name not in before or name not in after or after[name] < before[name]:
+        return None
+    return after[name] - before[name]
 
 
 def _run_all(functions: Sequence[Callable[[], None]]) -> None:

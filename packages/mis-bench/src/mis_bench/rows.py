@@ -9,9 +9,9 @@ from typing import Any
 from mis_bench.artifacts.parts import CallRecord, WorkloadPart
 from mis_bench.artifacts.run import RunRow
 from mis_bench.loads import Load, arrivals
-from mis_bench.measure import Call, Timed, closed_loop, open_loop
+from mis_bench.measure import Call, Timed, closed_loop, counted, open_loop
 from mis_bench.statistics import Interval, Latency, interval
-from mis_bench.targets.base import Target
+from mis_bench.targets.base import CallFailed, Target
 from mis_bench.workload import Workload
 
 STEADY = 2.0
@@ -58,11 +58,13 @@ def measure_row(
     Returns:
         The row, and its calls: warm-ups, then the timed ones.
     """
-    target.forget()
+    try:
+        target.forget()
+    except CallFailed as error:
+        return empty_row(target, name, load, status="failed", reason=f"{error.reason}: {error}"[:300]), []
     requests = load.requests()
-    warmups: list[Call] = []
     first = closed_loop(target, islice(requests, counts.warmup_runs), concurrency=counts.concurrency, on_call=on_call)
-    warmups += first.calls
+    warmups = list(first.calls)
     failed = next((call for call in warmups if not call.ok), None)
     if failed is not None:
         status = "skipped" if failed.failure in DOES_NOT_FIT else "failed"
@@ -70,14 +72,13 @@ def measure_row(
         row.warmup_runs = len(warmups)
         return row, list(_records(name, warmups, []))
     for attempt in range(ATTEMPTS):
-        before = target.counts().get("compilations")
+        before = target.counts()
         timed = _timed(target, requests, counts, on_call)
-        after = target.counts().get("compilations")
+        compilations = counted(before, target.counts(), "compilations")
         ratio = _ratio(warmups, timed)
         if ratio is None or ratio <= STEADY or attempt == ATTEMPTS - 1:
             break
         warmups += timed.calls
-    compilations = None if before is None or after is None else int(after - before)
     return _row(target, name, load, warmups, timed, ratio, compilations, counts), list(
         _records(name, warmups, timed.calls)
     )
@@ -115,7 +116,7 @@ def _row(
     warmups: list[Call],
     timed: Timed,
     ratio: float | None,
-    compilations: int | None,
+    compilations: float | None,
     counts: Counts,
 ) -> RunRow:
     items = load.workload.num_items
@@ -124,7 +125,7 @@ def _row(
     latency = Latency.of(timed.latencies_ms)
     unclean = []
     if compilations:
-        unclean.append(f"{compilations} compilations in the timed window")
+        unclean.append(f"{compilations:.0f} compilations in the timed window")
     if ratio is not None and ratio > STEADY:
         unclean.append(f"the last warm-up took {ratio:.1f} times the timed median")
     if good < len(timed.calls):

@@ -9,8 +9,8 @@ import numpy as np
 
 from mis_bench.artifacts.matrix import MatrixPlan
 from mis_bench.artifacts.matrix_row import Configuration, MatrixRow, RunRecord
-from mis_bench.measure import one_call
-from mis_bench.targets.base import Scores, Target
+from mis_bench.measure import counted, one_call
+from mis_bench.targets.base import CallFailed, Scores, Target
 from mis_bench.workload import Workload
 
 Run = tuple[RunRecord, Scores | None]
@@ -51,11 +51,9 @@ def measure_configuration(
     before: dict[str, float] = {}
     phases: list[Literal["warmup", "timed"]] = [*["warmup"] * plan.warmup_runs, *["timed"] * timed_runs]
     for number, phase in enumerate(phases):
-        if plan.cache == "cold":
-            target.forget()
         if number == plan.warmup_runs:
             before = target.counts()
-        record, found = _run(target, calls, phase)
+        record, found = _run(target, calls, phase, plan.cache)
         records.append(record)
         scores = scores if found is None else found
         on_run()
@@ -72,7 +70,15 @@ def measure_configuration(
     )
 
 
-def _run(target: Target, calls: Sequence[Workload], phase: Literal["warmup", "timed"]) -> Run:
+def _run(
+    target: Target, calls: Sequence[Workload], phase: Literal["warmup", "timed"], cache: Literal["cold", "warm"]
+) -> Run:
+    try:
+        if cache == "cold":
+            target.forget()
+    except CallFailed as error:
+        message = str(error)[:300]
+        return RunRecord(phase=phase, total_e2e_ms=0, chunk_calls_ms=[], failure=error.reason, message=message), None
     answers, milliseconds = [], []
     failure: tuple[str, str] | None = None
     began = time.perf_counter()
@@ -91,10 +97,9 @@ def _run(target: Target, calls: Sequence[Workload], phase: Literal["warmup", "ti
 
 def _counted(before: dict[str, float], after: dict[str, float], records: Sequence[RunRecord]) -> dict[str, object]:
     """Return what the target counted in the timed runs, where it tells."""
-    counted: dict[str, object] = {}
-    if "compilations" in before:
-        counted["timed_compilations"] = int(after["compilations"] - before["compilations"])
     calls = sum(len(record.chunk_calls_ms) for record in records if record.phase == "timed")
-    if "steps" in before and calls:
-        counted["steps_per_call"] = (after["steps"] - before["steps"]) / calls
-    return counted
+    steps = counted(before, after, "steps")
+    return {
+        "timed_compilations": counted(before, after, "compilations"),
+        "steps_per_call": None if steps is None or not calls else steps / calls,
+    }
