@@ -25,6 +25,19 @@ def test_the_canonical_workload_never_changes() -> None:
     assert workload.sha256 == CANONICAL_SHA256
 
 
+@pytest.mark.parametrize(
+    ("name", "sha256"),
+    [
+        ("ragged-50-10-6", "264df157a6a00edff276715674f83d20a757e6c8fa7f7fd64b3afe71fa40fc4a"),
+        ("duplicates-50-25-6", "2f7f1dba21baeac0c1d293644bda04849a1242ad087ed7fd1049e58af296b841"),
+        ("text-20-5-4", "fe1143751b49f2cf2e56bad22437639424a79080dac5a506c0d8ea0ce1e4c7cb"),
+        ("track_low@4", "ed39fb107444f6a4771c4b757bbf1fe8f80e0d9458cc4fed95b73022049542e9"),
+    ],
+)
+def test_other_kinds_never_change_either(name: str, sha256: str) -> None:
+    assert build_workload(name).sha256 == sha256
+
+
 def test_the_name_decides_the_tokens() -> None:
     first, again, other = (build_workload(name) for name in ("probe-50-3-4", "probe-50-3-4", "other-50-3-4"))
     assert first.sha256 == again.sha256 != other.sha256

@@ -20,7 +20,7 @@ def workload(name: str, output: Path | None) -> None:
     ending such as @8 asks for 8 labels. The JSON holds the name, a checksum, and the body for POST /v1/score.
 
     NAME may also be LOAD:RATE:COUNT or LOAD:RATE:COUNT:SEED: COUNT requests that arrive at random, RATE a second. LOAD
-    is a workload's name or mixed, for 3, 30 and 500 items in turn. Each line holds a time in seconds and a request.
+    is a workload's name or mixed, for 3, 30 or 500 items. Each line holds a time in seconds and a request.
     """
     try:
         content, summary = _trace(name) if ":" in name else _workload(name)

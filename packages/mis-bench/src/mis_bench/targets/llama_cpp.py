@@ -85,9 +85,9 @@ class LlamaCpp:
             raise CallFailed("rejected", f"This target takes items of at most {room} tokens behind this query.")
         with self._lock:
             self._c.llama_memory_clear(self._memory, True)
-            rows = list(self._rows(query, items, room, workload.label_token_ids))
+            rows = list(self._rows(query, items, room, workload))
         logits, log_sum_exp = (np.stack(each) for each in zip(*rows, strict=True))
-        return Reply(scores_of(logits, log_sum_exp, workload.apply_softmax))
+        return Reply(scores_of(logits, None if workload.apply_softmax else log_sum_exp))
 
     def forget(self) -> None:
         """Nothing: it keeps nothing between calls."""
@@ -105,27 +105,30 @@ class LlamaCpp:
                 self._context = None
 
     def _rows(
-        self, query: list[int], items: list[list[int]], room: int, labels: np.ndarray
+        self, query: list[int], items: list[list[int]], room: int, workload: Workload
     ) -> Iterator[tuple[np.ndarray, np.float64]]:
-        """Yield each item's label logits and the log of the sum over the vocabulary."""
+        """Yield each item's label logits, and the log of the sum over the vocabulary if it is needed."""
         places = [0]
         for begin in range(0, len(query), _BATCH_TOKENS):
             places = self._decode([(0, begin, query[begin : begin + _BATCH_TOKENS])])
-        after_query = self._read(places[-1], labels)
+        after_query = self._read(places[-1], workload)
         for batch in _batches(items, room):
             runs = [(number, len(query), item) for number, item in enumerate(batch, 1) if item]
             for sequence, _, _ in runs:
                 self._c.llama_memory_seq_cp(self._memory, 0, sequence, 0, len(query))
-            found = (self._read(place, labels) for place in self._decode(runs)) if runs else iter(())
+            found = (self._read(place, workload) for place in self._decode(runs)) if runs else iter(())
             yield from [next(found) if item else after_query for item in batch]
             for sequence, _, _ in runs:
                 self._c.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
-    def _read(self, place: int, labels: np.ndarray) -> tuple[np.ndarray, np.float64]:
+    def _read(self, place: int, workload: Workload) -> tuple[np.ndarray, np.float64]:
         pointer = self._c.llama_get_logits_ith(self._context, place)
-        logits = np.ctypeslib.as_array(pointer, (self._vocab_size,)).astype(np.float64)
+        logits = np.ctypeslib.as_array(pointer, (self._vocab_size,))
+        of_labels = logits[workload.label_token_ids].astype(np.float64)
+        if workload.apply_softmax:
+            return of_labels, np.float64(0)
         largest = logits.max()
-        return logits[labels], largest + np.log(np.exp(logits - largest).sum())
+        return of_labels, largest + np.log(np.exp(logits - largest, dtype=np.float64).sum())
 
     def _decode(self, runs: list[Run]) -> list[int]:
         """Decode runs of tokens in one call; return the place of each one's last token."""

@@ -29,18 +29,15 @@ def token_ids(workload: Workload, vocab_size: int, context_length: int) -> tuple
     return workload.query.tolist(), [item.tolist() for item in items]
 
 
-def scores_of(
-    logits: Float[np.ndarray, "items labels"], log_sum_exp: Float[np.ndarray, " items"], apply_softmax: bool
-) -> Scores:
-    """Turn label logits into what a workload asks for.
+def scores_of(logits: Float[np.ndarray, "items labels"], log_sum_exp: Float[np.ndarray, " items"] | None) -> Scores:
+    """Turn label logits into full-vocabulary probabilities, or a softmax over the labels.
 
     Args:
         logits: Of the labels.
-        log_sum_exp: Log of the sum of the exponentials of all logits; not used with a softmax over labels.
-        apply_softmax: Softmax over the labels instead of full-vocabulary probabilities.
+        log_sum_exp: Log of the sum of the exponentials of all logits; None for the softmax over the labels.
     """
     logits = logits.astype(np.float64)
-    if not apply_softmax:
+    if log_sum_exp is not None:
         return np.exp(logits - log_sum_exp.astype(np.float64)[:, None])
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)

@@ -88,14 +88,16 @@ class PyTorch:
         labels = torch.from_numpy(workload.label_token_ids.astype(np.int64))
         try:
             with self._lock, torch.inference_mode():
-                rows = [self._read(states, labels) for states in self._last_states(query, items)]
+                found = [
+                    self._read(states, labels, workload.apply_softmax) for states in self._last_states(query, items)
+                ]
         except RuntimeError as error:
             message = str(error).lower()
             if "out of memory" in message or "can't allocate memory" in message:
                 raise CallFailed("out_of_memory", str(error).splitlines()[0]) from None
             raise CallFailed("error", str(error).splitlines()[0]) from error
-        logits, log_sum_exp = (np.concatenate(each) for each in zip(*rows, strict=True))
-        return Reply(scores_of(logits, log_sum_exp, workload.apply_softmax))
+        logits, log_sum_exp = (np.concatenate(each) for each in zip(*found, strict=True))
+        return Reply(scores_of(logits, None if workload.apply_softmax else log_sum_exp))
 
     def forget(self) -> None:
         """Nothing: it keeps nothing between calls."""
@@ -143,10 +145,11 @@ class PyTorch:
         last = torch.tensor([max(0, len(sequence) - 1) for sequence in sequences])
         return states[torch.arange(len(sequences)), last]
 
-    def _read(self, states: torch.Tensor, labels: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Return label logits `[rows, labels]` and the log of the sum over the vocabulary, `[rows]`."""
-        logits = self._model.get_output_embeddings()(states).float()
-        return logits[:, labels].cpu().numpy(), logits.logsumexp(dim=1).cpu().numpy()
+    def _read(self, states: torch.Tensor, labels: torch.Tensor, apply_softmax: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return label logits `[rows, labels]`, and logs of the sums over the vocabulary if needed, `[rows]`."""
+        logits = self._model.get_output_embeddings()(states)
+        sums = np.zeros(0) if apply_softmax else logits.float().logsumexp(dim=1).cpu().numpy()
+        return logits[:, labels].float().cpu().numpy(), sums
 
 
 def _batched(items: list[list[int]], size: int) -> Iterator[list[list[int]]]:

@@ -78,7 +78,7 @@ class VLLMCPU:
             logprobs = np.array([[each[label].logprob for label in labels] for each in found], np.float64)
         except (IndexError, KeyError, TypeError):
             raise CallFailed("missing_scores", "vLLM returned no log-probability for some label.") from None
-        return Reply(scores_of(logprobs, np.zeros(len(items)), workload.apply_softmax))
+        return Reply(scores_of(logprobs, None if workload.apply_softmax else np.zeros(len(items))))
 
     def forget(self) -> None:
         """Empty the prefix cache."""
