@@ -7,11 +7,13 @@ must.
 
 import ast
 import copy
+import dataclasses
 import re
 import shlex
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -19,6 +21,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 import mis_bench.cli
 import mis_server.cli
+from mis_bench.targets.registry import SPECS
+from mis_core.config import EngineConfig
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -37,6 +41,11 @@ OTHER_PROGRAMS = {
 """Programs that are not ours and whose flags are not checked; what is neither here nor checked is a fault."""
 
 _OTHER_MODULES = {"pip", "sglang.launch_server", "uv", "venv"}
+
+_TARGET_OPTIONS = {field.name for field in dataclasses.fields(EngineConfig)} | {
+    "admin_key", "api_key", "batch", "logprobs", "model", "prompts_per_call", "threads", "timeout_s", "token_ids",
+}  # fmt: skip
+"""Options of the engine, and of other targets as the README of mis-bench lists them."""
 
 _TPU = "compute tpus"
 GCLOUD: dict[str, set[str]] = {
@@ -132,11 +141,28 @@ def _click(group: click.Group) -> Callable[[list[str]], Iterator[str]]:
         if "--help" in rest:
             return
         try:
-            _without_files(group.commands[name]).make_context(name, rest)
+            _without_files(group.commands[name]).make_context(name, list(rest))
         except click.ClickException as error:
             yield error.format_message()
+        if group is mis_bench.cli.main:
+            yield from _targets(name, rest)
 
     return check
+
+
+def _targets(command: str, arguments: list[str]) -> Iterator[str]:
+    """Yield targets and options of the engine that do not exist; of `compare`, options follow a target's name."""
+    for flag, value in pairwise(arguments):
+        options: list[str] = []
+        if flag == "--target":
+            name, *options = value.split(",") if command == "compare" else [value]
+            if name.partition("=")[0] not in {each.partition("=")[0] for each in SPECS}:
+                yield f"mis-bench {command}: there is no target {value}"
+        elif flag == "--option":
+            options = [value]
+        for option in options:
+            if option.partition("=")[0] not in _TARGET_OPTIONS:
+                yield f"mis-bench {command}: targets have no option {option}"
 
 
 def _without_files(command: click.Command) -> click.Command:
