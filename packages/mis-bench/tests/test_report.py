@@ -69,11 +69,13 @@ def test_every_section_for_which_there_is_something_and_no_other(folder: Path, t
     assert sections(folder / "comparison") == ["comparison-0", *context]
     assert sections(folder / "validation") == ["speed-up", "validation", *context]
     assert sections(folder / "stress") == ["stress", *context]
+    assert sections(folder / "perf") == ["performance-0", "environment", *always]
+    assert sections(folder / "matrix") == ["matrix", *context]
     assert sections(folder / "profile") == ["stages", *context]
     assert sections(folder / "v6e.json") == ["stages", "roofline", "memory", *always]
     assert set(sections(folder)) == {
         "comparison-0", "throughput", "latency", "speed-up", "stages", "roofline", "memory", "validation",
-        "stress", *context,
+        "stress", "performance-0", "matrix", *context,
     }  # fmt: skip
 
 
@@ -86,7 +88,7 @@ def test_every_plot_says_what_to_read_off_it_and_has_units(page: Path) -> None:
     figures = json.loads(
         re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page.read_text())[0]
     )
-    assert len(figures) == 7
+    assert len(figures) == 9
     for name, figure in figures.items():
         assert any(trace["x"] for trace in figure["data"]), name
         titles = [axis.get("title", {}).get("text") for key, axis in figure["layout"].items() if key.endswith("axis")]
@@ -98,7 +100,7 @@ def test_every_plot_says_what_to_read_off_it_and_has_units(page: Path) -> None:
 
 def test_the_page_says_what_was_measured_and_where(page: Path) -> None:
     text = page.read_text()
-    assert "<h1>Multi-item scoring: canonical-2000-500-20 and the standard profile</h1>" in text
+    assert "<h1>Multi-item scoring: 3 workloads</h1>" in text
     for each in (
         "Intel Xeon, 2 cores",
         "estimates for v5e:1x1, v6e:1x1",

@@ -64,7 +64,7 @@ def test_every_plot_is_drawn_and_nothing_is_loaded(report: str, tmp_path: Path, 
     page, console = render(report, tmp_path, width)
     assert console == []
     assert json.loads(page.body["data-loaded"]) == []
-    assert len(page.plots) == 7
+    assert len(page.plots) == 9
     assert set(page.marks) == set(page.plots)
     assert all(count >= 2 for count in page.marks.values()), page.marks
     assert int(page.body["data-overflow"]) <= 0

@@ -3,12 +3,16 @@
 import dataclasses
 import datetime
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from matrices import matrix
 from mis_bench.artifacts.base import Artifact
 from mis_bench.artifacts.comparison import ComparedTarget, Limits
+from mis_bench.artifacts.matrix import ScoreMatrix
 from mis_bench.artifacts.parts import WorkloadPart
+from mis_bench.artifacts.perf import Compared, Conditions, Figures, Judgement, PerfResult, Yardstick
 from mis_bench.artifacts.profile import (
     Metadata,
     MetadataArtifacts,
@@ -184,8 +188,46 @@ def estimate(topology: str = "v6e:1x1", ms: float = 49.5) -> Estimate:
     )  # fmt: skip
 
 
+def perf() -> PerfResult:
+    def compared(name: str, change: float, status: Literal["ok", "fail"]) -> Compared:
+        spread = Interval(value=change, low=change - 0.02, high=change + 0.03, confidence=0.95)
+        base = Figures(
+            name=name,
+            batch_size=16,
+            num_labels=2,
+            model="m",
+            dtype="bfloat16",
+            workload_sha256="0" * 64,
+            successful_runs=40,
+            throughput_ips=250,
+            cpu_ms=80,
+            latency_p50_ms=60,
+            latency_p95_ms=70,
+            latency_p99_ms=80,
+        )
+        judgement = Judgement(status=status, by="clock", limit=0.1, throughput=spread, throughput_by_cpu_time=spread)
+        head = base.model_copy(update={"throughput_ips": 250 * (1 + change)})
+        return Compared(name=name, pairs=20, calls_of_turn=2, judgement=judgement, tails=[], base=base, head=head)
+
+    return PerfResult(
+        environment=HERE, base_commit="0" * 40, head_commit="1" * 40, head_is_dirty=False, sources_are_equal=False,
+        conditions=Conditions(
+            hardware=HERE.hardware, platform="cpu", model="m", model_sha256="0" * 64, dtype="bfloat16", native=True,
+            versions={}, options={},
+        ),
+        sessions=2, seconds=120, confidence=0.99, yardstick=Yardstick(p50_ms=1, p95_ms=2),
+        workloads=[compared("batch-16-labels-2", 0.01, "ok"), compared("batch-1-labels-2", -0.16, "fail")],
+        notes=[], stored=None, verdict="fail",
+    )  # fmt: skip
+
+
+def sweep() -> ScoreMatrix:
+    return matrix("engine", {1: 900.0, 2: 500.0, 4: 320.0}, confirmed={4: 315.0}, hourly_cost=0.64)
+
+
 EVERYTHING = {
-    "run": run, "comparison": comparison, "validation": validation, "stress": stress, "profile": profile,
+    "run": run, "comparison": comparison, "validation": validation, "stress": stress, "profile": profile, "perf": perf,
+    "matrix": sweep,
 }  # fmt: skip
 
 
