@@ -90,6 +90,22 @@ def test_unchanged_code_passes(checkout: Checkout, perf: Callable[..., Result], 
     assert {each.head.batch_size for each in found.workloads} >= {1, 4, 16}
 
 
+def test_artifacts_are_valid_and_a_softened_verdict_is_not(
+    checkout: Checkout, perf: Callable[..., Result], tmp_path: Path
+) -> None:
+    checkout.speed(1.2)
+    folder = tmp_path / "artifacts"
+    assert perf("--output", str(folder / "perf.json"), "--baselines", str(folder), "--update-baseline").exit_code == 1
+    assert len(list(folder.glob("*.json"))) == 2
+    valid = CliRunner().invoke(main, ["validate-artifacts", str(folder)])
+    assert valid.exit_code == 0, valid.output
+    fields = json.loads((folder / "perf.json").read_text())
+    (folder / "perf.json").write_text(json.dumps(fields | {"verdict": "ok"}))
+    softened = CliRunner().invoke(main, ["validate-artifacts", str(folder)])
+    assert softened.exit_code == 1
+    assert "verdict" in softened.output
+
+
 def test_a_slowdown_of_12_percent_fails(checkout: Checkout, perf: Callable[..., Result]) -> None:
     checkout.speed(1.12)
     result = perf()
