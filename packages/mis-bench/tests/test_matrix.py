@@ -202,18 +202,32 @@ def test_a_changed_mission_is_refused(matrix: Any, fakes: Any, flags: list[str],
     assert "--output" in done.stderr
 
 
-def test_a_changed_checkpoint_and_broken_files_are_refused(matrix: Any, fakes: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({}, {"model_sha256": "1" * 64}, "model_sha256 was 000"),
+        ({}, {"versions": {"fake": "2.0"}}, "versions was {'fake': '1.0'}"),
+        ({"backend": "mis-server"}, {"options": {"step_tokens": 512}}, "step_tokens was None and is 512"),
+    ],
+)
+def test_a_changed_target_is_refused(
+    matrix: Any, fakes: Any, tmp_path: Path, before: dict[str, Any], after: dict[str, Any], message: str
+) -> None:
+    def about(changes: dict[str, Any]) -> Callable[[Any], None]:
+        return lambda target: setattr(target, "about", dataclasses.replace(target.about, **changes))
+
+    fakes.prepare = about(before)
+    assert matrix(*SMALL).exit_code == 0
+    (tmp_path / "mission" / "chunk_12.json").unlink()
+    fakes.prepare = about(before | after)
+    done = matrix(*SMALL)
+    assert (done.exit_code, message in " ".join(done.stderr.split())) == (1, True)
+
+
+def test_broken_files_of_a_mission_are_refused(matrix: Any, fakes: Any, tmp_path: Path) -> None:
     assert matrix(*SMALL).exit_code == 0
     chunk = tmp_path / "mission" / "chunk_12.json"
     fields = json.loads(chunk.read_text())
-    chunk.unlink()
-
-    def prepare(target: Any) -> None:
-        target.about = dataclasses.replace(target.about, model_sha256="1" * 64)
-
-    fakes.prepare = prepare
-    done = matrix(*SMALL)
-    assert (done.exit_code, "model_sha256 was 000" in " ".join(done.stderr.split())) == (1, True)
     chunk.write_text(json.dumps(fields | {"run_id": "another"}))
     done = matrix(*SMALL)
     assert (done.exit_code, "is not of the mission" in " ".join(done.stderr.split())) == (1, True)

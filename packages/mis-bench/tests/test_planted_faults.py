@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from mis_bench.artifacts.base import Part
+from mis_bench.checking.files import impossible
 from mis_bench.checking.folders import check_path
+from mis_bench.statistics import Interval, Latency
 
 Fields = dict[str, Any]
 
@@ -193,6 +196,10 @@ PLANTED: dict[str, tuple[str, Callable[[Fields], object], str]] = {
         .update(total_e2e_ms=50)), "less than the runs together",
     ),
     "planned otherwise": ("matrix/run_metadata.json", lambda f: f["plan"].update(sweep_runs=6), "unlike the plan"),
+    "planned for the future": (
+        "matrix/run_metadata.json",
+        lambda f: f["environment"].update(timestamp="2101-01-01T00:00:00Z"), "environment.timestamp is 2101",
+    ),
     "planned twice": (
         "matrix/run_metadata.json",
         lambda f: f["plan"]["configurations"].append(f["plan"]["configurations"][0]), "chunk_1 occurs twice",
@@ -204,6 +211,19 @@ PLANTED: dict[str, tuple[str, Callable[[Fields], object], str]] = {
         "matrix/run_metadata.json", lambda f: f["plan"].update(hourly_cost=3), "the plan makes it",
     ),
 }  # fmt: skip
+
+
+def test_percentiles_and_intervals_are_looked_for_everywhere() -> None:
+    class Holder(Part):
+        found: dict[str, list[Latency | Interval]]
+
+    upside_down = Interval(value=1, low=2, high=0, confidence=0.9)
+    falling = Latency(p50_ms=3, p95_ms=2, p99_ms=1, mean_ms=2, std_ms=0)
+    assert list(impossible(Holder(found={"a": [falling, upside_down]}))) == [
+        "found.a.0.p50_ms is 3.0, above p95_ms 2.0",
+        "found.a.0.p95_ms is 2.0, above p99_ms 1.0",
+        "found.a.1.low is 2.0, above high 0.0",
+    ]
 
 
 @pytest.mark.parametrize("name", PLANTED)

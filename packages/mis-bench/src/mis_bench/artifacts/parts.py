@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from mis_bench.artifacts.base import Part
 from mis_bench.environment import Environment
@@ -111,7 +111,7 @@ def unlike(part: Part, expected: Mapping[str, float | None]) -> Iterator[str]:
             yield f"{field} is {found}, but the other fields make it {value}"
 
 
-def unordered(part: Part, *fields: str) -> Iterator[str]:
+def unordered(part: BaseModel, *fields: str) -> Iterator[str]:
     """Yield a sentence for every pair of neighbouring fields that falls, as percentiles never do."""
     values = [(field, getattr(part, field)) for field in fields]
     known = [(field, value) for field, value in values if value is not None]

@@ -1,13 +1,18 @@
 """Every fault of one file: of its form, of its schema, and of its fields among themselves."""
 
+import datetime
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from mis_bench.artifacts.base import Artifact, kinds
+from mis_bench.artifacts.parts import unordered
+from mis_bench.environment import Environment
+from mis_bench.statistics import Interval, Latency
 
 KNOWN_NAMES = ("run.json", "stress.json", "matrix_results.json", "run_metadata.json", "validation.json")
 """Names that only artifacts have; other JSON files in a folder may be something else."""
@@ -53,7 +58,29 @@ def check_file(path: Path) -> Checked:
             for each in error.errors(include_url=False, include_input=False)
         ]
         return Checked(path, kind.SCHEMA, tuple(faults))
-    return Checked(path, kind.SCHEMA, tuple(artifact.inconsistencies()), artifact)
+    return Checked(path, kind.SCHEMA, (*artifact.inconsistencies(), *impossible(artifact)), artifact)
+
+
+def impossible(part: object, where: str = "") -> Iterator[str]:
+    """Yield what can be in no kind of artifact: percentiles out of order, intervals upside down, times to come.
+
+    Args:
+        part: An artifact, or anything in one.
+        where: Path to it.
+    """
+    if isinstance(part, Latency):
+        yield from (f"{where}{fault}" for fault in unordered(part, "p50_ms", "p95_ms", "p99_ms"))
+    elif isinstance(part, Interval):
+        yield from (f"{where}{fault}" for fault in unordered(part, "low", "high"))
+    elif isinstance(part, Environment):
+        if part.timestamp > datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=5):
+            yield f"{where}timestamp is {part.timestamp.isoformat()}, in the future"
+    elif isinstance(part, BaseModel):
+        for name in type(part).model_fields:
+            yield from impossible(getattr(part, name), f"{where}{name}.")
+    elif isinstance(part, dict | list):
+        for key, each in part.items() if isinstance(part, dict) else enumerate(part):
+            yield from impossible(each, f"{where}{key}.")
 
 
 def is_artifact(path: Path) -> bool:

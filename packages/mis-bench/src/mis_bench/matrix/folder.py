@@ -11,6 +11,9 @@ from mis_bench.targets.base import About
 
 METADATA, MATRIX, LOG = "run_metadata.json", "matrix_results.json", "mission.log"
 
+SWEPT = {"scoring_algorithm", "mask_impl", "multi_item_scoring_chunk_size"}
+"""Options that differ between the configurations of a mission."""
+
 
 class MissionError(Exception):
     """A mission cannot be resumed; one sentence says why and what to do."""
@@ -83,13 +86,17 @@ def same_target(earlier: About, now: About) -> None:
     """Check that a resumed mission asks the target that it began with, options that are swept aside.
 
     Raises:
-        MissionError: another checkpoint, or other versions.
+        MissionError: another checkpoint, other versions, or our engine with other options.
     """
-    for field in ("model_sha256", "backend", "dtype", "versions"):
-        before, after = getattr(earlier, field), getattr(now, field)
+    fields = ("model_sha256", "backend", "dtype", "versions")
+    values = [(field, getattr(earlier, field), getattr(now, field)) for field in fields]
+    if now.backend.startswith("mis-"):  # other servers put counts that change among their options
+        options = (earlier.options.keys() | now.options.keys()) - SWEPT
+        values += [(name, earlier.options.get(name), now.options.get(name)) for name in sorted(options)]
+    for name, before, after in values:
         if before != after:
             raise MissionError(
-                f"The target changed since the mission began: {field} was {before} and is {after}. "
+                f"The target changed since the mission began: {name} was {before} and is {after}. "
                 "Name another folder with --output."
             )
 
