@@ -68,6 +68,8 @@ def test_every_plot_is_drawn_and_nothing_is_loaded(report: str, tmp_path: Path, 
     assert set(page.marks) == set(page.plots)
     assert all(count >= 2 for count in page.marks.values()), page.marks
     assert int(page.body["data-overflow"]) <= 0
+    assert set(page.areas) == set(page.plots)
+    assert all(area[0] > 0.4 * width and area[1] > 80 for area in page.areas.values()), page.areas
 
 
 def test_what_the_test_above_excludes_would_be_noticed(tmp_path: Path) -> None:

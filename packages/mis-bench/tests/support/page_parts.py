@@ -10,6 +10,7 @@ class Page(HTMLParser):
     Attributes:
         loaded: Addresses.
         marks: Lines, points and bars by the identifiers of plots that have an SVG.
+        areas: Width and height of the area between the axes, in pixels, likewise.
         body: Attributes of the body.
     """
 
@@ -18,9 +19,10 @@ class Page(HTMLParser):
         self.loaded: list[str] = []
         self.plots: list[str] = []
         self.marks: dict[str, int] = {}
+        self.areas: dict[str, tuple[float, float]] = {}
         self.body: dict[str, str] = {}
         self._tag = ""
-        self._is_in_point = False
+        self._is_in_point = self._is_in_clip = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -36,6 +38,9 @@ class Page(HTMLParser):
             self.plots.append(found["id"])
         if tag == "svg" and "main-svg" in classes and self.plots:
             self.marks.setdefault(self.plots[-1], 0)
+        if tag == "rect" and self.plots and self._is_in_clip:
+            self.areas[self.plots[-1]] = (float(found["width"]), float(found["height"]))
+        self._is_in_clip = tag == "clippath" and "plotclip" in classes
         if tag == "path" and self.plots and ({"point", "js-line"} & classes or self._is_in_point) and found.get("d"):
             self.marks[self.plots[-1]] += 1
         self._is_in_point = tag == "g" and "point" in classes

@@ -1,6 +1,7 @@
 """How plots look: colours that colour-blind people tell apart, axes with units, room for labels."""
 
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from itertools import cycle, islice
@@ -86,7 +87,7 @@ def log_axis(title: str, values: Sequence[float], *, every: bool = False) -> dic
 def names_axis(labels: Sequence[str]) -> dict[str, Any]:
     """Return an axis of names for horizontal bars, the first at the top, long names broken into lines."""
     return {
-        "autorange": "reversed",
+        "range": [len(labels) - 0.5, -0.5],
         "showgrid": False,
         "automargin": True,
         "tickvals": list(labels),
@@ -96,7 +97,7 @@ def names_axis(labels: Sequence[str]) -> dict[str, Any]:
 
 def wrapped(text: str, width: int = 25) -> str:
     """Break a name into lines for a label."""
-    return "<br>".join(textwrap.wrap(text.replace(",", ", "), width, break_on_hyphens=True))
+    return "<br>".join(textwrap.wrap(re.sub(r",(?! )", ", ", text), width, break_on_hyphens=True))
 
 
 def bar_height(count: int) -> int:

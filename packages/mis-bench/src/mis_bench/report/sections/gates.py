@@ -65,7 +65,7 @@ def performance(sources: Sources) -> Iterator[Section]:
         header = [
             "workload",
             "change",
-            "95 % interval",
+            f"{100 * found.confidence:.4g} % interval",
             "base items/s",
             "head items/s",
             "base p95 ms",

@@ -81,7 +81,7 @@ def _figure(found: list[Point]) -> go.Figure:
     ys = [each.flops / TERA for each in found] + [roof.flops / TERA for roof in roofs.values()]
     return figure(
         traces,
-        x=log_axis("Arithmetic intensity in FLOP per byte of weights", [low, high]),
+        x=log_axis("Intensity in FLOP per byte", [low, high]),
         y=log_axis("TFLOP/s of a device", ys),
         height=460,
     )

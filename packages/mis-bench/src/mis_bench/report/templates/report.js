@@ -30,7 +30,7 @@
       ...layout,
       height: layout.height + 22 * names + 12,
       margin: { ...layout.margin, l: 8, r: 12, b: 64 + 22 * names + 12 },
-      legend: { ...layout.legend, orientation: "v", y: 0, yref: "container", yanchor: "bottom", x: 0, xref: "container" },
+      legend: { ...layout.legend, orientation: "v", y: 0, yref: "container", yanchor: "bottom", x: 0 },
     };
   }
 
