@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
-from scipy import stats
 
 _RESAMPLES = 2000
 
@@ -57,6 +56,8 @@ def interval(
     value = float(statistic(values))
     if len(values) == 1:
         return Interval(value=value, low=value, high=value, confidence=confidence)
+    from scipy import stats  # late: it takes a second, and reading artifacts does not need it
+
     found = stats.bootstrap(
         (np.asarray(values),),
         statistic,
