@@ -291,6 +291,18 @@ PROBE = ("--workload", "probe-5-4-3", "--rounds", "2")
 
 
 class TestCommand:
+    def test_hardware_is_the_accelerators_or_this_machine_or_unknown(
+        self, fakes: Callable[..., None], tmp_path: Path
+    ) -> None:
+        on_tpu, remote = Fake("tpu"), Fake("mis=http://host:1")
+        on_tpu.about = dataclasses.replace(on_tpu.about, accelerators="1 x TPU v6e")
+        fakes(**{"tpu": on_tpu, "mis=http://host:1": remote, "here": Fake("here")})
+        targets = ("--target", "tpu", "--target", "mis=http://host:1", "--target", "here")
+        assert run(*targets, *PROBE, "--output", str(tmp_path / "c.json"))[0] == 0
+        found = read_artifact(tmp_path / "c.json")
+        assert isinstance(found, Comparison)
+        assert [each.hardware for each in found.targets] == ["1 x TPU v6e", None, HERE.hardware]
+
     def test_targets_are_measured_and_stored(self, fakes: Callable[..., None], tmp_path: Path) -> None:
         fakes(a=Fake("a"), b=Fake("b"))
         files = ["--output", str(tmp_path / "c.json"), "--markdown", str(tmp_path / "c.md")]

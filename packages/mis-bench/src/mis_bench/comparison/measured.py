@@ -39,7 +39,7 @@ def measured(
         chunk_sizes: As in `measure_in_turn`.
         slow_items: Likewise.
         hourly_cost_usd: By target.
-        hardware: What targets of this machine compute on.
+        hardware: What targets of this machine compute on, unless they name accelerators.
         on_start: Told of every target before it is made.
         on_request: As in `measure_in_turn`.
     """
@@ -82,7 +82,7 @@ def _described(name: str, target: Target, hardware: str, hourly_cost_usd: float 
     return ComparedTarget(
         name=name,
         backend=about.backend,
-        hardware=None if "://" in name else hardware,
+        hardware=about.accelerators or (None if "://" in name else hardware),
         model=about.model,
         model_sha256=about.model_sha256,
         dtype=about.dtype,

@@ -48,9 +48,14 @@
     for (const element of document.querySelectorAll(".plot")) Plotly.relayout(element, theme(element.layout));
   };
   dark.addEventListener("change", repaint);
+  // Paper is white whatever the reader's theme, and nothing on it can be unfolded.
   addEventListener("beforeprint", () => {
+    document.documentElement.classList.add("printing");
     for (const table of document.querySelectorAll("details")) table.open = true;
     repaint();
   });
-  addEventListener("afterprint", repaint);
+  addEventListener("afterprint", () => {
+    document.documentElement.classList.remove("printing");
+    repaint();
+  });
 })();
