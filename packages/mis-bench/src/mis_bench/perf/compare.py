@@ -26,8 +26,8 @@ OPTIONS: dict[str, int | str] = {"chunked_prefill_size": 1024, "max_total_tokens
 PAIRS = 20
 """Of every workload in a session."""
 
-SESSIONS = range(2, 6)
-"""Fewest sessions, and one more than the most."""
+FEWEST_SESSIONS, MOST_SESSIONS = 2, 5
+"""One pair of processes would not show how much processes differ."""
 
 _GEOMETRY = "canonical-400-50-20"
 
@@ -97,12 +97,12 @@ def compare(
     """
     where, began = environment(), time.perf_counter()
     events = events or Events()
-    rules = Rules(len(asked), SESSIONS.stop - 1)
+    rules = Rules(len(asked), MOST_SESSIONS)
     sessions: list[Session] = []
     names = list(asked)
-    while len(sessions) < SESSIONS.stop - 1:
+    while len(sessions) < MOST_SESSIONS:
         number = len(sessions)
-        if number >= SESSIONS.start and (
+        if number >= FEWEST_SESSIONS and (
             time.perf_counter() - began > minutes * 60 or _is_settled(sessions, asked, rules)
         ):
             break
