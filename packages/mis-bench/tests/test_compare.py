@@ -295,7 +295,7 @@ class TestCommand:
         self, fakes: Callable[..., None], tmp_path: Path
     ) -> None:
         on_tpu, remote = Fake("tpu"), Fake("mis=http://host:1")
-        on_tpu.about = dataclasses.replace(on_tpu.about, accelerators="1 x TPU v6e")
+        on_tpu.about = dataclasses.replace(on_tpu.about, options={"devices": "1 x TPU v6e"})
         fakes(**{"tpu": on_tpu, "mis=http://host:1": remote, "here": Fake("here")})
         targets = ("--target", "tpu", "--target", "mis=http://host:1", "--target", "here")
         assert run(*targets, *PROBE, "--output", str(tmp_path / "c.json"))[0] == 0

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
 from mis_bench.artifacts.comparison import Difference, Figures, Limits, Row, View
 from mis_bench.statistics import Interval, interval
@@ -93,6 +92,8 @@ def ratio_interval(
     value = float(np.median(above) / np.median(below))
     if min(len(above), len(below)) < 2:
         return Interval(value=value, low=value, high=value, confidence=confidence)
+    from scipy import stats  # late: it takes a second
+
     found = stats.bootstrap(
         (above, below),
         lambda a, b, axis: np.median(a, axis) / np.median(b, axis),
