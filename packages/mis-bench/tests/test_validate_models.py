@@ -1,7 +1,10 @@
 """The gates on real engines: checkpoints of all families pass, and planted faults do not."""
 
+import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,34 +81,44 @@ def failed(found: ModelValidation) -> set[str]:
     return {gate.name for gate in found.gates if not gate.passed}
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "bfloat16"), ("qwen2", "float32"), ("llama", "bfloat16")])
-def test_every_family_passes(checkpoint_factory, family: str, dtype: str) -> None:
-    model = checkpoint_factory(family, vocab_size=VOCABULARY)
-    subject = open_subject("engine", model, OPTIONS | {"dtype": dtype}, 600)
-    try:
-        found = run(
-            subject,
-            dtype,
-            SMALL,
-            lambda: make_target("transformers-serial", model=model, options={"dtype": dtype}),
-        )
-    finally:
-        subject.close()
-    assert failed(found) == set(), [gate for gate in found.gates if not gate.passed]
-    assert not any(gate.waived for gate in found.gates)
-    assert found.isolation.other_requests_max_abs_diff == 0.0
-
-
 @pytest.fixture(scope="module")
 def model(checkpoint_factory) -> Path:
     return checkpoint_factory(vocab_size=VOCABULARY)
 
 
 @pytest.fixture(scope="module")
-def subject(model: Path) -> Iterator[Subject]:
+def whole(model: Path) -> Iterator[Subject]:
+    """An engine, and what makes a second one with a delimiter."""
     opened = open_subject("engine", model, OPTIONS | {"dtype": "bfloat16"}, 600)
-    yield replace(opened, delimited=None)
+    yield opened
     opened.close()
+
+
+@pytest.fixture
+def subject(whole: Subject) -> Subject:
+    """The engine alone; the delimiter goes to the end of the query."""
+    return replace(whole, delimited=None)
+
+
+def pytorch(model: Path, dtype: str) -> Callable[[], Target]:
+    return partial(make_target, "transformers-serial", model=model, options={"dtype": dtype})
+
+
+@pytest.mark.parity
+def test_qwen3_passes_every_gate(whole: Subject, model: Path) -> None:
+    found = run(whole, "bfloat16", SMALL, pytorch(model, "bfloat16"))
+    assert failed(found) == set(), [gate for gate in found.gates if not gate.passed]
+    assert not any(gate.waived for gate in found.gates)
+    assert found.isolation.other_requests_max_abs_diff == 0.0
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(("family", "dtype"), [("qwen2", "float32"), ("llama", "bfloat16")])
+def test_the_other_families_pass(checkpoint_factory, family: str, dtype: str) -> None:
+    model = checkpoint_factory(family, vocab_size=VOCABULARY)
+    with closing(open_subject("engine", model, OPTIONS | {"dtype": dtype}, 600)) as opened:
+        found = run(replace(opened, delimited=None), dtype, FEW, pytorch(model, dtype))
+    assert failed(found) == set(), [gate for gate in found.gates if not gate.passed]
 
 
 def leak(scores: np.ndarray) -> np.ndarray:
@@ -160,6 +173,16 @@ def test_positions_shifted_by_one_fail_parity(subject: Subject, model: Path) -> 
 @pytest.mark.parity
 def test_pytorch_with_another_checkpoint_fails_parity(subject: Subject, checkpoint_factory) -> None:
     other = checkpoint_factory(vocab_size=VOCABULARY, seed=1)
-    reference = lambda: make_target("transformers-serial", model=other, options={"dtype": "bfloat16"})  # noqa: E731
-    found = failed(run(subject, "bfloat16", reference=reference))
+    found = failed(run(subject, "bfloat16", reference=pytorch(other, "bfloat16")))
     assert {"max_abs_diff_jax_serial_vs_torch_serial", "max_abs_diff_jax_multi_vs_torch_serial"} <= found
+
+
+def test_a_server_passes_over_http(server, checkpoint: Path) -> None:
+    vocab_size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
+    cases = build_cases(vocab_size)
+    few = replace(cases, isolated=cases.isolated[:1], compared=cases.compared[:2])
+    with closing(open_subject(f"mis={server.base_url}", checkpoint, {}, 600)) as subject:
+        found = run(subject, subject.multi.about.dtype or "", few)
+    assert failed(found) == set()
+    assert found.isolation.other_requests_max_abs_diff == 0.0
+    assert found.equivalence_query_plus_delimiter.max_abs_diff is not None
