@@ -194,6 +194,7 @@ class TestAssembling:
         best = found.best_native_view.best
         assert best is not None
         assert best.target == "b"
+        assert "Best setting of b: calls of 1 item." in found.recommendations
         assert any("faster in chunks of 1" in text and "slower in chunks of 4" in text for text in found.findings)
 
     def test_a_targets_own_settings_are_preferred_for_its_best(self) -> None:
@@ -219,7 +220,7 @@ class TestAssembling:
         found = comparison(evidence(series("a", None), answers={}))
         assert not found.passed
         assert found.best_native_view.winner is None
-        assert found.findings[0].startswith("No target may win")
+        assert found.recommendations[0].startswith("No target may win")
 
     def test_it_survives_being_written_and_read(self, tmp_path: Path) -> None:
         found = comparison(evidence(series("a", 1.0, 1.1), series("b", 2.0, 2.1)))

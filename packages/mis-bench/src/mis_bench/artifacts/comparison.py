@@ -175,6 +175,7 @@ class Comparison(Artifact, schema="mis-comparison-v1"):
         portable_view: Every target at every chunk size: the same calls for all.
         best_native_view: Every target at its own best chunk size.
         requests: All timed requests, where they were measured here.
+        recommendations: Sentences: the winner, and the best setting of each target.
         findings: Sentences: what is better or worse than the reference, where, and by how much.
     """
 
@@ -188,6 +189,7 @@ class Comparison(Artifact, schema="mis-comparison-v1"):
     best_native_view: View
     correctness: list[Difference]
     requests: list[Request] = Field(default_factory=list)
+    recommendations: list[str]
     findings: list[str]
     notes: list[str] = Field(default_factory=list)
 

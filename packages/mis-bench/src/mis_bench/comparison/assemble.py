@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from mis_bench.artifacts.comparison import ComparedTarget, Comparison, Difference, Limits, Request, View
 from mis_bench.artifacts.parts import WorkloadPart
-from mis_bench.comparison.findings import findings
+from mis_bench.comparison.findings import findings, recommendations
 from mis_bench.comparison.rules import difference, judged
 from mis_bench.comparison.series import Series
 from mis_bench.environment import Environment
@@ -71,6 +71,7 @@ def compare(
         best_native_view=native,
         correctness=correctness,
         requests=list(evidence.requests),
+        recommendations=recommendations(portable, native),
         findings=findings(portable, native, reference),
         notes=list(evidence.notes),
     )

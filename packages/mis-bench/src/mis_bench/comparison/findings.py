@@ -6,8 +6,28 @@ from mis_bench.artifacts.comparison import Row, View
 
 
 def findings(portable: View, native: View, reference: str) -> list[str]:
-    """Return the sentences: the winner, then each target at its best, then chunk size by chunk size."""
-    return [*_winner(native), *_at_their_best(native, reference), *_by_chunk(portable, reference)]
+    """Return where targets are better or worse: each at its best, then chunk size by chunk size."""
+    return [*_at_their_best(native, reference), *_by_chunk(portable, reference)]
+
+
+def recommendations(portable: View, native: View) -> list[str]:
+    """Return what to use: the winner, and the best setting of every target that was measured in several."""
+    settings = [f"Best setting of {row.target}: {_setting(row)}." for row in native.rows if _has_choice(portable, row)]
+    return [*_winner(native), *settings]
+
+
+def _has_choice(portable: View, row: Row) -> bool:
+    others = [each for each in portable.rows if each.target == row.target]
+    return row.eligible and (len(others) > 1 or bool(row.setting))
+
+
+def _setting(row: Row) -> str:
+    calls = (
+        "whole requests"
+        if row.chunk_items >= row.items
+        else f"calls of {row.chunk_items} item{'' if row.chunk_items == 1 else 's'}"
+    )
+    return f"{calls}, {row.setting}" if row.setting else calls
 
 
 def _winner(native: View) -> Iterator[str]:

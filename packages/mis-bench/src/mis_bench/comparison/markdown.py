@@ -25,7 +25,7 @@ def _lines(found: Comparison) -> Iterator[str]:
         else "The targets were measured in separate runs."
     )
     yield ""
-    yield from (f"- {sentence}" for sentence in found.findings)
+    yield from (f"- {sentence}" for sentence in (*found.recommendations, *found.findings))
     for title, view in views(found):
         yield from ["", f"## {title}", "", *_view(view, found.reference)]
     yield from ["", "## Gates", "", *_gates(found)]

@@ -35,7 +35,7 @@ def _section(found: Comparison, identifier: str) -> Section:
     if absent:
         tables.append(Table("Could not run", ["target", "why"], absent))
     title = f"Comparison on {found.workload.name}"
-    return Section(identifier, title, plots, tables, [*found.findings, *found.notes])
+    return Section(identifier, title, plots, tables, [*found.recommendations, *found.findings, *found.notes])
 
 
 def _bars(view: View, drawn: list[Row]) -> go.Figure:
