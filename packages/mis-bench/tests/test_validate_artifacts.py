@@ -28,6 +28,13 @@ def test_what_the_commands_write_is_valid(missions: Path) -> None:
     assert done.stdout.endswith("8 files, 0 faults\n")
 
 
+def test_what_lies_deeper_is_not_passed_over_in_silence(missions: Path) -> None:
+    (missions / "copy.json").write_bytes((missions / "stress" / "stress.json").read_bytes())
+    done = invoke(missions)
+    assert done.stdout == "1 files, 0 faults\n"
+    assert done.stderr == "8 more in folders below were not looked at; --all does.\n"
+
+
 def test_json_names_every_file_and_fault(missions: Path) -> None:
     (missions / "run" / "run.csv").unlink()
     found = json.loads(invoke(missions / "run", "--json").stdout)

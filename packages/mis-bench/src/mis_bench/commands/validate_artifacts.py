@@ -17,10 +17,12 @@ def validate_artifacts(path: Path, below: bool, as_json: bool, verbose: bool) ->
     PATH is a file or a folder. All faults of all files are listed. Exit status 1 if there is one, 2 if PATH holds no
     artifact or cannot be read.
     """
+    from mis_bench.checking.files import is_artifact
     from mis_bench.checking.folders import check_path
 
     try:
         files = check_path(path, below=below)
+        passed_over = 0 if below else sum(is_artifact(file) for file in path.glob("*/**/*.json"))
     except OSError as error:
         raise click.UsageError(f"{error.filename or path} cannot be read: {error.strerror}.") from None
     if not files:
@@ -37,5 +39,7 @@ def validate_artifacts(path: Path, below: bool, as_json: bool, verbose: bool) ->
             if verbose and not each.faults:
                 click.echo(f"{each.path}: valid {each.schema}")
         click.echo(f"{len(files)} files, {count} faults")
+    if passed_over:
+        click.echo(f"{passed_over} more in folders below were not looked at; --all does.", err=True)
     if count:
         raise SystemExit(1)
