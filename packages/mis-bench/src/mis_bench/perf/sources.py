@@ -11,7 +11,7 @@ import io
 import shutil
 import subprocess
 import sys
-import tarfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,10 +119,10 @@ def _extract(repository: Path, commit: str, side: Path) -> None:
     ]
     if list(PACKAGES) != present:
         raise PerfError(f"Commit {commit[:12]} has no {' and '.join(set(PACKAGES) - set(present))}.")
-    command = ["git", "-C", str(repository), "archive", commit, *PACKAGES]
+    command = ["git", "-C", str(repository), "archive", "--format=zip", commit, *PACKAGES]
     archive = subprocess.run(command, capture_output=True, check=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(side, filter="data")
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        files.extractall(side)
 
 
 def _copy(repository: Path, side: Path) -> None:
