@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mis_bench.targets.base import CallFailed, Target, TargetUnavailable
+from mis_bench.targets.base import About, CallFailed, Target, TargetUnavailable
 from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload, build_workload
 
@@ -102,9 +102,23 @@ def test_transformers_says_what_it_is(made: Callable[..., Target]) -> None:
     about = target.about
     assert (about.name, about.backend, about.dtype) == ("transformers-batched", "transformers", "float32")
     assert about.options["batch"] == 4
+    assert about.options["devices"] == "1 x cpu"
+    assert about.accelerators is None
     assert set(about.versions) == {"torch", "transformers"}
     assert target.counts()["memory_bytes"] > 1e6
     target.forget()
+
+
+def test_a_gpu_of_transformers_is_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H200")
+    import torch
+
+    from mis_bench.targets.pytorch import devices
+
+    assert (
+        About("t", "transformers", "m", options={"devices": devices(torch.device("cuda"))}).accelerators
+        == "1 x NVIDIA H200"
+    )
 
 
 def test_one_model_may_be_asked_in_another_way(made: Callable[..., Target], oracle: Any) -> None:

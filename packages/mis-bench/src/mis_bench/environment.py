@@ -9,8 +9,14 @@ import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from mis_bench.targets.base import About
+
+Here = TypeVar("Here", str, str | None)
 
 _PACKAGES = (
     "mis-bench", "mis-core", "mis-kernels", "mis-server", "jax", "jaxlib", "libtpu", "numpy", "torch", "transformers",
@@ -60,6 +66,17 @@ def environment(hardware: str | None = None) -> Environment:
     )
 
 
+def hardware_of(given: str | None, about: "About", here: Here) -> str | Here:
+    """Return what a target computes on: what the user says, else its accelerators, else what is here.
+
+    Args:
+        given: The user's word, by `--hardware`.
+        about: What the target says of itself.
+        here: Of this machine; None where the target may be elsewhere.
+    """
+    return given or about.accelerators or here
+
+
 def cpu_name() -> str:
     """Return the CPU's model and number of cores, `AMD EPYC 9B14, 2 cores` for instance."""
     model = platform.processor() or platform.machine()
@@ -104,6 +121,7 @@ def _commit() -> tuple[str | None, bool | None]:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # an installed copy may lie in another repository
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
     except (OSError, subprocess.SubprocessError):
         return None, None

@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,7 +141,7 @@ def matrix(
                 workload=workload,
                 options=options,
                 open=lambda given: opened(spec, directory, given, timeout),
-                surroundings=partial(environment, hardware),
+                hardware=hardware,
                 on_plan=lambda runs: bar.update(task, total=(bar.tasks[task].total or 0) + runs),
                 on_run=lambda runs: bar.advance(task, runs),
             )

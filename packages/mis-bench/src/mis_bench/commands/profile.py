@@ -72,6 +72,7 @@ def profile(
     memory         what lies on the devices; no latencies
     kernels        hot spots among the operations
     """
+    from mis_bench.environment import cpu_name, hardware_of
     from mis_bench.profile.recording import ProfileError
     from mis_bench.profile.run import Subject
     from mis_bench.profile.run import profile as run
@@ -94,7 +95,7 @@ def profile(
         subject = Subject(
             TimeLimited(target, timeout),
             vocab_size=vocabulary(directory, vocab_size),
-            hardware=hardware or target.about.accelerators,
+            hardware=hardware_of(hardware, target.about, cpu_name()),
             engine=getattr(target, "engine", None),
             url=url,
             admin_key=options.get("admin_key", options.get("api_key")),

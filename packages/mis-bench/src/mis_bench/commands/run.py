@@ -98,7 +98,7 @@ def run(
     Writes run.json, run.csv and calls.jsonl. Exit status 1 if a call failed, or for a regression against --baseline.
     """  # fmt: skip
     from mis_bench.artifacts.run import RunResult
-    from mis_bench.environment import environment
+    from mis_bench.environment import environment, hardware_of
     from mis_bench.rows import Counts
     from mis_bench.runs import measure_rows, write_run
 
@@ -142,7 +142,7 @@ def run(
                 )
                 rows += found
                 records += called
-        where.hardware = hardware or abouts[0].accelerators or where.hardware
+        where.hardware = hardware_of(hardware, abouts[0], where.hardware)
         result = RunResult(
             environment=where,
             run_id=run_id,

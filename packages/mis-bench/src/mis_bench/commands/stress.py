@@ -66,7 +66,7 @@ def stress(
     target answers no more afterwards.
     """  # fmt: skip
     from mis_bench.artifacts.stress import StressResult
-    from mis_bench.environment import environment
+    from mis_bench.environment import environment, hardware_of
     from mis_bench.stress import stress_configurations, stress_one
 
     where, began = environment(hardware), time.perf_counter()
@@ -96,7 +96,7 @@ def stress(
                 )
             )
             passed += each.seconds
-        where.hardware = hardware or target.about.accelerators or where.hardware
+        where.hardware = hardware_of(hardware, target.about, where.hardware)
         result = StressResult(
             environment=where,
             run_id=run_id,

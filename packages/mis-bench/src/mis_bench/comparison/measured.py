@@ -8,6 +8,7 @@ from mis_bench.artifacts.comparison import ComparedTarget
 from mis_bench.artifacts.parts import WorkloadPart
 from mis_bench.comparison.assemble import Evidence
 from mis_bench.comparison.in_turn import measure_in_turn
+from mis_bench.environment import hardware_of
 from mis_bench.targets.base import Target, TargetUnavailable
 from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload
@@ -82,7 +83,7 @@ def _described(name: str, target: Target, hardware: str, hourly_cost_usd: float 
     return ComparedTarget(
         name=name,
         backend=about.backend,
-        hardware=about.accelerators or (None if "://" in name else hardware),
+        hardware=hardware_of(None, about, None if "://" in name else hardware),
         model=about.model,
         model_sha256=about.model_sha256,
         dtype=about.dtype,

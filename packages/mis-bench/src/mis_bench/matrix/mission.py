@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mis_bench.artifacts.matrix import MatrixChunk, MatrixPlan, MatrixSummary, Phase, RunMetadata, ScoreMatrix, winner
 from mis_bench.artifacts.matrix_row import Configuration, MatrixRow
-from mis_bench.environment import Environment
+from mis_bench.environment import environment, hardware_of
 from mis_bench.matrix.folder import MATRIX, file_of, same_target, stored
 from mis_bench.matrix.measuring import measure_configuration, pieces
 from mis_bench.targets.base import About, Target, TargetUnavailable
@@ -32,7 +32,7 @@ class Mission:
         workload: The whole request.
         options: Of the target, as the user gave them; the plan has them without secrets.
         open: Opens the target with the options of a layout.
-        surroundings: Describes this machine, anew for every artifact.
+        hardware: What computes, by the user's word.
         on_plan: Told how many runs are to come.
         on_run: Told how many of them are done, or will not come.
     """
@@ -42,7 +42,7 @@ class Mission:
     workload: Workload
     options: dict[str, str]
     open: Open
-    surroundings: Callable[[], Environment]
+    hardware: str | None
     on_plan: Callable[[int], None] = lambda _: None
     on_run: Callable[[int], None] = lambda _: None
 
@@ -71,7 +71,7 @@ def run_mission(mission: Mission) -> ScoreMatrix:
     chunks = [*swept, *confirmed]
     began = mission.metadata.environment
     matrix = ScoreMatrix(
-        environment=began.model_copy(update={"hardware": abouts[0].accelerators or began.hardware}),
+        environment=began.model_copy(update={"hardware": hardware_of(mission.hardware, abouts[0], began.hardware)}),
         run_id=mission.metadata.run_id,
         finished=datetime.datetime.now(datetime.UTC),
         target=abouts[0],
@@ -145,7 +145,7 @@ def _opened(mission: Mission, stack: ExitStack, options: dict[str, str]) -> tupl
 def _chunk(
     mission: Mission, phase: Phase, configuration: Configuration, target: Target | None, reason: str
 ) -> MatrixChunk:
-    surroundings, plan = mission.surroundings(), mission.plan
+    here, plan = environment(mission.hardware), mission.plan
     about: About | None = None
     if target is None:
         calls = len(pieces(mission.workload, plan, configuration))
@@ -159,7 +159,7 @@ def _chunk(
             target, mission.workload, plan, configuration, timed_runs=runs, on_run=lambda: mission.on_run(1)
         )
     return MatrixChunk(
-        environment=surroundings,
+        environment=here,
         run_id=mission.metadata.run_id,
         phase=phase,
         finished=datetime.datetime.now(datetime.UTC),

@@ -22,7 +22,7 @@ def metadata_of(plan: Plan, model: str, environment: Environment, batch_sizes: S
     return Metadata(
         timestamp=environment.timestamp,
         commit=environment.commit,
-        branch=_branch(),
+        branch=_branch() if environment.commit else None,
         trigger=os.environ.get("GITHUB_EVENT_NAME", "manual"),
         config=MetadataConfig(
             profile=plan.scenario, model=model, batch_sizes=list(batch_sizes), num_runs=plan.timed + plan.profiled

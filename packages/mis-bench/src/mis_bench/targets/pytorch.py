@@ -63,7 +63,7 @@ class PyTorch:
             model=str(directory),
             model_sha256=checkpoint_sha256(directory),
             dtype=dtype,
-            options={"attention": "sdpa", "device": str(model.device), "threads": torch.get_num_threads()}
+            options={"attention": "sdpa", "devices": devices(model.device), "threads": torch.get_num_threads()}
             | ({} if way == "serial" else {"batch": batch}),
             versions={"torch": torch.__version__, "transformers": transformers.__version__},
         )
@@ -150,6 +150,11 @@ class PyTorch:
         logits = self._model.get_output_embeddings()(states)
         sums = np.zeros(0) if apply_softmax else logits.float().logsumexp(dim=1).cpu().numpy()
         return logits[:, labels].float().cpu().numpy(), sums
+
+
+def devices(device: torch.device) -> str:
+    """Return number and kind, as engines describe theirs (`About.accelerators`)."""
+    return f"1 x {torch.cuda.get_device_name(device) if device.type == 'cuda' else device.type}"
 
 
 def _batched(items: list[list[int]], size: int) -> Iterator[list[list[int]]]:
