@@ -12,13 +12,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mis_bench.artifacts.base import read_artifact
+from mis_bench.artifacts.parts import unordered
 from mis_bench.artifacts.run import RunResult
 from mis_bench.checking.folders import check_path
 from mis_bench.cli import main
-from mis_bench.loads import Load, arrivals
+from mis_bench.commands.measuring import opened
+from mis_bench.loads import Load
 from mis_bench.measure import closed_loop, counted
 from mis_bench.profiles import PROFILES, configurations, parameter_count
 from mis_bench.rows import Counts, measure_row
+from mis_bench.statistics import Interval
 from mis_bench.targets.base import CallFailed
 from mis_bench.targets.limited import TimeLimited
 from mis_bench.workload import Workload, build_workload
@@ -120,19 +123,43 @@ def test_failures_fail_the_row_and_the_command(run: Any, fakes: Any, failing: An
     assert [each.faults for each in check_path(tmp_path / "run")] == [()]
 
 
-def test_a_compilation_in_the_timed_window_marks_the_row(run: Any, fakes: Any, tmp_path: Path) -> None:
-    def prepare(target: Any) -> None:
-        def before(number: int, _: Workload) -> None:
-            target.compilations += number == 3
+@pytest.mark.parametrize(("numbers", "expected"), [((3,), ("ok", 0, 6)), (range(99), ("warn", 4, 10))])
+def test_a_loop_that_compiles_is_repeated_and_the_last_one_marks_the_row(
+    fakes: Any, numbers: Any, expected: tuple[str, int, int]
+) -> None:
+    target = fakes.make("engine")
 
-        target.before = before
+    def before(number: int, _: Workload) -> None:
+        target.compilations += number in numbers
 
-    fakes.prepare = prepare
-    assert run("--workload", "probe-9-3-4", "--runs", "4", "--warmup-runs", "2").exit_code == 0
-    cold, warm = result_of(tmp_path / "run").rows
-    assert (cold.status, cold.timed_compilations, warm.status) == ("warn", 1, "ok")
-    assert cold.reason is not None
-    assert "compilations in the timed window" in cold.reason
+    target.before = before
+    row, _ = measure_row(target, "row", Load(build_workload("probe-9-3-4")), Counts(runs=4, warmup_runs=2))
+    assert (row.status, row.timed_compilations, row.warmup_runs) == expected
+    assert (row.reason is None) == (row.status == "ok")
+    assert row.reason is None or "compilations in the timed window" in row.reason
+
+
+def test_calls_that_fail_in_a_loop_that_is_not_steady_fail_the_row(fakes: Any) -> None:
+    target = fakes.make("engine")
+
+    def before(number: int, _: Workload) -> None:
+        fakes.clock.wait(0.1 if number < 2 else 0)
+        if number in (3, 4):
+            raise CallFailed("http_error", "502 from /v1/score.")
+
+    target.before = before
+    row, calls = measure_row(target, "row", Load(build_workload("probe-9-3-4")), Counts(runs=5, warmup_runs=2))
+    assert (row.status, row.failure_reason_counts, row.success_rate) == ("failed", {"http_error": 2}, 0.6)
+    assert len(calls) == 7  # no second loop hides them
+
+
+def test_a_run_in_which_no_row_fits_fails(run: Any, fakes: Any, failing: Any, tmp_path: Path) -> None:
+    fakes.prepare = lambda target: setattr(target, "before", failing("rejected"))
+    done = run("--workload", "probe-9-3-4", "--runs", "4", "--warmup-runs", "2")
+    assert done.exit_code == 1
+    rows = result_of(tmp_path / "run").rows
+    assert [row.status for row in rows] == ["failed", "failed"]
+    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
 
 
 def test_a_target_that_cannot_forget_fails_its_rows(run: Any, fakes: Any, tmp_path: Path) -> None:
@@ -178,6 +205,29 @@ def test_answers_of_another_shape_are_failures(fakes: Any) -> None:
     assert timed.failures == {"shape_mismatch": 1}
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_scores_that_are_no_numbers_are_failures(fakes: Any, wrong: float) -> None:
+    target = fakes.make("engine")
+    target.scores = lambda workload: np.array([[0.5, 0.5], [0.5, wrong], [0.5, 0.5]])
+    timed = closed_loop(target, [build_workload("probe-9-3-4")])
+    assert timed.failures == {"missing_scores": 1}
+    assert "finite" in timed.calls[0].message
+
+
+def test_a_server_waits_as_long_as_the_command_does_unless_told_otherwise(fakes: Any) -> None:
+    for options, seconds in ({}, "400.0"), ({"timeout_s": "7"}, "7"):
+        with opened("mis=http://127.0.0.1:1", None, options, 400.0) as target:
+            assert target.about.options == {"timeout_s": seconds}
+    with opened("engine", None, {}, 400.0) as target:
+        assert target.about.options == {}
+
+
+@pytest.mark.parametrize(("low", "high", "is_fault"), [(-0.5, -0.5, False), (-0.5, -0.6, True), (0.6, 0.5, True)])
+def test_figures_below_zero_are_in_order_as_others_are(low: float, high: float, is_fault: bool) -> None:
+    found = list(unordered(Interval(value=low, low=low, high=high, confidence=0.95), "low", "high"))
+    assert bool(found) == is_fault
+
+
 def test_callers_and_arrivals(run: Any, fakes: Any, tmp_path: Path) -> None:
     flags = ["--workload", "probe-9-3-4", "--runs", "12", "--warmup-runs", "4"]
     assert run(*flags, "--concurrency", "4", "--output", str(tmp_path / "closed")).exit_code == 0
@@ -187,17 +237,6 @@ def test_callers_and_arrivals(run: Any, fakes: Any, tmp_path: Path) -> None:
     assert closed.rows[0].throughput_interval is not None
     assert opened.rows[0].throughput_interval is None
     assert not [fault for each in check_path(tmp_path, below=True) for fault in each.faults]
-
-
-def test_arrivals_are_a_poisson_process_that_a_seed_decides() -> None:
-    requests = lambda: Load(build_workload("probe-2-1-1")).requests()  # noqa: E731
-    first, again, other = (arrivals(50, requests(), total=400, seed=seed) for seed in (1, 1, 2))
-    times = [due for due, _ in first]
-    assert times == [due for due, _ in again] != [due for due, _ in other]
-    assert times == sorted(times)
-    gaps = np.diff([0, *times])
-    assert abs(np.mean(gaps) - 1 / 50) < 0.003
-    assert abs(np.std(gaps) - 1 / 50) < 0.005
 
 
 def test_ids_are_folded_into_the_vocabulary_of_the_checkpoint(

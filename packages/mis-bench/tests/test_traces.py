@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from mis_bench.cli import main
 from mis_bench.measure import open_loop
 from mis_bench.targets.base import Reply
 from mis_bench.workload import Workload, WorkloadNameError, build_workload
-from mis_bench.workloads.traces import MAX_ARRIVALS, Trace, TraceError, build_trace, poisson
+from mis_bench.workloads.traces import MAX_ARRIVALS, Trace, TraceError, arriving, build_trace, poisson
 
 LINE = {"arrival_s": 0.5, "request": {"query": [1, 2], "items": [[3]], "label_token_ids": [4]}}
 
@@ -39,6 +39,15 @@ def test_mixed_loads_have_their_weights_and_rate() -> None:
 def test_no_two_requests_share_a_query() -> None:
     arrivals = build_trace("mixed:4:60").arrivals
     assert len({bytes(np.asarray(arrival.workload.query)) for arrival in arrivals}) == 60
+
+
+def test_requests_of_ones_own_arrive_as_a_poisson_process_that_a_seed_decides() -> None:
+    first, again, other = (arriving(repeat(build_workload("probe-2-1-1")), 50, total=400, seed=n) for n in (1, 1, 2))
+    times = [due for due, _ in first]
+    assert times == [due for due, _ in again] != [due for due, _ in other]
+    gaps = np.diff([0, *times])
+    assert abs(np.mean(gaps) - 1 / 50) < 0.003
+    assert abs(np.std(gaps) - 1 / 50) < 0.005
 
 
 def test_seeds_differ_and_rates_only_stretch() -> None:

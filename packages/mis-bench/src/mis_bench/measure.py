@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from mis_bench.targets.base import CallFailed, Reply, Target
+from mis_bench.targets.base import CallFailed, Reply, Target, fitting
 from mis_bench.workload import Workload
 
 
@@ -86,13 +86,10 @@ def one_call(target: Target, workload: Workload, *, since: float, due: float | N
     start = began if due is None else due
     try:
         reply = target.score(workload)
+        latency = time.perf_counter() - start
+        fitting(reply.scores, workload)
     except CallFailed as error:
         return Call(workload, began - since, time.perf_counter() - start, None, error.reason, str(error))
-    latency = time.perf_counter() - start
-    wanted = (workload.num_items, len(workload.label_token_ids))
-    if reply.scores.shape != wanted:
-        message = f"Scores are {reply.scores.shape}, not {wanted}."
-        return Call(workload, began - since, latency, None, "shape_mismatch", message)
     return Call(workload, began - since, latency, reply)
 
 

@@ -8,17 +8,18 @@ from typing import Any
 
 from mis_bench.artifacts.parts import CallRecord, WorkloadPart
 from mis_bench.artifacts.run import RunRow
-from mis_bench.loads import Load, arrivals
+from mis_bench.loads import Load
 from mis_bench.measure import Call, Timed, closed_loop, counted, open_loop
 from mis_bench.statistics import Interval, Latency, interval
 from mis_bench.targets.base import CallFailed, Target
 from mis_bench.workload import Workload
+from mis_bench.workloads.traces import arriving
 
 STEADY = 2.0
 """The last warm-up takes at most this many times the timed median."""
 
 ATTEMPTS = 3
-"""Timed loops: one that shows that its warm-up was too short counts as warm-up, and is repeated."""
+"""Timed loops: one that compiles or is not steady counts as warm-up, and is repeated."""
 
 DOES_NOT_FIT = ("rejected", "out_of_memory")
 """Failures of a warm-up that say that the configuration does not fit the target."""
@@ -76,7 +77,9 @@ def measure_row(
         timed = _timed(target, requests, counts, on_call)
         compilations = counted(before, target.counts(), "compilations")
         ratio = _ratio(warmups, timed)
-        if ratio is None or ratio <= STEADY or attempt == ATTEMPTS - 1:
+        is_steady = (ratio is None or ratio <= STEADY) and not compilations
+        # A failed call must not pass for a warm-up.
+        if is_steady or timed.failures or attempt == ATTEMPTS - 1:
             break
         warmups += timed.calls
     return _row(target, name, load, warmups, timed, ratio, compilations, counts), list(
@@ -97,7 +100,7 @@ def empty_row(target: Target, name: str, load: Load, *, status: str, reason: str
 
 def _timed(target: Target, requests: Iterator[Workload], counts: Counts, on_call: Callable[[Call], None]) -> Timed:
     if counts.rate is not None:
-        due = arrivals(counts.rate, requests, total=counts.runs, seed=counts.seed)
+        due = arriving(requests, counts.rate, total=counts.runs, seed=counts.seed)
         return open_loop(target, due, on_call=on_call)
     asked = list(islice(requests, counts.runs))  # made before the clock starts
     return closed_loop(target, asked, concurrency=counts.concurrency, on_call=on_call)

@@ -33,6 +33,8 @@ def measure_rows(
 ) -> tuple[list[RunRow], list[CallRecord]]:
     """Measure configurations one after the other on one target.
 
+    A target that answers none of them has failed: it does not fit at all.
+
     Args:
         target: Whom.
         configurations: What.
@@ -53,6 +55,9 @@ def measure_rows(
             row = empty_row(target, name, load, status="skipped", reason=configuration.skip)
         rows.append(row)
         on_row(row)
+    if not any(row.successful_runs for row in rows):
+        for row in rows:
+            row.status = "failed" if row.warmup_runs else row.status
     return rows, records
 
 

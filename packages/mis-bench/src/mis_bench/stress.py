@@ -6,11 +6,12 @@ from itertools import islice
 
 from mis_bench.artifacts.parts import WorkloadPart
 from mis_bench.artifacts.stress import ERRORS, StressTestResult
-from mis_bench.loads import Load, arrivals
+from mis_bench.loads import Load
 from mis_bench.measure import Call, Timed, closed_loop, one_call, open_loop
 from mis_bench.statistics import Latency
 from mis_bench.targets.base import Target
 from mis_bench.workload import Workload
+from mis_bench.workloads.traces import arriving
 
 LABELS = 4
 
@@ -129,7 +130,7 @@ def _loop(
 ) -> Timed:
     if configuration.rate:
         total = max(1, round(configuration.rate * configuration.seconds))
-        return open_loop(target, arrivals(configuration.rate, requests, total=total), on_call=on_call)
+        return open_loop(target, arriving(requests, configuration.rate, total=total), on_call=on_call)
     if configuration.workers:
         return closed_loop(
             target, requests, concurrency=configuration.workers, until_s=configuration.seconds, on_call=on_call

@@ -116,7 +116,7 @@ def unordered(part: BaseModel, *fields: str) -> Iterator[str]:
     values = [(field, getattr(part, field)) for field in fields]
     known = [(field, value) for field, value in values if value is not None]
     for (lower, low), (upper, high) in pairwise(known):
-        if low > high * (1 + TOLERANCE):
+        if low > high and differs(low, high):
             yield f"{lower} is {low}, above {upper} {high}"
 
 

@@ -89,13 +89,15 @@ def opened(spec: str, model: Path | None, options: Mapping[str, str], timeout: f
         spec: Of the target.
         model: Checkpoint.
         options: Of the target.
-        timeout: Seconds that a call may take.
+        timeout: Seconds that a call may take; a server's connection waits as long, unless its options say otherwise.
 
     Raises:
         TargetUnavailable: it cannot run.
     """
     from mis_bench.targets.registry import make_target
 
+    if timeout is not None and "=" in spec:
+        options = {"timeout_s": str(timeout), **options}
     with closing(make_target(spec, model=model, options=options)) as target:
         yield target if timeout is None else TimeLimited(target, timeout)
 

@@ -76,6 +76,20 @@ class About:
         return devices if devices and not devices.endswith(" cpu") else None
 
 
+def fitting(scores: np.ndarray, workload: Workload) -> Scores:
+    """Return the scores if there is a finite one for each item and label.
+
+    Raises:
+        CallFailed: `shape_mismatch` or `missing_scores`.
+    """
+    wanted = (workload.num_items, len(workload.label_token_ids))
+    if scores.shape != wanted:
+        raise CallFailed("shape_mismatch", f"{workload.name}: scores of shape {scores.shape}, expected {wanted}")
+    if not np.isfinite(scores).all():
+        raise CallFailed("missing_scores", f"{workload.name}: some scores are null or not finite")
+    return scores
+
+
 class Target(Protocol):
     """Something that scores. Safe to call from several threads at once."""
 
@@ -95,10 +109,9 @@ class Target(Protocol):
     def forget(self) -> None:
         """Make it compute the next query anew, as if it had never seen it.
 
-        Some servers know no way (`HttpTarget.forget`); ask them a query that is new, `Workload.another`.
-
         Raises:
-            CallFailed: a server refused to.
+            CallFailed: `rejected` by some servers, which know no way (`HttpTarget.forget`): ask them a query that is
+                new, `Workload.another`. Another reason if a server refused to.
         """
         ...
 

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mis_bench.targets.base import CallFailed, Reply, Scores
+from mis_bench.targets.base import CallFailed, Reply, Scores, fitting
 from mis_bench.targets.connection import Connection
+from mis_bench.targets.options import is_secret
 from mis_bench.workload import Workload
 
 Option = str | int | float | bool | None
@@ -49,7 +50,15 @@ class Dialect:
         self.score(PROBE, timeout_s=timeout_s)
 
     def forget(self) -> None:
-        """Make the server compute the next query anew; nothing, where there is no way. Raises `CallFailed`."""
+        """Make the server compute the next query anew.
+
+        Raises:
+            CallFailed: `rejected` if there is no way, as here; another reason if the server refused.
+        """
+        raise CallFailed(
+            "rejected",
+            f"The target {self.BACKEND} knows no way to forget a query, so no request after the first would be cold.",
+        )
 
     def details(self) -> dict[str, Any]:
         """Return what the server tells of itself: `dtype`, `version`, and `options`, plain values by name."""
@@ -66,18 +75,12 @@ def checked_scores(values: Any, workload: Workload) -> Scores:
     Raises:
         CallFailed: `missing_scores` or `shape_mismatch`.
     """
-    wanted = (workload.num_items, len(workload.label_token_ids))
     try:
         scores = np.array(values, np.float64)
     except (TypeError, ValueError):
-        raise CallFailed(
-            "shape_mismatch", f"The scores are no table of {wanted[0]} items x {wanted[1]} labels."
-        ) from None
-    if scores.shape != wanted:
-        raise CallFailed("shape_mismatch", f"The scores have the shape {scores.shape}, not {wanted}.")
-    if not np.isfinite(scores).all():
-        raise CallFailed("missing_scores", "Some scores are null or not finite.")
-    return scores
+        items, labels = workload.num_items, len(workload.label_token_ids)
+        raise CallFailed("shape_mismatch", f"The scores are no table of {items} items x {labels} labels.") from None
+    return fitting(scores, workload)
 
 
 class Salt:
@@ -105,5 +108,5 @@ def plain(settings: Any) -> dict[str, Option]:
     return {
         name: value
         for name, value in settings.items()
-        if isinstance(value, Option) and "key" not in name and "password" not in name
+        if isinstance(value, Option) and not is_secret(name)
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mis_bench.measure import closed_loop, forgetting
-from mis_bench.targets.base import CallFailed, Scores, Target
+from mis_bench.targets.base import CallFailed, Scores, Target, fitting
 from mis_bench.validation.cases import one_by_one
 from mis_bench.workload import Workload
 
@@ -17,21 +17,7 @@ def ask(target: Target, workload: Workload) -> Scores:
     Raises:
         CallFailed: there are none, or not one for each item and label.
     """
-    return checked(workload, target.score(workload).scores)
-
-
-def checked(workload: Workload, scores: Scores) -> Scores:
-    """Return the scores if there is a finite one for each item and label.
-
-    Raises:
-        CallFailed: `shape_mismatch` or `error`.
-    """
-    shape = workload.num_items, len(workload.label_token_ids)
-    if np.shape(scores) != shape:
-        raise CallFailed("shape_mismatch", f"{workload.name}: scores of shape {np.shape(scores)}, expected {shape}")
-    if not np.isfinite(scores).all():
-        raise CallFailed("error", f"{workload.name}: scores that are not finite")
-    return np.asarray(scores, np.float64)
+    return fitting(target.score(workload).scores, workload)
 
 
 @dataclass(frozen=True, slots=True)

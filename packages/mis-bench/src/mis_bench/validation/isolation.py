@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mis_bench.artifacts.validation import Gate
+from mis_bench.artifacts.validation import Gate, judged
 from mis_bench.measure import closed_loop
 from mis_bench.targets.base import CallFailed, Scores, Target
-from mis_bench.validation.ask import ask, checked
+from mis_bench.validation.ask import ask
 from mis_bench.validation.cases import with_items
-from mis_bench.validation.thresholds import ISOLATION, judged
+from mis_bench.validation.thresholds import ISOLATION
 from mis_bench.workload import Workload
 
 _APPENDED = 13  # the token that the runbook appends
@@ -154,7 +154,7 @@ def _other_requests(target: Target, cases: Sequence[Workload]) -> Gate:
             for call in closed_loop(target, mixed, concurrency=_CALLERS).calls:
                 if call.reply is None:
                     raise CallFailed(call.failure or "error", call.message)
-                after = checked(call.workload, call.reply.scores)
+                after = call.reply.scores
                 if call.workload is case and (difference := float(np.abs(after - before).max())) > worst:
                     worst, where = difference, f"{case.name}, {_CALLERS} callers"
     except CallFailed as error:

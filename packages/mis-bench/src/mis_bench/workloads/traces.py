@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -60,6 +60,11 @@ class Trace:
             digest.update(_line(arrival, named=False))
         return digest.hexdigest()
 
+    def within(self, vocab_size: int) -> Self:
+        """Return the trace with every token id folded into a vocabulary (`Workload.within`)."""
+        folded = (arrival._replace(workload=arrival.workload.within(vocab_size)) for arrival in self.arrivals)
+        return replace(self, arrivals=tuple(folded))
+
     def to_jsonl(self) -> str:
         """Return one JSON object a line, with `arrival_s`, `name` and `request`."""
         return b"".join(_line(arrival, named=True) for arrival in self.arrivals).decode()
@@ -104,15 +109,23 @@ def poisson(load: str, rate_per_s: float, *, seed: int = 0) -> Iterator[Arrival]
     Raises:
         WorkloadNameError: there is no such load, or the rate is not above 0; when the first is asked for.
     """
-    if not (rate_per_s > 0 and math.isfinite(rate_per_s)):
-        raise WorkloadNameError(f"A rate must be above 0 requests/s, not {rate_per_s}.")
     shares = _MIXED if load == "mixed" else ((1.0, load),)
     built = [(share, build_workload(name)) for share, name in shares]
-    now = 0.0
-    for number, (gap, choice) in enumerate(_pairs(f"poisson {load} {seed}")):
-        # Microseconds: the last bits of a logarithm differ between machines, the checksum must not.
-        now = round(now - math.log1p(-gap) / rate_per_s, 6)
-        yield Arrival(now, _chosen(built, choice).another(number))
+    for number, (arrival_s, choice) in enumerate(_times(f"poisson {load} {seed}", rate_per_s)):
+        yield Arrival(arrival_s, _chosen(built, choice).another(number))
+
+
+def arriving(requests: Iterator[Workload], rate_per_s: float, *, total: int, seed: int = 0) -> list[Arrival]:
+    """Return given requests with the times of a Poisson process.
+
+    Args:
+        requests: At least `total`.
+        rate_per_s: How many arrive in a second, on average.
+        total: How many.
+        seed: Another seed, other times.
+    """
+    times = islice(_times(f"arrivals {seed}", rate_per_s), total)
+    return [Arrival(arrival_s, next(requests)) for arrival_s, _ in times]
 
 
 def build_trace(name: str) -> Trace:
@@ -149,6 +162,17 @@ def _line(arrival: Arrival, *, named: bool) -> bytes:
     if named:
         fields["name"] = arrival.workload.name
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+
+def _times(name: str, rate_per_s: float) -> Iterator[tuple[float, float]]:
+    """Yield the times of a Poisson process, each with a number from 0 to below 1 to choose by."""
+    if not (rate_per_s > 0 and math.isfinite(rate_per_s)):
+        raise WorkloadNameError(f"A rate must be above 0 requests/s, not {rate_per_s}.")
+    now = 0.0
+    for gap, choice in _pairs(name):
+        # Microseconds: the last bits of a logarithm differ between machines, the checksum must not.
+        now = round(now - math.log1p(-gap) / rate_per_s, 6)
+        yield now, choice
 
 
 def _pairs(name: str) -> Iterator[tuple[float, float]]:
