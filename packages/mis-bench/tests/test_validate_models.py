@@ -16,6 +16,7 @@ from mis_bench.targets.registry import make_target
 from mis_bench.validation.cases import Cases, build_cases
 from mis_bench.validation.run import validate
 from mis_bench.validation.subject import Subject, open_subject
+from mis_bench.validation.thresholds import Dtype
 from mis_bench.workload import Workload
 
 VOCABULARY = 2048
@@ -70,7 +71,7 @@ class Shifted:
 
 
 def run(
-    subject: Subject, dtype: str, cases: Cases = FEW, reference: Callable[[], Target] | str = "not here"
+    subject: Subject, dtype: Dtype, cases: Cases = FEW, reference: Callable[[], Target] | str = "not here"
 ) -> ModelValidation:
     return validate("tiny", subject, reference=reference, dtype=dtype, cases=cases, counts=[])
 
@@ -114,7 +115,7 @@ def test_qwen3_passes_every_gate(whole: Subject, model: Path) -> None:
 
 @pytest.mark.parity
 @pytest.mark.parametrize(("family", "dtype"), [("qwen2", "float32"), ("llama", "bfloat16")])
-def test_the_other_families_pass(checkpoint_factory, family: str, dtype: str) -> None:
+def test_the_other_families_pass(checkpoint_factory, family: str, dtype: Dtype) -> None:
     model = checkpoint_factory(family, vocab_size=VOCABULARY)
     with closing(open_subject("engine", model, OPTIONS | {"dtype": dtype}, 600)) as opened:
         found = run(replace(opened, delimited=None), dtype, FEW, pytorch(model, dtype))
@@ -182,7 +183,7 @@ def test_a_server_passes_over_http(server, checkpoint: Path) -> None:
     cases = build_cases(vocab_size)
     few = replace(cases, isolated=cases.isolated[:1], compared=cases.compared[:2])
     with closing(open_subject(f"mis={server.base_url}", checkpoint, {}, 600)) as subject:
-        found = run(subject, subject.multi.about.dtype or "", few)
+        found = run(subject, "bfloat16", few)
     assert failed(found) == set()
     assert found.isolation.other_requests_max_abs_diff == 0.0
     assert found.equivalence_query_plus_delimiter.max_abs_diff is not None

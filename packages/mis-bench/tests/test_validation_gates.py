@@ -1,5 +1,6 @@
 """Every gate passes on a scorer that does everything right, and fails on the fault that it is there to find."""
 
+import copy
 import json
 import threading
 import time
@@ -31,15 +32,22 @@ class Fake:
     """Scores that depend on query + item and the seed alone, unless a fault changes them."""
 
     def __init__(
-        self, fault: Fault | None = None, seed: int = 0, delimiter: int | None = None, seconds: float = 0
+        self,
+        fault: Fault | None = None,
+        seed: int = 0,
+        delimiter: int | None = None,
+        seconds: float = 0,
+        dtype: str = "bfloat16",
+        devices: str = "1 x cpu",
     ) -> None:
         self.fault, self.seed, self.delimiter, self.seconds = fault, seed, delimiter, seconds
+        self.dtype, self.devices = dtype, devices
         self.cached: set[bytes] = set()
         self.at_once, self.lock, self.is_closed = 0, threading.Lock(), False
 
     @property
     def about(self) -> About:
-        return About("fake", "fake", "a model", dtype="bfloat16")
+        return About("fake", "fake", "a model", dtype=self.dtype, options={"devices": self.devices})
 
     def score(self, workload: Workload) -> Reply:
         with self.lock:
@@ -242,7 +250,7 @@ def is_not_a_number(_: Fake, workload: Workload, scores: np.ndarray) -> np.ndarr
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [(refuses, "fell over"), (loses_an_item, "expected (5, 2)"), (is_not_a_number, "not finite")],
+    [(refuses, "fell over"), (loses_an_item, "not (5, 2)"), (is_not_a_number, "not finite")],
 )
 def test_calls_that_fail_fail_the_gates_with_the_reason(fault: Fault, message: str) -> None:
     found = run(Fake(fault))
@@ -285,8 +293,12 @@ def model(checkpoint_factory) -> str:
 def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Run `mis-bench validate` with fakes for targets."""
 
-    def make(multi: Fake | None = None, reference: Callable[..., Fake] = Fake):
-        def open_subject(*_: object) -> Subject:
+    def make(
+        multi: Fake | None = None, reference: Callable[..., Fake] = Fake, broken: dict[str, BaseException] | None = None
+    ):
+        def open_subject(_spec: str, directory: Path | None, *_: object) -> Subject:
+            if error := (broken or {}).get(str(directory)):
+                raise error
             subject = multi or Fake()
             return Subject(subject, Serial(Fake(seconds=0.001), splits=True), None)
 
@@ -305,15 +317,134 @@ def test_the_command_prints_a_table_writes_the_artifact_and_succeeds(invoke, mod
     result = invoke()("--model", model, "--speedup-items", "1,32")
     assert result.exit_code == 0, result.output
     assert f"{model}: passed every gate" in result.stdout
-    written = read_artifact(tmp_path / "validation.json")
-    assert isinstance(written, ValidationResult)
-    assert written.passed
-    assert sorted(written.models[0].performance) == [1, 32]
-    assert list(written.inconsistencies()) == []
+    found = written(tmp_path)
+    assert found.passed
+    assert sorted(found.models[0].performance) == [1, 32]
+    assert list(found.inconsistencies()) == []
 
 
-def test_one_model_of_two_that_fails_fails_the_command_and_is_named(invoke, model: str, tmp_path: Path) -> None:
-    result = invoke(Fake(leaks_place))("--model", model, "--model", model)
+@pytest.fixture
+def other(checkpoint_factory) -> str:
+    return str(checkpoint_factory(vocab_size=2048, seed=1))
+
+
+def written(folder: Path) -> ValidationResult:
+    found = read_artifact(folder / "validation.json")
+    assert isinstance(found, ValidationResult)
+    return found
+
+
+def test_an_interrupted_validation_has_not_passed(invoke, model: str, other: str, tmp_path: Path) -> None:
+    result = invoke(broken={other: KeyboardInterrupt()})("--model", model, "--model", other)
+    assert result.exit_code == 1
+    found = written(tmp_path)
+    assert found.models[0].passed
+    assert (found.planned, found.passed) == ([model, other], False)
+
+
+def test_a_model_that_is_unavailable_fails_and_the_next_is_validated(
+    invoke, model: str, other: str, tmp_path: Path
+) -> None:
+    result = invoke(broken={model: TargetUnavailable("It is too large.")})("--model", model, "--model", other)
+    assert result.exit_code == 1
+    assert f"{model}: not validated. It is too large." in result.stdout
+    found = written(tmp_path)
+    assert found.unavailable == {model: "It is too large."}
+    assert [each.passed for each in found.models] == [True]
+    assert not found.passed
+    assert list(found.inconsistencies()) == []
+
+
+def test_the_hardware_is_that_of_the_target_unless_the_user_says_otherwise(invoke, model: str, tmp_path: Path) -> None:
+    call = invoke(Fake(devices="1 x TPU v6 lite"))
+    for flags, hardware in (([], "1 x TPU v6 lite"), (["--hardware", "a TPU"], "a TPU")):
+        assert call("--model", model, *flags).exit_code == 0
+        assert written(tmp_path).environment.hardware == hardware
+        (tmp_path / "validation.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("says", "flags", "computed", "message"),
+    [
+        ("float32", ["--dtype", "bfloat16"], None, "computes in float32, not in bfloat16; leave --dtype out"),
+        ("float16", [], None, "computes in float16; there are thresholds for bfloat16 and float32"),
+        ("auto", ["--dtype", "float32"], "float32", "passed"),
+        ("auto", [], "bfloat16", "passed"),
+        ("float32", [], "float32", "passed"),
+    ],
+)
+def test_the_type_is_what_the_target_says(
+    invoke, model: str, tmp_path: Path, says: str, flags: list[str], computed: str | None, message: str
+) -> None:
+    result = invoke(Fake(dtype=says))("--model", model, *flags)
+    assert message in result.stdout
+    assert result.exit_code == (computed is None)
+    assert [each.dtype for each in written(tmp_path).models] == ([] if computed is None else [computed])
+
+
+GATES = "equivalence_serial.max_abs_diff"
+PLANTED = {
+    "a gate is gone": (lambda f: f["gates"].pop(), "is missing"),
+    "all gates of the speed-up are gone": (
+        lambda f: f.update(
+            gates=[gate for gate in f["gates"] if "performance" not in gate["name"]], performance={}, speedup_items=[]
+        ),
+        "there is no gate of the speed-up",
+    ),
+    "a gate stands twice": (lambda f: f["gates"].append(f["gates"][0]), "occurs twice"),
+    "a threshold was moved": (
+        lambda f: next(gate for gate in f["gates"] if gate["name"] == GATES).update(threshold=0.5),
+        f"gate {GATES} is judged by at most 0.5, not by at most 0.02",
+    ),
+    "a rule was turned": (
+        lambda f: f["gates"][0].update(rule="at least"), "is judged by at least 0.0, not by at most 0.0",
+    ),
+    "a gate was waived that may not be": (
+        lambda f: (
+            f["gates"][0].update(measured=None, waived=True, detail="why not"),
+            f["isolation"].update(repetition_max_abs_diff=None),
+        ),
+        "only those against PyTorch",
+    ),
+    "the type was changed for wider thresholds": (
+        lambda f: f["about"].update(dtype="float32"), "dtype is bfloat16, but the target computes in float32",
+    ),
+    "items were timed that were not to be": (lambda f: f.update(speedup_items=[1, 32]), "8 items were timed"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory, checkpoint_factory) -> dict:
+    with pytest.MonkeyPatch.context() as patch:
+        subject = Subject(Fake(), Serial(Fake(seconds=0.001), splits=True), None)
+        patch.setattr("mis_bench.validation.subject.open_subject", lambda *_: subject)
+        patch.setattr("mis_bench.targets.registry.make_target", lambda *_, **__: Fake())
+        folder, model = tmp_path_factory.mktemp("stored"), str(checkpoint_factory(vocab_size=2048))
+        assert CliRunner().invoke(main, ["validate", "--output", str(folder), "--model", model]).exit_code == 0
+    assert list(written(folder).inconsistencies()) == []
+    return json.loads((folder / "validation.json").read_text())
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_faults_are_found(stored: dict, name: str) -> None:
+    plant, sentence = PLANTED[name]
+    fields = copy.deepcopy(stored)
+    plant(fields["models"][0])
+    faults = list(ValidationResult.model_validate(fields).inconsistencies())
+    assert any(sentence in fault for fault in faults), faults
+
+
+def test_a_model_that_was_planned_and_is_gone_is_a_fault(stored: dict) -> None:
+    with pytest.raises(ValidationError, match="planned"):
+        ValidationResult.model_validate(stored | {"planned": [*stored["planned"], "another"]})
+    (sentence,) = ValidationResult.model_validate(stored | {"planned": ["another"], "passed": False}).inconsistencies()
+    assert "was not planned" in sentence
+
+
+def test_one_model_of_two_that_fails_fails_the_command_and_is_named(
+    invoke, model: str, other: str, tmp_path: Path
+) -> None:
+    result = invoke(Fake(leaks_place))("--model", model, "--model", other)
     assert result.exit_code == 1
     assert f"did not pass {REVERSED}" in result.stdout
     assert json.loads((tmp_path / "validation.json").read_text())["passed"] is False

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -24,6 +24,8 @@ from mis_bench.commands.measuring import (
 
 if TYPE_CHECKING:
     from mis_bench.artifacts.validation import ModelValidation
+    from mis_bench.targets.base import About
+    from mis_bench.validation.thresholds import Dtype
 
 MODEL_MATRIX = tuple(
     f"random:{shape}/8"
@@ -68,7 +70,7 @@ def _reason(_context: click.Context, _parameter: click.Parameter, text: str | No
     "--dtype",
     type=click.Choice(["bfloat16", "float32"]),
     show_default="a server's own, else bfloat16",
-    help="Type to compute in; it decides the thresholds.",
+    help="Type to compute in; it decides the thresholds. A server that says its own must say the same.",
 )
 @click.option("--speedup-items", "counts", default="1,8,32", callback=_counts, help="Numbers of items to time.")
 @click.option(
@@ -86,7 +88,7 @@ def validate(
     hardware: str | None,
     timeout: float,
     output: Path | None,
-    dtype: str | None,
+    dtype: "Dtype | None",
     counts: list[int],
     without_pytorch: str | None,
 ) -> None:
@@ -95,10 +97,11 @@ def validate(
     Exit status 1: a gate of a model failed, or could not be run.
     """
     from mis_bench.artifacts.validation import ValidationResult
-    from mis_bench.environment import environment
+    from mis_bench.environment import environment, hardware_of
+    from mis_bench.targets.base import TargetUnavailable
     from mis_bench.validation.table import as_table, verdict
 
-    chosen = models + (MODEL_MATRIX if model_matrix else ())
+    chosen = tuple(dict.fromkeys(models + (MODEL_MATRIX if model_matrix else ())))
     if spec == "engine" and not chosen:
         raise click.UsageError("Name a checkpoint with --model, or take --model-matrix.")
     if spec != "engine" and len(chosen) > 1:
@@ -106,9 +109,11 @@ def validate(
     directories = [checkpoint(model) for model in chosen]  # a wrong name is found before an hour has passed
     path = new_folder(output, identity(datetime.datetime.now(datetime.UTC), "validate"), _FILE) / _FILE
     here = environment(hardware)
+    planned = chosen or (spec,)
     validated: list[ModelValidation] = []
-    for model, directory in zip(chosen or (spec,), directories or (None,), strict=True):
-        with one_sentence():
+    unavailable: dict[str, str] = {}
+    for model, directory in zip(planned, directories or (None,), strict=True):
+        try:
             validated.append(
                 _validated(
                     model,
@@ -122,15 +127,22 @@ def validate(
                     without_pytorch=without_pytorch,
                 )
             )
-            passed = all(each.passed for each in validated)
-            ValidationResult(environment=here, models=validated, passed=passed).write(path)
-        table = as_table(validated[-1])
-        table.caption = caption(validated[-1].about, here.hardware)
-        show(table)
+        except TargetUnavailable as error:
+            unavailable[model] = str(error)
+        else:
+            here.hardware = hardware_of(hardware, validated[-1].about, here.hardware)
+            table = as_table(validated[-1])
+            table.caption = caption(validated[-1].about, here.hardware)
+            show(table)
+        found = ValidationResult.of(here, planned, validated, unavailable)
+        with one_sentence():
+            found.write(path)
     for each in validated:
         click.echo(verdict(each))
+    for model, why in unavailable.items():
+        click.echo(f"{model}: not validated. {why}")
     click.echo(f"Written: {path}", err=True)
-    if not all(each.passed for each in validated):
+    if not found.passed:
         raise SystemExit(1)
 
 
@@ -142,7 +154,7 @@ def _validated(
     *,
     vocab_size: int | None,
     timeout: float,
-    dtype: str | None,
+    dtype: "Dtype | None",
     counts: list[int],
     without_pytorch: str | None,
 ) -> "ModelValidation":
@@ -151,17 +163,13 @@ def _validated(
     from mis_bench.validation.run import steps
     from mis_bench.validation.run import validate as run
     from mis_bench.validation.subject import open_subject
-    from mis_bench.validation.thresholds import EQUIVALENCE
 
     if spec == "engine":
         options = {"dtype": dtype or "bfloat16", **options}
     vocab_size = vocabulary(directory, vocab_size)
     with closing(open_subject(spec, directory, options, timeout)) as subject, progress() as bars:
         about = subject.multi.about
-        computed = about.dtype or dtype or "bfloat16"
-        if computed not in EQUIVALENCE:
-            known = " and ".join(EQUIVALENCE)
-            raise click.ClickException(f"{about.name} computes in {computed}; there are thresholds for {known}.")
+        computed = _computed(about, dtype)
         bar = bars.add_task(model, total=steps(counts))
         return run(
             model,
@@ -174,6 +182,25 @@ def _validated(
             vocab_size=vocab_size,
             on_gate=lambda name: bars.update(bar, description=f"{model}: {name}", advance=1),
         )
+
+
+def _computed(about: "About", given: "Dtype | None") -> "Dtype":
+    """Return the type that a target computes in: what it says itself, else what the user says.
+
+    Raises:
+        TargetUnavailable: there are no thresholds for it, or the two differ.
+    """
+    from mis_bench.targets.base import TargetUnavailable
+    from mis_bench.validation.thresholds import EQUIVALENCE
+
+    if about.dtype in (None, "auto"):
+        return given or "bfloat16"
+    if about.dtype not in EQUIVALENCE:
+        known = " and ".join(EQUIVALENCE)
+        raise TargetUnavailable(f"{about.name} computes in {about.dtype}; there are thresholds for {known}.")
+    if given not in (None, about.dtype):
+        raise TargetUnavailable(f"{about.name} computes in {about.dtype}, not in {given}; leave --dtype out.")
+    return cast("Dtype", about.dtype)
 
 
 def _end_of_text(directory: Path | None) -> int | None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mis_bench.artifacts.validation import Difference, Gate
+from mis_bench.artifacts.validation import Difference, Gate, judged
 from mis_bench.targets.base import CallFailed, Scores
-from mis_bench.validation.thresholds import Limits, judged
+from mis_bench.validation.thresholds import Limits
 from mis_bench.workload import Workload
 
 

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from mis_bench.artifacts.validation import Difference, Gate, Isolation, ModelValidation, Sensitivity
+from mis_bench.artifacts.validation import (
+    Difference,
+    Gate,
+    Isolation,
+    ModelValidation,
+    Sensitivity,
+    judged,
+    waived,
+)
 from mis_bench.targets.base import About, Target, TargetUnavailable
 from mis_bench.validation.ask import ask
 from mis_bench.validation.cases import Cases, with_items
@@ -21,7 +29,7 @@ from mis_bench.validation.equivalence import (
 from mis_bench.validation.isolation import KINDS, isolation_gates
 from mis_bench.validation.speed import speed_gates
 from mis_bench.validation.subject import Subject
-from mis_bench.validation.thresholds import EQUIVALENCE, PARITY, judged, waived
+from mis_bench.validation.thresholds import EQUIVALENCE, PARITY, Dtype
 from mis_bench.workload import Workload
 
 _SERIAL = "equivalence_serial.{}"
@@ -34,7 +42,7 @@ def validate(
     subject: Subject,
     *,
     reference: Callable[[], Target] | str,
-    dtype: str,
+    dtype: Dtype,
     cases: Cases,
     counts: Sequence[int],
     vocab_size: int | None = None,
@@ -82,12 +90,14 @@ def validate(
 
     return ModelValidation(
         model=model,
+        dtype=dtype,
         about=subject.multi.about,
         reference=about,
         isolation=Isolation.model_validate(part("isolation.")),
         sensitivity=Sensitivity.model_validate(part("sensitivity.")),
         equivalence_serial=Difference.model_validate(part("equivalence_serial.")),
         equivalence_query_plus_delimiter=Difference.model_validate(part("equivalence_query_plus_delimiter.")),
+        speedup_items=list(counts),
         performance=performance,
         gates=gates,
         **{name: value for name, value in measured.items() if name.endswith("_vs_torch_serial")},

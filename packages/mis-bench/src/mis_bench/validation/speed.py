@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from mis_bench.artifacts.validation import Gate, Performance
+from mis_bench.artifacts.validation import Gate, Performance, judged
 from mis_bench.targets.base import CallFailed, Target
 from mis_bench.validation.ask import Serial, total_milliseconds
-from mis_bench.validation.thresholds import SPEEDUP, SPEEDUP_ITEMS, judged
+from mis_bench.validation.thresholds import SPEEDUP, SPEEDUP_ITEMS
 from mis_bench.workload import build_workload
 
 _WARM_UPS, _ROUNDS = 1, 3

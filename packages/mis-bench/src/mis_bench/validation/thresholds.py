@@ -1,8 +1,10 @@
 """The runbook's thresholds, all of them."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from mis_bench.artifacts.validation import Gate, Rule, holds
+Dtype = Literal["bfloat16", "float32"]
+"""Types to compute in for which there are thresholds."""
 
 ISOLATION = 0.0
 """Scores of items that were left alone keep their bits."""
@@ -32,25 +34,14 @@ class Limits:
 # bfloat16 keeps 8 bits: logits between 16 and 32 come in steps of 0.125, and two steps may go wrong.
 _HALF = Limits(max_abs_diff=0.02, mean_abs_diff=0.01, max_logprob_diff=0.25)
 
-EQUIVALENCE = {
+EQUIVALENCE: dict[str, Limits] = {
     "bfloat16": _HALF,
     "float32": Limits(max_abs_diff=1e-5, mean_abs_diff=1e-5, max_logprob_diff=1e-4),
 }
 """By dtype: the target against its own pointwise scores."""
 
-PARITY = {
+PARITY: dict[str, Limits] = {
     "bfloat16": _HALF,
     "float32": Limits(max_abs_diff=1e-4, mean_abs_diff=1e-4, max_logprob_diff=1e-3),
 }
 """By dtype: the target against transformers on PyTorch."""
-
-
-def judged(name: str, measured: float | None, rule: Rule, threshold: float, detail: str = "") -> Gate:
-    """Return the gate with its verdict; without a figure it did not pass."""
-    passed = measured is not None and holds(measured, rule, threshold)
-    return Gate(name=name, measured=measured, rule=rule, threshold=threshold, passed=passed, detail=detail)
-
-
-def waived(gate: Gate, reason: str) -> Gate:
-    """Return a gate that was not measured, as passed for a reason that the user gave."""
-    return gate.model_copy(update={"waived": True, "passed": True, "detail": reason})
