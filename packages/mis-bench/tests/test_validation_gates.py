@@ -250,7 +250,7 @@ def is_not_a_number(_: Fake, workload: Workload, scores: np.ndarray) -> np.ndarr
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [(refuses, "fell over"), (loses_an_item, "not (5, 2)"), (is_not_a_number, "not finite")],
+    [(refuses, "fell over"), (loses_an_item, "expected (5, 2)"), (is_not_a_number, "not finite")],
 )
 def test_calls_that_fail_fail_the_gates_with_the_reason(fault: Fault, message: str) -> None:
     found = run(Fake(fault))
