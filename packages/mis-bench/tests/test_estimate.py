@@ -136,3 +136,18 @@ def test_an_estimate_moves_with_chip_model_devices_and_request(
 def test_what_the_compiler_refuses_is_an_error() -> None:
     with pytest.raises(EstimateError, match="does not divide"):
         estimate("v6e:2x4", "qwen2.5-0.5b", SMALL, tp=3, step_tokens=512)
+
+
+def test_published_figures_are_those_of_the_same_cut_over_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = {
+        "programs": {"512": {"operations": [], "argument_bytes": 1, "temporary_bytes": 1}},
+        "steps": [{"size": 512, "normaliser_calls": 0, "new_tokens": 512}],
+    }
+    monkeypatch.setattr("mis_bench.estimate.run._compile", lambda *_: {"heads": [1, 1, 1]} | compiled)
+    monkeypatch.setattr("mis_bench.estimate.run._schedules", lambda *_: {})
+    monkeypatch.setattr("mis_bench.estimate.run._price", lambda *_: {"mlp": 1.0})
+    for cut, published in (({"tp": 4}, "141 items/s"), ({"dp": 4}, None), ({"dp": 2, "tp": 2}, None)):
+        found = estimate("v6e:2x2", "qwen3-0.6b", "canonical-2000-500-20", **cut).published
+        assert (found or "").startswith(published or "")
+        assert (found is None) == (published is None)
+    assert estimate("v6e:1x1", "qwen3-0.6b", "canonical-2000-500-20").published

@@ -1,19 +1,22 @@
 """Figures beside their targets, and what happens when a request fails."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mis_bench.artifacts.parts import WorkloadPart
 from mis_bench.artifacts.profile import MemoryReport, Point, Tensor
-from mis_bench.measure import Call
+from mis_bench.measure import Call, Timed, closed_loop
 from mis_bench.profile.recording import ProfileError
 from mis_bench.profile.run import Subject, profile
-from mis_bench.profile.scenarios import plan_of
+from mis_bench.profile.scenarios import Plan, plan_of
 from mis_bench.profile.verdicts import verdicts
 from mis_bench.statistics import Latency
-from mis_bench.targets.base import About, CallFailed, Reply
+from mis_bench.targets.base import About, CallFailed, Reply, Target
 from mis_bench.workload import Workload, build_workload
 
 
@@ -59,9 +62,8 @@ def test_shares_of_stages_are_of_the_whole_latency() -> None:
     assert found["share of softmax"] == (pytest.approx(0.5), "met")
 
 
-@pytest.mark.parametrize(("gibibytes", "verdict"), [(7, "met"), (9, "missed"), (13, "alert")])
-def test_peak_memory_should_be_low(gibibytes: int, verdict: str) -> None:
-    report = MemoryReport(
+def memory_report(gibibytes: int) -> MemoryReport:
+    return MemoryReport(
         stage="served",
         total_memory_mb=1,
         largest_tensor="embedding",
@@ -71,7 +73,11 @@ def test_peak_memory_should_be_low(gibibytes: int, verdict: str) -> None:
         process_memory_mb=1,
         pprof="memory/served.pprof",
     )
-    (found,) = verdicts([], [], [report], is_tpu=True)
+
+
+@pytest.mark.parametrize(("gibibytes", "verdict"), [(7, "met"), (9, "missed"), (13, "alert")])
+def test_peak_memory_should_be_low(gibibytes: int, verdict: str) -> None:
+    (found,) = verdicts([], [], [memory_report(gibibytes)], is_tpu=True)
     assert found.verdict == verdict
 
 
@@ -92,3 +98,38 @@ def test_memory_needs_an_engine(tmp_path: Path) -> None:
     plan = plan_of("memory", "probe-5-1-3", timed=None, profiled=None)
     with pytest.raises(ProfileError, match="needs the target engine"):
         profile(plan, Subject(_Refusing()), tmp_path)
+
+
+def test_memory_is_that_of_one_device() -> None:
+    (found,) = verdicts([], [], [memory_report(28)], is_tpu=True, devices=4)
+    assert (found.value, found.verdict) == (7, "met")
+
+
+class _Answering:
+    about = About("fake", "fake", "nothing")
+
+    def score(self, workload: Workload) -> Reply:
+        return Reply(np.full((workload.num_items, 2), 0.5))
+
+
+def test_requests_are_made_before_the_clock_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    def loop(target: Target, workloads: Iterable[Workload], **options: Any) -> Timed:
+        made.append(isinstance(workloads, list))
+        return closed_loop(target, workloads, **options)
+
+    monkeypatch.setattr("mis_bench.profile.run.closed_loop", loop)
+    profile(Plan("single", ("probe-5-1-3",), timed=3, profiled=0), Subject(_Answering()), tmp_path)
+    assert made == [True, True]
+
+
+def test_requests_have_the_peak_of_memory_where_devices_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tells = {"bytes_in_use": 2**20, "peak_bytes_in_use": 3 * 2**20}
+    plan = Plan("single", ("probe-5-1-3",), timed=0, profiled=1)
+    for number, (stats, engine, peak) in enumerate(((tells, object(), 6), (tells, None, None), (None, object(), None))):
+        devices = [SimpleNamespace(memory_stats=lambda stats=stats: stats)] * 2
+        with monkeypatch.context() as patch:
+            patch.setattr("jax.local_devices", lambda *_, devices=devices, **__: devices)
+            found = profile(plan, Subject(_Answering(), engine=engine), tmp_path / str(number))  # pyrefly: ignore[bad-argument-type]
+        assert [request.peak_hbm_mb for request in found.requests] == [peak]

@@ -1,5 +1,6 @@
 """`mis-bench report`: what is on the page for which artifacts, and that the page needs nothing else."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -7,11 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from mis_bench.artifacts.base import Artifact
+from mis_bench.artifacts.profile import MemoryReport, Tensor
+from mis_bench.artifacts.validation import ValidationResult, judged, waived
 from mis_bench.cli import main
 from mis_bench.report.section import number
 from mis_bench.report.style import log_axis
 from page_parts import Page
-from report_artifacts import comparison, write_everything
+from report_artifacts import ENGINE, HERE, comparison, profile, run, validation, write_everything
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +176,99 @@ def test_points_lie_under_their_roofs(folder: Path, page: Path) -> None:
     rows = re.findall(r"([\d.]+)% \|$", (folder / "report.md").read_text().partition("## Roofline")[2], re.MULTILINE)
     assert len(rows) >= 8
     assert all(0 < float(share) <= 100 for share in rows[:8])
+
+
+def markdown_of(folder: Path, artifact: Artifact, *flags: str) -> str:
+    """The report on one artifact, as Markdown."""
+    artifact.write(folder / "a.json")
+    code, _, err = report(folder / "a.json", "--output", folder / "r.html", "--markdown", folder / "r.md", *flags)
+    assert code == 0, err
+    return (folder / "r.md").read_text()
+
+
+def test_rows_that_failed_are_listed_and_neither_drawn_nor_the_best(tmp_path: Path) -> None:
+    found = run()
+    best = max(found.rows, key=lambda row: row.throughput_ips)
+    broken = best.model_copy(
+        update={
+            "name": "broken", "throughput_ips": 98765.0, "throughput_interval": None, "status": "failed",
+            "reason": "19 calls failed", "successful_runs": 1, "failed_runs": 19,
+        }
+    )  # fmt: skip
+    text = markdown_of(tmp_path, found.model_copy(update={"rows": [*found.rows, broken]}))
+    headlines, _, rest = text.partition("## ")
+    assert number(best.throughput_ips) in headlines
+    assert "98,8" not in headlines
+    assert "failed: 19 calls failed" in rest
+    assert rest.count("98,800") == 1  # the table of all rows, but no line's reading
+    figures = re.findall(r'id="figures">(.*?)</script>', (tmp_path / "r.html").read_text())[0]
+    assert "98765" not in figures
+
+
+def test_a_run_of_failed_rows_alone_has_no_plot(tmp_path: Path) -> None:
+    found = run()
+    rows = [row.model_copy(update={"status": "failed", "reason": "all"}) for row in found.rows[:1]]
+    text = markdown_of(tmp_path, found.model_copy(update={"rows": rows}))
+    assert "failed: all" in text
+    assert "## Latency" not in text
+
+
+def test_waived_gates_have_not_passed(tmp_path: Path) -> None:
+    found = validation()
+    gate = waived(judged("max_abs_diff_jax_serial_vs_torch_serial", None, "at most", 0.02), "no PyTorch")
+    found.models[0].gates.append(gate)
+    text = markdown_of(tmp_path, found)
+    assert "**2 of 4 gates**: of the validation passed, 1 waived" in text
+    assert "2 of 4 gates passed, 1 waived." in text
+
+
+def test_models_that_were_not_validated_are_named(tmp_path: Path) -> None:
+    planned = ["models/large", "models/next"]
+    found = ValidationResult.of(HERE, planned, [], {"models/large": "It is too large."})
+    text = markdown_of(tmp_path, found)
+    assert "Not validated: large. It is too large." in text
+    assert "Not validated: next. The command ended before." in text
+
+
+@pytest.mark.parametrize(
+    ("hardware", "tera"),
+    [
+        ("Intel Xeon, 2 cores", "3.2"),
+        ("1 x TPU v6 lite", "918"),
+        ("4 x TPU v6e", "918"),
+        ("1 x TPU v5 lite", "197"),
+        ("2 x TPU7x", "1,160"),
+        ("8 x TPU v4", None),
+        ("1 x NVIDIA H200", None),
+        ("my board", "7"),
+    ],
+)
+def test_points_lie_under_the_roof_of_their_own_hardware(tmp_path: Path, hardware: str, tera: str | None) -> None:
+    found = run().model_copy(update={"environment": HERE.model_copy(update={"hardware": hardware})})
+    found.target = dataclasses.replace(ENGINE, model="qwen3-0.6b")
+    for row in found.rows:
+        row.model = "qwen3-0.6b"
+    text = markdown_of(tmp_path, found, "--roof", "cpu=3.2,4000000", "--roof", "my board=7,4000000")
+    rows = re.findall(r"^\|.*measured.*\|$", text.partition("## Roofline")[2], re.MULTILINE)
+    assert rows
+    roofs = {row.split("|")[-3].strip() for row in rows}
+    assert (tera or "-") in roofs
+    if tera is None:
+        assert roofs == {"-"}
+
+
+def test_memory_is_that_of_one_of_the_devices(tmp_path: Path) -> None:
+    found = profile()
+    found.metadata.hardware.device_count = 4
+    found.memory = [
+        MemoryReport(
+            stage="served", total_memory_mb=8 * 1024, largest_tensor="a", largest_memory_mb=8 * 1024,
+            tensors={"a": Tensor(memory_mb=8 * 1024, shape=[1], dtype="bfloat16")}, process_memory_mb=1, pprof="m/s",
+        )
+    ]  # fmt: skip
+    text = markdown_of(tmp_path, found)
+    assert "| engine, served | 2 | - | - |" in text
+    assert "| engine, served | a | 8 |" in text
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload, build_workload
 
 VOCABULARY = 2048
+WITHOUT_LLAMA_CPP = "llama.cpp is not installed: pip install './packages/mis-bench[llama-cpp]'"
 WAYS = ["transformers-serial", "transformers-batched", "transformers-shared"]
 
 pytest.importorskip("torch")
@@ -133,7 +134,7 @@ def test_one_model_may_be_asked_in_another_way(made: Callable[..., Target], orac
 
 @pytest.mark.parametrize("apply_softmax", [False, True])
 def test_llama_cpp_scores(made: Callable[..., Target], oracle: Any, apply_softmax: bool) -> None:
-    pytest.importorskip("llama_cpp")
+    pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
     pytest.importorskip("gguf")
     target = made("llama.cpp", threads="1")
     for asked in (workload(apply_softmax=apply_softmax), with_empty_items(workload(apply_softmax=apply_softmax))):
@@ -150,7 +151,7 @@ def test_llama_cpp_scores(made: Callable[..., Target], oracle: Any, apply_softma
 def test_llama_cpp_refuses_what_it_cannot_hold(
     made: Callable[..., Target], model: Path, checkpoint_factory: Callable[..., Path]
 ) -> None:
-    pytest.importorskip("llama_cpp")
+    pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
     pytest.importorskip("gguf")
     with pytest.raises(TargetUnavailable, match="qwen3 only"):
         make_target("llama.cpp", model=checkpoint_factory("llama"))
@@ -163,7 +164,7 @@ def test_llama_cpp_refuses_what_it_cannot_hold(
 @pytest.mark.parametrize("spec", [WAYS[0], "llama.cpp"])
 def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Target], spec: str) -> None:
     if spec == "llama.cpp":
-        pytest.importorskip("llama_cpp")
+        pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
         pytest.importorskip("gguf")
     target = made(spec, **({"threads": "1"} if spec == "llama.cpp" else {}))
     for asked, message in (

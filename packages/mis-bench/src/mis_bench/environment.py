@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -86,6 +87,11 @@ def cpu_name() -> str:
                 model = line.partition(":")[2].strip()
                 break
     return f"{model}, {os.cpu_count()} cores"
+
+
+def is_cpu(hardware: str) -> bool:
+    """Whether hardware is a CPU, as `cpu_name` calls one."""
+    return re.search(r", \d+ cores$", hardware) is not None
 
 
 def checkpoint_sha256(directory: Path) -> str:

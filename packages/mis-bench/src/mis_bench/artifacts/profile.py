@@ -86,8 +86,9 @@ class ScoreProfileResult(Part):
     num_items: int = Field(ge=1)
     num_label_tokens: int = Field(ge=1)
     sequence_lengths: list[int] = Field(description="Distinct lengths of query and item together, in tokens.")
-    peak_hbm_mb: float | None = Field(default=None, ge=0)
-    activation_memory_mb: float | None = Field(default=None, ge=0)
+    peak_hbm_mb: float | None = Field(
+        default=None, ge=0, description="Highest use of all devices' memory since the start; null where none tells."
+    )
     model_name: str | None = None
     hardware: str | None = None
     trace_path: str | None = None

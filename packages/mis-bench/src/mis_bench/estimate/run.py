@@ -30,13 +30,14 @@ NOT_MODELLED = (
     "clocks below the nominal one",
 )
 
-PUBLISHED_FIGURES = {
-    ("qwen3-0.6b", "canonical-2000-500-20", "v6e:1x1"): (
+PUBLISHED_FIGURES: dict[tuple[str | int, ...], tuple[float, str]] = {
+    ("qwen3-0.6b", "canonical-2000-500-20", "v6e:1x1", 1, 1): (
         526.0,
         "sglang-jax fork, prefill and extend, one v6e chip, 2026-02",
     ),
-    ("qwen3-0.6b", "canonical-2000-500-20", "v6e:2x2"): (141.0, "sglang-jax fork, packed chunks, TP 4, 2026-02"),
+    ("qwen3-0.6b", "canonical-2000-500-20", "v6e:2x2", 1, 4): (141.0, "sglang-jax fork, packed chunks, TP 4, 2026-02"),
 }
+"""Items a second that others measured, and who, by model, workload, topology, dp and tp."""
 
 
 class EstimateError(RuntimeError):
@@ -198,7 +199,7 @@ def _summary(
     flops = requests * least_flops(config, workload, normalised=normalised) / devices
     least = max(flops / chip.flops, least_bytes(config) / job["tp"] / chip.bytes)
     largest = max(compiled["programs"].values(), key=lambda program: program["temporary_bytes"])
-    published = PUBLISHED_FIGURES.get((job["model"], job["workload"], job["topology"]))
+    published = PUBLISHED_FIGURES.get(tuple(job[name] for name in ("model", "workload", "topology", "dp", "tp")))
     rows = sum(step["size"] * job["dp"] for step in compiled["steps"])
     return Estimate(
         topology=job["topology"],

@@ -1,17 +1,20 @@
 """What lies on the devices."""
 
-import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 
 from mis_bench.artifacts.profile import MemoryReport, Tensor
-from mis_core import Engine
+from mis_bench.targets.local import resident_bytes
+
+if TYPE_CHECKING:
+    from mis_core import Engine
 
 _MB = 2**20
 
 
-def memory_report(engine: Engine, stage: str, pprof: Path) -> MemoryReport:
+def memory_report(engine: "Engine", stage: str, pprof: Path) -> MemoryReport:
     """Describe what an engine keeps on its devices, and write JAX's own memory profile beside it.
 
     Waits for the devices: latencies of the same run mean nothing.
@@ -37,7 +40,7 @@ def memory_report(engine: Engine, stage: str, pprof: Path) -> MemoryReport:
         tensors=tensors,
         device_memory_mb=in_use,
         peak_memory_mb=peak,
-        process_memory_mb=_resident_pages() * os.sysconf("SC_PAGE_SIZE") / _MB,
+        process_memory_mb=resident_bytes() / _MB,
         pprof=f"{pprof.parent.name}/{pprof.name}",
     )
 
@@ -49,7 +52,3 @@ def device_memory_mb() -> tuple[float | None, float | None]:
         return None, None
     in_use, peak = (sum(stats[name] for stats in known) for name in ("bytes_in_use", "peak_bytes_in_use"))
     return in_use / _MB, peak / _MB
-
-
-def _resident_pages() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1])

@@ -13,6 +13,7 @@ from mis_bench.environment import environment
 from mis_bench.measure import Call, Timed, closed_loop, one_call
 from mis_bench.profile.breakdown import by_layer, by_mark, by_operation, by_stage
 from mis_bench.profile.filing import metadata_of
+from mis_bench.profile.memory import device_memory_mb, memory_report
 from mis_bench.profile.recording import ProfileError, Recording, recording_here, recording_server
 from mis_bench.profile.scenarios import Plan
 from mis_bench.profile.sizes import Size, device_time_of, points_of, requests_of
@@ -70,7 +71,7 @@ def profile(
     timed = [_timed(target, workload, plan.timed, on_request) for workload in workloads]
     memory += _memory(plan, subject.engine, folder, "served")
     profiled: list[list[Call]] = [[] for _ in workloads]
-    files, trace = None, Trace([], [])
+    files, trace, peak = None, Trace([], []), None
     if plan.profiled:
         with _recording(plan, subject, folder / "traces") as recording:
             for calls, workload in zip(profiled, workloads, strict=True):
@@ -78,32 +79,35 @@ def profile(
                     calls.append(_marked_call(target, workload.another(number)))
                     on_request()
         files, trace = _read(recording, folder)
+        peak = None if subject.engine is None else device_memory_mb()[1]
     sizes = [Size(*each) for each in zip(workloads, timed, profiled, strict=True)]
     points = points_of(sizes, trace, is_for_latency=plan.scenario != "memory")
     calls = [call for each in timed for call in each.calls] if plan.scenario != "memory" else []
+    metadata = metadata_of(plan, target.about.model, here, [workload.num_items for workload in workloads])
+    is_tpu, devices = "tpu" in here.hardware.lower(), metadata.hardware.device_count
     return ProfileResult(
         environment=here,
         scenario=plan.scenario,
         is_for_latency=plan.scenario != "memory",
         target=target.about,
-        metadata=metadata_of(plan, target.about.model, here, [workload.num_items for workload in workloads]),
+        metadata=metadata,
         trace=files,
         points=points,
-        requests=requests_of(sizes, trace, target.about.model, here.hardware, files),
+        requests=requests_of(sizes, trace, target.about.model, here.hardware, files, peak),
         device=device_time_of(trace),
         stages=by_stage(trace.operations),
         layers=by_layer(trace.operations),
         operations=by_operation(trace.operations),
         host=by_mark(trace.marks),
         memory=memory,
-        verdicts=list(verdicts(points, calls, memory, is_tpu="tpu" in here.hardware.lower())),
+        verdicts=list(verdicts(points, calls, memory, is_tpu=is_tpu, devices=devices)),
     )
 
 
 def _timed(target: Target, workload: Workload, count: int, on_request: Callable[[], None]) -> Timed:
     """Ask once to warm up, then time requests that are all different."""
     _answered(closed_loop(target, [workload], on_call=lambda _: on_request()).calls)
-    different = (workload.another(number) for number in range(1, count + 1))
+    different = [workload.another(number) for number in range(1, count + 1)]  # made before the clock runs
     timed = closed_loop(target, different, on_call=lambda _: on_request())
     _answered(timed.calls)
     return timed
@@ -131,8 +135,6 @@ def _memory(plan: Plan, engine: "Engine | None", folder: Path, stage: str) -> li
         raise ProfileError(
             "The scenario memory needs the target engine: servers do not tell what lies on their devices."
         )
-    from mis_bench.profile.memory import memory_report
-
     return [memory_report(engine, stage, folder / "memory" / f"{stage}.pprof")]
 
 

@@ -51,7 +51,12 @@ def points_of(sizes: Sequence[Size], trace: Trace, *, is_for_latency: bool) -> l
 
 
 def requests_of(
-    sizes: Sequence[Size], trace: Trace, model: str, hardware: str, files: TraceFiles | None
+    sizes: Sequence[Size],
+    trace: Trace,
+    model: str,
+    hardware: str,
+    files: TraceFiles | None,
+    peak_hbm_mb: float | None,
 ) -> list[ScoreProfileResult]:
     """Describe every profiled request.
 
@@ -61,6 +66,7 @@ def requests_of(
         model: What was asked.
         hardware: What computed.
         files: The trace's files.
+        peak_hbm_mb: Highest use of the devices' memory until now, if they tell.
     """
     marks = _requests(trace)
     calls = [call for size in sizes for call in size.profiled]
@@ -68,7 +74,7 @@ def requests_of(
     if len(marks) == len(calls):
         parts = [trace.within(mark.begin_ns, mark.end_ns) for mark in marks]
     path = next(iter(files.xplane), None) if files else None
-    return [_request(call, part, model, hardware, path) for call, part in zip(calls, parts, strict=True)]
+    return [_request(call, part, model, hardware, path, peak_hbm_mb) for call, part in zip(calls, parts, strict=True)]
 
 
 def device_time_of(trace: Trace) -> DeviceTime | None:
@@ -91,7 +97,9 @@ def _requests(trace: Trace) -> list[Mark]:
     return [mark for mark in trace.marks if mark.name == REQUEST]
 
 
-def _request(call: Call, part: Trace | None, model: str, hardware: str, path: str | None) -> ScoreProfileResult:
+def _request(
+    call: Call, part: Trace | None, model: str, hardware: str, path: str | None, peak_hbm_mb: float | None
+) -> ScoreProfileResult:
     stages = call.reply.stages_ms if call.reply else {}
     workload = call.workload
     lengths = {len(workload.query) + len(item) for item in workload.items}
@@ -111,6 +119,7 @@ def _request(call: Call, part: Trace | None, model: str, hardware: str, path: st
         num_items=workload.num_items,
         num_label_tokens=len(workload.label_token_ids),
         sequence_lengths=sorted(lengths),
+        peak_hbm_mb=peak_hbm_mb,
         model_name=model,
         hardware=hardware,
         trace_path=path,

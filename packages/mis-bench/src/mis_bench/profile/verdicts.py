@@ -7,7 +7,7 @@ from mis_bench.measure import Call
 
 
 def verdicts(
-    points: Sequence[Point], calls: Sequence[Call], memory: Sequence[MemoryReport], *, is_tpu: bool
+    points: Sequence[Point], calls: Sequence[Call], memory: Sequence[MemoryReport], *, is_tpu: bool, devices: int = 1
 ) -> Iterator[Verdict]:
     """Yield every figure that has a target and was measured.
 
@@ -16,6 +16,7 @@ def verdicts(
         calls: Timed calls, for the shares of their stages.
         memory: Reports.
         is_tpu: Whether the figures may be judged.
+        devices: How many the memory of a report lies on.
     """
     for point in points:
         items = point.workload.num_items
@@ -33,7 +34,7 @@ def verdicts(
             yield _judged(f"share of {metric}", 100 * share, "%", target, alert, is_tpu)
     peaks = [report.peak_memory_mb for report in memory if report.peak_memory_mb is not None]
     if peaks:
-        yield _judged("peak memory, models of 1B", max(peaks) / 1024, "GiB", 8, 12, is_tpu)
+        yield _judged("peak memory, models of 1B", max(peaks) / devices / 1024, "GiB", 8, 12, is_tpu)
 
 
 def _judged(metric: str, value: float, unit: str, target: float, alert: float, is_tpu: bool) -> Verdict:

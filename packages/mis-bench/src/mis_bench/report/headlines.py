@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import islice
 
+from mis_bench.report.lines import is_measured
 from mis_bench.report.section import Headline, number
 from mis_bench.report.sources import Sources
 
@@ -35,7 +36,7 @@ def _compared(sources: Sources) -> Iterator[Headline]:
 
 
 def _measured(sources: Sources) -> Iterator[Headline]:
-    rows = [(source, row) for source in sources.runs for row in source.content.rows if row.successful_runs]
+    rows = [(source, row) for source in sources.runs for row in source.content.rows if is_measured(row)]
     if rows:
         source, row = max(rows, key=lambda each: each[1].throughput_ips)
         query = "cached" if row.cache == "warm" else "computed"
@@ -55,7 +56,9 @@ def _measured(sources: Sources) -> Iterator[Headline]:
 def _verdicts(sources: Sources) -> Iterator[Headline]:
     gates = [gate for each in sources.validations for model in each.content.models for gate in model.gates]
     if gates:
-        yield Headline(f"{sum(gate.passed for gate in gates)} of {len(gates)}", "gates", "of the validation passed")
+        passed, waived = (sum(gate.status == status for gate in gates) for status in ("passed", "waived"))
+        what = "of the validation passed" + (f", {waived} waived" if waived else "")
+        yield Headline(f"{passed} of {len(gates)}", "gates", what)
     results = [result for each in sources.stresses for result in each.content.results]
     if results:
         good = sum(result.success for result in results)

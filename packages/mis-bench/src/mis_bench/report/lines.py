@@ -25,11 +25,11 @@ class Line:
 
 
 def lines(runs: Sequence[Source[RunResult]]) -> list[Line]:
-    """Return the lines of runs; rows without an answer are left out."""
+    """Return the lines of runs; rows that failed or were skipped are left out."""
     found: dict[tuple[str, ...], list[RunRow]] = {}
     for source in runs:
         for row in source.content.rows:
-            if row.successful_runs:
+            if is_measured(row):
                 found.setdefault(_facts(source, row), []).append(row)
     kept = [place for place in range(_FACTS) if len({facts[place] for facts in found}) > 1]
     names = [", ".join(facts[place] for place in kept if facts[place]) for facts in found]
@@ -40,6 +40,11 @@ def lines(runs: Sequence[Source[RunResult]]) -> list[Line]:
         else Line(first, _rising(rows))
         for name, (facts, rows) in zip(names, found.items(), strict=True)
     ]
+
+
+def is_measured(row: RunRow) -> bool:
+    """Whether a row's figures may be drawn: a few answered calls of one that failed are no measurement."""
+    return row.status in ("ok", "warn")
 
 
 def row_names(source: Source[RunResult], row: RunRow) -> list[str]:

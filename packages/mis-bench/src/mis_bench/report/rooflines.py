@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mis_bench.artifacts.parts import WorkloadPart, prepared
-from mis_bench.estimate.chips import CHIPS
+from mis_bench.environment import is_cpu
+from mis_bench.estimate.chips import CHIPS, chip_of
 from mis_bench.estimate.roofline import least_bytes, least_flops
-from mis_bench.report.lines import short_model
+from mis_bench.report.lines import is_measured, short_model
 from mis_bench.report.sources import Sources
 from mis_bench.workload import Workload, WorkloadNameError, build_workload
 from mis_core.errors import ModelError
@@ -68,15 +69,15 @@ def _estimated(sources: Sources) -> Iterator[Point]:
     for source in sources.estimates:
         each = source.content
         chip_name = each.topology.partition(":")[0]
-        config, workload, chip = PUBLISHED.get(each.model), build_workload(each.workload), CHIPS.get(chip_name)
-        if config is None or chip is None:
+        config, workload = PUBLISHED.get(each.model), build_workload(each.workload)
+        if config is None or chip_name not in CHIPS:
             continue
         flops = least_flops(config, workload, normalised=not each.apply_softmax) / (each.dp * each.tp)
         yield Point(
             f"{each.model} on {each.topology}, estimated",
             flops / (least_bytes(config) / each.tp),
             flops * each.items_per_second / workload.num_items,
-            Roof(chip_name, chip.flops, chip.bytes),
+            _chip_roof(chip_name),
             estimated=True,
         )
 
@@ -88,7 +89,7 @@ def _measured(sources: Sources, roofs: Mapping[str, Roof]) -> Iterator[Point]:
         for row in run.rows:
             config = model_shape(row.model)
             workload = _workload(row.workload)
-            if config is None or workload is None or row.cache == "warm" or not row.successful_runs:
+            if config is None or workload is None or row.cache == "warm" or not is_measured(row):
                 continue
             flops = least_flops(config, workload, normalised=not row.workload.apply_softmax) / devices
             weight_bytes = least_bytes(config) * (2 if row.dtype == "float32" else 1) / devices
@@ -96,9 +97,22 @@ def _measured(sources: Sources, roofs: Mapping[str, Roof]) -> Iterator[Point]:
                 f"{run.target.name}, {row.workload.name}",
                 flops / weight_bytes,
                 flops * row.throughput_rps,
-                roofs.get(run.environment.hardware) or roofs.get("cpu"),
+                _roof(run.environment.hardware, roofs),
                 estimated=False,
             )
+
+
+def _roof(hardware: str, roofs: Mapping[str, Roof]) -> Roof | None:
+    """Return the roof that the user gave for some hardware, or that of a known chip, or the one given for CPUs."""
+    if hardware in roofs:
+        return roofs[hardware]
+    if chip := chip_of(hardware):
+        return _chip_roof(chip)
+    return roofs.get("cpu") if is_cpu(hardware) else None
+
+
+def _chip_roof(name: str) -> Roof:
+    return Roof(name, CHIPS[name].flops, CHIPS[name].bytes)
 
 
 def model_shape(model: str) -> ModelConfig | None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import plotly.graph_objects as go
 
 from mis_bench.artifacts.perf import PerfResult
+from mis_bench.artifacts.validation import ValidationResult
 from mis_bench.report.lines import short_model
 from mis_bench.report.section import Plot, Section, Table, number
 from mis_bench.report.sources import Sources
@@ -26,12 +27,23 @@ def validation(sources: Sources) -> Section | None:
         for model in source.content.models
         for gate in model.gates
     ]
-    if not rows:
+    missing = [sentence for source in sources.validations for sentence in _not_validated(source.content)]
+    if not rows and not missing:
         return None
-    bad = [row for row in rows if row[-1] not in ("passed", "waived")]
-    text = f"{len(rows) - len(bad)} of {len(rows)} gates passed or were waived."
+    passed, waived = (sum(row[-1] == status for row in rows) for status in ("passed", "waived"))
+    text = f"{passed} of {len(rows)} gates passed{f', {waived} waived' if waived else ''}."
     header = ["model", "target", "gate", "measured", "limit", "status"]
-    return Section("validation", "Validation", tables=[Table("Gates", header, rows)], text=[text])
+    tables = [Table("Gates", header, rows)] if rows else []
+    return Section("validation", "Validation", tables=tables, text=[text, *missing])
+
+
+def _not_validated(found: ValidationResult) -> Iterator[str]:
+    """Yield a sentence for every model that was planned and has no gates."""
+    there = {model.model for model in found.models}
+    for model in found.planned:
+        if model not in there:
+            why = found.unavailable.get(model, "The command ended before.")
+            yield f"Not validated: {short_model(model)}. {why}"
 
 
 def stress(sources: Sources) -> Section | None:

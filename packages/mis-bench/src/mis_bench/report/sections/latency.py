@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 
-from mis_bench.report.lines import ROW_NAMES, Line, lines, row_names, varying
+from mis_bench.report.lines import ROW_NAMES, Line, is_measured, lines, row_names, varying
 from mis_bench.report.section import Plot, Section, Table, items, milliseconds, number, times
 from mis_bench.report.sources import Sources
 from mis_bench.report.style import COLOURS, SYMBOLS, figure, line_style, log_axis
@@ -33,7 +33,7 @@ def latency(sources: Sources) -> Section | None:
         ]
         for source in sources.runs
         for row in source.content.rows
-        if row.successful_runs
+        if is_measured(row)
     ]
     table = Table("Latency of whole requests", *varying(header, rows, ROW_NAMES))
     plot = Plot(_figure(found), _reading(found))

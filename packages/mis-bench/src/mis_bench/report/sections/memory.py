@@ -16,7 +16,8 @@ def memory(sources: Sources) -> Section | None:
     for source in sources.profiles:
         for report in source.content.memory:
             what = f"{source.content.target.name}, {report.stage}"
-            totals.append((what, report.total_memory_mb / 1024, None))
+            devices = source.content.metadata.hardware.device_count
+            totals.append((what, report.total_memory_mb / devices / 1024, None))
             tensors += [(what, name, tensor.memory_mb / 1024) for name, tensor in report.tensors.items()]
     for source in sources.estimates:
         each = source.content
@@ -34,7 +35,7 @@ def memory(sources: Sources) -> Section | None:
         tables.append(
             Table(
                 "Largest arrays that stay",
-                ["when", "array", "GiB"],
+                ["when", "array", "GiB on all devices"],
                 [[*each[:2], number(each[2])] for each in largest],
             )
         )
