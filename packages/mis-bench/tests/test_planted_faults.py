@@ -74,6 +74,9 @@ PLANTED: dict[str, tuple[str, Callable[[Fields], object], str]] = {
     "value of the interval": (
         "run/run.json", lambda f: f["rows"][0]["throughput_interval"].update(value=1, low=1), "but the figure is",
     ),
+    "nothing was measured": ("run/run.json", lambda f: [
+        row.update(status="skipped", reason="x", successful_runs=0) for row in f["rows"]], "none was measured"),
+    "gates": ("run/run.json", lambda f: f.update(gates={"max_p99_ms": 1e-9}), "gates_missed says nothing"),
     "interval of an open loop": ("run/run.json", lambda f: f.update(rate=3.0), "the loop was open"),
     "checksum": ("run/run.json", lambda f: f["rows"][0]["workload"].update(sha256="0" * 64), "sha256 is 000"),
     "tokens": ("run/run.json", lambda f: f["rows"][0]["workload"].update(num_tokens=9), "num_tokens is 9"),
@@ -292,10 +295,11 @@ def test_a_file_too_many_is_found(stored: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda call: call | {"row": "nobody"}, "run.json has no row nobody"),
+        (lambda call: call | {"row": "nobody"}, "the artifact has no row nobody"),
         (lambda call: call | {"number": 7}, "are not numbered"),
         (lambda call: call | {"latency_ms": call["latency_ms"] * 2}, "but the calls make it"),
         (lambda call: call | {"failure": "timeout"}, "not those of failure_reason_counts"),
+        (lambda call: call | {"phase": "warmup", "failure": "timeout"}, "a warm-up failed, but calls were timed"),
         (lambda call: call | {"began_s": 9e9}, "outside of the timed loop"),
         (lambda call: call | {"phase": "other"}, "line"),
     ],

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import AwareDatetime, Field
 
 from mis_bench.artifacts.base import Artifact, Part
+from mis_bench.artifacts.gates import Gates, Miss, gate_faults, latency_figures
 from mis_bench.artifacts.parts import WorkloadPart, repeated, times, unlike, unordered
 from mis_bench.statistics import Interval
 from mis_bench.targets.base import About
@@ -48,6 +49,14 @@ class RunRow(Part):
     failure_reason_counts: dict[str, int] = Field(default_factory=dict)
     status: Status
     reason: str | None = Field(default=None, description="Why the status is not ok.")
+
+    def missed(self, gates: Gates) -> Iterator[Miss]:
+        """Yield the gates missed. A row that did not fit misses all, one that the profile leaves out none."""
+        if self.status == "skipped" and not self.warmup_runs:
+            return
+        figures = latency_figures(self.latency_p50_ms, self.latency_p99_ms)
+        throughput = self.throughput_ips if self.successful_runs else None
+        yield from gates.missed(self.name, {**figures, "min_items_per_second": throughput})
 
     def inconsistencies(self) -> Iterator[str]:
         """Yield every contradiction of the row."""
@@ -105,6 +114,8 @@ class RunResult(Artifact, schema="mis-run-v1"):
     total_configurations: int = Field(ge=1)
     total_runtime_seconds: float = Field(ge=0)
     rows: list[RunRow] = Field(min_length=1)
+    gates: Gates = Field(default_factory=Gates)
+    gates_missed: list[Miss] = Field(default_factory=list)
 
     def inconsistencies(self) -> Iterator[str]:
         """Yield every contradiction."""
@@ -119,6 +130,9 @@ class RunResult(Artifact, schema="mis-run-v1"):
             yield from (f"rows.{number}.{fault}" for fault in row.inconsistencies())
             if self.rate is not None and row.throughput_interval is not None:
                 yield f"rows.{number}.throughput_interval is given, but the loop was open"
+        if not any(row.successful_runs or row.status == "failed" for row in self.rows):
+            yield "rows: none was measured, but none has failed"
+        yield from gate_faults(self.gates_missed, [miss for row in self.rows for miss in row.missed(self.gates)])
 
 
 def interval_faults(name: str, interval: Interval, value: float) -> Iterator[str]:

@@ -4,11 +4,11 @@ import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from mis_bench.artifacts.matrix import MatrixChunk, RunMetadata, ScoreMatrix
 from mis_bench.artifacts.parts import CallRecord, differs
 from mis_bench.artifacts.run import RunResult, RunRow
+from mis_bench.artifacts.trace import TraceResult
+from mis_bench.checking.calls import read_calls, trace_faults
 from mis_bench.checking.files import Checked, check_file, is_artifact
 from mis_bench.matrix.folder import file_of
 from mis_bench.matrix.mission import to_confirm
@@ -46,6 +46,8 @@ def _folder(folder: Path) -> list[Checked]:
         if isinstance(artifact, RunResult):
             for name, fault in _run_faults(folder, artifact):
                 extra.setdefault(folder / name, []).append(fault)
+        elif isinstance(artifact, TraceResult):
+            extra.setdefault(folder / "calls.jsonl", []).extend(trace_faults(folder, artifact))
         elif isinstance(artifact, ScoreMatrix):
             extra.setdefault(path, []).extend(_matrix_faults(folder, artifact, artifacts))
         elif isinstance(artifact, MatrixChunk):
@@ -69,28 +71,9 @@ def _run_faults(folder: Path, run: RunResult) -> Iterator[tuple[str, str]]:
         yield "run.csv", "is missing"
     except (ValueError, csv.Error) as error:
         yield "run.csv", f"cannot be read: {error}"
-    try:
-        text = (folder / "calls.jsonl").read_bytes().decode()
-    except FileNotFoundError:
-        yield "calls.jsonl", "is missing"
-        return
-    except ValueError as error:
-        yield "calls.jsonl", f"cannot be read: {error}"
-        return
-    calls: dict[str, list[CallRecord]] = {row.name: [] for row in run.rows}
-    is_whole = True
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            call = CallRecord.model_validate_json(line)
-        except ValidationError as error:
-            yield "calls.jsonl", f"line {number}: {error.errors()[0]['msg']}"
-            is_whole = False
-            continue
-        if call.row not in calls:
-            yield "calls.jsonl", f"line {number}: run.json has no row {call.row}"
-        else:
-            calls[call.row].append(call)
-    if is_whole:
+    calls, faults = read_calls(folder, [row.name for row in run.rows])
+    yield from (("calls.jsonl", fault) for fault in faults)
+    if calls is not None:
         for row in run.rows:
             yield from (("calls.jsonl", f"{row.name}: {fault}") for fault in _call_faults(row, calls[row.name], run))
 
@@ -101,6 +84,8 @@ def _call_faults(row: RunRow, calls: list[CallRecord], run: RunResult) -> Iterat
         if numbers != list(range(count)):
             yield f"the {phase} calls are not numbered from 0 to {count - 1}"
     timed = [call for call in calls if call.phase == "timed"]
+    if row.num_runs and any(call.failure for call in calls if call.phase == "warmup"):
+        yield "a warm-up failed, but calls were timed"
     failures = [call.failure for call in timed if call.failure is not None]
     if {reason: failures.count(reason) for reason in failures} != row.failure_reason_counts:
         yield "failures are not those of failure_reason_counts"

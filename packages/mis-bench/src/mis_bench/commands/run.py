@@ -10,6 +10,7 @@ import click
 from rich.table import Table
 
 from mis_bench.commands.baseline import show_beside, stored_rows
+from mis_bench.commands.gates import fail_if_missed, gate_options
 from mis_bench.commands.measuring import (
     built,
     caption,
@@ -23,6 +24,7 @@ from mis_bench.commands.measuring import (
     target_options,
     vocabulary,
 )
+from mis_bench.commands.trace import run_trace
 from mis_bench.profiles import PROFILES, Profile, RunConfiguration, configurations, named, parameter_count
 
 if TYPE_CHECKING:
@@ -51,6 +53,14 @@ if TYPE_CHECKING:
     multiple=True,
     help="Add a workload by name, with a cold and with a warm cache; repeatable.",
 )
+@click.option(
+    "--trace",
+    "trace_name",
+    metavar="NAME|FILE",
+    show_default="none",
+    help="Measure a load instead: LOAD:RATE:COUNT[:SEED] as for the command workload, mixed:4:100 for instance, or a "
+    "recorded one.",
+)
 @click.option("--runs", type=click.IntRange(1), show_default="the profile's", help="Timed calls of a row.")
 @click.option(
     "--warmup-runs", type=click.IntRange(1), show_default="the profile's", help="Calls before them, at least."
@@ -63,6 +73,7 @@ if TYPE_CHECKING:
     help="Send calls at random times instead, this many a second, without waiting for answers.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of those times.")
+@gate_options
 @click.option(
     "--baseline",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -85,6 +96,7 @@ def run(
     timeout: float,
     output: Path | None,
     workloads: tuple[str, ...],
+    trace_name: str | None,
     runs: int | None,
     warmup_runs: int | None,
     concurrency: int,
@@ -92,16 +104,33 @@ def run(
     seed: int,
     baseline: Path | None,
     regression_threshold: float,
+    **limits: float | None,
 ) -> None:
-    """Measure throughput and latency for the sizes of a profile, or for named workloads.
+    """Measure throughput and latency for the sizes of a profile, for named workloads, or for a trace.
 
-    Writes run.json, run.csv and calls.jsonl. Exit status 1 if a call failed, or for a regression against --baseline.
+    Writes run.json, run.csv and calls.jsonl; for a trace trace.json and calls.jsonl. Exit status 1 if a call failed, if
+    a row missed a limit, or for a regression against --baseline.
     """  # fmt: skip
+    from mis_bench.artifacts.gates import Gates
     from mis_bench.artifacts.run import RunResult
     from mis_bench.environment import environment, hardware_of
     from mis_bench.rows import Counts
     from mis_bench.runs import measure_rows, write_run
 
+    gates = Gates(**limits)
+    if trace_name is not None:
+        if profile_name or workloads or runs or concurrency > 1 or rate or seed or baseline:
+            raise click.UsageError(
+                "--trace says what is asked and when; it goes without --profile, --workload, --runs, --concurrency, "
+                "--rate, --seed and --baseline."
+            )
+        if len(models) > 1:
+            raise click.UsageError("--trace is measured on one target; give one --model.")
+        run_trace(
+            trace_name, models[0] if models else None, spec, options, vocab_size=vocab_size, hardware=hardware,
+            timeout=timeout, output=output, warmup_runs=warmup_runs or PROFILES["standard"].warmup_runs, gates=gates,
+        )  # fmt: skip
+        return
     stored = None if baseline is None else stored_rows(baseline)
     profile = PROFILES[profile_name or "standard"]
     has_profile = profile_name is not None or not workloads
@@ -156,12 +185,15 @@ def run(
             total_configurations=len(rows),
             total_runtime_seconds=time.perf_counter() - began,
             rows=rows,
+            gates=gates,
+            gates_missed=[miss for row in rows for miss in row.missed(gates)],
         )
         write_run(folder, result, records)
     show(_table(result))
     click.echo(caption(result.target, result.environment.hardware))
     click.echo(f"Written: {folder}", err=True)
     is_regression = stored is not None and show_beside(result, stored, regression_threshold / 100)
+    fail_if_missed(result.gates_missed)
     if is_regression or any(row.status == "failed" for row in rows):
         raise SystemExit(1)
 
