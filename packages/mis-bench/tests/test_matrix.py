@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mis_bench.artifacts.base import read_artifact
-from mis_bench.artifacts.matrix import ScoreMatrix, winner
+from mis_bench.artifacts.matrix import MatrixSummary, ScoreMatrix, reference_of, winner
 from mis_bench.artifacts.matrix_row import Configuration, MatrixRow, RunRecord
 from mis_bench.checking.folders import check_path
 from mis_bench.cli import main
@@ -40,18 +40,33 @@ def found(tmp_path: Path) -> Callable[[], ScoreMatrix]:
     return read
 
 
-def row(chunk: int, milliseconds: float, *, p95: float | None = None, shift: float = 0.0, failed: int = 0) -> MatrixRow:
+def row(
+    chunk: int,
+    milliseconds: float,
+    *,
+    p95: float | None = None,
+    shift: float = 0.0,
+    failed: int = 0,
+    compilations: int | None = None,
+) -> MatrixRow:
     times = [milliseconds] * 4 + [p95 or milliseconds]
     records = [RunRecord(phase="timed", total_e2e_ms=each, chunk_calls_ms=[each]) for each in times]
     for record in records[:failed]:
         record.failure = "timeout"
     scores = np.full((4, 2), 0.5 + shift).tolist()
     configuration = Configuration(chunk_size=chunk)
-    return MatrixRow.of(configuration, records, num_items=4, num_chunks=1, reference_scores=scores)
+    return MatrixRow.of(
+        configuration,
+        records,
+        num_items=4,
+        num_chunks=1,
+        reference_scores=scores,
+        timed_compilations=compilations,
+    )
 
 
 def size(rows: list[MatrixRow]) -> int | None:
-    best = winner(rows)
+    best = winner(rows, reference_of(rows))
     return best.configuration.chunk_size if best else None
 
 
@@ -66,6 +81,27 @@ def test_rows_with_failures_or_other_scores_may_not_win() -> None:
     assert size([row(1, 10), row(2, 5, shift=0.021)]) == 1
     assert size([row(1, 10), row(2, 5, shift=0.009)]) == 2
     assert size([row(1, 10, failed=5)]) is None
+    assert size([row(1, 10), row(2, 5, compilations=1)]) == 1
+
+
+def test_a_confirmation_is_held_against_the_sweep_not_against_itself() -> None:
+    swept = [row(1, 10, shift=0.3, failed=5), row(2, 9), row(4, 5)]
+    wrong = [row(2, 9, shift=0.3), row(4, 5, shift=0.3)]
+    found = MatrixSummary.of(swept, wrong)
+    assert found.recommendation is None
+    assert found.ineligible_confirmed.keys() == {"chunk_2", "chunk_4"}
+    assert MatrixSummary.of(swept, [row(2, 9), row(4, 5)]).recommendation == Configuration(chunk_size=4)
+
+
+def test_a_winner_that_nothing_confirms_is_not_recommended() -> None:
+    swept = [row(1, 10), row(2, 9)]
+    assert MatrixSummary.of(swept, [row(1, 10, failed=5), row(2, 9, failed=5)]).recommendation is None
+    assert MatrixSummary.of(swept, []).recommendation is None
+
+
+def test_only_rows_that_may_win_are_confirmed() -> None:
+    rows = [row(1, 10), row(2, 9, shift=0.3), row(4, 8), row(8, 5), row(16, 6, compilations=2), row(32, 7)]
+    assert [each.chunk_size for each in to_confirm(rows)] == [1, 4, 8, 32]
 
 
 def test_the_winner_its_neighbours_and_the_smallest_chunks_are_confirmed() -> None:
@@ -91,7 +127,7 @@ def test_a_mission_sweeps_confirms_and_writes_everything(matrix: Any, found: Any
     assert names >= {"run_metadata.json", "chunk_1.json", "confirm_chunk_12.json", "mission.log"}
     assert "recommended" in done.stdout
     assert all(call.apply_softmax for target in fakes.opened for call in target.calls)
-    assert fakes.opened[0].forgotten == 3 * 6  # cold: before each run, not before each chunk
+    assert fakes.opened[0].forgotten == 1 + 3 * 6  # cold: once to try, then before each run, not before each chunk
 
 
 def test_default_chunk_sizes_end_with_the_whole_request(matrix: Any, found: Any) -> None:
@@ -135,6 +171,52 @@ def test_a_target_that_cannot_forget_fails_cold_runs(matrix: Any, found: Any, fa
     fakes.prepare = lambda target: setattr(target, "forget", forget)
     assert matrix(*SMALL).exit_code == 1
     assert {each.reason for each in found().results} == {"http_error: 403 from /flush_cache."}
+
+
+def test_a_target_that_knows_no_way_to_forget_is_refused_unless_warm(matrix: Any, found: Any, fakes: Any) -> None:
+    def forget() -> None:
+        raise CallFailed("rejected", "It knows no way to forget.")
+
+    fakes.prepare = lambda target: setattr(target, "forget", forget)
+    done = matrix(*SMALL)
+    assert done.exit_code == 1
+    assert "It knows no way to forget. Take --cache warm." in " ".join(done.stderr.split())
+    assert matrix(*SMALL, "--cache", "warm").exit_code == 0
+
+
+def test_a_cold_run_that_finds_its_query_kept_is_marked(matrix: Any, found: Any, fakes: Any) -> None:
+    def prepare(target: Any) -> None:
+        score = target.score
+        target.score = lambda workload: dataclasses.replace(score(workload), cached_tokens=9)
+
+    fakes.prepare = prepare
+    assert matrix(*SMALL).exit_code == 0
+    assert {record.cached_tokens for each in found().results for record in each.run_records} == {9}
+    assert any("The cache was not cold" in note and "sweep chunk_4 9" in note for note in found().notes)
+
+
+def test_a_confirmation_that_fails_recommends_nothing(matrix: Any, found: Any, fakes: Any, failing: Any) -> None:
+    opened: list[Any] = []
+
+    def prepare(target: Any) -> None:
+        opened.append(target)
+        if len(opened) == 2:
+            target.before = failing("timeout")
+
+    fakes.prepare = prepare
+    assert matrix(*SMALL).exit_code == 1
+    assert found().summary.sweep is not None
+    assert found().summary.recommendation is None
+
+
+def test_what_was_unavailable_is_tried_again(matrix: Any, found: Any, fakes: Any) -> None:
+    flags = ["--algorithm", "auto", "--algorithm", "packed"]
+    fakes.refuse = lambda options: "The server is down." if "scoring_algorithm" in options else None
+    assert matrix(*SMALL, *flags).exit_code == 0
+    assert [each.status for each in found().results] == ["ok"] * 3 + ["failed"] * 3
+    fakes.refuse = lambda _: None
+    assert matrix(*SMALL, *flags).exit_code == 0
+    assert [each.status for each in found().results] == ["ok"] * 6
 
 
 def test_a_time_out_ends_its_configuration(matrix: Any, found: Any, fakes: Any, failing: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from fake_server import FakeServer
 from mis_bench.targets.base import CallFailed, Target, TargetUnavailable
+from mis_bench.targets.options import without_secrets
 from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload, build_workload
 from mis_testing.server import free_port
@@ -85,7 +86,7 @@ def generative(body: dict[str, Any]) -> dict[str, Any]:
 def test_vllm_is_asked_for_every_label(
     connect, fake: FakeServer, workload: Workload, labels: int, softmax: bool, calls: int
 ) -> None:
-    fake.routes["/generative_scoring"] = generative
+    fake.routes |= {"/generative_scoring": generative, "/version": {"version": "0.33.0rc1"}}
     target = connect(f"vllm={fake.url}")
     asked = Workload("asked", workload.query, workload.items, np.arange(3, 3 + labels, dtype=np.int32), softmax)
     before = len(fake.asked("/generative_scoring"))
@@ -99,7 +100,41 @@ def test_vllm_is_asked_for_every_label(
     target.forget()
     target.score(asked)
     assert fake.asked("/generative_scoring")[-1]["cache_salt"] != bodies[-1]["cache_salt"]
-    assert target.about.versions == {"vllm": "9"}
+    assert target.about.versions == {"vllm": "0.33.0rc1"}
+
+
+@pytest.mark.parametrize("version", ["0.32.9", "0.9.1", "dev", None])
+def test_a_vllm_that_ignores_salts_says_that_it_cannot_forget(connect, fake: FakeServer, version: str | None) -> None:
+    fake.routes |= {"/generative_scoring": generative, "/version": {"version": version}}
+    with pytest.raises(CallFailed, match=r"knows no way to forget a query; 0\.33 is the first") as caught:
+        connect(f"vllm={fake.url}").forget()
+    assert caught.value.reason == "rejected"
+
+
+def test_a_key_is_in_no_message(connect, fake: FakeServer, workload: Workload) -> None:
+    fake.routes |= {"/v1/score": scored, "/flush_cache": (401, "Wrong key: hush.")}
+    target = connect(f"sglang={fake.url}", options={"api_key": "hush"})
+    with pytest.raises(CallFailed, match=r"Wrong key: \*\*\*"):
+        target.forget()
+    assert "hush" not in repr(target.about)
+    with pytest.raises(TargetUnavailable, match="Write no user or password") as caught:
+        connect("sglang=http://me:hush@host:1")
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "shown"),
+    [
+        ("mis=http://h:1,api_key=hush,model=m", "mis=http://h:1,model=m"),
+        ("mis=http://h:1,ADMIN_KEY=hush", "mis=http://h:1"),
+        ("mis=http://h:1,api_key=hu,sh", "mis=http://h:1"),
+        ("mis=http://me:hush@h:1", "mis=http://h:1"),
+        ("openai=http://h,token_ids=true,hf_token=hush", "openai=http://h,token_ids=true"),
+        ("engine,scoring_algorithm=packed", "engine,scoring_algorithm=packed"),
+    ],
+)
+def test_spellings_are_shown_without_secrets(spelling: str, shown: str) -> None:
+    assert without_secrets(spelling) == shown
 
 
 def completions(body: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +161,9 @@ def test_completions_are_asked_for_in_batches(connect, fake: FakeServer, workloa
     assert [prompt for body in bodies for prompt in body["prompt"]] == prompts
     assert [len(body["prompt"]) for body in bodies] == [2, 2, 1]
     assert all(body["max_tokens"] == 1 and body["return_tokens_as_token_ids"] for body in bodies)
-    target.forget()
+    with pytest.raises(CallFailed, match="knows no way to forget") as caught:
+        target.forget()
+    assert caught.value.reason == "rejected"
 
 
 def test_a_label_that_is_not_among_the_most_probable_fails_the_call(

@@ -1,26 +1,14 @@
 """Artifact of `mis-bench compare`: targets side by side, which of them count, and which wins."""
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from mis_bench.artifacts.base import Artifact, Part
+from mis_bench.artifacts.judging import Candidate, Difference, Limits, judged
 from mis_bench.artifacts.parts import WorkloadPart, repeated
 from mis_bench.statistics import Interval, Latency
-
-
-class Limits(Part):
-    """What a row must keep to."""
-
-    max_abs: float = Field(default=0.02, gt=0, description="Largest difference of label softmaxes.")
-    mean_abs: float = Field(default=0.01, gt=0, description="Mean difference of label softmaxes.")
-    guardrail_ratio: float = Field(default=1.25, ge=1, description="p95 over the lowest eligible p95.")
-
-    def allow(self, max_abs: float | None, mean_abs: float | None) -> bool:
-        """Whether these differences pass; what is not known does not."""
-        known = max_abs is not None and mean_abs is not None
-        return known and max_abs <= self.max_abs and mean_abs <= self.mean_abs
 
 
 class ComparedTarget(Part):
@@ -43,33 +31,6 @@ class ComparedTarget(Part):
     hourly_cost_usd: float | None = Field(default=None, gt=0)
     source: str | None = None
     unavailable: str | None = None
-
-
-class Difference(Part):
-    """How far a target's label softmaxes are from the reference's.
-
-    Attributes:
-        status: `missing_scores` if one of the two has none, `shape_mismatch` if they cannot be compared.
-        items: Items compared.
-        max_abs: Largest absolute difference; None unless the status is `ok`.
-        mean_abs: Mean absolute difference, likewise.
-        passed: Whether both are within the limits.
-    """
-
-    target: str
-    status: Literal["ok", "missing_scores", "shape_mismatch"]
-    items: int = Field(default=0, ge=0)
-    max_abs: float | None = Field(default=None, ge=0)
-    mean_abs: float | None = Field(default=None, ge=0)
-    passed: bool
-
-    @model_validator(mode="after")
-    def _figures_belong_to_ok(self) -> "Difference":
-        if (self.status == "ok") != (self.max_abs is not None and self.mean_abs is not None):
-            raise ValueError("max_abs and mean_abs belong to status ok, and to it alone")
-        if self.passed and self.status != "ok":
-            raise ValueError("only status ok can pass")
-        return self
 
 
 class Figures(Part):
@@ -140,6 +101,31 @@ class View(Part):
     rows: list[Row]
     winner: int | None = None
 
+    @classmethod
+    def of(cls, rows: Sequence[Figures], correctness: Sequence[Difference], limits: Limits, *, items: int) -> Self:
+        """Judge rows.
+
+        Args:
+            rows: What was measured.
+            correctness: Difference of each target.
+            limits: What a row must keep to.
+            items: Items of the workload; a row that was measured on fewer may not win.
+        """
+        differences = {each.target: each for each in correctness}
+        verdicts, winner = judged([_candidate(row, differences.get(row.target), items) for row in rows], limits)
+        return cls(
+            rows=[
+                Row(
+                    **{name: getattr(row, name) for name in Figures.model_fields},
+                    eligible=not verdict.reasons,
+                    reasons=verdict.reasons,
+                    within_guardrail=verdict.within_guardrail,
+                )
+                for row, verdict in zip(rows, verdicts, strict=True)
+            ],
+            winner=winner,
+        )
+
     @model_validator(mode="after")
     def _winner_may_win(self) -> "View":
         if self.winner is None:
@@ -164,6 +150,9 @@ class Request(Part):
     seconds: float = Field(ge=0)
     failure: str | None = None
     message: str = ""
+    cached_tokens: int | None = Field(
+        default=None, ge=0, description="Query tokens that its first call found kept, though they were forgotten."
+    )
 
 
 class Comparison(Artifact, schema="mis-comparison-v1"):
@@ -205,11 +194,35 @@ class Comparison(Artifact, schema="mis-comparison-v1"):
                     yield f"{field}.rows.{number}.target is {row.target}, which is not in targets"
                 if row.items > self.workload.num_items:
                     yield f"{field}.rows.{number}.items is {row.items}, but the workload has {self.workload.num_items}"
+        ran = [target.name for target in self.targets if target.unavailable is None]
+        if [each.target for each in self.correctness] != ran:
+            yield f"correctness is not of the targets that ran: {', '.join(ran) or 'none'}"
         for number, each in enumerate(self.correctness):
             if each.status == "ok" and each.passed != self.limits.allow(each.max_abs, each.mean_abs):
                 yield f"correctness.{number}.passed is {each.passed}, but the limits make it {not each.passed}"
+        for field, view in (("portable_view", self.portable_view), ("best_native_view", self.best_native_view)):
+            anew = View.of(view.rows, self.correctness, self.limits, items=self.workload.num_items)
+            for number, (row, again) in enumerate(zip(view.rows, anew.rows, strict=True)):
+                if row != again:
+                    yield f"{field}.rows.{number} is not judged by the rules"
+            if view.winner != anew.winner:
+                yield f"{field}.winner is {view.winner}, but the rows make it {anew.winner}"
 
     @property
     def passed(self) -> bool:
-        """Whether every target that ran is correct, and a row is eligible."""
-        return self.best_native_view.winner is not None and all(each.passed for each in self.correctness)
+        """Whether at least two targets ran, all that ran are correct, and a row is eligible."""
+        correct = [each.passed for each in self.correctness]
+        return self.best_native_view.winner is not None and len(correct) >= 2 and all(correct)
+
+
+def _candidate(row: Figures, found: Difference | None, items: int) -> Candidate:
+    is_part = row.items < items
+    return Candidate(
+        speed=row.items_per_second.value if row.items_per_second else None,
+        p95_ms=row.latency.p95_ms if row.latency else None,
+        success_rate=row.success_rate,
+        difference=found,
+        items=min(items, row.items),
+        size=(row.chunk_items, row.server_chunk_items),
+        objections=(f"measured on {row.items} of {items} items",) if is_part else (),
+    )

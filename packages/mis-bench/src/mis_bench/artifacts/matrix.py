@@ -7,15 +7,10 @@ import numpy as np
 from pydantic import AwareDatetime, Field
 
 from mis_bench.artifacts.base import Artifact, Part
+from mis_bench.artifacts.judging import LIMITS, Candidate, Verdict, difference, judged
 from mis_bench.artifacts.matrix_row import Configuration, MatrixRow
 from mis_bench.artifacts.parts import WorkloadPart, repeated, times, unlike
-from mis_bench.targets.base import About
-
-GUARDRAIL_RATIO = 1.25
-"""A winner's p95 is at most this many times the lowest p95."""
-
-MAX_ABS, MEAN_ABS = 0.02, 0.01
-"""Differences from the scores of the row with the smallest chunks, up to which a row may win."""
+from mis_bench.targets.base import About, Scores
 
 View = Literal["portable", "best_native"]
 Phase = Literal["sweep", "confirm"]
@@ -86,23 +81,29 @@ class MatrixSummary(Part):
     successful_configs: int = Field(ge=0, description="Rows of the sweep whose status is ok.")
     sweep: Winner | None
     confirm: Winner | None
-    recommendation: Configuration | None = Field(description="Winner of the confirmation, else of the sweep.")
-    ineligible: dict[str, str] = Field(description="Reason by name, for rows of the sweep that may not win.")
+    recommendation: Configuration | None = Field(description="Winner of the confirmation.")
+    ineligible: dict[str, str] = Field(description="Reasons by name, for rows of the sweep that may not win.")
+    ineligible_confirmed: dict[str, str] = Field(description="Likewise, for rows of the confirmation.")
 
     @classmethod
     def of(cls, results: Sequence[MatrixRow], confirmed: Sequence[MatrixRow]) -> Self:
-        """Sum up a sweep and its confirmation."""
-        sweep, confirm = winner(results), winner(confirmed)
-        best = confirm or sweep
+        """Sum up a sweep and its confirmation.
+
+        Scores of both are held against one row of the sweep, that with the smallest chunks; rows of a confirmation
+        that agree with each other alone prove nothing.
+        """
+        truth = reference_of(results)
+        sweep, confirm = winner(results, truth), winner(confirmed, truth)
         return cls(
-            best_chunk_size=best.configuration.chunk_size if best else None,
-            best_throughput=best.throughput_items_sec if best else None,
+            best_chunk_size=confirm.configuration.chunk_size if confirm else None,
+            best_throughput=confirm.throughput_items_sec if confirm else None,
             total_configs_tested=len(results),
             successful_configs=sum(row.status == "ok" for row in results),
             sweep=sweep,
             confirm=confirm,
-            recommendation=best.configuration if best else None,
-            ineligible=ineligible(results),
+            recommendation=confirm.configuration if confirm else None,
+            ineligible=ineligible(results, truth),
+            ineligible_confirmed=ineligible(confirmed, truth),
         )
 
 
@@ -147,32 +148,33 @@ class ScoreMatrix(Artifact, schema="mis-score-matrix-v1"):
                 yield f"summary.{field} is not what the rows make it"
 
 
-def winner(rows: Sequence[MatrixRow]) -> Winner | None:
-    """Return the best of rows: most items a second within the guardrail, at equal speed the smaller chunk."""
-    why = ineligible(rows)
-    figures = [
-        (row.configuration, row.throughput_items_sec, row.p95_total_e2e_ms)
-        for row in rows
-        if row.configuration.name not in why and row.throughput_items_sec and row.p95_total_e2e_ms
-    ]
-    if not figures:
+def reference_of(results: Sequence[MatrixRow]) -> MatrixRow | None:
+    """Return the row whose scores a mission's other rows must have: of those that are ok the smallest chunks."""
+    good = [row for row in results if row.status == "ok" and row.reference_scores is not None]
+    return min(good, key=lambda row: row.configuration.chunk_size or np.inf, default=None)
+
+
+def winner(rows: Sequence[MatrixRow], reference: MatrixRow | None) -> Winner | None:
+    """Return the best of rows by the rules (`judged`), their scores held against those of the reference."""
+    best = _judged(rows, reference)[1]
+    if best is None:
         return None
-    guardrail = GUARDRAIL_RATIO * min(p95 for _, _, p95 in figures)
-    inside = [each for each in figures if each[2] <= guardrail]
-    configuration, throughput, p95 = max(inside, key=lambda each: (each[1], -each[0].chunk_size))
-    return Winner(configuration=configuration, throughput_items_sec=throughput, p95_total_e2e_ms=p95)
+    row = rows[best]
+    return Winner(
+        configuration=row.configuration,
+        throughput_items_sec=row.throughput_items_sec or 0,
+        p95_total_e2e_ms=row.p95_total_e2e_ms or 0,
+    )
 
 
-def ineligible(rows: Sequence[MatrixRow]) -> dict[str, str]:
-    """Return why rows may not win, by name: a failed run, or scores unlike those of the smallest chunks."""
-    good = [row for row in rows if row.status == "ok" and row.reference_scores is not None]
-    reference = min(good, key=lambda row: row.configuration.chunk_size or np.inf, default=None)
-    reasons = {}
-    for row in rows:
-        reason = _reason(row, reference)
-        if reason is not None:
-            reasons[row.configuration.name] = reason
-    return reasons
+def ineligible(rows: Sequence[MatrixRow], reference: MatrixRow | None) -> dict[str, str]:
+    """Return why rows may not win, by name."""
+    verdicts, _ = _judged(rows, reference)
+    return {
+        row.configuration.name: "; ".join(verdict.reasons)
+        for row, verdict in zip(rows, verdicts, strict=True)
+        if verdict.reasons
+    }
 
 
 def row_faults(row: MatrixRow, workload: WorkloadPart, view: View) -> Iterator[str]:
@@ -193,16 +195,21 @@ def row_faults(row: MatrixRow, workload: WorkloadPart, view: View) -> Iterator[s
         yield f"num_chunks is {row.num_chunks}, not {chunks}"
 
 
-def _reason(row: MatrixRow, reference: MatrixRow | None) -> str | None:
-    if row.status != "ok":
-        return f"success rate {row.success_rate:.2f}"
-    if row.reference_scores is None or reference is None:
-        return "missing_scores"
-    found, expected = np.asarray(row.reference_scores), np.asarray(reference.reference_scores)
-    if found.shape != expected.shape:
-        return "shape_mismatch"
-    difference = np.abs(found - expected)
-    if difference.max() > MAX_ABS or difference.mean() > MEAN_ABS:
-        largest, mean = difference.max(), difference.mean()
-        return f"scores differ from those of {reference.configuration.name}: max {largest:.4f}, mean {mean:.4f}"
-    return None
+def _judged(rows: Sequence[MatrixRow], reference: MatrixRow | None) -> tuple[list[Verdict], int | None]:
+    truth = None if reference is None else np.asarray(reference.reference_scores, float)
+    return judged([_candidate(row, truth) for row in rows], LIMITS)
+
+
+def _candidate(row: MatrixRow, truth: Scores | None) -> Candidate:
+    answers = [] if row.reference_scores is None else [np.asarray(row.reference_scores, float)]
+    items = 0 if truth is None else len(truth)
+    compiled = row.timed_compilations or 0
+    return Candidate(
+        speed=row.throughput_items_sec,
+        p95_ms=row.p95_total_e2e_ms,
+        success_rate=row.success_rate,
+        difference=difference(row.configuration.name, answers, truth, LIMITS, items=items),
+        items=items,
+        size=(row.configuration.chunk_size,),
+        objections=(f"{compiled} compilations in timed runs",) if compiled else (),
+    )

@@ -36,6 +36,9 @@ class RunRecord(Part):
     chunk_calls_ms: list[float]
     failure: str | None = Field(default=None, description="Reason of the first chunk that failed; the run ends there.")
     message: str = ""
+    cached_tokens: int | None = Field(
+        default=None, ge=0, description="Query tokens that the first call found kept; null where the target is silent."
+    )
 
 
 class MatrixRow(Part):

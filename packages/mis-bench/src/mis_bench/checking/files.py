@@ -10,11 +10,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mis_bench.artifacts.base import Artifact, kinds
+from mis_bench.artifacts.comparison import Comparison
 from mis_bench.artifacts.parts import unordered
+from mis_bench.checking.comparisons import comparison_faults
 from mis_bench.environment import Environment
 from mis_bench.statistics import Interval, Latency
 
-KNOWN_NAMES = ("run.json", "stress.json", "matrix_results.json", "run_metadata.json", "validation.json")
+KNOWN_NAMES = ("run.json", "trace.json", "stress.json", "matrix_results.json", "run_metadata.json", "validation.json")
 """Names that only artifacts have; other JSON files in a folder may be something else."""
 
 
@@ -58,7 +60,8 @@ def check_file(path: Path) -> Checked:
             for each in error.errors(include_url=False, include_input=False)
         ]
         return Checked(path, kind.SCHEMA, tuple(faults))
-    return Checked(path, kind.SCHEMA, (*artifact.inconsistencies(), *impossible(artifact)), artifact)
+    recomputed = comparison_faults(artifact) if isinstance(artifact, Comparison) else ()
+    return Checked(path, kind.SCHEMA, (*artifact.inconsistencies(), *impossible(artifact), *recomputed), artifact)
 
 
 def impossible(part: object, where: str = "") -> Iterator[str]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mis_bench.artifacts.judging import LIMITS, Limits
+from mis_bench.targets.options import without_secrets
 from mis_bench.workload import CANONICAL
 
 if TYPE_CHECKING:
@@ -24,13 +26,14 @@ def _numbers(kind: Callable[[str], float], example: str) -> Callable[..., dict[s
     def parse(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
         found = {}
         for text in texts:
-            name, _, number = text.rpartition("=")
+            spelling, _, number = text.rpartition("=")
+            name = without_secrets(spelling)
             try:
                 found[name] = kind(number)
             except ValueError:
                 found[name] = 0
             if not name or not 0 < found[name] < float("inf"):
-                raise click.BadParameter(f"{text[:80]!r} is not NAME=NUMBER, such as {example}.")
+                raise click.BadParameter(f"{without_secrets(text)[:80]!r} is not NAME=NUMBER, such as {example}.")
         return found
 
     return parse
@@ -69,13 +72,30 @@ def _numbers(kind: Callable[[str], float], example: str) -> Callable[..., dict[s
     callback=_numbers(float, "engine=0.64"),
     help="NAME=USD of an hour of the target's machine; repeatable.",
 )
-@click.option("--reference", show_default="the first that ran", help="Target that others are held against.")
-@click.option("--guardrail-ratio", type=click.FloatRange(1), default=1.25, help="A winner's p95 over the lowest p95.")
+@click.option("--timeout", "timeout_s", type=_ABOVE_ZERO, default=180.0, help="Seconds a call of a target may take.")
 @click.option(
-    "--correctness-threshold-max-abs", type=_ABOVE_ZERO, default=0.02, help="Largest difference of label softmaxes."
+    "--reference",
+    callback=lambda _context, _parameter, text: text and without_secrets(text),
+    show_default="the first that ran",
+    help="Target that others are held against.",
 )
 @click.option(
-    "--correctness-threshold-mean-abs", type=_ABOVE_ZERO, default=0.01, help="Mean difference of label softmaxes."
+    "--guardrail-ratio",
+    type=click.FloatRange(1),
+    default=LIMITS.guardrail_ratio,
+    help="A winner's p95 over the lowest p95.",
+)
+@click.option(
+    "--correctness-threshold-max-abs",
+    type=_ABOVE_ZERO,
+    default=LIMITS.max_abs,
+    help="Largest difference of label softmaxes.",
+)
+@click.option(
+    "--correctness-threshold-mean-abs",
+    type=_ABOVE_ZERO,
+    default=LIMITS.mean_abs,
+    help="Mean difference of label softmaxes.",
 )
 @click.option("--output", type=_FILE, help="JSON artifact to write.")
 @click.option("--markdown", type=_FILE, help="File for the Markdown, which is printed in any case.")
@@ -97,17 +117,23 @@ def compare(
     instead, the targets are measured here, in alternating rounds; options follow a target's name, as in
     engine,scoring_algorithm=packed.
 
-    Exit status 1: scores differ too much, or no target may win.
+    Exit status 1: scores differ too much, fewer than two targets ran, or no target may win.
     """
     if bool(matrices) == bool(specs):
         raise click.UsageError("Name either matrices, or targets to measure with --target.")
-    if len(set(matrices or specs)) < max(2, len(matrices or specs)):
+    names = matrices or [without_secrets(spec) for spec in specs]
+    if len(set(names)) < max(2, len(names)):
         raise click.UsageError("Name at least two, and none twice.")
-    from mis_bench.artifacts.comparison import Limits
     from mis_bench.comparison.assemble import compare as compared
     from mis_bench.comparison.markdown import as_markdown
     from mis_bench.environment import environment
 
+    slow = measuring["slow_items"]
+    if reference in slow:
+        raise click.BadParameter(
+            f"{reference} is among --slow-items: others would be compared on its few items only; name another.",
+            param_hint="--reference",
+        )
     here = environment()
     evidence = (
         _from_matrices(matrices, hourly_cost_usd)
@@ -116,15 +142,16 @@ def compare(
     )
     names = [target.name for target in evidence.targets]
     _must_be_targets(names, {"--reference": [reference or names[0]], "--hourly-cost": hourly_cost_usd})
+    ran = [each.name for each in evidence.targets if not each.unavailable]
     found = compared(
         evidence,
-        reference=reference or next((each.name for each in evidence.targets if not each.unavailable), names[0]),
+        reference=reference or next((name for name in (*ran, *names) if name not in slow), names[0]),
         limits=Limits(
             max_abs=correctness_threshold_max_abs,
             mean_abs=correctness_threshold_mean_abs,
             guardrail_ratio=guardrail_ratio,
         ),
-        command=shlex.join(["mis-bench", *sys.argv[1:]]),
+        command=_command(specs),
         environment=here,
     )
     text = as_markdown(found)
@@ -162,7 +189,7 @@ def _from_targets(
     from mis_bench.commands.measuring import built, checkpoint, progress, vocabulary
     from mis_bench.comparison.measured import measured
 
-    _must_be_targets(specs, {"--slow-items": slow_items})
+    _must_be_targets([without_secrets(spec) for spec in specs], {"--slow-items": slow_items})
     model = checkpoint(model_spec)
     vocab_size = vocabulary(model, vocab_size)
     workload = replace(built(workload_name, vocab_size), apply_softmax=True)
@@ -178,6 +205,14 @@ def _from_targets(
             on_request=lambda done, total, name: shown.update(task, description=name, completed=done, total=total),
             **measuring,
         )
+
+
+def _command(specs: Sequence[str]) -> str:
+    """Return the command line, its targets without their secrets."""
+    arguments = sys.argv[1:]
+    for spec in sorted(specs, key=len, reverse=True):
+        arguments = [each.replace(spec, without_secrets(spec)) for each in arguments]
+    return shlex.join(["mis-bench", *arguments])
 
 
 def _must_be_targets(names: Sequence[str], given: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from mis_bench.commands.measuring import (
     target_options,
     vocabulary,
 )
+from mis_bench.targets.options import is_secret, without_secrets
 from mis_bench.workload import CANONICAL
 
 if TYPE_CHECKING:
@@ -111,9 +112,9 @@ def matrix(
     workload = replace(built(workload_name, vocabulary(directory, vocab_size)), apply_softmax=True)
     sizes = _checked(chunk_sizes, view, workload.num_items, options)
     plan = MatrixPlan(
-        target=spec,
+        target=without_secrets(spec),
         model=model,
-        options=_without_secrets(options),
+        options={name: value for name, value in options.items() if not is_secret(name)},
         evaluation_view="portable" if view == "portable" else "best_native",
         cache="cold" if cache == "cold" else "warm",
         workload=WorkloadPart.of(workload),
@@ -130,7 +131,8 @@ def matrix(
         hourly_cost=hourly_cost,
     )
     where = environment(hardware)
-    folder = output or Path("results") / re.sub(r"[^a-z0-9.@]+", "-", f"matrix-{spec}-{workload.name}-{view}".lower())
+    name = f"matrix-{plan.target}-{workload.name}-{view}".lower()
+    folder = output or Path("results") / re.sub(r"[^a-z0-9.@]+", "-", name)
     metadata = RunMetadata(environment=where, run_id=identity(where.timestamp, "matrix"), plan=plan)
     try:
         with one_sentence(), _logged(folder), progress() as bar:
@@ -157,6 +159,7 @@ def matrix(
         click.echo(note)
     click.echo(f"Written: {folder}", err=True)
     if found.summary.recommendation is None:
+        click.echo("No configuration is recommended: none may win, or the confirmation failed.", err=True)
         raise SystemExit(1)
 
 
@@ -175,10 +178,6 @@ def _checked(sizes: tuple[int, ...] | None, view: str, items: int, options: dict
     if max(sizes) > items:
         raise click.BadParameter(f"{max(sizes)} is more than the workload's {items} items.", param_hint="--chunk-sizes")
     return sizes
-
-
-def _without_secrets(options: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in options.items() if "key" not in name}
 
 
 @contextlib.contextmanager
@@ -221,7 +220,8 @@ def _tables(found: "ScoreMatrix") -> Iterator[Table]:
             table.add_column(name, justify="right")
         table.add_column("status")
         for row in rows:
-            why = found.summary.ineligible.get(row.configuration.name) if title == "sweep" else None
+            reasons = found.summary.ineligible if title == "sweep" else found.summary.ineligible_confirmed
+            why = reasons.get(row.configuration.name)
             table.add_row(*_cells(row), _verdict(row, row.configuration == best, why))
         yield table
 

@@ -1,13 +1,13 @@
 """From series and scores to a comparison."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mis_bench.artifacts.comparison import ComparedTarget, Comparison, Difference, Limits, Request, View
+from mis_bench.artifacts.comparison import ComparedTarget, Comparison, Request, View
+from mis_bench.artifacts.judging import Difference, Limits, difference
 from mis_bench.artifacts.parts import WorkloadPart
 from mis_bench.comparison.findings import findings, recommendations
-from mis_bench.comparison.rules import difference, judged
 from mis_bench.comparison.series import Series
 from mis_bench.environment import Environment
 from mis_bench.targets.base import Scores
@@ -51,14 +51,11 @@ def compare(
         environment: Where.
     """
     ran = [target.name for target in evidence.targets if target.unavailable is None]
-    truth = max(evidence.answers.get(reference, ()), key=len, default=None)
+    answers = evidence.answers if len(ran) > 1 else {}  # alone it would be held against itself
+    truth = max(answers.get(reference, ()), key=len, default=None)
     items = {each.target: each.items for each in (*evidence.native, *evidence.portable)}
-    correctness = [
-        difference(name, evidence.answers.get(name, ()), truth, limits, items=items.get(name, 0)) for name in ran
-    ]
-    portable = _judged(evidence, evidence.portable, reference, correctness, limits)
-    chosen = [_best(evidence, name, correctness, limits) for name in items]
-    native = _judged(evidence, chosen, reference, correctness, limits)
+    correctness = [difference(name, answers.get(name, ()), truth, limits, items=items.get(name, 0)) for name in ran]
+    portable, native = views(evidence, reference=reference, correctness=correctness, limits=limits)
     return Comparison(
         command=command,
         environment=environment,
@@ -73,31 +70,63 @@ def compare(
         requests=list(evidence.requests),
         recommendations=recommendations(portable, native),
         findings=findings(portable, native, reference),
-        notes=list(evidence.notes),
+        notes=[*evidence.notes, *_warm(evidence.requests)],
     )
 
 
-def _best(evidence: Evidence, target: str, correctness: Sequence[Difference], limits: Limits) -> Series:
+def views(
+    evidence: Evidence, *, reference: str, correctness: Sequence[Difference], limits: Limits
+) -> tuple[View, View]:
+    """Return the portable and the best-native view.
+
+    Ratios of the portable view are against the reference with the same calls, those of the best-native view against
+    the reference at its best.
+
+    Args:
+        evidence: Timings.
+        reference: As in `compare`.
+        correctness: Difference of each target.
+        limits: As in `compare`.
+    """
+    rules = _Rules(evidence, correctness, limits)
+    names = dict.fromkeys(each.target for each in (*evidence.native, *evidence.portable))
+    chosen = {name: _best(rules, name) for name in names}
+    portable = rules.view(evidence.portable, lambda each: _beside(each, evidence.portable, reference))
+    return portable, rules.view(list(chosen.values()), lambda _: chosen.get(reference))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    evidence: Evidence
+    correctness: Sequence[Difference]
+    limits: Limits
+
+    def view(self, series: Sequence[Series], beside: Callable[[Series], Series | None]) -> View:
+        """Judge series; `beside` returns what the ratio of one is relative to."""
+        cost = {target.name: target.hourly_cost_usd for target in self.evidence.targets}
+        figures = [
+            each.figures(beside(each), paired=self.evidence.measured_together, hourly_cost_usd=cost.get(each.target))
+            for each in series
+        ]
+        return View.of(figures, self.correctness, self.limits, items=self.evidence.workload.num_items)
+
+
+def _best(rules: _Rules, target: str) -> Series:
     """Return a target's best series: its winner by the rules, or its fastest if none may win."""
-    mine = [each for each in evidence.native if each.target == target]
-    mine = mine or [each for each in evidence.portable if each.target == target]
-    winner = _judged(evidence, mine, target, correctness, limits).winner
+    mine = [each for each in rules.evidence.native if each.target == target]
+    mine = mine or [each for each in rules.evidence.portable if each.target == target]
+    winner = rules.view(mine, lambda _: None).winner
     return max(mine, key=lambda series: series.median_speed) if winner is None else mine[winner]
 
 
-def _judged(
-    evidence: Evidence, series: Sequence[Series], reference: str, correctness: Sequence[Difference], limits: Limits
-) -> View:
-    cost = {target.name: target.hourly_cost_usd for target in evidence.targets}
-    figures = [
-        each.figures(
-            _beside(each, series, reference),
-            paired=evidence.measured_together,
-            hourly_cost_usd=cost.get(each.target),
-        )
-        for each in series
-    ]
-    return judged(figures, correctness, limits, items=evidence.workload.num_items)
+def _warm(requests: Sequence[Request]) -> Iterator[str]:
+    """Yield a sentence for each target that answered from its cache, though it was told to forget."""
+    most: dict[str, int] = {}
+    for each in requests:
+        if each.cached_tokens:
+            most[each.target] = max(each.cached_tokens, most.get(each.target, 0))
+    for name, tokens in most.items():
+        yield f"{name} was not cold: it had kept up to {tokens} query tokens though it was told to forget them."
 
 
 def _beside(series: Series, all_series: Sequence[Series], reference: str) -> Series | None:

@@ -33,7 +33,7 @@ def _setting(row: Row) -> str:
 def _winner(native: View) -> Iterator[str]:
     best = native.best
     if best is None or best.items_per_second is None or best.latency is None:
-        yield "No target may win: none is correct, complete and without failures."
+        yield "No target may win: none is correct beside another, complete and without failures."
         return
     yield (
         f"{best.label} wins: {best.items_per_second.value:,.4g} items/s at a p95 of {best.latency.p95_ms:,.4g} ms, "

@@ -1,7 +1,6 @@
 """Targets measured in alternating rounds of one run, so that a machine that slows down slows all of them."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +9,7 @@ import numpy as np
 from mis_bench.artifacts.comparison import Request
 from mis_bench.comparison.series import Series
 from mis_bench.measure import Call, one_call
-from mis_bench.targets.base import Scores, Target
+from mis_bench.targets.base import CallFailed, Scores, Target
 from mis_bench.workload import Workload
 
 
@@ -52,23 +51,12 @@ def measure_in_turn(
     answers: dict[str, list[Scores]] = {name: [] for name in targets}
     for number in range(rounds + 1):
         for name, size in entries if number % 2 == 0 else reversed(entries):
-            seconds, calls = _ask(targets[name], parts[name], size)
-            replies = [call.reply.scores for call in calls if call.reply is not None]
-            failed = next((call for call in calls if not call.ok), None)
-            if failed is None:
-                answers[name].append(np.concatenate(replies))
-            requests.append(
-                Request(
-                    target=name,
-                    chunk_items=size,
-                    round=number,
-                    seconds=seconds,
-                    failure=None if failed is None else failed.failure,
-                    message="" if failed is None else failed.message[:300],
-                )
-            )
+            request, scores = _ask(name, targets[name], parts[name], size, number)
+            requests.append(request)
+            if scores is not None:
+                answers[name].append(scores)
             on_request(len(requests), len(entries) * (rounds + 1), name)
-    return InTurn([_series(requests, *entry, parts[entry[0]].num_items) for entry in entries], requests, answers)
+    return InTurn([Series.of(requests, *entry, parts[entry[0]].num_items) for entry in entries], requests, answers)
 
 
 def _first(workload: Workload, items: int) -> Workload:
@@ -80,27 +68,33 @@ def _sizes(chunk_sizes: Sequence[int], items: int) -> list[int]:
     return sorted({min(size, items) for size in chunk_sizes or [items]})
 
 
-def _ask(target: Target, workload: Workload, chunk_items: int) -> tuple[float, list[Call]]:
-    """Ask chunk after chunk, up to the first failure; return the seconds of all together, and the calls."""
-    target.forget()
+def _ask(name: str, target: Target, workload: Workload, chunk_items: int, number: int) -> tuple[Request, Scores | None]:
+    """Ask chunk after chunk, up to the first failure; return the request, and the scores if all were answered."""
     calls: list[Call] = []
-    began = time.perf_counter()
-    for start in range(0, workload.num_items, chunk_items):
-        chunk = replace(workload, items=workload.items[start : start + chunk_items])
-        calls.append(one_call(target, chunk, since=began))
-        if not calls[-1].ok:
-            break
-    return time.perf_counter() - began, calls
-
-
-def _series(requests: Sequence[Request], target: str, chunk_items: int, items: int) -> Series:
-    mine = [each for each in requests if (each.target, each.chunk_items) == (target, chunk_items)]
-    warm_up, timed = mine[0], mine[1:]
-    return Series(
-        target=target,
+    failure: str | None = None
+    message = ""
+    seconds = 0.0
+    try:
+        target.forget()
+    except CallFailed as error:
+        failure, message = error.reason, str(error)
+    else:
+        began = time.perf_counter()
+        for start in range(0, workload.num_items, chunk_items):
+            chunk = replace(workload, items=workload.items[start : start + chunk_items])
+            calls.append(one_call(target, chunk, since=began))
+            if not calls[-1].ok:
+                failure, message = calls[-1].failure, calls[-1].message
+                break
+        seconds = time.perf_counter() - began
+    replies = [call.reply for call in calls if call.reply is not None]
+    request = Request(
+        target=name,
         chunk_items=chunk_items,
-        items=items,
-        seconds=tuple(None if each.failure else each.seconds for each in timed),
-        failures=dict(Counter(each.failure for each in timed if each.failure)),
-        first_seconds=None if warm_up.failure else warm_up.seconds,
+        round=number,
+        seconds=seconds,
+        failure=failure,
+        message=message[:300],
+        cached_tokens=replies[0].cached_tokens if replies else None,
     )
+    return request, None if failure else np.concatenate([reply.scores for reply in replies])

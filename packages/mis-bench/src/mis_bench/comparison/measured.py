@@ -1,7 +1,7 @@
 """Targets made here, measured in turn, and closed."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from mis_bench.artifacts.comparison import ComparedTarget
@@ -9,7 +9,9 @@ from mis_bench.artifacts.parts import WorkloadPart
 from mis_bench.comparison.assemble import Evidence
 from mis_bench.comparison.in_turn import measure_in_turn
 from mis_bench.environment import hardware_of
-from mis_bench.targets.base import Target, TargetUnavailable
+from mis_bench.targets.base import CallFailed, Target, TargetUnavailable
+from mis_bench.targets.limited import TimeLimited
+from mis_bench.targets.options import without_secrets
 from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload
 
@@ -23,6 +25,7 @@ def measured(
     rounds: int,
     chunk_sizes: Sequence[int],
     slow_items: Mapping[str, int],
+    timeout_s: float,
     hourly_cost_usd: Mapping[str, float],
     hardware: str,
     on_start: Callable[[str], None],
@@ -32,13 +35,14 @@ def measured(
 
     Args:
         specs: Targets as `make_target` takes them, each with options behind commas:
-            `engine,scoring_algorithm=packed`. The spelling is the target's name.
+            `engine,scoring_algorithm=packed`. The spelling without secrets is the target's name.
         workload: What is asked.
         part: The same, as artifacts describe it.
         model: Checkpoint of targets that load one.
         rounds: Timed rounds.
         chunk_sizes: As in `measure_in_turn`.
         slow_items: Likewise.
+        timeout_s: Longest wait for an answer.
         hourly_cost_usd: By target.
         hardware: What targets of this machine compute on, unless they name accelerators.
         on_start: Told of every target before it is made.
@@ -47,14 +51,14 @@ def measured(
     with ExitStack() as stack:
         targets: dict[str, Target] = {}
         about: list[ComparedTarget] = []
-        for name in specs:
+        for spelling in specs:
+            name = without_secrets(spelling)
             on_start(name)
             try:
-                targets[name] = _make(name, model)
+                targets[name] = stack.enter_context(_opened(spelling, model, timeout_s))
             except TargetUnavailable as reason:
                 about.append(ComparedTarget(name=name, unavailable=str(reason)))
                 continue
-            stack.callback(targets[name].close)
             about.append(_described(name, targets[name], hardware, hourly_cost_usd.get(name)))
         found = measure_in_turn(
             targets, workload, rounds=rounds, chunk_sizes=chunk_sizes, slow_items=slow_items, on_request=on_request
@@ -70,12 +74,22 @@ def measured(
     )
 
 
-def _make(name: str, model: Path | None) -> Target:
-    spec, *options = name.split(",")
-    unlike = next((each for each in options if "=" not in each), None)
-    if unlike is not None:
-        raise TargetUnavailable(f"{unlike!r} is no option; write KEY=VALUE.")
-    return make_target(spec, model=model, options=dict(each.split("=", 1) for each in options))
+@contextmanager
+def _opened(spelling: str, model: Path | None, timeout_s: float) -> Iterator[Target]:
+    """Open a target that can forget; without that its requests would not be cold."""
+    spec, *options = spelling.split(",")
+    if not all("=" in each for each in options):
+        raise TargetUnavailable("An option behind a comma has no value; write KEY=VALUE.")  # it may be part of a key
+    given = dict(each.split("=", 1) for each in options)
+    if "://" in spec:
+        given.setdefault("timeout_s", str(timeout_s))
+    with closing(make_target(spec, model=model, options=given)) as target:
+        try:
+            target.forget()
+        except CallFailed as error:
+            if error.reason == "rejected":
+                raise TargetUnavailable(str(error)) from None
+        yield TimeLimited(target, timeout_s)
 
 
 def _described(name: str, target: Target, hardware: str, hourly_cost_usd: float | None) -> ComparedTarget:

@@ -1,9 +1,12 @@
 """Timed requests of one target at one chunk size and setting, and their figures."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Self
 
-from mis_bench.artifacts.comparison import Figures
-from mis_bench.comparison.rules import items_per_usd, ratio_interval
+from mis_bench.artifacts.comparison import Figures, Request
+from mis_bench.comparison.ratios import items_per_usd, ratio_interval
 from mis_bench.statistics import Interval, Latency, interval
 
 
@@ -30,6 +33,21 @@ class Series:
     first_seconds: float | None = None
     server_chunk_items: int = 0
     setting: str = ""
+
+    @classmethod
+    def of(cls, requests: Iterable[Request], target: str, chunk_items: int, items: int) -> Self:
+        """Return the series of a target and chunk size among requests, of which round 0 warmed up."""
+        mine = [each for each in requests if (each.target, each.chunk_items) == (target, chunk_items)]
+        timed = [each for each in mine if each.round > 0]
+        first = next((each for each in mine if each.round == 0), None)
+        return cls(
+            target=target,
+            chunk_items=chunk_items,
+            items=items,
+            seconds=tuple(None if each.failure else each.seconds for each in timed),
+            failures=dict(Counter(each.failure for each in timed if each.failure)),
+            first_seconds=None if first is None or first.failure else first.seconds,
+        )
 
     @property
     def speeds(self) -> list[float]:

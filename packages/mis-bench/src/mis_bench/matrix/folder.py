@@ -40,11 +40,11 @@ def begin(folder: Path, metadata: RunMetadata) -> RunMetadata:
         OSError: the folder cannot be written.
     """
     path = folder / METADATA
-    if not path.exists():
-        if any(folder.glob("*chunk_*.json")):
-            raise MissionError(f"{folder} holds measurements without {METADATA}; name another folder with --output.")
+    if not any(folder.glob("*chunk_*.json")):  # nothing was measured yet, by whatever plan
         metadata.write(path)
         return metadata
+    if not path.exists():
+        raise MissionError(f"{folder} holds measurements without {METADATA}; name another folder with --output.")
     try:
         earlier = read_artifact(path)
     except ArtifactError as error:
@@ -63,6 +63,8 @@ def begin(folder: Path, metadata: RunMetadata) -> RunMetadata:
 def stored(folder: Path, metadata: RunMetadata, phase: Phase, configuration: Configuration) -> MatrixChunk | None:
     """Return the artifact of a configuration that was measured already, or None.
 
+    One that the target could not run in is to be tried again: a server may have been down.
+
     Raises:
         MissionError: there is a file, but not of this mission.
     """
@@ -79,7 +81,7 @@ def stored(folder: Path, metadata: RunMetadata, phase: Phase, configuration: Con
         or chunk.row.configuration != configuration
     ):
         raise MissionError(f"{path} is not of the mission {metadata.run_id}. Delete the file to measure it again.")
-    return chunk
+    return None if chunk.target is None else chunk
 
 
 def same_target(earlier: About, now: About) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from mis_bench.artifacts.matrix import MatrixPlan
 from mis_bench.artifacts.matrix_row import Configuration, MatrixRow, RunRecord
 from mis_bench.measure import counted, one_call
-from mis_bench.targets.base import CallFailed, Scores, Target
+from mis_bench.targets.base import CallFailed, Reply, Scores, Target
 from mis_bench.workload import Workload
 
 Run = tuple[RunRecord, Scores | None]
@@ -79,7 +79,8 @@ def _run(
     except CallFailed as error:
         message = str(error)[:300]
         return RunRecord(phase=phase, total_e2e_ms=0, chunk_calls_ms=[], failure=error.reason, message=message), None
-    answers, milliseconds = [], []
+    replies: list[Reply] = []
+    milliseconds = []
     failure: tuple[str, str] | None = None
     began = time.perf_counter()
     for workload in calls:
@@ -88,11 +89,18 @@ def _run(
         if call.reply is None:
             failure = (call.failure or "error", call.message[:300])
             break
-        answers.append(call.reply.scores)
+        replies.append(call.reply)
     total = (time.perf_counter() - began) * 1e3
     reason, message = failure or (None, "")
-    record = RunRecord(phase=phase, total_e2e_ms=total, chunk_calls_ms=milliseconds, failure=reason, message=message)
-    return record, None if failure else np.concatenate(answers)
+    record = RunRecord(
+        phase=phase,
+        total_e2e_ms=total,
+        chunk_calls_ms=milliseconds,
+        failure=reason,
+        message=message,
+        cached_tokens=replies[0].cached_tokens if replies else None,
+    )
+    return record, None if failure else np.concatenate([reply.scores for reply in replies])
 
 
 def _counted(before: dict[str, float], after: dict[str, float], records: Sequence[RunRecord]) -> dict[str, object]:

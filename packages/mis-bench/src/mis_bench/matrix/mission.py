@@ -8,12 +8,22 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from mis_bench.artifacts.matrix import MatrixChunk, MatrixPlan, MatrixSummary, Phase, RunMetadata, ScoreMatrix, winner
+from mis_bench.artifacts.matrix import (
+    MatrixChunk,
+    MatrixPlan,
+    MatrixSummary,
+    Phase,
+    RunMetadata,
+    ScoreMatrix,
+    ineligible,
+    reference_of,
+    winner,
+)
 from mis_bench.artifacts.matrix_row import Configuration, MatrixRow
 from mis_bench.environment import environment, hardware_of
 from mis_bench.matrix.folder import MATRIX, file_of, same_target, stored
 from mis_bench.matrix.measuring import measure_configuration, pieces
-from mis_bench.targets.base import About, Target, TargetUnavailable
+from mis_bench.targets.base import About, CallFailed, Target, TargetUnavailable
 from mis_bench.workload import Workload
 
 logger = logging.getLogger("mis_bench.matrix")
@@ -67,7 +77,11 @@ def run_mission(mission: Mission) -> ScoreMatrix:
             file_of(mission.folder, "sweep", configuration).unlink()  # nothing was measured: let it be tried again
         raise TargetUnavailable(swept[0].row.reason or "The target cannot run.")
     results = [chunk.row for chunk in swept]
-    confirmed = _measure(mission, "confirm", to_confirm(results))
+    chosen = to_confirm(results)
+    for configuration in mission.plan.configurations:
+        if configuration not in chosen:  # an earlier sitting, with fewer results, may have confirmed it
+            file_of(mission.folder, "confirm", configuration).unlink(missing_ok=True)
+    confirmed = _measure(mission, "confirm", chosen)
     chunks = [*swept, *confirmed]
     began = mission.metadata.environment
     matrix = ScoreMatrix(
@@ -81,7 +95,7 @@ def run_mission(mission: Mission) -> ScoreMatrix:
         results=results,
         confirm_results=[chunk.row for chunk in confirmed],
         summary=MatrixSummary.of(results, [chunk.row for chunk in confirmed]),
-        notes=_notes(results),
+        notes=_notes(chunks, mission.plan.cache),
     )
     matrix.write(mission.folder / MATRIX)
     logger.info("finished: %s", matrix.summary.model_dump_json())
@@ -89,21 +103,23 @@ def run_mission(mission: Mission) -> ScoreMatrix:
 
 
 def to_confirm(results: Sequence[MatrixRow]) -> list[Configuration]:
-    """Return what a sweep's winner is confirmed among: the smallest chunks, itself, and its neighbours in size."""
-    best = winner(results)
+    """Return what a sweep's winner is confirmed among: the smallest chunks, itself, and its neighbours in size.
+
+    Only rows that may win themselves are of use.
+    """
+    truth = reference_of(results)
+    best = winner(results, truth)
     if best is None:
         return []
-    layout = (best.configuration.scoring_algorithm, best.configuration.mask_impl)
-    alike = sorted(
-        (
-            row.configuration
-            for row in results
-            if (row.configuration.scoring_algorithm, row.configuration.mask_impl) == layout and row.status == "ok"
-        ),
-        key=lambda each: each.chunk_size,
-    )
+    layout, why = _layout(best.configuration), ineligible(results, truth)
+    eligible = [row.configuration for row in results if row.configuration.name not in why]
+    alike = sorted((each for each in eligible if _layout(each) == layout), key=lambda each: each.chunk_size)
     place = alike.index(best.configuration)
     return [alike[index] for index in sorted({0, max(0, place - 1), place, min(place + 1, len(alike) - 1)})]
+
+
+def _layout(configuration: Configuration) -> tuple[str, str]:
+    return configuration.scoring_algorithm, configuration.mask_impl
 
 
 def _measure(mission: Mission, phase: Phase, configurations: Sequence[Configuration]) -> list[MatrixChunk]:
@@ -115,6 +131,8 @@ def _measure(mission: Mission, phase: Phase, configurations: Sequence[Configurat
     for options, group in groupby(missing, lambda each: mission.options | swept_options(mission.plan, each)):
         with ExitStack() as stack:
             target, reason = _opened(mission, stack, options)
+            if target is not None and mission.plan.cache == "cold":
+                _check_forgetting(target)
             if target is not None and earlier is not None:
                 same_target(earlier, target.about)
             for configuration in group:
@@ -140,6 +158,15 @@ def _opened(mission: Mission, stack: ExitStack, options: dict[str, str]) -> tupl
         return stack.enter_context(mission.open(options)), ""
     except TargetUnavailable as error:
         return None, f"unavailable: {error}"
+
+
+def _check_forgetting(target: Target) -> None:
+    """Refuse a target that knows no way to forget; a failure that may pass is left to the runs."""
+    try:
+        target.forget()
+    except CallFailed as error:
+        if error.reason == "rejected":
+            raise TargetUnavailable(f"{error} Take --cache warm.") from None
 
 
 def _chunk(
@@ -170,13 +197,21 @@ def _chunk(
     )
 
 
-def _notes(results: Sequence[MatrixRow]) -> list[str]:
+def _notes(chunks: Sequence[MatrixChunk], cache: str) -> list[str]:
+    named = [(f"{chunk.phase} {chunk.row.configuration.name}", chunk.row) for chunk in chunks]
     notes = []
-    split = [row for row in results if (row.steps_per_call or 0) > 1]
+    split = [f"{name} {row.steps_per_call:.1f}" for name, row in named if (row.steps_per_call or 0) > 1]
     if split:
-        names = ", ".join(f"{row.configuration.name} {row.steps_per_call:.1f}" for row in split)
-        notes.append(f"The server took more than one step for a call: {names}.")
-    compiled = [row.configuration.name for row in results if row.timed_compilations]
+        notes.append(f"The server took more than one step for a call: {', '.join(split)}.")
+    compiled = [name for name, row in named if row.timed_compilations]
     if compiled:
-        notes.append(f"Something was compiled in timed runs of {', '.join(compiled)}; their figures are not clean.")
+        notes.append(f"Something was compiled in timed runs of {', '.join(compiled)}; these rows may not win.")
+    kept = [
+        (name, max(record.cached_tokens or 0 for record in row.run_records)) for name, row in named if row.run_records
+    ]
+    warm = [f"{name} {tokens}" for name, tokens in kept if tokens]
+    if warm and cache == "cold":
+        notes.append(
+            f"The cache was not cold: query tokens were kept though the target was told to forget: {', '.join(warm)}."
+        )
     return notes

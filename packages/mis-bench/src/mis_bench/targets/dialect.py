@@ -105,8 +105,4 @@ def plain(settings: Any) -> dict[str, Option]:
     """Return the settings that are plain values; never keys, which some servers tell."""
     if not isinstance(settings, dict):
         return {}
-    return {
-        name: value
-        for name, value in settings.items()
-        if isinstance(value, Option) and not is_secret(name)
-    }
+    return {name: value for name, value in settings.items() if isinstance(value, Option) and not is_secret(name)}

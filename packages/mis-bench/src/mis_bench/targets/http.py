@@ -9,7 +9,7 @@ from mis_bench.targets.base import About, CallFailed, Reply, TargetUnavailable
 from mis_bench.targets.connection import TIMEOUT_S, Connection
 from mis_bench.targets.dialect import Dialect
 from mis_bench.targets.metrics import parse_metrics
-from mis_bench.targets.options import check_names
+from mis_bench.targets.options import check_names, is_secret
 from mis_bench.workload import Workload
 
 HEALTH_TIMEOUT_S = 5.0
@@ -38,10 +38,10 @@ class HttpTarget:
         """Make the server compute the next query anew, as its dialect can.
 
         `mis` and `vllm` do it with another cache salt, `sglang` (and `mis` with an admin key) by emptying the cache.
-        `openai` knows no way: callers ask a query that is new (`Workload.another`).
 
         Raises:
-            CallFailed: the server refused to.
+            CallFailed: `rejected` by `openai`, and by `vllm` before 0.33, which know no way: ask a query that is new
+                (`Workload.another`). Another reason if the server refused to.
         """
         self._dialect.forget()
 
@@ -104,7 +104,7 @@ def open_server(
         model=model,
         model_sha256=_checksum(directory or Path(model)),
         dtype=details.get("dtype"),
-        options=details.get("options", {}) | {key: value for key, value in given.items() if not key.endswith("_key")},
+        options=details.get("options", {}) | {key: value for key, value in given.items() if not is_secret(key)},
         versions={dialect.BACKEND: details["version"]} if details.get("version") else {},
     )
     return HttpTarget(about, connection, asked)

@@ -1,9 +1,26 @@
 """Options of targets: text from the command line, checked by name and value."""
 
 import difflib
+import re
 from collections.abc import Mapping
 
 from mis_bench.targets.base import TargetUnavailable
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option's value must be in no artifact, command line or log, by its name."""
+    low = name.lower()
+    return any(word in low for word in ("key", "password", "secret", "credential")) or low.endswith("token")
+
+
+def without_secrets(spelling: str) -> str:
+    """Return a target and its options behind commas, without those that are secret.
+
+    Left out is as well what is no option, since it may be the rest of a key, and who logs in at an address.
+    """
+    spec, *options = spelling.split(",")
+    kept = [each for each in options if "=" in each and not is_secret(each.partition("=")[0])]
+    return ",".join([re.sub(r"//[^/]*@", "//", spec), *kept])
 
 
 def choice(options: Mapping[str, str], name: str, *allowed: str) -> str:

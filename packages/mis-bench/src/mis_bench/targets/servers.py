@@ -1,5 +1,6 @@
 """Dialects of servers that score: ours, SGLang and vLLM."""
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +12,8 @@ from mis_bench.targets.dialect import Dialect, Salt, checked_scores, plain
 from mis_bench.workload import Workload
 
 _LAYOUT = ("scoring_algorithm", "mask_impl", "multi_item_scoring_chunk_size")
+
+_VLLM_WITH_SALT = (0, 33)
 
 _TOLD_WITHIN_S = 5.0  # what a server says of itself
 
@@ -96,6 +99,7 @@ class VLLM(Dialect):
     def __init__(self, connection: Connection, model: str, options: dict[str, str], directory: Path | None) -> None:
         super().__init__(connection, model, options, directory)
         self._salt = Salt()
+        self._version: str | None = None
 
     def score(self, workload: Workload, *, timeout_s: float | None = None) -> Reply:
         """`POST /generative_scoring`, once or for each label."""
@@ -110,12 +114,19 @@ class VLLM(Dialect):
         return Reply(np.stack(columns, axis=1))
 
     def forget(self) -> None:
-        """Change the salt; versions before 0.33 may not know it, and then keep the query."""
+        """Change the salt; versions before 0.33 ignore it and keep the query, so they are refused."""
+        if _numbers(self._version) < _VLLM_WITH_SALT:
+            raise CallFailed(
+                "rejected",
+                f"vLLM {self._version or 'of an unknown version'} knows no way to forget a query; 0.33 is the first "
+                "whose scoring has a cache salt.",
+            )
         self._salt.change()
 
     def details(self) -> dict[str, Any]:
         """`GET /version`."""
-        return {"version": self.connection.get("/version", timeout_s=_TOLD_WITHIN_S).get("version")}
+        self._version = self.connection.get("/version", timeout_s=_TOLD_WITHIN_S).get("version")
+        return {"version": self._version}
 
     def _first_label(self, workload: Workload, labels: list[int], timeout_s: float | None) -> np.ndarray:
         body = workload.request | self._salt.field | {
@@ -133,6 +144,12 @@ class VLLM(Dialect):
             raise CallFailed("shape_mismatch", f"The reply has {len(scores)} scores for {workload.num_items} items.")
         rows = [[scores[index]] for index in range(workload.num_items)]
         return checked_scores(rows, workload.with_labels(1))[:, 0]
+
+
+def _numbers(version: object) -> tuple[int, ...]:
+    """Return the first two numbers of a version; none of what is no version."""
+    found = re.match(r"(\d+)\.(\d+)", str(version))
+    return tuple(map(int, found.groups())) if found else ()
 
 
 def _scored(reply: dict[str, Any], workload: Workload) -> Reply:
