@@ -10,14 +10,14 @@ from click.testing import CliRunner, Result
 
 from mis_bench.artifacts.base import ArtifactError
 from mis_bench.cli import main
-from mis_bench.perf.rows import CsvRow, read_rows
-from mis_bench.perf.stored import compare_with_baseline, file_of
+from mis_bench.perf.rows import read_rows
+from mis_bench.perf.stored import Row, compare_with_baseline, file_of
 
-ROW = CsvRow("batch-4-labels-2", 4, 2, "model", "bfloat16", 100, 50.0, 100.0, 120.0)
+ROW = Row("batch-4-labels-2", 4, 2, "model", "bfloat16", "a" * 64, 100, 50.0, 100.0, 120.0)
 
 
 def status(**changes: object) -> tuple[str, list[str]]:
-    (found,) = compare_with_baseline([replace(ROW, **changes)], [ROW])
+    (found,) = compare_with_baseline([replace(ROW, **changes)], [ROW]).rows
     return found.status, found.reasons
 
 
@@ -38,15 +38,45 @@ def test_percentiles_of_few_calls_do_not_fail() -> None:
 
 
 def test_the_threshold_can_be_chosen() -> None:
-    (found,) = compare_with_baseline([replace(ROW, throughput_ips=44.0)], [ROW], threshold=0.2)
+    (found,) = compare_with_baseline([replace(ROW, throughput_ips=44.0)], [ROW], threshold=0.2).rows
     assert found.status == "WARN"
 
 
 @pytest.mark.parametrize(
-    "other", [{"batch_size": 1}, {"num_labels": 4}, {"model": "another"}, {"dtype": "float32"}, {"successful_runs": 0}]
+    "other",
+    [
+        {"batch_size": 1},
+        {"num_labels": 4},
+        {"model": "another"},
+        {"dtype": "float32"},
+        {"workload_sha256": "b" * 64},
+        {"successful_runs": 0},
+    ],
 )
-def test_rows_of_another_kind_are_not_compared(other: dict[str, object]) -> None:
-    assert compare_with_baseline([ROW], [replace(ROW, **other)]) == []
+def test_a_row_that_is_not_measured_any_more_is_a_regression(other: dict[str, object]) -> None:
+    found = compare_with_baseline([replace(ROW, **other)], [ROW])
+    assert [(row.status, row.reasons) for row in found.rows] == [("REGRESSION", ["not measured"])]
+    assert (found.common, found.new) == (0, 0 if other == {"successful_runs": 0} else 1)
+
+
+def test_a_row_that_was_not_measured_then_is_new() -> None:
+    found = compare_with_baseline([ROW], [replace(ROW, successful_runs=0)])
+    assert (found.rows, found.common, found.new) == ([], 0, 1)
+
+
+def test_a_checksum_that_a_file_does_not_tell_is_not_compared() -> None:
+    assert compare_with_baseline([ROW], [replace(ROW, workload_sha256=None)]).common == 1
+
+
+def test_neighbours_excuse_a_slow_tail_and_never_slow_calls() -> None:
+    def beside(**changes: float) -> str:
+        then = replace(ROW, cpu_ms=80.0)
+        return compare_with_baseline([replace(then, **changes)], [then]).rows[0].status
+
+    assert beside(latency_p95_ms=130.0) == "WARN"
+    assert beside(latency_p95_ms=130.0, cpu_ms=90.0) == "REGRESSION"
+    assert beside(throughput_ips=44.0) == "REGRESSION"  # a wait, which CPU time does not hold
+    assert beside(throughput_ips=47.0, latency_p95_ms=130.0) == "REGRESSION"
 
 
 def test_files_are_named_after_the_hardware() -> None:
@@ -121,7 +151,35 @@ def test_run_reads_csv_and_refuses_a_baseline_without_its_rows(checkpoint: Path,
         writer.writerows(row | {"model": "another"} for row in rows)
     result = run(checkpoint, tmp_path / "second", "--baseline", str(path))
     assert result.exit_code == 1
-    assert "No row of this run is in the baseline" in result.stderr
+    assert "2 of 2 rows of the baseline were not measured" in result.stderr
+    assert "2 measured rows are not in the baseline" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--option", "chunked_prefill_size=512"), "chunked_prefill_size was 256 and is 512"),
+        (("--concurrency", "2"), "concurrency was 1 and is 2"),
+    ],
+)
+def test_runs_under_different_conditions_are_not_compared(
+    checkpoint: Path, folder: Path, tmp_path: Path, more: tuple[str, ...], said: str
+) -> None:
+    result = run(checkpoint, tmp_path / "second", "--baseline", str(faster(folder, 0.001, tmp_path / "x.json")), *more)
+    assert result.exit_code == 1
+    assert said in result.stderr
+
+
+def test_rows_that_are_lost_fail_the_run(checkpoint: Path, folder: Path, tmp_path: Path) -> None:
+    slow = faster(folder, 0.001, tmp_path / "slow.json")
+    fields = json.loads(slow.read_text())
+    fields["rows"] += [row | {"name": f"lost-{row['name']}"} for row in fields["rows"]]
+    slow.write_text(json.dumps(fields))
+    result = run(checkpoint, tmp_path / "second", "--baseline", str(slow))
+    assert result.exit_code == 1
+    assert "not measured" in result.stdout
+    assert "2 of 4 rows of the baseline were not measured" in result.stderr
+    assert "not in the baseline" not in result.stderr
 
 
 def test_a_file_that_is_no_artifact_is_a_usage_error(checkpoint: Path, tmp_path: Path) -> None:

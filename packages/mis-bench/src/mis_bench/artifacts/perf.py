@@ -1,28 +1,51 @@
 """The artifacts of `mis-bench perf`: a comparison of two versions, and a stored baseline."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 from pydantic import Field
 
 from mis_bench.artifacts.base import Artifact, Part
-from mis_bench.artifacts.parts import repeated
+from mis_bench.artifacts.parts import differs, repeated, unlike, unordered
+from mis_bench.perf.rules import (
+    Clock,
+    Rules,
+    Status,
+    StoredStatus,
+    decide,
+    is_enough,
+    limit_of,
+    reached,
+    stored_verdict,
+    tail_status,
+    worst,
+)
 from mis_bench.statistics import Interval
-
-Status = Literal["ok", "warn", "unsure", "fail"]
-"""`unsure`: the machine was too noisy to exclude a regression; it counts as a warning."""
-
-Row = Literal["OK", "WARN", "REGRESSION"]
 
 
 class Judgement(Part):
     """What became of a workload's throughput."""
 
     status: Status
-    by: Literal["clock", "cpu"] = Field(description="Which of the two intervals decided.")
+    by: Clock = Field(description="Which of the two intervals decided.")
     limit: float = Field(gt=0, lt=1, description="Drop of throughput that fails, as a share.")
     throughput: Interval = Field(description="Relative change of items a second, head against base; -0.1: 10 % fewer.")
     throughput_by_cpu_time: Interval = Field(description="Likewise, of items by second of CPU time.")
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the clock was sure: one too noisy for the middle of the calls says less about their end."""
+        return self.by == "clock" and self.status != "unsure"
+
+    def inconsistencies(self, *, items: int, confidence: float, on_cpu: bool) -> Iterator[str]:
+        """Yield every contradiction, given the items of a call and what the result says of all workloads."""
+        yield from unlike(self, {"limit": limit_of(items)})
+        for name in ("throughput", "throughput_by_cpu_time"):
+            found: Interval = getattr(self, name)
+            if differs(found.confidence, confidence):
+                yield f"{name}.confidence is {found.confidence}, but so many pairs have {confidence}"
+        status, by = decide(self.throughput, self.throughput_by_cpu_time, limit_of(items), on_cpu=on_cpu)
+        if (self.status, self.by) != (status, by):
+            yield f"status is {self.status} by {self.by}, but the intervals make it {status} by {by}"
 
 
 class Tail(Part):
@@ -35,6 +58,20 @@ class Tail(Part):
     calls: int = Field(ge=1, description="Of each side.")
     is_enough: bool = Field(description="Whether so many calls say anything about this percentile.")
     status: Status
+
+    def inconsistencies(self, base: "Figures", head: "Figures", *, may_fail: bool) -> Iterator[str]:
+        """Yield every contradiction, given the sides' figures and whether the clock was quiet."""
+        percentile = f"latency_p{self.percentile:.0f}_ms"
+        before, after = getattr(base, percentile), getattr(head, percentile)
+        yield from unlike(self, {"base_ms": before, "head_ms": after, "calls": base.successful_runs})
+        rise = after / before - 1 if before else 0.0
+        if differs(self.rise.value, rise):
+            yield f"rise.value is {self.rise.value}, but the figures make it {rise}"
+        if self.is_enough != is_enough(self.calls, self.percentile):
+            yield f"is_enough is {self.is_enough} of {self.calls} calls"
+        status = tail_status(self.rise, self.percentile, self.calls, may_fail=may_fail)
+        if self.status != status:
+            yield f"status is {self.status}, but the rise makes it {status}"
 
 
 class Figures(Part):
@@ -52,6 +89,12 @@ class Figures(Part):
     latency_p50_ms: float = Field(ge=0)
     latency_p95_ms: float = Field(ge=0)
     latency_p99_ms: float = Field(ge=0)
+
+    def inconsistencies(self) -> Iterator[str]:
+        """Yield every contradiction."""
+        yield from unordered(self, "latency_p50_ms", "latency_p95_ms", "latency_p99_ms")
+        if self.latency_p50_ms:
+            yield from unlike(self, {"throughput_ips": self.batch_size / self.latency_p50_ms * 1e3})
 
 
 class Yardstick(Part):
@@ -78,11 +121,19 @@ class StoredRow(Part):
     """A workload beside its stored figures."""
 
     name: str
-    status: Row
+    status: StoredStatus
     reasons: list[str]
-    throughput: float = Field(description="Relative change against the stored figure.")
+    throughput: float | None = Field(description="Relative change against the stored figure; null: not measured.")
     p95: float | None
     p99: float | None
+    cpu_time: float | None = Field(description="Relative change of a call's CPU time, on CPUs.")
+    calls: int = Field(ge=0, description="Of the side that has fewer.")
+
+    def inconsistencies(self) -> Iterator[str]:
+        """Yield what does not follow from the changes, by the limits of a `Stored`."""
+        expected = stored_verdict(self.throughput, self.p95, self.p99, calls=self.calls, cpu_time=self.cpu_time)
+        if (self.status, self.reasons) != expected:
+            yield f"status is {self.status} for {self.reasons}, but the changes make it {expected[0]} for {expected[1]}"
 
 
 class Stored(Part):
@@ -93,6 +144,18 @@ class Stored(Part):
     decides: bool
     why_not: str | None = Field(description="Why it does not decide.")
     rows: list[StoredRow]
+
+    def inconsistencies(self, workloads: list[str]) -> Iterator[str]:
+        """Yield every contradiction, given the workloads that were compared."""
+        if self.decides != (self.why_not is None):
+            yield f"decides is {self.decides}, but why_not is {self.why_not!r}"
+        if self.decides and [row.name for row in self.rows] != workloads:
+            yield "rows are not those of the workloads"
+        for number, row in enumerate(self.rows):
+            yield from (f"rows.{number}.{fault}" for fault in row.inconsistencies())
+
+
+_SAME_REQUEST = {"batch_size", "num_labels", "workload_sha256"}
 
 
 class Compared(Part):
@@ -110,6 +173,27 @@ class Compared(Part):
     def status(self) -> Status:
         """The worst of throughput and percentiles."""
         return worst([self.judgement.status, *(tail.status for tail in self.tails)])
+
+    def inconsistencies(self, conditions: Conditions, confidence: float) -> Iterator[str]:
+        """Yield every contradiction, given what the result says of all workloads."""
+        for side in ("base", "head"):
+            figures: Figures = getattr(self, side)
+            yield from (f"{side}.{fault}" for fault in figures.inconsistencies())
+            yield from (f"{side}.{f}" for f in unlike(figures, {"successful_runs": self.pairs * self.calls_of_turn}))
+            expected = {"name": self.name, "model": conditions.model, "dtype": conditions.dtype}
+            for field, value in (expected | self.base.model_dump(include=_SAME_REQUEST)).items():
+                if getattr(figures, field) != value:
+                    yield f"{side}.{field} is {getattr(figures, field)}, but another field makes it {value}"
+        judgement = self.judgement.inconsistencies(
+            items=self.base.batch_size, confidence=reached(confidence, self.pairs), on_cpu=conditions.platform == "cpu"
+        )
+        yield from (f"judgement.{fault}" for fault in judgement)
+        if [tail.percentile for tail in self.tails] != [95, 99]:
+            yield "tails are not p95 and p99"
+            return
+        for number, tail in enumerate(self.tails):
+            faults = tail.inconsistencies(self.base, self.head, may_fail=self.judgement.is_quiet)
+            yield from (f"tails.{number}.{fault}" for fault in faults)
 
 
 class PerfResult(Artifact, schema="mis-perf-v1"):
@@ -133,6 +217,15 @@ class PerfResult(Artifact, schema="mis-perf-v1"):
         """Yield every contradiction."""
         for name in repeated([each.name for each in self.workloads]):
             yield f"workloads: {name} occurs twice"
+        yield from unlike(self, {"confidence": Rules(len(self.workloads)).confidence})
+        for number, each in enumerate(self.workloads):
+            faults = each.inconsistencies(self.conditions, self.confidence)
+            yield from (f"workloads.{number}.{fault}" for fault in faults)
+            if each.pairs != self.workloads[0].pairs or each.pairs % self.sessions:
+                yield f"workloads.{number}.pairs is {each.pairs}, which {self.sessions} sessions do not make"
+        if self.stored is not None:
+            names = [each.name for each in self.workloads]
+            yield from (f"stored.{fault}" for fault in self.stored.inconsistencies(names))
         expected = overall([each.status for each in self.workloads], self.stored)
         if self.verdict != expected:
             yield f"verdict is {self.verdict}, but the workloads and the stored figures make it {expected}"
@@ -147,16 +240,19 @@ class Baseline(Artifact, schema="mis-baseline-v1"):
     yardstick: Yardstick
     figures: list[Figures] = Field(min_length=1)
 
-
-def worst(statuses: list[Status]) -> Status:
-    """Return the worst status."""
-    order: list[Status] = ["ok", "warn", "unsure", "fail"]
-    return max(statuses, key=order.index)
+    def inconsistencies(self) -> Iterator[str]:
+        """Yield every contradiction."""
+        for name in repeated([each.name for each in self.figures]):
+            yield f"figures: {name} occurs twice"
+        for number, each in enumerate(self.figures):
+            yield from (f"figures.{number}.{fault}" for fault in each.inconsistencies())
+            if (each.model, each.dtype) != (self.conditions.model, self.conditions.dtype):
+                yield f"figures.{number} are of {each.model} in {each.dtype}, unlike the conditions"
 
 
 def overall(statuses: list[Status], stored: Stored | None) -> Status:
     """Return the verdict: the worst status of all, stored figures included where they decide."""
-    meaning: dict[Row, Status] = {"OK": "ok", "WARN": "warn", "REGRESSION": "fail"}
+    meaning: dict[StoredStatus, Status] = {"OK": "ok", "WARN": "warn", "REGRESSION": "fail"}
     if stored is not None and stored.decides:
         statuses = [*statuses, *(meaning[row.status] for row in stored.rows)]
     return worst(statuses)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
 from mis_bench.commands.measuring import show
 
@@ -31,27 +30,23 @@ def show_beside(result: "RunResult", stored: "StoredRows", threshold: float) -> 
         result: The run.
         stored: What `stored_rows` read.
         threshold: Drop of throughput that is a regression, as a share.
-    """
-    from mis_bench.perf.stored import compare_with_baseline
 
-    rows = compare_with_baseline(result.rows, stored.rows, threshold=threshold)
+    Raises:
+        click.ClickException: the two were measured under different conditions.
+    """
+    from mis_bench.perf.rows import rows_of
+    from mis_bench.perf.stored import compare_with_baseline
+    from mis_bench.perf.table import baseline_table
+
+    if unlike := "; ".join(stored.unlike(result)):
+        raise click.ClickException(f"The baseline was measured otherwise: {unlike}.")
+    found = compare_with_baseline(rows_of(result), stored.rows, threshold=threshold)
     hardware = result.environment.hardware
     decides = stored.hardware in (None, hardware)
     why = "" if decides else f"; for information only, since it was taken on {stored.hardware}, and this is {hardware}"
-    table = Table(title=f"Against the baseline{why}", title_justify="left")
-    for heading in ("row", "items/s", "p95", "p99", "status"):
-        table.add_column(heading, justify="left" if heading in ("row", "status") else "right")
-    for row in rows:
-        rises = ("" if rise is None else f"{rise:+.0%}" for rise in (row.p95, row.p99))
-        table.add_row(
-            row.name, f"{row.throughput:+.1%}", *rises, " ".join([row.status, ", ".join(row.reasons)]).strip()
-        )
-    show(table)
-    if not rows:
-        raise click.ClickException("No row of this run is in the baseline: it has other sizes, another model or dtype.")
-    if len(rows) < len(result.rows):
-        missing = len(result.rows) - len(rows)
-        click.echo(
-            f"{missing} of {len(result.rows)} rows are not in the baseline: other sizes, model or dtype.", err=True
-        )
-    return decides and any(row.status == "REGRESSION" for row in rows)
+    show(baseline_table(f"Against the baseline{why}", found.rows))
+    if lost := len(found.rows) - found.common:
+        click.echo(f"{lost} of {len(found.rows)} rows of the baseline were not measured.", err=True)
+    if found.new:
+        click.echo(f"{found.new} measured rows are not in the baseline: other sizes, model or dtype.", err=True)
+    return decides and any(row.status == "REGRESSION" for row in found.rows)

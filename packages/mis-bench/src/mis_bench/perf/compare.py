@@ -13,8 +13,9 @@ from mis_bench.artifacts.parts import prepared
 from mis_bench.artifacts.perf import Compared, Conditions, Figures, PerfResult, Stored, Yardstick, overall
 from mis_bench.environment import checkpoint_sha256, environment
 from mis_bench.perf.errors import PerfError
-from mis_bench.perf.judge import P95_RISE, P99_RISE, SINGLE_ITEM_DROP, THROUGHPUT_DROP, Rules, judge, tail
+from mis_bench.perf.judge import judge, tail
 from mis_bench.perf.paired import SIDES, Pair, Session, Start, measure
+from mis_bench.perf.rules import MOST_SESSIONS, Rules, limit_of
 from mis_bench.perf.side import About, Side, Turn
 from mis_bench.perf.sources import Sources
 from mis_bench.profiles import PROFILES, configurations
@@ -26,7 +27,7 @@ OPTIONS: dict[str, int | str] = {"chunked_prefill_size": 1024, "max_total_tokens
 PAIRS = 20
 """Of every workload in a session."""
 
-FEWEST_SESSIONS, MOST_SESSIONS = 2, 5
+FEWEST_SESSIONS = 2
 """One pair of processes would not show how much processes differ."""
 
 _GEOMETRY = "canonical-400-50-20"
@@ -97,7 +98,7 @@ def compare(
     """
     where, began = environment(), time.perf_counter()
     events = events or Events()
-    rules = Rules(len(asked), MOST_SESSIONS)
+    rules = Rules(len(asked))
     sessions: list[Session] = []
     names = list(asked)
     while len(sessions) < MOST_SESSIONS:
@@ -143,13 +144,9 @@ def _pairs(sessions: list[Session], name: str) -> list[Pair]:
 def _is_settled(sessions: list[Session], asked: dict[str, Workload], rules: Rules) -> bool:
     """Whether the clock alone decides about every workload."""
     return all(
-        judge(_pairs(sessions, name), rules, on_cpu=False, limit=_limit(workload)).status != "unsure"
+        judge(_pairs(sessions, name), rules, on_cpu=False, limit=limit_of(workload.num_items)).status != "unsure"
         for name, workload in asked.items()
     )
-
-
-def _limit(workload: Workload) -> float:
-    return SINGLE_ITEM_DROP if workload.num_items == 1 else THROUGHPUT_DROP
 
 
 def _check(about: dict[str, About]) -> None:
@@ -175,15 +172,13 @@ def _compared(
 ) -> Compared:
     pairs = _pairs(sessions, name)
     base, head = (_figures(name, workload, turns, model, about.dtype) for turns in zip(*pairs, strict=True))
-    judged = judge(pairs, rules, on_cpu=about.platform == "cpu", limit=_limit(workload))
-    # A clock that is too noisy for the middle of the calls says still less about their end.
-    is_quiet = judged.by == "clock" and judged.status != "unsure"
+    judged = judge(pairs, rules, on_cpu=about.platform == "cpu", limit=limit_of(workload.num_items))
     return Compared(
         name=name,
         pairs=len(pairs),
         calls_of_turn=sessions[0].calls[name],
         judgement=judged,
-        tails=[tail(pairs, 95, P95_RISE, "fail" if is_quiet else "warn"), tail(pairs, 99, P99_RISE, "warn")],
+        tails=[tail(pairs, percentile, may_fail=judged.is_quiet) for percentile in (95, 99)],
         base=base,
         head=head,
     )

@@ -1,62 +1,91 @@
 """Figures that were stored before, and what figures of today mean beside them."""
 
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from mis_bench.artifacts.base import read_artifact
-from mis_bench.artifacts.perf import Baseline, Conditions, PerfResult, Stored, StoredRow, Yardstick
+from mis_bench.artifacts.perf import Baseline, Conditions, Figures, PerfResult, Stored, StoredRow, Yardstick
 from mis_bench.perf.errors import PerfError
-from mis_bench.perf.judge import P95_RISE, P99_RISE, THROUGHPUT_DROP
+from mis_bench.perf.rules import THROUGHPUT_DROP, stored_verdict
 
 _SAME_MACHINE = {"p50_ms": 0.05, "p95_ms": 0.15}
 """Differences of the yardstick up to which the machine is in the state that it was in then."""
 
 
-class Row(Protocol):
-    """Figures of one configuration, as `run` and `perf` have them."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Figures of one configuration, of whatever command.
+
+    Attributes:
+        name: Of the row.
+        batch_size: Items of a call.
+        num_labels: Labels of an item.
+        model: Name or directory.
+        dtype: Of the weights, if known.
+        workload_sha256: Checksum of the request, if known.
+        successful_runs: Answered calls.
+        throughput_ips: Items a second.
+        latency_p95_ms: If known.
+        latency_p99_ms: If known.
+        cpu_ms: CPU time of a call, where that tells neighbours from regressions.
+    """
+
+    name: str
+    batch_size: int
+    num_labels: int
+    model: str
+    dtype: str | None
+    workload_sha256: str | None
+    successful_runs: int
+    throughput_ips: float
+    latency_p95_ms: float | None
+    latency_p99_ms: float | None
+    cpu_ms: float | None = None
 
     @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def batch_size(self) -> int: ...  # noqa: D102
-    @property
-    def num_labels(self) -> int: ...  # noqa: D102
-    @property
-    def model(self) -> str: ...  # noqa: D102
-    @property
-    def dtype(self) -> str | None: ...  # noqa: D102
-    @property
-    def successful_runs(self) -> int: ...  # noqa: D102
-    @property
-    def throughput_ips(self) -> float: ...  # noqa: D102
-    @property
-    def latency_p95_ms(self) -> float | None: ...  # noqa: D102
-    @property
-    def latency_p99_ms(self) -> float | None: ...  # noqa: D102
+    def key(self) -> tuple[str, int, int, str, str | None]:
+        """What must be the same of two rows that are compared."""
+        return self.name, self.batch_size, self.num_labels, Path(self.model).name, self.dtype
+
+    def asks_what(self, other: "Row") -> bool:
+        """Whether another row asked the same, as far as both tell."""
+        return None in (self.workload_sha256, other.workload_sha256) or self.workload_sha256 == other.workload_sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Rows of today beside stored ones.
+
+    Attributes:
+        rows: One for every stored row that has an answered call.
+        common: How many of them were measured today.
+        new: How many rows of today are not stored.
+    """
+
+    rows: list[StoredRow]
+    common: int
+    new: int
 
 
 def compare_with_baseline(
     rows: Iterable[Row], baseline: Iterable[Row], *, threshold: float = THROUGHPUT_DROP
-) -> list[StoredRow]:
-    """Compare figures of one measurement with stored ones, row by row.
-
-    A drop of throughput beyond `threshold` is a REGRESSION and beyond half of it a WARN; a rise of p95 beyond
-    `P95_RISE` is a REGRESSION, of p99 beyond `P99_RISE` a WARN. A percentile that no call lies beyond is the slowest
-    call: p95 of fewer than 20 calls warns at most, and p99 of fewer than 100 is left out.
+) -> Beside:
+    """Compare figures of one measurement with stored ones, row by row, by the rules of `stored_verdict`.
 
     Args:
-        rows: Of today; those without an answered call are left out.
-        baseline: Stored; a row's name, batch size, labels, model and dtype must be the same.
+        rows: Of today; those without an answered call are not measured.
+        baseline: Stored; a row's name, batch size, labels, model, dtype and request must be the same.
         threshold: Drop of throughput as a share.
     """
-    stored = {_key(row): row for row in baseline}
-    return [
-        _compared(row, stored[_key(row)], threshold)
-        for row in rows
-        if row.successful_runs and _key(row) in stored and stored[_key(row)].successful_runs
-    ]
+    now = {row.key: row for row in rows if row.successful_runs}
+    then = [row for row in baseline if row.successful_runs]
+    pairs = [(row, now.get(row.key)) for row in then]
+    pairs = [(row, today if today is not None and today.asks_what(row) else None) for row, today in pairs]
+    common = sum(today is not None for _, today in pairs)
+    return Beside([_compared(today, row, threshold) for row, today in pairs], common, len(now) - common)
 
 
 def baseline_of(result: PerfResult) -> Baseline:
@@ -90,67 +119,44 @@ def beside(result: PerfResult, folder: Path) -> Stored | None:
     if not isinstance(baseline, Baseline):
         raise PerfError(f"{path} is a {baseline.schema_version}, not a baseline; make one with --update-baseline.")
     reasons = [*_conditions(baseline.conditions, result.conditions), *_machine(baseline.yardstick, result.yardstick)]
-    now = {each.name: each.head for each in result.workloads}
-    then = {each.name: each for each in baseline.figures}
-    rows = compare_with_baseline(
-        [each for name, each in now.items() if name in then and each.workload_sha256 == then[name].workload_sha256],
-        baseline.figures,
+    on_cpu = result.conditions.platform == "cpu"
+    found = compare_with_baseline(
+        [_row(each.head, on_cpu=on_cpu) for each in result.workloads],
+        [_row(each, on_cpu=on_cpu) for each in baseline.figures],
     )
-    if len(rows) < len(now):
+    if found.new or found.common < len(found.rows):
         reasons.append("it has other workloads")
-    if result.conditions.platform == "cpu":
-        rows = [_confirmed(row, now[row.name].cpu_ms / then[row.name].cpu_ms - 1) for row in rows]
     return Stored(
         file=str(path),
         commit=baseline.commit,
         decides=not reasons,
         why_not="; ".join(reasons) or None,
-        rows=rows,
+        rows=found.rows,
     )
 
 
-def _key(row: Row) -> tuple[str, int, int, str, str | None]:
-    return row.name, row.batch_size, row.num_labels, Path(row.model).name, row.dtype
+def _row(figures: Figures, *, on_cpu: bool) -> Row:
+    fields = {field.name: getattr(figures, field.name) for field in dataclasses.fields(Row)}
+    return Row(**fields | {"cpu_ms": figures.cpu_ms if on_cpu else None})
 
 
-def _compared(now: Row, then: Row, threshold: float) -> StoredRow:
-    throughput = now.throughput_ips / then.throughput_ips - 1
-    p95, p99 = (_rise(getattr(now, name), getattr(then, name)) for name in ("latency_p95_ms", "latency_p99_ms"))
-    calls = min(now.successful_runs, then.successful_runs)
-    regressions, warnings = [], []
-    if throughput < -threshold / 2:
-        (regressions if throughput < -threshold else warnings).append(f"{throughput:+.1%} items/s")
-    if p95 is not None and p95 > P95_RISE:
-        is_enough = _beyond(calls, 95)
-        (regressions if is_enough else warnings).append(
-            f"p95 {p95:+.0%}{'' if is_enough else f' of only {calls} calls'}"
+def _compared(now: Row | None, then: Row, threshold: float) -> StoredRow:
+    changes = {
+        name: None if now is None else _change(getattr(now, field), getattr(then, field))
+        for name, field in (
+            ("throughput", "throughput_ips"),
+            ("p95", "latency_p95_ms"),
+            ("p99", "latency_p99_ms"),
+            ("cpu_time", "cpu_ms"),
         )
-    if p99 is not None and p99 > P99_RISE and _beyond(calls, 99):
-        warnings.append(f"p99 {p99:+.0%}")
-    return StoredRow(
-        name=now.name,
-        status="REGRESSION" if regressions else "WARN" if warnings else "OK",
-        reasons=regressions + warnings,
-        throughput=throughput,
-        p95=p95,
-        p99=p99,
-    )
+    }
+    calls = 0 if now is None else min(now.successful_runs, then.successful_runs)
+    status, reasons = stored_verdict(**changes, calls=calls, threshold=threshold)
+    return StoredRow(name=then.name, status=status, reasons=reasons, **changes, calls=calls)
 
 
-def _rise(now: float | None, then: float | None) -> float | None:
+def _change(now: float | None, then: float | None) -> float | None:
     return None if now is None or not then else now / then - 1
-
-
-def _beyond(calls: int, percentile: float) -> bool:
-    return calls * (100 - percentile) >= 100
-
-
-def _confirmed(row: StoredRow, cpu_rise: float) -> StoredRow:
-    """Turn a regression into a warning if the CPU time of a call did not rise with it: then neighbours made it."""
-    if row.status != "REGRESSION" or cpu_rise >= THROUGHPUT_DROP / 2:
-        return row
-    reasons = [*row.reasons, f"but CPU time {cpu_rise:+.1%}"]
-    return row.model_copy(update={"status": "WARN", "reasons": reasons})
 
 
 def _conditions(then: Conditions, now: Conditions) -> Iterator[str]:

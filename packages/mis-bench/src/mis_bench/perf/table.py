@@ -1,10 +1,11 @@
 """A comparison as tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.table import Table
 
-from mis_bench.artifacts.perf import Compared, PerfResult, Status, Stored
+from mis_bench.artifacts.perf import Compared, PerfResult, Stored, StoredRow
+from mis_bench.perf.rules import Status
 from mis_bench.statistics import Interval
 
 WORDS: dict[Status, str] = {"ok": "OK", "warn": "WARN", "unsure": "WARN: too noisy", "fail": "FAIL"}
@@ -37,14 +38,18 @@ def stored_table(stored: Stored) -> Table:
     """Return the head beside its stored figures."""
     weight = "decides" if stored.decides else f"for information only: {stored.why_not}"
     of = f" of {stored.commit[:12]}" if stored.commit else ""
-    table = Table(title=f"Stored figures{of} ({stored.file}), {weight}", title_justify="left")
-    for heading in ("workload", "items/s", "p95", "p99", "status"):
-        table.add_column(heading, justify="left" if heading in ("workload", "status") else "right")
-    for row in stored.rows:
+    return baseline_table(f"Stored figures{of} ({stored.file}), {weight}", stored.rows)
+
+
+def baseline_table(title: str, rows: Iterable[StoredRow]) -> Table:
+    """Return figures of today beside stored ones."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("row", "items/s", "p95", "p99", "status"):
+        table.add_column(heading, justify="left" if heading in ("row", "status") else "right")
+    for row in rows:
+        throughput = "" if row.throughput is None else f"{row.throughput:+.1%}"
         rises = ("" if rise is None else f"{rise:+.0%}" for rise in (row.p95, row.p99))
-        table.add_row(
-            row.name, f"{row.throughput:+.1%}", *rises, " ".join([row.status, ", ".join(row.reasons)]).strip()
-        )
+        table.add_row(row.name, throughput, *rises, " ".join([row.status, ", ".join(row.reasons)]).strip())
     return table
 
 
