@@ -226,6 +226,7 @@ def test_models_that_were_not_validated_are_named(tmp_path: Path) -> None:
     planned = ["models/large", "models/next"]
     found = ValidationResult.of(HERE, planned, [], {"models/large": "It is too large."})
     text = markdown_of(tmp_path, found)
+    assert "**2**: models were not validated" in text
     assert "Not validated: large. It is too large." in text
     assert "Not validated: next. The command ended before." in text
 

@@ -59,6 +59,9 @@ def _verdicts(sources: Sources) -> Iterator[Headline]:
         passed, waived = (sum(gate.status == status for gate in gates) for status in ("passed", "waived"))
         what = "of the validation passed" + (f", {waived} waived" if waived else "")
         yield Headline(f"{passed} of {len(gates)}", "gates", what)
+    absent = sum(len(each.content.planned) - len(each.content.models) for each in sources.validations)
+    if absent:
+        yield Headline(str(absent), "", f"{'model was' if absent == 1 else 'models were'} not validated")
     results = [result for each in sources.stresses for result in each.content.results]
     if results:
         good = sum(result.success for result in results)
