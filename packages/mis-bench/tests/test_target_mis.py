@@ -48,6 +48,7 @@ def test_our_server_scores_forgets_and_counts(
     counts = target.counts()
     target.score(workload)
     assert target.counts()["requests"] == counts["requests"] + 1
+    assert target.counts()["compilations"] == counts["compilations"] == counts["mis_engine_compilations_total"]
     assert counts["memory_bytes"] > 1e6
     assert counts["mis_stage_seconds_sum.device"] > 0
     about = target.about

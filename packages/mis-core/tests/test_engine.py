@@ -130,7 +130,7 @@ def test_a_context_shorter_than_a_step_warms_up(path: Path) -> None:
 def test_the_counter_of_compilations_counts(path: Path) -> None:
     with Engine.from_pretrained(path, context_length=1024, skip_warmup=True) as engine, count_compilations() as found:
         engine.score(QUERY, ITEMS, LABELS)
-    assert found.count > 0
+    assert engine.statistics()["compilations"] >= found.count > 0
 
 
 def test_a_closed_engine_says_so(path: Path) -> None:

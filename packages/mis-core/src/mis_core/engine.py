@@ -13,6 +13,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from mis_core.compilations import Compilations
 from mis_core.config import EngineConfig
 from mis_core.engine_loop import EngineLoop
 from mis_core.errors import ModelError, RequestError
@@ -104,6 +105,7 @@ class Engine:
             "step_tokens": budget,
             "buckets": " ".join(map(str, token_buckets(budget))),
         }
+        self._compilations = Compilations()
         self._loop = EngineLoop(runner, scheduler)
 
     @classmethod
@@ -191,8 +193,12 @@ class Engine:
         return self._summary
 
     def statistics(self) -> dict[str, float]:
-        """Return counts of requests, steps, tokens and cache pages since the start."""
-        return self._loop.statistics()
+        """Return counts of requests, steps, tokens and cache pages since the start.
+
+        `compilations` are those of this process since the engine is ready; absent if JAX does not report them.
+        """
+        count = self._compilations.count
+        return self._loop.statistics() | ({} if count is None else {"compilations": count})
 
     def flush_cache(self) -> int:
         """Forget every query that no request is using; return how many pages that freed."""
@@ -234,6 +240,7 @@ class Engine:
     def close(self) -> None:
         """Free the weights and the cache; requests under way fail. Closing twice is fine."""
         self._loop.close()
+        self._compilations.stop()
 
     def __enter__(self) -> Self:
         return self

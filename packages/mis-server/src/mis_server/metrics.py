@@ -23,6 +23,7 @@ _ENGINE = (
     ("new_tokens", "counter", "mis_engine_new_tokens", "Tokens computed; padding does not count."),
     ("step_tokens", "counter", "mis_engine_step_tokens", "Tokens computed with the padding of steps."),
     ("requests", "counter", "mis_engine_requests", "Requests that reached the engine."),
+    ("compilations", "counter", "mis_engine_compilations", "Executables compiled since the engine was ready."),
     ("cache_hit_tokens", "counter", "mis_prefix_cache_hits", "Query tokens found in the prefix cache."),
     ("cache_queried_tokens", "counter", "mis_prefix_cache_queries", "Query tokens looked for in the prefix cache."),
     ("evicted_pages", "counter", "mis_prefix_cache_evicted_pages", "Pages dropped to make room."),

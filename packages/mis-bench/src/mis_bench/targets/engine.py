@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import jax
-import jax.monitoring
 import jaxlib
 import numpy as np
 
@@ -21,9 +20,6 @@ from mis_core import Engine
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, MisError, RequestError
 
-_COMPILED = "/jax/core/compile/backend_compile_duration"
-"""JAX reports this once for each executable, whether compiled or read from the persistent cache."""
-
 
 def open_engine(model: Path, options: Mapping[str, str], *, name: str = "engine") -> "EngineTarget":
     """Load a checkpoint.
@@ -36,14 +32,12 @@ def open_engine(model: Path, options: Mapping[str, str], *, name: str = "engine"
     Raises:
         TargetUnavailable: an option is wrong, or the engine refuses the checkpoint.
     """
-    compilations = _Compilations()
     try:
         config = EngineConfig.of(str(model), _typed(options))
         engine = Engine(config)
     except MisError as error:
-        compilations.stop()
         raise TargetUnavailable(error.message) from None
-    return EngineTarget(engine, name=name, compilations=compilations)
+    return EngineTarget(engine, name=name)
 
 
 class EngineTarget:
@@ -52,7 +46,6 @@ class EngineTarget:
     Args:
         engine: Whom to ask.
         name: What the target is called in artifacts.
-        compilations: Counter that heard the engine's start; by default one that begins now.
         request: Fields for every request, `{"scoring_algorithm": "packed"}` for instance.
     """
 
@@ -61,11 +54,9 @@ class EngineTarget:
         engine: Engine,
         *,
         name: str = "engine",
-        compilations: "_Compilations | None" = None,
         request: Mapping[str, Any] | None = None,
     ) -> None:
         self._engine, self._request = engine, dict(request or {})
-        self._compilations = compilations or _Compilations()
         fields = dataclasses.asdict(engine.config)
         self._about = About(
             name=name,
@@ -97,7 +88,6 @@ class EngineTarget:
         return EngineTarget(
             self._engine,
             name=self._about.name,
-            compilations=self._compilations,
             request=self._request | fields,
         )
 
@@ -120,43 +110,17 @@ class EngineTarget:
         self._engine.flush_cache()
 
     def counts(self) -> dict[str, float]:
-        """Return the engine's statistics, `compilations` of this process, and `memory_bytes`, its resident memory.
+        """Return the engine's statistics, and `memory_bytes`, the resident memory of this process.
 
         `device_memory_bytes` is what lies on accelerators, where they tell.
         """
-        counts = self._engine.statistics() | {"compilations": float(self._compilations.count)}
-        counts["memory_bytes"] = float(resident_bytes())
+        counts = self._engine.statistics() | {"memory_bytes": float(resident_bytes())}
         used = [stats["bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
         return counts | {"device_memory_bytes": float(sum(used))} if used else counts
 
     def close(self) -> None:
         """Free weights and cache."""
-        self._compilations.stop()
         self._engine.close()
-
-
-class _Compilations:
-    """Counts executables that enter this process, on all threads, from now until `stop`."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._is_listening = True
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-        # A counter that hears nothing would prove any claim that nothing compiles.
-        jax.jit(lambda: 0).lower().compile()
-        if not self.count:
-            self.stop()
-            raise TargetUnavailable(f"JAX {jax.__version__} does not report compilations; they cannot be counted.")
-        self.count = 0
-
-    def stop(self) -> None:
-        """Stop counting; twice is fine."""
-        if self._is_listening:
-            self._is_listening = False
-            jax.monitoring.unregister_event_duration_listener(self._listen)
-
-    def _listen(self, event: str, duration_secs: float, **details: str | float) -> None:
-        self.count += event == _COMPILED
 
 
 def _typed(options: Mapping[str, str]) -> dict[str, Any]:
