@@ -129,7 +129,8 @@ def validation() -> ValidationResult:
         Gate(name="performance.32.speedup_vs_serial_p50", measured=14.0, rule="at least", threshold=3.0, passed=True),
     ]
     model = ModelValidation(
-        model=ENGINE.model, dtype="bfloat16", about=ENGINE, speedup_items=[2, 8, 32, 128], isolation=Isolation(permutation_max_abs_diff=0.0), sensitivity=Sensitivity(),
+        model=ENGINE.model, dtype="bfloat16", about=ENGINE, speedup_items=[2, 8, 32, 128],
+        isolation=Isolation(permutation_max_abs_diff=0.0), sensitivity=Sensitivity(),
         equivalence_serial=Difference(max_abs_diff=0.03), equivalence_query_plus_delimiter=Difference(),
         performance=performance, gates=gates,
     )  # fmt: skip
