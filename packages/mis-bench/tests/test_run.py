@@ -4,6 +4,7 @@ import csv
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,31 @@ def test_a_target_that_cannot_forget_fails_its_rows(run: Any, fakes: Any, tmp_pa
     fakes.prepare = lambda target: setattr(target, "forget", forget)
     assert run("--workload", "probe-9-3-4").exit_code == 1
     assert {row.reason for row in result_of(tmp_path / "run").rows} == {"http_error: 403 from /flush_cache."}
+    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+
+
+def test_a_cold_row_of_a_target_that_knows_no_way_to_forget_is_marked(run: Any, fakes: Any, tmp_path: Path) -> None:
+    def forget() -> None:
+        raise CallFailed("rejected", "It knows no way to forget.")
+
+    fakes.prepare = lambda target: setattr(target, "forget", forget)
+    assert run("--workload", "probe-9-3-4").exit_code == 0
+    cold, warm = result_of(tmp_path / "run").rows
+    assert (cold.status, warm.status) == ("warn", "ok")
+    assert cold.reason == "earlier rows or runs may have left their queries: It knows no way to forget."
+    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+
+
+def test_a_cold_row_whose_queries_were_kept_is_marked(run: Any, fakes: Any, tmp_path: Path) -> None:
+    def prepare(target: Any) -> None:
+        score = target.score
+        target.score = lambda workload: replace(score(workload), cached_tokens=9)
+
+    fakes.prepare = prepare
+    assert run("--workload", "probe-9-3-4").exit_code == 0
+    cold, warm = result_of(tmp_path / "run").rows
+    assert (cold.status, warm.status) == ("warn", "ok")
+    assert cold.reason == "the cache was not cold: replies told of up to 9 kept query tokens"
     assert [each.faults for each in check_path(tmp_path / "run")] == [()]
 
 

@@ -15,6 +15,7 @@ from fake_server import FakeServer
 from mis_bench.targets.base import CallFailed, Target, TargetUnavailable
 from mis_bench.targets.options import without_secrets
 from mis_bench.targets.registry import make_target
+from mis_bench.validation.subject import open_subject
 from mis_bench.workload import Workload, build_workload
 from mis_testing.server import free_port
 
@@ -101,6 +102,12 @@ def test_vllm_is_asked_for_every_label(
     target.score(asked)
     assert fake.asked("/generative_scoring")[-1]["cache_salt"] != bodies[-1]["cache_salt"]
     assert target.about.versions == {"vllm": "0.33.0rc1"}
+
+
+def test_one_that_knows_no_way_to_forget_is_not_validated(fake: FakeServer) -> None:
+    fake.routes["/v1/completions"] = completions
+    with pytest.raises(TargetUnavailable, match="knows no way to forget"):
+        open_subject(f"openai={fake.url}", None, {"token_ids": "true"}, 5.0)
 
 
 @pytest.mark.parametrize("version", ["0.32.9", "0.9.1", "dev", None])

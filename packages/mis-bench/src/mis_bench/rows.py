@@ -59,10 +59,13 @@ def measure_row(
     Returns:
         The row, and its calls: warm-ups, then the timed ones.
     """
+    doubt: str | None = None
     try:
         target.forget()
     except CallFailed as error:
-        return empty_row(target, name, load, status="failed", reason=f"{error.reason}: {error}"[:300]), []
+        if error.reason != "rejected":
+            return empty_row(target, name, load, status="failed", reason=f"{error.reason}: {error}"[:300]), []
+        doubt = f"earlier rows or runs may have left their queries: {error}" if load.cache == "cold" else None
     requests = load.requests()
     first = closed_loop(target, islice(requests, counts.warmup_runs), concurrency=counts.concurrency, on_call=on_call)
     warmups = list(first.calls)
@@ -82,7 +85,7 @@ def measure_row(
         if is_steady or timed.failures or attempt == ATTEMPTS - 1:
             break
         warmups += timed.calls
-    return _row(target, name, load, warmups, timed, ratio, compilations, counts), list(
+    return _row(target, name, load, warmups, timed, ratio, compilations, counts, doubt), list(
         _records(name, warmups, timed.calls)
     )
 
@@ -121,12 +124,16 @@ def _row(
     ratio: float | None,
     compilations: float | None,
     counts: Counts,
+    doubt: str | None,
 ) -> RunRow:
     items = load.workload.num_items
     good = sum(call.ok for call in timed.calls)
     speed = timed.requests_per_second * items
     latency = Latency.of(timed.latencies_ms)
-    unclean = []
+    kept = max((call.reply.cached_tokens or 0 for call in timed.calls if call.reply is not None), default=0)
+    if kept and load.cache == "cold":
+        doubt = f"the cache was not cold: replies told of up to {kept} kept query tokens"
+    unclean = [doubt] if doubt else []
     if compilations:
         unclean.append(f"{compilations:.0f} compilations in the timed window")
     if ratio is not None and ratio > STEADY:
@@ -150,6 +157,7 @@ def _row(
             "throughput_interval": None if counts.rate is not None else _interval(speed, timed),
             "warmup_ratio": ratio,
             "timed_compilations": compilations,
+            "warm_cache": doubt,
             "failure_reason_counts": timed.failures,
             "status": status,
             "reason": reason,

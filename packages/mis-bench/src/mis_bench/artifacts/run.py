@@ -17,8 +17,9 @@ Status = Literal["ok", "warn", "failed", "skipped"]
 class RunRow(Part):
     """Figures of one configuration: of the timed calls only, warm-ups aside.
 
-    `warn` marks figures that are not clean: a compilation in the timed window, or no steady state. `failed`: a call
-    was not answered. `skipped`: the configuration does not fit the target, or is outside what the profile measures.
+    `warn` marks figures that are not clean: a compilation in the timed window, no steady state, or a cache that may not
+    have been cold. `failed`: a call was not answered. `skipped`: the configuration does not fit the target, or is
+    outside what the profile measures.
     """
 
     name: str = Field(min_length=1, description="Unique in the artifact; the same in every run of the profile.")
@@ -46,6 +47,7 @@ class RunRow(Part):
     latency_std_ms: float | None = Field(default=None, ge=0)
     warmup_ratio: float | None = Field(default=None, ge=0, description="Last warm-up over the timed median; at most 2.")
     timed_compilations: int | None = Field(default=None, ge=0, description="Null where the target does not tell.")
+    warm_cache: str | None = Field(default=None, description="Why a cold row may not have been cold, if it may not.")
     failure_reason_counts: dict[str, int] = Field(default_factory=dict)
     status: Status
     reason: str | None = Field(default=None, description="Why the status is not ok.")
@@ -93,11 +95,11 @@ class RunRow(Part):
             yield "status is failed, but no timed call failed"
         if (self.status in ("ok", "warn")) != (self.num_runs > 0) and self.status != "failed":
             yield f"status is {self.status} with {self.num_runs} timed calls"
-        unclean = bool(self.timed_compilations) or (self.warmup_ratio or 0) > 2
+        unclean = bool(self.timed_compilations) or (self.warmup_ratio or 0) > 2 or self.warm_cache is not None
         if self.status == "ok" and unclean:
-            yield "status is ok, but something was compiled in the timed window, or the warm-up was not steady"
+            yield "status is ok, but something was compiled, the warm-up was not steady, or the cache not cold"
         if self.status == "warn" and not unclean:
-            yield "status is warn, but nothing was compiled in the timed window and the warm-up was steady"
+            yield "status is warn, but nothing was compiled, the warm-up was steady, and the cache not warm"
 
 
 class RunResult(Artifact, schema="mis-run-v1"):

@@ -9,9 +9,9 @@ from mis_bench.artifacts.parts import WorkloadPart
 from mis_bench.comparison.assemble import Evidence
 from mis_bench.comparison.in_turn import measure_in_turn
 from mis_bench.environment import hardware_of
-from mis_bench.targets.base import CallFailed, Target, TargetUnavailable
+from mis_bench.targets.base import Target, TargetUnavailable, check_forgets
 from mis_bench.targets.limited import TimeLimited
-from mis_bench.targets.options import without_secrets
+from mis_bench.targets.options import with_timeout, without_secrets
 from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload
 
@@ -81,14 +81,8 @@ def _opened(spelling: str, model: Path | None, timeout_s: float) -> Iterator[Tar
     if not all("=" in each for each in options):
         raise TargetUnavailable("An option behind a comma has no value; write KEY=VALUE.")  # it may be part of a key
     given = dict(each.split("=", 1) for each in options)
-    if "://" in spec:
-        given.setdefault("timeout_s", str(timeout_s))
-    with closing(make_target(spec, model=model, options=given)) as target:
-        try:
-            target.forget()
-        except CallFailed as error:
-            if error.reason == "rejected":
-                raise TargetUnavailable(str(error)) from None
+    with closing(make_target(spec, model=model, options=with_timeout(spec, given, timeout_s))) as target:
+        check_forgets(target)
         yield TimeLimited(target, timeout_s)
 
 

@@ -23,7 +23,7 @@ from mis_bench.artifacts.matrix_row import Configuration, MatrixRow
 from mis_bench.environment import environment, hardware_of
 from mis_bench.matrix.folder import MATRIX, file_of, same_target, stored
 from mis_bench.matrix.measuring import measure_configuration, pieces
-from mis_bench.targets.base import About, CallFailed, Target, TargetUnavailable
+from mis_bench.targets.base import About, Target, TargetUnavailable, check_forgets
 from mis_bench.workload import Workload
 
 logger = logging.getLogger("mis_bench.matrix")
@@ -132,7 +132,7 @@ def _measure(mission: Mission, phase: Phase, configurations: Sequence[Configurat
         with ExitStack() as stack:
             target, reason = _opened(mission, stack, options)
             if target is not None and mission.plan.cache == "cold":
-                _check_forgetting(target)
+                _check_cold(target)
             if target is not None and earlier is not None:
                 same_target(earlier, target.about)
             for configuration in group:
@@ -160,13 +160,11 @@ def _opened(mission: Mission, stack: ExitStack, options: dict[str, str]) -> tupl
         return None, f"unavailable: {error}"
 
 
-def _check_forgetting(target: Target) -> None:
-    """Refuse a target that knows no way to forget; a failure that may pass is left to the runs."""
+def _check_cold(target: Target) -> None:
     try:
-        target.forget()
-    except CallFailed as error:
-        if error.reason == "rejected":
-            raise TargetUnavailable(f"{error} Take --cache warm.") from None
+        check_forgets(target)
+    except TargetUnavailable as error:
+        raise TargetUnavailable(f"{error} Take --cache warm.") from None
 
 
 def _chunk(

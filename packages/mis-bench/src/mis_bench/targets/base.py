@@ -122,3 +122,16 @@ class Target(Protocol):
     def close(self) -> None:
         """Free what it holds. Closing twice is fine."""
         ...
+
+
+def check_forgets(target: Target) -> None:
+    """Refuse a target that knows no way to forget a query; any other failure is left to the calls that will meet it.
+
+    Raises:
+        TargetUnavailable: it knows none.
+    """
+    try:
+        target.forget()
+    except CallFailed as error:
+        if error.reason == "rejected":
+            raise TargetUnavailable(str(error)) from None

@@ -57,7 +57,7 @@ class Dialect:
         """
         raise CallFailed(
             "rejected",
-            f"The target {self.BACKEND} knows no way to forget a query, so no request after the first would be cold.",
+            f"The target {self.BACKEND} knows no way to forget a query, so only new ones are cold.",
         )
 
     def details(self) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mis_bench.targets.base import Target
+from mis_bench.targets.base import Target, TargetUnavailable, check_forgets
 from mis_bench.targets.limited import TimeLimited
+from mis_bench.targets.options import with_timeout
 from mis_bench.targets.registry import make_target
 from mis_bench.validation.ask import Serial
 
@@ -42,7 +43,12 @@ def open_subject(spec: str, model: Path | None, options: Mapping[str, str], time
     Raises:
         TargetUnavailable: it cannot run here; one sentence says why.
     """
-    target = make_target(spec, model=model, options=options)
+    target = make_target(spec, model=model, options=with_timeout(spec, options, timeout_s))
+    try:
+        check_forgets(target)
+    except TargetUnavailable:
+        target.close()
+        raise
     multi = TimeLimited(target, timeout_s)
     if spec != "engine":
         return Subject(multi, Serial(multi, splits=True))
