@@ -41,6 +41,7 @@ def test_a_mixed_load_has_a_row_for_every_size_and_one_for_all(run: Any, fakes: 
     assert done.exit_code == 0, done.output
     result = result_of(tmp_path / "run")
     assert [row.name for row in result.rows] == ["3 items", "30 items", "500 items", "all"]
+    assert result.forgot
     *sizes, everything = result.rows
     assert everything.num_requests == sum(row.num_requests for row in sizes) == result.trace.num_requests == 12
     assert everything.total_items == sum(row.num_items * row.num_requests for row in sizes if row.num_items)
@@ -156,6 +157,17 @@ def test_a_broken_recording_names_its_line(run: Any, tmp_path: Path) -> None:
     done = run("--trace", str(path))
     assert done.exit_code == 2
     assert "bad.jsonl:1" in done.stderr
+
+
+def test_a_target_that_knows_no_way_to_forget_is_measured_and_marked(run: Any, fakes: Any, tmp_path: Path) -> None:
+    def forget() -> None:
+        raise CallFailed("rejected", "It knows no way to forget.")
+
+    fakes.prepare = lambda target: setattr(target, "forget", forget)
+    done = run("--trace", MIXED)
+    assert done.exit_code == 0
+    assert not result_of(tmp_path / "run").forgot
+    assert "knows no way to forget" in done.stderr
 
 
 def test_a_target_that_cannot_forget_is_one_sentence(run: Any, fakes: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mis_bench.artifacts.parts import CallRecord
 from mis_bench.artifacts.trace import TraceResult, TraceRow, row_name
 from mis_bench.measure import Call, Timed, closed_loop, counted, open_loop
-from mis_bench.targets.base import Target
+from mis_bench.targets.base import CallFailed, Target
 from mis_bench.workload import Workload
 from mis_bench.workloads.traces import MAX_ARRIVALS, Trace
 
@@ -22,11 +22,13 @@ class Played:
         warmups: Calls before it.
         timed: Its own.
         compilations: While it lasted, if the target tells.
+        forgot: Whether the target forgot earlier queries before it.
     """
 
     warmups: Sequence[Call]
     timed: Timed
     compilations: float | None
+    forgot: bool
 
     @property
     def rows(self) -> list[TraceRow]:
@@ -68,13 +70,19 @@ def play(
         on_call: Told of every finished call.
 
     Raises:
-        CallFailed: the target refused to forget.
+        CallFailed: the target failed to forget.
     """
     before_it = closed_loop(target, warmups, on_call=on_call)
-    target.forget()
+    forgot = True
+    try:
+        target.forget()
+    except CallFailed as error:
+        if error.reason != "rejected":
+            raise
+        forgot = False  # it knows no way
     before = target.counts()
     timed = open_loop(target, trace.arrivals, on_call=on_call)
-    return Played(before_it.calls, timed, counted(before, target.counts(), "compilations"))
+    return Played(before_it.calls, timed, counted(before, target.counts(), "compilations"), forgot)
 
 
 def write_trace(folder: Path, result: TraceResult, records: Sequence[CallRecord]) -> None:

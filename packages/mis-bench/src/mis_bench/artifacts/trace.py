@@ -118,6 +118,7 @@ class TraceResult(Artifact, schema="mis-trace-v1"):
     target: About
     trace: TracePart
     warmup_runs: int = Field(ge=0, description="Calls before the trace, of the same sizes with other queries.")
+    forgot: bool = Field(description="Before the trace. False: the target knows no way, and may know its queries.")
     timed_compilations: int | None = Field(default=None, ge=0, description="Null where the target does not tell.")
     seconds: float = Field(gt=0, description="From the beginning of the trace to its last answer.")
     total_runtime_seconds: float = Field(ge=0)

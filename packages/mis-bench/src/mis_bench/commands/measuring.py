@@ -14,6 +14,7 @@ from rich.table import Table
 
 from mis_bench.targets.base import About, Target, TargetUnavailable
 from mis_bench.targets.limited import TimeLimited
+from mis_bench.targets.options import with_timeout
 from mis_bench.workload import Workload, WorkloadNameError, build_workload
 from mis_bench.workloads.seeded import TOKEN_IDS
 
@@ -96,8 +97,7 @@ def opened(spec: str, model: Path | None, options: Mapping[str, str], timeout: f
     """
     from mis_bench.targets.registry import make_target
 
-    if timeout is not None and "=" in spec:
-        options = {"timeout_s": str(timeout), **options}
+    options = options if timeout is None else with_timeout(spec, options, timeout)
     with closing(make_target(spec, model=model, options=options)) as target:
         yield target if timeout is None else TimeLimited(target, timeout)
 

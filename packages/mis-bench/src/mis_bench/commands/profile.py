@@ -20,6 +20,7 @@ from mis_bench.commands.measuring import (
     vocabulary,
 )
 from mis_bench.targets.limited import TimeLimited
+from mis_bench.targets.options import with_timeout
 from mis_bench.workload import WorkloadNameError
 
 
@@ -90,7 +91,7 @@ def profile(
     directory = checkpoint(model)
     began = datetime.datetime.now(datetime.UTC)
     folder = new_folder(output, identity(began, f"profile-{scenario}"), "profile.json", "traces", "memory")
-    with one_sentence(), opened(spec, directory, options) as target, progress() as bars:
+    with one_sentence(), opened(spec, directory, with_timeout(spec, options, timeout)) as target, progress() as bars:
         bar = bars.add_task(scenario, total=plan.requests)
         subject = Subject(
             TimeLimited(target, timeout),

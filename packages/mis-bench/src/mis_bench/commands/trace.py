@@ -83,6 +83,7 @@ def run_trace(
             target=target.about,
             trace=TracePart.of(trace, is_recorded=Path(name).is_file(), vocab_size=vocab),
             warmup_runs=len(played.warmups),
+            forgot=played.forgot,
             timed_compilations=None if played.compilations is None else int(played.compilations),
             seconds=played.timed.seconds,
             total_runtime_seconds=time.perf_counter() - began,
@@ -98,6 +99,8 @@ def run_trace(
     click.echo(f"Written: {folder}", err=True)
     if result.timed_compilations:
         click.echo(f"Not clean: {result.timed_compilations} compilations while the trace was played.", err=True)
+    if not result.forgot:
+        click.echo("Not clean: the target knows no way to forget queries of earlier runs.", err=True)
     fail_if_missed(result.gates_missed)
     if not result.success:
         raise SystemExit(1)

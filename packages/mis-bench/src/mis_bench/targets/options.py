@@ -47,6 +47,11 @@ def positive(options: Mapping[str, str], name: str, default: int) -> int:
     raise TargetUnavailable(f"The option {name} must be an integer of at least 1, not {text[:80]!r}.")
 
 
+def with_timeout(spec: str, options: Mapping[str, str], seconds: float) -> dict[str, str]:
+    """Return options with which a server's connection waits as long as its caller, unless they say otherwise."""
+    return {"timeout_s": str(seconds), **options} if "=" in spec else dict(options)
+
+
 def check_names(spec: str, options: Mapping[str, str], known: tuple[str, ...]) -> None:
     """Refuse options that a target does not have.
 
