@@ -159,6 +159,15 @@ def test_a_broken_recording_names_its_line(run: Any, tmp_path: Path) -> None:
     assert "bad.jsonl:1" in done.stderr
 
 
+def test_a_report_shows_the_rows_and_the_gates_missed(run: Any, tmp_path: Path) -> None:
+    assert run("--trace", MIXED, "--max-p99-ms", "1e-6").exit_code == 1
+    page = tmp_path / "report.html"
+    done = CliRunner().invoke(main, ["report", str(tmp_path / "run"), "--output", str(page)])
+    assert done.exit_code == 0, done.output
+    assert all(f"<td>{name}</td>" in page.read_text() for name in ("3 items", "500 items", "all"))
+    assert "Gate missed: 500 items: max_p99_ms is 1e-06" in page.read_text()
+
+
 def test_a_target_that_knows_no_way_to_forget_is_measured_and_marked(run: Any, fakes: Any, tmp_path: Path) -> None:
     def forget() -> None:
         raise CallFailed("rejected", "It knows no way to forget.")

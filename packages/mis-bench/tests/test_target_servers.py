@@ -110,6 +110,21 @@ def test_one_that_knows_no_way_to_forget_is_not_validated(fake: FakeServer) -> N
         open_subject(f"openai={fake.url}", None, {"token_ids": "true"}, 5.0)
 
 
+def test_a_server_that_is_validated_is_waited_for_as_long_as_a_call_may_take(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, str]] = []
+
+    def make(spec: str, *, options: dict[str, str], **more: Any) -> Target:
+        given.append(options)
+        return make_target(spec, options=options, **more)
+
+    monkeypatch.setattr("mis_bench.validation.subject.make_target", make)
+    fake.routes |= {"/server_info": {}, "/v1/score": {"scores": [[0.5, 0.5]]}}
+    open_subject(f"mis={fake.url}", None, {}, 400.0).close()
+    assert given == [{"timeout_s": "400.0"}]
+
+
 @pytest.mark.parametrize("version", ["0.32.9", "0.9.1", "dev", None])
 def test_a_vllm_that_ignores_salts_says_that_it_cannot_forget(connect, fake: FakeServer, version: str | None) -> None:
     fake.routes |= {"/generative_scoring": generative, "/version": {"version": version}}

@@ -18,6 +18,7 @@ from mis_bench.report.sections.roofline import roofline
 from mis_bench.report.sections.speedup import speedup
 from mis_bench.report.sections.stages import stages
 from mis_bench.report.sections.throughput import throughput
+from mis_bench.report.sections.traces import traces
 from mis_bench.report.sources import Sources, distinct
 
 
@@ -58,6 +59,7 @@ def _sections(sources: Sources, roofs: Mapping[str, Roof]) -> Iterator[Section |
     yield from comparisons(sources)
     yield throughput(sources)
     yield latency(sources)
+    yield traces(sources)
     yield matrix(sources)
     yield speedup(sources)
     yield stages(sources)
@@ -94,7 +96,10 @@ def _models(sources: Sources) -> list[str]:
     models = [
         *(row.model for each in sources.runs for row in each.content.rows),
         *(target.model for each in sources.comparisons for target in each.content.targets if target.model),
-        *(each.content.target.model for each in (*sources.matrices, *sources.stresses, *sources.profiles)),
+        *(
+            each.content.target.model
+            for each in (*sources.traces, *sources.matrices, *sources.stresses, *sources.profiles)
+        ),
         *(model.model for each in sources.validations for model in each.content.models),
     ]
     return [", ".join(distinct(map(short_model, models)))] if models else []

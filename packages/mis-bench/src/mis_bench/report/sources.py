@@ -15,11 +15,13 @@ from mis_bench.artifacts.perf import PerfResult
 from mis_bench.artifacts.profile import ProfileResult
 from mis_bench.artifacts.run import RunResult
 from mis_bench.artifacts.stress import StressResult
+from mis_bench.artifacts.trace import TraceResult
 from mis_bench.artifacts.validation import ValidationResult
 from mis_bench.estimate.run import Estimate
 
 SHOWN = (
-    RunResult, StressResult, ScoreMatrix, Comparison, ValidationResult, PerfResult, ProfileResult, Estimate,
+    RunResult, TraceResult, StressResult, ScoreMatrix, Comparison, ValidationResult, PerfResult, ProfileResult,
+    Estimate,
 )  # fmt: skip
 """Kinds that a report shows."""
 
@@ -39,6 +41,7 @@ class Sources:
     """All files of a report by kind, each kind in the order of the command line."""
 
     runs: list[Source[RunResult]] = field(default_factory=list)
+    traces: list[Source[TraceResult]] = field(default_factory=list)
     stresses: list[Source[StressResult]] = field(default_factory=list)
     matrices: list[Source[ScoreMatrix]] = field(default_factory=list)
     comparisons: list[Source[Comparison]] = field(default_factory=list)
@@ -51,7 +54,7 @@ class Sources:
     def artifacts(self) -> list[Source[Any]]:
         """All files but the estimates, which have no environment."""
         return [
-            *self.runs, *self.matrices, *self.comparisons, *self.validations, *self.stresses, *self.perfs,
+            *self.runs, *self.traces, *self.matrices, *self.comparisons, *self.validations, *self.stresses, *self.perfs,
             *self.profiles,
         ]  # fmt: skip
 
@@ -80,6 +83,7 @@ def read_sources(paths: Iterable[Path]) -> Sources:
         raise ArtifactError("There is no artifact and no estimate in what was named.")
     return Sources(
         runs=of(RunResult),
+        traces=of(TraceResult),
         stresses=of(StressResult),
         matrices=of(ScoreMatrix),
         comparisons=of(Comparison),

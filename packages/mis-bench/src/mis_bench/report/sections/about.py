@@ -60,7 +60,10 @@ def _environments(sources: Sources) -> list[Table]:
 
 def _targets(sources: Sources) -> list[list[str]]:
     abouts = [
-        *(each.content.target for each in (*sources.runs, *sources.matrices, *sources.stresses, *sources.profiles)),
+        *(
+            each.content.target
+            for each in (*sources.runs, *sources.traces, *sources.matrices, *sources.stresses, *sources.profiles)
+        ),
         *(model.about for each in sources.validations for model in each.content.models),
         *(target for each in sources.comparisons for target in each.content.targets if target.unavailable is None),
     ]
