@@ -175,7 +175,7 @@ def _validated(
             model,
             subject,
             reference=without_pytorch
-            or partial(make_target, "transformers-serial", model=directory, options={"dtype": computed}),
+            or partial(make_target, "transformers-serial", model=directory, options={"dtype": "float32"}),
             dtype=computed,
             cases=build_cases(vocab_size, _end_of_text(directory)),
             counts=counts,
