@@ -30,18 +30,19 @@ class _Gathering:
     def write(self, data: bytes) -> None:
         """Write at the end of this turn."""
         if not self._parts:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._parts.append(data)
 
     def close(self) -> None:
         """Write what is left, then close."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write now."""
         if self._parts:
             self._transport.write(b"".join(self._parts))
             self._parts.clear()
@@ -129,6 +130,11 @@ class Protocol(HttpToolsProtocol):
         self._stop_watching()
         self._stop_check()
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Send a whole reply at once, and go on."""
+        cast(_Gathering, self.transport).flush()
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """Take note that the client reads more slowly than it is written to."""

@@ -77,6 +77,7 @@ class Service:
         self.admission = Admission(settings.max_queued_requests, settings.max_queued_tokens)
         self.metrics = Metrics()
         self._statistics: dict[str, float] = {}
+        self._known: tuple[Ready, Limits] | None = None
 
     async def score(self, body: bytes, place: Place) -> tuple[ScoreRequest, ScoreResult]:
         """Validate a body, ask the engine, and turn logits into scores.
@@ -132,6 +133,11 @@ class Service:
         info = self.client.info
         if info is None:
             raise EngineUnavailable("The engine is not ready.")
+        if self._known is None or self._known[0] is not info:
+            self._known = info, self._limits_of(info)
+        return self._known[1]
+
+    def _limits_of(self, info: Ready) -> Limits:
         return Limits(
             context_length=info.context_length,
             vocab_size=info.vocab_size,
