@@ -119,7 +119,6 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     found = Fakes()
     clock = SimpleNamespace(perf_counter=found.clock.now, sleep=found.clock.wait)
     monkeypatch.setattr("mis_bench.measure.time", clock)
-    monkeypatch.setattr("mis_bench.matrix.measuring.time", clock)
     monkeypatch.setattr("mis_bench.targets.registry.make_target", found.make)
     return found
 

@@ -4,9 +4,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from mis_bench.targets.base import CallFailed, Reply, Target, fitting
+import numpy as np
+
+from mis_bench.targets.base import CallFailed, Reply, Scores, Target, fitting
 from mis_bench.workload import Workload
 
 
@@ -163,6 +165,65 @@ def open_loop(
         for each in sent:
             each.result()
     return Timed(sorted(calls, key=lambda call: call.began_s), time.perf_counter() - since)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """One request that a client asked in chunks, up to the first failure.
+
+    Attributes:
+        calls: One for each chunk that was sent.
+        seconds: From the first call to the end of the last.
+        failure: Why it was not answered, as in `Call`.
+        message: One sentence about the failure.
+    """
+
+    calls: Sequence[Call]
+    seconds: float
+    failure: str | None = None
+    message: str = ""
+
+    @property
+    def scores(self) -> Scores | None:
+        """Scores of all items, or None if a chunk failed."""
+        if self.failure is not None:
+            return None
+        return np.concatenate([call.reply.scores for call in self.calls if call.reply is not None])
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Query tokens that the target had kept before the first chunk, where it tells."""
+        first = self.calls[0].reply if self.calls else None
+        return first.cached_tokens if first else None
+
+
+def chunks_of(workload: Workload, size: int) -> list[Workload]:
+    """Cut a request into requests of at most `size` items."""
+    return [
+        replace(workload, items=workload.items[start : start + size]) for start in range(0, workload.num_items, size)
+    ]
+
+
+def ask_in_chunks(target: Target, chunks: Sequence[Workload], *, forget: bool) -> Chunked:
+    """Ask for one chunk after the other.
+
+    Args:
+        target: Whom.
+        chunks: What, from `chunks_of`.
+        forget: Make the target forget earlier queries first, outside the time.
+    """
+    if forget:
+        try:
+            target.forget()
+        except CallFailed as error:
+            return Chunked([], 0.0, error.reason, str(error))
+    calls: list[Call] = []
+    began = time.perf_counter()
+    for chunk in chunks:
+        calls.append(one_call(target, chunk, since=began))
+        if not calls[-1].ok:
+            break
+    return Chunked(calls, time.perf_counter() - began, calls[-1].failure, calls[-1].message)
 
 
 def forgetting(target: Target, workloads: Iterable[Workload]) -> Iterator[Workload]:

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mis_bench.artifacts.parts import CallRecord
+from mis_bench.artifacts.parts import CallRecord, write_calls
 from mis_bench.artifacts.run import RunResult, RunRow
 from mis_bench.loads import Load
 from mis_bench.measure import Call
@@ -67,9 +67,7 @@ def write_run(folder: Path, result: RunResult, records: Sequence[CallRecord]) ->
     Raises:
         OSError: a file cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(record.model_dump_json() + "\n" for record in records)
-    (folder / "calls.jsonl").write_text(lines, encoding="utf-8")
+    write_calls(folder, records)
     with (folder / "run.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(CSV_FIELDS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from mis_bench.artifacts.parts import CallRecord
+from mis_bench.artifacts.parts import CallRecord, write_calls
 from mis_bench.artifacts.trace import TraceResult, TraceRow, row_name
 from mis_bench.measure import Call, Timed, closed_loop, counted, open_loop
 from mis_bench.targets.base import CallFailed, Target
@@ -91,7 +91,5 @@ def write_trace(folder: Path, result: TraceResult, records: Sequence[CallRecord]
     Raises:
         OSError: a file cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(record.model_dump_json() + "\n" for record in records)
-    (folder / "calls.jsonl").write_text(lines, encoding="utf-8")
+    write_calls(folder, records)
     result.write(folder / "trace.json")

@@ -69,8 +69,8 @@ class Metrics:
         self._seconds = self._histogram(
             "mis_e2e_request_latency_seconds", "From the body's arrival to the scores.", _SECONDS
         )
-        self.stages = self._histogram("mis_stage_seconds", "Time of a request by stage.", _SECONDS, ("stage",))
-        self._stages: dict[str, Histogram] = {}
+        self._stage_seconds = self._histogram("mis_stage_seconds", "Time of a request by stage.", _SECONDS, ("stage",))
+        self._of_stage: dict[str, Histogram] = {}
         self._mass = self._histogram(
             "mis_label_mass",
             "Mean probability of a request's labels together, where the full vocabulary was normalised.",
@@ -88,9 +88,9 @@ class Metrics:
         self._cached_tokens.inc(result.usage.cached_tokens)
         self._seconds.observe(seconds)
         for stage, milliseconds in result.timings_ms.items():
-            if stage not in self._stages:  # finding a series takes longer than counting
-                self._stages[stage] = self.stages.labels(stage)
-            self._stages[stage].observe(milliseconds / 1e3)
+            if stage not in self._of_stage:  # finding a series takes longer than counting
+                self._of_stage[stage] = self._stage_seconds.labels(stage)
+            self._of_stage[stage].observe(milliseconds / 1e3)
         probabilities = None if request.apply_softmax else result.scores
         if result.token_logprobs is not None:
             probabilities = np.exp(result.token_logprobs)

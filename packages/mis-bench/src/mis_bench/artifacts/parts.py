@@ -2,8 +2,9 @@
 
 import dataclasses
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field
@@ -94,6 +95,17 @@ class CallRecord(Part):
             cached_tokens=call.reply.cached_tokens if call.reply else None,
             stages_ms=dict(call.reply.stages_ms) if call.reply else {},
         )
+
+
+def write_calls(folder: Path, records: Sequence[CallRecord]) -> None:
+    """Write `calls.jsonl`, and the folder if it is not there.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(record.model_dump_json() + "\n" for record in records)
+    (folder / "calls.jsonl").write_text(lines, encoding="utf-8")
 
 
 def differs(found: float | None, expected: float | None) -> bool:

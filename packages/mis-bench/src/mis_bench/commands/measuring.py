@@ -156,6 +156,18 @@ def caption(about: About, hardware: str) -> str:
     return "\n".join([what, versions, options])
 
 
+def present(table: Table, result: Any, folder: Path) -> None:
+    """Print an artifact's table, what it was measured on, and where the files are."""
+    show(table)
+    click.echo(caption(result.target, result.environment.hardware))
+    click.echo(f"Written: {folder}", err=True)
+
+
+def number(value: float | None) -> str:
+    """Write a figure for a table; nothing for None."""
+    return "" if value is None else f"{value:,.2f}"
+
+
 def _options(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, Any] = {}
     for text in texts:

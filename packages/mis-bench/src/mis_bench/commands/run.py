@@ -13,14 +13,14 @@ from mis_bench.commands.baseline import show_beside, stored_rows
 from mis_bench.commands.gates import fail_if_missed, gate_options
 from mis_bench.commands.measuring import (
     built,
-    caption,
     checkpoint,
     identity,
     new_folder,
+    number,
     one_sentence,
     opened,
+    present,
     progress,
-    show,
     target_options,
     vocabulary,
 )
@@ -189,9 +189,7 @@ def run(
             gates_missed=[miss for row in rows for miss in row.missed(gates)],
         )
         write_run(folder, result, records)
-    show(_table(result))
-    click.echo(caption(result.target, result.environment.hardware))
-    click.echo(f"Written: {folder}", err=True)
+    present(_table(result), result, folder)
     is_regression = stored is not None and show_beside(result, stored, regression_threshold / 100)
     fail_if_missed(result.gates_missed)
     if is_regression or any(row.status == "failed" for row in rows):
@@ -223,14 +221,10 @@ def _table(result: "RunResult") -> Table:
         interval = row.throughput_interval
         table.add_row(
             row.name, row.cache, str(row.batch_size), str(row.num_labels), row.dtype or "", str(row.num_runs),
-            _number(row.throughput_ips if row.num_runs else None),
+            number(row.throughput_ips if row.num_runs else None),
             f"{interval.low:.1f} to {interval.high:.1f}" if interval else "",
-            _number(row.throughput_rps if row.num_runs else None),
-            *(_number(getattr(row, f"latency_{each}_ms")) for each in ("p50", "p95", "p99", "mean", "std")),
+            number(row.throughput_rps if row.num_runs else None),
+            *(number(getattr(row, f"latency_{each}_ms")) for each in ("p50", "p95", "p99", "mean", "std")),
             row.status if row.reason is None else f"{row.status}: {row.reason}",
         )  # fmt: skip
     return table
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.2f}"

@@ -10,14 +10,14 @@ from rich.table import Table
 
 from mis_bench.commands.measuring import (
     built,
-    caption,
     checkpoint,
     identity,
     new_folder,
+    number,
     one_sentence,
     opened,
+    present,
     progress,
-    show,
     target_options,
     vocabulary,
 )
@@ -107,9 +107,7 @@ def stress(
             results=results,
         )
         result.write(folder / "stress.json")
-    show(_table(result))
-    click.echo(caption(result.target, result.environment.hardware))
-    click.echo(f"Written: {folder}", err=True)
+    present(_table(result), result, folder)
     if not result.success:
         raise SystemExit(1)
 
@@ -127,7 +125,7 @@ def _table(result: "StressResult") -> Table:
         table.add_row(
             each.name, str(each.total_requests), str(each.failed_requests),
             f"{each.throughput_rps:,.2f}", f"{each.throughput_ips:,.1f}",
-            *("" if value is None else f"{value:,.2f}" for value in latencies), f"{each.duration_seconds:.1f}",
+            *map(number, latencies), f"{each.duration_seconds:.1f}",
             f"{verdict}: {why}" if why else verdict,
         )  # fmt: skip
     return table

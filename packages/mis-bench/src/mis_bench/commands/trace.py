@@ -10,14 +10,14 @@ from rich.table import Table
 
 from mis_bench.commands.gates import fail_if_missed
 from mis_bench.commands.measuring import (
-    caption,
     checkpoint,
     identity,
     new_folder,
+    number,
     one_sentence,
     opened,
+    present,
     progress,
-    show,
     vocabulary,
 )
 from mis_bench.workload import WorkloadNameError
@@ -94,9 +94,7 @@ def run_trace(
         )
         result.success = result.is_success
         write_trace(folder, result, played.records)
-    show(_table(result))
-    click.echo(caption(result.target, result.environment.hardware))
-    click.echo(f"Written: {folder}", err=True)
+    present(_table(result), result, folder)
     if result.timed_compilations:
         click.echo(f"Not clean: {result.timed_compilations} compilations while the trace was played.", err=True)
     if not result.forgot:
@@ -127,7 +125,7 @@ def _table(result: "TraceResult") -> Table:
         table.add_row(
             row.name, str(row.num_requests), str(row.num_requests - row.successful_requests),
             f"{row.throughput_ips:,.2f}", f"{row.throughput_rps:,.2f}",
-            *("" if value is None else f"{value:,.2f}" for value in latencies),
+            *map(number, latencies),
             ", ".join(f"{reason} {count}" for reason, count in row.failure_reason_counts.items()),
         )  # fmt: skip
     return table

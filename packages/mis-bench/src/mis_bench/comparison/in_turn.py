@@ -1,15 +1,12 @@
 """Targets measured in alternating rounds of one run, so that a machine that slows down slows all of them."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from mis_bench.artifacts.comparison import Request
 from mis_bench.comparison.series import Series
-from mis_bench.measure import Call, one_call
-from mis_bench.targets.base import CallFailed, Scores, Target
+from mis_bench.measure import ask_in_chunks, chunks_of
+from mis_bench.targets.base import Scores, Target
 from mis_bench.workload import Workload
 
 
@@ -70,31 +67,14 @@ def _sizes(chunk_sizes: Sequence[int], items: int) -> list[int]:
 
 def _ask(name: str, target: Target, workload: Workload, chunk_items: int, number: int) -> tuple[Request, Scores | None]:
     """Ask chunk after chunk, up to the first failure; return the request, and the scores if all were answered."""
-    calls: list[Call] = []
-    failure: str | None = None
-    message = ""
-    seconds = 0.0
-    try:
-        target.forget()
-    except CallFailed as error:
-        failure, message = error.reason, str(error)
-    else:
-        began = time.perf_counter()
-        for start in range(0, workload.num_items, chunk_items):
-            chunk = replace(workload, items=workload.items[start : start + chunk_items])
-            calls.append(one_call(target, chunk, since=began))
-            if not calls[-1].ok:
-                failure, message = calls[-1].failure, calls[-1].message
-                break
-        seconds = time.perf_counter() - began
-    replies = [call.reply for call in calls if call.reply is not None]
+    asked = ask_in_chunks(target, chunks_of(workload, chunk_items), forget=True)
     request = Request(
         target=name,
         chunk_items=chunk_items,
         round=number,
-        seconds=seconds,
-        failure=failure,
-        message=message[:300],
-        cached_tokens=replies[0].cached_tokens if replies else None,
+        seconds=asked.seconds,
+        failure=asked.failure,
+        message=asked.message[:300],
+        cached_tokens=asked.cached_tokens,
     )
-    return request, None if failure else np.concatenate([reply.scores for reply in replies])
+    return request, asked.scores

@@ -1,16 +1,12 @@
 """Measuring one configuration of a matrix."""
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Literal
-
-import numpy as np
 
 from mis_bench.artifacts.matrix import MatrixPlan
 from mis_bench.artifacts.matrix_row import Configuration, MatrixRow, RunRecord
-from mis_bench.measure import counted, one_call
-from mis_bench.targets.base import CallFailed, Reply, Scores, Target
+from mis_bench.measure import ask_in_chunks, chunks_of, counted
+from mis_bench.targets.base import Scores, Target
 from mis_bench.workload import Workload
 
 Run = tuple[RunRecord, Scores | None]
@@ -20,8 +16,7 @@ Run = tuple[RunRecord, Scores | None]
 def pieces(workload: Workload, plan: MatrixPlan, configuration: Configuration) -> list[Workload]:
     """Return the calls of a run: chunks of the request, or the request itself where the server cuts it."""
     size = configuration.chunk_size if plan.evaluation_view == "portable" else workload.num_items
-    starts = range(0, workload.num_items, size)
-    return [replace(workload, items=workload.items[start : start + size]) for start in starts]
+    return chunks_of(workload, size)
 
 
 def measure_configuration(
@@ -73,34 +68,16 @@ def measure_configuration(
 def _run(
     target: Target, calls: Sequence[Workload], phase: Literal["warmup", "timed"], cache: Literal["cold", "warm"]
 ) -> Run:
-    try:
-        if cache == "cold":
-            target.forget()
-    except CallFailed as error:
-        message = str(error)[:300]
-        return RunRecord(phase=phase, total_e2e_ms=0, chunk_calls_ms=[], failure=error.reason, message=message), None
-    replies: list[Reply] = []
-    milliseconds = []
-    failure: tuple[str, str] | None = None
-    began = time.perf_counter()
-    for workload in calls:
-        call = one_call(target, workload, since=began)
-        milliseconds.append(call.latency_s * 1e3)
-        if call.reply is None:
-            failure = (call.failure or "error", call.message[:300])
-            break
-        replies.append(call.reply)
-    total = (time.perf_counter() - began) * 1e3
-    reason, message = failure or (None, "")
+    asked = ask_in_chunks(target, calls, forget=cache == "cold")
     record = RunRecord(
         phase=phase,
-        total_e2e_ms=total,
-        chunk_calls_ms=milliseconds,
-        failure=reason,
-        message=message,
-        cached_tokens=replies[0].cached_tokens if replies else None,
+        total_e2e_ms=asked.seconds * 1e3,
+        chunk_calls_ms=[call.latency_s * 1e3 for call in asked.calls],
+        failure=asked.failure,
+        message=asked.message[:300],
+        cached_tokens=asked.cached_tokens,
     )
-    return record, None if failure else np.concatenate([reply.scores for reply in replies])
+    return record, asked.scores
 
 
 def _counted(before: dict[str, float], after: dict[str, float], records: Sequence[RunRecord]) -> dict[str, object]:
