@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import numpy as np
 import promql_parser
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 
 import mis_server
 from mis_core.config import EngineConfig
+from mis_core.request import ScoreRequest, ScoreResult, Usage
 from mis_server.cli import main
 from mis_server.metrics import _ENGINE, _FRONT, Metrics
 from mis_server.settings import ServerConfig
@@ -121,7 +123,10 @@ def exposed() -> set[str]:
     metrics.engine.hear(dict.fromkeys((key for key, *_ in _ENGINE), 1.0))
     metrics.engine.front = dict.fromkeys((key for key, *_ in _FRONT), 1.0)
     metrics.replied("POST", "/v1/score", 200, 0.1)
-    metrics.stages.labels("device").observe(0.1)
+    one, nothing = np.ones(1, np.int32), np.zeros(1, np.int32)
+    request = ScoreRequest(one, one, np.array([0, 1], np.int32), one, nothing[None])
+    result = ScoreResult(np.ones((1, 1), np.float32), None, Usage(prompt_tokens=2), {"device": 1.0})
+    metrics.answered(request, result, 0.1)
     lines = metrics.text().decode().splitlines()
     return {re.split(r"[ {]", line)[0] for line in lines if not line.startswith("#")}
 
