@@ -4,7 +4,6 @@ import time
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
-from scipy.special import softmax
 
 from mis_core.request import LabelLogits, ScoreRequest, ScoreResult, Usage
 
@@ -26,7 +25,7 @@ def finish(request: ScoreRequest, logits: LabelLogits) -> ScoreResult:
         ValueError: `log_sum_exp` is missing though the request needs it.
     """
     began = time.perf_counter()
-    given = np.broadcast_to(request.label_ids >= 0, logits.logits.shape)
+    given = request.label_ids >= 0
     values = logits.logits.astype(np.float64)
     logprobs = _logprobs(values, given, logits.log_sum_exp) if request.needs_log_sum_exp else None
     if request.apply_softmax:
@@ -47,7 +46,7 @@ def finish(request: ScoreRequest, logits: LabelLogits) -> ScoreResult:
 
 def _logprobs(
     values: Float64[np.ndarray, "items labels"],
-    given: Bool[np.ndarray, "items labels"],
+    given: Bool[np.ndarray, "label_rows labels"],
     log_sum_exp: Float32[np.ndarray, " items"] | None,
 ) -> Float32[np.ndarray, "items labels"]:
     """Full-vocabulary natural log-probabilities; NaN where there is no label."""
@@ -55,15 +54,15 @@ def _logprobs(
         raise ValueError("The request needs log_sum_exp, and the device's answer has none.")
     logprobs = values - log_sum_exp.astype(np.float64)[:, None]
     # The normaliser is rounded: the likeliest token must not come out above probability 1.
-    return np.where(given, np.clip(logprobs, _LOWEST, 0.0), np.nan).astype(np.float32)
+    return np.where(given, np.minimum(np.maximum(logprobs, _LOWEST), 0.0), np.nan).astype(np.float32)
 
 
 def _label_softmax(
-    values: Float64[np.ndarray, "items labels"], given: Bool[np.ndarray, "items labels"], temperature: float
+    values: Float64[np.ndarray, "items labels"], given: Bool[np.ndarray, "label_rows labels"], temperature: float
 ) -> Float32[np.ndarray, "items labels"]:
     """Softmax of each item's labels after division by the temperature; NaN where there is no label."""
     values = np.where(given, values, -np.inf)
     below_best = values - values.max(axis=1, keepdims=True)  # first: a small temperature then overflows to -inf only
     with np.errstate(over="ignore"):
-        scaled = below_best / temperature
-    return np.where(given, softmax(scaled, axis=1), np.nan).astype(np.float32)
+        scaled = np.exp(below_best / temperature)
+    return np.where(given, scaled / scaled.sum(axis=1, keepdims=True), np.nan).astype(np.float32)

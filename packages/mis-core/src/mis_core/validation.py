@@ -63,7 +63,8 @@ def parse_score_request(
 
     Args:
         body: The JSON object of `POST /v1/score`, or keyword arguments of the same names. From Python,
-            tuples and integer arrays are as good as lists, and NumPy integers as `int`.
+            tuples and integer arrays are as good as lists, and NumPy integers as `int`. Ids that were
+            read before come as `TokenRows`, nested for `items`, not for `query`; none is empty as a whole.
         tokenizer: Needed for requests with text only.
         limits: What the request may ask for.
         served_models: Names that the field `model` may have; None allows every name.
@@ -117,6 +118,8 @@ def _check_fields(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
 
 def _read_query(body: Mapping[str, object]) -> str | TokenRows:
     query = body.get("query")
+    if isinstance(query, TokenRows):
+        return query
     if query is None:
         raise RequestError("missing_query", "The field query is required: a text or a list of token ids.", "query")
     if not isinstance(query, (str, list, tuple)) and not (isinstance(query, np.ndarray) and query.ndim == 1):
@@ -132,6 +135,8 @@ def _read_query(body: Mapping[str, object]) -> str | TokenRows:
 
 def _read_items(body: Mapping[str, object], query: str | TokenRows) -> Sequence[str] | TokenRows:
     items = body.get("items")
+    if isinstance(items, TokenRows):
+        return items
     if items is None:
         raise RequestError("missing_items", "The field items is required: a list of texts or of id lists.", "items")
     if isinstance(items, str):
@@ -166,6 +171,17 @@ def _read_labels(body: Mapping[str, object], num_items: int) -> list[str] | Toke
     param = "label_token_ids"
     if ids is None:
         raise RequestError("missing_label_token_ids", "Give the labels to score: label_token_ids or labels.", param)
+    rows = ids if isinstance(ids, TokenRows) else _read_label_ids(param, ids)
+    if rows.is_nested and len(rows.lens) != num_items:
+        raise RequestError(
+            "label_count_mismatch",
+            f"label_token_ids has {len(rows.lens)} lists for {num_items} items; give one each.",
+            param,
+        )
+    return rows
+
+
+def _read_label_ids(param: str, ids: object) -> TokenRows:
     if not isinstance(ids, ROW_TYPES) or (isinstance(ids, np.ndarray) and ids.ndim not in (1, 2)):
         raise RequestError(
             "invalid_label_token_ids_type", f"label_token_ids must be a list of token ids, not {_kind(ids)}.", param
@@ -181,10 +197,6 @@ def _read_labels(body: Mapping[str, object], num_items: int) -> list[str] | Toke
         )
     if not all(map(len, ids)):
         raise RequestError("empty_label_token_ids", "Every item's list in label_token_ids needs a label.", param)
-    if len(ids) != num_items:
-        raise RequestError(
-            "label_count_mismatch", f"label_token_ids has {len(ids)} lists for {num_items} items; give one each.", param
-        )
     return read_rows(param, list(ids))
 
 

@@ -8,6 +8,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from mis_core.errors import RequestError
+from mis_server.protocol import CONNECTION_LOST
 
 _Result = TypeVar("_Result")
 
@@ -29,30 +30,26 @@ async def read_json_body(request: Request, timeout_s: float) -> bytes:
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Wait for work, but cancel it when the client has gone away. Call it after the body was read.
+    """Wait for work, but cancel it when the client has gone away.
 
     Raises:
         ClientDisconnect: the client has gone away.
     """
     task = asyncio.current_task()
     assert task is not None
+    connection_lost: asyncio.Future[None] | None = request.scope.get("extensions", {}).get(CONNECTION_LOST)
+    if connection_lost is None:  # another server, which does not say so without a task for each request
+        return await work
 
-    def cancel(_: asyncio.Task[None]) -> None:
+    def cancel(_: asyncio.Future[None]) -> None:
         task.cancel()
 
-    leaving = asyncio.create_task(_disconnected(request))
-    leaving.add_done_callback(cancel)
+    connection_lost.add_done_callback(cancel)
     try:
         return await work
     except asyncio.CancelledError:
-        if leaving.done() and not leaving.cancelled() and task.uncancel() == 0:
+        if connection_lost.done() and task.uncancel() == 0:
             raise ClientDisconnect from None
         raise
     finally:
-        leaving.remove_done_callback(cancel)
-        leaving.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        connection_lost.remove_done_callback(cancel)

@@ -95,7 +95,8 @@ class Metrics:
         if result.token_logprobs is not None:
             probabilities = np.exp(result.token_logprobs)
         if probabilities is not None:
-            self._mass.observe(float(np.nansum(probabilities)) / len(probabilities))
+            is_label = probabilities == probabilities  # NaN where an item has fewer labels than another
+            self._mass.observe(float(probabilities[is_label].sum()) / len(probabilities))
 
     def replied(self, method: str, handler: str, status: int, seconds: float) -> None:
         """Count one HTTP request; `handler` is the route's pattern, never what the client wrote."""

@@ -9,6 +9,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mis_server.errors import error_reply
 
+CONNECTION_LOST = "mis.connection_lost"
+"""Name of an ASGI extension: a future that is done when the client is gone. Waiting for `http.disconnect` takes a task
+for each request."""
+
 HEADER_TIMEOUT_S = 20.0
 """Within this time of connecting, and of the first byte of a further request, its headers must be complete."""
 
@@ -61,6 +65,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
         super().connection_made(cast(Any, _Gathering(transport, self.loop)))
+        self._lost: asyncio.Future[None] = self.loop.create_future()
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -93,6 +98,7 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
+        self.scope["extensions"] = {CONNECTION_LOST: cast(Any, self._lost)}
         self._header_bytes = 0
 
     def on_headers_complete(self) -> None:
@@ -129,6 +135,7 @@ class Protocol(HttpToolsProtocol):
         """Forget the connection."""
         self._stop_watching()
         self._stop_check()
+        self._lost.set_result(None)
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:

@@ -5,16 +5,16 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Protocol
 
-import msgspec
 from fastapi import Depends, Request
 
-from mis_core.errors import EngineUnavailable, RequestError
+from mis_core.errors import EngineUnavailable
 from mis_core.request import LabelLogits, ScoreRequest, ScoreResult
 from mis_core.scoring import finish
 from mis_core.tokenization import Tokenizer
 from mis_core.validation import Limits, parse_score_request
 from mis_core.wire import Ready
 from mis_server.admission import Admission, Place
+from mis_server.decoding import decode_score_body
 from mis_server.metrics import Metrics
 from mis_server.settings import ServerConfig
 
@@ -120,11 +120,11 @@ class Service:
 
     async def _request(self, body: bytes) -> ScoreRequest:
         if len(body) > _INLINE_BYTES:
-            return await asyncio.to_thread(lambda: self._parse(decode_object(body)))
-        fields = decode_object(body)
-        if isinstance(fields.get("query"), list):
-            return self._parse(fields)
-        return await asyncio.to_thread(self._parse, fields)  # texts take longer than the event loop may be blocked
+            return await asyncio.to_thread(lambda: self._parse(decode_score_body(body)))
+        fields = decode_score_body(body)
+        if isinstance(fields.get("query"), str):  # texts take longer than the event loop may be blocked
+            return await asyncio.to_thread(self._parse, fields)
+        return self._parse(fields)
 
     def _parse(self, fields: Mapping[str, Any]) -> ScoreRequest:
         return parse_score_request(fields, self.tokenizer, self._limits(), served_models=(self.settings.model_name,))
@@ -147,25 +147,6 @@ class Service:
             delimiter=self.settings.engine.multi_item_scoring_delimiter,
             layouts=self.settings.engine.enable_request_layout,
         )
-
-
-def decode_object(body: bytes) -> Mapping[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        RequestError: `invalid_json`.
-    """
-    try:
-        fields = msgspec.json.decode(body)
-    except UnicodeDecodeError:
-        raise RequestError("invalid_json", "The body is not UTF-8.") from None
-    except RecursionError:
-        raise RequestError("invalid_json", "The body is nested too deeply.") from None
-    except msgspec.DecodeError as error:
-        raise RequestError("invalid_json", f"The body is not valid JSON: {error}.") from None
-    if not isinstance(fields, dict):
-        raise RequestError("invalid_json", "The body must be a JSON object.")
-    return fields
 
 
 async def _service(request: Request) -> Service:

@@ -91,6 +91,7 @@ def uvicorn_config(settings: ServerConfig, app: FastAPI) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here asks who the client is
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=settings.shutdown_timeout,
         ssl_certfile=settings.ssl_certfile,

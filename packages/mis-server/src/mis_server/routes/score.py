@@ -1,14 +1,13 @@
 """`POST /v1/score`."""
 
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from mis_core.errors import EngineUnavailable
 from mis_core.request import ScoreRequest
@@ -21,8 +20,13 @@ from mis_server.service import Service
 class _DirectRoute(APIRoute):
     """A route that hands the request to its function as it is; FastAPI's parameters cost a tenth of a millisecond."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return self.endpoint
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of the route's method; others as FastAPI does."""
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)
+            return
+        response = await self.endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 router = APIRouter(route_class=_DirectRoute)

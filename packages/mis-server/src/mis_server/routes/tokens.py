@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from mis_core.errors import RequestError
 from mis_core.token_ids import read_row
 from mis_server.bodies import read_json_body
+from mis_server.decoding import decode_object
 from mis_server.schemas.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
-from mis_server.service import Service, ServiceOfApp, decode_object
+from mis_server.service import Service, ServiceOfApp
 
 router = APIRouter(tags=["tokens"])
 

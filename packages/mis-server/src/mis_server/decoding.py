@@ -1,0 +1,85 @@
+"""From the bytes of a body to its fields."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from mis_core.errors import RequestError
+from mis_core.token_ids import TokenRows
+
+try:
+    from simdjson import Array, Object, Parser
+except ImportError:  # a Python that it has no wheel for yet: the same answers, at more cost
+    Parser = None
+
+_FORMS = {"query": (False,), "items": (True,), "label_token_ids": (False, True)}  # whether lists of lists
+
+
+def decode_object(body: bytes) -> Mapping[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        RequestError: `invalid_json`.
+    """
+    try:
+        fields = msgspec.json.decode(body)
+    except UnicodeDecodeError:
+        raise RequestError("invalid_json", "The body is not UTF-8.") from None
+    except RecursionError:
+        raise RequestError("invalid_json", "The body is nested too deeply.") from None
+    except msgspec.DecodeError as error:
+        raise RequestError("invalid_json", f"The body is not valid JSON: {error}.") from None
+    if not isinstance(fields, dict):
+        raise RequestError("invalid_json", "The body must be a JSON object.")
+    return fields
+
+
+def decode_score_body(body: bytes) -> Mapping[str, Any]:
+    """Read a JSON object; token ids come as `TokenRows`, without a Python object for each.
+
+    What is not plainly lists of ids is left to `decode_object`, as are all faults: one place decides what is JSON.
+
+    Raises:
+        RequestError: `invalid_json`.
+    """
+    return _fields_with_rows(body) or decode_object(body)
+
+
+def _fields_with_rows(body: bytes) -> Mapping[str, Any] | None:
+    if Parser is None or not body.startswith(b"{"):
+        return None
+    fields: dict[str, Any] = {}
+    lists = 0
+    try:
+        document = cast(Object, Parser().parse(body))
+        for name in document.keys():  # noqa: SIM118 - as `items` gives lists
+            value = document[name]
+            if isinstance(value, Array) and name in _FORMS:
+                rows = fields[name] = _rows(name, value)
+                lists += 1 + (len(rows.lens) if rows.is_nested else 0)
+            elif isinstance(value, (str, int, float)) and name not in _FORMS:
+                fields[name] = value
+            else:
+                return None
+        is_plain = len(fields) == len(document) and lists == body.count(b"[")  # no name twice, no deeper list
+    except (ValueError, TypeError, IndexError, RuntimeError):
+        return None
+    return fields if is_plain else None
+
+
+def _rows(name: str, array: "Array") -> TokenRows:
+    """Read a list of ids, or of lists of ids. Deeper lists look the same here, so the caller counts lists.
+
+    Raises:
+        TypeError: something else is in it.
+        ValueError: an id that is negative or beyond 64 bits, or a list that is empty or of the wrong form.
+    """
+    is_nested = isinstance(array[0], Array)
+    values = np.frombuffer(array.as_buffer(of_type="i"), np.int64)
+    lens = np.fromiter(map(len, cast(Any, array)), np.int64, len(array)) if is_nested else np.array([len(values)])
+    is_label_missing = name == "label_token_ids" and not lens.all()
+    if is_nested not in _FORMS[name] or is_label_missing or values.min(initial=0) < 0:
+        raise ValueError(name)
+    return TokenRows(name, values, lens, is_nested)
