@@ -18,7 +18,9 @@ from mis_server.decoding import decode_score_body
 from mis_server.metrics import Metrics
 from mis_server.settings import ServerConfig
 
-_INLINE_BYTES = 32_768  # up to this size, token ids are parsed in about the time that a thread takes to be woken
+# Up to these sizes, ids are parsed and scores are made in little more than the time that a thread takes to be woken.
+_INLINE_BYTES = 131_072
+_INLINE_SCORES = 32_768
 _STATISTICS_S = 2.0
 
 
@@ -91,7 +93,7 @@ class Service:
         tokenize_ms = (time.perf_counter() - began) * 1e3
         place.take(request.prompt_tokens)
         logits = await self.client.score(request)
-        if logits.logits.size <= _INLINE_BYTES:
+        if logits.logits.size <= _INLINE_SCORES:
             result = finish(request, logits)
         else:
             result = await asyncio.to_thread(finish, request, logits)
