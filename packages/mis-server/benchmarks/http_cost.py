@@ -2,8 +2,10 @@
 
     python packages/mis-server/benchmarks/http_cost.py [--model FOLDER] [--clients 1 8 64] [--items 500 10]
                                                        [--query 2000] [--cached] [--requests 64] [--rounds 3]
+    python packages/mis-server/benchmarks/http_cost.py --engine-sleep 0 [--clients ...] ...
 
-Without a model, a checkpoint so tiny that the server is measured and not the model. Every request has items of
+Without a model, a checkpoint so tiny that the server is measured and not the model. `--engine-sleep` goes further: the
+engine computes nothing and sleeps so many milliseconds, and only HTTP is measured. Every request has items of
 20 tokens and, unless `--cached`, a new query, as token ids. HTTP and in-process rounds take turns, so that both see
 the same machine; the medians of the rounds are compared. The clients are on the same machine and take
 their share of it.
@@ -11,6 +13,7 @@ their share of it.
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -21,11 +24,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import instant_engine
 import numpy as np
+from instant_engine import SLEEP_MS
 
 from mis_core import Engine
 from mis_testing.checkpoint import tiny_checkpoint
-from mis_testing.server import RunningServer, running_server
+from mis_testing.server import RunningServer, free_port, running_command, running_server
 
 LENGTH = 20
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -77,6 +82,53 @@ def in_process(engine: Engine, requests: list[dict[str, Any]], callers: int) -> 
         list(pool.map(lambda request: engine.score(**request), requests))
 
 
+def front_cpu_ms(server: RunningServer, bodies: list[bytes], clients: int) -> float:
+    """Send all bodies; return the CPU time of the front process for each."""
+    used = cpu_s(server.process.pid)
+    asyncio.run(over_http(server, bodies, clients))
+    return (cpu_s(server.process.pid) - used) / len(bodies) * 1e3
+
+
+def compare_with_engine(model: str, options: argparse.Namespace) -> None:
+    """Print rates over HTTP and in process, and the CPU time of the front."""
+    rng = np.random.default_rng(0)
+    with running_server(model, ready_timeout_s=600) as server, Engine.from_pretrained(model) as engine:
+        sys.stdout.write("items clients  HTTP/s  in process/s  share  front CPU ms/request\n")
+        for items, clients in itertools.product(options.items, options.clients):
+            http_s, engine_s, cpu = [], [], []
+            for _ in range(options.rounds):
+                requests = make_requests(options.requests, options.query, items, engine.vocab_size, rng, options.cached)
+                bodies = [json.dumps(request).encode() for request in requests]
+                began = time.perf_counter()
+                cpu.append(front_cpu_ms(server, bodies, clients))
+                http_s.append(time.perf_counter() - began)
+                began = time.perf_counter()
+                in_process(engine, requests, clients)
+                engine_s.append(time.perf_counter() - began)
+            rates = [options.requests / statistics.median(each) for each in (http_s, engine_s)]
+            share = statistics.median(b / a for a, b in zip(http_s, engine_s, strict=True))
+            sys.stdout.write(
+                f"{items:5} {clients:7} {rates[0]:7.2f} {rates[1]:13.2f} {share:6.2f} {statistics.median(cpu):12.2f}\n"
+            )
+            sys.stdout.flush()
+
+
+def measure_server_alone(model: str, options: argparse.Namespace) -> None:
+    """Print the CPU time of the front, with an engine that computes nothing."""
+    rng = np.random.default_rng(0)
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, instant_engine.__file__, "serve", model, "--port", str(port)]
+    with running_command(command, url, env={SLEEP_MS: str(options.engine_sleep)}) as server:
+        sys.stdout.write("items clients  front CPU ms/request\n")
+        for items, clients in itertools.product(options.items, options.clients):
+            cpu = []
+            for _ in range(options.rounds + 1):  # the first warms up
+                requests = make_requests(options.requests, options.query, items, 2048, rng, options.cached)
+                cpu.append(front_cpu_ms(server, [json.dumps(request).encode() for request in requests], clients))
+            sys.stdout.write(f"{items:5} {clients:7} {statistics.median(cpu[1:]):21.2f}\n")
+            sys.stdout.flush()
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -87,35 +139,12 @@ def main() -> None:
     parser.add_argument("--cached", action="store_true", help="requests of a round share their query")
     parser.add_argument("--requests", type=int, default=64, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engine-sleep", type=float, help="milliseconds that an engine without a model takes")
     options = parser.parse_args()
-    rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         sizes = {"vocab_size": 2048, "max_position_embeddings": 4096}
         model = options.model or str(tiny_checkpoint(Path(folder) / "tiny", **sizes))
-        with running_server(model, ready_timeout_s=600) as server, Engine.from_pretrained(model) as engine:
-            sys.stdout.write("items clients  HTTP/s  in process/s  share  front CPU ms/request\n")
-            for items in options.items:
-                for clients in options.clients:
-                    http_s, engine_s, cpu = [], [], []
-                    for _ in range(options.rounds):
-                        requests = make_requests(
-                            options.requests, options.query, items, engine.vocab_size, rng, options.cached
-                        )
-                        bodies = [json.dumps(request).encode() for request in requests]
-                        used, began = cpu_s(server.process.pid), time.perf_counter()
-                        asyncio.run(over_http(server, bodies, clients))
-                        http_s.append(time.perf_counter() - began)
-                        cpu.append(cpu_s(server.process.pid) - used)
-                        began = time.perf_counter()
-                        in_process(engine, requests, clients)
-                        engine_s.append(time.perf_counter() - began)
-                    rates = [options.requests / statistics.median(each) for each in (http_s, engine_s)]
-                    share = statistics.median(b / a for a, b in zip(http_s, engine_s, strict=True))
-                    milliseconds = statistics.median(cpu) / options.requests * 1e3
-                    sys.stdout.write(
-                        f"{items:5} {clients:7} {rates[0]:7.2f} {rates[1]:13.2f} {share:6.2f} {milliseconds:12.2f}\n"
-                    )
-                    sys.stdout.flush()
+        (compare_with_engine if options.engine_sleep is None else measure_server_alone)(model, options)
 
 
 if __name__ == "__main__":
