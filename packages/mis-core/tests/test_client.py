@@ -22,9 +22,12 @@ SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
+@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Python's event loop, and the one that the server runs on."""
+    if request.param == "uvloop":
+        pytest.importorskip("uvloop")
+    return "asyncio", {"use_uvloop": request.param == "uvloop"}
 
 
 def client(model: str = "scripted") -> EngineClient:
@@ -189,6 +192,27 @@ async def test_death_fails_what_is_in_flight_and_a_new_process_answers() -> None
         await until(lambda: engine.ready)
         assert engine_pid(engine) != pid
         assert (await engine.score(request())).logits.shape == (2, 2)
+
+
+async def test_a_fault_of_the_front_does_not_end_its_supervision(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    live_once, faults = EngineClient._live_once, [RuntimeError("nobody foresaw this")]
+
+    async def faulty(self: EngineClient) -> None:
+        try:
+            await live_once(self)
+        except EngineUnavailable as error:
+            raise faults.pop() if faults else error from None
+
+    monkeypatch.setattr(EngineClient, "_live_once", faulty)
+    async with client() as engine:
+        await engine.wait_ready()
+        os.kill(engine_pid(engine), signal.SIGKILL)
+        await until(lambda: not faults)
+        await until(lambda: engine.ready)
+        assert (await engine.score(request())).logits.shape == (2, 2)
+    assert "nobody foresaw this" in caplog.text
 
 
 async def test_a_request_that_ends_the_engine_twice_is_refused_and_its_neighbours_are_answered(

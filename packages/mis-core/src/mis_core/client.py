@@ -196,6 +196,10 @@ class EngineClient:
                 if time.monotonic() - began > _STABLE_S:
                     backoff_s = _FIRST_BACKOFF_S
                 logger.error("%s Starting it again in %g s.", error.message, backoff_s)
+            except Exception:  # a fault of ours must not leave a server that answers 503 for ever
+                logger.exception("The engine process was lost. Starting it again in %g s.", backoff_s)
+                if self._fail_start(EngineUnavailable("The engine process was lost; the log says how.")):
+                    return
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
@@ -300,7 +304,7 @@ class _EngineProcess:
         try:
             return await self._ask(id, frame)
         except asyncio.CancelledError:
-            self._writer.write(encode_frame(Cancel(id)))
+            self._send(encode_frame(Cancel(id)))
             raise
         finally:
             del self.requests[id]
@@ -312,7 +316,7 @@ class _EngineProcess:
     async def _ask(self, id: int, frame: bytes) -> Any:
         answer = self.answers[id] = asyncio.get_running_loop().create_future()
         try:
-            self._writer.write(frame)
+            self._send(frame)
             await self._writer.drain()
             return await answer
         except ConnectionError:
@@ -339,7 +343,7 @@ class _EngineProcess:
         for answer in self.answers.values():
             if not answer.done():
                 answer.set_exception(EngineUnavailable("The engine died before it answered."))
-        self._writer.write(encode_frame(Shutdown()))
+        self._send(encode_frame(Shutdown()))
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation, and supervision would go on.
             async with asyncio.timeout(_STOP_S):
@@ -371,6 +375,10 @@ class _EngineProcess:
                 answer.set_exception(RequestLost("The device failed while it computed this request."))
             case Errored():
                 answer.set_exception(EngineFault("The engine failed on this request; its log says why."))
+
+    def _send(self, frame: bytes) -> None:
+        if not self._writer.is_closing():  # else nobody reads it, and uvloop refuses to write it
+            self._writer.write(frame)
 
     async def _receive(self) -> ToFront:
         try:

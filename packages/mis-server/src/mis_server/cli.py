@@ -96,10 +96,12 @@ def _serve(model: str | None, model_path: str | None, **options: Any) -> None:
         settings = ServerConfig(engine=EngineConfig.of(model, engine), **server)
         log_to_stderr(settings.log_format, settings.log_level)
         # Imported late, so that --help and bad flags answer at once.
+        import uvloop
+
         from mis_server.serving import serve
 
         with contextlib.suppress(asyncio.CancelledError):  # stopped before it began
-            asyncio.run(serve(settings))
+            uvloop.run(serve(settings))
 
 
 class _Command(click.Command):
