@@ -79,6 +79,7 @@ REFUSED = [
     ({"label_token_ids": [[7], [-1]]}, "negative_token_id", "label_token_ids"),
     ({"label_token_ids": [7, 1000]}, "token_id_exceeds_vocab", "label_token_ids"),
     ({"label_token_ids": [[7], [8], [9]]}, "label_count_mismatch", "label_token_ids"),
+    ({"label_token_ids": [[7], [-8], [True]]}, "label_count_mismatch", "label_token_ids"),
     ({"labels": [" yes"]}, "conflicting_labels", "labels"),
     ({"labels": []}, "conflicting_labels", "labels"),
     *[({f: v}, f"invalid_{f}_type", f) for f in ("apply_softmax", "item_first") for v in (None, 0, 1, "true", [])],

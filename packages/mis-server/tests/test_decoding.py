@@ -98,6 +98,14 @@ def test_every_broken_body_has_the_outcome_of_the_general_decoder(noise: bytes, 
         plain(cache_salt="[[["),
         plain(cache_salt=["a"]),
         plain()[:-1] + b', "query": [9]}',
+        plain()[:-1] + b', "query": 0' * 1000 + b"}",
+        b"{"
+        + b", ".join(b'"%d": 1' % number for number in range(100_000))
+        + b"}",  # a second each, if each is looked up
+        plain()[:-1] + b', "nothing\\u0000": 1}',
+        plain()[:-1] + b', "temperature": 1, "temperature\\u0000": 2}',
+        b'{"query\\u0000": 1}',
+        b'{"qu\\u0065ry": [1], "items": [[2]], "label_token_ids": [3]}',
         plain()[:-1] + b', "items": [[9]], "items": "x"}',
         b'{"query": [1], "items": [[-0]], "label_token_ids": [1]}',
         b'{"query": [1], "items": [[01]], "label_token_ids": [1]}',

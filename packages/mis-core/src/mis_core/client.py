@@ -190,16 +190,15 @@ class EngineClient:
             began = time.monotonic()
             try:
                 await self._live_once()
-            except MisError as error:
+            except Exception as error:  # whatever it is, it must not leave a server that answers 503 for ever
+                if not isinstance(error, MisError):
+                    logger.exception("The supervision of the engine process failed.")
+                    error = EngineUnavailable("The engine process was lost; the log says how.")
                 if self._fail_start(error):
                     return
                 if time.monotonic() - began > _STABLE_S:
                     backoff_s = _FIRST_BACKOFF_S
                 logger.error("%s Starting it again in %g s.", error.message, backoff_s)
-            except Exception:  # a fault of ours must not leave a server that answers 503 for ever
-                logger.exception("The engine process was lost. Starting it again in %g s.", backoff_s)
-                if self._fail_start(EngineUnavailable("The engine process was lost; the log says how.")):
-                    return
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
@@ -226,8 +225,10 @@ class EngineClient:
             raise EngineUnavailable(f"The engine process broke the protocol: {error}") from None
         finally:
             self._process = None
-            self._suspects.blame(process.requests.values())
-            await process.stop()
+            try:
+                self._suspects.blame(process.requests.values())
+            finally:
+                await process.stop()
 
     async def _kill_if_silent(self, process: "_EngineProcess") -> None:
         """End a process that is frozen as a whole; one whose device hangs ends itself, see `watchdog_timeout`."""

@@ -171,17 +171,14 @@ def _read_labels(body: Mapping[str, object], num_items: int) -> list[str] | Toke
     param = "label_token_ids"
     if ids is None:
         raise RequestError("missing_label_token_ids", "Give the labels to score: label_token_ids or labels.", param)
-    rows = ids if isinstance(ids, TokenRows) else _read_label_ids(param, ids)
-    if rows.is_nested and len(rows.lens) != num_items:
-        raise RequestError(
-            "label_count_mismatch",
-            f"label_token_ids has {len(rows.lens)} lists for {num_items} items; give one each.",
-            param,
-        )
-    return rows
+    if not isinstance(ids, TokenRows):
+        return _read_label_ids(param, ids, num_items)
+    if ids.is_nested:
+        _check_one_list_each(param, len(ids.lens), num_items)
+    return ids
 
 
-def _read_label_ids(param: str, ids: object) -> TokenRows:
+def _read_label_ids(param: str, ids: object, num_items: int) -> TokenRows:
     if not isinstance(ids, ROW_TYPES) or (isinstance(ids, np.ndarray) and ids.ndim not in (1, 2)):
         raise RequestError(
             "invalid_label_token_ids_type", f"label_token_ids must be a list of token ids, not {_kind(ids)}.", param
@@ -197,7 +194,15 @@ def _read_label_ids(param: str, ids: object) -> TokenRows:
         )
     if not all(map(len, ids)):
         raise RequestError("empty_label_token_ids", "Every item's list in label_token_ids needs a label.", param)
+    _check_one_list_each(param, len(ids), num_items)
     return read_rows(param, list(ids))
+
+
+def _check_one_list_each(param: str, num_lists: int, num_items: int) -> None:
+    if num_lists != num_items:
+        raise RequestError(
+            "label_count_mismatch", f"{param} has {num_lists} lists for {num_items} items; give one each.", param
+        )
 
 
 def _read_text_labels(labels: object) -> list[str]:

@@ -8,11 +8,14 @@ import numpy as np
 
 from mis_core.errors import RequestError
 from mis_core.token_ids import TokenRows
+from mis_core.validation import FIELDS, LAYOUT_FIELDS
 
 try:
     from simdjson import Array, Object, Parser
-except ImportError:  # a Python that it has no wheel for yet: the same answers, at more cost
+except (ImportError, RuntimeError):  # a Python or a processor that it was not built for: the same answers, at more cost
     Parser = None
+
+_MOST_FIELDS = len(FIELDS) + len(LAYOUT_FIELDS)
 
 _FORMS = {"query": (False,), "items": (True,), "label_token_ids": (False, True)}  # whether lists of lists
 
@@ -54,7 +57,11 @@ def _fields_with_rows(body: bytes) -> Mapping[str, Any] | None:
     lists = 0
     try:
         document = cast(Object, Parser().parse(body))
+        if len(document) > _MOST_FIELDS:  # each look-up reads the names before it
+            return None
         for name in document.keys():  # noqa: SIM118 - as `items` gives lists
+            if name in fields or "\0" in name:  # simdjson's names end at a zero byte
+                return None
             value = document[name]
             if isinstance(value, Array) and name in _FORMS:
                 rows = fields[name] = _rows(name, value)
@@ -63,10 +70,9 @@ def _fields_with_rows(body: bytes) -> Mapping[str, Any] | None:
                 fields[name] = value
             else:
                 return None
-        is_plain = len(fields) == len(document) and lists == body.count(b"[")  # no name twice, no deeper list
-    except (ValueError, TypeError, IndexError, RuntimeError):
+    except (ValueError, TypeError, LookupError, RuntimeError):
         return None
-    return fields if is_plain else None
+    return fields if lists == body.count(b"[") else None  # no deeper list
 
 
 def _rows(name: str, array: "Array") -> TokenRows:
@@ -80,6 +86,7 @@ def _rows(name: str, array: "Array") -> TokenRows:
     values = np.frombuffer(array.as_buffer(of_type="i"), np.int64)
     lens = np.fromiter(map(len, cast(Any, array)), np.int64, len(array)) if is_nested else np.array([len(values)])
     is_label_missing = name == "label_token_ids" and not lens.all()
-    if is_nested not in _FORMS[name] or is_label_missing or values.min(initial=0) < 0:
+    is_short = lens.sum() != len(values)  # simdjson counts no further than 16,777,215
+    if is_nested not in _FORMS[name] or is_label_missing or is_short or values.min(initial=0) < 0:
         raise ValueError(name)
     return TokenRows(name, values, lens, is_nested)

@@ -47,9 +47,9 @@ class _Gathering:
 
     def flush(self) -> None:
         """Write now."""
-        if self._parts:
-            self._transport.write(b"".join(self._parts))
-            self._parts.clear()
+        parts, self._parts = self._parts, []
+        if parts and not self._transport.is_closing():  # uvloop refuses what asyncio throws away
+            self._transport.write(b"".join(parts))
 
 
 class Protocol(HttpToolsProtocol):
@@ -122,6 +122,8 @@ class Protocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             self._in_body = False
             super().on_message_complete()
+            if not self.pipeline:
+                self.flow.resume_reading()  # paused by a large body; a client that leaves is noticed by reading
 
     def _decline(self, rest: bytes) -> None:
         """Read a request again without its offer of another protocol (RFC 9110, 7.8); Java's client offers HTTP/2."""

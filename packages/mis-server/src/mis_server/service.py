@@ -124,7 +124,7 @@ class Service:
         if len(body) > _INLINE_BYTES:
             return await asyncio.to_thread(lambda: self._parse(decode_score_body(body)))
         fields = decode_score_body(body)
-        if isinstance(fields.get("query"), str):  # texts take longer than the event loop may be blocked
+        if isinstance(fields.get("query"), str) or "labels" in fields:  # texts take longer than the event loop may wait
             return await asyncio.to_thread(self._parse, fields)
         return self._parse(fields)
 
