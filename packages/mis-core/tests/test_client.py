@@ -19,7 +19,11 @@ from mis_core.suspects import RequestRefused
 
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
 
-pytestmark = pytest.mark.anyio
+pytestmark = [
+    pytest.mark.anyio,
+    # uvloop forks, and other tests leave JAX in this process; the server's process, which does so, never loads it.
+    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
+]
 
 
 @pytest.fixture(scope="module", params=["asyncio", "uvloop"])
