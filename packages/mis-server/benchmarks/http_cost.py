@@ -26,7 +26,6 @@ from typing import Any
 
 import instant_engine
 import numpy as np
-from instant_engine import SLEEP_MS
 
 from mis_core import Engine
 from mis_testing.checkpoint import tiny_checkpoint
@@ -118,7 +117,7 @@ def measure_server_alone(model: str, options: argparse.Namespace) -> None:
     rng = np.random.default_rng(0)
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, instant_engine.__file__, "serve", model, "--port", str(port)]
-    with running_command(command, url, env={SLEEP_MS: str(options.engine_sleep)}) as server:
+    with running_command(command, url, env={instant_engine.SLEEP_MS: str(options.engine_sleep)}) as server:
         sys.stdout.write("items clients  front CPU ms/request\n")
         for items, clients in itertools.product(options.items, options.clients):
             cpu = []

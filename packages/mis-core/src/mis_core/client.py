@@ -225,10 +225,8 @@ class EngineClient:
             raise EngineUnavailable(f"The engine process broke the protocol: {error}") from None
         finally:
             self._process = None
-            try:
-                self._suspects.blame(process.requests.values())
-            finally:
-                await process.stop()
+            self._suspects.blame(process.requests.values())
+            await process.stop()
 
     async def _kill_if_silent(self, process: "_EngineProcess") -> None:
         """End a process that is frozen as a whole; one whose device hangs ends itself, see `watchdog_timeout`."""

@@ -64,5 +64,5 @@ def _label_softmax(
     values = np.where(given, values, -np.inf)
     below_best = values - values.max(axis=1, keepdims=True)  # first: a small temperature then overflows to -inf only
     with np.errstate(over="ignore"):
-        scaled = np.exp(below_best / temperature)
-    return np.where(given, scaled / scaled.sum(axis=1, keepdims=True), np.nan).astype(np.float32)
+        weights = np.exp(below_best / temperature)
+    return np.where(given, weights / weights.sum(axis=1, keepdims=True), np.nan).astype(np.float32)

@@ -95,7 +95,7 @@ class Metrics:
         if result.token_logprobs is not None:
             probabilities = np.exp(result.token_logprobs)
         if probabilities is not None:
-            is_label = probabilities == probabilities  # NaN where an item has fewer labels than another
+            is_label = ~np.isnan(probabilities)  # an item may have fewer labels than another
             self._mass.observe(float(probabilities[is_label].sum()) / len(probabilities))
 
     def replied(self, method: str, handler: str, status: int, seconds: float) -> None:
