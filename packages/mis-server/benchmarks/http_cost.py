@@ -32,6 +32,7 @@ from mis_testing.checkpoint import tiny_checkpoint
 from mis_testing.server import RunningServer, free_port, running_command, running_server
 
 LENGTH = 20
+_AFTERWARDS_S = 0.7  # the front counts and logs in batches, soon after its replies
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -81,11 +82,13 @@ def in_process(engine: Engine, requests: list[dict[str, Any]], callers: int) -> 
         list(pool.map(lambda request: engine.score(**request), requests))
 
 
-def front_cpu_ms(server: RunningServer, bodies: list[bytes], clients: int) -> float:
-    """Send all bodies; return the CPU time of the front process for each."""
-    used = cpu_s(server.process.pid)
+def front_cost(server: RunningServer, bodies: list[bytes], clients: int) -> tuple[float, float]:
+    """Send all bodies; return the CPU time of the front process for each in milliseconds, and the seconds for all."""
+    used, began = cpu_s(server.process.pid), time.perf_counter()
     asyncio.run(over_http(server, bodies, clients))
-    return (cpu_s(server.process.pid) - used) / len(bodies) * 1e3
+    seconds = time.perf_counter() - began
+    time.sleep(_AFTERWARDS_S)
+    return (cpu_s(server.process.pid) - used) / len(bodies) * 1e3, seconds
 
 
 def compare_with_engine(model: str, options: argparse.Namespace) -> None:
@@ -98,9 +101,9 @@ def compare_with_engine(model: str, options: argparse.Namespace) -> None:
             for _ in range(options.rounds):
                 requests = make_requests(options.requests, options.query, items, engine.vocab_size, rng, options.cached)
                 bodies = [json.dumps(request).encode() for request in requests]
-                began = time.perf_counter()
-                cpu.append(front_cpu_ms(server, bodies, clients))
-                http_s.append(time.perf_counter() - began)
+                cpu_ms, seconds = front_cost(server, bodies, clients)
+                cpu.append(cpu_ms)
+                http_s.append(seconds)
                 began = time.perf_counter()
                 in_process(engine, requests, clients)
                 engine_s.append(time.perf_counter() - began)
@@ -123,7 +126,7 @@ def measure_server_alone(model: str, options: argparse.Namespace) -> None:
             cpu = []
             for _ in range(options.rounds + 1):  # the first warms up
                 requests = make_requests(options.requests, options.query, items, 2048, rng, options.cached)
-                cpu.append(front_cpu_ms(server, [json.dumps(request).encode() for request in requests], clients))
+                cpu.append(front_cost(server, [json.dumps(request).encode() for request in requests], clients)[0])
             sys.stdout.write(f"{items:5} {clients:7} {statistics.median(cpu[1:]):21.2f}\n")
             sys.stdout.flush()
 

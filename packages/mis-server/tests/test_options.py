@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,6 +100,13 @@ def restored_logging() -> Iterator[None]:
     root.handlers[:], root.level = handlers, level
 
 
+def logged(capsys: pytest.CaptureFixture[str], part: str) -> str:
+    """Wait for what is logged soon, and longer than that; return the only line with a part."""
+    time.sleep(1)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if part in line]
+    return line
+
+
 @pytest.mark.usefixtures("restored_logging")
 def test_json_logs_have_an_object_for_each_request(
     connect: Connect, score_body: Any, capsys: pytest.CaptureFixture[str]
@@ -107,7 +115,7 @@ def test_json_logs_have_an_object_for_each_request(
     http = connect()
     reply = http.post("/v1/score", json=score_body())
     http.get("/health")  # probes are not worth a line
-    (line,) = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "mis_server.access" in line]
+    line = json.loads(logged(capsys, "mis_server.access"))
     assert {name: line[name] for name in ("level", "logger", "method", "route", "status")} == {
         "level": "INFO",
         "logger": "mis_server.access",
@@ -124,7 +132,7 @@ def test_logs_for_people_have_a_line(connect: Connect, score_body: Any, capsys: 
     logs.log_to_stderr("human", "info")
     connect().post("/v1/score", json=score_body(), headers={"x-request-id": "abc"})
     connect(disable_access_log=True).post("/v1/score", json=score_body())
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "/v1/score" in line]
+    line = logged(capsys, "/v1/score")
     assert "POST /v1/score 200" in line
     assert line.endswith(", abc")
 

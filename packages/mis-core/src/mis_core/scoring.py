@@ -3,7 +3,7 @@
 import time
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Float32, Int32
 
 from mis_core.request import LabelLogits, ScoreRequest, ScoreResult, Usage
 
@@ -25,14 +25,16 @@ def finish(request: ScoreRequest, logits: LabelLogits) -> ScoreResult:
         ValueError: `log_sum_exp` is missing though the request needs it.
     """
     began = time.perf_counter()
-    given = request.label_ids >= 0
-    values = logits.logits.astype(np.float64)
-    logprobs = _logprobs(values, given, logits.log_sum_exp) if request.needs_log_sum_exp else None
+    logprobs = _logprobs(logits.logits, logits.log_sum_exp) if request.needs_log_sum_exp else None
     if request.apply_softmax:
-        scores = _label_softmax(values, given, request.temperature)
+        scores = _label_softmax(logits.logits, request.label_ids, request.temperature)
     else:
         assert logprobs is not None, "without softmax, needs_log_sum_exp is true"
-        scores = np.exp(logprobs).astype(np.float32)
+        scores = np.exp(logprobs)
+    if len(request.label_ids) > 1:  # rows of different lengths
+        for values in (scores, logprobs):
+            if values is not None:
+                values[request.label_ids < 0] = np.nan
     return ScoreResult(
         scores=scores,
         token_logprobs=logprobs if request.return_token_logprobs else None,
@@ -45,24 +47,22 @@ def finish(request: ScoreRequest, logits: LabelLogits) -> ScoreResult:
 
 
 def _logprobs(
-    values: Float64[np.ndarray, "items labels"],
-    given: Bool[np.ndarray, "label_rows labels"],
-    log_sum_exp: Float32[np.ndarray, " items"] | None,
+    logits: Float32[np.ndarray, "items labels"], log_sum_exp: Float32[np.ndarray, " items"] | None
 ) -> Float32[np.ndarray, "items labels"]:
-    """Full-vocabulary natural log-probabilities; NaN where there is no label."""
+    """Full-vocabulary natural log-probabilities."""
     if log_sum_exp is None:
         raise ValueError("The request needs log_sum_exp, and the device's answer has none.")
-    logprobs = values - log_sum_exp.astype(np.float64)[:, None]
+    logprobs = np.subtract(logits, log_sum_exp[:, None], dtype=np.float64)
     # The normaliser is rounded: the likeliest token must not come out above probability 1.
-    return np.where(given, np.minimum(np.maximum(logprobs, _LOWEST), 0.0), np.nan).astype(np.float32)
+    return np.minimum(np.maximum(logprobs, _LOWEST), 0.0).astype(np.float32)
 
 
 def _label_softmax(
-    values: Float64[np.ndarray, "items labels"], given: Bool[np.ndarray, "label_rows labels"], temperature: float
+    logits: Float32[np.ndarray, "items labels"], label_ids: Int32[np.ndarray, "label_rows labels"], temperature: float
 ) -> Float32[np.ndarray, "items labels"]:
-    """Softmax of each item's labels after division by the temperature; NaN where there is no label."""
-    values = np.where(given, values, -np.inf)
+    """Softmax of each item's labels after division by the temperature; 0 where there is no label."""
+    values = np.where(label_ids >= 0, logits.astype(np.float64), -np.inf)
     below_best = values - values.max(axis=1, keepdims=True)  # first: a small temperature then overflows to -inf only
     with np.errstate(over="ignore"):
         weights = np.exp(below_best / temperature)
-    return np.where(given, weights / weights.sum(axis=1, keepdims=True), np.nan).astype(np.float32)
+    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)

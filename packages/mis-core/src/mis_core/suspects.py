@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,17 +40,18 @@ class Suspects:
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
         self._one_at_a_time = asyncio.Lock()
 
-    @asynccontextmanager
-    async def watched(self, request: ScoreRequest) -> AsyncIterator[None]:
+    def watched(self, request: ScoreRequest) -> AbstractAsyncContextManager[None]:
         """Surround the computation of a request, which must not be left before its answer is there.
 
         Raises:
-            RequestRefused: it ended the engine too often.
+            RequestRefused: on entering; it ended the engine too often.
         """
-        key = _key(request) if self._records else b""
-        if key not in self._records:
-            yield
-            return
+        if self._records and (key := _key(request)) in self._records:
+            return self._alone(key)
+        return nullcontext()
+
+    @asynccontextmanager
+    async def _alone(self, key: bytes) -> AsyncIterator[None]:
         async with self._one_at_a_time:
             record = self._records.get(key, _Record())
             if record.ends >= _REFUSED_AFTER and time.monotonic() - record.last_s < _REFUSED_S:

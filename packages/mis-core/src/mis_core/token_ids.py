@@ -25,7 +25,7 @@ class TokenRows:
 
     Attributes:
         param: The field.
-        values: All ids, row after row.
+        values: All ids, row after row. None is negative; those beyond 63 bits may appear as negative numbers.
         lens: Ids of each row.
         is_nested: Whether the field is a list of rows; otherwise it is one row.
     """
@@ -46,11 +46,17 @@ class TokenRows:
         Raises:
             RequestError: `token_id_exceeds_vocab`.
         """
-        if self.values.size and self.values.max() >= vocab_size:
-            place = self.place(int(np.argmax(self.values >= vocab_size)))
+        values = self.values.view(np.uint64)
+        if values.size and values.max() >= vocab_size:
+            place = self.place(int(np.argmax(values >= vocab_size)))
             raise RequestError(
                 "token_id_exceeds_vocab", f"{place} is not below the vocabulary size {vocab_size}.", self.param
             )
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest row; there is one."""
+        return int(self.lens.max()) if self.is_nested else len(self.values)
 
     def place(self, index: int) -> str:
         """Write where an index into `values` is in the request, such as `items[3][2]`."""

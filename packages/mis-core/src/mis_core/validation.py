@@ -266,10 +266,9 @@ def _read_layout(body: Mapping[str, object]) -> Layout:
 def _check_counts(num_items: int, labels: TokenRows, limits: Limits) -> None:
     if num_items > limits.max_items:
         raise RequestError("too_many_items", f"{num_items} items; at most {limits.max_items} are allowed.", "items")
-    num_labels = int(labels.lens.max())
-    if num_labels > limits.max_labels:
+    if labels.longest > limits.max_labels:
         raise RequestError(
-            "too_many_labels", f"{num_labels} labels; at most {limits.max_labels} are allowed.", labels.param
+            "too_many_labels", f"{labels.longest} labels; at most {limits.max_labels} are allowed.", labels.param
         )
 
 
@@ -312,7 +311,9 @@ def _check_lengths(lens: np.ndarray, computed: int, limits: Limits) -> None:
 
 def _label_matrix(labels: TokenRows) -> Int32[np.ndarray, "label_rows labels"]:
     """Return one row for all items, or one for each, filled up with -1."""
-    matrix = np.full((len(labels.lens), labels.lens.max()), -1, np.int32)
+    if not labels.is_nested:
+        return labels.values.astype(np.int32)[None]
+    matrix = np.full((len(labels.lens), labels.longest), -1, np.int32)
     matrix[np.arange(matrix.shape[1]) < labels.lens[:, None]] = labels.values
     return matrix
 

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
 
 from mis_core.errors import RequestError
 
@@ -12,11 +12,27 @@ _MEMORY_S = 30.0  # how far the estimate of tokens per second looks back
 
 
 class Place:
-    """One request's share of what may wait."""
+    """One request's share of what may wait, held inside `with`."""
 
     def __init__(self, admission: "Admission") -> None:
         self._admission = admission
         self.tokens = 0
+
+    def __enter__(self) -> Self:
+        admission = self._admission
+        if admission.requests >= admission.max_requests:
+            raise RequestError("queue_full", f"{admission.requests} requests are under way; try again later.")
+        admission.requests += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        admission = self._admission
+        if error is None:
+            admission.answered(self.tokens)
+        admission.requests -= 1
+        admission.tokens -= self.tokens
 
     def take(self, tokens: int) -> None:
         """Claim room for a request's tokens, once they are known.
@@ -42,23 +58,13 @@ class Admission:
         self._rate = 0.0  # tokens answered per second, smoothed
         self._last_answer = time.monotonic()
 
-    @contextmanager
-    def place(self) -> Iterator[Place]:
-        """Hold a place from before a body is read until the reply is made.
+    def place(self) -> Place:
+        """Return a place to hold from before a body is read until the reply is made.
 
         Raises:
-            RequestError: `queue_full`.
+            RequestError: on entering; `queue_full`.
         """
-        if self.requests >= self.max_requests:
-            raise RequestError("queue_full", f"{self.requests} requests are under way; try again later.")
-        self.requests += 1
-        place = Place(self)
-        try:
-            yield place
-            self._answered(place.tokens)
-        finally:
-            self.requests -= 1
-            self.tokens -= place.tokens
+        return Place(self)
 
     def retry_after_s(self) -> int:
         """Return after how many seconds half of what is under way should be answered, from 1 to 60."""
@@ -66,7 +72,8 @@ class Admission:
             return 1
         return max(1, min(_LONGEST_WAIT_S, math.ceil(self.tokens / 2 / self._rate)))
 
-    def _answered(self, tokens: int) -> None:
+    def answered(self, tokens: int) -> None:
+        """Take note of a reply: how many tokens a second are answered."""
         now = time.monotonic()
         elapsed = max(now - self._last_answer, 1e-3)
         keep = math.exp(-elapsed / _MEMORY_S)

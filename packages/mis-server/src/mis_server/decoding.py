@@ -83,10 +83,11 @@ def _rows(name: str, array: "Array") -> TokenRows:
         ValueError: an id that is negative or beyond 64 bits, or a list that is empty or of the wrong form.
     """
     is_nested = isinstance(array[0], Array)
-    values = np.frombuffer(array.as_buffer(of_type="i"), np.int64)
-    lens = np.fromiter(map(len, cast(Any, array)), np.int64, len(array)) if is_nested else np.array([len(values)])
-    is_label_missing = name == "label_token_ids" and not lens.all()
-    is_short = lens.sum() != len(values)  # simdjson counts no further than 16,777,215
-    if is_nested not in _FORMS[name] or is_label_missing or is_short or values.min(initial=0) < 0:
+    # What is beyond 63 bits is negative then, and no token id to `TokenRows.check_below`.
+    values = np.frombuffer(array.as_buffer(of_type="u"), np.int64)
+    lens = list(map(len, cast(Any, array))) if is_nested else [len(values)]
+    is_label_missing = name == "label_token_ids" and 0 in lens
+    is_short = sum(lens) != len(values)  # simdjson counts no further than 16,777,215
+    if is_nested not in _FORMS[name] or is_label_missing or is_short:
         raise ValueError(name)
-    return TokenRows(name, values, lens, is_nested)
+    return TokenRows(name, values, np.array(lens), is_nested)

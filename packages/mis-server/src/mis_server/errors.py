@@ -100,40 +100,37 @@ def internal_error() -> Response:
 
 def install_error_handlers(app: FastAPI) -> None:
     """Answer every expected exception with the envelope. The app's state has a `service`."""
-    app.add_exception_handler(RequestError, _request_error)
-    app.add_exception_handler(RequestRefused, _request_refused)
-    app.add_exception_handler(EngineUnavailable, _engine_unavailable)
-    app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(ClientDisconnect, _client_disconnect)
+
+    async def handle(request: Request, error: Exception) -> Response:
+        return reply_to(request, error)
+
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        return internal_error()
+
+    for expected in (RequestError, RequestRefused, EngineUnavailable, HTTPException, ClientDisconnect):
+        app.add_exception_handler(expected, handle)
+    app.add_exception_handler(Exception, unforeseen)
 
 
-async def _request_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    headers = None
-    if error.code == "queue_full":
-        headers = {"retry-after": str(request.app.state.service.admission.retry_after_s())}
-    return error_reply(error.code, error.message, error.param, headers)
-
-
-async def _request_refused(request: Request, error: Exception) -> Response:
-    message = "The engine failed twice while it worked on this request, which is refused now. Please report it."
-    return error_reply("internal_error", message, headers={"x-should-retry": "false"})  # read by openai's clients
-
-
-async def _engine_unavailable(request: Request, error: Exception) -> Response:
-    return error_reply("engine_unavailable", "The engine is starting, stopping or restarting; try again soon.")
-
-
-async def _http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    match error.status_code:
-        case HTTPStatus.NOT_FOUND:
+def reply_to(request: Request, error: Exception) -> Response:
+    """Return the reply to a request that failed in an expected way; raise any other error again."""
+    match error:
+        case RequestError(code="queue_full"):
+            seconds = request.app.state.service.admission.retry_after_s()
+            return error_reply(error.code, error.message, error.param, {"retry-after": str(seconds)})
+        case RequestError():
+            return error_reply(error.code, error.message, error.param)
+        case RequestRefused():
+            message = "The engine failed twice while it worked on this request, which is refused now. Please report it."
+            # The header is read by openai's clients.
+            return error_reply("internal_error", message, headers={"x-should-retry": "false"})
+        case EngineUnavailable():
+            return error_reply("engine_unavailable", "The engine is starting, stopping or restarting; try again soon.")
+        case HTTPException(status_code=HTTPStatus.NOT_FOUND):
             return error_reply("not_found", "There is no such route; /openapi.json lists all.")
-        case HTTPStatus.METHOD_NOT_ALLOWED:
+        case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):
             headers = dict(error.headers or {})
             return error_reply("method_not_allowed", "The route does not have this method.", headers=headers)
+        case ClientDisconnect():
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
     raise error
-
-
-async def _client_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=_CLIENT_CLOSED_REQUEST)

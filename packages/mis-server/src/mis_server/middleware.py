@@ -1,17 +1,18 @@
 """What happens to every request before its route: id, log, key, body limit. Plain ASGI, outermost first."""
 
 import asyncio
+import functools
 import logging
 import re
 import secrets
 import time
-import uuid
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mis_core.errors import RequestError
+from mis_server.afterwards import Afterwards
 from mis_server.errors import error_reply, internal_error
+from mis_server.headers import header
 from mis_server.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 ADMIN_PATHS = frozenset({"/flush_cache", "/start_profile", "/stop_profile"})
 """Paths that need the admin key where there is one."""
 
+_LINE = "%(method)s %(route)s %(status)d %(milliseconds).1f ms, %(request_id)s"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -32,9 +34,10 @@ class RequestIds:
     Also logs and counts every request.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, log: bool) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, afterwards: Afterwards, log: bool) -> None:
         self._app = app
         self._metrics = metrics
+        self._afterwards = afterwards
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,16 +45,19 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        given = header(scope, b"x-request-id")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        id_header = (b"x-request-id", request_id.encode())
         scope.setdefault("state", {})["request_id"] = request_id
-        began, status = time.perf_counter(), 0
+        began, status, is_complete = time.perf_counter(), 0, False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                message["headers"] = [*message.get("headers", ()), id_header]
+            else:
+                is_complete = not message.get("more_body", False)
             await send(message)
 
         try:
@@ -63,27 +69,30 @@ class RequestIds:
             await error_reply("engine_unavailable", message)(scope, receive, send_with_id)
         except Exception:
             logger.exception("Request %s failed.", request_id)
-            if status:
+            if status and not is_complete:
                 raise
-            await internal_error()(scope, receive, send_with_id)
+            if not status:
+                await internal_error()(scope, receive, send_with_id)
         finally:
-            self._note(scope, request_id, status, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            route = getattr(scope.get("route"), "path", "none")  # never what the client wrote: it may be anything
+            note = functools.partial(self._note, time.time(), scope["method"], route, status, seconds, request_id)
+            self._afterwards.do(note)
 
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "none")  # never what the client wrote: it may be anything
-        self._metrics.replied(scope["method"], route, status, seconds)
-        if self._log:
+    def _note(self, at: float, method: str, route: str, status: int, seconds: float, request_id: str) -> None:
+        self._metrics.replied(method, route, status, seconds)
+        level = logging.DEBUG if route in OPEN_PATHS else logging.INFO  # probes come every few seconds
+        if self._log and access.isEnabledFor(level):
             fields = {
                 "request_id": request_id,
-                "method": scope["method"],
+                "method": method,
                 "route": route,
                 "status": status,
                 "milliseconds": round(seconds * 1e3, 1),
             }
-            level = logging.DEBUG if route in OPEN_PATHS else logging.INFO  # probes come every few seconds
-            access.log(
-                level, "%(method)s %(route)s %(status)d %(milliseconds).1f ms, %(request_id)s", fields, extra=fields
-            )
+            record = access.makeRecord(access.name, level, __file__, 0, _LINE, (fields,), None, extra=fields)
+            record.created, record.msecs = at, int(at % 1 * 1e3)
+            access.handle(record)
 
 
 class ApiKey:
@@ -114,7 +123,7 @@ class ApiKey:
             keys = [self._admin_key]
         elif self._is_open:
             return True
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        scheme, _, given = header(scope, b"authorization").partition(" ")
         token = given.strip().encode("latin-1")
         matches = [secrets.compare_digest(token, key) for key in keys]  # all of them: no early end to time
         return scheme.lower() == "bearer" and any(matches)
@@ -132,8 +141,11 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = Headers(scope=scope).get("content-length", "")
-        is_announced_too_large = announced.isdecimal() and int(announced) > self._max_bytes
+        announced = header(scope, b"content-length")
+        is_announced = announced.isdecimal()
+        if is_announced and int(announced) <= self._max_bytes:  # the parser takes no more than was announced
+            await self._app(scope, receive, send)
+            return
         received = 0
 
         async def limited_receive() -> Message:
@@ -141,7 +153,7 @@ class BodyLimit:
             message = await receive()
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
-                if is_announced_too_large or received > self._max_bytes:
+                if is_announced or received > self._max_bytes:
                     await self._discard(receive, message)
                     raise self._error()
             return message

@@ -140,11 +140,6 @@ class Protocol(HttpToolsProtocol):
         self._lost.set_result(None)
         super().connection_lost(exc)
 
-    def on_response_complete(self) -> None:
-        """Send a whole reply at once, and go on."""
-        cast(_Gathering, self.transport).flush()
-        super().on_response_complete()
-
     def pause_writing(self) -> None:
         """Take note that the client reads more slowly than it is written to."""
         super().pause_writing()

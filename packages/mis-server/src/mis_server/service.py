@@ -1,6 +1,7 @@
 """What the routes share: the engine's client, the tokenizer, the settings, and the way of a score request."""
 
 import asyncio
+import functools
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Protocol
@@ -14,6 +15,7 @@ from mis_core.tokenization import Tokenizer
 from mis_core.validation import Limits, parse_score_request
 from mis_core.wire import Ready
 from mis_server.admission import Admission, Place
+from mis_server.afterwards import Afterwards
 from mis_server.decoding import decode_score_body
 from mis_server.metrics import Metrics
 from mis_server.settings import ServerConfig
@@ -78,6 +80,7 @@ class Service:
         self.created = int(time.time())
         self.admission = Admission(settings.max_queued_requests, settings.max_queued_tokens)
         self.metrics = Metrics()
+        self.afterwards = Afterwards()
         self._statistics: dict[str, float] = {}
         self._known: tuple[Ready, Limits] | None = None
 
@@ -98,7 +101,8 @@ class Service:
         else:
             result = await asyncio.to_thread(finish, request, logits)
         result.timings_ms["tokenize"] = tokenize_ms
-        self.metrics.answered(request, result, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self.afterwards.do(functools.partial(self.metrics.answered, request, result, seconds))
         return request, result
 
     async def statistics(self) -> dict[str, float]:

@@ -44,7 +44,8 @@ async def serve(settings: ServerConfig) -> None:
         directory = await asyncio.to_thread(resolve_model, settings.engine.model)
         async with EngineClient(dataclasses.replace(settings.engine, model=str(directory))) as client:
             tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory)
-            http = _HttpServer(uvicorn_config(settings, create_app(client, settings, tokenizer)))
+            app = create_app(client, settings, tokenizer)
+            http = _HttpServer(uvicorn_config(settings, app))
             serving = asyncio.create_task(http.serve(sockets=[listener]))
             starting = asyncio.create_task(client.wait_ready())
             try:
@@ -61,6 +62,7 @@ async def serve(settings: ServerConfig) -> None:
                 starting.cancel()
                 http.should_exit = True
                 await serving
+                app.state.service.afterwards.finish()
 
 
 def _cancel_on_sigterm() -> None:

@@ -48,10 +48,10 @@ def join_ids(
     query = query.astype(np.int32)
     if item_first:
         return _put_items_first(query, tokens.astype(np.int32), lens)
-    empty = lens == 0
-    if not empty.any():
+    if np.count_nonzero(lens) == len(lens):
         contexts = np.full(len(lens), len(query), np.int32)
         return Joined(query, tokens.astype(np.int32), _starts(lens), contexts)
+    empty = lens == 0
     begins = np.cumsum(lens) - lens
     return Joined(
         query=query,

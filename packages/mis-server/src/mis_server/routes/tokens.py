@@ -11,6 +11,7 @@ from mis_core.errors import RequestError
 from mis_core.token_ids import read_row
 from mis_server.bodies import read_json_body
 from mis_server.decoding import decode_object
+from mis_server.patience import Patience
 from mis_server.schemas.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
 from mis_server.service import Service, ServiceOfApp
 
@@ -57,7 +58,9 @@ _FLAGS = {"add_special_tokens": True, "return_token_strs": False}
 
 
 async def _fields(request: Request, service: Service, schema: type[BaseModel]) -> Mapping[str, Any]:
-    fields = decode_object(await read_json_body(request, service.settings.body_timeout))
+    with Patience(request, service.settings.request_timeout, service.settings.body_timeout):
+        body = await read_json_body(request)
+    fields = decode_object(body)
     for name in fields:
         if name not in schema.model_fields:
             known = ", ".join(schema.model_fields)
