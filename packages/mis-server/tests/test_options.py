@@ -2,8 +2,8 @@
 
 import json
 import logging
-import time
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
