@@ -1,5 +1,6 @@
 """A request is answered in time or told that it was not; its work ends with its time."""
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable
@@ -7,9 +8,19 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
+
+from mis_core.errors import RequestError
+from mis_server.patience import Patience
+from mis_server.protocol import CONNECTION_LOST
 
 Body = Callable[..., dict[str, Any]]
 Connect = Callable[..., httpx.Client]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 def test_the_operators_limit_holds_and_frees_the_work(connect: Connect, pretended: Any, score_body: Body) -> None:
@@ -47,9 +58,81 @@ def test_a_request_in_time_is_answered(http: httpx.Client, score_body: Body) -> 
     assert http.post("/v1/score", json=score_body(), headers={"x-request-timeout": "20"}).status_code == 200
 
 
-def test_a_body_that_does_not_arrive_is_given_up(connect: Connect) -> None:
+@pytest.mark.parametrize("path", ["/v1/score", "/tokenize"])
+def test_a_body_that_does_not_arrive_is_given_up(connect: Connect, path: str) -> None:
     http = connect(body_timeout=1)
     with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=20) as connection:
-        head = "POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
         connection.sendall(f"{head}{{".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_body_in_time_does_not_end_the_work(connect: Connect, pretended: Any, score_body: Body) -> None:
+    pretended.hangs = True
+    began = time.monotonic()
+    reply = connect(body_timeout=1, request_timeout=2).post("/v1/score", json=score_body())
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert time.monotonic() - began > 1.5
+
+
+def patience(seconds: float = 60, body_s: float = 60) -> tuple[Patience, asyncio.Future[None]]:
+    lost = asyncio.get_running_loop().create_future()
+    return Patience(Request({"type": "http", "extensions": {CONNECTION_LOST: lost}}), seconds, body_s), lost
+
+
+@pytest.mark.anyio
+async def test_a_client_that_leaves_in_the_last_moment_ends_nothing_else() -> None:
+    waiting, lost = patience()
+    with waiting:
+        lost.set_result(None)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+@pytest.mark.anyio
+async def test_the_first_reason_counts() -> None:
+    waiting, lost = patience(seconds=0)
+
+    async def work() -> None:
+        with waiting:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                lost.set_result(None)
+
+    with pytest.raises(RequestError, match="within 0 s"):
+        await work()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.anyio
+async def test_who_cancels_the_task_is_heard() -> None:
+    async def work() -> None:
+        waiting, lost = patience()
+        with waiting:
+            lost.set_result(None)
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.anyio
+async def test_work_may_fail_by_itself_while_it_is_given_up() -> None:
+    async def work() -> None:
+        waiting, lost = patience()
+        with waiting:
+            lost.set_result(None)
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                raise KeyError from None
+
+    with pytest.raises(KeyError):
+        await work()
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()

@@ -183,6 +183,18 @@ def test_the_unforeseen_is_logged_and_not_told(
     assert http.post("/v1/score", json=score_body()).status_code == 200
 
 
+def test_the_unforeseen_of_other_routes_is_told_the_same(
+    http: httpx.Client, pretended: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pretended.error = KeyError("/secret/path")
+    reply = http.post("/flush_cache")
+    assert (reply.status_code, error_of(reply)["code"]) == (500, "internal_error")
+    assert "secret" not in reply.text
+    (failure,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert reply.headers["x-request-id"] in failure.message
+    assert "/secret/path" in caplog.text
+
+
 def test_scores_that_are_not_finite_are_an_error(http: httpx.Client, pretended: Any, score_body: Body) -> None:
     pretended.offset = float("nan")
     assert http.post("/v1/score", json=score_body()).status_code == 500
