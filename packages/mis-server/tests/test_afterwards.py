@@ -1,6 +1,7 @@
 """What is left for later is done, in order, soon or when it is much."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -28,15 +29,37 @@ async def test_work_is_done_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done == [0, 1, 2] * 2
 
 
-async def test_much_work_is_done_at_once_and_none_twice() -> None:
+async def test_much_work_is_done_at_once_but_not_by_who_gives_it() -> None:
     done: list[int] = []
     afterwards = Afterwards()
     for number in range(100):
         afterwards.do(lambda number=number: done.append(number))
-    assert 50 < len(done) < 100
-    afterwards.finish()
+    assert done == []
+    await asyncio.sleep(0)
+    assert done == list(range(100))
     afterwards.finish()
     assert done == list(range(100))
+
+
+async def test_one_timer_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    timers: list[asyncio.TimerHandle] = []
+    call_later = loop.call_later
+
+    def counted(*arguments: Any) -> asyncio.TimerHandle:
+        timers.append(call_later(*arguments))
+        return timers[-1]
+
+    monkeypatch.setattr(loop, "call_later", counted)
+    afterwards = Afterwards()
+    for _ in range(5):
+        for _ in range(64):
+            afterwards.do(lambda: None)
+        await asyncio.sleep(0)
+        afterwards.do(lambda: None)
+    assert len(timers) > 1
+    assert sum(not timer.cancelled() for timer in timers) == 1
+    afterwards.finish()
 
 
 async def test_work_that_fails_is_logged_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:

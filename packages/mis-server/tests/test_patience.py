@@ -75,6 +75,24 @@ def test_a_body_in_time_does_not_end_the_work(connect: Connect, pretended: Any, 
     assert time.monotonic() - began > 1.5
 
 
+@pytest.mark.parametrize(
+    ("seconds", "body_s", "code"),
+    [(0.0333, 30, "deadline_exceeded"), (0.05, 0.05, "deadline_exceeded"), (30, 0.0333, "request_timeout")],
+)
+def test_the_time_that_is_over_is_named(seconds: float, body_s: float, code: str) -> None:
+    uvloop = pytest.importorskip("uvloop")  # it counts milliseconds
+
+    async def work() -> None:
+        for _ in range(20):
+            waiting, _ = patience(seconds, body_s)
+            with pytest.raises(RequestError) as caught, waiting:
+                await asyncio.sleep(60)
+            assert caught.value.code == code
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work())
+
+
 def patience(seconds: float = 60, body_s: float = 60) -> tuple[Patience, asyncio.Future[None]]:
     lost = asyncio.get_running_loop().create_future()
     return Patience(Request({"type": "http", "extensions": {CONNECTION_LOST: lost}}), seconds, body_s), lost

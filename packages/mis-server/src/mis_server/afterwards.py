@@ -19,17 +19,21 @@ class Afterwards:
 
     def __init__(self) -> None:
         self._work: list[Callable[[], None]] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     def do(self, work: Callable[[], None]) -> None:
         """Call a function within half a second, on the event loop."""
         self._work.append(work)
-        if len(self._work) >= _MOST:
-            self.finish()
-        elif len(self._work) == 1:
-            asyncio.get_running_loop().call_later(_DELAY_S, self.finish)
+        if len(self._work) == _MOST:
+            asyncio.get_running_loop().call_soon(self.finish)
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_DELAY_S, self.finish)
 
     def finish(self) -> None:
         """Do now what is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         works, self._work = self._work, []
         for work in works:
             try:

@@ -40,11 +40,12 @@ async def serve(settings: ServerConfig) -> None:
     """
     began = time.monotonic()
     _cancel_on_sigterm()
-    with listen(settings) as listener:
+    with listen(settings) as listener, contextlib.ExitStack() as last:
         directory = await asyncio.to_thread(resolve_model, settings.engine.model)
         async with EngineClient(dataclasses.replace(settings.engine, model=str(directory))) as client:
             tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory)
             app = create_app(client, settings, tokenizer)
+            last.callback(app.state.service.afterwards.finish)  # requests that end with the engine are logged, too
             http = _HttpServer(uvicorn_config(settings, app))
             serving = asyncio.create_task(http.serve(sockets=[listener]))
             starting = asyncio.create_task(client.wait_ready())
@@ -62,7 +63,6 @@ async def serve(settings: ServerConfig) -> None:
                 starting.cancel()
                 http.should_exit = True
                 await serving
-                app.state.service.afterwards.finish()
 
 
 def _cancel_on_sigterm() -> None:
