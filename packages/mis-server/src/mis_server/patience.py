@@ -34,14 +34,16 @@ class Patience:
         self._body_s = body_s
         self._lost: asyncio.Future[None] | None = request.scope.get("extensions", {}).get(CONNECTION_LOST)
         self._has_body = False
-        self._is_last = False  # whether the timer is for the whole, after one for the body
         self._reason: RequestError | ClientDisconnect | None = None
 
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._ends = self._loop.time() + self._seconds
-        self._timer = self._loop.call_later(min(self._body_s, self._seconds), self._on_time)
+        if self._body_s < self._seconds:
+            self._timer = self._loop.call_later(self._body_s, self._on_body_time)
+        else:
+            self._timer = self._loop.call_later(self._seconds, self._on_end)
         if self._lost is not None:
             self._lost.add_done_callback(self._on_lost)
         return self
@@ -62,17 +64,14 @@ class Patience:
             if kind is asyncio.CancelledError and is_ours_alone:
                 raise self._reason from None
 
-    def _on_time(self) -> None:
-        # Not the clock says which time this was: uvloop counts milliseconds, and may call a little early.
-        if self._body_s < self._seconds and not self._has_body:
-            self._give_up(RequestError("request_timeout", f"The body did not arrive within {self._body_s:g} s."))
-        elif self._body_s < self._seconds and not self._is_last:
-            self._is_last = True
-            self._timer = self._loop.call_later(self._ends - self._loop.time(), self._on_time)
+    def _on_body_time(self) -> None:
+        if self._has_body:
+            self._timer = self._loop.call_later(self._ends - self._loop.time(), self._on_end)
         else:
-            self._give_up(
-                RequestError("deadline_exceeded", f"The request was not answered within {self._seconds:g} s.")
-            )
+            self._give_up(RequestError("request_timeout", f"The body did not arrive within {self._body_s:g} s."))
+
+    def _on_end(self) -> None:
+        self._give_up(RequestError("deadline_exceeded", f"The request was not answered within {self._seconds:g} s."))
 
     def _on_lost(self, lost: asyncio.Future[None]) -> None:
         self._give_up(ClientDisconnect())
