@@ -142,8 +142,8 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         announced = header(scope, b"content-length")
-        is_announced = announced.isdecimal()
-        if is_announced and int(announced) <= self._max_bytes:  # the parser takes no more than was announced
+        is_announced_too_large = announced.isdecimal() and int(announced) > self._max_bytes
+        if announced.isdecimal() and not is_announced_too_large:  # the parser takes no more than was announced
             await self._app(scope, receive, send)
             return
         received = 0
@@ -153,7 +153,7 @@ class BodyLimit:
             message = await receive()
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
-                if is_announced or received > self._max_bytes:
+                if is_announced_too_large or received > self._max_bytes:
                     await self._discard(receive, message)
                     raise self._error()
             return message
