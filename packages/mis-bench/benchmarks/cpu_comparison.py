@@ -7,8 +7,8 @@ FOLDER is made with random weights of Qwen3-0.6B's shape if it does not exist. T
 computes the query anew in every round (`warm` keeps it in MIS's prefix cache). Rounds of all targets
 alternate; medians are reported. A target that cannot run is listed with the reason.
 
-The limit is counted operations over PyTorch's rate for a bfloat16 product of 1280 x 1024 by 1024 x 6144,
-taken before and after every measurement. Counted: products with weights for every token once, the last
+The limit is counted operations over PyTorch's rate for a product of 1280 x 1024 by 1024 x 6144 in the type that
+this CPU multiplies faster, bfloat16 or float32, taken before and after every measurement. Counted: products with weights for every token once, the last
 layer's and the head's as needed by the scored rows only, and both products of attention over the keys
 that each token sees.
 
@@ -92,17 +92,22 @@ def counted_operations(config: ModelConfig, query: int, items: int, length: int,
     return 2.0 * weights + 4.0 * config.layers * heads * keys + 2.0 * scored * labels * config.embed
 
 
-def product_rate(repeats: int = 5) -> float:
-    """Return PyTorch's best operations per second for the bfloat16 product of the limit."""
+def product_rate(dtype: str, rows: int = 1280, depth: int = 1024, columns: int = 6144, repeats: int = 5) -> float:
+    """Return PyTorch's best operations per second for a product, by default that of the limit."""
     import torch
 
-    a, b = torch.randn(1280, 1024).bfloat16(), torch.randn(1024, 6144).bfloat16()
+    a, b = (torch.randn(*shape).to(getattr(torch, dtype)) for shape in ((rows, depth), (depth, columns)))
     seconds = []
     for _ in range(repeats):
         began = time.perf_counter()
         a @ b
         seconds.append(time.perf_counter() - began)
-    return 2 * 1280 * 1024 * 6144 / min(seconds)
+    return 2 * rows * depth * columns / min(seconds)
+
+
+def faster_type() -> str:
+    """Return the type that this CPU multiplies faster: without its own instructions bfloat16 takes minutes."""
+    return max(("bfloat16", "float32"), key=lambda dtype: product_rate(dtype, 256, 256, 256))
 
 
 def measure(target: Target, workload: Workload, stays_warm: bool) -> tuple[float, Scores]:
@@ -132,14 +137,15 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
             targets[each] = row, row.make()
         except TargetUnavailable as reason:
             rows[each] = {"unavailable": str(reason)}
-    rates: list[float] = [product_rate()]
+    product = faster_type()
+    rates: list[float] = [product_rate(product)]
     found: dict[str, list[float]] = {each: [] for each in targets}
     scores: dict[str, Scores] = {}
     for _ in range(options.rounds):
         for each, (row, target) in targets.items():
             speed, scores[each] = measure(target, few if row.repeats_query else whole, row.stays_warm)
             found[each].append(speed)
-            rates.append(product_rate())
+            rates.append(product_rate(product))
             sys.stderr.write(f"{each}: {speed:.2f} items/s, product {rates[-1] / 1e9:.0f} GFLOP/s\n")
     limit_s = counted_operations(config, options.query, options.items, LENGTH, LABELS) / statistics.median(rates)
     limit = options.items / limit_s
@@ -155,6 +161,7 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
     return {
         "workload": {"name": name, "sha256": whole.sha256, "slow_items": options.slow_items},
         "limit_items_per_second": limit,
+        "product_dtype": product,
         "product_gflops": [rate / 1e9 for rate in rates],
         "targets": rows,
         "environment": environment().model_dump(mode="json"),
@@ -170,7 +177,7 @@ def table(report: dict[str, object]) -> str:
         return f"{row['items_per_second'] / other:.2f}" if other else "-"
 
     lines = [
-        f"limit: {report['limit_items_per_second']:.1f} items/s",
+        f"limit: {report['limit_items_per_second']:.1f} items/s ({report['product_dtype']})",
         "",
         "| target | items/s | share of limit | x llama.cpp | x serial | largest difference |",
         "|---|---|---|---|---|---|",

@@ -21,13 +21,23 @@ def test_targets_are_compared_and_those_that_cannot_run_are_listed(
     sizes = ["--query", "30", "--items", "6", "--slow-items", "2", "--rounds", "1"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--model", str(checkpoint_factory()), *sizes, *chosen])
     runpy.run_path(str(SCRIPT), run_name="__main__")
-    targets = json.loads(report.read_text())["targets"]
+    found = json.loads(report.read_text())
+    assert found["product_dtype"] in ("bfloat16", "float32")
+    targets = found["targets"]
     assert set(targets) == {"torch serial", "torch shared cache", "vllm"}
     assert targets["torch serial"]["items_per_second"] > 0
     assert "built for CPUs" in targets["vllm"]["unavailable"]
     table = capsys.readouterr().out
     assert "| torch shared cache |" in table
     assert "| vllm | cannot run:" in table
+
+
+def test_the_limit_is_that_of_the_type_that_the_cpu_multiplies_faster() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    names = script["faster_type"].__globals__
+    for bfloat16, expected in ((2.0, "bfloat16"), (0.5, "float32")):
+        names["product_rate"] = lambda dtype, *_sizes, rate=bfloat16: rate if dtype == "bfloat16" else 1.0
+        assert script["faster_type"]() == expected
 
 
 def test_operations_are_counted_once() -> None:
