@@ -141,10 +141,12 @@ def progress() -> Progress:
 
 
 def show(table: Table) -> None:
-    """Print a table on standard output; where that is no terminal, without lines and never cut."""
+    """Print a table on standard output; where that is no terminal, without lines and its title in one line."""
     console = Console()
     if not console.is_terminal:
         console, table.box = Console(width=240), None
+        click.echo(table.title)  # which would be folded at the width of the columns
+        table.title = None
     console.print(table)
 
 
