@@ -83,7 +83,7 @@ def test_the_unit_leaves_time_to_stop() -> None:
     assert "mis-server serve --config" in UNIT
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd on this machine")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     # The one thing that is missing on this machine is the program.
     (tmp_path / "mis-server.service").write_text(UNIT.replace("/opt/mis-server/bin/mis-server", "/bin/true"))

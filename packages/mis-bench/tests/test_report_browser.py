@@ -13,7 +13,7 @@ from page_parts import Page
 from report_artifacts import write_everything
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no browser: put chromium or google-chrome on PATH")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: put chromium or google-chrome on PATH")
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",

@@ -15,7 +15,7 @@ from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload, build_workload
 
 VOCABULARY = 2048
-WITHOUT_LLAMA_CPP = "llama.cpp is not installed: pip install './packages/mis-bench[llama-cpp]'"
+WITHOUT_LLAMA_CPP = "needs llama.cpp, which takes minutes to compile: pip install './packages/mis-bench[llama-cpp]'"
 WAYS = ["transformers-serial", "transformers-batched", "transformers-shared"]
 
 pytest.importorskip("torch")

@@ -5,11 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kernel_cases import NEEDS_NATIVE
 from mis_kernels.packed import PackedWeight, is_available, pack, packed_linear
 
-pytestmark = pytest.mark.skipif(
-    not is_available("bfloat16", 64), reason="no compiled native library, or a CPU without AMX and bfloat16"
-)
+pytestmark = NEEDS_NATIVE
 
 SHAPES = [(32, 32, 32), (64, 64, 96), (96, 1024, 160), (640, 544, 64), (1056, 96, 1120)]  # rows, in, out
 

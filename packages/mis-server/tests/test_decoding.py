@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,8 @@ def test_unusual_bodies_have_the_outcome_of_the_general_decoder(body: bytes) -> 
 
 @pytest.mark.parametrize("labels", [[6, 7], [[6], [7, 8], [9]]])
 def test_plain_ids_are_read_as_arrays(labels: Any) -> None:
-    pytest.importorskip("simdjson")
+    if sys.version_info >= (3, 14):
+        pytest.skip("needs pysimdjson, which has no wheel for this Python")
     fields = decode_score_body(plain(label_token_ids=labels, apply_softmax=True, temperature=0.5, cache_salt="a"))
     assert all(isinstance(fields[name], TokenRows) for name in ("query", "items", "label_token_ids"))
     assert fields["items"].lens.tolist() == [1, 0, 2]

@@ -20,20 +20,24 @@ _NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq"
 
 def is_loaded() -> bool:
     """Whether the library's functions can be called on this process's devices; loads it at the first call."""
-    return platform() == "cpu" and _load()
+    return platform() == "cpu" and why_not() is None
 
 
 @cache
-def _load() -> bool:
+def why_not() -> str | None:
+    """Load the library; return what it needs and this machine or installation lacks, or None if it is there."""
+    lacking = _NEEDED - _cpu_flags()
+    if lacking:
+        return f"needs a CPU with {', '.join(sorted(lacking))}"
     path = resources.files("mis_kernels") / LIBRARY
-    if not path.is_file() or not _cpu_flags().issuperset(_NEEDED):
-        return False
+    if not path.is_file():
+        return "the native library was not compiled when mis-kernels was installed"
     library = ctypes.CDLL(str(path))
     if library.mis_request_tile_registers():
-        return False
+        return "needs an operating system that gives out the tile registers of AMX"
     for name in FUNCTIONS:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
-    return True
+    return None
 
 
 def _cpu_flags() -> set[str]:

@@ -18,13 +18,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from kernel_cases import Case, Segment
+from kernel_cases import NEEDS_NATIVE, Case, Segment
 from mis_kernels import attention_over_heads, reference_attention, segment_attention, to_bits
-from mis_kernels.attention.native import is_available
 
-pytestmark = pytest.mark.skipif(
-    not is_available("bfloat16", 64), reason="no compiled native kernel, or a CPU without AMX and bfloat16"
-)
+pytestmark = NEEDS_NATIVE
 
 BLOCK_TOKENS = 512  # tokens of a block of rows if two query heads share a KV head
 SUPPORT = Path(__file__).parents[1] / "support"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from mis_kernels import native
+from kernel_cases import NEEDS_NATIVE
 from mis_kernels.glue.api import norm_rope, rotary_tables
 from mis_kernels.glue.norms import rms_norm
 from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
@@ -40,7 +40,7 @@ def test_the_kernel_equals_plain_xla(layout: tuple[int, int, int], dtype: str, n
     assert_same(pallas_tpu_norm_rope(*given, interpret=True), norm_rope_reference(*given), dtype)
 
 
-@pytest.mark.skipif(not native.is_loaded(), reason="no compiled native library, or a CPU without AVX-512")
+@NEEDS_NATIVE
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_native_implementation_equals_plain_xla(layout: tuple[int, int, int], normed: bool) -> None:

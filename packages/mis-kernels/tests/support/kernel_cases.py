@@ -1,5 +1,6 @@
 """Random steps for tests of attention: segments, tensors, and a cache full of NaN where nobody wrote."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,16 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mis_kernels import Segments, lay_out, write_pages
-from mis_kernels.attention.native import is_available
+from mis_kernels import Segments, lay_out, native, write_pages
 
 PAGE = 64
-NATIVE = pytest.param(
-    "native",
-    marks=pytest.mark.skipif(
-        not is_available("bfloat16", 64), reason="no compiled native kernel, or a CPU without AMX and bfloat16"
-    ),
-)
+
+
+def without_native() -> str:
+    """Return why nothing can run natively here; empty where it must."""
+    reason = native.why_not() or ""
+    if "not compiled" in reason and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        return "needs a C++ compiler"
+    return reason
+
+
+NEEDS_NATIVE = pytest.mark.skipif(bool(without_native()), reason=without_native())
+NATIVE = pytest.param("native", marks=NEEDS_NATIVE)
 CPU_IMPLEMENTATIONS = ["xla", NATIVE]
 
 
