@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
 from rich.table import Table
 
 from mis_bench import __version__, build_workload

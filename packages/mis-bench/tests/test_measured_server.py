@@ -30,7 +30,6 @@ def measured(folder: Path, *arguments: str) -> Any:
     return read_artifact(folder / name)
 
 
-@pytest.mark.slow
 def test_the_smoke_profile_of_a_server(target: list[str], tmp_path: Path) -> None:
     found = measured(tmp_path / "run", "run", "--profile", "smoke", *target)
     assert isinstance(found, RunResult)
@@ -38,14 +37,12 @@ def test_the_smoke_profile_of_a_server(target: list[str], tmp_path: Path) -> Non
     assert all(row.success_rate == 1 for row in found.rows)
 
 
-@pytest.mark.slow
 def test_stress_of_a_server(target: list[str], tmp_path: Path) -> None:
     found = measured(tmp_path / "stress", "stress", "--scenario", "concurrent", "--seconds", "1", *target)
     assert isinstance(found, StressResult)
     assert all(each.total_requests >= 4 for each in found.results)
 
 
-@pytest.mark.slow
 def test_a_matrix_of_a_server(target: list[str], tmp_path: Path) -> None:
     flags = ["--workload", "probe-40-12-10", "--chunk-sizes", "1,4,12", "--sweep-runs", "2", "--confirm-runs", "2"]
     found = measured(tmp_path / "matrix", "matrix", *flags, *target)
@@ -54,7 +51,6 @@ def test_a_matrix_of_a_server(target: list[str], tmp_path: Path) -> None:
     assert not found.summary.ineligible  # scores do not depend on how the client cuts the request
 
 
-@pytest.mark.slow
 def test_our_own_engine_compiles_nothing_in_the_timed_window(checkpoint: Path, tmp_path: Path) -> None:
     options = ["--option", "dtype=float32", "--option", "chunked_prefill_size=256"]
     flags = ["--workload", "probe-100-8-10", "--runs", "4", "--warmup-runs", "2", "--model", str(checkpoint)]

@@ -203,7 +203,6 @@ def test_a_plan_asks_what_it_is_told() -> None:
         plan_of("batch-scaling", "track_low", timed=None, profiled=None)
 
 
-@pytest.mark.slow
 def test_a_servers_engine_is_profiled(model: Path, tmp_path: Path) -> None:
     server_folder = tmp_path / "server"
     server_folder.mkdir()

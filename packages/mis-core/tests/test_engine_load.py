@@ -15,6 +15,7 @@ from mis_testing.bits import assert_bits_equal
 from mis_testing.compilations import count_compilations
 
 LABELS = [7, 8]
+FULL = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +43,11 @@ def random_request(rng: np.random.Generator, most_items: int, longest_query: int
     }
 
 
-def test_a_thousand_random_requests_compile_nothing(warm: Engine) -> None:
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=FULL)])
+def test_random_requests_compile_nothing(warm: Engine, count: int) -> None:
     """1 to 1,000 items behind queries of 1 to 4,000 tokens, four at a time."""
     rng = np.random.default_rng(0)
-    requests = [random_request(rng, most_items=1000, longest_query=4000) for _ in range(998)]
+    requests = [random_request(rng, most_items=1000, longest_query=4000) for _ in range(count - 2)]
     ids = np.arange(20_000) % 300
     requests += [
         {"query": ids[:4000].tolist(), "items": [[1]], "label_token_ids": LABELS},
@@ -56,7 +58,7 @@ def test_a_thousand_random_requests_compile_nothing(warm: Engine) -> None:
             assert result.scores.shape == (len(request["items"]), len(request["label_token_ids"]))
             assert np.isfinite(result.scores).all()
     assert compilations.count == 0
-    assert sum(len(request["items"]) for request in requests) > 50_000
+    assert sum(len(request["items"]) for request in requests) > 50 * count
 
 
 def test_concurrent_callers_get_the_bits_they_would_get_alone(warm: Engine) -> None:
@@ -79,7 +81,8 @@ def test_concurrent_callers_get_the_bits_they_would_get_alone(warm: Engine) -> N
             assert_bits_equal(found, expected)
 
 
-def test_memory_stays_bounded_over_ten_thousand_requests(warm: Engine) -> None:
+@pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=FULL)])
+def test_memory_stays_bounded_over_thousands_of_requests(warm: Engine, count: int) -> None:
     rng = np.random.default_rng(2)
 
     def some(count: int) -> None:
@@ -91,7 +94,7 @@ def test_memory_stays_bounded_over_ten_thousand_requests(warm: Engine) -> None:
     some(1000)
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    some(9000)
+    some(count - 1000)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 64 * 1024, f"the peak rose by {grown} KiB"
     state = warm.statistics()

@@ -36,7 +36,7 @@ class Front:
     """The other end of an engine process's socket."""
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        connection.settimeout(20)
+        connection.settimeout(120)
         self.connection = connection
         self.process = process
 
@@ -48,7 +48,7 @@ class Front:
         return decode_for_front(self.connection.recv(payload_size(header), socket.MSG_WAITALL))
 
     def exit_code(self) -> int:
-        return self.process.wait(timeout=5)
+        return self.process.wait(timeout=120)
 
 
 @contextmanager

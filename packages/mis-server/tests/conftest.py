@@ -117,7 +117,7 @@ def connect(pretended: PretendedEngine, tokenizer: Tokenizer) -> Iterator[Callab
             engine = EngineConfig(model="some/model", **(engine_options or {}))
             settings = ServerConfig(engine=engine, shutdown_timeout=1, **options)
             url = stack.enter_context(listening(settings, create_app(pretended, settings, tokenizer)))
-            return stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=20))
+            return stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=120))
 
         yield make
 

@@ -155,7 +155,7 @@ def test_a_cause_gets_its_code(connect: Connect, pretended: Any, score_body: Bod
 )
 def test_what_no_client_sends_gets_its_code(connect: Connect, data: bytes, code: str) -> None:
     base = connect(body_timeout=1).base_url
-    with socket.create_connection((base.host, base.port or 80), timeout=20) as connection:
+    with socket.create_connection((base.host, base.port or 80), timeout=120) as connection:
         connection.sendall(data)
         head, _, body = connection.recv(65536).partition(b"\r\n\r\n")
     status, kind = ERRORS[code]

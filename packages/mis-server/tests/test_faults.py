@@ -19,8 +19,6 @@ import pytest
 
 from mis_testing.server import RunningServer, running_server
 
-pytestmark = pytest.mark.slow
-
 FLAGS = ("--dtype", "float32", "--skip-warmup", "--max-total-tokens", "8192")
 PROBE = {"query": list(range(1, 80)), "items": [[i, i + 1, i + 2] for i in range(40)], "label_token_ids": [7, 8]}
 
@@ -38,11 +36,11 @@ class Asker:
         self.url = server.base_url
         self.pid = server.process.pid
 
-    def post(self, body: Any, path: str = "/v1/score", timeout: float = 120, **options: Any) -> httpx.Response:
+    def post(self, body: Any, path: str = "/v1/score", timeout: float = 240, **options: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, trust_env=False, timeout=timeout, **options)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", trust_env=False, timeout=60)
+        return httpx.get(f"{self.url}{path}", trust_env=False, timeout=240)
 
     def scores(self) -> list[list[float]]:
         reply = self.post(PROBE)
@@ -71,7 +69,7 @@ class Asker:
         return int(pid)
 
 
-def until(condition: Callable[[], Any], seconds: float = 60) -> None:
+def until(condition: Callable[[], Any], seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
@@ -113,7 +111,7 @@ def test_an_engine_that_is_killed_is_replaced_and_a_request_that_kills_twice_ref
             fatal = background.submit(asker.post, long_body())
             until(asker.is_computing)
             os.kill(asker.engine_pid(), signal.SIGKILL)
-            check_unavailable(fatal.result(60))
+            check_unavailable(fatal.result(240))
             assert asker.get("/health").status_code == 200
             assert asker.get("/metrics").status_code == 200
             until(asker.is_ready)
@@ -136,7 +134,7 @@ def test_a_frozen_engine_is_replaced(checkpoint: Path, background: ThreadPoolExe
         os.kill(frozen, signal.SIGSTOP)
         replies = [background.submit(asker.post, PROBE) for _ in range(5)]
         for reply in replies:
-            check_unavailable(reply.result(60))
+            check_unavailable(reply.result(240))
         until(asker.is_ready)
         assert not is_alive(frozen)
         assert asker.scores() == before
@@ -150,8 +148,8 @@ def test_an_engine_does_not_outlive_its_front(checkpoint: Path, background: Thre
         engine = asker.engine_pid()
         server.process.kill()
         with pytest.raises(httpx.TransportError):
-            lost.result(60)
-        until(lambda: not is_alive(engine), 10)
+            lost.result(240)
+        until(lambda: not is_alive(engine))
 
 
 def send(asker: Asker, body: Any) -> socket.socket:
@@ -170,7 +168,7 @@ def test_clients_that_vanish_leave_nothing_behind(asker: Asker, background: Thre
     until(lambda: asker.statistics()["waiting_requests"] > 20)
     for connection in connections:
         connection.close()
-    until(asker.is_idle, 2)
+    until(asker.is_idle)
     assert asker.scores() == before
 
 
@@ -196,35 +194,37 @@ def test_a_server_that_is_told_to_stop_answers_what_it_accepted(
     checkpoint: Path, background: ThreadPoolExecutor
 ) -> None:
     told_to_stop = threading.Event()
+    answered: set[int] = set()
     with running_server(checkpoint, *FLAGS) as server:
         asker = Asker(server)
         want = asker.scores()
 
-        def keep_asking() -> int:
-            """Return how many answers came; what was asked before the signal must be answered."""
-            count = 0
-            with httpx.Client(base_url=asker.url, trust_env=False, timeout=60) as client:
+        def keep_asking(number: int) -> None:
+            """Ask until the server is gone; what was asked before the signal must be answered."""
+            with httpx.Client(base_url=asker.url, trust_env=False, timeout=240) as client:
                 while True:
                     was_told = told_to_stop.is_set()
                     try:
                         reply = client.post("/v1/score", json=PROBE)
                     except httpx.TransportError:
                         assert was_told
-                        return count
+                        return
                     if reply.status_code == 503:
                         assert was_told
                     else:
                         assert reply.json()["scores"] == want
-                        count += 1
+                        answered.add(number)
 
-        asking: list[Future[int]] = [background.submit(keep_asking) for _ in range(16)]
+        asking: list[Future[None]] = [background.submit(keep_asking, number) for number in range(16)]
+        until(lambda: len(answered) == 16)
         slow = background.submit(asker.post, long_body(2000))
-        time.sleep(2)
+        until(lambda: asker.tokens_under_way() > 40_000)
         told_to_stop.set()
         server.process.send_signal(signal.SIGTERM)
-        assert all(each.result(60) > 0 for each in asking)
-        assert slow.result(60).status_code == 200
-        assert server.process.wait(30) == 0
+        for each in asking:
+            each.result(240)
+        assert slow.result(240).status_code == 200
+        assert server.process.wait(240) == 0
         assert "Traceback" not in server.stderr
 
 
@@ -234,8 +234,8 @@ def test_what_takes_too_long_to_stop_is_told_so(checkpoint: Path, background: Th
         slow = background.submit(asker.post, long_body(20_000))
         until(asker.is_computing)
         server.process.send_signal(signal.SIGTERM)
-        check_unavailable(slow.result(60))
-        assert server.process.wait(30) == 0
+        check_unavailable(slow.result(240))
+        assert server.process.wait(240) == 0
 
 
 def resident_mib(pid: int) -> float:
@@ -264,7 +264,7 @@ def test_bodies_that_are_too_much_are_refused_and_harm_nothing(asker: Asker) -> 
                 "unknown_parameter",
             ),
         ):
-            reply = httpx.post(f"{asker.url}/v1/score", content=content, headers=kind, trust_env=False, timeout=60)
+            reply = httpx.post(f"{asker.url}/v1/score", content=content, headers=kind, trust_env=False, timeout=240)
             assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
             assert len(reply.content) < 1000
     headers = {f"x-{number}": "y" * 1000 for number in range(1000)}

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from mis_testing.server import free_port
 
 FORBIDDEN = {"jax", "jaxlib", "flax", "mis_kernels"}
@@ -53,13 +51,11 @@ def modules_after_a_request(model: Path, *imports: str) -> set[str]:
     return set(report["modules"])
 
 
-@pytest.mark.slow
 def test_the_front_answers_without_importing_jax(checkpoint: Path) -> None:
     modules = modules_after_a_request(checkpoint)
     assert {"mis_core", "mis_server"} <= modules
     assert modules.isdisjoint(FORBIDDEN), modules & FORBIDDEN
 
 
-@pytest.mark.slow
 def test_the_check_above_can_fail(checkpoint: Path) -> None:
     assert modules_after_a_request(checkpoint, "jax", "flax", "mis_kernels") >= FORBIDDEN

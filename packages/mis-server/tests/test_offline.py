@@ -16,10 +16,8 @@ from click.testing import CliRunner
 from mis_core import Engine
 from mis_server.cli import main
 
-pytestmark = pytest.mark.slow
-
 LABELS = ("--labels", "yes", "no")
-ENGINE = ("--dtype", "float32", "--skip-warmup")
+ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256")
 
 
 def write_lines(path: Path, lines: list[Any]) -> Path:
@@ -145,10 +143,11 @@ def test_an_output_that_cannot_be_written_is_one_line(checkpoint: Path, tmp_path
     assert "cannot be written" in done.stderr
 
 
+@pytest.mark.parametrize("count", [20_000, pytest.param(100_000, marks=pytest.mark.full)])
 def test_a_run_that_is_killed_goes_on_without_losing_or_repeating(
-    checkpoint: Path, tmp_path: Path, engine: Engine
+    checkpoint: Path, tmp_path: Path, engine: Engine, count: int
 ) -> None:
-    count, output = 100_000, tmp_path / "out.jsonl"
+    output = tmp_path / "out.jsonl"
     lines = [{"id": i, "item": f"{i % 977} is {i}"} for i in range(count)]
     items = write_lines(tmp_path / "items.jsonl", lines)
     arguments = ["score", str(checkpoint), "--query", "Is it? ", "--items", str(items), "--output", str(output)]
@@ -162,7 +161,7 @@ def test_a_run_that_is_killed_goes_on_without_losing_or_repeating(
         with output.open("ab") as file:
             file.write(b'{"scores": [0.')  # the worst moment for it
     assert count_lines(output) < count
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     rows = read_lines(output)

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,16 +26,14 @@ def test_the_operators_limit_holds_and_frees_the_work(connect: Connect, pretende
     pretended.hangs = True
     reply = connect(request_timeout=1).post("/v1/score", json=score_body())
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
-    assert pretended.was_cancelled.wait(5)
+    assert pretended.was_cancelled.wait(60)
 
 
 def test_a_client_may_have_less_patience(http: httpx.Client, pretended: Any, score_body: Body) -> None:
     pretended.hangs = True
-    began = time.monotonic()
-    reply = http.post("/v1/score", json=score_body(), headers={"x-request-timeout": "0.2"})
+    reply = http.post("/v1/score", json=score_body(), headers={"x-request-timeout": "0.2"})  # the server's is 300
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
-    assert time.monotonic() - began < 10
-    assert pretended.was_cancelled.wait(5)
+    assert pretended.was_cancelled.wait(60)
 
 
 def test_a_client_may_not_have_more(connect: Connect, pretended: Any, score_body: Body) -> None:
@@ -61,7 +58,7 @@ def test_a_request_in_time_is_answered(http: httpx.Client, score_body: Body) -> 
 @pytest.mark.parametrize("path", ["/v1/score", "/tokenize"])
 def test_a_body_that_does_not_arrive_is_given_up(connect: Connect, path: str) -> None:
     http = connect(body_timeout=1)
-    with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=20) as connection:
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=120) as connection:
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
         connection.sendall(f"{head}{{".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 408")
@@ -69,10 +66,8 @@ def test_a_body_that_does_not_arrive_is_given_up(connect: Connect, path: str) ->
 
 def test_a_body_in_time_does_not_end_the_work(connect: Connect, pretended: Any, score_body: Body) -> None:
     pretended.hangs = True
-    began = time.monotonic()
     reply = connect(body_timeout=1, request_timeout=2).post("/v1/score", json=score_body())
-    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
-    assert time.monotonic() - began > 1.5
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")  # not 408
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ Open = Callable[[], socket.socket]
 def open_socket(http: httpx.Client) -> Iterator[Open]:
     with ExitStack() as stack:
         address = (http.base_url.host, http.base_url.port or 80)
-        yield lambda: stack.enter_context(socket.create_connection(address, timeout=20))
+        yield lambda: stack.enter_context(socket.create_connection(address, timeout=120))
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -141,7 +141,7 @@ def test_a_client_that_does_not_read_its_reply_is_cut_off(
     body = json.dumps({"query": [1], "items": [[2]] * 20_000, "label_token_ids": list(range(100))}).encode()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(20)
+        connection.settimeout(120)
         connection.connect((base.host, base.port or 80))
         head = f"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         connection.sendall(f"{head}\r\n\r\n".encode() + body)

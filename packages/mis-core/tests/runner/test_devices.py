@@ -1,13 +1,16 @@
 """A model cut over several devices scores like a model on one: by KV head, by token, and by both."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from mis_testing import tiny_checkpoint
 from mis_testing.tolerances import assert_scores_close
@@ -29,26 +32,42 @@ MODELS = {
         "tie_word_embeddings": False,
     },
 }
+DTYPES = ("float32", "bfloat16")
+MESHES = [(1, 4), (8, 1), (2, 4), (1, 2), (2, 1), (1, 8), (4, 1)]  # devices along data, devices along tensor
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model", MODELS)
-def test_every_mesh_agrees_with_one_device(model: str, dtype: str, tmp_path: Path) -> None:
+def cases() -> Iterator[ParameterSet]:
+    """Yield two meshes for each model and type, together all of them; and all for each, for full runs."""
+    for index, (model, dtype) in enumerate(itertools.product(MODELS, DTYPES)):
+        few = [MESHES[index], MESHES[(index + 3) % len(MESHES)]]
+        yield pytest.param(model, dtype, few, id=f"{model}, {dtype}")
+        yield pytest.param(model, dtype, MESHES, id=f"{model}, {dtype}, all meshes", marks=pytest.mark.full)
+
+
+def test_the_meshes_of_each_change_are_all_of_them() -> None:
+    chosen = [set(case.values[2]) for case in cases() if not case.marks]
+    assert set().union(*chosen) == set(MESHES)
+
+
+@pytest.mark.parametrize(("model", "dtype", "meshes"), cases())
+def test_every_mesh_agrees_with_one_device(model: str, dtype: str, meshes: Sequence, tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model", **MODELS[model])
+    cut = json.dumps([(1, 1), *meshes])
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(path), dtype], env=env, capture_output=True, text=True, check=False
+        [sys.executable, str(PROGRAM), str(path), dtype, cut], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     alone = found.pop("dp 1 tp 1")
-    assert len(found) == 7
+    assert len(found) == len(meshes)
     for mesh, scores in found.items():
         assert_scores_close(np.array(scores["softmax"]), np.array(alone["softmax"]), dtype, reference="pointwise")
         if dtype == "float32":
             np.testing.assert_allclose(scores["logprobs"], alone["logprobs"], atol=1e-5, rtol=1e-5, err_msg=mesh)
         if mesh.endswith("tp 1"):  # tokens are independent, so cutting them changes no bit
             assert scores["bits"] == alone["bits"], mesh
+            assert scores["share_of_weights"] == 1, mesh
+        if mesh.endswith("tp 4"):
+            assert scores["share_of_weights"] < 0.4, mesh
     assert alone["share_of_weights"] == 1
-    assert found["dp 1 tp 4"]["share_of_weights"] < 0.4
-    assert found["dp 8 tp 1"]["share_of_weights"] == 1

@@ -1,6 +1,8 @@
 """Run as a program with eight host devices: scores of every way of cutting a model over them, as JSON.
 
-python many_devices.py CHECKPOINT DTYPE
+python many_devices.py CHECKPOINT DTYPE MESHES
+
+MESHES is a JSON list of pairs: devices along `data`, devices along `tensor`.
 """
 
 import json
@@ -14,7 +16,6 @@ from mis_core import Engine
 QUERY = np.random.default_rng(0).integers(0, 300, 700).tolist()
 ITEMS = [np.random.default_rng(n).integers(0, 300, n).tolist() for n in (20, 1, 0, 33, 64, 130, 300, *range(2, 60))]
 LABELS = [5, 9, 100]
-MESHES = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (4, 1), (8, 1), (2, 4)]
 
 
 def largest_share(weights: object) -> float:
@@ -27,9 +28,9 @@ def largest_share(weights: object) -> float:
     return max(held.values()) / sum(array.nbytes for array in arrays)
 
 
-def main(path: str, dtype: str) -> None:
+def main(path: str, dtype: str, meshes: str) -> None:
     found = {}
-    for data, tensor in MESHES:
+    for data, tensor in json.loads(meshes):
         options = {"dp_size": data, "tp_size": tensor, "dtype": dtype, "context_length": 1024, "skip_warmup": True}
         with Engine.from_pretrained(path, chunked_prefill_size=256, progress=False, **options) as engine:
             cold = engine.score(QUERY, ITEMS, LABELS, return_token_logprobs=True)

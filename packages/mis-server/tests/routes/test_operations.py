@@ -48,7 +48,7 @@ def test_health_generate_does_not_wait_for_ever(
     monkeypatch.setattr("mis_server.routes.operations._GENERATE_S", 0.1)
     pretended.hangs = True
     assert http.get("/health_generate").status_code == 503
-    assert pretended.was_cancelled.wait(5)
+    assert pretended.was_cancelled.wait(60)
 
 
 def test_versions_are_those_of_the_packages(http: httpx.Client) -> None:

@@ -206,13 +206,13 @@ def test_a_full_queue_is_429_until_a_place_is_free(connect: Connect, pretended: 
     with pytest.raises(httpx.ReadTimeout):
         http.post("/v1/score", json=score_body(), timeout=0.2)
     # The client above has left; its place must be free.
-    assert pretended.was_cancelled.wait(5)
+    assert pretended.was_cancelled.wait(60)
     pretended.hangs = False
     assert http.post("/v1/score", json=score_body()).status_code == 200
     pretended.hangs = True
     pretended.started.clear()
     with leaving_client(http, score_body()):
-        assert pretended.started.wait(5)
+        assert pretended.started.wait(60)
         reply = http.post("/v1/score", json=score_body())
     assert (reply.status_code, error_of(reply)["code"]) == (429, "queue_full")
     assert int(reply.headers["retry-after"]) >= 1
@@ -224,9 +224,9 @@ def test_a_client_that_leaves_frees_its_work(
 ) -> None:
     pretended.hangs = True
     with leaving_client(http, score_body(), padding):
-        assert pretended.started.wait(5)
+        assert pretended.started.wait(60)
         assert not pretended.was_cancelled.is_set()
-    assert pretended.was_cancelled.wait(5)
+    assert pretended.was_cancelled.wait(60)
 
 
 def test_a_client_that_leaves_with_requests_in_a_row_leaves_no_fault_behind(
@@ -234,8 +234,8 @@ def test_a_client_that_leaves_with_requests_in_a_row_leaves_no_fault_behind(
 ) -> None:
     pretended.hangs = True
     with leaving_client(http, score_body(), times=3):
-        assert pretended.started.wait(5)
-    assert pretended.was_cancelled.wait(5)
+        assert pretended.started.wait(60)
+    assert pretended.was_cancelled.wait(60)
     pretended.hangs = False
     assert http.post("/v1/score", json=score_body()).status_code == 200
     gc.collect()  # what no task retrieved is logged when the task goes
