@@ -1,7 +1,67 @@
-"""For every test of the workspace."""
+"""For every test of the workspace: one folder for what is compiled, no deadlines, and skips that are looked at."""
 
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from typing import TypeVar
+
+import pytest
 from hypothesis import settings
 
 # A machine that is busy with something else must not fail a test: timings belong to benchmarks.
 settings.register_profile("workspace", deadline=None)
 settings.load_profile("workspace")
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+_SHARED = "JAX_COMPILATION_CACHE_DIR"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--strict-skips`."""
+    parser.addoption(
+        "--strict-skips",
+        action="store_true",
+        help="fail tests that are skipped for want of something that could be installed, not of a machine",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let workers, and the processes that tests start, find what one of them has compiled.
+
+    Counting compilations is not harmed: JAX reports a step that it reads from this folder as it does a compiled one.
+    """
+    if _SHARED not in os.environ:
+        folder = tempfile.mkdtemp(prefix="mis-compiled-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        os.environ[_SHARED] = folder
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+        # With a limit JAX locks the folder; without, one process may read what another is still writing.
+        os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**30)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Judge the skip of a test."""
+    return _judged((yield), item.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Judge the skip of a whole file."""
+    return _judged((yield), collector.config)
+
+
+def _judged(report: Report, config: pytest.Config) -> Report:
+    """Return the report; failed if it is of a skip that strictness does not allow.
+
+    Reasons that begin with "needs" name what the machine has not and an installation of packages cannot give it.
+    """
+    if report.skipped and config.getoption("strict_skips") and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not reason.startswith("needs "):
+            report.outcome, report.longrepr = "failed", f"Skipped, though it could be provided for: {reason}"
+    return report

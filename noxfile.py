@@ -1,12 +1,15 @@
 """What can be done here. `nox -l` prints this menu; `nox -s NAME -- ARGS` runs one entry."""
 
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import nox
 
 nox.needs_version = ">=2026.4"
-nox.options.default_venv_backend = "virtualenv"
+nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_external_run = True
 nox.options.stop_on_first_error = True
@@ -17,8 +20,22 @@ SOURCES = [f"packages/{package}/src" for package in PACKAGES]
 PROJECT = nox.project.load_toml("pyproject.toml")
 DIST = Path("dist")
 
+ON_CPU = "not tpu and not tpu_aot and not gpu"
+HOST_HALF = ("scheduler", "properties/test_seam.py", *(f"test_{name}.py" for name in (
+    "config", "import", "scoring", "tokenization", "validation", "wire",
+)))  # fmt: skip
+PRETENDING = tuple(f"test_{name}.py" for name in ("admission", "decoding", "errors", "options", "settings"))
+QUICK = (
+    "packages/mis-server/tests/test_serving.py::test_the_real_server_scores",
+    *(f"packages/mis-core/tests/{name}" for name in HOST_HALF),
+    *(f"packages/mis-server/tests/{name}" for name in PRETENDING),
+)
+# Two processes; those of one file stay together, since they share engines and servers.
+TWO_WORKERS = ("-n", "2", "--dist", "loadfile")
+
 LIBTPU = "libtpu==0.0.51"  # the compiler of the stored baseline; another one makes other schedules
 CPU = {"JAX_PLATFORMS": "cpu"}
+COMPILED = {"UV_COMPILE_BYTECODE": "1"}  # as pip does: the tests start hundreds of processes
 IS_INSTALLED = "import mis_core as m; print(m.__file__); assert 'site-packages' in m.__file__, 'not from a wheel'"
 IMPORT = "import sys; m = __import__(sys.argv[1]); print(m.__name__, m.__version__, m.__file__)"
 IMPORT_ALL = """
@@ -45,22 +62,61 @@ def demo(session: nox.Session) -> None:
     session.run("python", "examples/score_with_openai_client.py", *session.posargs, env=CPU)
 
 
+@nox.session
+def sources(session: nox.Session) -> None:
+    """Install every package as it stands in the checkout, with what checks and quick tests need: their environment."""
+    needed = {needs for package in PACKAGES for needs in package_file(package)["project"]["dependencies"]}
+    needed = {needs for needs in needed if not needs.startswith("mis-")}
+    session.install(*sorted(needed), "editables", "nox", *group("lint"), *group("types"), *group("docs"), env=COMPILED)
+    # Without isolation, which would fetch JAX once more to compile the native library with its headers.
+    editable = [part for package in PACKAGES for part in ("--editable", f"./packages/{package}")]
+    session.install("--no-deps", "--no-build-isolation", *editable)
+
+
 @nox.session(requires=["build"])
-def tests_cpu(session: nox.Session) -> None:
-    """Run every test that needs no accelerator, against the built wheels; paths after `--` narrow it."""
-    install_wheels(session, *group("test"), *group("oracle"))
+def wheels(session: nox.Session) -> None:
+    """Install all built wheels, with what tests need and compare with: the environment of other sessions."""
+    install_wheels(session, *group("test"), "pip", env=COMPILED)
+    # By pip, which reads where its user's builds of PyTorch come from.
+    session.run("python", "-m", "pip", "install", "--quiet", *group("oracle"))
     session.run("python", "-c", IS_INSTALLED)
-    session.run("pytest", "-m", "not tpu and not tpu_aot and not gpu", *session.posargs, env=CPU)
 
 
-@nox.session(requires=["build"])
-@nox.parametrize("openai", ["openai>=3", "openai>=2,<3", "openai>=1,<2"], ids=["3", "2", "1"])
+@nox.session(venv_backend="none", requires=["sources"])
+def tests_quick(session: nox.Session) -> None:
+    """Run the host half and one score from end to end, on the sources as they stand: before a commit."""
+    run_in("sources", session, "pytest", "-m", f"{ON_CPU} and not full", *TWO_WORKERS, *QUICK, *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["wheels"])
+def tests_cpu(session: nox.Session) -> None:
+    """Run the tests that need no accelerator, against the built wheels; paths after `--` narrow it."""
+    run_in(
+        "wheels", session, "pytest", "-m", f"{ON_CPU} and not full", "--strict-skips", *TWO_WORKERS, *session.posargs
+    )
+
+
+@nox.session(venv_backend="none", requires=["wheels"])
+def tests_full(session: nox.Session) -> None:
+    """Run `tests_cpu` and what it leaves out because it takes long: large grids, long runs, every mesh."""
+    run_in(
+        "wheels", session, "pip", "install", *package_file("mis-bench")["project"]["optional-dependencies"]["llama-cpp"]
+    )
+    run_in("wheels", session, "pytest", "-m", ON_CPU, "--strict-skips", *TWO_WORKERS, *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["wheels"])
+@nox.parametrize("openai", ["openai>=2,<3", "openai>=1,<2"], ids=["2", "1"])
 def clients(session: nox.Session, openai: str) -> None:
-    """Score with every generation of the openai client that is in use."""
-    others = [requirement for requirement in group("test") if not requirement.startswith("openai")]
-    install_wheels(session, *others, openai)
-    session.run("python", "-c", "import openai; print('openai', openai.__version__)")
-    session.run("pytest", "packages/mis-server/tests/test_openai_client.py", *session.posargs, env=CPU)
+    """Score with older generations of the openai client that are in use; `tests_cpu` does with the newest."""
+    folder = session.create_tmp()
+    # What it needs, the newest client needs too.
+    run_in("wheels", session, "pip", "install", "--quiet", "--upgrade", "--no-deps", "--target", folder, openai)
+    shadowed = {"PYTHONPATH": folder}
+    run_in("wheels", session, "python", "-c", "import openai; print('openai', openai.__version__)", env=shadowed)
+    run_in(
+        "wheels", session, "pytest", "packages/mis-server/tests/test_openai_client.py", *session.posargs, env=shadowed
+    )
 
 
 @nox.session(requires=["build"])
@@ -72,15 +128,14 @@ def tests_tpu(session: nox.Session) -> None:
     session.run("pytest", "-m", "tpu", *session.posargs, env={"JAX_PLATFORMS": "tpu"})
 
 
-@nox.session(requires=["build"])
+@nox.session(venv_backend="none", requires=["wheels"])
 def tpu_aot(session: nox.Session) -> None:
     """Compile every kernel and step for v5e, v6e and v7x without a TPU; `-- --quick` does a few."""
-    install_wheels(session, LIBTPU, *group("test"))
-    session.run("pytest", "-m", "tpu_aot", env=CPU)
-    session.run("python", "-m", "mis_kernels.aot", *session.posargs, env=CPU)
-    session.run(
-        "python", "-m", "mis_core.aot", *[arg for arg in session.posargs if arg != "--update-baseline"], env=CPU
-    )
+    run_in("wheels", session, "pip", "install", "--quiet", LIBTPU)
+    run_in("wheels", session, "pytest", "-m", "tpu_aot")
+    run_in("wheels", session, "python", "-m", "mis_kernels.aot", *session.posargs)
+    others = [argument for argument in session.posargs if argument != "--update-baseline"]
+    run_in("wheels", session, "python", "-m", "mis_core.aot", *others)
 
 
 @nox.session
@@ -91,21 +146,19 @@ def perf(session: nox.Session) -> None:
     session.run("mis-bench", "perf", *session.posargs, env={"JAX_PLATFORMS": "tpu"} if has_tpu() else CPU)
 
 
-@nox.session
+@nox.session(venv_backend="none", requires=["sources"])
 def lint(session: nox.Session) -> None:
     """Check style, format and import contracts; `-- --fix` repairs what can be repaired."""
-    session.install(*group("lint"))
     fix = "--fix" in session.posargs
-    session.run("ruff", "check", *(["--fix"] if fix else []))
-    session.run("ruff", "format", *([] if fix else ["--check"]))
-    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": ":".join(SOURCES)})
+    run_in("sources", session, "ruff", "check", *(["--fix"] if fix else []))
+    run_in("sources", session, "ruff", "format", *([] if fix else ["--check"]))
+    run_in("sources", session, "lint-imports", "--no-cache")
 
 
-@nox.session
+@nox.session(venv_backend="none", requires=["sources"])
 def types(session: nox.Session) -> None:
     """Check types of all packages at once."""
-    session.install(*(f"./packages/{package}" for package in PACKAGES), "nox", "transformers", *group("types"))
-    session.run("pyrefly", "check", *session.posargs)
+    run_in("sources", session, "pyrefly", "check", *session.posargs)
 
 
 @nox.session
@@ -113,7 +166,7 @@ def build(session: nox.Session) -> None:
     """Build every package's sdist and wheel into dist/ and check them."""
     session.install(*group("build"))
     shutil.rmtree(DIST, ignore_errors=True)  # `hatch build --all --clean` would leave only the last package's files
-    session.run("hatch", "build", "--all")
+    session.run("hatch", "build", "--all", env={"UV_PYTHON": None})  # or hatch would install into this environment
     built = sorted(DIST.iterdir())
     if len(built) != 2 * len(PACKAGES):
         session.error(f"Expected a wheel and an sdist of {len(PACKAGES)} packages, found {[p.name for p in built]}.")
@@ -131,16 +184,20 @@ def wheels_alone(session: nox.Session, package: str) -> None:
         session.run("python", "-c", IMPORT_ALL, package.replace("-", "_"))
 
 
-@nox.session
+@nox.session(venv_backend="none", requires=["sources"])
 def docs(session: nox.Session) -> None:
     """Build the documentation site; a broken link or an unknown name fails."""
-    session.install(*group("docs"))
-    session.run("zensical", "build", "--strict", "--clean", *session.posargs)
+    run_in("sources", session, "zensical", "build", "--strict", "--clean", *session.posargs)
 
 
 def group(name: str) -> list[str]:
     """Return the requirements of one dependency group of the root file."""
     return list(nox.project.dependency_groups(PROJECT, name))
+
+
+def package_file(package: str) -> dict[str, Any]:
+    """Return what the project file of a package says."""
+    return nox.project.load_toml(f"packages/{package}/pyproject.toml")
 
 
 def wheel_of(package: str) -> Path:
@@ -149,15 +206,24 @@ def wheel_of(package: str) -> Path:
     return wheel
 
 
-def install_wheels(session: nox.Session, *others: str) -> None:
+def run_in(
+    environment: str, session: nox.Session, program: str, *arguments: str, env: Mapping[str, str] | None = None
+) -> None:
+    """Run a program of the environment that the session of this name has made."""
+    folder = Path(".nox", environment, "bin").absolute()
+    path = f"{folder}:{os.environ['PATH']}"
+    session.run(str(folder / program), *arguments, env={"PATH": path, **CPU, **(env or {})}, external=True)
+
+
+def install_wheels(session: nox.Session, *others: str, env: Mapping[str, str] | None = None) -> None:
     """Install all wheels of dist/ and other requirements.
 
-    One call, since the first of several would look for its sibling on the index. Then the wheels again
-    by force: pip keeps an installed wheel of the same version, which would test yesterday's code.
+    The wheels by force, since an installer keeps an installed wheel of the same version, which would test yesterday's
+    code; and all in one call, or the first would look for its sibling on the index.
     """
     wheels = [str(wheel_of(package)) for package in PACKAGES]
-    session.install(*wheels, *others)
     session.install("--force-reinstall", "--no-deps", *wheels)
+    session.install(*wheels, *others, env=env)
 
 
 def has_tpu() -> bool:

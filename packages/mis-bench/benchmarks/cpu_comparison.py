@@ -8,9 +8,9 @@ computes the query anew in every round (`warm` keeps it in MIS's prefix cache). 
 alternate; medians are reported. A target that cannot run is listed with the reason.
 
 The limit is counted operations over PyTorch's rate for a product of 1280 x 1024 by 1024 x 6144 in the type that
-this CPU multiplies faster, bfloat16 or float32, taken before and after every measurement. Counted: products with weights for every token once, the last
-layer's and the head's as needed by the scored rows only, and both products of attention over the keys
-that each token sees.
+this CPU multiplies faster, bfloat16 or float32, taken before and after every measurement. Counted: products with
+weights for every token once, the last layer's and the head's as needed by the scored rows only, and both products
+of attention over the keys that each token sees.
 
 A target is eligible if its label softmaxes are within 0.02 of those of `prefill_extend`.
 """

@@ -20,7 +20,7 @@ MARKERS = {
     "tpu": "needs a TPU",
     "tpu_aot": "compiles for a TPU without having one",
     "gpu": "needs a GPU",
-    "slow": "takes more than a few seconds",
+    "full": "takes long and is left to full runs (`nox -s tests_full`)",
     "parity": "compares with transformers on PyTorch",
 }
 
@@ -94,8 +94,9 @@ def oracle_factory() -> "Callable[..., PointwiseOracle]":
 
 @pytest.fixture(scope="session")
 def server(checkpoint: Path) -> "Iterator[RunningServer]":
-    """A float32 server on `checkpoint`, on a free loopback port."""
+    """A float32 server on `checkpoint`, on a free loopback port, with steps of 256 tokens: soon ready."""
     from mis_testing.server import running_server
 
-    with running_server(checkpoint, "--dtype", "float32") as running:
+    flags = ("--dtype", "float32", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
+    with running_server(checkpoint, *flags) as running:
         yield running
