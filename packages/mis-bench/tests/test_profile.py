@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -19,6 +19,17 @@ from mis_bench.workload import WorkloadNameError
 from mis_testing.server import running_server
 
 SMALL = "probe-60-6-5"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_here() -> Iterator[None]:
+    """Compile what is profiled, and forget what others compiled: a profile describes all that is loaded."""
+    jax.clear_caches()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
+        jax.config.update("jax_enable_compilation_cache", False)
+        yield
+        jax.config.update("jax_enable_compilation_cache", True)
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_cases import PAGE, Case, Segment
-from mis_kernels import segment_attention, visibility, write_pages
+from kernel_cases import PAGE, Case, Segment, write_pages
+from mis_kernels import segment_attention, visibility
 from mis_kernels.masks import (
     Block,
     block_map,
@@ -24,6 +25,7 @@ from mis_kernels.masks import (
 )
 
 lengths = st.lists(st.integers(0, 9), max_size=8)
+ATTEND = {name: jax.jit(partial(segment_attention, scale=0.25, implementation=name)) for name in ("reference", "xla")}
 
 
 def slow_mask(prefix: int, lens: list[int], rows: int) -> np.ndarray:
@@ -90,16 +92,17 @@ def test_dense_segment_and_tile_forms_give_the_same_attention(query: int, lens: 
     case = Case([Segment(query, paged=True), *(Segment(n, context_len=query) for n in lens)], (0,), head_dim=16)
     segments, starts = case.layout()
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.standard_normal((segments.num_tokens, heads, 16), np.float32)) for heads in (4, 2, 2))
-    pages = [write_pages(jnp.full((2, case.page_table().size + 3, PAGE, 16), jnp.nan), new, segments) for new in (k, v)]
-    found = segment_attention(q, k, v, *pages, segments, scale=0.25, implementation=implementation)
+    q, k, v = (rng.standard_normal((segments.num_tokens, heads, 16), np.float32) for heads in (4, 2, 2))
+    empty = np.full((2, case.page_table().size + 3, PAGE, 16), np.nan, np.float32)
+    pages = [write_pages(empty, new, segments) for new in (k, v)]
+    found = ATTEND[implementation](q, k, v, *pages, segments)
 
     rows = np.concatenate([start + np.arange(n) for start, n in zip(starts, [query, *lens], strict=True)])
     mask = dense_mask(intervals_of_lengths(query, np.array(lens, np.int32)), len(rows))
-    logits = jnp.einsum("qhd,khd->hqk", q[rows], jnp.repeat(k[rows], 2, 1)) * 0.25
-    weights = jax.nn.softmax(jnp.where(mask, logits, -jnp.inf), axis=-1)
-    expected = jnp.einsum("hqk,khd->qhd", weights, jnp.repeat(v[rows], 2, 1))
-    np.testing.assert_allclose(np.asarray(found)[rows], np.asarray(expected), atol=1e-6)
+    logits = np.einsum("qhd,khd->hqk", q[rows], np.repeat(k[rows], 2, 1)) * 0.25
+    weights = scipy.special.softmax(np.where(mask, logits, -np.inf), axis=-1)
+    expected = np.einsum("hqk,khd->qhd", weights, np.repeat(v[rows], 2, 1))
+    np.testing.assert_allclose(np.asarray(found)[rows], expected, atol=1e-6)
 
 
 @settings(max_examples=20, deadline=None)

@@ -143,7 +143,7 @@ def test_an_output_that_cannot_be_written_is_one_line(checkpoint: Path, tmp_path
     assert "cannot be written" in done.stderr
 
 
-@pytest.mark.parametrize("count", [20_000, pytest.param(100_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [6000, pytest.param(100_000, marks=pytest.mark.full)])
 def test_a_run_that_is_killed_goes_on_without_losing_or_repeating(
     checkpoint: Path, tmp_path: Path, engine: Engine, count: int
 ) -> None:

@@ -4,6 +4,7 @@ Every comparison runs on checkpoints whose logits spread over several units. The
 and show that the same comparison then fails.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from mis_testing.grids import third
 from mis_testing.oracle import PointwiseOracle
 from mis_testing.tolerances import assert_scores_close
 
@@ -55,14 +57,20 @@ LONG_QUERY: list[int] = _random.integers(0, 900, 600).tolist()
 LONG_ITEMS: list[list[int]] = [_random.integers(0, 900, length).tolist() for length in (3, 600, 300, 1)]
 
 
-@pytest.fixture(params=MODELS)
-def path(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory(**MODELS[request.param])
-
-
-@pytest.fixture(params=["float32", "bfloat16"])
-def dtype(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=third([*itertools.product(MODELS, ["float32", "bfloat16"])]))
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Name of a model, and a type."""
     return request.param
+
+
+@pytest.fixture
+def path(case: tuple[str, str], checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory(**MODELS[case[0]])
+
+
+@pytest.fixture
+def dtype(case: tuple[str, str]) -> str:
+    return case[1]
 
 
 @pytest.fixture
@@ -109,11 +117,16 @@ def test_items_in_front_of_the_query(engine: "Engine", oracle: PointwiseOracle, 
     assert_scores_close(result.scores, expected, dtype, "probability")
 
 
-@pytest.mark.parametrize("path", ["qwen3 grouped tied", "qwen2 bias", "llama narrow head"], indirect=True)
+@pytest.mark.parametrize("model", ["qwen3 grouped tied", "qwen2 bias", "llama narrow head"])
 @pytest.mark.parametrize("item_first", [False, True])
 def test_queries_and_items_longer_than_a_step(
-    item_first: bool, path: Path, oracle_factory: Callable, engine_factory: "Callable[..., Engine]"
+    item_first: bool,
+    model: str,
+    checkpoint_factory: Callable[..., Path],
+    oracle_factory: Callable,
+    engine_factory: "Callable[..., Engine]",
 ) -> None:
+    path = checkpoint_factory(**MODELS[model])
     engine = engine_factory(path, dtype="float32", context_length=1280, chunked_prefill_size=256, skip_warmup=True)
     result = engine.score(query=LONG_QUERY, items=LONG_ITEMS, label_token_ids=LABELS, item_first=item_first)
     sequences = [[*item, *LONG_QUERY] if item_first else [*LONG_QUERY, *item] for item in LONG_ITEMS]

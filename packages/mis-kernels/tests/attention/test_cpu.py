@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernel_cases import CPU_IMPLEMENTATIONS, NATIVE, Case, Segment
-from mis_kernels import reference_attention, segment_attention, to_bits
+from kernel_cases import CPU_IMPLEMENTATIONS, NATIVE, Case, Segment, in_float32
+from mis_kernels import segment_attention, to_bits
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 RUN = {
@@ -42,17 +42,12 @@ CASES = {
 }
 
 
-def reference(arrays: dict) -> np.ndarray:
-    exact = {name: a.astype(jnp.float32) if hasattr(a, "astype") else a for name, a in arrays.items()}
-    return np.asarray(reference_attention(**exact))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_equals_the_reference(case: Case, dtype: str) -> None:
     arrays = case.arrays(jnp.dtype(dtype))
     np.testing.assert_allclose(
-        np.asarray(run_xla(**arrays), np.float32), reference(arrays), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        np.asarray(run_xla(**arrays), np.float32), in_float32(arrays), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
     )
 
 
@@ -62,7 +57,7 @@ def test_native_equals_the_reference(case: Case, implementation: str) -> None:
     case = dataclasses.replace(case, head_dim=max(case.head_dim, 32))
     arrays = case.arrays(jnp.bfloat16)
     found = np.asarray(RUN[implementation](**arrays), np.float32)
-    np.testing.assert_allclose(found, reference(arrays), atol=1e-2, rtol=1e-2)
+    np.testing.assert_allclose(found, in_float32(arrays), atol=1e-2, rtol=1e-2)
     np.testing.assert_array_equal(found, np.asarray(segment_attention(**_without_tiles(arrays)), np.float32))
 
 
@@ -95,7 +90,7 @@ def test_the_comparison_notices_a_context_that_is_one_token_too_long() -> None:
     case = Case([Segment(5)], contexts=(100,))
     arrays = case.arrays(jnp.float32)
     longer = Case([Segment(5, context_len=99)], contexts=(100,)).arrays(jnp.float32)
-    assert np.abs(np.asarray(run_xla(**longer)) - reference(arrays)).max() > 1e-3
+    assert np.abs(np.asarray(run_xla(**longer)) - in_float32(arrays)).max() > 1e-3
 
 
 def test_bits_kept_as_integers_give_the_same_output() -> None:

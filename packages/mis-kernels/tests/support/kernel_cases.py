@@ -3,14 +3,19 @@
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mis_kernels import Segments, lay_out, native, write_pages
+from mis_kernels import Segments, lay_out, native, reference_attention, write_pages
 
 PAGE = 64
+# Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.
+write_pages = jax.jit(write_pages)
+_reference = jax.jit(reference_attention, static_argnames="scale")
 
 
 def without_native() -> str:
@@ -24,6 +29,12 @@ def without_native() -> str:
 NEEDS_NATIVE = pytest.mark.skipif(bool(without_native()), reason=without_native())
 NATIVE = pytest.param("native", marks=NEEDS_NATIVE)
 CPU_IMPLEMENTATIONS = ["xla", NATIVE]
+
+
+def in_float32(arrays: dict[str, Any]) -> np.ndarray:
+    """Return what the reference makes of a step's arrays in float32, `[tokens, heads, head_dim]`."""
+    wide = {name: jnp.asarray(np.asarray(arrays[name], np.float32)) for name in ("q", "k", "v", "k_pages", "v_pages")}
+    return np.asarray(_reference(**{**arrays, **wide}))
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,7 @@ class Case:
                 position = np.arange(length)
                 cache[:, table[context, position // PAGE], position % PAGE] = values.swapaxes(0, 1)
         new = {
-            name: jnp.asarray(self._new(segments.num_tokens, starts, salt, heads), dtype)
+            name: jnp.asarray(self._new(segments.num_tokens, starts, salt, heads).astype(dtype))
             for name, salt, heads in (
                 ("q", 3, self.kv_heads * self.group),
                 ("k", 4, self.kv_heads),
@@ -103,7 +114,7 @@ class Case:
             )
         }
         pages = {
-            f"{name}_pages": write_pages(jnp.asarray(cache, dtype), new[name], segments)
+            f"{name}_pages": write_pages(jnp.asarray(cache.astype(dtype)), new[name], segments)
             for name, cache in zip("kv", caches, strict=True)
         }
         return {**new, **pages, "segments": segments, "scale": self.head_dim**-0.5}

@@ -11,6 +11,9 @@ from mis_kernels import Segments, lay_out, reference_attention
 from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
 from mis_kernels.attention.tiling import TpuBlocks
 
+# Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.
+_reference = jax.jit(reference_attention, static_argnames="scale")
+
 SMALL = TpuBlocks(tokens=128, keys=128, strip=128, key_step=64)
 
 
@@ -80,7 +83,7 @@ def arrays(case: Case, pages: int, segments: Segments, seed: int = 0) -> tuple[j
     live = (segments.context_len > 0) | (segments.segment_start <= np.arange(case.tokens))
     for new in (q, k, v):
         new[~live] = np.nan
-    return tuple(jnp.asarray(x, case.dtype) for x in (q, k, v, k_pages, v_pages))
+    return tuple(jnp.asarray(x.astype(jnp.dtype(case.dtype))) for x in (q, k, v, k_pages, v_pages))
 
 
 def check(case: Case, interpret: Any) -> None:
@@ -89,7 +92,8 @@ def check(case: Case, interpret: Any) -> None:
     scale = case.head_dim**-0.5
     out = np.asarray(pallas_tpu_attention(*inputs, segments, scale=scale, interpret=interpret), np.float32)
     live = (segments.context_len > 0) | (segments.segment_start <= np.arange(case.tokens))
-    expected = np.asarray(reference_attention(*(x.astype(jnp.float32) for x in inputs), segments, scale=scale))
+    wide = (jnp.asarray(np.asarray(x, np.float32)) for x in inputs)
+    expected = np.asarray(_reference(*wide, segments, scale=scale))
     assert np.all(out[~live] == 0)
     tolerance = 1e-5 if case.dtype == "float32" else 1e-2
     np.testing.assert_allclose(out[live], expected[live], atol=tolerance, rtol=tolerance)

@@ -7,20 +7,26 @@ import pytest
 from _pytest.mark import ParameterSet
 
 
-def first_third(points: Sequence[Sequence[Any]]) -> list[ParameterSet]:
-    """Return every point as a parameter; those after the first third carry the mark `full`.
+def third(points: Sequence[Sequence[Any]]) -> list[ParameterSet]:
+    """Return every point as a parameter; those outside a third carry the mark `full`.
 
-    The first third is as much longer as it takes to hold every value of every axis. Points of a pairwise cover
-    come with the most new pairs first, so these are the ones that say most.
+    The third holds every value of every axis, and is larger if that takes more points: first those that bring most
+    new values, then the earliest ones. Equal grids have equal thirds.
 
     Args:
         points: Points of one grid, each with one value for every axis.
     """
-    missing = {(axis, value) for point in points for axis, value in enumerate(point)}
-    kept = 0
-    while missing or kept * 3 < len(points):
-        missing -= set(enumerate(points[kept]))
-        kept += 1
-    ids = ["-".join(map(str, point)) for point in points]
-    marks = [()] * kept + [pytest.mark.full] * (len(points) - kept)
-    return [pytest.param(point, marks=mark, id=name) for point, mark, name in zip(points, marks, ids, strict=True)]
+    values = [set(enumerate(point)) for point in points]
+    missing = set().union(*values)
+    kept: set[int] = set()
+    while missing:
+        best = max(range(len(points)), key=lambda index: len(values[index] & missing))
+        kept.add(best)
+        missing -= values[best]
+    for index in range(len(points)):
+        if 3 * len(kept) < len(points):
+            kept.add(index)
+    return [
+        pytest.param(point, marks=() if index in kept else pytest.mark.full, id="-".join(map(str, point)))
+        for index, point in enumerate(points)
+    ]
