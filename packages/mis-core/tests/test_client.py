@@ -1,6 +1,7 @@
 """The front survives whatever its engine process does. Every test starts real processes."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -303,6 +304,14 @@ async def test_close_ends_the_process_and_fails_what_is_in_flight() -> None:
         await slow
     assert not is_alive(pid)
     await engine.close()
+
+
+async def test_close_while_the_process_is_started_leaves_nothing_open() -> None:
+    for turns in range(12):
+        async with client("endless"):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+    gc.collect()  # an open socket would be a warning, and fail
 
 
 async def test_close_while_loading_does_not_wait_for_the_model() -> None:

@@ -272,6 +272,9 @@ class _EngineProcess:
         except OSError as error:
             ours.close()
             raise EngineUnavailable(f"The engine process could not be started: {error.strerror}.") from None
+        except asyncio.CancelledError:
+            ours.close()  # by which the process ends, if there is one by now
+            raise
         return cls(process, reader, writer)
 
     async def configure(self, config: EngineConfig) -> Ready:
