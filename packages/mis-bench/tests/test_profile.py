@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 from click.testing import CliRunner, Result
+from jax.experimental.compilation_cache import compilation_cache
 
 from mis_bench.artifacts.base import read_artifact
 from mis_bench.artifacts.profile import ProfileResult
@@ -26,10 +27,12 @@ def _compiled_here() -> Iterator[None]:
     """Compile what is profiled, and forget what others compiled: a profile describes all that is loaded."""
     jax.clear_caches()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
+        patch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")  # of processes that tests start
         jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # JAX looks at its configuration once
         yield
         jax.config.update("jax_enable_compilation_cache", True)
+        compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

@@ -210,6 +210,7 @@ class FakeLLM:
 def test_vllm_is_asked_for_the_labels_where_it_is_installed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TargetUnavailable, match="vLLM built for CPUs"):
         make_target("vllm-cpu", model=model)
+    monkeypatch.setattr("mis_bench.targets.vllm_cpu", None, raising=False)  # as importing it sets this, too
     fake = ModuleType("vllm")
     fake.__dict__.update(LLM=FakeLLM, SamplingParams=SimpleNamespace, __version__="0.33.0")
     monkeypatch.setitem(sys.modules, "vllm", fake)

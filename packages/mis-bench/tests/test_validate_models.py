@@ -114,7 +114,9 @@ def test_qwen3_passes_every_gate(whole: Subject, model: Path) -> None:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(("family", "dtype"), [("qwen2", "float32"), ("llama", "bfloat16")])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("qwen2", "float32"), pytest.param("llama", "bfloat16", marks=pytest.mark.full)]
+)
 def test_the_other_families_pass(checkpoint_factory, family: str, dtype: Dtype) -> None:
     model = checkpoint_factory(family, vocab_size=VOCABULARY)
     with closing(open_subject("engine", model, OPTIONS | {"dtype": dtype}, 600)) as opened:

@@ -28,7 +28,16 @@ LAYOUTS = {
 DELIMITER = 0  # a legal id
 
 
-@pytest.fixture(scope="module", params=["qwen3-float32", "qwen2-float32", "llama-float32", "qwen3-bfloat16"])
+FULL = pytest.mark.full
+MODELS = [
+    "qwen3-float32",
+    pytest.param("qwen2-float32", marks=FULL),
+    pytest.param("llama-float32", marks=FULL),
+    "qwen3-bfloat16",
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def case(request, tmp_path_factory) -> Iterator[tuple[Engine, PointwiseOracle, str]]:
     family, dtype = request.param.split("-")
     path = tiny_checkpoint(tmp_path_factory.mktemp("algorithms") / family, family=family)

@@ -16,7 +16,10 @@ LABELS = [5, 9, 100]
 VOCAB = 300
 
 
-@pytest.fixture(scope="module", params=["qwen3-float32", "qwen3-bfloat16", "llama-bfloat16"])
+MODELS = ["qwen3-float32", pytest.param("qwen3-bfloat16", marks=pytest.mark.full), "llama-bfloat16"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def engines(request, tmp_path_factory) -> Iterator[list[Engine]]:
     """One model behind two token budgets, the second with hardly any cache, so that it evicts all the time."""
     family, dtype = request.param.split("-")

@@ -36,7 +36,7 @@ DTYPES = ("float32", "bfloat16")
 MESHES = [(1, 4), (8, 1), (2, 4), (1, 2), (2, 1), (1, 8), (4, 1)]  # devices along data, devices along tensor
 
 
-def cases() -> Iterator[ParameterSet]:
+def _cases() -> Iterator[ParameterSet]:
     """Yield two meshes for each model and type, together all of them; and all for each, for full runs."""
     for index, (model, dtype) in enumerate(itertools.product(MODELS, DTYPES)):
         few = [MESHES[index], MESHES[(index + 3) % len(MESHES)]]
@@ -44,12 +44,15 @@ def cases() -> Iterator[ParameterSet]:
         yield pytest.param(model, dtype, MESHES, id=f"{model}, {dtype}, all meshes", marks=pytest.mark.full)
 
 
+CASES = list(_cases())
+
+
 def test_the_meshes_of_each_change_are_all_of_them() -> None:
-    chosen = [set(case.values[2]) for case in cases() if not case.marks]
+    chosen = [set(case.values[2]) for case in CASES if not case.marks]
     assert set().union(*chosen) == set(MESHES)
 
 
-@pytest.mark.parametrize(("model", "dtype", "meshes"), cases())
+@pytest.mark.parametrize(("model", "dtype", "meshes"), CASES)
 def test_every_mesh_agrees_with_one_device(model: str, dtype: str, meshes: Sequence, tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model", **MODELS[model])
     cut = json.dumps([(1, 1), *meshes])

@@ -34,7 +34,7 @@ def over_heads() -> dict[str, float]:
         arrays = Case(segments, (0, 300), kv_heads=kv_heads, group=group).arrays(jnp.float32)
         scale = arrays.pop("scale")
         alone = jax.jit(partial(segment_attention, scale=scale))(**arrays)
-        for devices in (2, 4, 8):
+        for devices in (2, 8):
             mesh = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
             copies = cache_heads(kv_heads, devices) // kv_heads
             caches = {n: jnp.repeat(arrays[n], copies, axis=0) for n in ("k_pages", "v_pages")}
@@ -46,7 +46,7 @@ def over_heads() -> dict[str, float]:
 def over_tokens() -> dict[str, float]:
     """Each device computes one chunk of a query and some items behind the query's first page."""
     found = {}
-    for devices in (2, 4, 8):
+    for devices in (2, 8):
         chunks = [Segment(64, context_len=64 * d, paged=True) for d in range(devices)]
         items = [Segment(20, context_len=64) for _ in range(3)]
         mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
