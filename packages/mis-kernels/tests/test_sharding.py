@@ -23,7 +23,7 @@ def differences() -> dict[str, float]:
 
 
 def test_every_division_of_heads_and_tokens_equals_one_device(differences: dict[str, float]) -> None:
-    assert len(differences) == 5 * 3 + 3
+    assert len(differences) == 5 * 2 + 2
     assert {name: d for name, d in differences.items() if not d < 1e-5} == {}
 
 
