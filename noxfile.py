@@ -30,8 +30,8 @@ QUICK = (
     *(f"packages/mis-core/tests/{name}" for name in HOST_HALF),
     *(f"packages/mis-server/tests/{name}" for name in PRETENDING),
 )
-# Two processes; those of one file stay together, since they share engines and servers.
-TWO_WORKERS = ("-n", "2", "--dist", "loadfile")
+# Three processes, as some tests wait more than they compute; tests of a file stay together, and share engines and servers.
+IN_PARALLEL = ("-n", "3", "--dist", "loadfile")
 
 LIBTPU = "libtpu==0.0.51"  # the compiler of the stored baseline; another one makes other schedules
 CPU = {"JAX_PLATFORMS": "cpu"}
@@ -85,14 +85,14 @@ def wheels(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["sources"])
 def tests_quick(session: nox.Session) -> None:
     """Run the host half and one score from end to end, on the sources as they stand: before a commit."""
-    run_in("sources", session, "pytest", "-m", f"{ON_CPU} and not full", *TWO_WORKERS, *QUICK, *session.posargs)
+    run_in("sources", session, "pytest", "-m", f"{ON_CPU} and not full", *IN_PARALLEL, *QUICK, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
 def tests_cpu(session: nox.Session) -> None:
     """Run the tests that need no accelerator, against the built wheels; paths after `--` narrow it."""
     run_in(
-        "wheels", session, "pytest", "-m", f"{ON_CPU} and not full", "--strict-skips", *TWO_WORKERS, *session.posargs
+        "wheels", session, "pytest", "-m", f"{ON_CPU} and not full", "--strict-skips", *IN_PARALLEL, *session.posargs
     )
 
 
@@ -102,7 +102,7 @@ def tests_full(session: nox.Session) -> None:
     run_in(
         "wheels", session, "pip", "install", *package_file("mis-bench")["project"]["optional-dependencies"]["llama-cpp"]
     )
-    run_in("wheels", session, "pytest", "-m", ON_CPU, "--strict-skips", *TWO_WORKERS, *session.posargs)
+    run_in("wheels", session, "pytest", "-m", ON_CPU, "--strict-skips", *IN_PARALLEL, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["wheels"])

@@ -72,13 +72,19 @@ def test_all_forms_convert_into_each_other(prefix: int, lens: list[int], block_r
     intervals = intervals_of_lengths(prefix, np.array(lens, np.int32), size)
     mask = dense_mask(intervals, size)
     np.testing.assert_array_equal(dense_mask(intervals_of_mask(mask), size), mask)
-    on_device = jax.jit(partial(dense_mask, keys=size))(jax.tree.map(jnp.asarray, intervals))
-    np.testing.assert_array_equal(np.asarray(on_device), mask)
     blocks = block_map(intervals, size, block_rows, block_keys)
     for i, row in enumerate(range(0, size, block_rows)):
         for j, key in enumerate(range(0, size, block_keys)):
             part = mask[row : row + block_rows, key : key + block_keys]
             assert blocks[i, j] == (Block.FULL if part.all() else Block.PARTIAL if part.any() else Block.SKIP)
+
+
+@pytest.mark.parametrize(("prefix", "lens"), [(0, [3, 0, 2]), (5, []), (9, [4] * 7), (12, [9, 1, 0, 0, 8])])
+def test_the_dense_form_is_the_same_on_a_device(prefix: int, lens: list[int]) -> None:
+    size = prefix + sum(lens) + 1
+    intervals = intervals_of_lengths(prefix, np.array(lens, np.int32), size)
+    on_device = jax.jit(partial(dense_mask, keys=size))(jax.tree.map(jnp.asarray, intervals))
+    np.testing.assert_array_equal(np.asarray(on_device), dense_mask(intervals, size))
 
 
 @settings(max_examples=20, deadline=None)

@@ -23,7 +23,7 @@ FLAGS = ("--dtype", "float32", "--skip-warmup", "--max-total-tokens", "8192")
 PROBE = {"query": list(range(1, 80)), "items": [[i, i + 1, i + 2] for i in range(40)], "label_token_ids": [7, 8]}
 
 
-def long_body(items: int = 6000, seed: int = 0) -> dict[str, Any]:
+def long_body(items: int = 3000, seed: int = 0) -> dict[str, Any]:
     """A request that keeps the engine busy for seconds."""
     rows = [[(i + seed) % 900, i // 900, *range(20)] for i in range(items)]
     return {"query": list(range(1, 200)), "items": rows, "label_token_ids": [7]}
@@ -175,8 +175,8 @@ def test_clients_that_vanish_leave_nothing_behind(asker: Asker, background: Thre
 def test_a_queue_that_is_full_refuses_and_answers_the_rest(checkpoint: Path, background: ThreadPoolExecutor) -> None:
     with running_server(checkpoint, *FLAGS, "--max-queued-requests", "8") as server:
         asker = Asker(server)
-        want = asker.post(long_body(400)).json()["scores"]
-        replies = [each.result() for each in [background.submit(asker.post, long_body(400)) for _ in range(100)]]
+        want = asker.post(long_body(200)).json()["scores"]
+        replies = [each.result() for each in [background.submit(asker.post, long_body(200)) for _ in range(100)]]
         answered = [reply for reply in replies if reply.status_code == 200]
         refused = [reply for reply in replies if reply.status_code == 429]
         assert len(answered) + len(refused) == 100
@@ -187,7 +187,7 @@ def test_a_queue_that_is_full_refuses_and_answers_the_rest(checkpoint: Path, bac
             assert reply.json()["error"]["code"] == "queue_full"
             assert 1 <= int(reply.headers["retry-after"]) <= 60
         assert asker.is_idle()
-        assert asker.post(long_body(400)).json()["scores"] == want
+        assert asker.post(long_body(200)).json()["scores"] == want
 
 
 def test_a_server_that_is_told_to_stop_answers_what_it_accepted(
