@@ -30,7 +30,7 @@ QUICK = (
     *(f"packages/mis-core/tests/{name}" for name in HOST_HALF),
     *(f"packages/mis-server/tests/{name}" for name in PRETENDING),
 )
-# Three processes, as some tests wait more than they compute; tests of a file stay together, and share engines and servers.
+# Three processes, as some tests wait more than they compute. Tests of a file stay together: they share what they start.
 IN_PARALLEL = ("-n", "3", "--dist", "loadfile")
 
 LIBTPU = "libtpu==0.0.51"  # the compiler of the stored baseline; another one makes other schedules
@@ -109,9 +109,8 @@ def tests_full(session: nox.Session) -> None:
 @nox.parametrize("openai", ["openai>=2,<3", "openai>=1,<2"], ids=["2", "1"])
 def clients(session: nox.Session, openai: str) -> None:
     """Score with older generations of the openai client that are in use; `tests_cpu` does with the newest."""
-    folder = session.create_tmp()
-    # What it needs, the newest client needs too.
-    run_in("wheels", session, "pip", "install", "--quiet", "--upgrade", "--no-deps", "--target", folder, openai)
+    folder = str(Path(session.create_tmp()).absolute())
+    run_in("wheels", session, "pip", "install", "--quiet", "--upgrade", "--target", folder, openai)
     shadowed = {"PYTHONPATH": folder}
     run_in("wheels", session, "python", "-c", "import openai; print('openai', openai.__version__)", env=shadowed)
     run_in(
