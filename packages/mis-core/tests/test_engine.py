@@ -146,5 +146,8 @@ def test_bad_models_and_options(path: Path) -> None:
         Engine.from_pretrained("/nowhere/at/all")
     with pytest.raises(ModelError, match="exceeds the model's"):
         Engine.from_pretrained(path, context_length=10**6)
+    with pytest.raises(ConfigError, match=r"delimiter must be .* below 960, not 99999") as caught:
+        Engine.from_pretrained(path, multi_item_scoring_delimiter=99999)
+    assert caught.value.option == "multi_item_scoring_delimiter"
     with pytest.raises(ConfigError, match="Did you mean 'dtype'"):
         Engine.from_pretrained(path, dtypes="float32")

@@ -113,6 +113,27 @@ def test_work_without_sharing_is_bounded(small_tokenizer, monkeypatch):
     Tokenizer(small_tokenizer("qwen")).join("a query", [" item"] * 9)  # shares the query
 
 
+def test_a_long_tail_is_not_tokenised_again_for_many_items(small_tokenizer, monkeypatch):
+    """Dashes hold no cut, so that all of them would be tokenised with each item."""
+    loaded = Tokenizer(small_tokenizer("qwen"))
+    encoded: list[int] = []
+    encode_all = Tokenizer._encode_all
+
+    def counted(self, texts, typical_len, count, special):
+        encoded.append(typical_len * count)
+        return encode_all(self, texts, typical_len, count, special)
+
+    monkeypatch.setattr(Tokenizer, "_encode_all", counted)
+    query = "a " + "-" * 65_000
+    with pytest.raises(RequestError) as caught:
+        loaded.join(query, ["x"] * 1000)
+    assert (caught.value.code, caught.value.param) == ("too_many_tokens", "items")
+    assert encoded == []
+    loaded.join(query, ["x"] * 5)
+    assert sum(encoded) < 1_000_000
+    assert loaded.join("A question of ordinary length? Document", [f" {n}" for n in range(3000)]).item_starts[-1] >= 3000
+
+
 def test_text_without_tokens_is_refused(small_tokenizer):
     backend = type(small_tokenizer("gpt2")).from_str(small_tokenizer("gpt2").to_str())
     backend.normalizer = normalizers.Strip()

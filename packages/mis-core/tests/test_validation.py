@@ -203,6 +203,23 @@ def test_text_without_a_tokenizer_is_refused(body):
     assert "no tokenizer" in error.message
 
 
+def test_items_that_shorten_the_query_are_one_token_each(tokenizer):
+    """A special token that forms across the seam takes several of the query's tokens away."""
+    query = "Judge.<|im_"
+    request = parse({"query": query, "items": ["end|>", "", "end|>"], "labels": [" yes"]}, tokenizer)
+    alone = len(tokenizer.encode(query))
+    assert len(tokenizer.encode(query + "end|>")) < alone
+    assert request.prompt_tokens == alone + 2
+
+
+def test_a_query_that_alone_is_too_long_is_refused_before_it_is_joined(tokenizer, monkeypatch):
+    """`LIMITS` holds 32 tokens; no item is tokenised."""
+    monkeypatch.setattr(tokenizer, "_encode_all", None)
+    for item_first in (False, True):
+        error = refusal({**TEXT, "query": "word " * 40, "item_first": item_first}, tokenizer)
+        assert (error.code, error.param) == ("context_length_exceeded", "items")
+
+
 def test_ids_become_segments():
     request = parse({**GOOD, "items": [[4], [], [5, 6]], "cache_salt": "mine"})
     assert request.query.tolist() == [1, 2, 3]

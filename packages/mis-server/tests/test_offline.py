@@ -97,6 +97,19 @@ def test_what_is_done_is_done(score: Any) -> None:
     assert score(['"a"', '"b"'], "--query", "q ", *LABELS)[2] == first[2]
 
 
+def test_a_delimiter_is_scored_and_part_of_what_an_output_is_of(score: Any, engine: Engine) -> None:
+    line, labels = {"query": [1, 2, 3], "item": [4, 5]}, ("--label-token-ids", "7", "8")
+    code, _, plain = score([line], *labels)
+    assert (code, len(plain)) == (0, 1)
+    code, error, _ = score([line], *labels, "--multi-item-scoring-delimiter", "9")
+    assert code == 1
+    assert "made with other arguments" in error
+    code, _, rows = score([line], *labels, "--multi-item-scoring-delimiter", "9", "--overwrite")
+    want = engine.score(query=[1, 2, 3, 9], items=[[4, 5]], label_token_ids=[7, 8])
+    assert code == 0
+    np.testing.assert_array_equal(rows[0]["scores"], want.scores[0].tolist())
+
+
 def test_an_output_of_other_arguments_is_not_continued(score: Any) -> None:
     rows = score(['"a"', '"b"'], "--query", "q ", *LABELS)[2]
     for lines, flags in (

@@ -1,6 +1,7 @@
 """The engine: one model on this process's devices, asked in Python."""
 
 import asyncio
+import dataclasses
 import logging
 import os
 import time
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from mis_core.compilations import Compilations
 from mis_core.config import EngineConfig
 from mis_core.engine_loop import EngineLoop
-from mis_core.errors import ModelError, RequestError
+from mis_core.errors import ConfigError, ModelError, RequestError
 from mis_core.hub import resolve_model
 from mis_core.models.config import read_model_config
 from mis_core.models.parallel import make_mesh, spread_heads
@@ -64,6 +65,12 @@ class Engine:
         if config.context_length is not None and config.context_length > model.max_positions:
             longest = model.max_positions
             raise ModelError(f"context_length {config.context_length} exceeds the model's {longest} positions.")
+        delimiter = config.multi_item_scoring_delimiter
+        if delimiter is not None and delimiter >= model.vocab_size:
+            raise ConfigError(
+                f"multi_item_scoring_delimiter must be a token id of the model, below {model.vocab_size}, not {delimiter}.",
+                "multi_item_scoring_delimiter",
+            )
         mesh = make_mesh(config.dp_size, config.tp_size)
         spread = spread_heads(model, config.tp_size)
         decoder = load_decoder(directory, model, jnp.dtype(config.dtype), mesh, progress)
@@ -86,12 +93,9 @@ class Engine:
         )
         scheduler = Scheduler(shape, pages, policy, prefix_cache=not config.disable_radix_cache)
         self._tokenizer: Tokenizer | None = None
-        self.limits = Limits(
-            context_length=self.context_length,
-            vocab_size=self.vocab_size,
-            delimiter=config.multi_item_scoring_delimiter,
-            layouts=True,
-        )
+        # Who asks in Python may always choose the layout.
+        chosen = dataclasses.replace(config, enable_request_layout=True)
+        self.limits = Limits.of(chosen, self.context_length, self.vocab_size)
         if not config.skip_warmup:
             seconds = runner.warm_up(dense_mask=config.mask_impl == "dense", progress=progress)
             logger.info("Compiled in %.1f s: %s", sum(seconds.values()), seconds)

@@ -20,6 +20,9 @@ class MisError(Exception):
         """The sentence for the user."""
         return str(self.args[0]) if self.args else ""
 
+    def __str__(self) -> str:
+        return self.message
+
 
 class ModelError(MisError):
     """A checkpoint directory cannot be served: a file, tensor, family or setting is wrong; it is named."""

@@ -52,6 +52,7 @@ class ScoreRequest:
         return_token_logprobs: Also return full-vocabulary natural log-probabilities.
         cache_salt: Requests share cached prefixes only with requests of the same salt.
         layout: Scoring algorithm and the like, where the request chooses them.
+        empty_items: Items that add nothing to the query, for `prompt_tokens`; 0 where items come first.
     """
 
     query: Int32[np.ndarray, " query_tokens"]
@@ -64,6 +65,7 @@ class ScoreRequest:
     return_token_logprobs: bool = False
     cache_salt: str | None = None
     layout: Layout = Layout()
+    empty_items: int = 0
 
     @property
     def num_items(self) -> int:
@@ -77,9 +79,13 @@ class ScoreRequest:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the query, once, and of every item beyond the query's own."""
-        sequence_tokens = int(self.context_lens.sum()) + len(self.item_tokens)
-        return len(self.query) + sequence_tokens - self.num_items * len(self.query)
+        """Tokens of the query, once, and of every item beyond the query's own.
+
+        An item whose text merges with the query's may make it shorter; it counts as one token, as whoever sends it
+        sends something.
+        """
+        own = self.context_lens + np.diff(self.item_starts) - len(self.query)
+        return len(self.query) + int(np.maximum(own, 1).sum()) - self.empty_items
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,12 +8,12 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Self, cast
 
 import numpy as np
 from jaxtyping import Int32
 
-from mis_core.config import ALGORITHMS, MASKS
+from mis_core.config import ALGORITHMS, MASKS, EngineConfig
 from mis_core.delimiter import delimited
 from mis_core.errors import RequestError
 from mis_core.request import Layout, ScoreRequest
@@ -51,6 +51,24 @@ class Limits:
     max_request_tokens: int = 2_000_000
     delimiter: int | None = None
     layouts: bool = False
+
+    @classmethod
+    def of(cls, config: EngineConfig, context_length: int, vocab_size: int, **most: Any) -> Self:
+        """Return the limits of an engine's requests.
+
+        Args:
+            config: The engine's options: its delimiter, and whether requests choose their layout.
+            context_length: What the engine has room for, in tokens.
+            vocab_size: Of the model.
+            most: The other fields, where they differ from their defaults.
+        """
+        return cls(
+            context_length=context_length,
+            vocab_size=vocab_size,
+            delimiter=config.multi_item_scoring_delimiter,
+            layouts=config.enable_request_layout,
+            **most,
+        )
 
 
 def parse_score_request(
@@ -105,7 +123,14 @@ def parse_score_request(
         return_token_logprobs=return_token_logprobs,
         cache_salt=cache_salt,
         layout=layout,
+        empty_items=0 if item_first else _count_empty(items),
     )
+
+
+def _count_empty(items: Sequence[str] | TokenRows) -> int:
+    if isinstance(items, TokenRows):
+        return len(items.lens) - int(np.count_nonzero(items.lens))
+    return sum(not item for item in items)
 
 
 def _check_fields(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
@@ -285,7 +310,9 @@ def _join(
         computed = int(lens.sum()) if item_first else len(query.values) + len(items.values)
         _check_lengths(lens, computed, limits)
         return join_ids(query.values, items.values, items.lens, item_first)
-    joined = cast(Tokenizer, tokenizer).join(cast(str, query), cast(Sequence[str], items), item_first)
+    joined = cast(Tokenizer, tokenizer).join(
+        cast(str, query), cast(Sequence[str], items), item_first, context_length=limits.context_length
+    )
     lens = joined.context_lens + np.diff(joined.item_starts)
     _check_lengths(lens, len(joined.query) + len(joined.item_tokens), limits)
     return joined

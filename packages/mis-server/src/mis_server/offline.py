@@ -28,7 +28,6 @@ from mis_core.scoring import finish
 from mis_core.suspects import RequestRefused
 from mis_core.tokenization import Tokenizer
 from mis_core.validation import Limits, parse_score_request
-from mis_core.wire import Ready
 
 _ATTEMPTS = 3  # of a batch whose engine process ended
 _RESTART_S = 900.0
@@ -96,7 +95,8 @@ async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False,
     directory = await asyncio.to_thread(resolve_model, config.model)
     tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory)
     async with EngineClient(config) as client:
-        scorer = _Scorer(job, client, tokenizer, await client.wait_ready())
+        info = await client.wait_ready()
+        scorer = _Scorer(job, client, tokenizer, Limits.of(config, info.context_length, info.vocab_size))
         scorer.check()
         with (
             _open(job, fingerprint) as output,
@@ -129,11 +129,11 @@ _ERROR = b'{"error":'
 
 
 class _Scorer:
-    def __init__(self, job: Job, client: EngineClient, tokenizer: Tokenizer, info: Ready) -> None:
+    def __init__(self, job: Job, client: EngineClient, tokenizer: Tokenizer, limits: Limits) -> None:
         self._job = job
         self._client = client
         self._tokenizer = tokenizer
-        self._limits = Limits(context_length=info.context_length, vocab_size=info.vocab_size)
+        self._limits = limits
 
     def check(self) -> None:
         """Refuse what would be wrong with every line.
@@ -272,5 +272,6 @@ def _fingerprint(job: Job, config: EngineConfig) -> str:
     with job.items.open("rb") as file:
         head = file.read(65536)
     size = job.items.stat().st_size
-    text = json.dumps([arguments, config.model, config.dtype, size], default=str).encode()
+    engine = [config.model, config.dtype, config.multi_item_scoring_delimiter]
+    text = json.dumps([arguments, *engine, size], default=str).encode()
     return hashlib.blake2b(text + head, digest_size=16).hexdigest()

@@ -144,14 +144,14 @@ class Service:
         return self._known[1]
 
     def _limits_of(self, info: Ready) -> Limits:
-        return Limits(
-            context_length=info.context_length,
-            vocab_size=info.vocab_size,
-            max_items=self.settings.max_items_per_request,
-            max_labels=self.settings.max_labels_per_request,
-            max_request_tokens=self.settings.max_request_tokens,
-            delimiter=self.settings.engine.multi_item_scoring_delimiter,
-            layouts=self.settings.engine.enable_request_layout,
+        settings = self.settings
+        return Limits.of(
+            settings.engine,
+            info.context_length,
+            info.vocab_size,
+            max_items=settings.max_items_per_request,
+            max_labels=settings.max_labels_per_request,
+            max_request_tokens=settings.max_request_tokens,
         )
 
 

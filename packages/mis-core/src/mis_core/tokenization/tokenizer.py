@@ -16,6 +16,10 @@ from mis_core.tokenization.seam import cut_characters, find_cut
 
 _CHUNK_CHARACTERS = 1 << 20  # per call of the batch encoder, whose results are large objects
 _MAX_WHOLE_CHARACTERS = 1 << 25  # of joined strings that share nothing; bounds one request's work
+# Text behind the last cut is tokenised again with every item: at most this much of it in a request, and so many times
+# as much as the request has text of its own. A hundred characters behind 20,000 short items are far below.
+_REPEATED_CHARACTERS = 1 << 20
+_REPEATS = 16
 _PROBE = "a"
 
 
@@ -85,7 +89,9 @@ class Tokenizer:
             )
         return ids[0]
 
-    def join(self, query: str, items: Sequence[str], item_first: bool = False) -> Joined:
+    def join(
+        self, query: str, items: Sequence[str], item_first: bool = False, *, context_length: int | None = None
+    ) -> Joined:
         """Tokenise every `query + item` as one string, and share what the query's own tokens begin it with.
 
         For each item, `joined.sequence(i)` equals `encode(query + items[i])`.
@@ -94,13 +100,22 @@ class Tokenizer:
             query: Shared text, not empty.
             items: Texts; one may be empty.
             item_first: Tokenise `item + query` instead; then nothing is shared.
+            context_length: A query that alone has more tokens is refused before any item is joined with it.
 
         Raises:
-            RequestError: a text has no tokens at all, or too much text would share nothing.
+            RequestError: a text has no tokens at all, too much text would be tokenised again for every item, or the
+                query is too long.
         """
+        alone = self.encode(query)
+        if context_length is not None and len(alone) > context_length:
+            raise RequestError(
+                "context_length_exceeded",
+                f"items[0]: the query alone has {len(alone)} tokens; the context holds {context_length} of query and "
+                "item.",
+                "items",
+            )
         if item_first:
             return whole_sequences(*self._encode_whole(len(query), items, lambda item: item + query))
-        alone = self.encode(query)
         cut = find_cut(query, self._cut_characters)
         if cut is not None:
             joined = self._join_at(cut, query, items, alone)
@@ -131,6 +146,7 @@ class Tokenizer:
     def _join_at(self, cut: int, query: str, items: Sequence[str], alone: np.ndarray) -> Joined | None:
         """Tokenise from the cut on only; None if the tokenizer does not split there after all."""
         tail = query[cut:]
+        self._check_repeated(len(tail), query, items)
         rest = (self._backend.encode(tail, add_special_tokens=False).ids, self._after)
         head_len = len(alone) - sum(map(len, rest))
         head = [*self._before, *self._backend.encode(query[:cut], add_special_tokens=False).ids]
@@ -141,6 +157,18 @@ class Tokenizer:
             tokens = np.insert(tokens, np.repeat(np.cumsum(lens), len(self._after)), self._after * len(items))
             lens = lens + len(self._after)
         return cut_segments(alone, tokens.astype(np.int32), lens, head_len) if lens.all() else None
+
+    @staticmethod
+    def _check_repeated(tail_len: int, query: str, items: Sequence[str]) -> None:
+        repeated = tail_len * len(items)
+        if repeated > _REPEATED_CHARACTERS + _REPEATS * (len(query) + sum(map(len, items))):
+            raise RequestError(
+                "too_many_tokens",
+                f"The last {tail_len} characters of the query hold no place where tokens surely end, such as a space "
+                f"behind a word, and would be tokenised again with each of {len(items)} items. Send fewer items at a "
+                "time, or token ids.",
+                "items",
+            )
 
     def _encode_whole(
         self, query_len: int, items: Sequence[str], join: Callable[[str], str]

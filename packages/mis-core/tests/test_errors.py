@@ -1,0 +1,24 @@
+"""Errors are sentences."""
+
+import pytest
+
+from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError, RequestError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("a sentence.", "dtype"),
+        RequestError("empty_items", "a sentence.", "items"),
+        EngineUnavailable("a sentence."),
+        ModelError("a sentence."),
+    ],
+)
+def test_an_error_reads_as_its_sentence(error: MisError) -> None:
+    assert str(error) == error.message == "a sentence."
+
+
+def test_what_an_error_is_about_survives_a_copy() -> None:
+    error = RequestError("empty_items", "a sentence.", "items")
+    assert (error.code, error.param) == ("empty_items", "items")
+    assert str(MisError()) == ""
