@@ -131,7 +131,9 @@ def test_a_long_tail_is_not_tokenised_again_for_many_items(small_tokenizer, monk
     assert encoded == []
     loaded.join(query, ["x"] * 5)
     assert sum(encoded) < 1_000_000
-    assert loaded.join("A question of ordinary length? Document", [f" {n}" for n in range(3000)]).item_starts[-1] >= 3000
+    assert (
+        loaded.join("A question of ordinary length? Document", [f" {n}" for n in range(3000)]).item_starts[-1] >= 3000
+    )
 
 
 def test_text_without_tokens_is_refused(small_tokenizer):

@@ -17,7 +17,7 @@ from mis_server.settings import ServerConfig
 Body = Callable[..., dict[str, Any]]
 Connect = Callable[..., httpx.Client]
 
-KEY = "a secret with ümlaut".encode()
+KEY = "a-secret-with-ümlaut".encode()
 
 
 def keyed(key: bytes = KEY) -> dict[bytes, bytes]:
@@ -38,6 +38,15 @@ def test_a_sane_id_of_the_client_is_kept_and_another_replaced(http: httpx.Client
     assert http.get("/health", headers={"x-request-id": "trace-1.2_3"}).headers["x-request-id"] == "trace-1.2_3"
     for insane in ("a b", "x" * 65, "<script>"):
         assert http.get("/health", headers={"x-request-id": insane}).headers["x-request-id"] != insane
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models"])
+def test_head_is_get_without_a_body(http: httpx.Client, path: str) -> None:
+    got, head = http.get(path), http.head(path)
+    assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+    assert http.head("/v1/score").status_code == 405
+    assert http.get(path).content  # the connection is still in step
 
 
 def paths(app: FastAPI) -> Iterator[tuple[str, str]]:

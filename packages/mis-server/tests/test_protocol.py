@@ -92,6 +92,36 @@ def test_an_offer_of_another_protocol_is_declined_and_the_request_answered(open_
     assert replies.count(b'"object":"scoring"') == 2
 
 
+def test_any_number_of_offers_in_one_packet_is_declined(open_socket: Open, caplog: pytest.LogCaptureFixture) -> None:
+    offer = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    connection = open_socket()
+    connection.sendall(offer * 500 + b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert read_all(connection).count(b"HTTP/1.1 200 OK") == 501
+    assert "RecursionError" not in caplog.text
+
+
+@pytest.mark.parametrize("head", [b"POST /v1/score", b"GET /health"])
+def test_a_body_is_not_read_for_ever_after_its_reply(connect: Callable[..., httpx.Client], head: bytes) -> None:
+    """Its request is answered at once, with 401 or without a look at the body."""
+    base = connect(api_key="secret").base_url
+    sent, part = 0, bytes(1 << 20)
+    with socket.create_connection((base.host, base.port or 80), timeout=120) as connection:
+        connection.sendall(head + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000000\r\n\r\n")
+        assert connection.recv(100).startswith((b"HTTP/1.1 401", b"HTTP/1.1 200"))
+        with contextlib.suppress(ConnectionError):
+            while sent < 200 * len(part):
+                connection.sendall(part)
+                sent += len(part)
+    assert sent < 100 * len(part)
+
+
+def test_a_client_may_finish_a_body_of_some_size_that_nobody_wants(connect: Callable[..., httpx.Client]) -> None:
+    http = connect(api_key="secret")
+    for _ in range(2):
+        assert http.post("/v1/score", content=bytes(4 << 20)).status_code == 401
+    assert http.get("/health").status_code == 200
+
+
 def test_headers_that_do_not_end_close_the_connection(
     http: httpx.Client, open_socket: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

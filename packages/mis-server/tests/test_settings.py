@@ -25,6 +25,11 @@ def test_the_served_name_is_the_model_unless_chosen() -> None:
     assert settings(served_model_name="ranker").model_name == "ranker"
 
 
+def test_white_space_around_a_key_is_no_part_of_it() -> None:
+    got = settings(api_key="secret\n", admin_api_key=" other ")
+    assert (got.api_key, got.admin_api_key) == ("secret", "other")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -35,6 +40,9 @@ def test_the_served_name_is_the_model_unless_chosen() -> None:
         ("shutdown_timeout", -1),
         ("host", ""),  # it would mean all interfaces
         ("api_key", ""),
+        ("api_key", " \n"),
+        ("api_key", "two words"),
+        ("admin_api_key", "two\nlines"),
         ("served_model_name", ""),
     ],
 )

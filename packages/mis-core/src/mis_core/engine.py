@@ -68,7 +68,7 @@ class Engine:
         delimiter = config.multi_item_scoring_delimiter
         if delimiter is not None and delimiter >= model.vocab_size:
             raise ConfigError(
-                f"multi_item_scoring_delimiter must be a token id of the model, below {model.vocab_size}, not {delimiter}.",
+                f"multi_item_scoring_delimiter must be a token of the model, below {model.vocab_size}, not {delimiter}.",
                 "multi_item_scoring_delimiter",
             )
         mesh = make_mesh(config.dp_size, config.tp_size)

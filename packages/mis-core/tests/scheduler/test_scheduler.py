@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from token_machine import TokenMachine, value_of
 
 from mis_core.request import LabelLogits, Layout, ScoreRequest
-from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
 from mis_core.scheduler.scheduler import Policy, Scheduler
 
 SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
@@ -126,6 +126,13 @@ cases = st.builds(
 )
 
 
+def assert_contexts_are_apart(shard: ShardPlan, alignment: int) -> None:
+    """No run of so many rows holds segments of two contexts: its rows visit each other's."""
+    rows = np.repeat(shard.starts - np.cumsum(shard.lens) + shard.lens, shard.lens) + np.arange(shard.lens.sum())
+    runs, contexts = rows // alignment, np.repeat(shard.context_ids, shard.lens)
+    assert len(np.unique(runs)) == len(np.unique(np.stack([runs, contexts]), axis=1).T)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     batches=st.lists(st.lists(cases, min_size=1, max_size=5), min_size=1, max_size=3),
@@ -149,6 +156,7 @@ def test_every_item_sees_its_query_and_itself_whatever_shares_the_device(
         for shard in plan.shards:
             assert shard.rows <= SHAPE.tokens
             assert len(shard.scored_rows) <= SHAPE.scored
+            assert_contexts_are_apart(shard, alignment)
 
 
 @settings(max_examples=60, deadline=None)

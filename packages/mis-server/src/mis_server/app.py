@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import mis_server
 from mis_core.tokenization import Tokenizer
 from mis_server.errors import install_error_handlers, reply_to
-from mis_server.middleware import ApiKey, BodyLimit, RequestIds
+from mis_server.middleware import ApiKey, BodyLimit, Heads, RequestIds
 from mis_server.routes import admin, models, operations, score, tokens
 from mis_server.schemas.errors import ErrorReply
 from mis_server.service import ScoringClient, Service
@@ -47,6 +47,7 @@ class _App(FastAPI):
         self.state.service = service
         settings = service.settings
         layers = [  # outermost first
+            Middleware(Heads),
             Middleware(RequestIds, service.metrics, service.afterwards, log=not settings.disable_access_log),
             *_cors(settings),
             Middleware(ApiKey, key=settings.api_key, admin_key=settings.admin_api_key),

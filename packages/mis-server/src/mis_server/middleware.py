@@ -28,6 +28,18 @@ _LINE = "%(method)s %(route)s %(status)d %(milliseconds).1f ms, %(request_id)s"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
+class Heads:
+    """Answers HEAD as GET; the server leaves out the body (RFC 9110, 9.3.2)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
+
+
 class RequestIds:
     """Names every request, puts the name on its reply as `x-request-id`, and answers what nobody foresaw with 500.
 

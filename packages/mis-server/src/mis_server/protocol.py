@@ -22,6 +22,10 @@ HEADER_BYTES = 65_536
 WRITE_TIMEOUT_S = 30.0
 """A client that takes nothing of its reply for so long is cut off."""
 
+LATE_BYTES = 8 * 1024 * 1024
+"""Most bytes of a body that are read and thrown away once its request is answered: many clients read a refusal only
+after they have sent all. Then the connection is closed."""
+
 
 class _Gathering:
     """A transport that writes once per turn of the event loop: a reply's head and body in one packet, one call."""
@@ -61,6 +65,7 @@ class Protocol(HttpToolsProtocol):
     _in_body = False  # between a request's headers and its end
     _head_bytes = 0  # received of a request whose headers are not complete
     _header_bytes = 0  # of its complete headers
+    _late_bytes = 0  # of its body, after its reply
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
@@ -69,20 +74,27 @@ class Protocol(HttpToolsProtocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a request."""
+        """Take a part of a request, or several requests."""
         self._unset_keepalive_if_required()
+        unread = data
+        while unread:
+            unread = self._parse(unread)
+        self._watch()
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse; return what another parser has to read, after an offer that is declined."""
         if not self._in_body:
             self._head_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            self._decline(data[offer.args[0] :])
+            return self._without_offer(data[offer.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response("")
         else:
             if self._head_bytes > HEADER_BYTES:
                 self.send_400_response("")
-        self._watch()
+        return b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; uvicorn's parser sets no limit to them.
@@ -99,7 +111,7 @@ class Protocol(HttpToolsProtocol):
         """Begin a request."""
         super().on_message_begin()
         self.scope["extensions"] = {CONNECTION_LOST: cast(Any, self._lost)}
-        self._header_bytes = 0
+        self._header_bytes = self._late_bytes = 0
 
     def on_headers_complete(self) -> None:
         """Begin to answer a request.
@@ -113,9 +125,17 @@ class Protocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("This is no proxy.")
-            return  # read again without the offer, see `_decline`
+            return  # read again without the offer, see `_without_offer`
         self._head_bytes, self._in_body = 0, True
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body; of a request that is answered already, so much and no more."""
+        super().on_body(body)
+        if self.cycle is not None and self.cycle.response_complete:
+            self._late_bytes += len(body)
+            if self._late_bytes > LATE_BYTES:
+                self.transport.close()
 
     def on_message_complete(self) -> None:
         """Note the end of a request."""
@@ -125,13 +145,16 @@ class Protocol(HttpToolsProtocol):
             if not self.pipeline:
                 self.flow.resume_reading()  # paused by a large body; a client that leaves is noticed by reading
 
-    def _decline(self, rest: bytes) -> None:
-        """Read a request again without its offer of another protocol (RFC 9110, 7.8); Java's client offers HTTP/2."""
+    def _without_offer(self, rest: bytes) -> bytes:
+        """Return a request without its offer of another protocol (RFC 9110, 7.8), to be read by a new parser.
+
+        Java's client offers HTTP/2.
+        """
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
         lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
+        return b"\r\n".join([*lines, b"", b""]) + rest
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""

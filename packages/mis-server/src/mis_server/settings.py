@@ -94,6 +94,12 @@ class ServerConfig:
             )
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("ssl_certfile and ssl_keyfile go together.", "ssl_keyfile")
+        for name in ("api_key", "admin_api_key"):
+            key = getattr(self, name)
+            if key is not None:  # a secret that was written with `echo` ends in a newline
+                object.__setattr__(self, name, key.strip())
+                if any(map(str.isspace, key.strip())):
+                    raise ConfigError(f"{name} holds white space, which no client can send; make another key.", name)
         for name in ("host", "api_key", "admin_api_key", "served_model_name"):
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty; leave it out for the default.", name)
