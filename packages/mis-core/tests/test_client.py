@@ -242,6 +242,24 @@ async def test_a_request_that_ends_the_engine_twice_is_refused_and_its_neighbour
         assert engine.restarts == 2
 
 
+async def test_kills_from_outside_convict_no_request_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mis_core.client._FIRST_BACKOFF_S", 0.01)
+    async with client() as engine:
+        await engine.wait_ready()
+        mine = request("hang", items=[1])
+        for others in (100, 200):
+            crowd = [request("hang", items=[others + number]) for number in range(18)]
+            asked = [asyncio.create_task(engine.score(each)) for each in (mine, *crowd)]
+            await until(lambda: engine.in_flight >= 19)
+            os.kill(engine_pid(engine), signal.SIGKILL)
+            results = await asyncio.gather(*asked, return_exceptions=True)
+            assert all(isinstance(each, EngineUnavailable) for each in results)
+            await until(lambda: engine.ready)
+        asked = [asyncio.create_task(engine.score(mine))]
+        await until(lambda: engine.in_flight == 1)  # not refused
+        asked[0].cancel()
+
+
 async def test_operations_on_the_engine(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with client(f"log:{log}") as engine:

@@ -74,6 +74,9 @@ CAUSES = [
     field_error("invalid_return_token_logprobs_type", return_token_logprobs=0),
     field_error("invalid_model_type", model=7),
     field_error("invalid_cache_salt_type", cache_salt=7),
+    field_error("invalid_add_special_tokens_type", add_special_tokens="no"),
+    Cause("foreign_host", headers={"host": "evil.example:30000"}),
+    Cause("foreign_origin", headers={"origin": "https://evil.example"}),
     field_error("invalid_temperature", temperature=0, apply_softmax=True),
     field_error("invalid_temperature", temperature=2.0),
     field_error("invalid_temperature", temperature=True, apply_softmax=True),
@@ -148,7 +151,7 @@ def test_a_cause_gets_its_code(connect: Connect, pretended: Any, score_body: Bod
     [
         (b"nonsense\r\n\r\n", "invalid_http"),
         (
-            b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
+            b"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
             "request_timeout",
         ),
     ],

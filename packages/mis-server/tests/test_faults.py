@@ -157,7 +157,7 @@ def send(asker: Asker, body: Any) -> socket.socket:
     content = json.dumps(body).encode()
     host, port = asker.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=60)
-    head = f"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    head = f"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
     connection.sendall(f"{head}\r\n\r\n".encode() + content)
     return connection
 

@@ -59,7 +59,7 @@ def test_a_request_in_time_is_answered(http: httpx.Client, score_body: Body) -> 
 def test_a_body_that_does_not_arrive_is_given_up(connect: Connect, path: str) -> None:
     http = connect(body_timeout=1)
     with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=120) as connection:
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
         connection.sendall(f"{head}{{".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 408")
 

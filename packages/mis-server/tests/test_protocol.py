@@ -41,12 +41,12 @@ def envelope(reply: bytes) -> dict[str, str]:
         b"GET /" + b"y" * 2_000_000 + b" HTTP/1.1\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",  # TLS, to a port without
         b"nonsense\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
-        b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
-        b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: [::1]\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
+        b"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET /health HTTP/1.1\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
-        b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: [::1]\r\nhost: y\r\n\r\n",
+        b"CONNECT x:80 HTTP/1.1\r\nhost: [::1]\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
     ids=["headers", "header", "path", "tls", "nonsense", "negative", "two lengths", "length of chunks", "no host",
@@ -75,13 +75,13 @@ def test_an_offer_of_another_protocol_is_declined_and_the_request_answered(open_
     framed = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
     head = (
-        b"POST /v1/score HTTP/1.1\r\nhost: x\r\n"
+        b"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\n"
         + offer
         + b"content-type: application/json\r\n"
         + framing
         + b"\r\n\r\n"
     )
-    last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nhost: [::1]\r\nconnection: close\r\n\r\n"
     connection = open_socket()
     connection.sendall(head)
     time.sleep(0.2)  # the body comes later, as Java's client sends it
@@ -93,9 +93,9 @@ def test_an_offer_of_another_protocol_is_declined_and_the_request_answered(open_
 
 
 def test_any_number_of_offers_in_one_packet_is_declined(open_socket: Open, caplog: pytest.LogCaptureFixture) -> None:
-    offer = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    offer = b"GET /health HTTP/1.1\r\nHost: [::1]\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
     connection = open_socket()
-    connection.sendall(offer * 500 + b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    connection.sendall(offer * 500 + b"GET /health HTTP/1.1\r\nhost: [::1]\r\nconnection: close\r\n\r\n")
     assert read_all(connection).count(b"HTTP/1.1 200 OK") == 501
     assert "RecursionError" not in caplog.text
 
@@ -106,7 +106,7 @@ def test_a_body_is_not_read_for_ever_after_its_reply(connect: Callable[..., http
     base = connect(api_key="secret").base_url
     sent, part = 0, bytes(1 << 20)
     with socket.create_connection((base.host, base.port or 80), timeout=120) as connection:
-        connection.sendall(head + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000000\r\n\r\n")
+        connection.sendall(head + b" HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 10000000000\r\n\r\n")
         assert connection.recv(100).startswith((b"HTTP/1.1 401", b"HTTP/1.1 200"))
         with contextlib.suppress(ConnectionError):
             while sent < 200 * len(part):
@@ -173,7 +173,9 @@ def test_a_client_that_does_not_read_its_reply_is_cut_off(
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(120)
         connection.connect((base.host, base.port or 80))
-        head = f"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        head = (
+            f"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        )
         connection.sendall(f"{head}\r\n\r\n".encode() + body)
         started = connection.recv(15)
         assert started == b"HTTP/1.1 200 OK"

@@ -16,6 +16,7 @@ def delimited(
     item_first: bool,
     tokenizer: Tokenizer | None,
     delimiter: int,
+    add_special_tokens: bool,
 ) -> tuple[TokenRows, TokenRows]:
     """Put the delimiter between query and item: at the end of whatever comes first.
 
@@ -27,12 +28,15 @@ def delimited(
         item_first: Whether items come before the query.
         tokenizer: Needed for text.
         delimiter: Token id.
+        add_special_tokens: Whether text gets those that its tokenizer adds.
 
     Raises:
         RequestError: `delimiter_in_input`.
     """
     if isinstance(query, str):
-        own, tokens, lens = cast(Tokenizer, tokenizer).encode_apart(query, cast(Sequence[str], items), item_first)
+        own, tokens, lens = cast(Tokenizer, tokenizer).encode_apart(
+            query, cast(Sequence[str], items), item_first, add_special_tokens=add_special_tokens
+        )
         query, items = TokenRows.single("query", own), TokenRows("items", tokens, lens, is_nested=True)
     assert isinstance(items, TokenRows), "text and ids are never mixed"
     for rows in (query, items):

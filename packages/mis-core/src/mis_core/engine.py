@@ -68,7 +68,8 @@ class Engine:
         delimiter = config.multi_item_scoring_delimiter
         if delimiter is not None and delimiter >= model.vocab_size:
             raise ConfigError(
-                f"multi_item_scoring_delimiter must be a token of the model, below {model.vocab_size}, not {delimiter}.",
+                f"multi_item_scoring_delimiter must be a token of the model, below {model.vocab_size}, "
+                f"not {delimiter}.",
                 "multi_item_scoring_delimiter",
             )
         mesh = make_mesh(config.dp_size, config.tp_size)
@@ -148,7 +149,7 @@ class Engine:
             items: Texts or lists of token ids, of the query's kind; one may be empty.
             label_token_ids: Tokens whose probability after `query + item` is wanted, or one list per item.
             options: The other fields of the HTTP body: `labels`, `apply_softmax`, `item_first`,
-                `temperature`, `return_token_logprobs`, `cache_salt`; and, for this request only,
+                `temperature`, `return_token_logprobs`, `cache_salt`, `add_special_tokens`; and, for this request only,
                 `scoring_algorithm`, `mask_impl` and `multi_item_scoring_chunk_size`.
 
         Raises:

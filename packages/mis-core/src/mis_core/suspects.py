@@ -1,9 +1,11 @@
 """Which requests may have ended the engine process, so that none can end it again and again.
 
 Every request that was in flight when the process ended is suspected. A suspect that is sent again is
-computed while no other suspect is; if the process ends once more, it is refused for some minutes, and then
-tried once again. One that is answered is cleared. So an innocent neighbour of a poisoned request gets its
-answer, one that was unlucky twice is not refused for ever, and the poisoned one ends the engine rarely.
+computed while no other suspect is. An end of the process is evidence against those in flight if they were
+few, or against a suspect that was the only one; among many it says nothing of each. With evidence of two
+ends a request is refused for some minutes, and then tried once again. One that is answered is cleared. So
+an innocent neighbour of a poisoned request gets its answer, whoever kills the process from outside convicts
+nobody by that, and the poisoned one ends the engine rarely.
 """
 
 import asyncio
@@ -18,15 +20,16 @@ import numpy as np
 
 from mis_core.request import ScoreRequest
 
-_REFUSED_AFTER = 2  # ends of the engine
+_REFUSED_AFTER = 2  # ends of the engine that are evidence
+_FEW = 4  # requests in flight
 _REFUSED_S = 600.0
 _REMEMBERED = 4096  # requests, the latest
 
 
 @dataclass(slots=True)
 class _Record:
-    ends: int = 0
-    last_s: float = 0.0  # when the engine last ended
+    evidence: int = 0  # ends of the engine
+    last_s: float = 0.0  # when it last ended
 
 
 class RequestRefused(RuntimeError):
@@ -54,16 +57,19 @@ class Suspects:
     async def _alone(self, key: bytes) -> AsyncIterator[None]:
         async with self._one_at_a_time:
             record = self._records.get(key, _Record())
-            if record.ends >= _REFUSED_AFTER and time.monotonic() - record.last_s < _REFUSED_S:
-                raise RequestRefused(f"The engine ended {record.ends} times while it worked on this request.")
+            if record.evidence >= _REFUSED_AFTER and time.monotonic() - record.last_s < _REFUSED_S:
+                raise RequestRefused(f"The engine ended {record.evidence} times while it worked on this request.")
             yield
             self._records.pop(key, None)
 
     def blame(self, requests: Iterable[ScoreRequest]) -> None:
         """Note that the engine ended under these requests."""
-        for key in {_key(request) for request in requests}:
+        keys = {_key(request) for request in requests}
+        known = [key for key in keys if key in self._records]
+        for key in keys:
+            is_evidence = len(keys) <= _FEW or known == [key]
             record = self._records.pop(key, _Record())
-            self._records[key] = _Record(record.ends + 1, time.monotonic())
+            self._records[key] = _Record(record.evidence + is_evidence, time.monotonic())
         while len(self._records) > _REMEMBERED:
             self._records.popitem(last=False)
 

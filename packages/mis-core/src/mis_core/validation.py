@@ -25,7 +25,7 @@ LAYOUT_FIELDS = ("scoring_algorithm", "mask_impl", "multi_item_scoring_chunk_siz
 
 FIELDS = (
     "query", "items", "label_token_ids", "labels", "apply_softmax", "item_first", "temperature",
-    "return_token_logprobs", "model", "cache_salt",
+    "return_token_logprobs", "model", "cache_salt", "add_special_tokens",
 )  # fmt: skip
 """Every field of a request."""
 
@@ -103,6 +103,7 @@ def parse_score_request(
     apply_softmax, item_first, return_token_logprobs = (
         _read_bool(body, name) for name in ("apply_softmax", "item_first", "return_token_logprobs")
     )
+    add_special_tokens = _read_bool(body, "add_special_tokens", default=True)
     cache_salt, model = _read_optional_text(body, "cache_salt"), _read_optional_text(body, "model")
     if model is not None and served_models is not None and model not in served_models:
         raise RequestError("model_not_found", f"Model {_shown(model)} is not served here.", "model")
@@ -110,8 +111,8 @@ def parse_score_request(
     _check_counts(len(items.lens) if isinstance(items, TokenRows) else len(items), label_rows, limits)
     layout = _read_layout(body)
     if limits.delimiter is not None:
-        query, items = delimited(query, items, item_first, tokenizer, limits.delimiter)
-    joined = _join(query, items, item_first, tokenizer, limits)
+        query, items = delimited(query, items, item_first, tokenizer, limits.delimiter, add_special_tokens)
+    joined = _join(query, items, item_first, tokenizer, limits, add_special_tokens)
     return ScoreRequest(
         joined.query,
         joined.item_tokens,
@@ -243,8 +244,8 @@ def _look_up(labels: list[str], tokenizer: Tokenizer) -> TokenRows:
     return TokenRows.single("labels", np.array([tokenizer.label_id(label) for label in labels], np.int64))
 
 
-def _read_bool(body: Mapping[str, object], name: str) -> bool:
-    value = body.get(name, False)
+def _read_bool(body: Mapping[str, object], name: str, *, default: bool = False) -> bool:
+    value = body.get(name, default)
     if not isinstance(value, (bool, np.bool_)):
         raise RequestError(f"invalid_{name}_type", f"{name} must be true or false, not {_kind(value)}.", name)
     return bool(value)
@@ -303,6 +304,7 @@ def _join(
     item_first: bool,
     tokenizer: Tokenizer | None,
     limits: Limits,
+    add_special_tokens: bool,
 ) -> Joined:
     """Make the segments; refuse lengths beyond the limits, for ids before any array of that size is made."""
     if isinstance(query, TokenRows) and isinstance(items, TokenRows):
@@ -311,7 +313,11 @@ def _join(
         _check_lengths(lens, computed, limits)
         return join_ids(query.values, items.values, items.lens, item_first)
     joined = cast(Tokenizer, tokenizer).join(
-        cast(str, query), cast(Sequence[str], items), item_first, context_length=limits.context_length
+        cast(str, query),
+        cast(Sequence[str], items),
+        item_first,
+        add_special_tokens=add_special_tokens,
+        context_length=limits.context_length,
     )
     lens = joined.context_lens + np.diff(joined.item_starts)
     _check_lengths(lens, len(joined.query) + len(joined.item_tokens), limits)

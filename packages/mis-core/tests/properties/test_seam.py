@@ -27,9 +27,24 @@ PIECES = (
 
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.characters(exclude_categories=["Cs"])), max_size=8).map("".join)
 openings = st.sampled_from(
-    ["", "Is it so", "The answer, please. ", "<|im_start|>user\nWhich one", "中文\uff0c标点。", "See 12,"]
+    [
+        "",
+        "<|begin_of_text|>",
+        "<|begin_of_text|>Is it so",
+        "Is it so",
+        "The answer, please. ",
+        "<|im_start|>user\nWhich one",
+        "中文\uff0c标点。",
+        "See 12,",
+    ]
 )
 queries = st.tuples(openings, texts).map("".join).filter(bool)
+
+
+def ids_of(backend: Backend, text: str) -> list[int]:
+    """Ids as the library gives them, but for a text that begins with BOS: it gets no second one."""
+    bare = backend.encode(text, add_special_tokens=False).ids
+    return bare if bare[:1] == [backend.token_to_id("<|begin_of_text|>")] else backend.encode(text).ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,13 +54,16 @@ def test_ids_are_those_of_the_joined_string(small_tokenizer, kind, query, items)
     backend = small_tokenizer(kind)
     tokenizer = Tokenizer(backend)
     joined = tokenizer.join(query, items)
-    np.testing.assert_array_equal(joined.query, backend.encode(query).ids)
+    np.testing.assert_array_equal(joined.query, ids_of(backend, query))
     for index, item in enumerate(items):
-        assert joined.sequence(index).tolist() == backend.encode(query + item).ids
+        assert joined.sequence(index).tolist() == ids_of(backend, query + item)
     assert np.all(np.diff(joined.item_starts) >= 1)
     item_first = tokenizer.join(query, items, item_first=True)
     for index, item in enumerate(items):
-        assert item_first.sequence(index).tolist() == backend.encode(item + query).ids
+        assert item_first.sequence(index).tolist() == ids_of(backend, item + query)
+    bare = tokenizer.join(query, items, add_special_tokens=False)
+    for index, item in enumerate(items):
+        assert bare.sequence(index).tolist() == backend.encode(query + item, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("kind", SHARING)

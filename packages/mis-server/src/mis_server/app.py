@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import mis_server
 from mis_core.tokenization import Tokenizer
+from mis_server.browsers import Browsers, is_loopback
 from mis_server.errors import install_error_handlers, reply_to
 from mis_server.middleware import ApiKey, BodyLimit, Heads, RequestIds
 from mis_server.routes import admin, models, operations, score, tokens
@@ -50,6 +51,7 @@ class _App(FastAPI):
             Middleware(Heads),
             Middleware(RequestIds, service.metrics, service.afterwards, log=not settings.disable_access_log),
             *_cors(settings),
+            *_browsers(settings),
             Middleware(ApiKey, key=settings.api_key, admin_key=settings.admin_api_key),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
             *(Middleware(_Shortcut, route=route) for route in score.router.routes if isinstance(route, APIRoute)),
@@ -86,8 +88,19 @@ class _Shortcut:
         await response(scope, receive, send)
 
 
-def _cors(settings: ServerConfig) -> list[Middleware]:
-    if settings.cors_allowed_origins is None:
+def _browsers(settings: ServerConfig) -> list[Middleware]:
+    """Guard a server without a key, which trusts whoever reaches it, against pages that make a browser reach it."""
+    if settings.api_key is not None:
         return []
-    origins = [origin.strip() for origin in settings.cors_allowed_origins.split(",")]
-    return [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])]
+    hosts = None
+    if is_loopback(settings.host):
+        hosts = frozenset(map(str.strip, (settings.allowed_hosts or "localhost").split(",")))
+    return [Middleware(Browsers, hosts=hosts, origins=frozenset(settings.origins))]
+
+
+def _cors(settings: ServerConfig) -> list[Middleware]:
+    if not settings.origins:
+        return []
+    return [
+        Middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    ]

@@ -51,6 +51,12 @@ class ServerConfig:
         "Certificates of authorities, one of which must have signed the client's; default: clients show none.",
         group="Security",
     )
+    allowed_hosts: str | None = option(
+        None,
+        "Names, separated by commas, that requests may call a server without a key on a loopback address, besides "
+        "localhost and that address; for a proxy on the same machine.",
+        group="Security",
+    )
     cors_allowed_origins: str | None = option(
         None,
         "Origins, separated by commas, whose pages browsers let call this server; default: none.",
@@ -103,6 +109,11 @@ class ServerConfig:
         for name in ("host", "api_key", "admin_api_key", "served_model_name"):
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty; leave it out for the default.", name)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Origins whose pages may call this server from a browser."""
+        return tuple(map(str.strip, (self.cors_allowed_origins or "").split(","))) if self.cors_allowed_origins else ()
 
     @property
     def model_name(self) -> str:

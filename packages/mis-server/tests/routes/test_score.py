@@ -245,7 +245,7 @@ def test_a_client_that_leaves_with_requests_in_a_row_leaves_no_fault_behind(
 def leaving_client(http: httpx.Client, body: dict[str, Any], padding: int = 0, times: int = 1) -> socket.socket:
     """Send a request over a connection that closes, unanswered, at the end of the `with` block."""
     content = json.dumps(body) + " " * padding
-    head = "POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(content)}\r\n\r\n"
     connection = socket.create_connection((http.base_url.host, http.base_url.port or 80))
     for part in (head, content) if times == 1 else ((head + content) * times,):

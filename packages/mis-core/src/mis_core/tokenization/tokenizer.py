@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 import tokenizers
-from jaxtyping import Int32, Int64
+from jaxtyping import Bool, Int32, Int64
 
 from mis_core.errors import ModelError, RequestError
 from mis_core.tokenization.joined import Joined, cut_segments, whole_sequences
@@ -31,7 +31,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._before, self._after = _added_at_the_ends(backend)
+        self._frame = _added_at_the_ends(backend)
         self._cut_characters = cut_characters(backend)
 
     @classmethod
@@ -57,8 +57,12 @@ class Tokenizer:
         return cls(backend)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32[np.ndarray, " tokens"]:
-        """Return the ids of a text, with the special tokens that the tokenizer adds to it."""
-        return np.array(self._backend.encode(text, add_special_tokens=add_special_tokens).ids, np.int32)
+        """Return the ids of a text, with the special tokens that the tokenizer adds to it.
+
+        None are added to a text that begins with those that come first, such as BOS: a chat template put them there.
+        """
+        tokens, _ = self._encode_all(iter([text]), len(text), 1, special=add_special_tokens)
+        return tokens
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of ids, special tokens included; ids without a token are left out."""
@@ -90,7 +94,13 @@ class Tokenizer:
         return ids[0]
 
     def join(
-        self, query: str, items: Sequence[str], item_first: bool = False, *, context_length: int | None = None
+        self,
+        query: str,
+        items: Sequence[str],
+        item_first: bool = False,
+        *,
+        add_special_tokens: bool = True,
+        context_length: int | None = None,
     ) -> Joined:
         """Tokenise every `query + item` as one string, and share what the query's own tokens begin it with.
 
@@ -100,13 +110,15 @@ class Tokenizer:
             query: Shared text, not empty.
             items: Texts; one may be empty.
             item_first: Tokenise `item + query` instead; then nothing is shared.
+            add_special_tokens: Whether those are added that `encode` adds.
             context_length: A query that alone has more tokens is refused before any item is joined with it.
 
         Raises:
             RequestError: a text has no tokens at all, too much text would be tokenised again for every item, or the
                 query is too long.
         """
-        alone = self.encode(query)
+        special = add_special_tokens
+        alone = self.encode(query, special)
         if context_length is not None and len(alone) > context_length:
             raise RequestError(
                 "context_length_exceeded",
@@ -115,48 +127,53 @@ class Tokenizer:
                 "items",
             )
         if item_first:
-            return whole_sequences(*self._encode_whole(len(query), items, lambda item: item + query))
+            return whole_sequences(*self._encode_whole(len(query), items, lambda item: item + query, special))
         cut = find_cut(query, self._cut_characters)
         if cut is not None:
-            joined = self._join_at(cut, query, items, alone)
+            joined = self._join_at(cut, query, items, alone, special)
             if joined is not None:
                 return joined
-        return cut_segments(alone, *self._encode_whole(len(query), items, lambda item: query + item), head_len=0)
+        whole = self._encode_whole(len(query), items, lambda item: query + item, special)
+        return cut_segments(alone, *whole, head_len=0)
 
     def encode_apart(
-        self, query: str, items: Sequence[str], item_first: bool = False
+        self, query: str, items: Sequence[str], item_first: bool = False, *, add_special_tokens: bool = True
     ) -> tuple[Int64[np.ndarray, " query_tokens"], Int64[np.ndarray, " item_tokens"], Int64[np.ndarray, " items"]]:
         """Tokenise query and items each for itself, for a delimiter to be put between them.
 
-        Tokens that the tokenizer adds at the ends of a text go to the ends of the whole.
+        Tokens that the tokenizer adds at the ends of a text go to the ends of the whole, but for a whole that begins
+        with those that come first.
 
         Returns:
             Ids of the query, ids of all items, and how many each item has.
         """
         tokens, lens = self._encode_all(iter(items), 0, len(items), special=False)
         own = np.array(self._backend.encode(query, add_special_tokens=False).ids, np.int64)
-        before, after = self._before, self._after
-        ends = np.cumsum(lens)
+        before, after = (self._frame or ([], [])) if add_special_tokens else ([], [])
         if item_first:
-            tokens = np.insert(tokens, np.repeat(ends - lens, len(before)), before * len(items))
-            return np.concatenate([own, after]).astype(np.int64), tokens.astype(np.int64), lens + len(before)
-        tokens = np.insert(tokens, np.repeat(ends, len(after)), after * len(items))
-        return np.concatenate([before, own]).astype(np.int64), tokens.astype(np.int64), lens + len(after)
+            tokens, lens = _framed(tokens, lens, before, [], ~_begin_with(tokens, lens, before))
+            return np.concatenate([own, after]).astype(np.int64), tokens.astype(np.int64), lens
+        if _begin_with(own, np.array([len(own)]), before)[0]:
+            before, after = [], []
+        tokens, lens = _framed(tokens, lens, [], after, np.ones(len(items), bool))
+        return np.concatenate([before, own]).astype(np.int64), tokens.astype(np.int64), lens
 
-    def _join_at(self, cut: int, query: str, items: Sequence[str], alone: np.ndarray) -> Joined | None:
+    def _join_at(self, cut: int, query: str, items: Sequence[str], alone: np.ndarray, special: bool) -> Joined | None:
         """Tokenise from the cut on only; None if the tokenizer does not split there after all."""
         tail = query[cut:]
         self._check_repeated(len(tail), query, items)
-        rest = (self._backend.encode(tail, add_special_tokens=False).ids, self._after)
-        head_len = len(alone) - sum(map(len, rest))
-        head = [*self._before, *self._backend.encode(query[:cut], add_special_tokens=False).ids]
-        if not np.array_equal(alone, [*head, *itertools.chain(*rest)]):
+        if special and self._frame is None:
+            return None
+        head = self._backend.encode(query[:cut], add_special_tokens=False).ids
+        before, after = (self._frame or ([], [])) if special else ([], [])
+        if _begin_with(np.array(head), np.array([len(head)]), before)[0]:
+            before, after = [], []
+        rest = self._backend.encode(tail, add_special_tokens=False).ids
+        if not np.array_equal(alone, [*before, *head, *rest, *after]):
             return None
         tokens, lens = self._encode_all((tail + item for item in items), len(tail), len(items), special=False)
-        if self._after:
-            tokens = np.insert(tokens, np.repeat(np.cumsum(lens), len(self._after)), self._after * len(items))
-            lens = lens + len(self._after)
-        return cut_segments(alone, tokens.astype(np.int32), lens, head_len) if lens.all() else None
+        tokens, lens = _framed(tokens, lens, [], after, np.ones(len(items), bool))
+        return cut_segments(alone, tokens, lens, len(before) + len(head)) if lens.all() else None
 
     @staticmethod
     def _check_repeated(tail_len: int, query: str, items: Sequence[str]) -> None:
@@ -171,7 +188,7 @@ class Tokenizer:
             )
 
     def _encode_whole(
-        self, query_len: int, items: Sequence[str], join: Callable[[str], str]
+        self, query_len: int, items: Sequence[str], join: Callable[[str], str], special: bool
     ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"]]:
         """Tokenise every joined string from its beginning."""
         characters = query_len * len(items) + sum(map(len, items))
@@ -182,7 +199,7 @@ class Tokenizer:
                 f"at most {_MAX_WHOLE_CHARACTERS} are allowed. Send fewer items at a time, or token ids.",
                 "items",
             )
-        tokens, lens = self._encode_all(map(join, items), query_len, len(items), special=True)
+        tokens, lens = self._encode_all(map(join, items), query_len, len(items), special)
         if not lens.all():
             raise RequestError(
                 "empty_query", f"The query and items[{int(lens.argmin())}] have no tokens together.", "query"
@@ -193,24 +210,54 @@ class Tokenizer:
         self, texts: Iterator[str], typical_len: int, count: int, special: bool
     ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"]]:
         """Return the ids of all texts, one after the other, and how many each has."""
+        by_library = special and self._frame is None
         size = max(1, _CHUNK_CHARACTERS // (typical_len + 64))
         tokens, lens = [], []
         for _ in range(0, count, size):
             chunk = list(itertools.islice(texts, size))
-            rows = [encoding.ids for encoding in self._backend.encode_batch_fast(chunk, add_special_tokens=special)]
+            encodings = self._backend.encode_batch_fast(chunk, add_special_tokens=by_library)
+            rows = [encoding.ids for encoding in encodings]
             tokens.append(np.array(list(itertools.chain.from_iterable(rows)), np.int32))
             lens.extend(map(len, rows))
-        return np.concatenate(tokens), np.array(lens, np.int64)
+        every, counts = np.concatenate(tokens), np.array(lens, np.int64)
+        if not special or self._frame is None:
+            return every, counts
+        return _framed(every, counts, *self._frame, ~_begin_with(every, counts, self._frame[0]))
 
 
-def _added_at_the_ends(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
-    """Return what the post-processor puts before and after a single text, such as BOS; it is constant."""
+def _begin_with(tokens: np.ndarray, lens: np.ndarray, before: list[int]) -> Bool[np.ndarray, " rows"]:
+    """Whether rows that lie one after the other begin with some ids; none does with no ids."""
+    found = np.full(len(lens), bool(before)) & (lens >= len(before))
+    begins = (np.cumsum(lens) - lens)[found]
+    for place, token in enumerate(before):
+        found[found] = tokens[begins + place] == token
+        begins = (np.cumsum(lens) - lens)[found]
+    return found
+
+
+def _framed(
+    tokens: np.ndarray, lens: np.ndarray, before: list[int], after: list[int], wanted: np.ndarray
+) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " rows"]]:
+    """Put ids before and after the wanted rows."""
+    ends = np.cumsum(lens)
+    count = int(np.count_nonzero(wanted))
+    # Of ids put at one place, `insert` keeps the order: those after a row come before those before the next.
+    places = np.stack([ends - lens, ends], 1)[wanted].repeat([len(before), len(after)], 1)
+    framed = np.insert(tokens, places.ravel(), np.tile([*before, *after], count))
+    return framed.astype(np.int32), lens + wanted * (len(before) + len(after))
+
+
+def _added_at_the_ends(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Return what the post-processor puts before and after a single text, such as BOS; it is constant.
+
+    None if it cannot be recognised; then every text is encoded whole, by the library alone.
+    """
     bare = backend.encode(_PROBE, add_special_tokens=False).ids
     full = backend.encode(_PROBE).ids
     for begin in range(len(full) - len(bare) + 1):
         if full[begin : begin + len(bare)] == bare:
             return full[:begin], full[begin + len(bare) :]
-    return [], []  # a frame that cannot be recognised: every check of a cut fails, and texts are joined whole
+    return None
 
 
 def _check_files(directory: Path) -> None:

@@ -68,6 +68,10 @@ class ScoreBody(BaseModel):
     cache_salt: str = Field(
         default="", description="Requests share cached prefixes only with requests of the same salt."
     )
+    add_special_tokens: bool = Field(
+        default=True,
+        description="Add to texts what the tokenizer adds, such as BOS; never to a text that begins with it.",
+    )
 
 
 class PromptTokensDetails(BaseModel):
