@@ -62,7 +62,23 @@ def test_qwen2_has_biases_and_head_dim_from_the_hidden_size(tmp_path: Path) -> N
         ({"architectures": None}, r"architecture \(none\)"),
         ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not supported'),
         ({"attention_bias": True}, "attention_bias = true"),
-        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window: layers 1 to 1 slide"),
+        ({"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 64}, "layers 0 to 1 slide"),
+        ({"architectures": "Qwen3ForCausalLM"}, 'architectures must be a list of names, not "Qwen3ForCausalLM"'),
+        ({"head_dim": 33}, "head_dim must be even"),
+        ({"rms_norm_eps": None}, "rms_norm_eps must be a positive number, not null"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps must be a positive number"),
+        ({"rope_scaling": "linear"}, 'rope_scaling must be an object, not "linear"'),
+        *[
+            ({"rope_scaling": {"type": "linear", "factor": factor}}, "factor must be a positive number")
+            for factor in (0, None, "2", True, -1)
+        ],
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": "32"}}, "beta_fast must be a positive number"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}}, "differ"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0}, "original_max_position_embeddings": 64},
+            "original_max_position_embeddings beside rope_scaling",
+        ),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
@@ -78,6 +94,32 @@ def test_qwen2_has_biases_and_head_dim_from_the_hidden_size(tmp_path: Path) -> N
 def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_sliding_window": True},  # the first layer that slides is the 28th
+        {"use_sliding_window": True, "max_window_layers": 2},
+        {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": None},
+        {"use_sliding_window": True, "max_window_layers": 0, "layer_types": ["full_attention"] * 2},
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, "finetuned": True}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+    ],
+)
+def test_what_changes_nothing_is_accepted(tmp_path: Path, changes: dict) -> None:
+    read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(("name", "positions"), [("Qwen3ForCausalLM", 32768), ("LlamaForCausalLM", 2048)])
+def test_without_a_longest_sequence_the_familys_counts(tmp_path: Path, name: str, positions: int) -> None:
+    assert read(tmp_path, architectures=[name], max_position_embeddings=None).max_positions == positions
+
+
+def test_a_config_is_an_object(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match="holds a JSON list, not an object"):
+        read_model_config(tmp_path)
 
 
 def test_missing_directory_file_and_broken_json(tmp_path: Path) -> None:

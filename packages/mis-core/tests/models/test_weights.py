@@ -45,6 +45,41 @@ def test_every_stored_type_becomes_the_wanted_one(tmp_path: Path, stored: str) -
         assert from_bits(load(directory, wanted).embedding[...]).dtype == jnp.dtype(wanted)
 
 
+def test_float64_is_read(directory: Path) -> None:
+    before = load(directory)
+    rewrite(
+        directory, lambda tensors: tensors.update({name: each.astype(np.float64) for name, each in tensors.items()})
+    )
+    np.testing.assert_array_equal(load(directory).layers.qkv[...], before.layers.qkv[...])
+
+
+def test_what_lies_beside_the_whole_model_is_not_its_own(directory: Path) -> None:
+    save_file({"lora_A": np.zeros(3, np.float32)}, directory / "adapter_model.safetensors")
+    load(directory)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.k_proj.weight", "model.norm.weight"])
+def test_a_weight_that_is_no_number_is_named(directory: Path, dtype: str, value: float, name: str) -> None:
+    def spoil(tensors: dict) -> None:
+        tensors[name] = tensors[name].copy()
+        tensors[name].flat[7] = value
+
+    rewrite(directory, spoil)
+    with pytest.raises(ModelError, match=rf"{name} holds NaN or infinity as {dtype}"):
+        load(directory, dtype)
+
+
+def test_a_head_that_is_not_the_embedding_is_refused_where_they_are_said_to_be_one(directory: Path) -> None:
+    embedding = load_file(directory / FILE)["model.embed_tokens.weight"]
+    rewrite(directory, lambda tensors: tensors.update({"lm_head.weight": embedding.copy()}))
+    load(directory)
+    rewrite(directory, lambda tensors: tensors.update({"lm_head.weight": embedding * 2}))
+    with pytest.raises(ModelError, match=r"lm_head\.weight is not the embedding"):
+        load(directory)
+
+
 def test_query_heads_lie_beside_their_kv_head(directory: Path) -> None:
     config, decoder = read_model_config(directory), load(directory)
     stored = load_file(directory / FILE)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mis_core.errors import ModelError
-from mis_core.models.rope import RopeConfig, parse_rope
+from mis_core.models.rope import RopeConfig, parse_rope, positive_number
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,19 @@ class Family:
         qkv_bias: Query, key and value projections have biases.
         qk_norm: Queries and keys are RMS-normalised per head before RoPE.
         head_dim: Head size where `config.json` is silent; None: `hidden_size / num_attention_heads`.
+        max_positions: Longest sequence in tokens where it is silent, as transformers has it.
     """
 
     qkv_bias: bool = False
     qk_norm: bool = False
     head_dim: int | None = None
+    max_positions: int = 32768
 
 
 FAMILIES = {
     "Qwen3ForCausalLM": Family(qk_norm=True, head_dim=128),
     "Qwen2ForCausalLM": Family(qkv_bias=True),
-    "LlamaForCausalLM": Family(),
+    "LlamaForCausalLM": Family(max_positions=2048),
 }
 
 # Settings that change the arithmetic, with the only values the decoder implements.
@@ -39,7 +41,6 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
-    "use_sliding_window": (False, None),
     "partial_rotary_factor": (1, 1.0, None),
     "quantization_config": (None,),
     "pretraining_tp": (1, None),
@@ -90,6 +91,8 @@ def read_model_config(directory: Path) -> ModelConfig:
         raise ModelError(f"{path}: missing; a model directory needs a config.json.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: not valid JSON ({error}).") from None
+    if not isinstance(raw, dict):
+        raise ModelError(f"{path}: holds a JSON {type(raw).__name__}, not an object.")
     try:
         return _parse(raw)
     except ModelError as error:
@@ -101,14 +104,15 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
     for name, allowed in _SUPPORTED.items():
         if name in raw and raw[name] not in allowed:
             raise ModelError(f"{name} = {json.dumps(raw[name])[:80]} is not supported (only {json.dumps(allowed[0])}).")
-    if any(kind != "full_attention" for kind in raw.get("layer_types") or []):
-        raise ModelError("layer_types: only full_attention is supported.")
+    _check_no_layer_slides(raw)
     embed, heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
     kv_heads = _count(raw, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ModelError(f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads}).")
-    max_positions = _count(raw, "max_position_embeddings")
+    max_positions = _count(raw, "max_position_embeddings", family.max_positions)
     head_dim = _count(raw, "head_dim", family.head_dim or embed // heads)
+    if head_dim % 2:
+        raise ModelError(f"head_dim must be even, since RoPE turns pairs, not {head_dim}.")
     return ModelConfig(
         family=family,
         vocab_size=_count(raw, "vocab_size"),
@@ -119,7 +123,7 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=max_positions,
-        norm_epsilon=float(raw.get("rms_norm_eps", 1e-6)),
+        norm_epsilon=positive_number(raw, "rms_norm_eps", 1e-6),
         tied=bool(raw.get("tie_word_embeddings", False)),
         rope=parse_rope(raw, head_dim, max_positions),
     )
@@ -127,10 +131,24 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
 
 def _family(raw: dict[str, Any]) -> Family:
     names = raw.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"architectures must be a list of names, not {json.dumps(names)[:80]}.")
     for name in names:
         if name in FAMILIES:
             return FAMILIES[name]
     raise ModelError(f"architecture {', '.join(names) or '(none)'} is not supported; known: {', '.join(FAMILIES)}.")
+
+
+def _check_no_layer_slides(raw: dict[str, Any]) -> None:
+    """Refuse sliding windows; `use_sliding_window` makes none where the first layer that slides is past the last."""
+    kinds = raw.get("layer_types")
+    if any(kind != "full_attention" for kind in kinds or []):
+        raise ModelError("layer_types: only full_attention is supported.")
+    first = _count(raw, "max_window_layers", 28)
+    if raw.get("use_sliding_window") and not kinds and raw.get("sliding_window", 4096) is not None:
+        layers = _count(raw, "num_hidden_layers")
+        if first < layers:
+            raise ModelError(f"use_sliding_window: layers {first} to {layers - 1} slide, which is not supported.")
 
 
 def _count(raw: dict[str, Any], name: str, default: int | None = None) -> int:

@@ -34,6 +34,7 @@ _PARAMETERS = {
         "mscale": False,
         "mscale_all_dim": False,
         "truncate": False,
+        "finetuned": False,  # of the first published code; says how the checkpoint was made
     },
 }
 
@@ -64,6 +65,11 @@ def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int) -> RopeCo
         ModelError: the type or a parameter is unknown or missing; it is named.
     """
     new = raw.get("rope_parameters")
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(raw.get(name) or {}, dict):
+            raise ModelError(f"{name} must be an object, not {json.dumps(raw[name])[:40]}.")
+    if new and raw.get("rope_scaling") and _without_theta(new) != _without_theta(raw["rope_scaling"]):
+        raise ModelError("rope_parameters and rope_scaling differ; keep the one that is meant.")
     key = "rope_parameters" if new is not None else "rope_scaling"
     found = dict((new if new is not None else raw.get("rope_scaling")) or {})
     theta = found.pop("rope_theta", raw.get("rope_theta", 10000.0))
@@ -79,9 +85,32 @@ def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int) -> RopeCo
     unknown = [name for name in found if name not in _PARAMETERS[kind]]
     if unknown:
         raise ModelError(f"{key}.{unknown[0]} is not supported for RoPE type {kind}.")
-    if not isinstance(theta, int | float) or theta <= 0:
-        raise ModelError(f"rope_theta must be a positive number, not {json.dumps(theta)[:40]}.")
-    return RopeConfig(kind, float(theta), head_dim, max_positions, found)
+    for name, value in found.items():
+        if value is not None and not isinstance(value, bool):
+            positive_number(found, name)
+        elif _PARAMETERS[kind][name]:
+            raise ModelError(f"{key}.{name} must be a positive number, not {json.dumps(value)}.")
+    above, name = raw.get("original_max_position_embeddings"), "original_max_position_embeddings"
+    if name in _PARAMETERS[kind] and above is not None and above != found.get(name):
+        raise ModelError(f"{name} beside {key} is not {key}.{name}; give it there alone.")
+    return RopeConfig(kind, positive_number({"rope_theta": theta}, "rope_theta"), head_dim, max_positions, found)
+
+
+def _without_theta(parameters: dict[str, Any]) -> dict[str, Any]:
+    kind = parameters.get("rope_type", parameters.get("type"))
+    return {k: v for k, v in parameters.items() if k not in ("rope_theta", "rope_type", "type")} | {"rope_type": kind}
+
+
+def positive_number(raw: dict[str, Any], name: str, default: float | None = None) -> float:
+    """Return a number above 0 of a configuration.
+
+    Raises:
+        ModelError: it is something else; names it.
+    """
+    value = raw.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ModelError(f"{name} must be a positive number, not {json.dumps(value)[:40]}.")
+    return float(value)
 
 
 def frequencies(config: RopeConfig) -> tuple[Float32[np.ndarray, " half_head_dim"], float]:

@@ -29,9 +29,11 @@ from mis_core.models.parallel import PACKABLE, TENSOR, one_device, packs, partit
 from mis_kernels import packed, storage_dtype
 from mis_kernels.packed import PackedWeight
 
-_STORED_TYPES = ("BF16", "F16", "F32")
+_STORED_TYPES = ("BF16", "F16", "F32", "F64")
 # Buffers that some exporters store though they follow from the configuration.
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"
+
+_CHECKED = 1 << 22  # elements at a time, so that no copy of a parameter is made
 
 Place = Callable[[np.ndarray, np.ndarray], None]
 
@@ -176,6 +178,11 @@ def load_decoder(
         mesh = one_device() if mesh is None else mesh
         expected = list(tensors_of(config, mesh.shape[TENSOR]))
         _check(directory, expected, stored, config.tied)
+        if config.tied and not _is_tied(stored):
+            raise ModelError(
+                f"{directory}: lm_head.weight is not the embedding, though tie_word_embeddings is true; say false, or "
+                "leave the tensor out."
+            )
         spread = spread_heads(config, mesh.shape[TENSOR])
         pack = packs(spread, mesh.shape[TENSOR], dtype)
         graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spread, dtype)))
@@ -190,6 +197,9 @@ def load_decoder(
                     part = target if tensor.layer is None else target[tensor.layer]
                     tensor.place(part, stored[tensor.name].get_tensor(tensor.name))
                     bar.update()
+                if not _is_finite(target):
+                    name = next(each.name for each in by_target[path] if not _is_finite_as(dtype, stored, each.name))
+                    raise ModelError(f"{directory}: tensor {name} holds NaN or infinity as {dtype.name}.")
                 loaded[path] = parameter.replace(_on_devices(path, target, dtype, mesh, pack=pack))
         return nnx.merge(graph, nnx.from_flat_state(loaded))
 
@@ -201,6 +211,26 @@ def _on_devices(path: tuple, weight: np.ndarray, dtype: jnp.dtype, mesh: Mesh, *
         return jax.device_put(weight.view(storage_dtype(dtype)), sharding)
     tiles = np.stack([packed.pack(layer.view(np.uint16)) for layer in weight])
     return PackedWeight(jax.device_put(tiles, NamedSharding(mesh, partition(path, packed=True))))
+
+
+def _is_finite(weight: np.ndarray) -> bool:
+    """Whether no element is NaN or infinite: those have all bits of the exponent set, in bfloat16 and float32 alike."""
+    bits = weight.reshape(-1).view({2: np.uint16, 4: np.uint32}[weight.itemsize])
+    exponent = bits.dtype.type(0x7F80 << 8 * (weight.itemsize - 2))
+    parts = (bits[begin : begin + _CHECKED] for begin in range(0, len(bits), _CHECKED))
+    return not any(((part & exponent) == exponent).any() for part in parts)
+
+
+def _is_finite_as(dtype: jnp.dtype, stored: dict[str, Any], name: str) -> bool:
+    return _is_finite(np.ascontiguousarray(stored[name].get_tensor(name), dtype))
+
+
+def _is_tied(stored: dict[str, Any]) -> bool:
+    """Whether a stored head, if there is one, equals the embedding."""
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    if head not in stored:
+        return True
+    return np.array_equal(stored[head].get_tensor(head), stored[embedding].get_tensor(embedding))
 
 
 def _grouped(tensors: list[Tensor]) -> Iterator[tuple[tuple[str, ...], Iterator[Tensor]]]:
@@ -217,7 +247,8 @@ def _open(directory: Path, files: ExitStack) -> dict[str, Any]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index}: not a safetensors index ({type(error).__name__}).") from None
     else:
-        names = sorted(path.name for path in directory.glob("*.safetensors"))
+        whole = directory / "model.safetensors"  # what is beside it belongs to others, an adapter for instance
+        names = [whole.name] if whole.exists() else sorted(path.name for path in directory.glob("*.safetensors"))
         if not names:
             raise ModelError(f"{directory}: no .safetensors files; other weight formats are not read.")
     stored: dict[str, Any] = {}
