@@ -3,6 +3,7 @@
 `EngineConfig.model` scripts the start and a request's `cache_salt` what happens to it.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -40,6 +41,9 @@ class ScriptedEngine:
         match request.cache_salt:
             case "refuse":
                 raise RequestError("context_length_exceeded", "Item 3 is too long.", "items")
+            case "log":
+                logging.getLogger("mis_core.engine").info("told")
+                raise FloatingPointError("a poisoned request")
             case "fail":
                 raise FloatingPointError("a poisoned request")
             case "lose":
@@ -96,4 +100,5 @@ def load(config: EngineConfig) -> ScriptedEngine:
 
 
 if __name__ == "__main__":
+    logging.basicConfig()
     sys.exit(run(socket.socket(fileno=int(sys.argv[1])), load))

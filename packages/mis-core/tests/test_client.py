@@ -297,6 +297,20 @@ async def test_a_failed_start_is_told_in_one_line(model: str, kind: type[Excepti
         assert not engine.ready
 
 
+@pytest.mark.parametrize("level", ["INFO", "ERROR"])
+async def test_the_engine_process_logs_what_the_front_does(
+    level: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(level, "mis_core"):
+        async with client() as engine:
+            await engine.wait_ready()
+            with pytest.raises(EngineFault):
+                await engine.score(request("log"))
+    error = capfd.readouterr().err
+    assert ("told" in error) == (level == "INFO")
+    assert "a poisoned request" in error
+
+
 async def test_a_missing_command_is_told_in_one_line() -> None:
     async with EngineClient(EngineConfig(model="m"), command=("/no/such/program",)) as engine:
         with pytest.raises(EngineUnavailable, match="could not be started: No such file"):

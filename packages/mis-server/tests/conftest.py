@@ -51,7 +51,7 @@ class PretendedEngine:
         last = request.item_tokens[request.item_starts[1:] - 1]
         logits = (0.01 * last[:, None] + 0.1 * request.label_ids + self.offset).astype(np.float32)
         normalisers = np.full(request.num_items, 4, np.float32) if request.needs_log_sum_exp else None
-        return LabelLogits(logits, normalisers, cached_tokens=1)
+        return LabelLogits(logits, normalisers, cached_tokens=1, algorithm="packed")
 
     async def statistics(self) -> dict[str, float]:
         self._check()

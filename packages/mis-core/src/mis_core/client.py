@@ -285,7 +285,8 @@ class _EngineProcess:
             EngineUnavailable: the process failed or ended.
             MalformedFrame: what arrived is no answer to this.
         """
-        self._writer.write(encode_frame(Configure(dataclasses.asdict(config))))
+        level = logging.getLevelName(logging.getLogger("mis_core").getEffectiveLevel())
+        self._writer.write(encode_frame(Configure(dataclasses.asdict(config), level)))
         match await self._receive():
             case Ready() as info:
                 return info

@@ -74,6 +74,7 @@ class Engine:
             )
         mesh = make_mesh(config.dp_size, config.tp_size)
         spread = spread_heads(model, config.tp_size)
+        logger.info("Loading %s as %s.", directory.name, config.dtype)
         decoder = load_decoder(directory, model, jnp.dtype(config.dtype), mesh, progress)
         budget = token_budget(config, spread, mesh)
         pages, self.context_length = cache_pages(config, spread, mesh, budget)
@@ -98,6 +99,7 @@ class Engine:
         chosen = dataclasses.replace(config, enable_request_layout=True)
         self.limits = Limits.of(chosen, self.context_length, self.vocab_size)
         if not config.skip_warmup:
+            logger.info("Compiling the steps of %d shapes.", len(token_buckets(budget)))
             seconds = runner.warm_up(dense_mask=config.mask_impl == "dense", progress=progress)
             logger.info("Compiled in %.1f s: %s", sum(seconds.values()), seconds)
         self._summary: dict[str, str | int | float] = {

@@ -245,6 +245,7 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
         return 0  # the front gave up before it had a use for this process
     if not isinstance(first, Configure):
         raise MalformedFrame(f"The first message must be a configuration, not {type(first).__name__}.")
+    logging.getLogger("mis_core").setLevel(first.log_level)
     opened: Future[Desk] = Future()
     threading.Thread(target=_read_messages, args=(channel, opened), name="reader", daemon=True).start()
     engine = _load(channel, make_engine, first)

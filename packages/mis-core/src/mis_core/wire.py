@@ -42,9 +42,11 @@ class Configure(_Message, frozen=True):
 
     Attributes:
         options: Fields of `EngineConfig`.
+        log_level: Least important lines that the engine process logs, as the front does.
     """
 
     options: dict[str, Any]
+    log_level: str = "WARNING"
 
 
 class Score(_Message, frozen=True):

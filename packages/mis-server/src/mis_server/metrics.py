@@ -58,6 +58,12 @@ class Metrics:
             "http_request_duration_seconds", "From headers to the end of the reply.", _SECONDS, ("method", "handler")
         )
         self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._algorithms = Counter(
+            "mis_requests_by_algorithm",
+            "Answered requests by the layout they had.",
+            ("algorithm",),
+            registry=self.registry,
+        )
         self._items = self._histogram("mis_request_items", "Items per request.", _COUNTS)
         self._prompt_tokens = Counter(
             "mis_prompt_tokens", "Tokens of answered requests, a query once.", registry=self.registry
@@ -82,6 +88,7 @@ class Metrics:
 
     def answered(self, request: ScoreRequest, result: ScoreResult, seconds: float) -> None:
         """Count one score request."""
+        self._algorithms.labels(result.algorithm).inc()
         self._items.observe(request.num_items)
         self._scored.inc(request.num_items)
         self._prompt_tokens.inc(result.usage.prompt_tokens)

@@ -47,6 +47,12 @@ def test_reply_has_the_fields_of_the_contract(http: httpx.Client, score_body: Bo
     ScoreReply.model_validate(body, strict=True)
 
 
+def test_a_reply_says_where_its_time_went(http: httpx.Client, score_body: Body) -> None:
+    stages = http.post("/v1/score", json=score_body()).headers["server-timing"].split(", ")
+    assert {"tokenize", "finish"} <= {stage.partition(";dur=")[0] for stage in stages}
+    assert all(float(stage.partition(";dur=")[2]) >= 0 for stage in stages)
+
+
 def test_scores_are_full_vocabulary_probabilities_in_order(http: httpx.Client, score_body: Body) -> None:
     scores = http.post("/v1/score", json=score_body()).json()["scores"]
     np.testing.assert_allclose(scores, np.exp(np.array([[0.75, 0.85], [0.76, 0.86]]) - 4), rtol=1e-5)

@@ -49,7 +49,8 @@ async def score(request: Request) -> Response:
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         },
     }
-    return Response(msgspec.json.encode(reply), media_type="application/json")
+    timing = ", ".join(f"{stage};dur={milliseconds:.1f}" for stage, milliseconds in result.timings_ms.items())
+    return Response(msgspec.json.encode(reply), headers={"server-timing": timing}, media_type="application/json")
 
 
 def _rows(request: ScoreRequest, values: np.ndarray) -> list[list[float]]:
