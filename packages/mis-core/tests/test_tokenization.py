@@ -128,7 +128,7 @@ def test_a_long_tail_is_not_tokenised_again_for_many_items(small_tokenizer, monk
     with pytest.raises(RequestError) as caught:
         loaded.join(query, ["x"] * 1000)
     assert (caught.value.code, caught.value.param) == ("too_many_tokens", "items")
-    assert encoded == []
+    assert sum(encoded) < 100_000  # the query, once
     loaded.join(query, ["x"] * 5)
     assert sum(encoded) < 1_000_000
     assert (

@@ -214,7 +214,8 @@ def test_items_that_shorten_the_query_are_one_token_each(tokenizer):
 
 def test_a_query_that_alone_is_too_long_is_refused_before_it_is_joined(tokenizer, monkeypatch):
     """`LIMITS` holds 32 tokens; no item is tokenised."""
-    monkeypatch.setattr(tokenizer, "_encode_all", None)
+    monkeypatch.setattr(tokenizer, "_encode_whole", None)
+    monkeypatch.setattr(tokenizer, "_join_at", None)
     for item_first in (False, True):
         error = refusal({**TEXT, "query": "word " * 40, "item_first": item_first}, tokenizer)
         assert (error.code, error.param) == ("context_length_exceeded", "items")

@@ -60,7 +60,9 @@ class Answering:
 
 @pytest.fixture(scope="module", name="app")
 def _app(tokenizer: Tokenizer) -> Any:
-    config = ServerConfig(engine=EngineConfig(model="m"), max_items_per_request=50, max_labels_per_request=20)
+    config = ServerConfig(
+        engine=EngineConfig(model="m"), max_items_per_request=50, max_labels_per_request=20, allowed_hosts="testserver"
+    )
     return create_app(Answering(), config, tokenizer)
 
 

@@ -26,12 +26,12 @@ Factory = Callable[..., Path]
 
 
 def serve_until_it_fails(*arguments: str) -> str:
-    """Run the server, which must not start; returns its one line of standard error."""
+    """Run the server, which must not start; returns the one line of standard error that is no log of the start."""
     command = [sys.executable, "-m", "mis_server", "serve", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stdout == ""
-    lines = done.stderr.splitlines()
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
     assert len(lines) == 1, done.stderr
     assert "Traceback" not in done.stderr
     return lines[0]
@@ -145,4 +145,4 @@ def test_a_stop_before_the_model_is_loaded_exits_with_zero(checkpoint: Path, has
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=240)
     assert process.returncode == 0
-    assert error == b""
+    assert all(b" INFO " in line for line in error.splitlines())

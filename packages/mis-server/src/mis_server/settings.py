@@ -53,8 +53,8 @@ class ServerConfig:
     )
     allowed_hosts: str | None = option(
         None,
-        "Names, separated by commas, that requests may call a server without a key on a loopback address, besides "
-        "localhost and that address; for a proxy on the same machine.",
+        "Names, separated by commas, by which a proxy on the same machine may call a server without a key on a "
+        "loopback address; default: localhost only.",
         group="Security",
     )
     cors_allowed_origins: str | None = option(

@@ -144,10 +144,10 @@ def _check_no_layer_slides(raw: dict[str, Any]) -> None:
     kinds = raw.get("layer_types")
     if any(kind != "full_attention" for kind in kinds or []):
         raise ModelError("layer_types: only full_attention is supported.")
-    first = _count(raw, "max_window_layers", 28)
+    first = raw.get("max_window_layers", 28)
     if raw.get("use_sliding_window") and not kinds and raw.get("sliding_window", 4096) is not None:
         layers = _count(raw, "num_hidden_layers")
-        if first < layers:
+        if not isinstance(first, int) or first < layers:
             raise ModelError(f"use_sliding_window: layers {first} to {layers - 1} slide, which is not supported.")
 
 
