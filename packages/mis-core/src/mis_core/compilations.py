@@ -1,7 +1,20 @@
-"""Counts what JAX compiles in this process, to show that a ready engine compiles nothing."""
+"""What JAX compiles in this process: kept for the next start, and counted.
+
+The count shows that a ready engine compiles nothing.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+from pathlib import Path
 
 import jax
 import jax.monitoring
+
+logger = logging.getLogger(__name__)
+
+_MOST_BYTES = 4 * 2**30  # of compiled steps that are kept; the least recently used go first
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX reports this once for each executable, whether compiled or read from the persistent cache."""
@@ -32,3 +45,34 @@ class Compilations:
 
     def _listen(self, event: str, duration_secs: float, **details: str | float) -> None:
         self._heard += event == _COMPILED
+
+
+def keep_compiled(directory: str | None) -> None:
+    """Keep compiled steps in a folder, and read those of earlier starts from it.
+
+    Args:
+        directory: The folder; by default that of `JAX_COMPILATION_CACHE_DIR`, or else `~/.cache/mis`.
+    """
+    if directory is None and jax.config.jax_compilation_cache_dir is not None:
+        return
+    home = os.environ.get("XDG_CACHE_HOME")
+    folder = Path(directory) if directory else (Path(home) if home else Path("~/.cache").expanduser()) / "mis"
+    if jax.default_backend() == "cpu":
+        folder /= f"cpu-{_executable_here()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        logger.warning("Compiled steps are not kept: %s: %s.", folder, error.strerror)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)  # with a limit JAX also locks the folder
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _executable_here() -> str:
+    """Return a name for what this CPU can execute: a step that was compiled for another may end the process."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else [platform.processor()]
+    said = next((line for line in lines if line.startswith(("flags", "Features"))), lines[0])
+    words = " ".join([platform.machine(), *sorted(said.split())])
+    return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()

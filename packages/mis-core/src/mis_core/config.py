@@ -109,7 +109,7 @@ class EngineConfig:
     )
     compilation_cache_dir: str | None = option(
         None,
-        "Folder that keeps compiled steps between starts; default: none on CPUs, elsewhere ~/.cache/mis.",
+        "Folder that keeps compiled steps between starts; default: ~/.cache/mis.",
         group="Start and supervision",
     )
     watchdog_timeout: float = option(

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -14,7 +13,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from mis_core.compilations import Compilations
+from mis_core.compilations import Compilations, keep_compiled
 from mis_core.config import EngineConfig
 from mis_core.engine_loop import EngineLoop
 from mis_core.errors import ConfigError, ModelError, RequestError
@@ -56,7 +55,7 @@ class Engine:
             ModelError: the checkpoint cannot be served as it stands; one sentence says why.
             ConfigError: the options do not fit the model or this machine's devices.
         """
-        _keep_compiled(config)
+        keep_compiled(config.compilation_cache_dir)
         directory = resolve_model(config.model)
         model = read_model_config(directory)
         self.config = config
@@ -273,13 +272,3 @@ def _finished(request: ScoreRequest, logits: LabelLogits, tokenize_ms: float) ->
     result = finish(request, logits)
     result.timings_ms["tokenize"] = tokenize_ms
     return result
-
-
-def _keep_compiled(config: EngineConfig) -> None:
-    folder = config.compilation_cache_dir
-    if folder is None and jax.default_backend() != "cpu":
-        home = os.environ.get("XDG_CACHE_HOME")
-        folder = str((Path(home) if home else Path("~/.cache").expanduser()) / "mis")
-    if folder:
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

@@ -89,6 +89,9 @@ def profile(
     except WorkloadNameError as error:
         raise click.BadParameter(str(error), param_hint="--workload") from None
     directory = checkpoint(model)
+    import jax  # takes a second, which help and mistakes need not
+
+    jax.config.update("jax_enable_compilation_cache", False)  # steps from its folder lack the names of operations
     began = datetime.datetime.now(datetime.UTC)
     folder = new_folder(output, identity(began, f"profile-{scenario}"), "profile.json", "traces", "memory")
     with one_sentence(), opened(spec, directory, with_timeout(spec, options, timeout)) as target, progress() as bars:
