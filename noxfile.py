@@ -31,6 +31,7 @@ QUICK = (
     *(f"packages/mis-server/tests/{name}" for name in PRETENDING),
 )
 # Three processes, as some tests wait more than they compute. Tests of a file stay together: they share what they start.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of PyTorch, whose threads would wait for each other in busy loops
 IN_PARALLEL = ("-n", "3", "--dist", "loadfile")
 
 LIBTPU = "libtpu==0.0.51"  # the compiler of the stored baseline; another one makes other schedules
@@ -211,7 +212,9 @@ def run_in(
     """Run a program of the environment that the session of this name has made."""
     folder = Path(".nox", environment, "bin").absolute()
     path = f"{folder}:{os.environ['PATH']}"
-    session.run(str(folder / program), *arguments, env={"PATH": path, **CPU, **(env or {})}, external=True)
+    session.run(
+        str(folder / program), *arguments, env={"PATH": path, **CPU, **ONE_THREAD, **(env or {})}, external=True
+    )
 
 
 def install_wheels(session: nox.Session, *others: str, env: Mapping[str, str] | None = None) -> None:

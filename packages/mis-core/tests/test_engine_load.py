@@ -22,7 +22,8 @@ FULL = pytest.mark.full
 def warm(tmp_path_factory) -> Iterator[Engine]:
     """A compiled engine with room for queries of 4,000 tokens."""
     path = tiny_checkpoint(tmp_path_factory.mktemp("load") / "model", hidden_size=32, head_dim=16)
-    with Engine.from_pretrained(path, context_length=4096, max_total_tokens=3 * 4096, progress=False) as engine:
+    options = {"context_length": 4096, "max_total_tokens": 3 * 4096, "chunked_prefill_size": 1024}
+    with Engine.from_pretrained(path, progress=False, **options) as engine:
         yield engine
         engine._loop.check()
 

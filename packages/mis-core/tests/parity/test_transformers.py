@@ -75,7 +75,7 @@ def dtype(case: tuple[str, str]) -> str:
 
 @pytest.fixture
 def engine(path: Path, dtype: str, engine_factory: "Callable[..., Engine]") -> "Engine":
-    return engine_factory(path, dtype=dtype, context_length=512, skip_warmup=True)
+    return engine_factory(path, dtype=dtype, context_length=512, chunked_prefill_size=256, skip_warmup=True)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def plain(checkpoint: Path, oracle_factory: Callable[..., PointwiseOracle]) -> P
 
 @pytest.fixture
 def plain_engine(checkpoint: Path, engine_factory: "Callable[..., Engine]") -> "Engine":
-    return engine_factory(checkpoint, dtype="float32", context_length=512, skip_warmup=True)
+    return engine_factory(checkpoint, dtype="float32", context_length=512, chunked_prefill_size=256, skip_warmup=True)
 
 
 def kind(apply_softmax: bool) -> Any:
@@ -191,9 +191,9 @@ def test_texts_score_as_the_joined_string(
 
     path = checkpoint_factory(family)
     query, items = TEXTS[texts]
-    result = engine_factory(path, dtype="float32", context_length=512, skip_warmup=True).score(
-        query=query, items=items, label_token_ids=LABELS, item_first=item_first
-    )
+    result = engine_factory(
+        path, dtype="float32", context_length=512, chunked_prefill_size=256, skip_warmup=True
+    ).score(query=query, items=items, label_token_ids=LABELS, item_first=item_first)
     tokenizer = AutoTokenizer.from_pretrained(path)
     sequences = [tokenizer(item + query if item_first else query + item).input_ids for item in items]
     expected = oracle_factory(path, "float32").score(sequences, LABELS)

@@ -37,11 +37,12 @@ MESHES = [(1, 4), (8, 1), (2, 4), (1, 2), (2, 1), (1, 8), (4, 1)]  # devices alo
 
 
 def _cases() -> Iterator[ParameterSet]:
-    """Yield two meshes for each model and type, together all of them; and all for each, for full runs."""
-    for index, (model, dtype) in enumerate(itertools.product(MODELS, DTYPES)):
-        few = [MESHES[index], MESHES[(index + 3) % len(MESHES)]]
-        yield pytest.param(model, dtype, few, id=f"{model}, {dtype}")
+    """Yield a few meshes for each model in one type, together all of them; and all for each and both, for full runs."""
+    for model, dtype in itertools.product(MODELS, DTYPES):
         yield pytest.param(model, dtype, MESHES, id=f"{model}, {dtype}, all meshes", marks=pytest.mark.full)
+    for index, (model, dtype) in enumerate(zip(MODELS, ("float32", "bfloat16", "bfloat16"), strict=True)):
+        few = MESHES[index :: len(MODELS)]
+        yield pytest.param(model, dtype, few, id=f"{model}, {dtype}")
 
 
 CASES = list(_cases())

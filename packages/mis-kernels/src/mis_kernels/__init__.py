@@ -24,7 +24,6 @@ from mis_kernels.masks import (
 )
 from mis_kernels.pages import write_pages
 from mis_kernels.segments import Segments, lay_out
-from mis_kernels.sharding import attention_over_heads, attention_over_tokens, cache_heads, write_pages_over_tokens
 from mis_kernels.storage import cache_head_dim, from_bits, storage_dtype, to_bits
 
 __version__ = "0.2.0"
@@ -33,12 +32,9 @@ __all__ = [
     "Block",
     "Intervals",
     "Segments",
-    "attention_over_heads",
-    "attention_over_tokens",
     "block_map",
     "block_sizes",
     "cache_head_dim",
-    "cache_heads",
     "dense_mask",
     "device_blocks",
     "from_bits",
@@ -60,5 +56,4 @@ __all__ = [
     "to_bits",
     "visibility",
     "write_pages",
-    "write_pages_over_tokens",
 ]
