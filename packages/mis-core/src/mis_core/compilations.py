@@ -53,7 +53,7 @@ def keep_compiled(directory: str | None) -> None:
     Args:
         directory: The folder; by default that of `JAX_COMPILATION_CACHE_DIR`, or else `~/.cache/mis`.
     """
-    if directory is None and jax.config.read("jax_compilation_cache_dir") is not None:
+    if directory is None and jax.config.jax_compilation_cache_dir is not None:  # pyrefly: ignore[missing-attribute]
         return
     home = os.environ.get("XDG_CACHE_HOME")
     folder = Path(directory) if directory else (Path(home) if home else Path("~/.cache").expanduser()) / "mis"
