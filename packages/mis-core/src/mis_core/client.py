@@ -262,7 +262,20 @@ class _EngineProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_EngineProcess":
-        """Start the process with one end of a socket pair; its standard error is ours."""
+        """Start the process with one end of a socket pair; its standard error is ours.
+
+        A start that is cancelled is finished and the process ended: event loops leave behind what is half started.
+        """
+        starting = asyncio.create_task(cls._start(command), name="engine start")
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(EngineUnavailable):
+                await (await starting).stop()
+            raise
+
+    @classmethod
+    async def _start(cls, command: Sequence[str]) -> "_EngineProcess":
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -272,9 +285,6 @@ class _EngineProcess:
         except OSError as error:
             ours.close()
             raise EngineUnavailable(f"The engine process could not be started: {error.strerror}.") from None
-        except asyncio.CancelledError:
-            ours.close()  # by which the process ends, if there is one by now
-            raise
         return cls(process, reader, writer)
 
     async def configure(self, config: EngineConfig) -> Ready:
