@@ -1,5 +1,7 @@
 """What may wait is counted, and those who may not are told when to come back."""
 
+import contextlib
+
 import pytest
 
 from mis_core.errors import RequestError
@@ -26,6 +28,21 @@ def test_requests_are_counted_until_they_end_however_they_end() -> None:
     with queue.place(), queue.place():
         assert queue.requests == 2
     assert queue.requests == 0
+
+
+def test_bodies_on_their_way_take_no_place() -> None:
+    queue = Admission(max_requests=1, max_tokens=100)
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(queue.body())
+        with queue.place():  # one that is there
+            assert queue.requests == 1
+        with pytest.raises(RequestError, match="4 bodies") as caught, queue.body():
+            pass
+        assert caught.value.code == "queue_full"
+    assert queue.bodies == 0
+    with queue.place(), pytest.raises(RequestError, match="1 requests"), queue.body():
+        pass
 
 
 def test_tokens_are_counted_once_they_are_known() -> None:

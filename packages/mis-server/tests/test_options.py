@@ -88,8 +88,11 @@ def test_origins_that_are_named_are_let_in_and_no_others(connect: Connect, score
     reply = http.post("/v1/score", json=score_body(), headers=ORIGIN | {"authorization": "Bearer secret"})
     assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, ORIGIN["origin"])
     assert http.post("/v1/score", json=score_body(), headers=ORIGIN).status_code == 401
+    assert "x-request-id" in reply.headers["access-control-expose-headers"]
     other = http.get("/health", headers={"origin": "https://evil.example"})
     assert "access-control-allow-origin" not in other.headers
+    refused = http.options("/v1/score", headers={"origin": "https://evil.example"} | wanted)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "foreign_origin")
 
 
 @pytest.fixture
@@ -125,6 +128,7 @@ def test_json_logs_have_an_object_for_each_request(
     }
     assert line["request_id"] == reply.headers["x-request-id"]
     assert line["milliseconds"] > 0
+    assert line["client"] == "127.0.0.1"
 
 
 @pytest.mark.usefixtures("restored_logging")

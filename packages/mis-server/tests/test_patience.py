@@ -1,6 +1,7 @@
 """A request is answered in time or told that it was not; its work ends with its time."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -62,6 +63,17 @@ def test_a_body_that_does_not_arrive_is_given_up(connect: Connect, path: str) ->
         head = f"POST {path} HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
         connection.sendall(f"{head}{{".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_slow_bodies_keep_nobody_out(connect: Connect, score_body: Body) -> None:
+    http = connect(max_queued_requests=4, body_timeout=60)
+    head = b"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            address = (http.base_url.host, http.base_url.port or 80)
+            stack.enter_context(socket.create_connection(address, timeout=120)).sendall(head)
+        assert http.get("/ready").status_code == 200
+        assert http.post("/v1/score", json=score_body()).status_code == 200
 
 
 def test_a_body_in_time_does_not_end_the_work(connect: Connect, pretended: Any, score_body: Body) -> None:

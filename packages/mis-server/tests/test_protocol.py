@@ -115,6 +115,16 @@ def test_a_body_is_not_read_for_ever_after_its_reply(connect: Callable[..., http
     assert sent < 100 * len(part)
 
 
+def test_a_body_that_is_too_large_is_not_invited(connect: Callable[..., httpx.Client]) -> None:
+    base = connect(max_body_bytes=1000).base_url
+    with socket.create_connection((base.host, base.port or 80), timeout=120) as connection:
+        head = b"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\nexpect: 100-continue\r\n"
+        connection.sendall(head + b"content-length: 1001\r\n\r\n")
+        reply = read_all(connection)
+    assert reply.startswith(b"HTTP/1.1 413 ")
+    assert envelope(reply)["code"] == "request_too_large"
+
+
 def test_a_client_may_finish_a_body_of_some_size_that_nobody_wants(connect: Callable[..., httpx.Client]) -> None:
     http = connect(api_key="secret")
     for _ in range(2):

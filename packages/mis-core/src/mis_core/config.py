@@ -38,7 +38,9 @@ class EngineConfig:
         ConfigError: a value is outside its range; names the option.
     """
 
-    model: str = dataclasses.field(metadata={"help": "Hugging Face model directory, or a name, which is downloaded unless the hub's cache has it."})
+    model: str = dataclasses.field(
+        metadata={"help": "Hugging Face model directory, or a name, which is downloaded unless the hub's cache has it."}
+    )
     dtype: str = option("bfloat16", "Type of weights and activations.", choices=DTYPES, group="Model")
     context_length: int | None = option(
         None, "Longest query + item in tokens; default: the model's own.", "--max-model-len", group="Model"

@@ -1,13 +1,16 @@
-"""How much work may wait: requests and tokens, counted from arrival to reply."""
+"""How much work may wait: bodies on their way, then requests and tokens from the arrival of the body to the reply."""
 
+import contextlib
 import math
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
 from mis_core.errors import RequestError
 
 _LONGEST_WAIT_S = 60  # the longest wait that every version of the openai client obeys
+_BODIES = 4  # times as many bodies may be on their way as requests may be under way
 _MEMORY_S = 30.0  # how far the estimate of tokens per second looks back
 
 
@@ -20,8 +23,7 @@ class Place:
 
     def __enter__(self) -> Self:
         admission = self._admission
-        if admission.requests >= admission.max_requests:
-            raise RequestError("queue_full", f"{admission.requests} requests are under way; try again later.")
+        admission.check()
         admission.requests += 1
         return self
 
@@ -53,13 +55,39 @@ class Admission:
     def __init__(self, max_requests: int, max_tokens: int) -> None:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
+        self.bodies = 0
         self.requests = 0
         self.tokens = 0
         self._rate = 0.0  # tokens answered per second, smoothed
         self._last_answer = time.monotonic()
 
+    @contextlib.contextmanager
+    def body(self) -> Iterator[None]:
+        """Surround the reading of a body: a slow one keeps no request out that is there.
+
+        Raises:
+            RequestError: on entering; `queue_full` if no request is let in now, or too many bodies are on their way.
+        """
+        self.check()
+        if self.bodies >= _BODIES * self.max_requests:
+            raise RequestError("queue_full", f"{self.bodies} bodies are on their way; try again later.")
+        self.bodies += 1
+        try:
+            yield
+        finally:
+            self.bodies -= 1
+
+    def check(self) -> None:
+        """Refuse if no further request may be under way.
+
+        Raises:
+            RequestError: `queue_full`.
+        """
+        if self.requests >= self.max_requests:
+            raise RequestError("queue_full", f"{self.requests} requests are under way; try again later.")
+
     def place(self) -> Place:
-        """Return a place to hold from before a body is read until the reply is made.
+        """Return a place to hold from the arrival of a body until the reply is made.
 
         Raises:
             RequestError: on entering; `queue_full`.

@@ -3,12 +3,11 @@
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import mis_server
 from mis_core.tokenization import Tokenizer
-from mis_server.browsers import Browsers, is_loopback
+from mis_server.browsers import EXPOSED_HEADERS, Browsers, Cors, is_loopback
 from mis_server.errors import install_error_handlers, reply_to
 from mis_server.middleware import ApiKey, BodyLimit, Heads, RequestIds
 from mis_server.routes import admin, models, operations, score, tokens
@@ -102,5 +101,11 @@ def _cors(settings: ServerConfig) -> list[Middleware]:
     if not settings.origins:
         return []
     return [
-        Middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        Middleware(
+            Cors,
+            allow_origins=settings.origins,
+            expose_headers=EXPOSED_HEADERS,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
     ]

@@ -17,6 +17,9 @@ async def read_json_body(request: Request) -> bytes:
     media_type = header(request.scope, b"content-type").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise RequestError("unsupported_media_type", "The content type must be application/json.")
+    encoding = header(request.scope, b"content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise RequestError("unsupported_media_type", "Send the body as it is: Content-Encoding is not supported.")
     parts = []
     while True:
         message = await request.receive()

@@ -7,10 +7,16 @@ whose own name is made to lead here (DNS rebinding) could even read them; only t
 import ipaddress
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mis_server.errors import error_reply
 from mis_server.headers import header
+
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "server-timing")
+"""What allowed pages may read of a reply besides its body."""
 
 _READING = ("GET", "HEAD", "OPTIONS")
 
@@ -54,6 +60,17 @@ class Browsers:
                 "Pages of other sites may not ask a server without a key; see --cors-allowed-origins.",
             )
         return None
+
+
+class Cors(CORSMiddleware):
+    """Starlette's answers to browsers, with our envelope for what they refuse."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Say whether a page may ask what it is about to ask."""
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        return error_reply("foreign_origin", f"{bytes(response.body).decode()}; see --cors-allowed-origins.")
 
 
 def _name(host: str) -> str:

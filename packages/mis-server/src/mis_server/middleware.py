@@ -24,7 +24,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 ADMIN_PATHS = frozenset({"/flush_cache", "/start_profile", "/stop_profile"})
 """Paths that need the admin key where there is one."""
 
-_LINE = "%(method)s %(route)s %(status)d %(milliseconds).1f ms, %(request_id)s"
+_LINE = "%(client)s %(method)s %(route)s %(status)d %(milliseconds).1f ms, %(request_id)s"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -88,15 +88,21 @@ class RequestIds:
         finally:
             seconds = time.perf_counter() - began
             route = getattr(scope.get("route"), "path", "none")  # never what the client wrote: it may be anything
-            note = functools.partial(self._note, time.time(), scope["method"], route, status, seconds, request_id)
+            client = (scope.get("client") or ("-",))[0]
+            note = functools.partial(
+                self._note, time.time(), client, scope["method"], route, status, seconds, request_id
+            )
             self._afterwards.do(note)
 
-    def _note(self, at: float, method: str, route: str, status: int, seconds: float, request_id: str) -> None:
+    def _note(
+        self, at: float, client: str, method: str, route: str, status: int, seconds: float, request_id: str
+    ) -> None:
         self._metrics.replied(method, route, status, seconds)
         level = logging.DEBUG if route in OPEN_PATHS else logging.INFO  # probes come every few seconds
         if self._log and access.isEnabledFor(level):
             fields = {
                 "request_id": request_id,
+                "client": client,
                 "method": method,
                 "route": route,
                 "status": status,
@@ -158,6 +164,11 @@ class BodyLimit:
         if announced.isdecimal() and not is_announced_too_large:  # the parser takes no more than was announced
             await self._app(scope, receive, send)
             return
+        if is_announced_too_large and header(scope, b"expect").lower() == "100-continue":
+            # The client asks before it sends. What it sends next is no body, or one that nobody wants.
+            reply = error_reply("request_too_large", self._message, headers={"connection": "close"})
+            await reply(scope, receive, send)
+            return
         received = 0
 
         async def limited_receive() -> Message:
@@ -181,4 +192,8 @@ class BodyLimit:
             discarded += len(message.get("body", b""))
 
     def _error(self) -> RequestError:
-        return RequestError("request_too_large", f"The body is larger than {self._max_bytes} bytes; send fewer items.")
+        return RequestError("request_too_large", self._message)
+
+    @property
+    def _message(self) -> str:
+        return f"The body is larger than {self._max_bytes} bytes; send fewer items."

@@ -30,10 +30,12 @@ async def score(request: Request) -> Response:
         raise EngineUnavailable("The engine is not ready.")
     settings = service.settings
     seconds = seconds_of(request, settings.request_timeout)
-    with service.admission.place() as place, Patience(request, seconds, settings.body_timeout) as patience:
-        body = await read_json_body(request)
+    with Patience(request, seconds, settings.body_timeout) as patience:
+        with service.admission.body():
+            body = await read_json_body(request)
         patience.body_arrived()
-        scored, result = await service.score(body, place)
+        with service.admission.place() as place:
+            scored, result = await service.score(body, place)
     usage = result.usage
     reply = {  # the words of `ScoreReply`
         "id": f"score-{request.scope['state']['request_id']}",
