@@ -188,9 +188,13 @@ def test_the_real_engine_reports_a_missing_model() -> None:
         assert opened.exit_code() == 1
 
 
-def test_a_front_that_gives_up_before_it_configures_leaves_no_trace() -> None:
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_front_that_gives_up_before_it_configures_leaves_no_trace(says_so: bool) -> None:
     with front("-m", "mis_core.engine_process") as mine:
-        mine.connection.close()
+        if says_so:
+            mine.send(Shutdown())
+        else:
+            mine.connection.close()
         assert mine.process.wait(timeout=60) == 0
         assert mine.process.stderr is not None
         assert mine.process.stderr.read() == b""

@@ -241,7 +241,7 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
     """
     channel = Channel(connection)
     first = channel.receive()
-    if first is None:
+    if first is None or isinstance(first, Shutdown):
         return 0  # the front gave up before it had a use for this process
     if not isinstance(first, Configure):
         raise MalformedFrame(f"The first message must be a configuration, not {type(first).__name__}.")
