@@ -16,7 +16,6 @@ nox.options.stop_on_first_error = True
 nox.options.sessions = ["lint", "types", "tests_cpu", "clients", "wheels_alone", "docs"]
 
 PACKAGES = ("mis-kernels", "mis-core", "mis-server", "mis-bench", "mis-testing")  # dependencies first
-SOURCES = [f"packages/{package}/src" for package in PACKAGES]
 PROJECT = nox.project.load_toml("pyproject.toml")
 DIST = Path("dist")
 
