@@ -16,6 +16,7 @@ from mis_server.metrics import _ENGINE, _FRONT, Metrics
 from mis_server.middleware import ADMIN_PATHS, OPEN_PATHS
 from mis_server.schemas.score import ScoreBody
 from mis_server.settings import ServerConfig
+from mis_server.tokenizer_pool import TokenizerPool
 
 HTTP = Path(__file__).parent.parent / "docs" / "reference" / "http"
 
@@ -54,7 +55,7 @@ def test_every_metric_is_in_the_table() -> None:
 
 def test_every_route_is_in_the_index(checkpoint: Path) -> None:
     settings = ServerConfig(engine=EngineConfig(model="m"))
-    app = create_app(_NoEngine(), settings, Tokenizer.from_pretrained(checkpoint))
+    app = create_app(_NoEngine(), settings, TokenizerPool(Tokenizer.from_pretrained(checkpoint)))
     routes = {path.replace("{model_id}", "{id}") for path in app.openapi()["paths"]} | {"/openapi.json"}
     keys = {}
     for row in rows("index.md"):

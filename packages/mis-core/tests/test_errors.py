@@ -1,5 +1,7 @@
 """Errors are sentences."""
 
+import pickle
+
 import pytest
 
 from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError, RequestError
@@ -19,6 +21,6 @@ def test_an_error_reads_as_its_sentence(error: MisError) -> None:
 
 
 def test_what_an_error_is_about_survives_a_copy() -> None:
-    error = RequestError("empty_items", "a sentence.", "items")
-    assert (error.code, error.param) == ("empty_items", "items")
+    error = pickle.loads(pickle.dumps(RequestError("empty_items", "a sentence.", "items")))
+    assert (error.code, error.message, error.param) == ("empty_items", "a sentence.", "items")
     assert str(MisError()) == ""

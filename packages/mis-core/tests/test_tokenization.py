@@ -103,14 +103,13 @@ def test_many_items_are_encoded_in_chunks(small_tokenizer, monkeypatch):
     np.testing.assert_array_equal(chunked.item_starts, whole.item_starts)
 
 
-def test_work_without_sharing_is_bounded(small_tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "_MAX_WHOLE_CHARACTERS", 100)
+def test_work_without_sharing_is_bounded(small_tokenizer):
     loaded = Tokenizer(small_tokenizer("metaspace"))
-    loaded.join("a query", [" item"] * 8)
+    loaded.join("a query", [" item"] * 8, max_characters=100)
     with pytest.raises(RequestError) as caught:
-        loaded.join("a query", [" item"] * 9)
+        loaded.join("a query", [" item"] * 9, max_characters=100)
     assert caught.value.code == "too_many_tokens"
-    Tokenizer(small_tokenizer("qwen")).join("a query", [" item"] * 9)  # shares the query
+    Tokenizer(small_tokenizer("qwen")).join("a query", [" item"] * 9, max_characters=110)  # shares the query
 
 
 def test_a_long_tail_is_not_tokenised_again_for_many_items(small_tokenizer, monkeypatch):

@@ -99,9 +99,10 @@ async def keep_asking(http: httpx.AsyncClient, pool: list[Asked], until: float, 
 
 def engine_pid(server: RunningServer) -> int | None:
     """Return the engine's process, None while there is none."""
-    pid = server.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(children[0]) if children else None
+    try:
+        return server.engine_pid
+    except ValueError:
+        return None
 
 
 def resident_mib(pid: int) -> float:

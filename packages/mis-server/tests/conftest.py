@@ -21,6 +21,7 @@ from mis_core.wire import Ready
 from mis_server.app import create_app
 from mis_server.serving import uvicorn_config
 from mis_server.settings import ServerConfig
+from mis_server.tokenizer_pool import TokenizerPool
 
 
 class PretendedEngine:
@@ -108,15 +109,34 @@ def pretended() -> PretendedEngine:
     return PretendedEngine()
 
 
+@contextmanager
+def pool_in_threads(tokenizer: Tokenizer) -> Iterator[TokenizerPool]:
+    """A pool that works in threads, as its processes would take a second to start for every application."""
+
+    async def run_sync(work: Callable[[Path], Any], path: Path, **options: Any) -> Any:
+        return await asyncio.to_thread(work, path)
+
+    with pytest.MonkeyPatch.context() as patch, TokenizerPool(tokenizer) as pool:
+        patch.setattr("mis_server.tokenizer_pool.to_process.run_sync", run_sync)
+        patch.setattr("mis_server.tokenizer_worker.load", lambda path: tokenizer)
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tokenizer: Tokenizer) -> Iterator[TokenizerPool]:
+    with pool_in_threads(tokenizer) as pool:
+        yield pool
+
+
 @pytest.fixture
-def connect(pretended: PretendedEngine, tokenizer: Tokenizer) -> Iterator[Callable[..., httpx.Client]]:
+def connect(pretended: PretendedEngine, tokenizers: TokenizerPool) -> Iterator[Callable[..., httpx.Client]]:
     """`connect(api_key="secret")`: an HTTP client of an application with these settings."""
     with ExitStack() as stack:
 
         def make(engine_options: Any = None, **options: Any) -> httpx.Client:
             engine = EngineConfig(model="some/model", **(engine_options or {}))
             settings = ServerConfig(engine=engine, shutdown_timeout=1, **options)
-            url = stack.enter_context(listening(settings, create_app(pretended, settings, tokenizer)))
+            url = stack.enter_context(listening(settings, create_app(pretended, settings, tokenizers)))
             return stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=120))
 
         yield make

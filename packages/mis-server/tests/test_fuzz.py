@@ -20,12 +20,12 @@ from starlette.testclient import TestClient
 
 from mis_core.config import EngineConfig
 from mis_core.request import LabelLogits, ScoreRequest
-from mis_core.tokenization import Tokenizer
 from mis_core.wire import Ready
 from mis_server.app import create_app
 from mis_server.errors import ERRORS
 from mis_server.schemas.score import ScoreReply
 from mis_server.settings import ServerConfig
+from mis_server.tokenizer_pool import TokenizerPool
 
 
 class Answering:
@@ -59,11 +59,11 @@ class Answering:
 
 
 @pytest.fixture(scope="module", name="app")
-def _app(tokenizer: Tokenizer) -> Any:
+def _app(tokenizers: TokenizerPool) -> Any:
     config = ServerConfig(
         engine=EngineConfig(model="m"), max_items_per_request=50, max_labels_per_request=20, allowed_hosts="testserver"
     )
-    return create_app(Answering(), config, tokenizer)
+    return create_app(Answering(), config, tokenizers)
 
 
 # A request of the right form may still be wrong: an id above the vocabulary, labels given twice.

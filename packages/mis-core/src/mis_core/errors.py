@@ -11,6 +11,8 @@ what to do. They never repeat a caller's input at length. HTTP status codes are 
 `mis_server.errors` maps `code` to them.
 """
 
+from typing import Self
+
 
 class MisError(Exception):
     """Base of all errors raised on purpose."""
@@ -48,6 +50,9 @@ class RequestError(MisError):
         super().__init__(message, code, param)
         self.code = code
         self.param = param
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, str | None]]:
+        return type(self), (self.code, self.message, self.param)  # it travels between processes
 
 
 class EngineUnavailable(MisError):

@@ -18,7 +18,7 @@ from mis_core.delimiter import delimited
 from mis_core.errors import RequestError
 from mis_core.request import Layout, ScoreRequest
 from mis_core.token_ids import ROW_TYPES, TokenRows, read_row, read_rows
-from mis_core.tokenization import Joined, Tokenizer, join_ids
+from mis_core.tokenization import MAX_CHARACTERS, Joined, Tokenizer, join_ids
 
 LAYOUT_FIELDS = ("scoring_algorithm", "mask_impl", "multi_item_scoring_chunk_size")
 """Fields of a request that chooses its layout, where the engine lets it."""
@@ -40,6 +40,8 @@ class Limits:
         max_items: Most items.
         max_labels: Most labels of an item.
         max_request_tokens: Most tokens of the query, once, and of every item.
+        max_text_characters: Most characters that are tokenised: more than the texts have where query and items cannot
+            be tokenised apart.
         delimiter: Token put between query and item, or None.
         layouts: Whether requests may choose their layout, by `LAYOUT_FIELDS`.
     """
@@ -49,6 +51,7 @@ class Limits:
     max_items: int = 20_000
     max_labels: int = 1024
     max_request_tokens: int = 2_000_000
+    max_text_characters: int = MAX_CHARACTERS
     delimiter: int | None = None
     layouts: bool = False
 
@@ -94,6 +97,7 @@ def parse_score_request(
     query = _read_query(body)
     items = _read_items(body, query)
     labels = _read_labels(body, len(items.lens) if isinstance(items, TokenRows) else len(items))
+    check_characters(limits.max_text_characters, query=query, items=items, labels=labels)
     if tokenizer is None and not (isinstance(query, TokenRows) and isinstance(labels, TokenRows)):
         raise RequestError("invalid_query_type", "This engine has no tokenizer: send token ids, not text.", "query")
     label_rows = labels if isinstance(labels, TokenRows) else _look_up(labels, cast(Tokenizer, tokenizer))
@@ -126,6 +130,30 @@ def parse_score_request(
         layout=layout,
         empty_items=0 if item_first else _count_empty(items),
     )
+
+
+def check_characters(most: int, **fields: str | Sequence[str] | TokenRows) -> None:
+    """Refuse more text than may be tokenised, before any is.
+
+    Args:
+        most: Characters of all texts together.
+        fields: Texts by the name of their field; ids count nothing.
+
+    Raises:
+        RequestError: `too_many_tokens`; names the longest field.
+    """
+    counts = {
+        name: len(value) if isinstance(value, str) else sum(map(len, value))
+        for name, value in fields.items()
+        if not isinstance(value, TokenRows)
+    }
+    count = sum(counts.values())
+    if count > most:
+        raise RequestError(
+            "too_many_tokens",
+            f"{count} characters of text; at most {most} are allowed.",
+            max(counts, key=lambda name: counts[name]),
+        )
 
 
 def _count_empty(items: Sequence[str] | TokenRows) -> int:
@@ -318,6 +346,7 @@ def _join(
         item_first,
         add_special_tokens=add_special_tokens,
         context_length=limits.context_length,
+        max_characters=limits.max_text_characters,
     )
     lens = joined.context_lens + np.diff(joined.item_starts)
     _check_lengths(lens, len(joined.query) + len(joined.item_tokens), limits)

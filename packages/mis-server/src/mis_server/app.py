@@ -6,7 +6,6 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import mis_server
-from mis_core.tokenization import Tokenizer
 from mis_server.browsers import EXPOSED_HEADERS, Browsers, Cors, is_loopback
 from mis_server.errors import install_error_handlers, reply_to
 from mis_server.middleware import ApiKey, BodyLimit, Heads, RequestIds
@@ -14,17 +13,18 @@ from mis_server.routes import admin, models, operations, score, tokens
 from mis_server.schemas.errors import ErrorReply
 from mis_server.service import ScoringClient, Service
 from mis_server.settings import ServerConfig
+from mis_server.tokenizer_pool import TokenizerPool
 
 
-def create_app(client: ScoringClient, settings: ServerConfig, tokenizer: Tokenizer) -> FastAPI:
+def create_app(client: ScoringClient, settings: ServerConfig, tokenizers: TokenizerPool) -> FastAPI:
     """Build the application.
 
     Args:
         client: Answers requests; whoever calls this starts and closes it.
         settings: Names, key and limits.
-        tokenizer: The model's.
+        tokenizers: With the model's tokenizer; whoever calls this closes them.
     """
-    app = _App(Service(client, settings, tokenizer))
+    app = _App(Service(client, settings, tokenizers))
     install_error_handlers(app)
     for module in (score, models, tokens, operations, admin):
         app.include_router(module.router)

@@ -24,10 +24,11 @@ from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, EngineUnavailable, RequestError
 from mis_core.hub import resolve_model
 from mis_core.request import ScoreResult
-from mis_core.scoring import finish
 from mis_core.suspects import RequestRefused
 from mis_core.tokenization import Tokenizer
-from mis_core.validation import Limits, parse_score_request
+from mis_server.service import Service
+from mis_server.settings import ServerConfig
+from mis_server.tokenizer_pool import TokenizerPool
 
 _ATTEMPTS = 3  # of a batch whose engine process ended
 _RESTART_S = 900.0
@@ -95,33 +96,40 @@ async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False,
     directory = await asyncio.to_thread(resolve_model, config.model)
     tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory)
     async with EngineClient(config) as client:
-        info = await client.wait_ready()
-        scorer = _Scorer(job, client, tokenizer, Limits.of(config, info.context_length, info.vocab_size))
-        scorer.check()
-        with (
-            _open(job, fingerprint) as output,
-            tqdm(total=total, initial=done, unit="item", disable=not progress, smoothing=0.1) as bar,
-        ):
-            waiting: deque[tuple[list[_Line], asyncio.Task[list[bytes]]]] = deque()
+        await client.wait_ready()
+        with TokenizerPool(tokenizer) as tokenizers:
+            scorer = _Scorer(job, Service(client, ServerConfig(engine=config), tokenizers))
+            await scorer.check()
+            return errors + await _append(job, scorer, fingerprint, done, total, progress)
 
-            async def write_first() -> int:
-                batch, task = waiting.popleft()
-                rows = await task
-                output.write(b"".join(rows))
-                output.flush()
-                bar.update(len(batch))
-                return sum(row.startswith(_ERROR) for row in rows)
 
-            try:
-                for batch in _batches(job, skip=done):
-                    waiting.append((batch, asyncio.create_task(scorer.rows(batch))))
-                    if len(waiting) == _IN_FLIGHT:
-                        errors += await write_first()
-                while waiting:
+async def _append(job: Job, scorer: "_Scorer", fingerprint: str, done: int, total: int, progress: bool) -> int:
+    """Write the lines that are not done; return how many have an error."""
+    errors = 0
+    waiting: deque[tuple[list[_Line], asyncio.Task[list[bytes]]]] = deque()
+    with (
+        _open(job, fingerprint) as output,
+        tqdm(total=total, initial=done, unit="item", disable=not progress, smoothing=0.1) as bar,
+    ):
+
+        async def write_first() -> int:
+            batch, task = waiting.popleft()
+            rows = await task
+            output.write(b"".join(rows))
+            output.flush()
+            bar.update(len(batch))
+            return sum(row.startswith(_ERROR) for row in rows)
+
+        try:
+            for batch in _batches(job, skip=done):
+                waiting.append((batch, asyncio.create_task(scorer.rows(batch))))
+                if len(waiting) == _IN_FLIGHT:
                     errors += await write_first()
-            finally:
-                for _, task in waiting:
-                    task.cancel()
+            while waiting:
+                errors += await write_first()
+        finally:
+            for _, task in waiting:
+                task.cancel()
     return errors
 
 
@@ -129,20 +137,20 @@ _ERROR = b'{"error":'
 
 
 class _Scorer:
-    def __init__(self, job: Job, client: EngineClient, tokenizer: Tokenizer, limits: Limits) -> None:
-        self._job = job
-        self._client = client
-        self._tokenizer = tokenizer
-        self._limits = limits
+    """Asks as a client of the server would, without HTTP."""
 
-    def check(self) -> None:
+    def __init__(self, job: Job, service: Service) -> None:
+        self._job = job
+        self._service = service
+
+    async def check(self) -> None:
         """Refuse what would be wrong with every line.
 
         Raises:
             ConfigError: names the option.
         """
         try:
-            parse_score_request(self._body("a", ["a"]), self._tokenizer, self._limits)
+            await self._service.parse(self._body("a", ["a"]))
         except RequestError as error:
             raise ConfigError(error.message, error.param or "labels") from None
 
@@ -160,7 +168,7 @@ class _Scorer:
                 good[0].error = {"code": code, "message": str(error.args[0])}
         return [self._row(line, None if line.error is not None else next(scores)) for line in lines]
 
-    def _body(self, query: Any, items: list[Any]) -> dict[str, Any]:
+    def _body(self, query: Any, items: list[Any]) -> bytes:
         job = self._job
         body: dict[str, Any] = {
             "query": query,
@@ -173,18 +181,21 @@ class _Scorer:
             body["labels"] = list(job.labels)
         if job.label_token_ids:
             body["label_token_ids"] = list(job.label_token_ids)
-        return body
+        return msgspec.json.encode(body)
 
     async def _score(self, lines: list[_Line]) -> ScoreResult:
         body = self._body(lines[0].query, [line.item for line in lines])
-        request = await asyncio.to_thread(parse_score_request, body, self._tokenizer, self._limits)
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(EngineUnavailable):
-                return finish(request, await self._client.score(request))
+                return await self._ask(body)
             async with asyncio.timeout(_RESTART_S):
-                while not self._client.ready:
+                while not self._service.client.ready:
                     await asyncio.sleep(0.1)
-        return finish(request, await self._client.score(request))
+        return await self._ask(body)
+
+    async def _ask(self, body: bytes) -> ScoreResult:
+        with self._service.admission.place() as place:
+            return (await self._service.score(body, place))[1]
 
     def _row(self, line: _Line, scores: list[float] | None) -> bytes:
         row: dict[str, Any] = {"error": line.error} if line.error is not None else {"scores": scores}

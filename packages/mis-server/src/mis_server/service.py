@@ -1,17 +1,16 @@
 """What the routes share: the engine's client, the tokenizer, the settings, and the way of a score request."""
 
 import asyncio
-import functools
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 
-from mis_core.errors import EngineUnavailable
+from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.request import LabelLogits, ScoreRequest, ScoreResult
 from mis_core.scoring import finish
-from mis_core.tokenization import Tokenizer
 from mis_core.validation import Limits, parse_score_request
 from mis_core.wire import Ready
 from mis_server.admission import Admission, Place
@@ -19,10 +18,12 @@ from mis_server.afterwards import Afterwards
 from mis_server.decoding import decode_score_body
 from mis_server.metrics import Metrics
 from mis_server.settings import ServerConfig
+from mis_server.tokenizer_pool import SMALL, TokenizerPool
+from mis_server.tokenizer_worker import score_request
 
-# Up to these sizes, ids are parsed and scores are made in little more than the time that a thread takes to be woken.
-_INLINE_BYTES = 131_072
-_INLINE_SCORES = 32_768
+INLINE_SCORES = 32_768
+"""Up to so many, scores are made in little more than the time that a thread takes to be woken."""
+
 _STATISTICS_S = 2.0
 
 
@@ -73,10 +74,10 @@ class ScoringClient(Protocol):
 class Service:
     """One served model."""
 
-    def __init__(self, client: ScoringClient, settings: ServerConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, client: ScoringClient, settings: ServerConfig, tokenizers: TokenizerPool) -> None:
         self.client = client
         self.settings = settings
-        self.tokenizer = tokenizer
+        self.tokenizers = tokenizers
         self.created = int(time.time())
         self.admission = Admission(settings.max_queued_requests, settings.max_queued_tokens)
         self.metrics = Metrics()
@@ -92,17 +93,17 @@ class Service:
             EngineUnavailable: the engine cannot answer now, or died before it answered.
         """
         began = time.perf_counter()
-        request = await self._request(body)
+        request = await self.parse(body)
         tokenize_ms = (time.perf_counter() - began) * 1e3
         place.take(request.prompt_tokens)
         logits = await self.client.score(request)
-        if logits.logits.size <= _INLINE_SCORES:
+        if logits.logits.size <= INLINE_SCORES:
             result = finish(request, logits)
         else:
             result = await asyncio.to_thread(finish, request, logits)
         result.timings_ms["tokenize"] = tokenize_ms
         seconds = time.perf_counter() - began
-        self.afterwards.do(functools.partial(self.metrics.answered, request, result, seconds))
+        self.afterwards.do(partial(self.metrics.answered, request, result, seconds))
         return request, result
 
     async def statistics(self) -> dict[str, float]:
@@ -124,16 +125,26 @@ class Service:
             self.metrics.engine.front["step_budget"] = float(info.summary.get("step_tokens", 0))
         return self._statistics
 
-    async def _request(self, body: bytes) -> ScoreRequest:
-        if len(body) > _INLINE_BYTES:
-            return await asyncio.to_thread(lambda: self._parse(decode_score_body(body)))
-        fields = decode_score_body(body)
-        if isinstance(fields.get("query"), str) or "labels" in fields:  # texts take longer than the event loop may wait
-            return await asyncio.to_thread(self._parse, fields)
-        return self._parse(fields)
+    async def parse(self, body: bytes) -> ScoreRequest:
+        """Validate a body: here if it is small and holds no text, else where the work can be ended.
 
-    def _parse(self, fields: Mapping[str, Any]) -> ScoreRequest:
-        return parse_score_request(fields, self.tokenizer, self._limits(), served_models=(self.settings.model_name,))
+        Raises:
+            RequestError: the request breaks the contract.
+            EngineUnavailable: the engine was never ready.
+        """
+        limits, models = self._limits(), (self.settings.model_name,)
+        if len(body) > SMALL:
+            return await self.tokenizers.large(partial(score_request, body, limits, models), len(body))
+        fields = decode_score_body(body)
+        if not (isinstance(fields.get("query"), str) or "labels" in fields):
+            return parse_score_request(fields, None, limits, models)
+        narrow = replace(limits, max_text_characters=min(SMALL, limits.max_text_characters))
+        try:
+            return await self.tokenizers.small(partial(score_request, body, narrow, models), len(body))
+        except RequestError as error:
+            if error.code != "too_many_tokens":  # a few texts that are read again with each of many items
+                raise
+        return await self.tokenizers.large(partial(score_request, body, limits, models), len(body))
 
     def _limits(self) -> Limits:
         info = self.client.info
@@ -152,6 +163,7 @@ class Service:
             max_items=settings.max_items_per_request,
             max_labels=settings.max_labels_per_request,
             max_request_tokens=settings.max_request_tokens,
+            max_text_characters=settings.max_text_characters,
         )
 
 

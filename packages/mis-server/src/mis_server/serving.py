@@ -21,6 +21,7 @@ from mis_core.wire import Ready
 from mis_server.app import create_app
 from mis_server.protocol import Protocol
 from mis_server.settings import ServerConfig
+from mis_server.tokenizer_pool import TokenizerPool
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +45,12 @@ async def serve(settings: ServerConfig) -> None:
         directory = await asyncio.to_thread(resolve_model, settings.engine.model)
         async with EngineClient(dataclasses.replace(settings.engine, model=str(directory))) as client:
             tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory)
-            app = create_app(client, settings, tokenizer)
+            tokenizers = last.enter_context(TokenizerPool(tokenizer))
+            app = create_app(client, settings, tokenizers)
             last.callback(app.state.service.afterwards.finish)  # requests that end with the engine are logged, too
             http = _HttpServer(uvicorn_config(settings, app))
             serving = asyncio.create_task(http.serve(sockets=[listener]))
-            starting = asyncio.create_task(client.wait_ready())
+            starting = asyncio.create_task(_start(client, tokenizers))
             try:
                 await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
@@ -63,6 +65,11 @@ async def serve(settings: ServerConfig) -> None:
                 starting.cancel()
                 http.should_exit = True
                 await serving
+
+
+async def _start(client: EngineClient, tokenizers: TokenizerPool) -> Ready:
+    info, _ = await asyncio.gather(client.wait_ready(), tokenizers.warm())
+    return info
 
 
 def _cancel_on_sigterm() -> None:

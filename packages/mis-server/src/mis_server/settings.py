@@ -9,6 +9,7 @@ _AT_LEAST_ONE = (
     "max_items_per_request",
     "max_labels_per_request",
     "max_request_tokens",
+    "max_text_characters",
     "max_body_bytes",
     "max_queued_requests",
     "max_queued_tokens",
@@ -66,6 +67,12 @@ class ServerConfig:
     max_labels_per_request: int = option(1024, "Most labels of an item.", group="Limits")
     max_request_tokens: int = option(
         2_000_000, "Most tokens of a request: the query once and every item.", group="Limits"
+    )
+    max_text_characters: int = option(
+        16_777_216,
+        "Most characters that are tokenised for a request; more than its texts have where query and items cannot be "
+        "tokenised apart.",
+        group="Limits",
     )
     max_body_bytes: int = option(64 * 1024 * 1024, "Largest request body, in bytes.", group="Limits")
     max_queued_requests: int = option(

@@ -1,5 +1,7 @@
 """`/tokenize` and `/detokenize`: the ids that scores are made from."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -52,3 +54,34 @@ def test_what_is_wrong_is_named(
     reply = http.post(path, json=body)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["param"]) == (status, code, param)
+
+
+def test_length_has_bounds_as_for_scores(connect: Callable[..., httpx.Client]) -> None:
+    http = connect(max_text_characters=10, max_request_tokens=3)
+    for path, body, param in [
+        ("/tokenize", {"prompt": "eleven char"}, "prompt"),
+        ("/tokenize", {"prompt": "7 8 9"}, "prompt"),
+        ("/detokenize", {"tokens": [1, 2, 3, 4]}, "tokens"),
+    ]:
+        reply = http.post(path, json=body)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["param"]) == (400, "too_many_tokens", param)
+    assert http.post("/detokenize", json={"tokens": [1, 2, 3]}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_time_and_places_are_those_of_scores(
+    connect: Callable[..., httpx.Client], pretended: Any, score_body: Callable[..., Any], path: str
+) -> None:
+    http = connect(max_queued_requests=1)
+    body = {"prompt": "a"} if path == "/tokenize" else {"tokens": [1]}
+    reply = http.post(path, json=body, headers={"x-request-timeout": "soon"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_request_timeout")
+    pretended.hangs = True
+    with ThreadPoolExecutor(1) as background:
+        waiting = background.submit(http.post, "/v1/score", json=score_body(), headers={"x-request-timeout": "5"})
+        assert pretended.started.wait(60)
+        reply = http.post(path, json=body)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (429, "queue_full")
+        assert waiting.result().status_code == 504
+    assert http.post(path, json=body).status_code == 200

@@ -37,6 +37,22 @@ class RunningServer:
         """Standard error so far."""
         return self.stderr_path.read_text(encoding="utf-8", errors="replace")
 
+    @property
+    def engine_pid(self) -> int:
+        """The engine process, a child of `process`; Linux only."""
+        (engine,) = (pid for pid, command in self.children.items() if "mis_core.engine_process" in command)
+        return engine
+
+    @property
+    def children(self) -> dict[int, str]:
+        """Command lines of the children of `process` by their ids; Linux only."""
+        pid = self.process.pid
+        found = {}
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
+                found[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
 
 @contextmanager
 def running_server(

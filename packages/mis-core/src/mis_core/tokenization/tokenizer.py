@@ -15,11 +15,9 @@ from mis_core.tokenization.joined import Joined, cut_segments, whole_sequences
 from mis_core.tokenization.seam import cut_characters, find_cut
 
 _CHUNK_CHARACTERS = 1 << 20  # per call of the batch encoder, whose results are large objects
-_MAX_WHOLE_CHARACTERS = 1 << 25  # of joined strings that share nothing; bounds one request's work
-# Text behind the last cut is tokenised again with every item: at most this much of it in a request, and so many times
-# as much as the request has text of its own. A hundred characters behind 20,000 short items are far below.
-_REPEATED_CHARACTERS = 1 << 20
-_REPEATS = 16
+MAX_CHARACTERS = 1 << 24
+"""Most characters that are tokenised for a request, unless another number is given."""
+
 _PROBE = "a"
 
 
@@ -55,6 +53,15 @@ class Tokenizer:
                 f"tokenizer_config.json: {type(error).__name__}: {reason}"
             ) from None
         return cls(backend)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` has written: quickly, without `transformers`."""
+        return cls(tokenizers.Tokenizer.from_file(str(path)))
+
+    def save(self, path: str | Path) -> None:
+        """Write the tokenizer as it is to one file."""
+        self._backend.save(str(path), pretty=False)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32[np.ndarray, " tokens"]:
         """Return the ids of a text, with the special tokens that the tokenizer adds to it.
@@ -101,6 +108,7 @@ class Tokenizer:
         *,
         add_special_tokens: bool = True,
         context_length: int | None = None,
+        max_characters: int = MAX_CHARACTERS,
     ) -> Joined:
         """Tokenise every `query + item` as one string, and share what the query's own tokens begin it with.
 
@@ -112,10 +120,10 @@ class Tokenizer:
             item_first: Tokenise `item + query` instead; then nothing is shared.
             add_special_tokens: Whether those are added that `encode` adds.
             context_length: A query that alone has more tokens is refused before any item is joined with it.
+            max_characters: Most that are tokenised; those that query and items share count again with every item.
 
         Raises:
-            RequestError: a text has no tokens at all, too much text would be tokenised again for every item, or the
-                query is too long.
+            RequestError: a text has no tokens at all, too many characters would be tokenised, or the query is too long.
         """
         special = add_special_tokens
         alone = self.encode(query, special)
@@ -127,13 +135,16 @@ class Tokenizer:
                 "items",
             )
         if item_first:
-            return whole_sequences(*self._encode_whole(len(query), items, lambda item: item + query, special))
+            return whole_sequences(
+                *self._encode_whole(query, items, lambda item: item + query, special, max_characters)
+            )
         cut = find_cut(query, self._cut_characters)
         if cut is not None:
+            _check_characters(query[cut:], items, max_characters)
             joined = self._join_at(cut, query, items, alone, special)
             if joined is not None:
                 return joined
-        whole = self._encode_whole(len(query), items, lambda item: query + item, special)
+        whole = self._encode_whole(query, items, lambda item: query + item, special, max_characters)
         return cut_segments(alone, *whole, head_len=0)
 
     def encode_apart(
@@ -161,7 +172,6 @@ class Tokenizer:
     def _join_at(self, cut: int, query: str, items: Sequence[str], alone: np.ndarray, special: bool) -> Joined | None:
         """Tokenise from the cut on only; None if the tokenizer does not split there after all."""
         tail = query[cut:]
-        self._check_repeated(len(tail), query, items)
         if special and self._frame is None:
             return None
         head = self._backend.encode(query[:cut], add_special_tokens=False).ids
@@ -175,31 +185,12 @@ class Tokenizer:
         tokens, lens = _framed(tokens, lens, [], after, np.ones(len(items), bool))
         return cut_segments(alone, tokens, lens, len(before) + len(head)) if lens.all() else None
 
-    @staticmethod
-    def _check_repeated(tail_len: int, query: str, items: Sequence[str]) -> None:
-        repeated = tail_len * len(items)
-        if repeated > _REPEATED_CHARACTERS + _REPEATS * (len(query) + sum(map(len, items))):
-            raise RequestError(
-                "too_many_tokens",
-                f"The last {tail_len} characters of the query hold no place where tokens surely end, such as a space "
-                f"behind a word, and would be tokenised again with each of {len(items)} items. Send fewer items at a "
-                "time, or token ids.",
-                "items",
-            )
-
     def _encode_whole(
-        self, query_len: int, items: Sequence[str], join: Callable[[str], str], special: bool
+        self, query: str, items: Sequence[str], join: Callable[[str], str], special: bool, max_characters: int
     ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"]]:
         """Tokenise every joined string from its beginning."""
-        characters = query_len * len(items) + sum(map(len, items))
-        if characters > _MAX_WHOLE_CHARACTERS:
-            raise RequestError(
-                "too_many_tokens",
-                f"The items of this request cannot share the query's text and make {characters} characters with it; "
-                f"at most {_MAX_WHOLE_CHARACTERS} are allowed. Send fewer items at a time, or token ids.",
-                "items",
-            )
-        tokens, lens = self._encode_all(map(join, items), query_len, len(items), special)
+        _check_characters(query, items, max_characters)
+        tokens, lens = self._encode_all(map(join, items), len(query), len(items), special)
         if not lens.all():
             raise RequestError(
                 "empty_query", f"The query and items[{int(lens.argmin())}] have no tokens together.", "query"
@@ -223,6 +214,19 @@ class Tokenizer:
         if not special or self._frame is None:
             return every, counts
         return _framed(every, counts, *self._frame, ~_begin_with(every, counts, self._frame[0]))
+
+
+def _check_characters(repeated: str, items: Sequence[str], most: int) -> None:
+    """Refuse to tokenise so much text: what is repeated once for each item, and the items."""
+    count = len(repeated) * len(items) + sum(map(len, items))
+    if count > most:
+        raise RequestError(
+            "too_many_tokens",
+            f"The last {len(repeated)} characters of the query hold no place where tokens surely end, such as a space "
+            f"behind a word, and would be tokenised again with each of {len(items)} items: {count} characters; at most "
+            f"{most} are allowed. Send fewer items at a time, or token ids.",
+            "items",
+        )
 
 
 def _begin_with(tokens: np.ndarray, lens: np.ndarray, before: list[int]) -> Bool[np.ndarray, " rows"]:

@@ -1,5 +1,6 @@
 """`POST /v1/score`."""
 
+import asyncio
 import time
 
 import msgspec
@@ -8,13 +9,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mis_core.errors import EngineUnavailable
-from mis_core.request import ScoreRequest
-from mis_server.bodies import read_json_body
-from mis_server.patience import Patience, seconds_of
+from mis_core.request import ScoreRequest, ScoreResult
+from mis_server.intake import take_in
 from mis_server.schemas.score import ScoreBody, ScoreReply
-from mis_server.service import Service
+from mis_server.service import INLINE_SCORES, Service
 
 router = APIRouter()
+
+_PIECE_SCORES = 8192  # encoded within a millisecond or two
 
 _BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": ScoreBody.model_json_schema()}}}}
 
@@ -28,22 +30,19 @@ async def score(request: Request) -> Response:
     service: Service = request.app.state.service
     if not service.client.ready:
         raise EngineUnavailable("The engine is not ready.")
-    settings = service.settings
-    seconds = seconds_of(request, settings.request_timeout)
-    with Patience(request, seconds, settings.body_timeout) as patience:
-        with service.admission.body():
-            body = await read_json_body(request)
-        patience.body_arrived()
-        with service.admission.place() as place:
-            scored, result = await service.score(body, place)
+    scored, result = await take_in(request, service, service.score)
+    if result.scores.size <= INLINE_SCORES:
+        scores, logprobs = _encode_both(scored, result)
+    else:
+        scores, logprobs = await asyncio.to_thread(_encode_both, scored, result)
     usage = result.usage
     reply = {  # the words of `ScoreReply`
         "id": f"score-{request.scope['state']['request_id']}",
         "object": "scoring",
         "created": int(time.time()),
-        "model": settings.model_name,
-        "scores": _rows(scored, result.scores),
-        "token_logprobs": None if result.token_logprobs is None else _rows(scored, result.token_logprobs),
+        "model": service.settings.model_name,
+        "scores": scores,
+        "token_logprobs": logprobs,
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": 0,
@@ -55,15 +54,23 @@ async def score(request: Request) -> Response:
     return Response(msgspec.json.encode(reply), headers={"server-timing": timing}, media_type="application/json")
 
 
-def _rows(request: ScoreRequest, values: np.ndarray) -> list[list[float]]:
-    """Return one list per item, as long as the item's list of labels."""
-    if len(request.label_ids) == 1:
-        _check_finite(values)
-        return values.tolist()
-    is_label = request.label_ids >= 0
+def _encode_both(request: ScoreRequest, result: ScoreResult) -> tuple[msgspec.Raw, msgspec.Raw | None]:
+    logprobs = None if result.token_logprobs is None else _encode(request, result.token_logprobs)
+    return _encode(request, result.scores), logprobs
+
+
+def _encode(request: ScoreRequest, values: np.ndarray) -> msgspec.Raw:
+    """Return one list per item, as long as the item's list of labels; in pieces, between which others may run."""
+    is_label = np.broadcast_to(request.label_ids >= 0, values.shape)
     _check_finite(values[is_label])
-    rows = values.tolist()
-    return [row[:count] for row, count in zip(rows, is_label.sum(axis=1), strict=True)]
+    lens = is_label.sum(axis=1).tolist()
+    step = max(1, _PIECE_SCORES // values.shape[1])
+    pieces = []
+    for begin in range(0, len(values), step):
+        rows = values[begin : begin + step].tolist()
+        cut = [row[:count] for row, count in zip(rows, lens[begin : begin + step], strict=True)]
+        pieces.append(msgspec.json.encode(cut)[1:-1])
+    return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
 
 
 def _check_finite(values: np.ndarray) -> None:
