@@ -7,7 +7,7 @@ that every item repeats, to every endpoint that takes text; some wait for the an
 deadline. Beside them `/health` is asked twenty times a second, and an ordinary text request four times a second. In the
 middle of it all the server is told to stop.
 
-Prints all three figures. Exits with 1 if `/health` took more than 250 ms at the 99th percentile, a text request more
+Prints how many requests were answered and how, and all three figures. Exits with 1 if `/health` took more than 250 ms at the 99th percentile, a text request more
 than two seconds, or the end more than `--shutdown-timeout` and two seconds, each times `--slack`.
 """
 
@@ -35,6 +35,7 @@ from mis_testing.server import running_server
 
 HEALTH_S, TEXT_S, STOP_S = 0.25, 2.0, 2.0
 _SHUTDOWN_S = 5
+_ANSWERED = "http_requests_total"
 _ORDINARY = {
     "query": "Does the document answer the question of how long a text may be? " * 4,
     "items": [f"Document {number}: it says that {number} words are enough for anybody." for number in range(10)],
@@ -152,6 +153,7 @@ def main() -> None:
                 ask("text", lambda: http.post("/v1/score", json=_ORDINARY), 0.25),
             ]
             time.sleep(chosen.seconds)
+            answered = [line for line in http.get("/metrics").text.splitlines() if line.startswith(_ANSWERED)]
             ends.set()
             server.process.send_signal(signal.SIGTERM)
             began = time.monotonic()
@@ -162,6 +164,8 @@ def main() -> None:
         errors = server.stderr.count("Traceback")
     health, text = np.array(taken["health"]), np.array(taken["text"])
     health_s = float(np.percentile(health, 99))
+    for line in answered:
+        sys.stdout.write(line.removeprefix(_ANSWERED) + "\n")
     sys.stdout.write(
         f"/health   {len(health):5} answers, median {np.median(health) * 1e3:.0f} ms, p99 {health_s * 1e3:.0f} ms\n"
         f"text      {len(text):5} answers, median {np.median(text) * 1e3:.0f} ms, longest {text.max() * 1e3:.0f} ms\n"
