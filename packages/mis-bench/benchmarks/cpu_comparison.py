@@ -59,7 +59,7 @@ def rows_of(path: Path) -> dict[str, Row]:
 
     @cache
     def engine() -> Target:
-        return make_target("engine", model=path, options={"max_total_tokens": "8192"})
+        return make_target("engine", model=path, options={"dtype": "bfloat16", "max_total_tokens": "8192"})
 
     @cache
     def torch() -> Target:

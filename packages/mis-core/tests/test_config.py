@@ -8,13 +8,13 @@ from mis_core.errors import ConfigError
 
 def test_defaults_need_only_a_model() -> None:
     config = EngineConfig.of("some/model", {})
-    assert (config.model, config.dtype, config.context_length) == ("some/model", "bfloat16", None)
+    assert (config.model, config.dtype, config.context_length) == ("some/model", "auto", None)
 
 
 @pytest.mark.parametrize(
     ("options", "option", "message"),
     [
-        ({"dtype": "float8"}, "dtype", "one of bfloat16, float32"),
+        ({"dtype": "float8"}, "dtype", "one of auto, bfloat16, float32"),
         ({"context_length": 0}, "context_length", "at least 1"),
         ({"chunked_prefill_size": 100}, "chunked_prefill_size", "multiple of 256"),
         ({"context_lenght": 5}, "context_lenght", "Did you mean 'context_length'"),

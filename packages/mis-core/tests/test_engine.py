@@ -9,6 +9,9 @@ import pytest
 
 from mis_core import Engine
 from mis_core.errors import ConfigError, EngineUnavailable, ModelError, RequestError
+from mis_core.models.numerics import fastest_dtype
+from mis_kernels import native, storage_dtype
+from mis_kernels.target import compiling_for
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 from mis_testing.compilations import count_compilations
@@ -131,6 +134,36 @@ def test_the_counter_of_compilations_counts(path: Path) -> None:
     with Engine.from_pretrained(path, context_length=1024, skip_warmup=True) as engine, count_compilations() as found:
         engine.score(QUERY, ITEMS, LABELS)
     assert engine.statistics()["compilations"] >= found.count > 0
+
+
+def test_the_type_is_what_this_machine_multiplies_fastest(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here = "bfloat16" if native.why_not() is None else "float32"
+    with caplog.at_level("INFO"), Engine.from_pretrained(path, context_length=256, skip_warmup=True) as engine:
+        assert (engine.config.dtype, engine.summary["dtype"], engine.memory()["norm"].dtype) == (
+            here,
+            here,
+            storage_dtype(here).name,
+        )
+    assert f"Loading {path.name} as {here} (" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_type_that_is_asked_for_is_obeyed(path: Path, dtype: str, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"dtype": dtype, "context_length": 256, "skip_warmup": True}
+    with caplog.at_level("INFO"), Engine.from_pretrained(path, **options) as engine:
+        assert engine.summary["dtype"] == dtype
+    assert f"as {dtype} (as asked for)" in caplog.text
+
+
+def test_which_type_is_fastest_follows_from_what_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "why_not", lambda: None)
+    assert fastest_dtype() == ("bfloat16", "the native library multiplies it")
+    monkeypatch.setattr(native, "why_not", lambda: "needs a CPU with amx_tile")
+    dtype, reason = fastest_dtype()
+    assert dtype == "float32"
+    assert "needs a CPU with amx_tile" in reason
+    with compiling_for("v6e"):
+        assert fastest_dtype() == ("bfloat16", "TPUs multiply it")
 
 
 def test_a_closed_engine_says_so(path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from mis_core import Engine
+from mis_kernels import native
 from mis_server.cli import main
 
 LABELS = ("--labels", "yes", "no")
@@ -124,6 +125,24 @@ def test_an_output_of_other_arguments_is_not_continued(score: Any) -> None:
     code, _, new = score(['"a"', '"b"'], "--query", "another ", *LABELS, "--overwrite")
     assert (code, len(new)) == (0, 2)
     assert new != rows
+
+
+def test_an_output_is_not_continued_in_another_type(score: Any, tmp_path: Path) -> None:
+    texts = [json.dumps(f"text {i}") for i in range(20)]
+    rows = score(texts, "--query", "q ", *LABELS)[2]
+    code, error, left = score(texts, "--query", "q ", *LABELS, "--dtype", "bfloat16")
+    assert (code, left) == (1, rows)
+    assert "was made in float32, and this run computes in bfloat16; say --dtype float32" in error
+    # Made elsewhere, and interrupted there: here auto may choose another type.
+    here = "float32" if native.why_not() else "bfloat16"
+    elsewhere = "bfloat16" if here == "float32" else "float32"
+    output, note = tmp_path / "out.jsonl", tmp_path / "out.jsonl.job"
+    for made_in, continues in ((elsewhere, False), (here, True)):
+        output.write_bytes(b"".join(output.read_bytes().splitlines(keepends=True)[:5]))
+        note.write_text(note.read_text().replace("float32", made_in).replace("bfloat16", made_in))
+        code, error, left = score(texts, "--query", "q ", *LABELS, "--dtype", "auto")
+        assert (code, len(left)) == ((0, 20) if continues else (1, 5))
+        assert (f"was made in {made_in}" in error) is not continues
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from mis_core.errors import ConfigError
 
-DTYPES = ("bfloat16", "float32")
+DTYPES = ("auto", "bfloat16", "float32")
 ALGORITHMS = ("auto", "serial", "packed", "prefill_extend")
 MASKS = ("auto", "segment", "dense")
 
@@ -41,7 +41,12 @@ class EngineConfig:
     model: str = dataclasses.field(
         metadata={"help": "Hugging Face model directory, or a name, which is downloaded unless the hub's cache has it."}
     )
-    dtype: str = option("bfloat16", "Type of weights and activations.", choices=DTYPES, group="Model")
+    dtype: str = option(
+        "auto",
+        "Type of weights and activations; auto: bfloat16 on accelerators and on CPUs with AMX, elsewhere float32.",
+        choices=DTYPES,
+        group="Model",
+    )
     context_length: int | None = option(
         None, "Longest query + item in tokens; default: the model's own.", "--max-model-len", group="Model"
     )

@@ -19,6 +19,7 @@ from mis_core.engine_loop import EngineLoop
 from mis_core.errors import ConfigError, ModelError, RequestError
 from mis_core.hub import resolve_model
 from mis_core.models.config import read_model_config
+from mis_core.models.numerics import fastest_dtype
 from mis_core.models.parallel import make_mesh, spread_heads
 from mis_core.models.weights import load_decoder
 from mis_core.request import LabelLogits, ScoreRequest, ScoreResult
@@ -41,7 +42,7 @@ class Engine:
     """Scores items behind a shared query.
 
     Any number of threads and coroutines may ask at once; their requests share the device's steps. Close
-    it, or use it as a context manager.
+    it, or use it as a context manager. In its `config`, `dtype` is the type that it computes in, never `auto`.
     """
 
     def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
@@ -58,7 +59,8 @@ class Engine:
         keep_compiled(config.compilation_cache_dir)
         directory = resolve_model(config.model)
         model = read_model_config(directory)
-        self.config = config
+        dtype, reason = fastest_dtype() if config.dtype == "auto" else (config.dtype, "as asked for")
+        self.config = config = dataclasses.replace(config, dtype=dtype)
         self.directory: Path = directory
         self.vocab_size = model.vocab_size
         if config.context_length is not None and config.context_length > model.max_positions:
@@ -73,8 +75,8 @@ class Engine:
             )
         mesh = make_mesh(config.dp_size, config.tp_size)
         spread = spread_heads(model, config.tp_size)
-        logger.info("Loading %s as %s.", directory.name, config.dtype)
-        decoder = load_decoder(directory, model, jnp.dtype(config.dtype), mesh, progress)
+        logger.info("Loading %s as %s (%s).", directory.name, dtype, reason)
+        decoder = load_decoder(directory, model, jnp.dtype(dtype), mesh, progress)
         budget = token_budget(config, spread, mesh)
         pages, self.context_length = cache_pages(config, spread, mesh, budget)
         shape = StepShape(
@@ -82,7 +84,7 @@ class Engine:
             scored=max(256, budget // 8),
             contexts=_CONTEXTS,
             pages_per_context=-(-self.context_length // PAGE_SIZE),
-            alignment=Layouts.alignment(spread, jnp.dtype(config.dtype), mesh),
+            alignment=Layouts.alignment(spread, jnp.dtype(dtype), mesh),
             shards=config.dp_size,
         )
         runner = Runner(decoder, mesh, shape, pages)
@@ -102,7 +104,7 @@ class Engine:
             seconds = runner.warm_up(dense_mask=config.mask_impl == "dense", progress=progress)
             logger.info("Compiled in %.1f s: %s", sum(seconds.values()), seconds)
         self._summary: dict[str, str | int | float] = {
-            "dtype": config.dtype,
+            "dtype": dtype,
             "devices": f"{config.tp_size * config.dp_size} x {jax.devices()[0].device_kind}",
             "tp_size": config.tp_size,
             "dp_size": config.dp_size,

@@ -90,46 +90,49 @@ async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False,
     """
     total = _count_lines(job.items)
     fingerprint = _fingerprint(job, config)
-    done, errors = _continue(job, fingerprint, overwrite)
+    done, errors, made_in = _continue(job, fingerprint, overwrite)
+    _check_type(job, made_in, config.dtype)
     if done == total:
         return errors
     directory = await asyncio.to_thread(resolve_model, config.model)
     tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory)
     async with EngineClient(config) as client:
-        await client.wait_ready()
+        info = await client.wait_ready()
+        dtype = str(info.summary["dtype"])
+        _check_type(job, made_in, dtype)
         with TokenizerPool(tokenizer) as tokenizers:
             scorer = _Scorer(job, Service(client, ServerConfig(engine=config), tokenizers))
             await scorer.check()
-            return errors + await _append(job, scorer, fingerprint, done, total, progress)
+            with (
+                _open(job, fingerprint, dtype) as output,
+                tqdm(total=total, initial=done, unit="item", disable=not progress, smoothing=0.1) as bar,
+            ):
+                return errors + await _append(job, scorer, done, output, bar)
 
 
-async def _append(job: Job, scorer: "_Scorer", fingerprint: str, done: int, total: int, progress: bool) -> int:
+async def _append(job: Job, scorer: "_Scorer", done: int, output: BinaryIO, bar: tqdm) -> int:
     """Write the lines that are not done; return how many have an error."""
     errors = 0
     waiting: deque[tuple[list[_Line], asyncio.Task[list[bytes]]]] = deque()
-    with (
-        _open(job, fingerprint) as output,
-        tqdm(total=total, initial=done, unit="item", disable=not progress, smoothing=0.1) as bar,
-    ):
 
-        async def write_first() -> int:
-            batch, task = waiting.popleft()
-            rows = await task
-            output.write(b"".join(rows))
-            output.flush()
-            bar.update(len(batch))
-            return sum(row.startswith(_ERROR) for row in rows)
+    async def write_first() -> int:
+        batch, task = waiting.popleft()
+        rows = await task
+        output.write(b"".join(rows))
+        output.flush()
+        bar.update(len(batch))
+        return sum(row.startswith(_ERROR) for row in rows)
 
-        try:
-            for batch in _batches(job, skip=done):
-                waiting.append((batch, asyncio.create_task(scorer.rows(batch))))
-                if len(waiting) == _IN_FLIGHT:
-                    errors += await write_first()
-            while waiting:
+    try:
+        for batch in _batches(job, skip=done):
+            waiting.append((batch, asyncio.create_task(scorer.rows(batch))))
+            if len(waiting) == _IN_FLIGHT:
                 errors += await write_first()
-        finally:
-            for _, task in waiting:
-                task.cancel()
+        while waiting:
+            errors += await write_first()
+    finally:
+        for _, task in waiting:
+            task.cancel()
     return errors
 
 
@@ -245,16 +248,21 @@ def _note_of(job: Job) -> Path:
     return job.output.with_name(job.output.name + ".job")
 
 
-def _continue(job: Job, fingerprint: str, overwrite: bool) -> tuple[int, int]:
-    """Cut off what an interruption left half written; return how many lines, and errors, the output has."""
+def _continue(job: Job, fingerprint: str, overwrite: bool) -> tuple[int, int, str | None]:
+    """Cut off what an interruption left half written.
+
+    Returns:
+        How many lines the output has, how many of them are errors, and the type they were computed in, if there is one.
+    """
     note = _note_of(job)
     lines = errors = complete = 0
     try:
         if overwrite:
             job.output.unlink(missing_ok=True)
         if not job.output.exists():
-            return 0, 0
-        if not note.exists() or note.read_text() != fingerprint:
+            return 0, 0, None
+        made_of, _, made_in = (note.read_text() if note.exists() else "").partition(" ")
+        if made_of != fingerprint:
             raise ConfigError(
                 f"{job.output} was made with other arguments or files; give another --output, or --overwrite.", "output"
             )
@@ -266,23 +274,33 @@ def _continue(job: Job, fingerprint: str, overwrite: bool) -> tuple[int, int]:
             file.truncate(complete)
     except OSError as error:
         raise ConfigError(f"{job.output} cannot be written: {error.strerror}.", "output") from None
-    return lines, errors
+    return lines, errors, made_in
 
 
-def _open(job: Job, fingerprint: str) -> BinaryIO:
+def _check_type(job: Job, made_in: str | None, dtype: str) -> None:
+    """Refuse to continue in another type, which another machine may choose: scores would depend on the line."""
+    if made_in is not None and dtype not in ("auto", made_in):
+        raise ConfigError(
+            f"{job.output} was made in {made_in}, and this run computes in {dtype}; say --dtype {made_in}, or give "
+            "another --output, or --overwrite.",
+            "dtype",
+        )
+
+
+def _open(job: Job, fingerprint: str, dtype: str) -> BinaryIO:
     try:
-        _note_of(job).write_text(fingerprint)
+        _note_of(job).write_text(f"{fingerprint} {dtype}")
         return job.output.open("ab")
     except OSError as error:
         raise ConfigError(f"{job.output} cannot be written: {error.strerror}.", "output") from None
 
 
 def _fingerprint(job: Job, config: EngineConfig) -> str:
-    """Return a hash of everything that scores depend on; of the input, what it begins with and its size."""
+    """Return a hash of all that scores depend on but the type; of the input, what it begins with and its size."""
     arguments = {name: value for name, value in asdict(job).items() if name not in ("items", "output", "batch_size")}
     with job.items.open("rb") as file:
         head = file.read(65536)
     size = job.items.stat().st_size
-    engine = [config.model, config.dtype, config.multi_item_scoring_delimiter]
+    engine = [config.model, config.multi_item_scoring_delimiter]
     text = json.dumps([arguments, *engine, size], default=str).encode()
     return hashlib.blake2b(text + head, digest_size=16).hexdigest()

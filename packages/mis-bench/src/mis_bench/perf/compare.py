@@ -21,8 +21,9 @@ from mis_bench.perf.sources import Sources
 from mis_bench.profiles import PROFILES, configurations
 from mis_bench.workload import Workload
 
-OPTIONS: dict[str, int | str] = {"chunked_prefill_size": 1024, "max_total_tokens": 8192}
-"""Of the engine: few shapes, so that it starts in seconds, and several steps in the largest request."""
+OPTIONS: dict[str, int | str] = {"dtype": "bfloat16", "chunked_prefill_size": 1024, "max_total_tokens": 8192}
+"""Of the engine: one type on both sides, whatever their default; few shapes, so that it starts in seconds, and several
+steps in the largest request."""
 
 PAIRS = 20
 """Of every workload in a session."""

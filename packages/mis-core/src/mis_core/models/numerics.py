@@ -5,11 +5,25 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from mis_kernels import native
 from mis_kernels.packed import PackedWeight, packed_linear
 from mis_kernels.target import platform
 
 Weight = Array | PackedWeight
 """One layer's weight: an array of the dimensions of a product, `[in, out]`, or the same packed."""
+
+
+def fastest_dtype() -> tuple[str, str]:
+    """Return the type that products take least time in on this process's devices, and why, for people.
+
+    Accelerators and the native library multiply bfloat16. XLA:CPU without that library is faster in float32.
+    """
+    if platform() != "cpu":
+        return "bfloat16", f"{platform().upper()}s multiply it"
+    lacking = native.why_not()
+    if lacking is None:
+        return "bfloat16", "the native library multiplies it"
+    return "float32", f"bfloat16 would be slower here, since the native library is not in use: {lacking}"
 
 
 def materialised(x: Array) -> Array:
