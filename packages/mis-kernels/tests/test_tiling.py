@@ -114,6 +114,10 @@ def test_unknown_chips_are_refused_by_name() -> None:
         block_sizes(chip="v4", heads=16, kv_heads=8, head_dim=128)
 
 
-def test_devices_beyond_the_kv_heads_share_one() -> None:
-    assert HEAD_LAYOUTS["qwen2.5-1.5b"].on_device(8) == (6, 1, 128)
+def test_devices_beyond_the_kv_heads_have_copies_and_divide_the_query_heads() -> None:
+    assert HEAD_LAYOUTS["qwen2.5-1.5b"].on_device(8) == (2, 1, 128)
+    assert HEAD_LAYOUTS["qwen2.5-7b"].on_device(8) == (4, 1, 128)
+    assert HEAD_LAYOUTS["qwen2.5-7b"].spread(8) == (32, 8, 128)
+    with pytest.raises(ValueError, match="3 devices and 8 KV heads do not divide each other"):
+        HEAD_LAYOUTS["qwen3-8b"].on_device(3)
     assert HEAD_LAYOUTS["qwen3-8b"].on_device(4) == (8, 2, 128)

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from mis_core.errors import ConfigError
 from mis_core.models.config import ModelConfig
 from mis_core.models.numerics import Weight, linear
+from mis_kernels.attention.shapes import HeadLayout
 from mis_kernels.packed import is_available
 
 DATA = "data"
@@ -80,13 +81,12 @@ def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
     for name, size in (("hidden_size", config.embed), ("intermediate_size", config.mlp)):
         if size % devices:
             raise ConfigError(f"tp_size {devices} does not divide the model's {name}, {size}.", "tp_size")
-    if config.kv_heads % devices == 0:
-        return config
-    if devices % config.kv_heads:
+    try:
+        heads = HeadLayout(config.heads, config.kv_heads, config.head_dim).spread(devices)
+    except ValueError:
         message = f"tp_size {devices} and the model's {config.kv_heads} KV heads do not divide each other."
-        raise ConfigError(message, "tp_size")
-    group = -(-config.group // (devices // config.kv_heads))
-    return dataclasses.replace(config, kv_heads=devices, heads=devices * group)
+        raise ConfigError(message, "tp_size") from None
+    return dataclasses.replace(config, heads=heads.heads, kv_heads=heads.kv_heads)
 
 
 def sum_over_devices(x: Array) -> Array:

@@ -18,13 +18,11 @@ from mis_kernels.segments import Segments
 def sharded_kernel_program(layout: HeadLayout, chip: str, mesh: Mesh, tokens: int) -> tuple[Program, Any]:
     """Return the kernel under `shard_map`, and its arguments' shardings.
 
-    KV heads are sharded; with fewer of them than devices each device gets a copy of one (as the
-    loader lays weights out), so arrays have as many KV heads as devices.
+    KV heads are sharded; with fewer of them than devices, arrays have as many as devices (`HeadLayout.spread`).
     """
     devices = mesh.size
-    part = layout.on_device(devices)
-    kv_heads = max(layout.kv_heads, devices)
-    blocks = block_sizes(chip=chip, **part._asdict())
+    whole = layout.spread(devices)
+    blocks = block_sizes(chip=chip, **layout.on_device(devices)._asdict())
     segments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), extend_step(tokens, blocks))
     pages = segments.page_table.shape[1]
 
@@ -34,8 +32,8 @@ def sharded_kernel_program(layout: HeadLayout, chip: str, mesh: Mesh, tokens: in
     new, cache = P(None, "tensor"), P("tensor")
     specs = (new, new, new, cache, cache, jax.tree.map(lambda _: P(), segments))
     function = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=new, check_vma=False)
-    q = jax.ShapeDtypeStruct((tokens, kv_heads * layout.group, layout.head_dim), jnp.bfloat16)
-    kv = jax.ShapeDtypeStruct((tokens, kv_heads, layout.head_dim), jnp.bfloat16)
-    paged = jax.ShapeDtypeStruct((kv_heads, pages, PAGE_SIZE, layout.head_dim), jnp.bfloat16)
+    q = jax.ShapeDtypeStruct((tokens, whole.heads, whole.head_dim), jnp.bfloat16)
+    kv = jax.ShapeDtypeStruct((tokens, whole.kv_heads, whole.head_dim), jnp.bfloat16)
+    paged = jax.ShapeDtypeStruct((whole.kv_heads, pages, PAGE_SIZE, whole.head_dim), jnp.bfloat16)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
     return Program(f"attention over {devices} chips", function, (q, kv, kv, paged, paged, segments)), shardings

@@ -17,14 +17,30 @@ class HeadLayout(NamedTuple):
         """Query heads per KV head."""
         return self.heads // self.kv_heads
 
+    def spread(self, devices: int) -> "HeadLayout":
+        """Return the layout with as many KV heads as `devices` need; the same layout if there are enough.
+
+        With fewer KV heads than devices, each KV head is copied and its query heads are divided among the copies,
+        padded where they do not divide; so every device has one KV head.
+
+        Raises:
+            ValueError: KV heads and devices do not divide each other.
+        """
+        if self.kv_heads % devices == 0:
+            return self
+        if devices % self.kv_heads:
+            raise ValueError(f"{devices} devices and {self.kv_heads} KV heads do not divide each other")
+        group = -(-self.group // (devices // self.kv_heads))
+        return HeadLayout(devices * group, devices, self.head_dim)
+
     def on_device(self, devices: int) -> "HeadLayout":
         """Return the layout of one of `devices` tensor-parallel devices.
 
-        With more devices than KV heads, devices share a KV head and split its rows by token, so the
-        group stays whole.
+        Raises:
+            ValueError: KV heads and devices do not divide each other.
         """
-        kv_heads = max(1, self.kv_heads // devices)
-        return HeadLayout(kv_heads * self.group, kv_heads, self.head_dim)
+        whole = self.spread(devices)
+        return HeadLayout(whole.heads // devices, whole.kv_heads // devices, self.head_dim)
 
 
 HEAD_LAYOUTS: dict[str, HeadLayout] = {
