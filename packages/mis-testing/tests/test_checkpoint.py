@@ -30,6 +30,8 @@ VARIANTS = {
     },
     "float16 in three files": {"family": "qwen3", "dtype": "float16", "shards": 3},
     "float32": {"family": "llama", "dtype": "float32"},
+    "biases of attention": {"family": "qwen3", "attention_bias": True},
+    "biases": {"family": "llama", "attention_bias": True, "mlp_bias": True},
 }
 
 # Parameter counts as the model cards give them (tied heads counted once).
@@ -152,6 +154,8 @@ def test_a_tensor_drawn_in_blocks_has_the_wanted_scale(monkeypatch: pytest.Monke
         ({"head_dim": 31}, "head_dim must be even"),
         ({"family": "llama", "hidden_size": 66}, "hidden_size must be a multiple"),
         ({"vocab_size": 100}, "vocab_size must be at least the tokenizer's"),
+        ({"mlp_bias": True}, "mlp_bias is for llama, not for qwen3"),
+        ({"family": "qwen2", "attention_bias": True}, "attention_bias is for qwen3, llama, not for qwen2"),
         ({"shards": 0}, "shards must be at least 1"),
         ({"shards": 1000}, "must not exceed the number of tensors"),
     ],

@@ -50,9 +50,17 @@ def test_the_oldest_spelling_calls_the_type_type(tmp_path: Path) -> None:
 
 def test_qwen2_has_biases_and_head_dim_from_the_hidden_size(tmp_path: Path) -> None:
     config = read(tmp_path, architectures=["Qwen2ForCausalLM"], head_dim=None)
-    assert config.family.qkv_bias
+    assert config.qkv_bias
+    assert not config.attention_bias
     assert not config.family.qk_norm
     assert config.head_dim == 16
+
+
+def test_biases_are_those_that_the_family_has_settings_for(tmp_path: Path) -> None:
+    qwen3 = read(tmp_path, attention_bias=True)
+    assert (qwen3.qkv_bias, qwen3.attention_bias, qwen3.mlp_bias) == (True, True, False)
+    llama = read(tmp_path, architectures=["LlamaForCausalLM"], attention_bias=False, mlp_bias=True)
+    assert (llama.qkv_bias, llama.attention_bias, llama.mlp_bias) == (False, False, True)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +69,9 @@ def test_qwen2_has_biases_and_head_dim_from_the_hidden_size(tmp_path: Path) -> N
         ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported; known: Qwen3"),
         ({"architectures": None}, r"architecture \(none\)"),
         ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not supported'),
-        ({"attention_bias": True}, "attention_bias = true"),
+        ({"attention_bias": "yes"}, 'attention_bias = "yes" is not supported'),
+        ({"mlp_bias": True}, "mlp_bias = true is not supported for this architecture"),
+        ({"architectures": ["Qwen2ForCausalLM"], "attention_bias": True}, "attention_bias = true is not supported for"),
         ({"use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window: layers 1 to 1 slide"),
         ({"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 64}, "layers 0 to 1 slide"),
         ({"architectures": "Qwen3ForCausalLM"}, 'architectures must be a list of names, not "Qwen3ForCausalLM"'),

@@ -45,6 +45,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "shards": 2,
     },
     "llama float32 files": {"family": "llama", "rope_scaling": None, "dtype": "float32"},
+    "qwen3 biases of attention": {"family": "qwen3", "attention_bias": True},
+    "llama biases everywhere": {"family": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama biases of the mlp": {"family": "llama", "mlp_bias": True},
 }
 
 _random = np.random.default_rng(7)

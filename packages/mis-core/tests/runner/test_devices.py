@@ -31,6 +31,14 @@ MODELS = {
         "num_key_value_heads": 4,
         "tie_word_embeddings": False,
     },
+    "llama, biases": {
+        "family": "llama",
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
 }
 DTYPES = ("float32", "bfloat16")
 MESHES = [(1, 4), (8, 1), (2, 4), (1, 2), (2, 1), (1, 8), (4, 1)]  # devices along data, devices along tensor
@@ -40,7 +48,7 @@ def _cases() -> Iterator[ParameterSet]:
     """Yield a few meshes for each model in one type, together all of them; and all for each and both, for full runs."""
     for model, dtype in itertools.product(MODELS, DTYPES):
         yield pytest.param(model, dtype, MESHES, id=f"{model}, {dtype}, all meshes", marks=pytest.mark.full)
-    for index, (model, dtype) in enumerate(zip(MODELS, ("float32", "bfloat16", "bfloat16"), strict=True)):
+    for index, (model, dtype) in enumerate(zip(MODELS, ("float32", "bfloat16", "bfloat16", "float32"), strict=True)):
         few = MESHES[index :: len(MODELS)]
         yield pytest.param(model, dtype, few, id=f"{model}, {dtype}")
 

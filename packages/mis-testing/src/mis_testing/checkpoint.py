@@ -75,9 +75,9 @@ def _family_keys(shape: CheckpointShape) -> dict[str, Any]:
     if shape.family != "llama":
         keys |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": shape.num_hidden_layers}
     if shape.family != "qwen2":
-        keys["attention_bias"] = False
+        keys["attention_bias"] = shape.attention_bias
     if shape.family == "llama":
-        keys |= {"mlp_bias": False, "pretraining_tp": 1}
+        keys |= {"mlp_bias": shape.mlp_bias, "pretraining_tp": 1}
     return keys
 
 

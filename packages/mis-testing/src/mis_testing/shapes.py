@@ -13,6 +13,7 @@ FAMILIES: tuple[Family, ...] = ("qwen3", "qwen2", "llama")
 
 DTYPES = ("bfloat16", "float16", "float32")
 ROPE_SPELLINGS = ("old", "new")
+_BIAS_SETTINGS: dict[str, tuple[Family, ...]] = {"attention_bias": ("qwen3", "llama"), "mlp_bias": ("llama",)}
 
 _LLAMA3_SCALING: dict[str, Any] = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -41,6 +42,8 @@ class CheckpointShape:
             `llama3` or `yarn` and the keys that type takes in `config.json`.
         rope_spelling: `old` writes `rope_theta` + `rope_scaling` + `torch_dtype`, as most published
             checkpoints do; `new` writes `rope_parameters` + `dtype`, as transformers 5 does.
+        attention_bias: All projections of attention have biases; for `qwen3` and `llama`.
+        mlp_bias: All projections of the MLP have biases; for `llama`.
         dtype: Type of the stored weights.
         shards: Number of safetensors files; more than one come with an index.
         seed: Seed of the weights. A tensor's values depend on it and on the tensor's name and shape only.
@@ -63,6 +66,8 @@ class CheckpointShape:
     rope_theta: float = 1e4
     rope_scaling: dict[str, Any] | None = None
     rope_spelling: Literal["old", "new"] = "old"
+    attention_bias: bool = False
+    mlp_bias: bool = False
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     shards: int = 1
     seed: int = 0
@@ -71,6 +76,9 @@ class CheckpointShape:
         for name, allowed in (("dtype", DTYPES), ("rope_spelling", ROPE_SPELLINGS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.")
+        for name, families in _BIAS_SETTINGS.items():
+            if getattr(self, name) and self.family not in families:
+                raise ValueError(f"{name} is for {', '.join(families)}, not for {self.family}.")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "

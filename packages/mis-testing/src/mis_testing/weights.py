@@ -73,23 +73,29 @@ def _layer_specs(shape: CheckpointShape, prefix: str) -> Iterator[TensorSpec]:
     # q . k / sqrt(head_dim) has the product of both RMS as its standard deviation; with qk-norm the
     # norm's weights set them, otherwise the projections do.
     qk_rms = math.sqrt(ATTENTION_STD)
-    has_qk_norm, has_bias = shape.family == "qwen3", shape.family == "qwen2"
+    has_qk_norm, has_qkv_bias = shape.family == "qwen3", shape.family == "qwen2" or shape.attention_bias
     qk_std = unit if has_qk_norm else unit * qk_rms
 
     yield TensorSpec(prefix + "input_layernorm.weight", (hidden,), 0.1, 1.0)
     for name, width, std in (("q", q_width, qk_std), ("k", kv_width, qk_std), ("v", kv_width, unit)):
         yield TensorSpec(f"{prefix}self_attn.{name}_proj.weight", (width, hidden), std)
-        if has_bias:
+        if has_qkv_bias:
             yield TensorSpec(f"{prefix}self_attn.{name}_proj.bias", (width,), 0.3)
     if has_qk_norm:
         yield TensorSpec(prefix + "self_attn.q_norm.weight", (shape.width_of_head,), 0.1, qk_rms)
         yield TensorSpec(prefix + "self_attn.k_norm.weight", (shape.width_of_head,), 0.1, qk_rms)
     # Attention averages several values, which shrinks them; the factor 2 makes up for a part of it.
     yield TensorSpec(prefix + "self_attn.o_proj.weight", (hidden, q_width), 2 * branch_rms / math.sqrt(q_width))
+    if shape.attention_bias:
+        yield TensorSpec(prefix + "self_attn.o_proj.bias", (hidden,), 0.3 * branch_rms)
     yield TensorSpec(prefix + "post_attention_layernorm.weight", (hidden,), 0.1, 1.0)
     yield TensorSpec(prefix + "mlp.gate_proj.weight", (mlp, hidden), unit)
     yield TensorSpec(prefix + "mlp.up_proj.weight", (mlp, hidden), unit)
     yield TensorSpec(prefix + "mlp.down_proj.weight", (hidden, mlp), branch_rms / _SILU_GATE_RMS / math.sqrt(mlp))
+    if shape.mlp_bias:
+        yield TensorSpec(prefix + "mlp.gate_proj.bias", (mlp,), 0.3)
+        yield TensorSpec(prefix + "mlp.up_proj.bias", (mlp,), 0.3)
+        yield TensorSpec(prefix + "mlp.down_proj.bias", (hidden,), 0.3 * branch_rms)
 
 
 def random_tensor(spec: TensorSpec, dtype: str, seed: int) -> np.ndarray:

@@ -18,29 +18,29 @@ class Family:
     """What distinguishes one architecture from another in the shared decoder.
 
     Attributes:
-        qkv_bias: Query, key and value projections have biases.
+        qkv_bias: Query, key and value projections have biases, whatever `config.json` says.
+        bias_settings: Settings of its `config.json` that give other projections biases.
         qk_norm: Queries and keys are RMS-normalised per head before RoPE.
         head_dim: Head size where `config.json` is silent; None: `hidden_size / num_attention_heads`.
         max_positions: Longest sequence in tokens where it is silent, as transformers has it.
     """
 
     qkv_bias: bool = False
+    bias_settings: tuple[str, ...] = ()
     qk_norm: bool = False
     head_dim: int | None = None
     max_positions: int = 32768
 
 
 FAMILIES = {
-    "Qwen3ForCausalLM": Family(qk_norm=True, head_dim=128),
+    "Qwen3ForCausalLM": Family(qk_norm=True, head_dim=128, bias_settings=("attention_bias",)),
     "Qwen2ForCausalLM": Family(qkv_bias=True),
-    "LlamaForCausalLM": Family(max_positions=2048),
+    "LlamaForCausalLM": Family(max_positions=2048, bias_settings=("attention_bias", "mlp_bias")),
 }
 
 # Settings that change the arithmetic, with the only values the decoder implements.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
     "partial_rotary_factor": (1, 1.0, None),
     "quantization_config": (None,),
     "pretraining_tp": (1, None),
@@ -55,6 +55,8 @@ class ModelConfig:
         vocab_size: Rows of the embedding and of the head, padding rows included.
         max_positions: Longest sequence the model was trained for, in tokens.
         tied: The head is the embedding.
+        attention_bias: All four projections of attention have biases.
+        mlp_bias: All three projections of the MLP have biases.
     """
 
     family: Family
@@ -69,6 +71,13 @@ class ModelConfig:
     norm_epsilon: float
     tied: bool
     rope: RopeConfig
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether query, key and value projections have biases."""
+        return self.family.qkv_bias or self.attention_bias
 
     @property
     def group(self) -> int:
@@ -126,6 +135,8 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
         norm_epsilon=positive_number(raw, "rms_norm_eps", 1e-6),
         tied=bool(raw.get("tie_word_embeddings", False)),
         rope=parse_rope(raw, head_dim, max_positions),
+        attention_bias=_has_bias(raw, "attention_bias", family),
+        mlp_bias=_has_bias(raw, "mlp_bias", family),
     )
 
 
@@ -137,6 +148,15 @@ def _family(raw: dict[str, Any]) -> Family:
         if name in FAMILIES:
             return FAMILIES[name]
     raise ModelError(f"architecture {', '.join(names) or '(none)'} is not supported; known: {', '.join(FAMILIES)}.")
+
+
+def _has_bias(raw: dict[str, Any], name: str, family: Family) -> bool:
+    value = raw.get(name)
+    if value is None or value is False:
+        return False
+    if value is not True or name not in family.bias_settings:
+        raise ModelError(f"{name} = {json.dumps(value)[:80]} is not supported for this architecture.")
+    return True
 
 
 def _check_no_layer_slides(raw: dict[str, Any]) -> None:

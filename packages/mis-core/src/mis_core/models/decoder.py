@@ -48,15 +48,20 @@ class DecoderLayer(nnx.Module):
         self.config = config
         self.attention_norm = weight(config.embed)
         self.qkv = weight(config.embed, (config.group + 2) * width)
-        if config.family.qkv_bias:
+        if config.qkv_bias:
             self.qkv_bias = weight(*heads)
         if config.family.qk_norm:
             self.q_norm = weight(config.head_dim)
             self.k_norm = weight(config.head_dim)
         self.out = weight(config.group * width, config.embed)
+        if config.attention_bias:
+            self.out_bias = weight(config.embed)
         self.mlp_norm = weight(config.embed)
         self.gate_up = weight(2, config.embed, config.mlp)
         self.down = weight(config.mlp, config.embed)
+        if config.mlp_bias:
+            self.gate_up_bias = weight(2, config.mlp)
+            self.down_bias = weight(config.embed)
 
     def __call__(
         self,
@@ -75,13 +80,16 @@ class DecoderLayer(nnx.Module):
             if rows is not None:
                 x, attended = x[rows], attended[rows]
             with jax.named_scope("out"):
-                x = add_product(x, attended, self.out[...])
+                bias = self.out_bias[...] if self.config.attention_bias else None
+                x = add_product(x, attended, self.out[...], bias)
         with jax.named_scope("mlp"):
             normed = self._normed(x, self.mlp_norm)
             with jax.named_scope("gate_up"):
-                gated = materialised(gated_linear(normed, self.gate_up[...]))
+                bias = self.gate_up_bias[...] if self.config.mlp_bias else None
+                gated = materialised(gated_linear(normed, self.gate_up[...], bias))
             with jax.named_scope("down"):
-                x = add_product(x, gated, self.down[...])
+                bias = self.down_bias[...] if self.config.mlp_bias else None
+                x = add_product(x, gated, self.down[...], bias)
         return x, cache
 
     def _normed(self, x: Array, scale: nnx.Param) -> Array:
@@ -92,7 +100,7 @@ class DecoderLayer(nnx.Module):
         config = self.config
         with jax.named_scope("qkv"):
             qkv = linear(x, self.qkv[...]).reshape(len(x), -1, config.group + 2, config.head_dim)
-            if config.family.qkv_bias:
+            if config.qkv_bias:
                 qkv = qkv + self.qkv_bias[...]
         norms = (self.q_norm[...], self.k_norm[...]) if config.family.qk_norm else (None, None)
         return norm_rope(qkv, *tables, *norms, config.norm_epsilon)

@@ -41,18 +41,25 @@ def linear(
     return product if residual is None else residual + product
 
 
-def gated_linear(x: Float[Array, "rows in"], gate_up: Weight) -> Float[Array, "rows out"]:
+def gated_linear(
+    x: Float[Array, "rows in"], gate_up: Weight, bias: Float[Array, "2 out"] | None = None
+) -> Float[Array, "rows out"]:
     """Multiply with a gate and with what it gates, and return silu(gate) * up, computed in float32.
 
     Source: SwiGLU, arXiv 2002.05202, with the SiLU that the model families use.
 
     Args:
         x: Activations.
-        gate_up: `[2, in, out]`, gate first.
+        gate_up: `[2, in, out]`, gate first; not packed where there is a bias.
+        bias: Of both products.
     """
     if isinstance(gate_up, PackedWeight):
+        assert bias is None, "packed weights are gated before a bias could be added"
         return packed_linear(x, gate_up)
-    return (jax.nn.silu(_product(x, gate_up[0])) * _product(x, gate_up[1])).astype(x.dtype)
+    gate, up = _product(x, gate_up[0]), _product(x, gate_up[1])
+    if bias is not None:
+        gate, up = gate + bias[0], up + bias[1]
+    return (jax.nn.silu(gate) * up).astype(x.dtype)
 
 
 def _product(x: Array, weight: Array) -> Array:

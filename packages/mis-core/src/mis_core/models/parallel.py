@@ -33,6 +33,7 @@ _LAYER_AXES: dict[str, P] = {
     "qkv_bias": P(None, TENSOR),
     "out": P(None, TENSOR),
     "gate_up": P(None, None, None, TENSOR),
+    "gate_up_bias": P(None, None, TENSOR),
     "down": P(None, TENSOR),
 }
 
@@ -63,13 +64,15 @@ def partition(path: tuple[Any, ...], packed: bool = False) -> P:
 def packs(config: ModelConfig, devices: int, dtype: jnp.dtype) -> bool:
     """Whether every product of a layer can use packed weights on each of `devices`.
 
+    The packed product of gate and up has no place for their biases.
+
     Args:
         config: The model's shape, its heads spread over the devices.
         devices: Devices along `TENSOR`.
         dtype: Type of the weights.
     """
     heads, kv_heads = (n * config.head_dim // devices for n in (config.heads, config.kv_heads))
-    return is_available(dtype, config.embed, heads, heads + 2 * kv_heads, config.mlp // devices)
+    return not config.mlp_bias and is_available(dtype, config.embed, heads, heads + 2 * kv_heads, config.mlp // devices)
 
 
 def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
@@ -94,8 +97,13 @@ def sum_over_devices(x: Array) -> Array:
     return x if lax.axis_size(TENSOR) == 1 else lax.psum(x, TENSOR)  # of one device, it would still be a copy
 
 
-def add_product(residual: Array, x: Array, weight: Weight) -> Array:
-    """Add the product with a weight that was cut by row to a residual; within a `shard_map` over `TENSOR`."""
+def add_product(residual: Array, x: Array, weight: Weight, bias: Array | None = None) -> Array:
+    """Add the product with a weight that was cut by row to a residual; within a `shard_map` over `TENSOR`.
+
+    The bias, which every device has whole, joins the residual: it must not be summed over the devices.
+    """
+    if bias is not None:
+        residual = residual + bias
     if lax.axis_size(TENSOR) == 1:
         return linear(x, weight, residual)
     return residual + sum_over_devices(linear(x, weight))

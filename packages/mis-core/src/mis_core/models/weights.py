@@ -81,17 +81,23 @@ def _layer_tensors(config: ModelConfig, spread: ModelConfig) -> Iterator[tuple[s
     for projection, width in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
         place = _queries(config, spread) if projection == "q" else _keys_or_values(config, spread, projection)
         yield f"self_attn.{projection}_proj.weight", (width, embed), "qkv", place
-        if config.family.qkv_bias:
+        if config.qkv_bias:
             yield f"self_attn.{projection}_proj.bias", (width,), "qkv_bias", place
     if config.family.qk_norm:
         yield "self_attn.q_norm.weight", (config.head_dim,), "q_norm", _copy
         yield "self_attn.k_norm.weight", (config.head_dim,), "k_norm", _copy
     yield "self_attn.o_proj.weight", (embed, heads), "out", _output(config, spread)
+    if config.attention_bias:
+        yield "self_attn.o_proj.bias", (embed,), "out_bias", _copy
     yield "input_layernorm.weight", (embed,), "attention_norm", _copy
     yield "post_attention_layernorm.weight", (embed,), "mlp_norm", _copy
     yield "mlp.gate_proj.weight", (mlp, embed), "gate_up", _half(0)
     yield "mlp.up_proj.weight", (mlp, embed), "gate_up", _half(1)
     yield "mlp.down_proj.weight", (embed, mlp), "down", _transposed
+    if config.mlp_bias:
+        yield "mlp.gate_proj.bias", (mlp,), "gate_up_bias", _half(0)
+        yield "mlp.up_proj.bias", (mlp,), "gate_up_bias", _half(1)
+        yield "mlp.down_proj.bias", (embed,), "down_bias", _copy
 
 
 def _copy(target: np.ndarray, stored: np.ndarray) -> None:
