@@ -12,12 +12,14 @@ import httpx
 import pytest
 import trustme
 from click.testing import CliRunner, Result
+from cryptography.hazmat.primitives import serialization
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server import logs
 from mis_server.cli import main
 from mis_server.settings import ServerConfig
+from mis_server.tls import tls_context
 
 Connect = Callable[..., httpx.Client]
 
@@ -68,6 +70,73 @@ def test_half_of_a_certificate_is_refused(only: str) -> None:
     done = run("serve", "m", f"--{only.replace('_', '-')}", "file.pem")
     assert done.exit_code == 1
     assert "go together" in done.stderr
+
+
+@pytest.mark.parametrize("only", ["ssl_ca_certs", "ssl_keyfile_password"])
+def test_what_belongs_to_a_certificate_is_refused_without_one(only: str) -> None:
+    flag = f"--{only.replace('_', '-')}"
+    done = run("serve", "m", flag, "secret")
+    assert done.exit_code == 1
+    assert done.stderr == f"Error: {flag}: {only} is of use with ssl_certfile and ssl_keyfile only.\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ssl_certfile": "{folder}/none.pem"}, "--ssl-certfile: {folder}/none.pem cannot be read: No such file"),
+        ({"ssl_certfile": "{folder}"}, "--ssl-certfile: {folder} cannot be read: Is a directory"),
+        ({"ssl_certfile": "{folder}/key.pem"}, "--ssl-certfile: {folder}/key.pem holds no certificate in PEM form."),
+        ({"ssl_certfile": "{folder}/text"}, "--ssl-certfile: {folder}/text holds no certificate in PEM form."),
+        ({"ssl_keyfile": "{folder}/none.pem"}, "--ssl-keyfile: {folder}/none.pem cannot be read: No such file"),
+        ({"ssl_keyfile": "{folder}/text"}, "--ssl-keyfile: {folder}/text holds no private key in PEM form."),
+        (
+            {"ssl_keyfile": "{folder}/other.pem"},
+            "--ssl-keyfile: {folder}/other.pem is not the key of {folder}/cert.pem",
+        ),
+        ({"ssl_keyfile": "{folder}/locked.pem"}, "--ssl-keyfile-password: {folder}/locked.pem is encrypted; give its"),
+        (
+            {"ssl_keyfile": "{folder}/locked.pem", "ssl_keyfile_password": "wrong"},
+            "--ssl-keyfile-password: it does not open {folder}/locked.pem.",
+        ),
+        ({"ssl_ca_certs": "{folder}/none.pem"}, "--ssl-ca-certs: {folder}/none.pem cannot be read: No such file"),
+        ({"ssl_ca_certs": "{folder}/key.pem"}, "--ssl-ca-certs: {folder}/key.pem holds no certificate in PEM form."),
+    ],
+)
+def test_a_wrong_file_of_https_is_one_line_before_anything_is_loaded(
+    changes: dict[str, str], said: str, certificate: dict[str, str], authority: trustme.CA, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text("no PEM")
+    authority.issue_cert("other").private_key_pem.write_to_path(tmp_path / "other.pem")
+    lock(tmp_path / "key.pem", tmp_path / "locked.pem", b"right")
+    options = {name: value.format(folder=tmp_path) for name, value in (certificate | changes).items()}
+    flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    done = run("serve", "/no/such/model", "--port", "0", *flags)
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"Error: {said.format(folder=tmp_path)}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_encrypted_key_is_opened_by_its_password(certificate: dict[str, str], tmp_path: Path) -> None:
+    lock(tmp_path / "key.pem", tmp_path / "locked.pem", b"right")
+    locked = certificate | {"ssl_keyfile": str(tmp_path / "locked.pem"), "ssl_keyfile_password": "right"}
+    assert tls_context(ServerConfig(engine=EngineConfig(model="m"), **locked)) is not None
+
+
+def lock(key: Path, path: Path, password: bytes) -> None:
+    """Write a key once more, encrypted."""
+    plain = serialization.load_pem_private_key(key.read_bytes(), None)
+    encryption = serialization.BestAvailableEncryption(password)
+    kind = serialization.PrivateFormat.PKCS8
+    path.write_bytes(plain.private_bytes(serialization.Encoding.PEM, kind, encryption))
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7", "[::1]", "a..b", "x" * 70, "ä" * 70])
+def test_an_unusable_host_is_one_line_that_names_it(host: str) -> None:
+    done = run("serve", "/no/such/model", "--port", "0", "--host", host)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: --host: ")
+    assert host in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 ORIGIN = {"origin": "https://app.example"}
@@ -161,20 +230,64 @@ def test_options_come_from_a_file_and_variables_and_flags_go_before(served: list
     [
         ("prot = 1", "unknown option 'prot'"),
         ("port = ", "is not TOML"),
-        ('port = "many"', "'many' is not a valid integer"),
-        ("port = 99999", "port must be from 0 to 65535"),
-        ('dtype = "int3"', "'int3' is not one of"),
+        ('port = "many"', "Error: port in mis.toml: 'many' is not a valid integer"),
+        ("port = 1.5", "Error: port in mis.toml: '1.5' is not a valid integer"),
+        ("port = true", "Error: port in mis.toml: 'true' is not a valid integer"),
+        ("port = [1]", "Error: port in mis.toml: one value is wanted, not a list."),
+        ("[port]\nnumber = 1", "Error: port in mis.toml: one value is wanted, not a table."),
+        ("port = 99999", "Error: port in mis.toml: port must be from 0 to 65535"),
+        ("tp-size = 0", "Error: tp_size in mis.toml: tp_size must be at least 1, not 0."),
+        ("skip-warmup = 3", "Error: skip_warmup in mis.toml: '3' is not a valid boolean"),
+        ('dtype = "int3"', "Error: dtype in mis.toml: 'int3' is not one of"),
         ("\xff", "is not TOML"),
     ],
 )
-def test_a_wrong_file_is_one_line(served: list[ServerConfig], tmp_path: Path, text: str, message: str) -> None:
-    config = tmp_path / "mis.toml"
-    config.write_bytes(text.encode("latin-1"))
-    done = run("serve", "m", "--config", str(config))
+def test_a_wrong_file_is_one_line(
+    served: list[ServerConfig], tmp_path: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mis.toml").write_bytes(text.encode("latin-1"))
+    done = run("serve", "m", "--config", "mis.toml")
+    assert done.exit_code == 1
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert served == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "message"),
+    [
+        (["--port", "99999"], {}, "Error: --port: port must be"),
+        (["--port", "many"], {}, "Error: Invalid value for '--port': 'many' is not"),
+        ([], {"MIS_PORT": "99999"}, "Error: MIS_PORT: port must be"),
+        ([], {"MIS_PORT": "many"}, "Error: MIS_PORT: 'many' is not"),
+        (["--port", "many"], {"MIS_PORT": "1"}, "Error: Invalid value for '--port': 'many' is not"),
+    ],
+)
+def test_a_wrong_value_is_told_of_where_it_was_given(flags: list[str], env: dict[str, str], message: str) -> None:
+    done = run("serve", "m", *flags, **env)
     assert done.exit_code != 0
     assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert served == []
+
+
+def test_a_file_may_list_the_labels_of_files_that_are_scored(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[Any] = []
+
+    async def score_file(job: Any, config: EngineConfig, **_: Any) -> int:
+        jobs.append((job.labels, job.label_token_ids, config.skip_warmup))
+        return 0
+
+    monkeypatch.setattr("mis_server.offline.score_file", score_file)
+    config = tmp_path / "mis.toml"
+    config.write_text('labels = [" yes", " no"]\nlabel-token-ids = [1, 2]\nskip-warmup = true\n')
+    done = run("score", str(checkpoint), "--items", "items.jsonl", "--config", str(config))
+    assert done.exit_code == 0, done.stderr
+    assert jobs == [((" yes", " no"), (1, 2), True)]
+    config.write_text('labels = " yes"\ntemperature = "hot"\n')
+    done = run("score", str(checkpoint), "--items", "items.jsonl", "--config", str(config))
+    assert done.stderr == f"Error: temperature in {config}: 'hot' is not a valid float.\n"
 
 
 def test_a_missing_file_is_one_line(served: list[ServerConfig]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import click
+from click.core import ParameterSource
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, MisError
@@ -26,19 +27,50 @@ def main() -> None:
 
 
 class _Option(click.Option):
-    """A flag of a config field.
+    """A flag.
 
-    Its variable may be empty: an empty MIS_API_KEY is refused, where click would open the server.
+    Its variable may be empty: an empty MIS_API_KEY is refused, where click would open the server. A wrong value is
+    told of where it was given: the flag, the variable, or the line of the settings file.
     """
 
-    def __init__(self, declarations: list[str], *, group: str, **attributes: Any) -> None:
+    def __init__(self, declarations: list[str], *, group: str = "Options", **attributes: Any) -> None:
         super().__init__(declarations, **attributes)
         self.group = group
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the variable as it is; empty counts as unset only where it cannot be a text."""
-        given = os.environ.get(str(self.envvar))
+        given = None if self.envvar is None else os.environ.get(str(self.envvar))
         return given if self.type is click.STRING else given or None
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the flag, without its variable."""
+        return f"'{_flag(self.name)}'"
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Convert a value."""
+        try:
+            return super().process_value(ctx, value)
+        except click.BadParameter as error:
+            if ctx.get_parameter_source(self.name) not in (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP):
+                raise
+            raise click.ClickException(f"{_given_as(ctx, self.name)}: {error.message}") from None
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _given_as(ctx: click.Context, name: str) -> str:
+    """Return how an option was given: its flag, its variable, or its name in the settings file."""
+    match ctx.get_parameter_source(name):
+        case ParameterSource.ENVIRONMENT:
+            return f"MIS_{name.upper()}"
+        case ParameterSource.DEFAULT_MAP:
+            return f"{name} in {ctx.meta[_CONFIG]}"
+    return _flag(name)
+
+
+_CONFIG = f"{__name__}.config"  # where the context keeps the path of the settings file
 
 
 def options_of(config: type[Any]) -> Iterator[click.Option]:
@@ -49,7 +81,7 @@ def options_of(config: type[Any]) -> Iterator[click.Option]:
             continue
         kind, is_flag = _plain_type(hints[field.name]), hints[field.name] is bool
         choices = field.metadata["choices"]
-        flags = ["--" + field.name.replace("_", "-"), *field.metadata["aliases"]]
+        flags = [_flag(field.name), *field.metadata["aliases"]]
         yield _Option(
             [field.name, *flags],
             type=click.Choice(choices) if choices else kind,
@@ -76,7 +108,8 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise click.ClickException(f"--{error.option.replace('_', '-')}: {error.message}") from None
+        where = _given_as(click.get_current_context(), error.option)
+        raise click.ClickException(f"{where}: {error.message}") from None
     except MisError as error:
         raise click.ClickException(error.message) from None
 
@@ -149,7 +182,21 @@ def _read_config(ctx: click.Context, option: click.Parameter, path: str | None) 
     for name in names:
         if name not in known:
             raise click.ClickException(f"--config: {path} has an unknown option {name!r}.")
-    ctx.default_map = names
+    several = {parameter.name for parameter in ctx.command.params if getattr(parameter, "multiple", False)}
+    ctx.meta[_CONFIG] = path
+    ctx.default_map = {name: _as_text(f"{name} in {path}", value, name in several) for name, value in names.items()}
+
+
+def _as_text(where: str, value: Any, has_several: bool) -> Any:
+    """Return a value of TOML as a flag would have it, so that both are checked alike."""
+    if has_several and isinstance(value, list):
+        return [_as_text(where, each, False) for each in value]
+    if isinstance(value, list | dict):
+        raise click.ClickException(
+            f"{where}: one value is wanted, not a {'list' if isinstance(value, list) else 'table'}."
+        )
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return [text] if has_several else text
 
 
 _MODEL = (
@@ -211,18 +258,16 @@ main.add_command(
         help=_score.__doc__,
         params=[
             *_MODEL,
-            click.Option(["items", "--items"], required=True, help="JSONL file to score."),
-            click.Option(["output", "--output"], help="JSONL file of scores; default: beside the items."),
-            click.Option(["query", "--query"], help="Text that every item stands behind; a line may have its own."),
-            click.Option(["labels", "--labels"], multiple=True, help="Label texts, each one token: ' yes' ' no'."),
-            click.Option(
-                ["label_token_ids", "--label-token-ids"], multiple=True, type=int, help="Labels as token ids."
-            ),
-            click.Option(["apply_softmax", "--apply-softmax"], is_flag=True, help="Softmax over the labels."),
-            click.Option(["item_first", "--item-first"], is_flag=True, help="Score item + query."),
-            click.Option(["temperature", "--temperature"], default=1.0, show_default=True, help="Of the softmax."),
-            click.Option(["batch_size", "--batch-size"], default=512, show_default=True, help="Items of a request."),
-            click.Option(["overwrite", "--overwrite"], is_flag=True, help="Begin again."),
+            _Option(["items", "--items"], required=True, help="JSONL file to score."),
+            _Option(["output", "--output"], help="JSONL file of scores; default: beside the items."),
+            _Option(["query", "--query"], help="Text that every item stands behind; a line may have its own."),
+            _Option(["labels", "--labels"], multiple=True, help="Label texts, each one token: ' yes' ' no'."),
+            _Option(["label_token_ids", "--label-token-ids"], multiple=True, type=int, help="Labels as token ids."),
+            _Option(["apply_softmax", "--apply-softmax"], is_flag=True, help="Softmax over the labels."),
+            _Option(["item_first", "--item-first"], is_flag=True, help="Score item + query."),
+            _Option(["temperature", "--temperature"], default=1.0, show_default=True, help="Of the softmax."),
+            _Option(["batch_size", "--batch-size"], default=512, show_default=True, help="Items of a request."),
+            _Option(["overwrite", "--overwrite"], is_flag=True, help="Begin again."),
             *options_of(EngineConfig),
         ],
     )

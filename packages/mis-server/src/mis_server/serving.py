@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import logging
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Iterator
 
@@ -21,10 +21,12 @@ from mis_core.wire import Ready
 from mis_server.app import create_app
 from mis_server.protocol import Protocol
 from mis_server.settings import ServerConfig
+from mis_server.tls import tls_context
 from mis_server.tokenizer_pool import TokenizerPool
 
 logger = logging.getLogger(__name__)
 
+_FAULTS_OF_PORTS = (errno.EADDRINUSE, errno.EACCES)
 _KEEP_ALIVE_S = 75  # longer than the usual 60 s of load balancers, so that they close first and no request is lost
 
 
@@ -35,12 +37,13 @@ async def serve(settings: ServerConfig) -> None:
 
     Raises:
         asyncio.CancelledError: SIGTERM came before HTTP was served; nothing was lost.
-        ConfigError: the address cannot be used.
+        ConfigError: the address or a file of HTTPS cannot be used.
         ModelError: the model cannot be served as it stands.
         EngineUnavailable: the engine could not start.
     """
     began = time.monotonic()
     _cancel_on_sigterm()
+    tls_context(settings)  # to say what is wrong with it before the model is loaded
     with listen(settings) as listener, contextlib.ExitStack() as last:
         directory = await asyncio.to_thread(resolve_model, settings.engine.model)
         async with EngineClient(dataclasses.replace(settings.engine, model=str(directory))) as client:
@@ -91,7 +94,12 @@ class _HttpServer(uvicorn.Server):
 
 
 def uvicorn_config(settings: ServerConfig, app: FastAPI) -> uvicorn.Config:
-    """Return how HTTP is served."""
+    """Return how HTTP is served.
+
+    Raises:
+        ConfigError: a file of HTTPS cannot be used.
+    """
+    tls = tls_context(settings)
     return uvicorn.Config(
         app,
         http=Protocol,
@@ -103,11 +111,7 @@ def uvicorn_config(settings: ServerConfig, app: FastAPI) -> uvicorn.Config:
         proxy_headers=False,  # nothing here asks who the client is
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=settings.shutdown_timeout,
-        ssl_certfile=settings.ssl_certfile,
-        ssl_keyfile=settings.ssl_keyfile,
-        ssl_keyfile_password=settings.ssl_keyfile_password,
-        ssl_ca_certs=settings.ssl_ca_certs,
-        ssl_cert_reqs=ssl.CERT_NONE if settings.ssl_ca_certs is None else ssl.CERT_REQUIRED,
+        ssl_context_factory=None if tls is None else lambda *_defaults: tls,
     )
 
 
@@ -115,7 +119,7 @@ def listen(settings: ServerConfig) -> socket.socket:
     """Return a socket that listens at the configured address.
 
     Raises:
-        ConfigError: the address cannot be used.
+        ConfigError: the address cannot be used; names what is wrong with it, host or port.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
@@ -123,7 +127,9 @@ def listen(settings: ServerConfig) -> socket.socket:
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]  # Python repeats the address there
         message = f"Cannot listen on {settings.host}, port {settings.port}: {reason}."
-        raise ConfigError(message, "port") from None
+        raise ConfigError(message, "port" if error.errno in _FAULTS_OF_PORTS else "host") from None
+    except (TypeError, UnicodeError):  # characters that no name may have
+        raise ConfigError(f"{settings.host[:80]!r} cannot be the name of a host.", "host") from None
     # Inherited by connections. asyncio sets it only where a socket names its protocol, which these do not; without
     # it a reply waits 40 ms for the client's delayed acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

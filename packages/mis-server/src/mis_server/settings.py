@@ -106,7 +106,11 @@ class ServerConfig:
                 f"shutdown_timeout must not be negative, but is {self.shutdown_timeout}.", "shutdown_timeout"
             )
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
-            raise ConfigError("ssl_certfile and ssl_keyfile go together.", "ssl_keyfile")
+            missing = "ssl_certfile" if self.ssl_certfile is None else "ssl_keyfile"
+            raise ConfigError(f"{missing} is missing; ssl_certfile and ssl_keyfile go together.", missing)
+        for name in ("ssl_ca_certs", "ssl_keyfile_password"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ConfigError(f"{name} is of use with ssl_certfile and ssl_keyfile only.", name)
         for name in ("api_key", "admin_api_key"):
             key = getattr(self, name)
             if key is not None:  # a secret that was written with `echo` ends in a newline
