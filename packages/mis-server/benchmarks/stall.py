@@ -7,8 +7,9 @@ that every item repeats, to every endpoint that takes text; some wait for the an
 deadline. Beside them `/health` is asked twenty times a second, and an ordinary text request four times a second. In the
 middle of it all the server is told to stop.
 
-Prints how many requests were answered and how, and all three figures. Exits with 1 if `/health` took more than 250 ms at the 99th percentile, a text request more
-than two seconds, or the end more than `--shutdown-timeout` and two seconds, each times `--slack`.
+Prints how many requests were answered and how, and all three figures. Exits with 1 if `/health` took more than 250 ms
+at the 99th percentile, a text request more than two seconds, or the end more than `--shutdown-timeout` and two seconds,
+each times `--slack`.
 """
 
 import argparse
