@@ -61,15 +61,17 @@ def _encode_both(request: ScoreRequest, result: ScoreResult) -> tuple[msgspec.Ra
 
 def _encode(request: ScoreRequest, values: np.ndarray) -> msgspec.Raw:
     """Return one list per item, as long as the item's list of labels; in pieces, between which others may run."""
-    is_label = np.broadcast_to(request.label_ids >= 0, values.shape)
-    _check_finite(values[is_label])
+    is_label = request.label_ids >= 0
+    is_cut = len(is_label) > 1
+    _check_finite(values[is_label] if is_cut else values)
     lens = is_label.sum(axis=1).tolist()
     step = max(1, _PIECE_SCORES // values.shape[1])
     pieces = []
     for begin in range(0, len(values), step):
         rows = values[begin : begin + step].tolist()
-        cut = [row[:count] for row, count in zip(rows, lens[begin : begin + step], strict=True)]
-        pieces.append(msgspec.json.encode(cut)[1:-1])
+        if is_cut:
+            rows = [row[:count] for row, count in zip(rows, lens[begin : begin + step], strict=True)]
+        pieces.append(msgspec.json.encode(rows)[1:-1])
     return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
 
 
