@@ -1,7 +1,8 @@
-"""Small tokenizers for the tests of text: real pipelines, merges trained on a few lines."""
+"""Small tokenizers for the tests of text: the stages of published ones, vocabularies trained on a few lines."""
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tokenizers
@@ -11,9 +12,17 @@ QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-LLAMA_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA_SPLIT = QWEN_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+O200K_SPLIT = (  # gpt-oss, Llama 4
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK_SPLITS = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",  # noqa: RUF001 - as published
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
 )
 QWEN_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|file_sep|>")
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>")
@@ -30,42 +39,83 @@ LINES = (
 
 @functools.cache
 def build(kind: str) -> tokenizers.Tokenizer:
-    """Build `qwen`, `llama3`, `gpt2`, `framed` (tokens added at both ends) or `metaspace` (SentencePiece style)."""
-    return _metaspace() if kind == "metaspace" else _byte_level(kind)
+    """Build the tokenizer of a kind, a key of `BUILDERS`."""
+    return BUILDERS[kind]()
 
 
-def _byte_level(kind: str) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=kind == "llama3"))
-    if kind == "qwen":
-        tokenizer.normalizer = normalizers.NFC()
-    if kind == "gpt2":
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    else:
-        split = pre_tokenizers.Split(Regex(QWEN_SPLIT if kind == "qwen" else LLAMA_SPLIT), behavior="isolated")
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+def _byte_level(
+    *splits: str,
+    special: tuple[str, ...] = LLAMA_TOKENS,
+    added: tuple[AddedToken, ...] = (),
+    first: Any = None,
+    prefix: bool = False,
+    frame: str = "",
+    normalizer: Any = None,
+    ignore_merges: bool = False,
+) -> tokenizers.Tokenizer:
+    """Train byte-pair merges of bytes; without `splits` by the pattern that the byte level has itself."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    stages = [] if first is None else [first]
+    stages += [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits]
+    stages.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not splits))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(stages) if len(stages) > 1 else stages[0]
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=600, show_progress=False, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(LINES, trainer)
-    special = {"qwen": QWEN_TOKENS, "gpt2": ("<|endoftext|>",)}.get(kind, LLAMA_TOKENS)
     tokenizer.add_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    tokenizer.add_tokens(list(added))
     byte_level = processors.ByteLevel(trim_offsets=False)
-    if kind in ("llama3", "framed"):
-        tokenizer.post_processor = processors.Sequence([byte_level, _frame(tokenizer, end=kind == "framed")])
-    else:
-        tokenizer.post_processor = byte_level
+    tokenizer.post_processor = (
+        processors.Sequence([byte_level, _frame(tokenizer, end=frame == "both")]) if frame else byte_level
+    )
     return tokenizer
 
 
-def _metaspace() -> tokenizers.Tokenizer:
-    """Like Llama 2: spaces become a letter, no pre-tokens at all, bytes as a last resort."""
+def _sentence_piece(normalizer: Any, pre_tokenizer: Any) -> tokenizers.Tokenizer:
+    """Train merges in which spaces are letters, with bytes as a last resort, mostly without pre-tokens."""
     tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
     special = ["<unk>", *LLAMA_TOKENS[:2], *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(vocab_size=800, show_progress=False, special_tokens=special)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # published ones know no token "a▁b"
     tokenizer.train_from_iterator(LINES, trainer)
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.add_tokens([AddedToken("[INST]", normalized=True), AddedToken("<mask>", lstrip=True, normalized=False)])
     tokenizer.post_processor = _frame(tokenizer, end=False)
+    return tokenizer
+
+
+def _unigram() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<unk>", *LLAMA_TOKENS[:2]]
+    tokenizer.train_from_iterator(
+        LINES, trainers.UnigramTrainer(vocab_size=200, show_progress=False, special_tokens=special, unk_token="<unk>")
+    )
+    tokenizer.post_processor = _frame(tokenizer, end=True)
+    return tokenizer
+
+
+def _word_piece() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[UNK]", *LLAMA_TOKENS[:2]]
+    tokenizer.train_from_iterator(
+        LINES, trainers.WordPieceTrainer(vocab_size=300, show_progress=False, special_tokens=special)
+    )
+    tokenizer.post_processor = _frame(tokenizer, end=True)
+    return tokenizer
+
+
+def _unknown() -> tokenizers.Tokenizer:
+    """Make one of which nothing is known: tokens depend on how many characters come before."""
+    tokenizer = tokenizers.Tokenizer.from_str(build("llama2").to_str())
+    tokenizer.pre_tokenizer = pre_tokenizers.FixedLength(5)
     return tokenizer
 
 
@@ -76,7 +126,30 @@ def _frame(tokenizer: tokenizers.Tokenizer, *, end: bool) -> processors.Template
     return processors.TemplateProcessing(single=single, special_tokens=known)
 
 
+_SPACES_ARE_LETTERS = normalizers.Replace(" ", "▁")
+
+BUILDERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
+    "qwen": lambda: _byte_level(QWEN_SPLIT, special=QWEN_TOKENS, normalizer=normalizers.NFC()),
+    "llama3": lambda: _byte_level(LLAMA_SPLIT, ignore_merges=True, frame="begin"),
+    "framed": lambda: _byte_level(LLAMA_SPLIT, frame="both"),
+    "gpt2": lambda: _byte_level(special=("<|endoftext|>",)),
+    "smollm": lambda: _byte_level(first=pre_tokenizers.Digits(individual_digits=True), special=QWEN_TOKENS[:3]),
+    "o200k": lambda: _byte_level(O200K_SPLIT, special=("<|endoftext|>",), ignore_merges=True),
+    "deepseek": lambda: _byte_level(
+        *DEEPSEEK_SPLITS, added=(AddedToken("<\uff5cUser\uff5c>", normalized=True),), frame="begin"
+    ),
+    "prefixed": lambda: _byte_level(prefix=True, added=(AddedToken("<mask>", lstrip=True),), frame="both"),
+    "llama2": lambda: _sentence_piece(normalizers.Sequence([normalizers.Prepend("▁"), _SPACES_ARE_LETTERS]), None),
+    "mistral": lambda: _sentence_piece(None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
+    "gemma": lambda: _sentence_piece(_SPACES_ARE_LETTERS, pre_tokenizers.Split(" ", "merged_with_previous")),
+    "unigram": _unigram,
+    "bert": _word_piece,
+    "unknown": _unknown,
+}
+"""One for each way of published tokenizers; `framed` adds tokens at both ends, `prefixed` a space (RoBERTa)."""
+
+
 @pytest.fixture(scope="session")
 def small_tokenizer() -> Callable[[str], tokenizers.Tokenizer]:
-    """Give the small tokenizer of a kind; see `build`."""
+    """Give the small tokenizer of a kind; see `BUILDERS`. Do not change it."""
     return build

@@ -12,6 +12,8 @@ from transformers import AutoTokenizer
 from mis_core.errors import ModelError, RequestError
 from mis_core.tokenization import Tokenizer, cut_segments, join_ids, tokenizer
 
+SHARING = ["qwen", "llama3", "gpt2", "smollm", "o200k", "deepseek", "prefixed", "llama2", "mistral", "gemma", "unigram"]
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory, small_tokenizer):
@@ -104,7 +106,7 @@ def test_many_items_are_encoded_in_chunks(small_tokenizer, monkeypatch):
 
 
 def test_work_without_sharing_is_bounded(small_tokenizer):
-    loaded = Tokenizer(small_tokenizer("metaspace"))
+    loaded = Tokenizer(small_tokenizer("unknown"))
     loaded.join("a query", [" item"] * 8, max_characters=100)
     with pytest.raises(RequestError) as caught:
         loaded.join("a query", [" item"] * 9, max_characters=100)
@@ -133,6 +135,45 @@ def test_a_long_tail_is_not_tokenised_again_for_many_items(small_tokenizer, monk
     assert (
         loaded.join("A question of ordinary length? Document", [f" {n}" for n in range(3000)]).item_starts[-1] >= 3000
     )
+
+
+class Counting:
+    """A tokenizer of the library that counts the characters it is given."""
+
+    def __init__(self, backend):
+        self._backend = backend
+        self.characters = 0
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+    def encode(self, text, **options):
+        self.characters += len(text)
+        return self._backend.encode(text, **options)
+
+    def encode_batch_fast(self, texts, **options):
+        self.characters += sum(map(len, texts))
+        return self._backend.encode_batch_fast(texts, **options)
+
+
+@pytest.mark.parametrize("kind", SHARING)
+def test_many_items_cost_their_own_text_behind_a_long_query(small_tokenizer, kind):
+    loaded = Tokenizer(small_tokenizer(kind))
+    loaded._backend = counting = Counting(loaded._backend)
+    query = "Does the document answer the query? Answer yes or no. " * 400 + "\n\nDocument:"
+    items = [f" {number} days of rain" for number in range(3000)]
+    joined = loaded.join(query, items)
+    assert joined.context_lens.min() >= len(joined.query) - 8
+    assert counting.characters < sum(map(len, items)) + 3000 * len("query\n\nDocument:") + 4 * len(query)
+
+
+def test_a_tokenizer_that_shares_nothing_is_told_once(small_tokenizer, caplog):
+    Tokenizer(small_tokenizer("llama2"))
+    assert not caplog.records
+    Tokenizer(small_tokenizer("unknown"))
+    (record,) = caplog.records
+    assert record.name == "mis_core.tokenization.tokenizer"
+    assert "together with its whole query" in record.getMessage()
 
 
 def test_text_without_tokens_is_refused(small_tokenizer):

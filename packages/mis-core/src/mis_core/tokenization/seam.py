@@ -2,123 +2,163 @@
 
 Joining `query + item` can change more of the query's tokens than its last one: white space merges with
 the item's newlines, an added token such as `<|im_end|>` forms across the seam, Unicode normalisation
-composes or reorders. This module finds a cut `B` for which
+composes or reorders. This module finds a cut, between `left`, a letter or an ASCII digit, and `right`, a
+white space or punctuation character, for which two things follow from the tokenizer's own definition:
 
-    ids(query + item) == ids(query[:B]) + ids(query[B:] + item)      for every string `item`
+    ids(before + behind) == ids(before) + T(behind)
+    for every `before` that ends in `left` and every `behind` that begins with `right`.
 
-follows from the tokenizer's own definition. A cut lies between `left`, a letter or an ASCII digit, and
-`right`, one of a few white space and punctuation characters. The tokenizer works in four stages, and
-each of them splits exactly there:
+`T` is the same for every such `before`. So it can be had from the shortest of them, `left` alone:
+T(behind) is ids(left + behind) without its first ids(left). That is right as well where a tokenizer puts
+something before a text, such as a space: it does so before `left`.
 
-1. *Added tokens* are found in the raw text, leftmost first, and those marked `normalized` again in the
-   normalised text. A match that crosses the cut contains `right` after its first character. Characters
-   that occur so in any added token are not used. Added tokens that look at or swallow their neighbours
-   (`lstrip`, `rstrip`, `single_word`) rule out every cut.
-2. *Normalisation* is none or NFC. `right` is a starter that composes with nothing before it, so NFC of
-   the whole is NFC of the parts, and `left` is still the last character before the cut.
-3. *Pre-tokenisation* is one of the regular expressions below, matched from left to right. None looks
-   behind, so the match that begins at a place depends only on the text from there on. Every
-   alternative that can consume `left` ends at the cut: runs of letters or of digits stop before
-   `right`, contractions such as `'re` need a letter. No alternative that matches wholly before the cut
-   can tell `right` from the end of the text: the only look-ahead follows white space, and `left` is
-   none. So a match ends at the cut with and without a continuation, and the next one begins there.
-4. *The model* (byte-pair merges) sees one pre-token at a time, and the tokens that a post-processor
-   adds at the ends do not depend on the text (see `tokenizer`).
+A text goes through the stages below. Each either parts it at the cut, so that the rest of the stages see two texts; or
+leaves both characters, or what it makes of them, as neighbours; or nothing is known, and this is no
+cut. In the first two cases it does the same with what is before the cut, whatever is behind it, and the
+other way round, as far as `left` and `right` tell.
 
-Where a tokenizer is not of this kind (SentencePiece style, unknown patterns), no cut is offered, and the
-joined strings are tokenised whole.
+1. *Added tokens* are found in the raw text, leftmost first. `right` stands in none of them behind their first
+   character, so none crosses the cut. None ends in `left`, so both characters are in one stretch between added
+   tokens, or the cut is such a stretch's end. Those that take the white space beside them stop at `left`, which is
+   none; those that look at their neighbours see `left` or what is on their own side.
+2. *Normalisers* work on each such stretch, most of them on one character for itself (`stages`). Unicode's forms
+   keep both characters; `right` is a starter and no second character of a composition, and so is
+   `left`, so the form of the whole is that of the parts. What is stripped from the ends stops at `left`.
+3. *Added tokens* marked `normalized` are found in the normalised text. As in 1.
+4. *Pre-tokenisers* work on each part that the ones before have made. What a regular expression does is
+   read from it (`patterns`).
+5. *The model* works on each part. If the cut is inside one, then only byte-pair merges without a
+   prefix or suffix are understood. They start from characters, of which `left` and `right` are two, because the
+   vocabulary has both. A merge across the cut would make a token that holds `left` and then `right`; the
+   vocabulary has none. Merges on either side never depend on the other's: they are taken by rank,
+   then from left to right. (Unigram adds the scores from the text's beginning on, and rounds.)
+
+The tokens that a post-processor adds at the ends do not depend on the text (see `tokenizer`). Sources:
+`added_vocabulary.rs`, `normalizer.rs`, `pre_tokenizers/`, `models/bpe/` of `tokenizers` 0.23.
 """
 
-import json
+import functools
+import re
 import unicodedata
 from typing import Any
 
 import tokenizers
 from tokenizers import models
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SPLIT_PATTERNS = frozenset(
-    {
-        _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST,  # Qwen2, Qwen2.5, Qwen3
-        _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST,  # Llama 3
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
-    }
-)
-"""Patterns for which stage 3 of the argument was checked by hand; add one only after checking it."""
+from mis_core.tokenization.stages import SPLIT, Stage, Step, stages
 
 # Starters (combining class 0) that are stable under NFC in every position: none occurs as the second
 # character of a canonical composition. None is a letter, a digit or a combining mark.
 _CUT_CHARACTERS = frozenset(" \t\n\r" + ',.;:!?()"' + "，。、；：！？（）「」“”")  # noqa: RUF001 - meant as written
+_ORDINARY = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 _LONGEST_SEARCH = 1 << 16  # characters; a text without any cut in so many is joined whole
 
 
-def cut_characters(backend: tokenizers.Tokenizer) -> frozenset[str]:
-    """Return the characters before which a text may be cut; none if nothing can be proven."""
-    added = backend.get_added_tokens_decoder().values()
-    if any(token.lstrip or token.rstrip or token.single_word for token in added):
-        return frozenset()
-    if not _is_plain_normalizer(_state(backend.normalizer)) or not _splits_as_known(_state(backend.pre_tokenizer)):
-        return frozenset()
-    if not isinstance(backend.model, models.BPE) or backend.model.dropout:
-        return frozenset()
-    inside = {char for token in added for char in token.content[1:]}
-    inside |= {char for token in added for char in unicodedata.normalize("NFC", token.content)[1:]}
-    return _CUT_CHARACTERS - inside
+class Seam:
+    """The cuts that one tokenizer allows. Thread-safe."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        """Read what the tokenizer does; quick, for nothing is read of its vocabulary unless it is needed."""
+        normalizer = backend.normalizer
+        raw, normalized = set(), set()
+        for token in backend.get_added_tokens_decoder().values():
+            if not token.normalized:
+                raw.add(token.content)
+            else:
+                normalized.add(token.content if normalizer is None else normalizer.normalize_str(token.content))
+        self._stages = [
+            _between_added(raw),
+            *stages(normalizer),
+            _between_added(normalized),
+            *stages(backend.pre_tokenizer),
+            _model_stage(backend),
+        ]
+        if _draws(backend.model):
+            self._stages = [lambda left, right: None]
+        self._allows = functools.lru_cache(4096)(self._follow)
+
+    def __bool__(self) -> bool:
+        """Whether there is a cut in any ordinary text."""
+        return any(self._allows(left, right) for right in sorted(_CUT_CHARACTERS) for left in _ORDINARY)
+
+    def cut(self, text: str) -> int | None:
+        """Return the last place where `text` may be cut, or None; a letter or digit is before it."""
+        last = len(text) - 1
+        for place in range(last, max(0, last - _LONGEST_SEARCH), -1):
+            left, right = text[place - 1], text[place]
+            if right in _CUT_CHARACTERS and _is_settled(left) and self._allows(left, right):
+                return place
+        return None
+
+    def _follow(self, left: str, right: str) -> bool:
+        """Whether two characters are a cut: what becomes of them, stage by stage."""
+        for stage in self._stages:
+            step = stage(left, right)
+            if not isinstance(step, tuple):
+                return step == SPLIT
+            left, right = step
+        return False
 
 
-def find_cut(text: str, characters: frozenset[str]) -> int | None:
-    """Return the last place where `text` may be cut, or None.
+def _draws(model: Any) -> bool:
+    """Whether the model tokenises at random."""
+    return bool(getattr(model, "dropout", None)) or getattr(model, "alpha", None) is not None
 
-    Args:
-        text: The query.
-        characters: What `cut_characters` returned for the tokenizer.
-    """
-    last = len(text) - 1
-    for place in range(last, max(0, last - _LONGEST_SEARCH), -1):
-        if text[place] in characters and _is_settled(text[place - 1]):
-            return place
-    return None
+
+def _between_added(contents: set[str]) -> Stage:
+    """Return the stage that finds added tokens."""
+    inside = {char for content in contents for char in content[1:]}
+    ends = {content[-1:] for content in contents}
+
+    def find(left: str, right: str) -> Step:
+        return None if right in inside or left in ends else (left, right)
+
+    return find
+
+
+def _model_stage(backend: tokenizers.Tokenizer) -> Stage:
+    """Return the stage in which a part of the text that holds the cut becomes tokens."""
+    model = backend.model
+    # A whole part that is a token is taken as it is with `ignore_merges`: so for the part before the cut alone.
+    if (
+        not isinstance(model, models.BPE)
+        or model.continuing_subword_prefix
+        or model.end_of_word_suffix
+        or model.ignore_merges
+    ):
+        return lambda left, right: None
+
+    @functools.cache
+    def vocabulary() -> tuple[dict[str, int], str, bool]:
+        ids = backend.get_vocab(with_added_tokens=False)
+        has_bytes = model.byte_fallback and all(f"<0x{byte:02X}>" in ids for byte in range(256))
+        is_sound = len(set(ids.values())) == len(ids)  # merges are kept by id
+        return (ids, "\0".join(ids), has_bytes) if is_sound else ({}, "", False)
+
+    @functools.cache
+    def before(right: str) -> set[str]:
+        """Return the characters that come directly before this one in any token."""
+        return set(re.findall("(?s).(?=" + re.escape(right) + ")", vocabulary()[1]))
+
+    def merge(left: str, right: str) -> Step:
+        ids, _, has_bytes = vocabulary()
+        if left not in ids and has_bytes:
+            left = ">"  # the last of its bytes, as the vocabulary spells it
+        elif left not in ids:
+            return None
+        return SPLIT if right in ids and left not in before(right) else None
+
+    return merge
 
 
 def _is_settled(char: str) -> bool:
-    """Whether every Unicode version agrees that this is a letter, and NFC leaves it alone."""
+    """Whether this is a letter in every Unicode version, and no form but a compatible one changes or composes it."""
     if char.isascii():
         return char.isalnum()
     return (
         unicodedata.category(char)[0] == "L"
         and unicodedata.ucd_3_2_0.category(char)[0] == "L"  # regular expression engines bring their own tables
         and unicodedata.normalize("NFC", char) == char
-    )
-
-
-def _state(component: Any) -> dict[str, Any] | None:
-    """Return the `tokenizer.json` form of a normaliser or pre-tokeniser."""
-    return None if component is None else json.loads(component.__getstate__())
-
-
-def _is_plain_normalizer(state: dict[str, Any] | None) -> bool:
-    if state is not None and state["type"] == "Sequence":
-        return all(_is_plain_normalizer(part) for part in state["normalizers"])
-    return state is None or state["type"] == "NFC"
-
-
-def _splits_as_known(state: dict[str, Any] | None) -> bool:
-    """Whether this is one known split and then bytes as characters, with nothing put before the text."""
-    if state is None:
-        return False
-    if state["type"] == "ByteLevel":
-        return state["use_regex"] and not state["add_prefix_space"]
-    if state["type"] != "Sequence" or len(state["pretokenizers"]) != 2:
-        return False
-    split, byte_level = state["pretokenizers"]
-    return (
-        split["type"] == "Split"
-        and split["pattern"].get("Regex") in SPLIT_PATTERNS
-        and split["behavior"] == "Isolated"
-        and not split["invert"]
-        and byte_level["type"] == "ByteLevel"
-        and not byte_level["use_regex"]
-        and not byte_level["add_prefix_space"]
+        and not "\u1160" <= char <= "\u11ff"  # parts of syllables compose with the part before
     )

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -12,7 +13,9 @@ from jaxtyping import Bool, Int32, Int64
 
 from mis_core.errors import ModelError, RequestError
 from mis_core.tokenization.joined import Joined, cut_segments, whole_sequences
-from mis_core.tokenization.seam import cut_characters, find_cut
+from mis_core.tokenization.seam import Seam
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_CHARACTERS = 1 << 20  # per call of the batch encoder, whose results are large objects
 MAX_CHARACTERS = 1 << 24
@@ -30,7 +33,12 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._frame = _added_at_the_ends(backend)
-        self._cut_characters = cut_characters(backend)
+        self._seam = Seam(backend)
+        if not self._seam:
+            logger.warning(
+                "Nothing is known of where this tokenizer ends tokens whatever follows: each item of a text request is "
+                "tokenised together with its whole query."
+            )
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> Self:
@@ -138,7 +146,7 @@ class Tokenizer:
             return whole_sequences(
                 *self._encode_whole(query, items, lambda item: item + query, special, max_characters)
             )
-        cut = find_cut(query, self._cut_characters)
+        cut = self._seam.cut(query)
         if cut is not None:
             _check_characters(query[cut:], items, max_characters)
             joined = self._join_at(cut, query, items, alone, special)
@@ -172,16 +180,20 @@ class Tokenizer:
     def _join_at(self, cut: int, query: str, items: Sequence[str], alone: np.ndarray, special: bool) -> Joined | None:
         """Tokenise from the cut on only; None if the tokenizer does not split there after all."""
         tail = query[cut:]
+        left = query[cut - 1]  # before what is tokenised from the cut on, and left out of the ids again: see `seam`
+        left_len = len(self._backend.encode(left, add_special_tokens=False).ids)
         if special and self._frame is None:
             return None
         head = self._backend.encode(query[:cut], add_special_tokens=False).ids
         before, after = (self._frame or ([], [])) if special else ([], [])
         if _begin_with(np.array(head), np.array([len(head)]), before)[0]:
             before, after = [], []
-        rest = self._backend.encode(tail, add_special_tokens=False).ids
+        rest = self._backend.encode(left + tail, add_special_tokens=False).ids[left_len:]
         if not np.array_equal(alone, [*before, *head, *rest, *after]):
             return None
-        tokens, lens = self._encode_all((tail + item for item in items), len(tail), len(items), special=False)
+        texts = (left + tail + item for item in items)
+        tokens, lens = self._encode_all(texts, 1 + len(tail), len(items), special=False)
+        tokens, lens = _without_first(tokens, lens, left_len)
         tokens, lens = _framed(tokens, lens, [], after, np.ones(len(items), bool))
         return cut_segments(alone, tokens, lens, len(before) + len(head)) if lens.all() else None
 
@@ -237,6 +249,14 @@ def _begin_with(tokens: np.ndarray, lens: np.ndarray, before: list[int]) -> Bool
         found[found] = tokens[begins + place] == token
         begins = (np.cumsum(lens) - lens)[found]
     return found
+
+
+def _without_first(
+    tokens: np.ndarray, lens: np.ndarray, count: int
+) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " rows"]]:
+    """Leave out the first ids of rows that lie one after the other, each of which has them."""
+    places = np.arange(len(tokens)) - np.repeat(np.cumsum(lens) - lens, lens)
+    return tokens[places >= count], lens - count
 
 
 def _framed(
