@@ -25,7 +25,7 @@ ATOMS = (
     "a", "b", r"\.", ",", "'", " ", r"\s", r"\S", r"\w", r"\d", r"\p{L}", r"\p{N}", r"\p{Lu}", "[^a]", "[ab]",
     r"[^\s\p{L}]", ".", r"[\r\n]", "文", "\u017f", "▁", "[.,]", "(?! )", r"(?!\S)", "(?=a)", "$",
 )  # fmt: skip
-QUANTIFIERS = ("", "", "", "+", "?", "*", "{1,2}", "??", "+?", "++", "{2}", "{,2}")
+QUANTIFIERS = ("", "", "", "+", "?", "*", "{1,2}", "??", "+?", "++", "{2}", "{2}?", "{,2}")
 
 
 def _alternatives(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -62,7 +62,9 @@ NORMALIZERS = st.one_of(
     st.builds(normalizers.Strip, flags, flags),
     st.builds(normalizers.BertNormalizer, flags, flags, flags, flags),
     st.builds(
-        normalizers.Replace, st.sampled_from(["a", ".", "  ", "\n", "▁▁", ",,"]), st.sampled_from(["", "▁", "xy"])
+        normalizers.Replace,
+        st.sampled_from(["a", ".", "  ", "\n", "▁▁", ",,"]),
+        st.sampled_from(["", "▁", "xy", "\u0301"]),
     ),
     st.builds(normalizers.Replace, sources.map(Regex), st.sampled_from(["", "▁", " "])),
 )
@@ -182,6 +184,7 @@ def test_matches_end_where_a_pattern_parts(source, before, behind):
         (r"\s+(?!\S)", False, False),
         (r"\s+$|a+", True, False),
         (r"(?i:s\S?)+", False, False),
+        (r"ax{2}? |a|\s", False, False),  # means (?:x{2})? there
     ],
 )
 def test_a_pattern_is_read(source, parts, ignores):

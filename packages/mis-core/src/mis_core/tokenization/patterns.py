@@ -22,7 +22,7 @@ from tokenizers import Regex, pre_tokenizers
 _LOOK = -1
 _QUANTIFIER = re.compile(r"([?*+]|\{(?:\d+,?\d*|,\d+)\})[?+]?")
 _ESCAPED = re.compile(
-    r"\\(?:[pP]\{[^{}]*\}|[sSdDwWnrtf]|x[0-9a-fA-F]{2}|x\{[0-9a-fA-F]+\}|u[0-9a-fA-F]{4}|[^0-9A-Za-z])"
+    r"\\(?:[pP]\{[^{}]*\}|[sSdDwWnrtf]|x[0-7][0-9a-fA-F]|x\{[0-9a-fA-F]+\}|u[0-9a-fA-F]{4}|[^0-9A-Za-z])"
 )
 
 
@@ -69,7 +69,10 @@ class Pattern:
 
 
 def _whole(source: str) -> pre_tokenizers.Split:
-    return pre_tokenizers.Split(Regex(source), behavior="removed")
+    try:
+        return pre_tokenizers.Split(Regex(source), behavior="removed")
+    except Exception as error:  # the library has no other type for it
+        raise ValueError(str(error)) from None
 
 
 def _matches(pattern: pre_tokenizers.Split, char: str) -> bool:
@@ -127,7 +130,7 @@ class _Reader:
             self._at = found.end()
             if found[1] != "?":
                 self._connect(item, item)
-            if found[1][0] in "?*" or found[1].startswith(("{0", "{,")):
+            if found[0][0] in "?*" or found[0].startswith(("{0", "{,")) or found[0].endswith("}?"):
                 item = _Part(True, item.first, item.last)
         return item
 

@@ -40,6 +40,7 @@ The tokens that a post-processor adds at the ends do not depend on the text (see
 import functools
 import re
 import unicodedata
+from itertools import islice
 from typing import Any
 
 import tokenizers
@@ -52,7 +53,9 @@ from mis_core.tokenization.stages import SPLIT, Stage, Step, stages
 _CUT_CHARACTERS = frozenset(" \t\n\r" + ',.;:!?()"' + "，。、；：！？（）「」“”")  # noqa: RUF001 - meant as written
 _ORDINARY = "abcdefghijklmnopqrstuvwxyz0123456789"
 
-_LONGEST_SEARCH = 1 << 16  # characters; a text without any cut in so many is joined whole
+# A text without any cut in so many characters, or at so many places that might be one, is joined whole.
+_LONGEST_SEARCH = 1 << 16
+_MOST_PLACES = 1 << 12
 
 
 class Seam:
@@ -85,11 +88,10 @@ class Seam:
     def cut(self, text: str) -> int | None:
         """Return the last place where `text` may be cut, or None; a letter or digit is before it."""
         last = len(text) - 1
-        for place in range(last, max(0, last - _LONGEST_SEARCH), -1):
-            left, right = text[place - 1], text[place]
-            if right in _CUT_CHARACTERS and _is_settled(left) and self._allows(left, right):
-                return place
-        return None
+        backwards = range(last, max(0, last - _LONGEST_SEARCH), -1)
+        places = (place for place in backwards if text[place] in _CUT_CHARACTERS and _is_settled(text[place - 1]))
+        allowed = (place for place in islice(places, _MOST_PLACES) if self._allows(text[place - 1], text[place]))
+        return next(allowed, None)
 
     def _follow(self, left: str, right: str) -> bool:
         """Whether two characters are a cut: what becomes of them, stage by stage."""
@@ -130,11 +132,13 @@ def _model_stage(backend: tokenizers.Tokenizer) -> Stage:
         return lambda left, right: None
 
     @functools.cache
-    def vocabulary() -> tuple[dict[str, int], str, bool]:
+    def vocabulary() -> tuple[set[str], str, bool]:
+        """Return the characters that are tokens, all tokens in one text, and whether there is one for every byte."""
         ids = backend.get_vocab(with_added_tokens=False)
         has_bytes = model.byte_fallback and all(f"<0x{byte:02X}>" in ids for byte in range(256))
-        is_sound = len(set(ids.values())) == len(ids)  # merges are kept by id
-        return (ids, "\0".join(ids), has_bytes) if is_sound else ({}, "", False)
+        if len(set(ids.values())) < len(ids):  # merges are kept by id
+            return set(), "", False
+        return {token for token in ids if len(token) == 1}, "\0".join(ids), has_bytes
 
     @functools.cache
     def before(right: str) -> set[str]:
@@ -142,12 +146,12 @@ def _model_stage(backend: tokenizers.Tokenizer) -> Stage:
         return set(re.findall("(?s).(?=" + re.escape(right) + ")", vocabulary()[1]))
 
     def merge(left: str, right: str) -> Step:
-        ids, _, has_bytes = vocabulary()
-        if left not in ids and has_bytes:
+        characters, _, has_bytes = vocabulary()
+        if left not in characters and has_bytes:
             left = ">"  # the last of its bytes, as the vocabulary spells it
-        elif left not in ids:
+        elif left not in characters:
             return None
-        return SPLIT if right in ids and left not in before(right) else None
+        return SPLIT if right in characters and left not in before(right) else None
 
     return merge
 

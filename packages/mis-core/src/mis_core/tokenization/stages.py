@@ -58,7 +58,7 @@ def _same(state: dict[str, Any], left: str, right: str) -> Step:
 
 
 def _unicode(form: Literal["NFC", "NFD", "NFKC", "NFKD"], left: str, right: str) -> Step:
-    """Neither character changes, and no `right` composes with what comes before it, nor a `left` (see `seam`)."""
+    """Neither character changes, and neither composes with what comes before it (see `seam`)."""
     return (left, right) if unicodedata.is_normalized(form, left) and unicodedata.is_normalized(form, right) else None
 
 
@@ -146,7 +146,7 @@ def _split(pattern: Pattern, left: str, right: str, *, behavior: str = "Isolated
 def _replace(pattern: Pattern, text: str | None, content: str, left: str, right: str) -> Step:
     if pattern.ignores(left, right):
         return left, right
-    return (left, content[0]) if text == right and content else None
+    return (left, content[0]) if text == right and content.startswith((" ", "▁")) else None
 
 
 def _is_punctuation(char: str) -> bool:
