@@ -1,11 +1,15 @@
 """Writing pages: both implementations, races, and caches wider than heads."""
 
+import dataclasses
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from kernel_cases import on_host
 from mis_kernels import Segments, cache_head_dim, lay_out, segment_attention, write_pages
 from mis_kernels.pages import IMPLEMENTATIONS
 from mis_kernels.segments import NOWHERE
@@ -22,17 +26,72 @@ def arrays(head_dim: int = 64, dtype: str = "float32") -> tuple[jax.Array, jax.A
     return pages, new, jnp.array([3, NOWHERE + 5, 8, 0], jnp.int32)
 
 
+Interpret = bool | pltpu.InterpretParams
+
+
+@partial(jax.jit, static_argnames="interpret", donate_argnums=0)
+def write(pages: jax.Array, new: jax.Array, segments: Segments, interpret: Interpret) -> jax.Array:
+    with compiling_for(interpret=interpret, bounds_checks=True):
+        return write_pages(pages, new, segments, implementation="pallas_tpu")
+
+
+def by_dma(pages: jax.Array, new: jax.Array, writes: jax.Array, interpret: Interpret) -> np.ndarray:
+    segments = dataclasses.replace(step(), page_writes=writes)
+    return np.asarray(write(jnp.array(pages), new, segments, interpret), np.float32)  # a copy is donated
+
+
+def assert_is_the_scatter(given: tuple[jax.Array, jax.Array, jax.Array], interpret: Interpret) -> None:
+    with on_host():
+        expected = np.asarray(IMPLEMENTATIONS["xla"](*map(jnp.asarray, map(np.asarray, given))), np.float32)
+    np.testing.assert_array_equal(by_dma(*given, interpret), expected)
+
+
+@pytest.mark.tpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("races", [False, True])
-def test_copies_by_dma_are_those_of_a_scatter(dtype: str, head_dim: int, races: bool) -> None:
-    interpret = pltpu.InterpretParams(detect_races=True) if races else True
-    given = arrays(head_dim, dtype)
-    expected = IMPLEMENTATIONS["xla"](*given)
-    found = IMPLEMENTATIONS["pallas_tpu"](*given, interpret=interpret)
-    np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(expected, np.float32))
-    np.testing.assert_array_equal(np.asarray(expected[:, 8]), np.asarray(given[1][2 * PAGE : 3 * PAGE].swapaxes(0, 1)))
-    np.testing.assert_array_equal(np.asarray(expected[:, 1]), np.asarray(given[0][:, 1]))
+def test_copies_by_dma_are_those_of_a_scatter(dtype: str, head_dim: int, interpret: bool) -> None:
+    assert_is_the_scatter(arrays(head_dim, dtype), interpret)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_copies_by_dma_do_not_race(dtype: str) -> None:
+    assert_is_the_scatter(arrays(128, dtype), pltpu.InterpretParams(detect_races=True))
+
+
+@pytest.mark.gpu
+def test_a_scatter_writes_runs_to_their_pages_and_nothing_else() -> None:
+    pages, new, writes = arrays()
+    found = np.asarray(IMPLEMENTATIONS["xla"](pages, new, writes))
+    for run, page in enumerate(np.asarray(writes)):
+        if page < NOWHERE:
+            np.testing.assert_array_equal(found[:, page], np.asarray(new[run * PAGE : (run + 1) * PAGE].swapaxes(0, 1)))
+    untouched = [1, 2, 4, 5, 6, 7]
+    np.testing.assert_array_equal(found[:, untouched], np.asarray(pages[:, untouched]))
+
+
+@pytest.mark.tpu
+def test_dma_leaves_other_pages_as_they_were(interpret: bool) -> None:
+    pages, new, writes = arrays(128, "bfloat16")
+    pages = pages.at[:, 1].set(jnp.nan)
+    found = by_dma(pages, new, writes, interpret)
+    untouched = [1, 2, 4, 5, 6, 7]
+    np.testing.assert_array_equal(found[:, untouched], np.asarray(pages[:, untouched], np.float32))
+
+
+@pytest.mark.tpu
+def test_a_step_without_paged_segments_writes_nothing(interpret: bool) -> None:
+    pages, new, writes = arrays(128, "bfloat16")
+    found = by_dma(pages, new, jnp.full_like(writes, NOWHERE), interpret)
+    np.testing.assert_array_equal(found, np.asarray(pages, np.float32))
+
+
+@pytest.mark.tpu
+def test_more_copies_than_any_step_starts_before_the_first_is_waited_for(interpret: bool) -> None:
+    """Eight KV heads and 4,096 new tokens: 512 copies under way on one semaphore."""
+    rng = np.random.default_rng(0)
+    new = jnp.asarray(rng.standard_normal((4096, 8, 128)), jnp.bfloat16)
+    pages = jnp.full((8, 80, PAGE, 128), jnp.nan, jnp.bfloat16)
+    assert_is_the_scatter((pages, new, jnp.asarray(rng.permutation(80)[:64], jnp.int32)), interpret)
 
 
 def step() -> Segments:
@@ -47,6 +106,14 @@ def step() -> Segments:
         page_size=PAGE,
         tokens=192,
     )
+
+
+@pytest.mark.tpu
+def test_dma_fills_a_cache_wider_than_the_heads_with_zeros(interpret: bool) -> None:
+    _, new, writes = arrays(64, "bfloat16")
+    found = by_dma(jnp.full((2, 9, PAGE, 128), jnp.nan, jnp.bfloat16), new, writes, interpret)
+    np.testing.assert_array_equal(found[:, 8, :, :64], np.asarray(new[2 * PAGE : 3 * PAGE].swapaxes(0, 1), np.float32))
+    assert not found[:, [3, 8, 0], :, 64:].any()
 
 
 def test_a_cache_wider_than_the_heads_changes_nothing() -> None:

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from contextvars import copy_context
 
 import jax
 
@@ -37,7 +38,8 @@ class EngineLoop:
         self._is_closing = False
         self._finished = 0
         self._counts = {"steps": 0, "new_tokens": 0, "step_tokens": 0, "requests": 0, "items": 0}
-        self._thread = threading.Thread(target=self._run, args=(runner,), name="mis-engine", daemon=True)
+        here = copy_context()  # what steps are compiled for, see `mis_kernels.target`
+        self._thread = threading.Thread(target=here.run, args=(self._run, runner), name="mis-engine", daemon=True)
         self._thread.start()
 
     def submit(self, request: ScoreRequest) -> Future[LabelLogits]:

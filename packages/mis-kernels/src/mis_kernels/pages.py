@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int32, Shaped
 
 from mis_kernels.segments import NOWHERE, Segments
 from mis_kernels.storage import to_bits
-from mis_kernels.target import platform
+from mis_kernels.target import platform, target
 
 Ref = Any  # a Pallas reference
 
@@ -53,7 +53,7 @@ def _xla(pages: Array, new: Array, writes: Int32[Array, " runs"]) -> Array:
     return pages.at[:, writes].set(runs, mode="drop")
 
 
-def _pallas_tpu(pages: Array, new: Array, writes: Int32[Array, " runs"], interpret: Any = False) -> Array:
+def _pallas_tpu(pages: Array, new: Array, writes: Int32[Array, " runs"]) -> Array:
     """Copy each run by DMA, head by head, into the cache it aliases.
 
     XLA's scatter would need the new rows in another layout first, in every step, whether it writes or not.
@@ -92,7 +92,7 @@ def _pallas_tpu(pages: Array, new: Array, writes: Int32[Array, " runs"], interpr
             scratch_shapes=[pltpu.SemaphoreType.DMA],
         ),
         input_output_aliases={2: 0},
-        interpret=interpret,
+        interpret=target().interpret,
         name="write_pages",
     )(writes, new.reshape(len(new), -1), pages)
 

@@ -1,30 +1,59 @@
-"""Which platform code is made for: this process's devices, or a chip that it only compiles for."""
+"""What code is made for: this process's devices, or a chip that it only compiles for or emulates."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import jax
+from jax.experimental.pallas import tpu as pltpu
 
 DEVICE_KINDS = {"TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU7x": "v7x"}
 """TPU chips by the name that JAX gives their devices."""
 
-_chip: ContextVar[str | None] = ContextVar("chip", default=None)
+
+class Target(NamedTuple):
+    """What code is made for.
+
+    Attributes:
+        chip: `v5e`, `v6e` or `v7x`; None: this process's devices.
+        interpret: Whether Pallas emulates TPU kernels on another platform, or how.
+        bounds_checks: Whether the attention kernel checks its addresses, which costs a tenth of a tile. The other
+            kernels always do.
+    """
+
+    chip: str | None = None
+    interpret: bool | pltpu.InterpretParams = False
+    bounds_checks: bool = False
+
+
+_HERE = Target()
+_target: ContextVar[Target] = ContextVar("target", default=_HERE)
 
 
 @contextmanager
-def compiling_for(chip: str) -> Iterator[None]:
-    """Within the block, choose implementations, block sizes and storage for a TPU chip, whatever devices there are."""
-    token = _chip.set(chip)
+def compiling_for(
+    chip: str | None = None, *, interpret: bool | pltpu.InterpretParams = False, bounds_checks: bool = False
+) -> Iterator[None]:
+    """Within the block, make code for a target; a chip decides implementations, block sizes and storage.
+
+    Programs are made when they are traced. An engine made in the block stays with its target.
+    """
+    token = _target.set(Target(chip, interpret, bounds_checks))
     try:
         yield
     finally:
-        _chip.reset(token)
+        _target.reset(token)
+
+
+def target() -> Target:
+    """Return what code is made for here."""
+    return _target.get()
 
 
 def platform() -> str:
     """Return `cpu`, `gpu` or `tpu`."""
-    return "tpu" if _chip.get() else jax.default_backend()
+    return "tpu" if target().chip else jax.default_backend()
 
 
 def tpu_chip() -> str | None:
@@ -35,7 +64,7 @@ def tpu_chip() -> str | None:
     """
     if platform() != "tpu":
         return None
-    if chip := _chip.get():
+    if chip := target().chip:
         return chip
     kind = jax.devices()[0].device_kind
     if kind not in DEVICE_KINDS:

@@ -1,4 +1,4 @@
-"""Parity of the TPU kernel, emulated, over a pairwise cover of everything that a step's shape can be."""
+"""Parity of the TPU kernel over a pairwise cover of everything that a step's shape can be."""
 
 from typing import NamedTuple
 
@@ -88,6 +88,7 @@ def test_the_cover_reaches_every_value() -> None:
         assert {point[axis] for point in POINTS} == set(values), name
 
 
+@pytest.mark.tpu
 @pytest.mark.parametrize("point", third(POINTS))
-def test_agrees_with_the_reference(point: Point) -> None:
-    check(case_of(point), interpret=True)
+def test_agrees_with_the_reference(point: Point, interpret: bool) -> None:
+    check(case_of(point), interpret)

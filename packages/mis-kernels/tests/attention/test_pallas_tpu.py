@@ -1,4 +1,4 @@
-"""The TPU kernel, emulated, agrees with the dense reference."""
+"""The TPU kernel agrees with the dense reference."""
 
 import numpy as np
 import pytest
@@ -58,11 +58,13 @@ FULL = ("no context", "context of one token", "context below a page edge", "cont
     "case",
     [pytest.param(case, marks=pytest.mark.full if case.name in FULL else (), id=case.name) for case in CASES],
 )
-def test_agrees_with_the_reference(case: Case) -> None:
-    check(case, interpret=True)
+@pytest.mark.tpu
+def test_agrees_with_the_reference(case: Case, interpret: bool) -> None:
+    check(case, interpret)
 
 
-def test_contexts_of_forty_thousand_tokens_do_not_overflow() -> None:
+@pytest.mark.tpu
+def test_contexts_of_forty_thousand_tokens_do_not_overflow(interpret: bool) -> None:
     check(
         Case(
             "",
@@ -74,7 +76,7 @@ def test_contexts_of_forty_thousand_tokens_do_not_overflow() -> None:
             page_size=512,
             blocks=TpuBlocks(128, 2048, 128, 1024),
         ),
-        True,
+        interpret,
     )
 
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from kernel_cases import NEEDS_NATIVE
+from kernel_cases import NEEDS_NATIVE, on_host
 from mis_kernels.glue.api import norm_rope, rotary_tables
 from mis_kernels.glue.norms import rms_norm
 from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
 from mis_kernels.glue.reference import norm_rope_reference
+from mis_kernels.target import compiling_for
+from mis_testing.bits import assert_bits_equal
 from mis_testing.grids import third
 
 REFERENCE = jax.jit(norm_rope_reference, static_argnums=5)
@@ -36,11 +38,53 @@ def assert_same(found: tuple, expected: tuple, dtype: str) -> None:
         np.testing.assert_allclose(*as_floats, atol=tolerance, rtol=tolerance)
 
 
+def by_kernel(given: tuple, interpret: bool | pltpu.InterpretParams) -> tuple:
+    with compiling_for(interpret=interpret):
+        return pallas_tpu_norm_rope(*given)
+
+
+def by_reference(given: tuple) -> tuple:
+    with on_host():
+        return REFERENCE(*(x if x is None or isinstance(x, float) else jnp.asarray(np.asarray(x)) for x in given))
+
+
+@pytest.mark.tpu
 @pytest.mark.parametrize("point", third([*itertools.product(LAYOUTS, ["float32", "bfloat16"], [True, False])]))
-def test_the_kernel_equals_plain_xla(point: tuple[tuple[int, int, int], str, bool]) -> None:
+def test_the_kernel_equals_plain_xla(point: tuple[tuple[int, int, int], str, bool], interpret: bool) -> None:
     layout, dtype, normed = point
     given = arguments(*layout, dtype, normed)
-    assert_same(pallas_tpu_norm_rope(*given, interpret=True), REFERENCE(*given), dtype)
+    assert_same(by_kernel(given, interpret), by_reference(given), dtype)
+
+
+@pytest.mark.tpu
+def test_a_step_of_several_blocks_of_tokens(interpret: bool) -> None:
+    given = arguments(8, 2, 128, "bfloat16", True, tokens=768)
+    assert_same(by_kernel(given, interpret), by_reference(given), "bfloat16")
+
+
+@pytest.mark.tpu
+def test_values_pass_through_the_kernel_with_their_bits(interpret: bool) -> None:
+    given = arguments(8, 2, 128, "bfloat16", True)
+    _, _, v = by_kernel(given, interpret)
+    assert_bits_equal(v, given[0][:, :, -1])
+
+
+@pytest.mark.tpu
+def test_nan_in_rows_of_padding_stays_there(interpret: bool) -> None:
+    given = arguments(8, 2, 128, "bfloat16", True)
+    spoilt = given[0].at[40:].set(jnp.nan), *given[1:]
+    for clean, beside in zip(by_kernel(given, interpret), by_kernel(spoilt, interpret), strict=True):
+        assert_bits_equal(np.asarray(beside)[:40], np.asarray(clean)[:40])
+
+
+@pytest.mark.gpu
+def test_plain_xla_normalises_each_row() -> None:
+    """Against the definition of the root mean square norm, in float64."""
+    qkv, cos, sin, weight, _, epsilon = arguments(2, 3, 96, "bfloat16", True)
+    q, *_ = REFERENCE(qkv, jnp.ones_like(cos), jnp.zeros_like(sin), weight, weight, epsilon)
+    x = np.asarray(qkv[:, :, :3], np.float64).reshape(64, 6, 96)
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * np.asarray(weight, np.float64)
+    np.testing.assert_allclose(np.asarray(q, np.float64), expected, atol=2e-2, rtol=1e-2)
 
 
 @NEEDS_NATIVE
@@ -63,14 +107,19 @@ def test_native_is_refused_where_it_cannot_run() -> None:
 def test_the_kernel_has_no_races_and_reads_nothing_it_was_not_given() -> None:
     given = arguments(2, 2, 128, "float32", True, tokens=512)
     strict = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-    assert_same(pallas_tpu_norm_rope(*given, interpret=strict), norm_rope_reference(*given), "float32")
+    assert_same(by_kernel(given, strict), norm_rope_reference(*given), "float32")
 
 
-def test_rotation_is_that_of_complex_numbers() -> None:
+@pytest.mark.parametrize(
+    "implementation",
+    [pytest.param("xla", marks=pytest.mark.gpu), pytest.param("pallas_tpu", marks=pytest.mark.tpu)],
+)
+def test_rotation_is_that_of_complex_numbers(implementation: str, interpret: bool) -> None:
     """Pairs (i, i + half) turn by their angle: multiplication by exp(i angle)."""
-    dim, tokens = 32, 64
+    dim, tokens = 128, 64
     qkv, cos, sin, *_ = arguments(1, 1, dim, "float32", False)
-    q, _, v = norm_rope(qkv, cos, sin, None, None, 0.0)
+    with compiling_for(interpret=interpret):
+        q, _, v = norm_rope(qkv, cos, sin, None, None, 0.0, implementation=implementation)
     inverse = 1e4 ** -np.linspace(0, 1, dim // 2, endpoint=False)
     turn = np.exp(1j * np.arange(tokens)[:, None] * 37 * inverse)
     x = np.asarray(qkv[:, 0, 0])

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +32,17 @@ NATIVE = pytest.param("native", marks=NEEDS_NATIVE)
 CPU_IMPLEMENTATIONS = ["xla", NATIVE]
 
 
+def on_host() -> AbstractContextManager[Any]:
+    """Within the block, what is computed is computed by the CPU, also beside a TPU or GPU: for references."""
+    return jax.default_device(jax.devices("cpu")[0])
+
+
 def in_float32(arrays: dict[str, Any]) -> np.ndarray:
     """Return what the reference makes of a step's arrays in float32, `[tokens, heads, head_dim]`."""
-    wide = {name: jnp.asarray(np.asarray(arrays[name], np.float32)) for name in ("q", "k", "v", "k_pages", "v_pages")}
-    return np.asarray(_reference(**{**arrays, **wide}))
+    with on_host():
+        names = ("q", "k", "v", "k_pages", "v_pages")
+        wide = {name: jnp.asarray(np.asarray(arrays[name], np.float32)) for name in names}
+        return np.asarray(_reference(**{**arrays, **wide}))
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,23 @@
 """Steps for tests of the TPU kernel: head layouts, page sizes, shuffled pages, NaN wherever nobody looks."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.pallas import tpu as pltpu
 
-from mis_kernels import Segments, lay_out, reference_attention
-from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
+from kernel_cases import on_host
+from mis_kernels import Segments, lay_out, reference_attention, segment_attention
 from mis_kernels.attention.tiling import TpuBlocks
+from mis_kernels.target import compiling_for
 
 # Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.
 _reference = jax.jit(reference_attention, static_argnames="scale")
+
+Interpret = bool | pltpu.InterpretParams
 
 SMALL = TpuBlocks(tokens=128, keys=128, strip=128, key_step=64)
 
@@ -31,6 +36,13 @@ class Case:
     dtype: str = "float32"
     blocks: TpuBlocks = SMALL
     shuffle: bool = False
+    contexts: int = 1  # at least
+    pages_per_context: int = 1  # at least
+    tile_capacity: int | None = None
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
 
 
 def items(context: int, cached: int, *lens: int) -> tuple[tuple[int, int, int, bool], ...]:
@@ -39,9 +51,10 @@ def items(context: int, cached: int, *lens: int) -> tuple[tuple[int, int, int, b
 
 def lay_out_case(case: Case) -> tuple[Segments, int]:
     """Lay a case out; paged segments start on page edges, a hole of 3 tokens follows other segments now and then."""
-    contexts = max((s[0] for s in case.segments), default=0) + 1
+    contexts = max((s[0] + 1 for s in case.segments), default=1)
+    contexts = max(contexts, case.contexts)
     longest = max((s[1] + (s[2] if s[3] else 0) for s in case.segments), default=0)
-    pages_per_context = max(-(-longest // case.page_size), 1)
+    pages_per_context = max(-(-longest // case.page_size), case.pages_per_context)
     pages = np.arange(contexts * pages_per_context, dtype=np.int32)
     if case.shuffle:
         pages = np.random.default_rng(0).permutation(pages).astype(np.int32)
@@ -61,6 +74,7 @@ def lay_out_case(case: Case) -> tuple[Segments, int]:
         page_size=case.page_size,
         tokens=case.tokens,
         blocks=case.blocks,
+        tile_capacity=case.tile_capacity,
     )
     return segments, contexts * pages_per_context + 2
 
@@ -80,20 +94,43 @@ def arrays(case: Case, pages: int, segments: Segments, seed: int = 0) -> tuple[j
         at = segments.page_table[context, position // case.page_size], position % case.page_size
         for target in (k_pages, v_pages):
             target[:, at[0], at[1]] = random.normal(size=(case.kv_heads, length, case.head_dim))
-    live = (segments.context_len > 0) | (segments.segment_start <= np.arange(case.tokens))
     for new in (q, k, v):
-        new[~live] = np.nan
+        new[~live(segments)] = np.nan
     return tuple(jnp.asarray(x.astype(jnp.dtype(case.dtype))) for x in (q, k, v, k_pages, v_pages))
 
 
-def check(case: Case, interpret: Any) -> None:
+def live(segments: Segments) -> np.ndarray:
+    """Rows that see anything."""
+    return (segments.context_len > 0) | (segments.segment_start <= np.arange(segments.num_tokens))
+
+
+def attend(inputs: Sequence[jax.Array], segments: Segments, scale: float, interpret: Interpret) -> np.ndarray:
+    """What the kernel makes of a step, its addresses checked."""
+    return np.asarray(_attend(tuple(inputs), segments, scale, interpret))
+
+
+@partial(jax.jit, static_argnames=("scale", "interpret"))
+def _attend(inputs: tuple[jax.Array, ...], segments: Segments, scale: float, interpret: Interpret) -> jax.Array:
+    with compiling_for(interpret=interpret, bounds_checks=True):
+        return segment_attention(*inputs, segments, scale=scale)
+
+
+def assert_agrees(out: np.ndarray, inputs: Sequence[jax.Array], segments: Segments, scale: float) -> None:
+    """Fail unless the kernel's output is the reference's, and zero where nothing is seen.
+
+    Matrix units multiply float32 in several passes of bfloat16.
+    """
+    with on_host():
+        wide = (jnp.asarray(np.asarray(x, np.float32)) for x in inputs)
+        expected = np.asarray(_reference(*wide, segments, scale=scale))
+    tolerance = 1e-4 if out.dtype == np.float32 else 1e-2
+    out, rows = out.astype(np.float32), live(segments)
+    assert np.all(out[~rows] == 0)
+    np.testing.assert_allclose(out[rows], expected[rows], atol=tolerance, rtol=tolerance)
+
+
+def check(case: Case, interpret: Interpret) -> None:
+    """Fail unless the kernel agrees with the reference on a case."""
     segments, pages = lay_out_case(case)
     inputs = arrays(case, pages, segments)
-    scale = case.head_dim**-0.5
-    out = np.asarray(pallas_tpu_attention(*inputs, segments, scale=scale, interpret=interpret), np.float32)
-    live = (segments.context_len > 0) | (segments.segment_start <= np.arange(case.tokens))
-    wide = (jnp.asarray(np.asarray(x, np.float32)) for x in inputs)
-    expected = np.asarray(_reference(*wide, segments, scale=scale))
-    assert np.all(out[~live] == 0)
-    tolerance = 1e-5 if case.dtype == "float32" else 1e-2
-    np.testing.assert_allclose(out[live], expected[live], atol=tolerance, rtol=tolerance)
+    assert_agrees(attend(inputs, segments, case.scale, interpret), inputs, segments, case.scale)

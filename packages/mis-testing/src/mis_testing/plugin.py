@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from mis_testing.server import RunningServer
 
 MARKERS = {
-    "tpu": "needs a TPU",
+    "tpu": "runs on a TPU, too (`nox -s tests_tpu`); elsewhere its kernels are emulated",
     "tpu_aot": "compiles for a TPU without having one",
-    "gpu": "needs a GPU",
+    "gpu": "runs on a GPU, too (`nox -s tests_gpu`)",
     "full": "takes long and is left to full runs (`nox -s tests_full`)",
     "parity": "compares with transformers on PyTorch",
 }
@@ -29,6 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+@pytest.fixture(scope="session")
+def interpret() -> bool:
+    """Whether kernels for TPUs are emulated: everywhere but on a TPU. All that differs there for tests marked `tpu`."""
+    import jax
+
+    return jax.default_backend() != "tpu"
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from mis_kernels.attention.pallas_tpu_kernel import TOTAL_ROWS, attention_kernel
 from mis_kernels.attention.tiling import TpuTiles, vmem_bytes
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits
+from mis_kernels.target import target
 
 LANES = 128
 _VMEM_HEADROOM = 2
@@ -35,11 +36,8 @@ def pallas_tpu_attention(
     segments: Segments,
     *,
     scale: float,
-    interpret: bool | pltpu.InterpretParams = False,
 ) -> Float[Array, "tokens heads head_dim"]:
     """Attend tile by tile in one kernel. Arguments and result as in `segment_attention`.
-
-    `interpret` emulates the kernel on another platform, for tests.
 
     Raises:
         ValueError: `segments` have no tiles for this kernel, or shapes do not fit it.
@@ -69,7 +67,6 @@ def pallas_tpu_attention(
         arrange(_pad(q, q_tokens)),
         *(arrange(_pad(x, new_tokens)) for x in (k, v)),
         *(from_bits(x).reshape(kv_heads, -1, head_dim) for x in (k_pages, v_pages)),
-        interpret=interpret,
     )
     out = out.reshape(-1, heads, head_dim) if geometry.by_lanes else out.swapaxes(0, 1)
     return out[:tokens]
@@ -114,7 +111,6 @@ def _call(
     facts: Array,
     q: Array,
     *hbm: Array,
-    interpret: bool | pltpu.InterpretParams,
 ) -> Array:
     blocks, group, dim, dtype = geometry.blocks, geometry.group, geometry.head_dim, q.dtype
     if geometry.by_lanes:
@@ -143,10 +139,10 @@ def _call(
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary", "arbitrary"),
-            # They cost a tenth of a tile; `lay_out` has checked what page numbers are made of.
-            disable_bounds_checks=True,
+            # `lay_out` has checked what page numbers are made of.
+            disable_bounds_checks=not target().bounds_checks,
             vmem_limit_bytes=min(max(low, _VMEM_HEADROOM * estimate), high),
         ),
-        interpret=interpret,
+        interpret=target().interpret,
         name="segment_attention",
     )(*scalars, facts, q, *hbm)

@@ -14,6 +14,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Float32
 
+from mis_kernels.target import target
+
 Ref = Any
 """A block in VMEM; Pallas has no public name for its type."""
 
@@ -29,10 +31,8 @@ def pallas_tpu_norm_rope(
     q_norm: Float[Array, " head_dim"] | None,
     k_norm: Float[Array, " head_dim"] | None,
     epsilon: float,
-    *,
-    interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Array, Array, Array]:
-    """Arguments and results as in `norm_rope`; `interpret` emulates the kernel elsewhere, for tests."""
+    """Arguments and results as in `norm_rope`."""
     tokens, kv_heads, parts, dim = qkv.shape
     group = parts - 2
     # A block's columns fill whole lanes, or are all there are.
@@ -53,7 +53,7 @@ def pallas_tpu_norm_rope(
         out_specs=[columns(group), columns(1), columns(1)],
         out_shape=[jax.ShapeDtypeStruct((tokens, kv_heads * n * dim), qkv.dtype) for n in (group, 1, 1)],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
-        interpret=interpret,
+        interpret=target().interpret,
         name="norm_rope",
     )(qkv.reshape(tokens, -1), cos, sin, weights)
     return tuple(x.reshape(tokens, -1, dim) for x in (q, k, v))
