@@ -19,7 +19,7 @@ PACKAGES = ("mis-kernels", "mis-core", "mis-server", "mis-bench", "mis-testing")
 PROJECT = nox.project.load_toml("pyproject.toml")
 DIST = Path("dist")
 
-ON_CPU = "not tpu and not tpu_aot and not gpu"
+ON_CPU = "not tpu_aot"  # tests marked `tpu` or `gpu` run here, too
 HOST_HALF = ("scheduler", "properties/test_seam.py", *(f"test_{name}.py" for name in (
     "config", "scoring", "tokenization", "validation", "wire",
 )))  # fmt: skip
@@ -130,13 +130,16 @@ def clients(session: nox.Session, openai: str) -> None:
     )
 
 
-@nox.session(requires=["build"])
+@nox.session(venv_backend="none", requires=["wheels"])
 def tests_tpu(session: nox.Session) -> None:
-    """Run the tests that need a TPU; without one, say so and fail."""
-    if not has_tpu():
-        session.error("tests_tpu needs a TPU: this machine has neither /dev/accel* nor /dev/vfio/N")
-    install_wheels(session, "jax[tpu]", *group("test"))
-    session.run("pytest", "-m", "tpu", *session.posargs, env={"JAX_PLATFORMS": "tpu"})
+    """Run what a TPU must show; without one, list it and fail. `-- --collect-only` lists it anywhere."""
+    run_on(session, "tpu", "tpu", "" if has_tpu() else "neither /dev/accel* nor /dev/vfio/N")
+
+
+@nox.session(venv_backend="none", requires=["wheels"])
+def tests_gpu(session: nox.Session) -> None:
+    """Run what a GPU must show; without one, list it and fail. `-- --collect-only` lists it anywhere."""
+    run_on(session, "gpu", "cuda", "" if Path("/dev/nvidiactl").exists() else "no /dev/nvidiactl")
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
@@ -226,6 +229,24 @@ def run_in(
     session.run(
         str(folder / program), *arguments, env={"PATH": path, **CPU, **ONE_THREAD, **(env or {})}, external=True
     )
+
+
+def run_on(session: nox.Session, mark: str, platform: str, missing: str) -> None:
+    """Run the tests of a mark on JAX's platform of that name; list them, and fail, where the machine lacks it.
+
+    pytest fails where it finds no test, to run or to list.
+    """
+    selected = "pytest", "-m", mark
+    only_list = "--collect-only" in session.posargs
+    if missing or only_list:
+        run_in("wheels", session, *selected, "--collect-only", "-q", *session.posargs)
+        if not only_list:
+            session.error(f"{session.name} needs a {mark.upper()}: this machine has {missing}")
+        return
+    extra = package_file("mis-core")["project"]["optional-dependencies"][platform]
+    run_in("wheels", session, "pip", "install", "--quiet", *extra)
+    # The CPU, too: it computes what tests compare with.
+    run_in("wheels", session, *selected, *session.posargs, env={"JAX_PLATFORMS": f"{platform},cpu"})
 
 
 def install_wheels(session: nox.Session, *others: str, env: Mapping[str, str] | None = None) -> None:

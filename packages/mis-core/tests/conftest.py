@@ -1,7 +1,10 @@
-"""Small tokenizers for the tests of text: the stages of published ones, vocabularies trained on a few lines."""
+"""Small tokenizers for the tests of text: the stages of published ones, vocabularies trained on a few lines; engines for
+a TPU.
+"""
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -153,3 +156,11 @@ BUILDERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
 def small_tokenizer() -> Callable[[str], tokenizers.Tokenizer]:
     """Give the small tokenizer of a kind; see `BUILDERS`. Do not change it."""
     return build
+
+
+@pytest.fixture(scope="session")
+def tpu(interpret: bool) -> Callable[[], AbstractContextManager[None]]:
+    """Within `with tpu():`, engines are made for this machine's TPU, or an emulated v6e; kernels check addresses."""
+    from mis_kernels.target import compiling_for
+
+    return functools.partial(compiling_for, "v6e" if interpret else None, interpret=interpret, bounds_checks=True)
