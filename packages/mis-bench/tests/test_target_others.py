@@ -1,5 +1,7 @@
 """transformers, llama.cpp and vLLM in this process agree with an oracle, in every way of asking."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -130,6 +132,17 @@ def test_one_model_may_be_asked_in_another_way(made: Callable[..., Target], orac
     other = target.otherwise("shared")
     assert other.about.name == "transformers-shared"
     np.testing.assert_allclose(other.score(workload()).scores, right(oracle, workload()), rtol=2e-3)
+
+
+def test_a_checkpoint_of_bfloat16_becomes_a_gguf_file_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason=WITHOUT_LLAMA_CPP)
+    program = "import pathlib, sys; from mis_bench.targets.gguf import gguf_file; gguf_file(pathlib.Path(sys.argv[1]))"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(model)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("*.gguf"))
 
 
 @pytest.mark.parametrize("apply_softmax", [False, True])

@@ -210,9 +210,14 @@ class Comparison(Artifact, schema="mis-comparison-v1"):
 
     @property
     def passed(self) -> bool:
-        """Whether at least two targets ran, all that ran are correct, and a row is eligible."""
+        """Whether all targets ran, at least two, all are correct, and a row is eligible."""
         correct = [each.passed for each in self.correctness]
-        return self.best_native_view.winner is not None and len(correct) >= 2 and all(correct)
+        return not self.absent and self.best_native_view.winner is not None and len(correct) >= 2 and all(correct)
+
+    @property
+    def absent(self) -> list[str]:
+        """Targets that could not run."""
+        return [target.name for target in self.targets if target.unavailable is not None]
 
 
 def _candidate(row: Figures, found: Difference | None, items: int) -> Candidate:

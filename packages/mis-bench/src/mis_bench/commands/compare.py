@@ -117,7 +117,7 @@ def compare(
     instead, the targets are measured here, in alternating rounds; options follow a target's name, as in
     engine,scoring_algorithm=packed.
 
-    Exit status 1: scores differ too much, fewer than two targets ran, or no target may win.
+    Exit status 1: scores differ too much, a target could not run, or no target may win.
     """
     if bool(matrices) == bool(specs):
         raise click.UsageError("Name either matrices, or targets to measure with --target.")

@@ -25,6 +25,9 @@ def _lines(found: Comparison) -> Iterator[str]:
         else "The targets were measured in separate runs."
     )
     yield ""
+    if found.absent:
+        yield f"Could not run, so that nothing is known about them: **{', '.join(found.absent)}**."
+        yield ""
     yield from (f"- {sentence}" for sentence in (*found.recommendations, *found.findings))
     for title, view in views(found):
         yield from ["", f"## {title}", "", *_view(view, found.reference)]

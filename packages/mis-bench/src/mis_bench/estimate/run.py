@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections import defaultdict
+from importlib.util import find_spec
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -142,6 +143,8 @@ def estimate(
 
 
 def _compile(target: Target, job: dict[str, Any]) -> dict[str, Any]:
+    if find_spec("libtpu") is None:
+        raise EstimateError("An estimate needs the TPU's compiler: pip install libtpu.")
     env = environment(target, None)
     env["LIBTPU_INIT_ARGS"] += _READABLE
     command = [sys.executable, "-m", "mis_bench.estimate.worker", json.dumps(job)]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it
 import numpy as np
 from safetensors import safe_open
 
