@@ -190,6 +190,22 @@ class TestRatios:
         assert found.value == pytest.approx(11 / 6)
         assert found.low < found.value < found.high
 
+    @pytest.mark.parametrize("paired", [True, False])
+    def test_few_rounds_have_a_range_and_six_an_interval(self, paired: bool) -> None:
+        few = ratio_interval([10, 14], [5, 5], paired=paired)
+        assert (few.low, few.high, few.confidence, few.kind) == (2, 2.8, None, "range")
+        enough = ratio_interval([10, 11, 12, 13, 14, 15], [5] * 6, paired=paired)
+        assert 2 <= enough.low < enough.value < enough.high <= 3
+        assert (enough.confidence, enough.kind) == (0.95, "95 %")
+
+    def test_a_table_of_few_rounds_does_not_speak_of_95_percent(
+        self, fakes: Callable[..., list[dict[str, str]]]
+    ) -> None:
+        fakes(a=Fake("a"), b=Fake("b"))
+        _, out, _ = run("--target", "a", "--target", "b", *PROBE)
+        assert "95 %" not in out
+        assert "(range)" in out
+
     def test_a_failed_round_is_left_out_of_both(self) -> None:
         mine, theirs = series("b", 1.0, None, 1.0), series("a", 2.0, 2.0, 4.0)
         ratio = mine.figures(theirs, paired=True, hourly_cost_usd=None).ratio

@@ -7,6 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 _RESAMPLES = 2000
 
+FEWEST = 6
+"""Values that an interval of 95 % needs: the range of `n` values holds the median
+with a confidence of 1 - 2 ** (1 - n)."""
+
 
 class Latency(BaseModel):
     """Latency of calls in milliseconds. Percentiles are interpolated linearly, as NumPy does."""
@@ -30,14 +34,23 @@ class Latency(BaseModel):
 
 
 class Interval(BaseModel):
-    """A figure with its bootstrap confidence interval."""
+    """A figure with its confidence interval, or the range of its values where they are too few for one.
+
+    Attributes:
+        confidence: Of the interval; None of a range.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     value: float
     low: float
     high: float
-    confidence: float = Field(gt=0, lt=1)
+    confidence: float | None = Field(gt=0, lt=1)
+
+    @property
+    def kind(self) -> str:
+        """What `low` and `high` are, in words."""
+        return "range" if self.confidence is None else f"{100 * self.confidence:.4g} %"
 
 
 def interval(
@@ -45,8 +58,8 @@ def interval(
 ) -> Interval:
     """Return a statistic of a sample with its confidence interval, by the percentile bootstrap of SciPy.
 
-    Efron, Tibshirani: An Introduction to the Bootstrap, 1993, chapter 13. One value has no interval: low and high
-    are the value then.
+    Efron, Tibshirani: An Introduction to the Bootstrap, 1993, chapter 13. Of fewer than `FEWEST` values, it is the
+    least and the greatest.
 
     Raises:
         ValueError: there is no value.
@@ -54,8 +67,8 @@ def interval(
     if not values:
         raise ValueError("An interval needs at least one value.")
     value = float(statistic(values))
-    if len(values) == 1:
-        return Interval(value=value, low=value, high=value, confidence=confidence)
+    if len(values) < FEWEST:
+        return Interval(value=value, low=float(min(values)), high=float(max(values)), confidence=None)
     from scipy import stats  # late: it takes a second, and reading artifacts does not need it
 
     found = stats.bootstrap(

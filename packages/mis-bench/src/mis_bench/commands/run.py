@@ -214,7 +214,7 @@ def _table(result: "RunResult") -> Table:
     table = Table(title=f"{result.profile}, {result.run_id}")
     for name in ("row", "cache", "items", "labels", "dtype", "runs"):
         table.add_column(name)
-    for name in ("items/s", "95 % interval", "requests/s", "p50 ms", "p95 ms", "p99 ms", "mean ms", "std ms"):
+    for name in ("items/s", "spread", "requests/s", "p50 ms", "p95 ms", "p99 ms", "mean ms", "std ms"):
         table.add_column(name, justify="right")
     table.add_column("status")
     for row in result.rows:
@@ -222,7 +222,7 @@ def _table(result: "RunResult") -> Table:
         table.add_row(
             row.name, row.cache, str(row.batch_size), str(row.num_labels), row.dtype or "", str(row.num_runs),
             number(row.throughput_ips if row.num_runs else None),
-            f"{interval.low:.1f} to {interval.high:.1f}" if interval else "",
+            f"{interval.low:.1f} to {interval.high:.1f} ({interval.kind})" if interval else "",
             number(row.throughput_rps if row.num_runs else None),
             *(number(getattr(row, f"latency_{each}_ms")) for each in ("p50", "p95", "p99", "mean", "std")),
             row.status if row.reason is None else f"{row.status}: {row.reason}",

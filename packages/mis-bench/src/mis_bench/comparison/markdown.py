@@ -47,7 +47,7 @@ def views(found: Comparison) -> list[tuple[str, View]]:
 
 
 def _view(view: View, reference: str) -> list[str]:
-    header = ["target", "items/s", "95 % interval", f"x {reference}", "change", "p50 ms", "p95 ms", "success"]
+    header = ["target", "items/s", "spread", f"x {reference}", "change", "p50 ms", "p95 ms", "success"]
     header += ["items per USD", "verdict"]
     return table(header, [_row(row, row is view.best) for row in view.rows])
 
@@ -57,7 +57,7 @@ def _row(row: Row, wins: bool) -> list[str]:
     return [
         row.label,
         f"{speed.value:,.4g}" if speed else "-",
-        f"{speed.low:,.4g} to {speed.high:,.4g}" if speed else "-",
+        f"{speed.low:,.4g} to {speed.high:,.4g} ({speed.kind})" if speed else "-",
         f"{ratio.value:.3g} ({ratio.low:.3g} to {ratio.high:.3g})" if ratio else "-",
         f"{ratio.value - 1:+.1%}" if ratio else "-",
         f"{latency.p50_ms:,.4g}" if latency else "-",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mis_bench.statistics import Interval, interval
+from mis_bench.statistics import FEWEST, Interval, interval
 
 _RESAMPLES = 2000
 
@@ -12,7 +12,7 @@ _RESAMPLES = 2000
 def ratio_interval(
     numerators: Sequence[float], denominators: Sequence[float], *, paired: bool, confidence: float = 0.95
 ) -> Interval:
-    """Return the ratio of two speeds with its percentile bootstrap interval.
+    """Return the ratio of two speeds with its percentile bootstrap interval, or its range where runs are few.
 
     Args:
         numerators: Items per second of runs.
@@ -25,8 +25,9 @@ def ratio_interval(
     if paired:
         return interval((above / below).tolist(), confidence=confidence)
     value = float(np.median(above) / np.median(below))
-    if min(len(above), len(below)) < 2:
-        return Interval(value=value, low=value, high=value, confidence=confidence)
+    if min(len(above), len(below)) < FEWEST:
+        low, high = above.min() / below.max(), above.max() / below.min()
+        return Interval(value=value, low=float(low), high=float(high), confidence=None)
     from scipy import stats  # late: it takes a second
 
     found = stats.bootstrap(

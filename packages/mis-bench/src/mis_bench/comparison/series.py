@@ -89,7 +89,7 @@ class Series:
         if not self.speeds or not reference.speeds:
             return None
         if reference is self:
-            return Interval(value=1, low=1, high=1, confidence=0.95)
+            return Interval(value=1, low=1, high=1, confidence=None)
         if not paired:
             return ratio_interval(self.speeds, reference.speeds, paired=False)
         both = [pair for pair in zip(self.seconds, reference.seconds, strict=True) if None not in pair]

@@ -140,7 +140,7 @@ def _chunks(rows: list[Row]) -> go.Figure:
 
 
 def _view(title: str, view: View, reference: str) -> Table:
-    header = ["target", "items/s", "95 % interval", f"x {reference}", "p50 ms", "p95 ms", "success", "items per USD"]
+    header = ["target", "items/s", "spread", f"x {reference}", "p50 ms", "p95 ms", "success", "items per USD"]
     rows = [_cells(row, row is view.best) for row in view.rows]
     if not any(row.items_per_usd for row in view.rows):
         header, rows = header[:-1], [[*row[:-2], row[-1]] for row in rows]
@@ -152,7 +152,7 @@ def _cells(row: Row, wins: bool) -> list[str]:
     return [
         row.label,
         number(speed.value if speed else None),
-        f"{number(speed.low)} to {number(speed.high)}" if speed else "-",
+        f"{number(speed.low)} to {number(speed.high)} ({speed.kind})" if speed else "-",
         number(row.ratio.value if row.ratio else None),
         number(latency.p50_ms if latency else None),
         number(latency.p95_ms if latency else None),

@@ -18,7 +18,7 @@ def throughput(sources: Sources) -> Section | None:
         *ROW_NAMES,
         "items",
         "items/s",
-        "95 % interval",
+        "spread",
         "requests/s",
         "status",
     ]
@@ -27,7 +27,8 @@ def throughput(sources: Sources) -> Section | None:
             *row_names(source, row),
             str(row.batch_size),
             number(row.throughput_ips),
-            f"{number(row.throughput_interval.low)} to {number(row.throughput_interval.high)}"
+            f"{number(row.throughput_interval.low)} to {number(row.throughput_interval.high)} "
+            f"({row.throughput_interval.kind})"
             if row.throughput_interval
             else "-",
             number(row.throughput_rps),
@@ -86,9 +87,9 @@ def _reading(found: list[Line]) -> str:
     first, last = line.rows[0], line.rows[-1]
     best = f"The best line reaches {number(last.throughput_ips)} items/s at {last.batch_size} items"
     if first.batch_size == last.batch_size:
-        return f"{best}. Higher is better; bars are 95 % intervals."
+        return f"{best}. Higher is better; bars are the spread that the table has."
     gain = times(last.throughput_ips / first.throughput_ips)
     return (
         f"{best}, {gain} its speed at {first.batch_size}: a line that rises spreads the query's cost over more items, "
-        "a flat one is limited by the items themselves. Bars are 95 % intervals."
+        "a flat one is limited by the items themselves. Bars are the spread that the table has."
     )
