@@ -183,6 +183,12 @@ def test_known_pipelines_offer_cuts():
     assert _allowed(_with_token(AddedToken("mask", single_word=True))) == _CUT_CHARACTERS
 
 
+def test_bytes_that_are_letters_are_not_followed_further():
+    """A space is "Ġ" among them, which has an accent and a small letter."""
+    bytes_first = [normalizers.ByteLevel(), normalizers.BertNormalizer()]
+    assert _allowed(_with_normalizer(normalizers.Sequence(bytes_first))) == set(',.;:!?()"')
+
+
 def test_a_vocabulary_says_where_merges_may_reach():
     """Without pre-tokens a cut is where no token holds both characters, which the vocabulary has."""
     backend = Backend(models.BPE({"d": 0, " ": 1, ".": 2, "a": 3, "d.": 4, "a d": 5}, [("d", ".")]))

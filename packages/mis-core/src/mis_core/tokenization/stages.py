@@ -65,7 +65,7 @@ def _unicode(form: Literal["NFC", "NFD", "NFKC", "NFKD"], left: str, right: str)
 def _lower(state: dict[str, Any], left: str, right: str) -> Step:
     """Each character for itself (normalizer.rs)."""
     lower = left.lower()
-    return (lower, right) if left.isascii() or lower == left else None
+    return None if right.isalpha() or not (left.isascii() or lower == left) else (lower, right)
 
 
 def _nmt(state: dict[str, Any], left: str, right: str) -> Step:
@@ -74,7 +74,7 @@ def _nmt(state: dict[str, Any], left: str, right: str) -> Step:
 
 def _bert(state: dict[str, Any], left: str, right: str) -> Step:
     """Each character for itself, if accents and Chinese characters, which get spaces around, are left out."""
-    if not left.isascii():
+    if not left.isascii() or right.isalpha():  # bytes as characters may be letters, with accents
         return None
     left = left.lower() if state["lowercase"] else left
     return left, " " if state["clean_text"] and right in _SPACES else right
