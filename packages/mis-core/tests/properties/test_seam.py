@@ -219,6 +219,13 @@ def test_characters_inside_added_tokens_are_no_cuts():
     assert _allowed(backend) == _CUT_CHARACTERS - {" ", "."}
 
 
+def test_added_tokens_are_looked_for_in_normalised_text_too():
+    backend = _with_normalizer(normalizers.Lowercase())
+    backend.add_tokens([AddedToken("X. D", normalized=True)])
+    assert _allowed(backend, "D") == frozenset()
+    assert _allowed(backend, "X") == _CUT_CHARACTERS - {" ", "."}
+
+
 def test_whole_words_taken_without_merges_are_no_cuts():
     """With `ignore_merges` the part before a cut may be a token that its merges do not make."""
     vocabulary = {"d": 0, " ": 1, "dd": 2}
