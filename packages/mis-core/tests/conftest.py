@@ -1,6 +1,4 @@
-"""Small tokenizers for the tests of text: the stages of published ones, vocabularies trained on a few lines; engines for
-a TPU.
-"""
+"""Small tokenizers for the tests of text, with the stages of published ones, trained on a few lines; TPU engines."""
 
 import functools
 from collections.abc import Callable
