@@ -41,6 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**30)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse tests of the TPU tier that elsewhere would not emulate its kernels, but test something else."""
+    for item in items:
+        if item.get_closest_marker("tpu") and "interpret" not in getattr(item, "fixturenames", ()):
+            raise pytest.UsageError(f"{item.nodeid}: a test marked tpu takes the fixture `interpret`")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Judge the skip of a test."""

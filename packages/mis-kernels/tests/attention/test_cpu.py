@@ -1,4 +1,4 @@
-"""The implementations for CPUs against the float32 reference, and the bits of one segment beside others."""
+"""What CPUs run, and GPUs in part, against the float32 reference, and the bits of one segment beside others."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernel_cases import CPU_IMPLEMENTATIONS, NATIVE, Case, Segment, in_float32
+from kernel_cases import CPU_IMPLEMENTATIONS, NATIVE, Case, Segment, in_float32, on_gpu
 from mis_kernels import segment_attention, to_bits
 from mis_testing.grids import third
 
@@ -44,7 +44,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("point", third([*itertools.product(CASES, TOLERANCE)]))
+@pytest.mark.parametrize("point", on_gpu(third([*itertools.product(CASES, TOLERANCE)])))
 def test_equals_the_reference(point: tuple[str, str]) -> None:
     name, dtype = point
     arrays = CASES[name].arrays(jnp.dtype(dtype))
@@ -88,6 +88,7 @@ def test_native_is_refused_where_it_cannot_run() -> None:
         segment_attention(**arrays, implementation="native")
 
 
+@pytest.mark.gpu
 def test_the_comparison_notices_a_context_that_is_one_token_too_long() -> None:
     case = Case([Segment(5)], contexts=(100,))
     arrays = case.arrays(jnp.float32)
@@ -95,12 +96,14 @@ def test_the_comparison_notices_a_context_that_is_one_token_too_long() -> None:
     assert np.abs(np.asarray(run_xla(**longer)) - in_float32(arrays)).max() > 1e-3
 
 
+@pytest.mark.gpu
 def test_bits_kept_as_integers_give_the_same_output() -> None:
     arrays = Case([Segment(20), Segment(130, paged=True, context=1)], contexts=(100, 64)).arrays(jnp.bfloat16)
     as_bits = {**arrays, "k_pages": to_bits(arrays["k_pages"]), "v_pages": to_bits(arrays["v_pages"])}
     np.testing.assert_array_equal(np.asarray(run_xla(**arrays)), np.asarray(run_xla(**as_bits)))
 
 
+@pytest.mark.gpu
 def test_rows_outside_segments_are_zero() -> None:
     case = Case([Segment(5)], contexts=(30,), tokens=64)
     assert not np.asarray(run_xla(**case.arrays(jnp.float32)))[5:].any()

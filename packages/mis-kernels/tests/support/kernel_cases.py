@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from mis_kernels import Segments, lay_out, native, reference_attention, write_pages
 
@@ -35,6 +36,14 @@ CPU_IMPLEMENTATIONS = ["xla", NATIVE]
 def on_host() -> AbstractContextManager[Any]:
     """Within the block, what is computed is computed by the CPU, also beside a TPU or GPU: for references."""
     return jax.default_device(jax.devices("cpu")[0])
+
+
+def on_gpu(points: Sequence[ParameterSet]) -> list[ParameterSet]:
+    """Mark the points in bfloat16 as those that a GPU runs, too: it multiplies float32 with fewer bits."""
+    return [
+        point._replace(marks=(*point.marks, pytest.mark.gpu)) if "bfloat16" in point.values[0] else point
+        for point in points
+    ]
 
 
 def in_float32(arrays: dict[str, Any]) -> np.ndarray:
