@@ -16,6 +16,7 @@ from mis_kernels.segments import NOWHERE
 from mis_kernels.target import compiling_for, platform, tpu_chip
 
 PAGE = 64
+WIDTHS = (128, 256)
 
 
 def arrays(head_dim: int = 64, dtype: str = "float32") -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -48,7 +49,7 @@ def assert_is_the_scatter(given: tuple[jax.Array, jax.Array, jax.Array], interpr
 
 @pytest.mark.tpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("head_dim", WIDTHS)
 def test_copies_by_dma_are_those_of_a_scatter(dtype: str, head_dim: int, interpret: bool) -> None:
     """In whole rows of 128 lanes, as `cache_head_dim` makes them: the TPU's compiler refuses to copy less."""
     assert_is_the_scatter(arrays(head_dim, dtype), interpret)

@@ -1,5 +1,7 @@
 """The no-TPU tier: what it reads and compares, and that it compiles where the TPU compiler is installed."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from mis_kernels.aot.__main__ import BASELINE
 from mis_kernels.aot.cost import canonical_cost, explain
 from mis_kernels.aot.launch import run_job
 from mis_kernels.aot.schedules import Schedule, read_schedule, tile_bodies
-from mis_kernels.aot.targets import TARGETS
+from mis_kernels.aot.targets import TARGETS, environment
 from mis_kernels.attention.shapes import HEAD_LAYOUTS, device_layouts
 from mis_kernels.attention.tiling import block_sizes
 
@@ -89,3 +91,14 @@ def test_the_stored_baseline_covers_every_layout_and_meets_the_targets() -> None
 def test_the_kernel_compiles_for_v6e() -> None:
     [row] = run_job("v6e:1x1", {"what": "kernels", "layouts": [HEAD_LAYOUTS["qwen3-0.6b"]], "dtypes": ["bfloat16"]})
     assert row["bundles"]["full"] > 0
+
+
+@pytest.mark.tpu_aot
+def test_the_compiler_takes_what_a_tpu_is_to_show() -> None:
+    """In the shapes of tests marked `tpu`: emulation takes some that the compiler refuses."""
+    tests = Path(__file__).parents[1]
+    command = [sys.executable, str(tests / "support" / "compile_tier.py"), str(tests)]
+    environ = environment(TARGETS["v6e:1x1"], None)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 20

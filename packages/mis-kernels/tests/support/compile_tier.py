@@ -1,0 +1,63 @@
+"""Run as a program whose TPU compiler looks for v6e: compiles, bounds checked, what tests marked `tpu` run.
+
+python compile_tier.py FOLDER_OF_TESTS
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import Array
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mis_kernels import segment_attention, write_pages
+from mis_kernels.aot.targets import TARGETS, mesh
+from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
+from mis_kernels.target import compiling_for
+
+Program = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def programs() -> Iterator[Program]:
+    """Yield functions and their arguments."""
+    import test_norm_rope
+    import test_pages
+    import test_pallas_tpu
+    import test_tiles
+
+    from tpu_cases import arrays, lay_out_case
+
+    cases = [test_tiles.case(*test_tiles.items(0, 300, 40)), *test_pallas_tpu.CASES]
+    for case in cases:
+        segments, pages = lay_out_case(case)
+        yield lambda *a: segment_attention(*a, scale=0.1), (*arrays(case, pages, segments), segments)
+
+    def write(pages: Array, new: Array, writes: Array) -> Array:
+        segments = dataclasses.replace(test_pages.step(), page_writes=writes)
+        return write_pages(pages, new, segments, implementation="pallas_tpu")
+
+    for head_dim in test_pages.WIDTHS:
+        yield write, test_pages.arrays(head_dim, "bfloat16")
+    for layout in test_norm_rope.LAYOUTS:
+        given = test_norm_rope.arguments(*layout, "bfloat16", True)
+        yield lambda *a: pallas_tpu_norm_rope(*a, 1e-6), given[:-1]
+
+
+def main(tests: Path) -> None:
+    sys.path[:0] = [str(folder) for folder in (tests, tests / "support", tests / "attention", tests / "glue")]
+    target = TARGETS["v6e:1x1"]
+    on, count = NamedSharding(mesh(target, 1), P()), 0
+    for function, arguments in programs():
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on), arguments)
+        with compiling_for(target.chip, bounds_checks=True):
+            jax.jit(function).lower(*shapes).compile()
+        count += 1
+    sys.stdout.write(f"{count}\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
