@@ -5,7 +5,6 @@ from typing import NamedTuple
 import pytest
 from allpairspy import AllPairs
 
-from mis_kernels.attention.tiling import TpuBlocks
 from mis_testing.grids import third
 from tpu_cases import SMALL, Case, check
 
@@ -66,9 +65,6 @@ def case_of(point: Point) -> Case:
     if point.others == "a query in the same step":
         segments.insert(0, (1, point.page_size, 100, True))
     used = sum(length for *_, length, _ in segments) + point.page_size
-    # As many rows at a time as memory on the chip allows for this group.
-    tokens = 64 if point.group > 4 else 128
-    blocks = SMALL if tokens == 128 else TpuBlocks(tokens=64, keys=128, strip=64 * point.group, key_step=128)
     return Case(
         "",
         tuple(segments),
@@ -78,7 +74,7 @@ def case_of(point: Point) -> Case:
         head_dim=point.head_dim,
         page_size=point.page_size,
         dtype=point.dtype,
-        blocks=blocks,
+        blocks=SMALL,
         shuffle=point.others == "scattered pages",
     )
 
