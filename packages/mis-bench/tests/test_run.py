@@ -101,6 +101,23 @@ def test_workloads_are_rows_with_a_cold_and_a_warm_cache(run: Any, fakes: Any, t
     assert len(items) == 6  # the same in both rows, and no two of a row
 
 
+@pytest.mark.parametrize(("slower", "status"), [(0.005, "warn"), (0.0, "ok")])
+def test_kept_queries_that_are_slower_are_doubted(
+    run: Any, fakes: Any, tmp_path: Path, slower: float, status: str
+) -> None:
+    """The first row's calls compute their query: three to warm up, eight that are timed."""
+
+    def prepare(target: Any) -> None:
+        target.before = lambda number, _: fakes.clock.wait(1e-4 * (number % 3) + slower * (number >= 11))
+
+    fakes.prepare = prepare
+    assert run("--workload", "probe-9-3-4@3", "--runs", "8", "--warmup-runs", "3").exit_code == 0
+    cold, warm = result_of(tmp_path / "run").rows
+    assert (cold.status, warm.status) == ("ok", status)
+    assert warm.reason == (f"slower than {cold.name}, which computes the query" if slower else None)
+    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+
+
 def test_what_does_not_fit_is_skipped_with_the_reason_and_the_rest_is_measured(
     run: Any, fakes: Any, failing: Any, tmp_path: Path
 ) -> None:

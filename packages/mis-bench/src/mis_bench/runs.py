@@ -55,10 +55,23 @@ def measure_rows(
             row = empty_row(target, name, load, status="skipped", reason=configuration.skip)
         rows.append(row)
         on_row(row)
+    _doubt_slow_caches(rows)
     if not any(row.successful_runs for row in rows):
         for row in rows:
             row.status = "failed" if row.warmup_runs else row.status
     return rows, records
+
+
+def _doubt_slow_caches(rows: Sequence[RunRow]) -> None:
+    """Mark rows of kept queries that are surely slower than those of computed ones: something else was measured."""
+    cold = {row.workload.sha256: row for row in rows if row.cache == "cold"}
+    for row in rows:
+        other = cold.get(row.workload.sha256) if row.cache == "warm" else None
+        if other is None or row.throughput_interval is None or other.throughput_interval is None:
+            continue
+        if row.status != "failed" and row.throughput_interval.high < other.throughput_interval.low:
+            doubt = f"slower than {other.name}, which computes the query"
+            row.status, row.reason = "warn", doubt if row.reason is None else f"{row.reason}; {doubt}"
 
 
 def write_run(folder: Path, result: RunResult, records: Sequence[CallRecord]) -> None:

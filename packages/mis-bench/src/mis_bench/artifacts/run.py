@@ -17,9 +17,9 @@ Status = Literal["ok", "warn", "failed", "skipped"]
 class RunRow(Part):
     """Figures of one configuration: of the timed calls only, warm-ups aside.
 
-    `warn` marks figures that are not clean: a compilation in the timed window, no steady state, or a cache that may not
-    have been cold. `failed`: a call was not answered. `skipped`: the configuration does not fit the target, or is
-    outside what the profile measures.
+    `warn` marks figures that are not clean: a compilation in the timed window, no steady state, a cache that may not
+    have been cold, or a warm one with which the same work took longer. `failed`: a call was not answered. `skipped`:
+    the configuration does not fit the target, or is outside what the profile measures.
     """
 
     name: str = Field(min_length=1, description="Unique in the artifact; the same in every run of the profile.")
@@ -98,7 +98,7 @@ class RunRow(Part):
         unclean = bool(self.timed_compilations) or (self.warmup_ratio or 0) > 2 or self.warm_cache is not None
         if self.status == "ok" and unclean:
             yield "status is ok, but something was compiled, the warm-up was not steady, or the cache not cold"
-        if self.status == "warn" and not unclean:
+        if self.status == "warn" and not unclean and self.cache == "cold":  # a warm one may be slower than another row
             yield "status is warn, but nothing was compiled, the warm-up was steady, and the cache not warm"
 
 
