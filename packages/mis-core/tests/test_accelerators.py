@@ -253,6 +253,9 @@ def test_a_request_of_published_sizes_agrees_with_transformers(device: Callable,
     with device(), Engine.from_pretrained(path, **UNWARMED) as engine:
         found = softmax(engine, QUERY, items)
     chosen = [0, 12, 24]
-    oracle = PointwiseOracle(path, "bfloat16")
-    expected = oracle.score([QUERY + items[n] for n in chosen], LABELS, apply_softmax=True)
-    assert_scores_close(found[chosen], expected, "bfloat16")
+    exact, theirs = (
+        PointwiseOracle(path, dtype).score([QUERY + items[n] for n in chosen], LABELS, apply_softmax=True)
+        for dtype in ("float32", "bfloat16")
+    )
+    # Over 28 layers roundings add up, in PyTorch as here: at most twice its error.
+    assert np.abs(found[chosen] - exact).max() <= max(0.02, 2 * np.abs(theirs - exact).max())

@@ -318,3 +318,31 @@ def test_python_work_does_not_grow_with_items(item_first):
     bodies = [{**GOOD, "items": [[1, 2, 3], []] * half, "item_first": item_first} for half in (2, 250)]
     counts = [count_calls(functools.partial(parse_score_request, body, None, limits)) for body in bodies]
     assert abs(counts[1] - counts[0]) < 100  # the annotation checker in tests varies a little
+
+
+def test_items_times_labels_are_bounded_before_they_take_memory():
+    limits = Limits(context_length=32, vocab_size=1000, max_scores=11)
+    body = {"query": [1], "items": [[2]] * 4, "label_token_ids": [[3, 4, 5], [3], [3], [3]]}
+    with pytest.raises(RequestError, match="12 scores") as caught:
+        parse_score_request(body, None, limits)
+    assert (caught.value.code, caught.value.param) == ("too_many_labels", "label_token_ids")
+    body["label_token_ids"][0].pop()
+    assert parse_score_request(body, None, limits).label_ids.shape == (4, 2)
+
+
+def test_labels_are_counted_before_they_are_looked_up(tokenizer, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "label_id", lambda self, text: pytest.fail("looked up"))
+    assert refusal({"query": "a", "items": ["b"], "labels": ["c"] * 5}, tokenizer).code == "too_many_labels"
+
+
+def test_text_beyond_the_limit_is_never_tokenised(tokenizer, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "_encode_all", lambda *arguments, **options: pytest.fail("tokenised"))
+    limits = Limits(context_length=32, vocab_size=1000, max_text_characters=10)
+    for body, param in (
+        ({"query": "a" * 11, "items": [""], "label_token_ids": [1]}, "query"),
+        ({"query": "a", "items": ["b" * 5] * 2, "label_token_ids": [1]}, "items"),
+        ({"query": [1], "items": [[2]], "labels": ["c" * 11]}, "labels"),
+    ):
+        with pytest.raises(RequestError, match="characters") as caught:
+            parse_score_request(body, tokenizer, limits)
+        assert (caught.value.code, caught.value.param) == ("too_many_tokens", param)

@@ -26,6 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import httpx
@@ -52,29 +53,39 @@ def worst_requests(small: bool) -> list[tuple[str, bytes]]:
     letters = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=2_000_000 // scale))
     rare = "".join(map(chr, rng.choices(range(0x10000, 0x1F000), k=1_000_000 // scale)))
     label = {"label_token_ids": [1]}
+    items = 2000 // scale
     bodies = [
-        ("/tokenize", {"prompt": "-" * (16_000_000 // scale)}),
+        ("/tokenize", {"prompt": "-" * (4_000_000 // scale)}),
         ("/tokenize", {"prompt": letters, "return_token_strs": True}),
         ("/tokenize", {"prompt": rare}),
-        ("/detokenize", {"tokens": [7] * (1_900_000 // scale)}),
-        ("/v1/score", {"query": "a " + "-" * 65_000, "items": ["x"] * 1000} | label),
-        ("/v1/score", {"query": "a " + "-" * 65_000, "items": ["x"] * (250 // scale)} | label),
+        ("/tokenize", {"prompt": letters[:120_000]}),
+        ("/detokenize", {"tokens": list(range(100, 900)) * (1000 // scale)}),
+        ("/v1/score", {"query": "a " + "-" * 65_000, "items": ["x"] * 1000} | label),  # refused
+        ("/v1/score", {"query": "a " + "-" * 65_000, "items": ["x"] * (60 // scale)} | label),
+        ("/v1/score", {"query": "a " + "-" * 1000, "items": ["x"] * 129} | label),
+        ("/v1/score", {"query": "-" * 1000, "items": ["x"] * 12, "item_first": True} | label),
         ("/v1/score", {"query": "a" * 120_000, "items": ["x"]} | label),
         ("/v1/score", {"query": letters, "items": ["x"]} | label),
-        ("/v1/score", {"query": "a", "items": [rare[:700]] * (20_000 // scale)} | label),
+        ("/v1/score", {"query": "a", "items": [rare[:200]] * (20_000 // scale)} | label),
         ("/v1/score", {"query": "a", "items": ["b"], "labels": [letters]}),
+        ("/v1/score", {"query": "a", "items": ["b"], "labels": list(letters)}),
         ("/v1/score", {"query": [1], "items": [[7] * 250] * (60_000 // scale)} | label),
         ("/v1/score", {"query": [1], "items": [[[]]] * (10_000_000 // scale)} | label),
+        ("/v1/score", {"query": [1], "items": [[2]] * items, "label_token_ids": list(range(900))}),
+        (
+            "/v1/score",
+            {"query": [1], "items": [[2]] * items, "label_token_ids": [list(range(900)), *[[3]] * (items - 1)]},
+        ),
     ]
     return [(path, json.dumps(body, ensure_ascii=False).encode()) for path, body in bodies]
 
 
-def attack(url: str, clients: int, small: bool) -> None:
-    """Send the worst requests until this process is ended."""
-    asyncio.run(_attack(url, clients, worst_requests(small)))
+def attack(url: str, clients: int, small: bool, began: Event) -> None:
+    """Send the worst requests until this process is ended; say when it began."""
+    asyncio.run(_attack(url, clients, worst_requests(small), began))
 
 
-async def _attack(url: str, clients: int, requests: list[tuple[str, bytes]]) -> None:
+async def _attack(url: str, clients: int, requests: list[tuple[str, bytes]], began: Event) -> None:
     async def client(number: int) -> None:
         statuses: Counter[str] = Counter()
         for turn in itertools.count(number):
@@ -90,6 +101,8 @@ async def _attack(url: str, clients: int, requests: list[tuple[str, bytes]]) -> 
             except (httpx.TransportError, TimeoutError) as error:
                 statuses[type(error).__name__] += 1
                 await asyncio.sleep(0.05)
+            if statuses.total() == 1:
+                began.set()
 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=600, limits=limits) as http:
@@ -97,28 +110,27 @@ async def _attack(url: str, clients: int, requests: list[tuple[str, bytes]]) -> 
 
 
 def probe(ask: Callable[[], httpx.Response], period_s: float, ends: threading.Event) -> list[float]:
-    """Ask at a steady pace; return the seconds that each answer took."""
+    """Ask at set times; return the seconds from each to its answer, so that one that is late makes the next late."""
     taken = []
+    due = time.monotonic()
     while not ends.is_set():
-        began = time.monotonic()
-        try:
-            status = ask().status_code
-        except httpx.TransportError:
-            break  # it was told to stop
-        if status == 503 and ends.is_set():
-            break
+        status = ask().status_code
         assert status == 200, status
-        taken.append(time.monotonic() - began)
-        ends.wait(max(0.0, began + period_s - time.monotonic()))
+        taken.append(time.monotonic() - due)
+        due += period_s
+        ends.wait(max(0.0, due - time.monotonic()))
     return taken
 
 
 @contextlib.contextmanager
 def attacked(url: str, clients: int, small: bool) -> Iterator[None]:
     """Surround what is measured by the attack."""
-    process = multiprocessing.get_context("spawn").Process(target=attack, args=(url, clients, small), daemon=True)
+    context = multiprocessing.get_context("spawn")
+    began = context.Event()
+    process = context.Process(target=attack, args=(url, clients, small, began), daemon=True)
     process.start()
     try:
+        began.wait()
         yield
     finally:
         process.kill()
@@ -154,14 +166,15 @@ def main() -> None:
                 ask("text", lambda: http.post("/v1/score", json=_ORDINARY), 0.25),
             ]
             time.sleep(chosen.seconds)
-            answered = [line for line in http.get("/metrics").text.splitlines() if line.startswith(_ANSWERED)]
             ends.set()
+            for thread in threads:
+                thread.join()
+            answered = [line for line in http.get("/metrics").text.splitlines() if line.startswith(_ANSWERED)]
+            processes = len(server.children)
             server.process.send_signal(signal.SIGTERM)
             began = time.monotonic()
             server.process.wait(600)
             stopped_s = time.monotonic() - began
-            for thread in threads:
-                thread.join()
         errors = server.stderr.count("Traceback")
     health, text = np.array(taken["health"]), np.array(taken["text"])
     health_s = float(np.percentile(health, 99))
@@ -170,6 +183,7 @@ def main() -> None:
     sys.stdout.write(
         f"/health   {len(health):5} answers, median {np.median(health) * 1e3:.0f} ms, p99 {health_s * 1e3:.0f} ms\n"
         f"text      {len(text):5} answers, median {np.median(text) * 1e3:.0f} ms, longest {text.max() * 1e3:.0f} ms\n"
+        f"{processes} processes beside the server's own\n"
         f"stopped after {stopped_s:.1f} s, of which {_SHUTDOWN_S} s were granted; {errors} tracebacks in the log\n"
     )
     bad = health_s > HEALTH_S * chosen.slack or text.max() > TEXT_S * chosen.slack

@@ -1,6 +1,7 @@
 """The application over real HTTP, with an engine that only pretends."""
 
 import asyncio
+import pickle
 import socket
 import threading
 import time
@@ -19,9 +20,9 @@ from mis_core.request import LabelLogits, ScoreRequest
 from mis_core.tokenization import Tokenizer
 from mis_core.wire import Ready
 from mis_server.app import create_app
+from mis_server.service import Tokenizers
 from mis_server.serving import uvicorn_config
 from mis_server.settings import ServerConfig
-from mis_server.tokenizer_pool import TokenizerPool
 
 
 class PretendedEngine:
@@ -109,27 +110,25 @@ def pretended() -> PretendedEngine:
     return PretendedEngine()
 
 
-@contextmanager
-def pool_in_threads(tokenizer: Tokenizer) -> Iterator[TokenizerPool]:
-    """A pool that works in threads, as its processes would take a second to start for every application."""
+class TokenizersInThreads:
+    """Does the work of a pool in threads, as its processes would take a second to start for every application."""
 
-    async def run_sync(work: Callable[[Path], Any], path: Path, **options: Any) -> Any:
-        return await asyncio.to_thread(work, path)
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
 
-    with pytest.MonkeyPatch.context() as patch, TokenizerPool(tokenizer) as pool:
-        patch.setattr("mis_server.tokenizer_pool.to_process.run_sync", run_sync)
-        patch.setattr("mis_server.tokenizer_worker.load", lambda path: tokenizer)
-        yield pool
+    async def small(self, work: Callable[[Tokenizer], Any], size: int) -> Any:
+        return await asyncio.to_thread(pickle.loads(pickle.dumps(work)), self._tokenizer)
+
+    large = small
 
 
-@pytest.fixture(scope="module")
-def tokenizers(tokenizer: Tokenizer) -> Iterator[TokenizerPool]:
-    with pool_in_threads(tokenizer) as pool:
-        yield pool
+@pytest.fixture(scope="session")
+def tokenizers(tokenizer: Tokenizer) -> Tokenizers:
+    return TokenizersInThreads(tokenizer)
 
 
 @pytest.fixture
-def connect(pretended: PretendedEngine, tokenizers: TokenizerPool) -> Iterator[Callable[..., httpx.Client]]:
+def connect(pretended: PretendedEngine, tokenizers: Tokenizers) -> Iterator[Callable[..., httpx.Client]]:
     """`connect(api_key="secret")`: an HTTP client of an application with these settings."""
     with ExitStack() as stack:
 

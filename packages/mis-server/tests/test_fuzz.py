@@ -24,8 +24,8 @@ from mis_core.wire import Ready
 from mis_server.app import create_app
 from mis_server.errors import ERRORS
 from mis_server.schemas.score import ScoreReply
+from mis_server.service import Tokenizers
 from mis_server.settings import ServerConfig
-from mis_server.tokenizer_pool import TokenizerPool
 
 
 class Answering:
@@ -59,7 +59,7 @@ class Answering:
 
 
 @pytest.fixture(scope="module", name="app")
-def _app(tokenizers: TokenizerPool) -> Any:
+def _app(tokenizers: Tokenizers) -> Any:
     config = ServerConfig(
         engine=EngineConfig(model="m"), max_items_per_request=50, max_labels_per_request=20, allowed_hosts="testserver"
     )

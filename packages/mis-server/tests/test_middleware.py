@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from mis_core.config import EngineConfig
 from mis_server.app import create_app
 from mis_server.middleware import OPEN_PATHS
+from mis_server.service import Tokenizers
 from mis_server.settings import ServerConfig
-from mis_server.tokenizer_pool import TokenizerPool
 
 Body = Callable[..., dict[str, Any]]
 Connect = Callable[..., httpx.Client]
@@ -65,7 +65,7 @@ def paths(app: FastAPI) -> Iterator[tuple[str, str]]:
 
 
 def test_the_key_guards_every_route_but_the_open_ones(
-    guarded: httpx.Client, pretended: Any, tokenizers: TokenizerPool
+    guarded: httpx.Client, pretended: Any, tokenizers: Tokenizers
 ) -> None:
     app = create_app(pretended, ServerConfig(engine=EngineConfig(model="m")), tokenizers)
     seen = set()

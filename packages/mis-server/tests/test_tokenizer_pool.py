@@ -6,60 +6,95 @@ import functools
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.tokenization import Tokenizer
 from mis_core.validation import Limits
-from mis_server.tokenizer_pool import TokenizerPool, _Turns
+from mis_server import tokenizer_pool, tokenizer_process
+from mis_server.tokenizer_pool import TokenizerPool
 from mis_server.tokenizer_worker import detokenized, score_request, tokenized
 
 LIMITS = Limits(context_length=256, vocab_size=1024)
+RUN = [asyncio.run, uvloop.run]
+PARALLEL = [pytest.param(each, id=each.__module__.partition(".")[0]) for each in RUN]
 
 
-def process_id(path: Path) -> int:
+def children() -> set[int]:
+    """Tokenizer processes of this one."""
+    found = set()
+    for thread in Path("/proc/self/task").iterdir():
+        for pid in (thread / "children").read_text().split():
+            with contextlib.suppress(OSError):
+                if b"tokenizer_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.add(int(pid))
+    return found
+
+
+def process_id(tokenizer: Tokenizer) -> int:
     return os.getpid()
 
 
-def never_ends(note: Path, path: Path) -> None:
-    """Work that only a signal ends, as it holds the interpreter's lock when it tokenises."""
-    note.write_text(str(os.getpid()))
+def noted(note: Path, tokenizer: Tokenizer) -> None:
+    """Work that only a signal ends."""
+    with note.open("a") as file:
+        file.write(f"{os.getpid()}\n")
     signal.pause()
 
 
-def is_alive(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
+def slow(seconds: float, name: str, tokenizer: Tokenizer) -> str:
+    time.sleep(seconds)
+    return name
+
+
+def unreadable(tokenizer: Tokenizer) -> Any:
+    return lambda: None  # does not travel
+
+
+def panic(tokenizer: Tokenizer) -> None:
+    class PanicException(BaseException):
+        """What the tokenizer's library raises."""
+
+    raise PanicException("a bug of the library")
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(240):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
-@contextlib.asynccontextmanager
-async def opened(tokenizer: Tokenizer) -> AsyncIterator[TokenizerPool]:
-    with TokenizerPool(tokenizer) as pool:
-        yield pool
+@pytest.fixture
+def opened(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """`async with opened() as pool`: with one process of each kind; none is left behind."""
+    monkeypatch.setattr(tokenizer_pool, "_MOST_PROCESSES", 1)
+
+    @contextlib.asynccontextmanager
+    async def open_() -> AsyncIterator[TokenizerPool]:
+        async with TokenizerPool(tokenizer) as pool:
+            yield pool
+        assert not children()
+
+    return open_
 
 
-def test_what_travels_is_what_the_tokenizer_gives(tokenizer: Tokenizer) -> None:
-    async def run() -> None:
-        async with opened(tokenizer) as pool:
-            await pool.warm()
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.mark.parametrize("run", PARALLEL)
+def test_what_travels_is_what_the_tokenizer_gives(opened: Callable[[], Any], tokenizer: Tokenizer, run: Run) -> None:
+    async def main() -> None:
+        async with opened() as pool:
             reply = await pool.small(functools.partial(tokenized, b'{"prompt": "a cafe"}', "m", 10, 10, 256), 20)
             assert json.loads(reply)["tokens"] == tokenizer.encode("a cafe").tolist()
-            assert await pool.large(functools.partial(detokenized, b'{"tokens": []}', "m", 10, None), 14) == (
-                b'{"prompt":""}'
-            )
+            empty = functools.partial(detokenized, b'{"tokens": []}', "m", 10, 10, None)
+            assert await pool.large(empty, 14) == b'{"prompt":""}'
             body = json.dumps({"query": "Is it", "items": [" so", ""], "labels": ["a"]}).encode()
             request = await pool.large(functools.partial(score_request, body, LIMITS, ("m",)), len(body))
             expected = tokenizer.join("Is it", [" so", ""])
@@ -68,105 +103,132 @@ def test_what_travels_is_what_the_tokenizer_gives(tokenizer: Tokenizer) -> None:
             with pytest.raises(RequestError, match="11 characters") as caught:
                 await pool.small(functools.partial(tokenized, b'{"prompt": "eleven char"}', "m", 10, 10, 256), 20)
             assert (caught.value.code, caught.value.param) == ("too_many_tokens", "prompt")
+            pid = await pool.small(process_id, 0)
+            for work in (unreadable, panic):
+                with pytest.raises((RuntimeError, AttributeError)):
+                    await pool.small(work, 0)
+            assert await pool.small(process_id, 0) == pid
 
-    uvloop.run(run())
+    run(main())
 
 
-def test_what_nobody_waits_for_ends_but_small_work_keeps_its_process(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    note = tmp_path / "pid"
+@pytest.mark.parametrize("run", PARALLEL)
+def test_what_nobody_waits_for_ends_but_small_work_keeps_its_process(
+    opened: Callable[[], Any], tmp_path: Path, run: Run
+) -> None:
+    note = tmp_path / "pids"
 
-    async def run() -> list[int]:
-        async with opened(tokenizer) as pool:
-            large = asyncio.create_task(pool.large(functools.partial(never_ends, note), 0))
+    async def main() -> None:
+        async with opened() as pool:
+            small, first = await pool.small(process_id, 0), await pool.large(process_id, 0)
+            assert small != first  # each kind has a process of its own
+            large = asyncio.create_task(pool.large(functools.partial(noted, note), 0))
             await until(note.exists)
-            await until(note.read_text)
-            busy = int(note.read_text())
-            small = await pool.small(process_id, 0)  # as the large one has a process of its own
-            assert small != busy
             large.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await large
-            assert not is_alive(busy)
-            left = asyncio.create_task(pool.small(process_id, 0))
-            await asyncio.sleep(0)
+            await until(lambda: first not in children())
+            left = asyncio.create_task(pool.small(functools.partial(slow, 0.5, ""), 0))
+            await asyncio.sleep(0.1)
             left.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await left
             assert await pool.small(process_id, 0) == small
-            return [small, await pool.large(process_id, 0)]
+            assert await pool.large(process_id, 0) != first
 
-    for pid in uvloop.run(run()):
-        assert not is_alive(pid)  # none outlives the event loop
+    run(main())
 
 
-def test_a_process_that_is_killed_is_replaced(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    note = tmp_path / "pid"
+def test_callers_that_leave_at_once_leave_no_process_behind(opened: Callable[[], Any]) -> None:
+    async def main() -> None:
+        async with opened() as pool:
+            for wait_s in (0, 0.05, 0.1, 0.2, 0.1, 0.05):
+                task = asyncio.create_task(pool.large(functools.partial(slow, 60, ""), 0))
+                await asyncio.sleep(wait_s)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert len(children()) <= 2
+            assert await pool.large(functools.partial(slow, 0, "done"), 0) == "done"
+            assert len(children()) == 2
 
-    async def run() -> None:
-        async with opened(tokenizer) as pool:
-            task = asyncio.create_task(pool.small(functools.partial(never_ends, note), 0))
-            await until(note.exists)
-            await until(note.read_text)
+    uvloop.run(main())
+
+
+def test_a_process_that_is_killed_is_replaced(opened: Callable[[], Any], tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+
+    async def main() -> None:
+        async with opened() as pool:
+            task = asyncio.create_task(pool.small(functools.partial(noted, note), 0))
+            await until(lambda: note.exists() and note.read_text())
             os.kill(int(note.read_text()), signal.SIGKILL)
             with pytest.raises(EngineUnavailable, match="tokenizer process"):
                 await task
             assert await pool.small(process_id, 0) != int(note.read_text())
 
-    uvloop.run(run())
+    uvloop.run(main())
 
 
-@given(
-    sizes=st.lists(st.integers(0, 100).map(lambda step: step * 10**5), max_size=20),
-    left=st.sets(st.integers(0, 19)),
-    count=st.integers(1, 3),
-)
-def test_short_texts_go_before_long_ones_and_no_turn_is_lost(sizes: list[int], left: set[int], count: int) -> None:
-    order: list[int] = []
+def test_signals_to_all_processes_end_no_work(opened: Callable[[], Any]) -> None:
+    async def main() -> None:
+        async with opened() as pool:
+            pid = await pool.small(process_id, 0)
+            task = asyncio.create_task(pool.small(functools.partial(slow, 0.5, "done"), 0))
+            await asyncio.sleep(0.1)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(pid, number)
+            assert await task == "done"
+            assert os.getpgid(pid) != os.getpgid(0)  # what is typed at the terminal does not reach it
 
-    async def job(turns: _Turns, size: int) -> None:
-        await turns.take(size)
-        order.append(size)
-        await asyncio.sleep(0)
-        turns.give_back()
-
-    async def run() -> None:
-        turns = _Turns(count)
-        for _ in range(count):
-            await turns.take(0)
-        tasks = [asyncio.create_task(job(turns, size)) for size in sizes]
-        await asyncio.sleep(0)
-        for index in left:
-            if index < len(tasks):
-                tasks[index].cancel()
-        for _ in range(count):
-            turns.give_back()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for _ in range(count):
-            await asyncio.wait_for(turns.take(0), 1)
-
-    asyncio.run(run())
-    stayed = [size for index, size in enumerate(sizes) if index not in left]
-    assert sorted(order) == sorted(stayed)
-    if count == 1:
-        assert order == sorted(stayed)
+    uvloop.run(main())
 
 
-def test_a_long_text_is_not_passed_for_ever() -> None:
-    async def run() -> None:
-        turns, order = _Turns(1), []
-        await turns.take(0)
+def test_a_process_that_cannot_be_started_is_tried_again(
+    opened: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = tokenizer_process._COMMAND
+    monkeypatch.setattr(tokenizer_process, "_COMMAND", ("/no/such/program",))
+    monkeypatch.setattr(tokenizer_pool, "_RETRY_S", 0.01)
 
-        async def job(name: str, size: int) -> None:
-            await turns.take(size)
-            order.append(name)
-            turns.give_back()
+    async def main() -> None:
+        async with opened() as pool:
+            task = asyncio.create_task(pool.small(process_id, 0))
+            await until(lambda: "could not be started" in caplog.text)
+            monkeypatch.setattr(tokenizer_process, "_COMMAND", command)
+            assert await task
 
-        long = asyncio.create_task(job("long", 300))  # bytes: 30 ms
-        await asyncio.sleep(0.05)
-        short = asyncio.create_task(job("short", 0))
-        await asyncio.sleep(0)
-        turns.give_back()
-        await asyncio.gather(long, short)
-        assert order == ["long", "short"]
+    uvloop.run(main())
 
-    asyncio.run(run())
+
+def test_short_texts_go_before_long_ones_but_not_for_ever(opened: Callable[[], Any]) -> None:
+    order: list[str] = []
+
+    async def ask(pool: TokenizerPool, name: str, size: int) -> None:
+        order.append(await pool.small(functools.partial(slow, 0, name), size))
+
+    async def main() -> None:
+        async with opened() as pool:
+            first = asyncio.create_task(pool.small(functools.partial(slow, 0.5, ""), 0))
+            old = asyncio.create_task(ask(pool, "old", 300))  # bytes: 30 ms
+            long = asyncio.create_task(ask(pool, "long", 100_000))
+            await asyncio.sleep(0.1)
+            left = asyncio.create_task(ask(pool, "left", 0))
+            short = asyncio.create_task(ask(pool, "short", 0))
+            await asyncio.sleep(0)
+            left.cancel()
+            await asyncio.gather(first, old, long, short)
+        assert order == ["old", "short", "long"]
+
+    uvloop.run(main())
+
+
+def test_memory_of_a_large_body_is_given_back(opened: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_pool, "_RENEWED_BYTES", 100)
+
+    async def main() -> None:
+        async with opened() as pool:
+            pids = [await pool.large(process_id, size) for size in (100, 101, 1)]
+        assert pids[0] == pids[1] != pids[2]
+
+    uvloop.run(main())

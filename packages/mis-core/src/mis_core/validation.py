@@ -42,6 +42,7 @@ class Limits:
         max_request_tokens: Most tokens of the query, once, and of every item.
         max_text_characters: Most characters that are tokenised: more than the texts have where query and items cannot
             be tokenised apart.
+        max_scores: Most items times labels of the longest list: what a request and its reply hold in memory.
         delimiter: Token put between query and item, or None.
         layouts: Whether requests may choose their layout, by `LAYOUT_FIELDS`.
     """
@@ -52,6 +53,7 @@ class Limits:
     max_labels: int = 1024
     max_request_tokens: int = 2_000_000
     max_text_characters: int = MAX_CHARACTERS
+    max_scores: int = 1 << 21
     delimiter: int | None = None
     layouts: bool = False
 
@@ -98,6 +100,8 @@ def parse_score_request(
     items = _read_items(body, query)
     labels = _read_labels(body, len(items.lens) if isinstance(items, TokenRows) else len(items))
     check_characters(limits.max_text_characters, query=query, items=items, labels=labels)
+    if not isinstance(labels, TokenRows):
+        _check_label_count(len(labels), "labels", limits)  # before each is looked up
     if tokenizer is None and not (isinstance(query, TokenRows) and isinstance(labels, TokenRows)):
         raise RequestError("invalid_query_type", "This engine has no tokenizer: send token ids, not text.", "query")
     label_rows = labels if isinstance(labels, TokenRows) else _look_up(labels, cast(Tokenizer, tokenizer))
@@ -320,10 +324,20 @@ def _read_layout(body: Mapping[str, object]) -> Layout:
 def _check_counts(num_items: int, labels: TokenRows, limits: Limits) -> None:
     if num_items > limits.max_items:
         raise RequestError("too_many_items", f"{num_items} items; at most {limits.max_items} are allowed.", "items")
-    if labels.longest > limits.max_labels:
+    _check_label_count(labels.longest, labels.param, limits)
+    scores = num_items * labels.longest
+    if scores > limits.max_scores:
         raise RequestError(
-            "too_many_labels", f"{labels.longest} labels; at most {limits.max_labels} are allowed.", labels.param
+            "too_many_labels",
+            f"{num_items} items with up to {labels.longest} labels make {scores} scores; at most {limits.max_scores} "
+            "are allowed. Split the items over several requests.",
+            labels.param,
         )
+
+
+def _check_label_count(count: int, param: str, limits: Limits) -> None:
+    if count > limits.max_labels:
+        raise RequestError("too_many_labels", f"{count} labels; at most {limits.max_labels} are allowed.", param)
 
 
 def _join(

@@ -11,12 +11,11 @@ from mis_server.errors import install_error_handlers, reply_to
 from mis_server.middleware import ApiKey, BodyLimit, Heads, RequestIds
 from mis_server.routes import admin, models, operations, score, tokens
 from mis_server.schemas.errors import ErrorReply
-from mis_server.service import ScoringClient, Service
+from mis_server.service import ScoringClient, Service, Tokenizers
 from mis_server.settings import ServerConfig
-from mis_server.tokenizer_pool import TokenizerPool
 
 
-def create_app(client: ScoringClient, settings: ServerConfig, tokenizers: TokenizerPool) -> FastAPI:
+def create_app(client: ScoringClient, settings: ServerConfig, tokenizers: Tokenizers) -> FastAPI:
     """Build the application.
 
     Args:

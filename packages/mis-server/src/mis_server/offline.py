@@ -100,7 +100,7 @@ async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False,
         info = await client.wait_ready()
         dtype = str(info.summary["dtype"])
         _check_type(job, made_in, dtype)
-        with TokenizerPool(tokenizer) as tokenizers:
+        async with TokenizerPool(tokenizer) as tokenizers:
             scorer = _Scorer(job, Service(client, ServerConfig(engine=config), tokenizers))
             await scorer.check()
             with (

@@ -2,15 +2,17 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, TypeVar
 
 from fastapi import Depends, Request
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.request import LabelLogits, ScoreRequest, ScoreResult
 from mis_core.scoring import finish
+from mis_core.tokenization import Tokenizer
 from mis_core.validation import Limits, parse_score_request
 from mis_core.wire import Ready
 from mis_server.admission import Admission, Place
@@ -18,13 +20,18 @@ from mis_server.afterwards import Afterwards
 from mis_server.decoding import decode_score_body
 from mis_server.metrics import Metrics
 from mis_server.settings import ServerConfig
-from mis_server.tokenizer_pool import SMALL, TokenizerPool
+from mis_server.tokenizer_pool import SMALL
 from mis_server.tokenizer_worker import score_request
 
 INLINE_SCORES = 32_768
 """Up to so many, scores are made in little more than the time that a thread takes to be woken."""
 
+_AMPLIFIED = 8  # characters that tokenising a small body may read for each of its bytes,
+_LEAST = 4096  # or so many at least
 _STATISTICS_S = 2.0
+
+
+Result = TypeVar("Result")
 
 
 class ScoringClient(Protocol):
@@ -71,10 +78,22 @@ class ScoringClient(Protocol):
         ...
 
 
+class Tokenizers(Protocol):
+    """Where texts become tokens; `tokenizer_pool.TokenizerPool` says how."""
+
+    async def small(self, work: Callable[[Tokenizer], Result], size: int) -> Result:
+        """Do a little work."""
+        ...
+
+    async def large(self, work: Callable[[Tokenizer], Result], size: int) -> Result:
+        """Do much work."""
+        ...
+
+
 class Service:
     """One served model."""
 
-    def __init__(self, client: ScoringClient, settings: ServerConfig, tokenizers: TokenizerPool) -> None:
+    def __init__(self, client: ScoringClient, settings: ServerConfig, tokenizers: Tokenizers) -> None:
         self.client = client
         self.settings = settings
         self.tokenizers = tokenizers
@@ -138,11 +157,13 @@ class Service:
         fields = decode_score_body(body)
         if not (isinstance(fields.get("query"), str) or "labels" in fields):
             return parse_score_request(fields, None, limits, models)
-        narrow = replace(limits, max_text_characters=min(SMALL, limits.max_text_characters))
+        # Few texts that are tokenised again with each of many items are large work, too.
+        most = min(max(_AMPLIFIED * len(body), _LEAST), SMALL, limits.max_text_characters)
         try:
+            narrow = replace(limits, max_text_characters=most)
             return await self.tokenizers.small(partial(score_request, body, narrow, models), len(body))
         except RequestError as error:
-            if error.code != "too_many_tokens":  # a few texts that are read again with each of many items
+            if error.code != "too_many_tokens" or most == limits.max_text_characters:
                 raise
         return await self.tokenizers.large(partial(score_request, body, limits, models), len(body))
 

@@ -48,31 +48,26 @@ async def serve(settings: ServerConfig) -> None:
         directory = await asyncio.to_thread(resolve_model, settings.engine.model)
         async with EngineClient(dataclasses.replace(settings.engine, model=str(directory))) as client:
             tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory)
-            tokenizers = last.enter_context(TokenizerPool(tokenizer))
-            app = create_app(client, settings, tokenizers)
-            last.callback(app.state.service.afterwards.finish)  # requests that end with the engine are logged, too
-            http = _HttpServer(uvicorn_config(settings, app))
-            serving = asyncio.create_task(http.serve(sockets=[listener]))
-            starting = asyncio.create_task(_start(client, tokenizers))
-            try:
-                await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
-                if starting.done():
-                    info = starting.result()
-                    url = _url(listener, "http" if settings.ssl_certfile is None else "https")
-                    logger.info(
-                        "Ready at %s after %.1f s.\n%s", url, time.monotonic() - began, _summary(settings, info)
-                    )
+            async with TokenizerPool(tokenizer) as tokenizers:
+                app = create_app(client, settings, tokenizers)
+                last.callback(app.state.service.afterwards.finish)  # requests that end with the engine are logged, too
+                http = _HttpServer(uvicorn_config(settings, app))
+                serving = asyncio.create_task(http.serve(sockets=[listener]))
+                starting = asyncio.create_task(client.wait_ready())
+                try:
+                    await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
+                    if starting.done():
+                        info = starting.result()
+                        url = _url(listener, "http" if settings.ssl_certfile is None else "https")
+                        logger.info(
+                            "Ready at %s after %.1f s.\n%s", url, time.monotonic() - began, _summary(settings, info)
+                        )
+                        await serving
+                        logger.info("Stopped.")
+                finally:
+                    starting.cancel()
+                    http.should_exit = True
                     await serving
-                    logger.info("Stopped.")
-            finally:
-                starting.cancel()
-                http.should_exit = True
-                await serving
-
-
-async def _start(client: EngineClient, tokenizers: TokenizerPool) -> Ready:
-    info, _ = await asyncio.gather(client.wait_ready(), tokenizers.warm())
-    return info
 
 
 def _cancel_on_sigterm() -> None:

@@ -69,7 +69,7 @@ class ServerConfig:
         2_000_000, "Most tokens of a request: the query once and every item.", group="Limits"
     )
     max_text_characters: int = option(
-        16_777_216,
+        4_194_304,
         "Most characters that are tokenised for a request; more than its texts have where query and items cannot be "
         "tokenised apart.",
         group="Limits",

@@ -1,21 +1,18 @@
 """Texts become tokens in processes of their own: none holds up the event loop, and what nobody waits for ends."""
 
 import asyncio
-import heapq
+import contextlib
 import itertools
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
-
 from mis_core.errors import EngineUnavailable
 from mis_core.tokenization import Tokenizer
-from mis_server.tokenizer_worker import start
+from mis_server.tokenizer_process import ProcessEnded, TokenizerProcess
 
 logger = logging.getLogger(__name__)
 
@@ -24,101 +21,120 @@ SMALL = 131_072
 
 _MOST_PROCESSES = 4  # of each kind; every one holds the vocabulary
 _HEAD_START_S = 1e-4  # for each byte that another body is longer; some thirty times what the worst text takes
+_RENEWED_BYTES = 4 * 1024 * 1024  # a process that had a larger body keeps memory that the next does not need
+_RETRY_S = 1.0
 
 Result = TypeVar("Result")
+
+
+@dataclass(order=True, slots=True)
+class _Job:
+    rank: float
+    number: int
+    size: int = field(compare=False)
+    work: Callable[[Tokenizer], Any] = field(compare=False)
+    answer: asyncio.Future[Any] = field(compare=False)
 
 
 class TokenizerPool:
     """Processes with the model's tokenizer: some for small bodies, as many for large ones.
 
-    Use it as a context manager around the event loop's work. The processes start when they are needed, or at `warm`,
-    and end with the loop.
+    Use it as an async context manager, within one event loop. Work may be given at once; the processes take a second
+    to start.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._count = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
-        self._small, self._large = _Turns(self._count), _Turns(self._count)
-        self._limiter = CapacityLimiter(2 * self._count)
-        self._jobs: set[asyncio.Task[Any]] = set()
+        self._tokenizer = tokenizer.to_json()
+        self._small: asyncio.PriorityQueue[_Job] = asyncio.PriorityQueue()
+        self._large: asyncio.PriorityQueue[_Job] = asyncio.PriorityQueue()
+        self._numbers = itertools.count()
+        self._workers: list[asyncio.Task[None]] = []
 
-    def __enter__(self) -> Self:
-        self._folder = TemporaryDirectory(prefix="mis-tokenizer-")
-        self._path = Path(self._folder.name, "tokenizer.json")
-        self._tokenizer.save(self._path)
+    async def __aenter__(self) -> Self:
+        for number in range(max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))):
+            for name, jobs in (("small", self._small), ("large", self._large)):
+                worker = self._work(jobs, is_ended=name == "large")
+                self._workers.append(asyncio.create_task(worker, name=f"tokenizer {name} {number}"))
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._folder.cleanup()
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
 
-    async def warm(self) -> None:
-        """Start every process, and let it read the vocabulary."""
-        every = [self.small(start, 0) for _ in range(self._count)] + [self.large(start, 0) for _ in range(self._count)]
-        await asyncio.gather(*every)
-
-    async def small(self, work: Callable[[Path], Result], size: int) -> Result:
+    async def small(self, work: Callable[[Tokenizer], Result], size: int) -> Result:
         """Do work that `SMALL` bounds. It goes on when its caller is cancelled: a new process would take longer.
 
         Args:
-            work: A function that can be pickled, called with the path of the tokenizer.
+            work: A function that can be pickled, as its result can.
             size: Bytes of the body.
 
         Raises:
-            EngineUnavailable: the process was ended from outside.
+            EngineUnavailable: the process ended.
         """
-        await self._small.take(size)
-        return await asyncio.shield(self._begin(self._small, work))
+        return await self._ask(self._small, work, size)
 
-    async def large(self, work: Callable[[Path], Result], size: int) -> Result:
+    async def large(self, work: Callable[[Tokenizer], Result], size: int) -> Result:
         """Do work of any size, as `small` does. Its process is killed when the caller is cancelled."""
-        await self._large.take(size)
-        return await self._begin(self._large, work)
+        return await self._ask(self._large, work, size)
 
-    def _begin(self, turns: "_Turns", work: Callable[[Path], Result]) -> asyncio.Task[Result]:
-        job = asyncio.create_task(self._run(work), name="tokenizer job")
-        self._jobs.add(job)  # or nothing would hold on to one whose caller is gone
-        job.add_done_callback(self._jobs.discard)
-        job.add_done_callback(lambda _: turns.give_back())
-        return job
-
-    async def _run(self, work: Callable[[Path], Result]) -> Result:
-        try:
-            return await to_process.run_sync(work, self._path, cancellable=True, limiter=self._limiter)
-        except BrokenWorkerProcess as error:
-            logger.warning("A tokenizer process ended while it worked on a request: %s", error.__cause__)
-            raise EngineUnavailable("A tokenizer process ended while it worked on this request.") from None
-
-
-class _Turns:
-    """Lets in so many at a time, small ones before large ones that have not waited much longer."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._numbers = itertools.count()
-
-    async def take(self, size: int) -> None:
-        """Wait for a turn, to be given back."""
-        if self._free:
-            self._free -= 1
-            return
+    async def _ask(self, jobs: asyncio.PriorityQueue[_Job], work: Callable[[Tokenizer], Result], size: int) -> Result:
         loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        heapq.heappush(self._waiting, (loop.time() + size * _HEAD_START_S, next(self._numbers), turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # given in the same moment
-                self.give_back()
-            raise
+        answer: asyncio.Future[Result] = loop.create_future()
+        jobs.put_nowait(_Job(loop.time() + size * _HEAD_START_S, next(self._numbers), size, work, answer))
+        return await answer
 
-    def give_back(self) -> None:
-        """Let in the next that still waits."""
-        while self._waiting:
-            _, _, turn = heapq.heappop(self._waiting)
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
+    async def _work(self, jobs: asyncio.PriorityQueue[_Job], *, is_ended: bool) -> None:
+        """Work on one job after the other; with another process once one has ended, or was killed."""
+        while True:
+            try:
+                process = await TokenizerProcess.start(self._tokenizer)
+            except (OSError, ProcessEnded) as error:
+                logger.error("A tokenizer process could not be started: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            try:
+                job = await _next(jobs)
+                while await _do(job, process, is_ended=is_ended) and job.size <= _RENEWED_BYTES:
+                    job = await _next(jobs)
+            finally:
+                await process.stop()
+
+
+async def _next(jobs: asyncio.PriorityQueue[_Job]) -> _Job:
+    """Return the next job that somebody waits for."""
+    job = await jobs.get()
+    while job.answer.done():
+        job = await jobs.get()
+    return job
+
+
+async def _do(job: _Job, process: TokenizerProcess, *, is_ended: bool) -> bool:
+    """Answer a job; return whether the process can go on."""
+    running = asyncio.create_task(process.run(job.work), name="tokenizer job")
+    try:
+        await asyncio.wait((running, job.answer) if is_ended else (running,), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            return False
+        error = running.exception()
+        if isinstance(error, ProcessEnded):
+            logger.warning("A tokenizer process ended while it worked on a request.")
+            error = EngineUnavailable("A tokenizer process ended while it worked on this request.")
+        if error is None and not job.answer.done():
+            job.answer.set_result(running.result())
+        elif error is not None:
+            _fail(job, error)
+        return not isinstance(error, EngineUnavailable)
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await running
+        _fail(job, EngineUnavailable("The server stops."))
+
+
+def _fail(job: _Job, error: BaseException) -> None:
+    if not job.answer.done():
+        job.answer.set_exception(error)
+        job.answer.exception()  # seen, if its caller is cancelled in this moment

@@ -1,12 +1,6 @@
-"""What the processes of `tokenizer_pool` do: from the bytes of a body to what its route needs.
+"""What tokenizer processes do: from the bytes of a body to what its route needs. Arguments and results travel."""
 
-Each function gets the path of the tokenizer last. Results and arguments travel between processes.
-"""
-
-import functools
-import signal
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,29 +16,17 @@ _TOKENIZE_FIELDS = ("prompt", "model", "add_special_tokens", "return_token_strs"
 _DETOKENIZE_FIELDS = ("tokens", "model")
 
 
-@functools.cache
-def load(path: Path) -> Tokenizer:
-    """Read the tokenizer, once."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is for the server, which ends this
-    return Tokenizer.load(path)
-
-
-def start(path: Path) -> None:
-    """Do what the first text would have to wait for."""
-    load(path)
-
-
-def score_request(body: bytes, limits: Limits, models: tuple[str, ...], path: Path) -> ScoreRequest:
+def score_request(body: bytes, limits: Limits, models: tuple[str, ...], tokenizer: Tokenizer) -> ScoreRequest:
     """Read and tokenise the body of `/v1/score`.
 
     Raises:
         RequestError: the request breaks the contract.
     """
-    return parse_score_request(decode_score_body(body), load(path), limits, models)
+    return parse_score_request(decode_score_body(body), tokenizer, limits, models)
 
 
 def tokenized(
-    body: bytes, model: str, most_characters: int, most_tokens: int, context_length: int | None, path: Path
+    body: bytes, model: str, most_characters: int, most_tokens: int, context_length: int | None, tokenizer: Tokenizer
 ) -> bytes:
     """Return the reply to `/tokenize`.
 
@@ -54,7 +36,7 @@ def tokenized(
         most_characters: Of a text.
         most_tokens: Of a reply.
         context_length: What the reply says of the model; None before the engine was ready.
-        path: The tokenizer.
+        tokenizer: The model's.
 
     Raises:
         RequestError: the request breaks the contract, or is too long.
@@ -66,7 +48,6 @@ def tokenized(
     special = _bool(fields, "add_special_tokens", default=True)
     wants_strings = _bool(fields, "return_token_strs", default=False)
     check_characters(most_characters, prompt=prompt)
-    tokenizer = load(path)
     tokens = tokenizer.encode(prompt, special)
     _check_count(len(tokens), most_tokens, "prompt")
     reply = {  # the words of `TokenizeReply`
@@ -78,15 +59,18 @@ def tokenized(
     return msgspec.json.encode(reply)
 
 
-def detokenized(body: bytes, model: str, most_tokens: int, vocab_size: int | None, path: Path) -> bytes:
+def detokenized(
+    body: bytes, model: str, most_characters: int, most_tokens: int, vocab_size: int | None, tokenizer: Tokenizer
+) -> bytes:
     """Return the reply to `/detokenize`.
 
     Args:
         body: Of the request.
         model: The served model.
+        most_characters: Of a reply.
         most_tokens: Of a request.
         vocab_size: Ids are below it; None: those that the tokenizer knows.
-        path: The tokenizer.
+        tokenizer: The model's.
 
     Raises:
         RequestError: the request breaks the contract, or is too long.
@@ -96,10 +80,11 @@ def detokenized(body: bytes, model: str, most_tokens: int, vocab_size: int | Non
     if not isinstance(tokens, list):
         raise RequestError("invalid_tokens", "tokens must be a list of token ids.", "tokens")
     _check_count(len(tokens), most_tokens, "tokens")
-    tokenizer = load(path)
     rows = read_row("tokens", tokens)
     rows.check_below(tokenizer.vocab_size if vocab_size is None else vocab_size)
-    return msgspec.json.encode({"prompt": tokenizer.decode(rows.values)})  # the words of `DetokenizeReply`
+    text = tokenizer.decode(rows.values)
+    check_characters(most_characters, tokens=text)
+    return msgspec.json.encode({"prompt": text})  # the words of `DetokenizeReply`
 
 
 def _read(body: bytes, known: tuple[str, ...], served_model: str) -> Mapping[str, Any]:

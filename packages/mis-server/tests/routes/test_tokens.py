@@ -56,7 +56,7 @@ def test_what_is_wrong_is_named(
     assert (reply.status_code, error["code"], error["param"]) == (status, code, param)
 
 
-def test_length_has_bounds_as_for_scores(connect: Callable[..., httpx.Client]) -> None:
+def test_length_has_bounds_as_for_scores(connect: Callable[..., httpx.Client], tokenizer: Tokenizer) -> None:
     http = connect(max_text_characters=10, max_request_tokens=3)
     for path, body, param in [
         ("/tokenize", {"prompt": "eleven char"}, "prompt"),
@@ -67,6 +67,9 @@ def test_length_has_bounds_as_for_scores(connect: Callable[..., httpx.Client]) -
         error = reply.json()["error"]
         assert (reply.status_code, error["code"], error["param"]) == (400, "too_many_tokens", param)
     assert http.post("/detokenize", json={"tokens": [1, 2, 3]}).status_code == 200
+    longest = max(range(tokenizer.vocab_size), key=lambda token: len(tokenizer.decode([token])))
+    reply = http.post("/detokenize", json={"tokens": [longest] * 3})  # few tokens may be much text
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "too_many_tokens")
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])

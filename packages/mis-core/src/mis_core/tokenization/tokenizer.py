@@ -18,7 +18,7 @@ from mis_core.tokenization.seam import Seam
 logger = logging.getLogger(__name__)
 
 _CHUNK_CHARACTERS = 1 << 20  # per call of the batch encoder, whose results are large objects
-MAX_CHARACTERS = 1 << 24
+MAX_CHARACTERS = 1 << 22
 """Most characters that are tokenised for a request, unless another number is given."""
 
 _PROBE = "a"
@@ -63,13 +63,13 @@ class Tokenizer:
         return cls(backend)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read what `save` has written: quickly, without `transformers`."""
-        return cls(tokenizers.Tokenizer.from_file(str(path)))
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` has written: quickly, without `transformers`."""
+        return cls(tokenizers.Tokenizer.from_str(text))
 
-    def save(self, path: str | Path) -> None:
-        """Write the tokenizer as it is to one file."""
-        self._backend.save(str(path), pretty=False)
+    def to_json(self) -> str:
+        """Write the tokenizer as it is."""
+        return self._backend.to_str()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32[np.ndarray, " tokens"]:
         """Return the ids of a text, with the special tokens that the tokenizer adds to it.
@@ -234,9 +234,9 @@ def _check_characters(repeated: str, items: Sequence[str], most: int) -> None:
     if count > most:
         raise RequestError(
             "too_many_tokens",
-            f"The last {len(repeated)} characters of the query hold no place where tokens surely end, such as a space "
-            f"behind a word, and would be tokenised again with each of {len(items)} items: {count} characters; at most "
-            f"{most} are allowed. Send fewer items at a time, or token ids.",
+            f"Items and what each repeats of the query make {count} characters to be tokenised; at most {most} are "
+            f"allowed. Each of {len(items)} items repeats {len(repeated)}, since tokens surely end only before those, "
+            "as at a space behind a word. Send fewer items at a time, or token ids.",
             "items",
         )
 

@@ -38,7 +38,7 @@ async def tokenize(request: Request, service: ServiceOfApp) -> Response:
 async def detokenize(request: Request, service: ServiceOfApp) -> Response:
     """Return the text of token ids. The header `x-request-timeout` is that of `/tokenize`."""
     settings, info = service.settings, service.client.info
-    limits = settings.max_request_tokens, None if info is None else info.vocab_size
+    limits = settings.max_text_characters, settings.max_request_tokens, None if info is None else info.vocab_size
     return await _answer(request, service, detokenized, *limits)
 
 

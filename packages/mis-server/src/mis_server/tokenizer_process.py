@@ -1,0 +1,142 @@
+"""A process with the model's tokenizer, which works on one thing at a time and can be ended at any moment.
+
+Both ends write frames: eight bytes of length, then a pickle. The first holds the tokenizer, as text: the process reads
+no file that somebody might delete. It belongs to no terminal and ignores SIGTERM, so that whoever stops the server and
+all its processes lets it answer what was accepted; it ends when its input does.
+"""
+
+import asyncio
+import contextlib
+import logging
+import pickle
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from typing import Any, BinaryIO, TypeVar
+
+from mis_core.tokenization import Tokenizer
+
+_HEADER_BYTES = 8
+_READ_AHEAD_BYTES = 1024 * 1024
+_COMMAND = (sys.executable, "-m", "mis_server.tokenizer_process")
+
+Result = TypeVar("Result")
+
+
+class ProcessEnded(Exception):
+    """The process is no more."""
+
+
+class TokenizerProcess:
+    """The front's side of it."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, tokenizer: str) -> "TokenizerProcess":
+        """Start a process and wait until it has read the tokenizer, in the form of `Tokenizer.to_json`.
+
+        Raises:
+            OSError: it cannot be started.
+            ProcessEnded: it ended before it was ready.
+        """
+        starting = asyncio.create_task(cls._start(), name="tokenizer start")
+        try:
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:  # event loops leave behind what is half started
+            with contextlib.suppress(OSError):
+                await (await starting).stop()
+            raise
+        try:
+            await process._exchange(tokenizer)
+        except BaseException:
+            await process.stop()
+            raise
+        return process
+
+    @classmethod
+    async def _start(cls) -> "TokenizerProcess":
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *_COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True, limit=_READ_AHEAD_BYTES
+            )
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    async def run(self, work: Callable[[Tokenizer], Result]) -> Result:
+        """Call a function, which travels as a pickle, with the tokenizer; return or raise what it does.
+
+        Raises:
+            ProcessEnded: before there was an answer.
+        """
+        is_result, value = await self._exchange(work)
+        if is_result:
+            return value
+        raise value
+
+    async def stop(self) -> None:
+        """End it."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+    async def _exchange(self, message: Any) -> Any:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            for part in _frame(message):
+                stdin.write(part)
+            await stdin.drain()
+            size = int.from_bytes(await stdout.readexactly(_HEADER_BYTES))
+            return pickle.loads(await stdout.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise ProcessEnded from None
+
+
+def _frame(message: Any) -> tuple[bytes, bytes]:
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(_HEADER_BYTES), data
+
+
+def _read(source: BinaryIO) -> Any:
+    header = source.read(_HEADER_BYTES)
+    if len(header) < _HEADER_BYTES:
+        raise EOFError
+    return pickle.loads(source.read(int.from_bytes(header)))
+
+
+def _answer(work: Callable[[Tokenizer], Any], tokenizer: Tokenizer) -> tuple[bytes, bytes]:
+    try:
+        return _frame((True, work(tokenizer)))
+    except BaseException as error:  # a panic of the library is no Exception
+        with contextlib.suppress(Exception):
+            if isinstance(error, Exception):
+                return _frame((False, error))
+        return _frame((False, RuntimeError(f"{type(error).__name__}: {error}")))  # it does not travel
+
+
+def main() -> None:
+    """Work until the input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.disable()  # the front has said all that loading says
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # whatever prints does not disturb the frames
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        tokenizer = Tokenizer.from_json(_read(source))
+        sink.writelines(_frame(None))
+        sink.flush()
+        while True:
+            sink.writelines(_answer(_read(source), tokenizer))
+            sink.flush()
+
+
+if __name__ == "__main__":
+    main()
