@@ -82,6 +82,7 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._suspects = Suspects()
         self._starts = 0
+        self._stop_s = _STOP_S
 
     async def __aenter__(self) -> "EngineClient":
         self._first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -177,8 +178,13 @@ class EngineClient:
             raise EngineUnavailable("The engine is not ready.")
         return self._process
 
-    async def close(self) -> None:
-        """End the engine process and fail what is in flight. Closing twice is fine."""
+    async def close(self, within_s: float = _STOP_S) -> None:
+        """End the engine process and fail what is in flight. Closing twice is fine.
+
+        Args:
+            within_s: Seconds that the process has to end by itself; it never has more than five.
+        """
+        self._stop_s = min(within_s, _STOP_S)
         self._supervision.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._supervision
@@ -226,7 +232,7 @@ class EngineClient:
         finally:
             self._process = None
             self._suspects.blame(process.requests.values())
-            await process.stop()
+            await process.stop(self._stop_s)
 
     async def _kill_if_silent(self, process: "_EngineProcess") -> None:
         """End a process that is frozen as a whole; one whose device hangs ends itself, see `watchdog_timeout`."""
@@ -351,7 +357,7 @@ class _EngineProcess:
         while True:
             self._deliver(await self._receive())
 
-    async def stop(self) -> None:
+    async def stop(self, within_s: float = _STOP_S) -> None:
         """Fail what is in flight, then end the process: politely, then by force."""
         for answer in self.answers.values():
             if not answer.done():
@@ -359,7 +365,7 @@ class _EngineProcess:
         self._send(encode_frame(Shutdown()))
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation, and supervision would go on.
-            async with asyncio.timeout(_STOP_S):
+            async with asyncio.timeout(within_s):
                 await self._process.wait()
         except TimeoutError:
             self._process.kill()

@@ -5,10 +5,12 @@ import contextlib
 import dataclasses
 import errno
 import logging
+import math
 import signal
 import socket
 import time
 from collections.abc import Iterator
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -68,6 +70,8 @@ async def serve(settings: ServerConfig) -> None:
                     starting.cancel()
                     http.should_exit = True
                     await serving
+                    # The engine has what is left of the time to stop: nobody waits for it any more.
+                    await client.close(max(0.0, http.told_to_stop + settings.shutdown_timeout - time.monotonic()))
 
 
 def _cancel_on_sigterm() -> None:
@@ -78,7 +82,18 @@ def _cancel_on_sigterm() -> None:
 
 
 class _HttpServer(uvicorn.Server):
-    """Uvicorn, but a signal that stopped it is not raised once more: a drained server exits with 0."""
+    """Uvicorn, but a signal that stopped it is not raised once more: a drained server exits with 0.
+
+    Attributes:
+        told_to_stop: When the first signal came, by the monotonic clock; infinity before that.
+    """
+
+    told_to_stop = math.inf
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take note of a signal."""
+        self.told_to_stop = min(self.told_to_stop, time.monotonic())
+        super().handle_exit(sig, frame)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
