@@ -128,7 +128,7 @@ def test_a_body_that_is_too_large_is_not_invited(connect: Callable[..., httpx.Cl
 def test_a_client_may_finish_a_body_of_some_size_that_nobody_wants(connect: Callable[..., httpx.Client]) -> None:
     http = connect(api_key="secret")
     for _ in range(2):
-        assert http.post("/v1/score", content=bytes(4 << 20)).status_code == 401
+        assert http.post("/v1/score", content=bytes(40 << 20)).status_code == 401
     assert http.get("/health").status_code == 200
 
 

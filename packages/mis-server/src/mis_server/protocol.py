@@ -22,7 +22,7 @@ HEADER_BYTES = 65_536
 WRITE_TIMEOUT_S = 30.0
 """A client that takes nothing of its reply for so long is cut off."""
 
-LATE_BYTES = 8 * 1024 * 1024
+LATE_BYTES = 64 * 1024 * 1024
 """Most bytes of a body that are read and thrown away once its request is answered: many clients read a refusal only
 after they have sent all. Then the connection is closed."""
 
