@@ -21,6 +21,9 @@ from mis_server import tokenizer_pool, tokenizer_process
 from mis_server.tokenizer_pool import TokenizerPool
 from mis_server.tokenizer_worker import detokenized, score_request, tokenized
 
+# uvloop forks, and other tests leave JAX in this process; the server's process, which does so, never loads it.
+pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
+
 LIMITS = Limits(context_length=256, vocab_size=1024)
 RUN = [asyncio.run, uvloop.run]
 PARALLEL = [pytest.param(each, id=each.__module__.partition(".")[0]) for each in RUN]
