@@ -1,7 +1,6 @@
 """Texts become tokens in processes of their own: none holds up the event loop, and what nobody waits for ends."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
@@ -52,9 +51,11 @@ class TokenizerPool:
 
     async def __aenter__(self) -> Self:
         for number in range(max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))):
-            for name, jobs in (("small", self._small), ("large", self._large)):
-                worker = self._work(jobs, is_ended=name == "large")
-                self._workers.append(asyncio.create_task(worker, name=f"tokenizer {name} {number}"))
+            small, large = self._work(self._small, kills=False), self._work(self._large, kills=True)
+            self._workers += [
+                asyncio.create_task(small, name=f"small texts {number}"),
+                asyncio.create_task(large, name=f"large texts {number}"),
+            ]
         return self
 
     async def __aexit__(
@@ -86,8 +87,13 @@ class TokenizerPool:
         jobs.put_nowait(_Job(loop.time() + size * _HEAD_START_S, next(self._numbers), size, work, answer))
         return await answer
 
-    async def _work(self, jobs: asyncio.PriorityQueue[_Job], *, is_ended: bool) -> None:
-        """Work on one job after the other; with another process once one has ended, or was killed."""
+    async def _work(self, jobs: asyncio.PriorityQueue[_Job], *, kills: bool) -> None:
+        """Work on one job after the other; with another process once one has ended.
+
+        Args:
+            jobs: Of one kind.
+            kills: Whether a process is ended when nobody waits for its job any more.
+        """
         while True:
             try:
                 process = await TokenizerProcess.start(self._tokenizer)
@@ -97,7 +103,7 @@ class TokenizerPool:
                 continue
             try:
                 job = await _next(jobs)
-                while await _do(job, process, is_ended=is_ended) and job.size <= _RENEWED_BYTES:
+                while await _do(job, process, kills=kills) and job.size <= _RENEWED_BYTES:
                     job = await _next(jobs)
             finally:
                 await process.stop()
@@ -111,26 +117,26 @@ async def _next(jobs: asyncio.PriorityQueue[_Job]) -> _Job:
     return job
 
 
-async def _do(job: _Job, process: TokenizerProcess, *, is_ended: bool) -> bool:
+async def _do(job: _Job, process: TokenizerProcess, *, kills: bool) -> bool:
     """Answer a job; return whether the process can go on."""
     running = asyncio.create_task(process.run(job.work), name="tokenizer job")
     try:
-        await asyncio.wait((running, job.answer) if is_ended else (running,), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((running, job.answer) if kills else (running,), return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             return False
         error = running.exception()
         if isinstance(error, ProcessEnded):
             logger.warning("A tokenizer process ended while it worked on a request.")
-            error = EngineUnavailable("A tokenizer process ended while it worked on this request.")
-        if error is None and not job.answer.done():
-            job.answer.set_result(running.result())
-        elif error is not None:
+            _fail(job, EngineUnavailable("A tokenizer process ended while it worked on this request."))
+            return False
+        if error is not None:
             _fail(job, error)
-        return not isinstance(error, EngineUnavailable)
+        elif not job.answer.done():
+            job.answer.set_result(running.result())
+        return True
     finally:
         running.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await running
+        await asyncio.wait((running,))
         _fail(job, EngineUnavailable("The server stops."))
 
 

@@ -234,9 +234,8 @@ def _check_characters(repeated: str, items: Sequence[str], most: int) -> None:
     if count > most:
         raise RequestError(
             "too_many_tokens",
-            f"Items and what each repeats of the query make {count} characters to be tokenised; at most {most} are "
-            f"allowed. Each of {len(items)} items repeats {len(repeated)}, since tokens surely end only before those, "
-            "as at a space behind a word. Send fewer items at a time, or token ids.",
+            f"Each of {len(items)} items is tokenised together with {len(repeated)} characters of the query: {count} "
+            f"characters; at most {most} are allowed. Send fewer items at a time, or token ids.",
             "items",
         )
 
