@@ -44,7 +44,7 @@ def random_request(rng: np.random.Generator, most_items: int, longest_query: int
     }
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=FULL)])
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=[FULL, pytest.mark.timeout(3600)])])
 def test_random_requests_compile_nothing(warm: Engine, count: int) -> None:
     """1 to 1,000 items behind queries of 1 to 4,000 tokens, four at a time."""
     rng = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def test_concurrent_callers_get_the_bits_they_would_get_alone(warm: Engine) -> N
             assert_bits_equal(found, expected)
 
 
-@pytest.mark.parametrize("count", [1500, pytest.param(10_000, marks=FULL)])
+@pytest.mark.parametrize("count", [1500, pytest.param(10_000, marks=[FULL, pytest.mark.timeout(3600)])])
 def test_memory_stays_bounded_over_thousands_of_requests(warm: Engine, count: int) -> None:
     rng = np.random.default_rng(2)
 
