@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 import mis_server
 from mis_core.config import EngineConfig
-from mis_core.request import ScoreRequest, ScoreResult, Usage
+from mis_core.scoring.request import ScoreRequest, ScoreResult, Usage
 from mis_server.cli import main
-from mis_server.metrics import _ENGINE, _FRONT, Metrics
 from mis_server.settings import ServerConfig
+from mis_server.telemetry.metrics import _ENGINE, _FRONT, Metrics
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "mis-server.yaml").read_text()))

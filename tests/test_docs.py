@@ -11,12 +11,12 @@ from documented_commands import prose
 from mis_core.config import EngineConfig
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
+from mis_server.edge.middleware import ADMIN_PATHS, OPEN_PATHS
 from mis_server.errors import ERRORS
-from mis_server.metrics import _ENGINE, _FRONT, Metrics
-from mis_server.middleware import ADMIN_PATHS, OPEN_PATHS
 from mis_server.schemas.score import ScoreBody
 from mis_server.settings import ServerConfig
-from mis_server.tokenizer_pool import TokenizerPool
+from mis_server.telemetry.metrics import _ENGINE, _FRONT, Metrics
+from mis_server.tokenizers.pool import TokenizerPool
 
 HTTP = Path(__file__).parent.parent / "docs" / "reference" / "http"
 

@@ -51,21 +51,21 @@ def test_every_package_is_under_contract() -> None:
 @pytest.mark.parametrize(
     ("path", "line", "contract"),
     [
-        ("mis-core/src/mis_core/validation.py", "import jax", "The host half of mis_core knows no JAX"),
+        ("mis-core/src/mis_core/scoring/validation.py", "import jax", "The host half of mis_core knows no JAX"),
         (
-            "mis-core/src/mis_core/client.py",
+            "mis-core/src/mis_core/process/client.py",
             "from mis_kernels import lay_out",
             "The host half of mis_core knows no JAX",
         ),
         ("mis-core/src/mis_core/__init__.py", "import jax", "`import mis_core` itself loads nothing heavy"),
-        ("mis-core/src/mis_core/engine.py", "import fastapi", "Only mis_server knows HTTP"),
+        ("mis-core/src/mis_core/engine/engine.py", "import fastapi", "Only mis_server knows HTTP"),
         ("mis-kernels/src/mis_kernels/pages.py", "import mis_core.config", "Packages only import those below them"),
-        ("mis-core/src/mis_core/engine.py", "import mis_testing", "Production code imports neither mis_testing"),
+        ("mis-core/src/mis_core/engine/engine.py", "import mis_testing", "Production code imports neither mis_testing"),
         ("mis-server/src/mis_server/app.py", "from mis_core.engine import Engine", "The front process knows neither"),
         ("mis-server/src/mis_server/app.py", "import jax.numpy", "The front process knows neither"),
         ("mis-testing/src/mis_testing/oracle.py", "import mis_kernels", "An oracle does not import its subject"),
-        ("mis-core/src/mis_core/errors.py", "import mis_core.wire", "every module has a layer"),
-        ("mis-core/src/mis_core/newcomer.py", "", "every module has a layer"),
+        ("mis-core/src/mis_core/errors.py", "import mis_core.process.wire", "every room has a layer"),
+        ("mis-core/src/mis_core/newcomer.py", "", "every room has a layer"),
     ],
 )
 def test_a_broken_layer_is_found(tree: Path, path: str, line: str, contract: str) -> None:

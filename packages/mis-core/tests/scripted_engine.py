@@ -16,9 +16,9 @@ from typing import ClassVar
 import numpy as np
 
 from mis_core.config import EngineConfig
-from mis_core.engine_process import run
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
-from mis_core.request import LabelLogits, ScoreRequest
+from mis_core.process.main import run
+from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 
 class ScriptedEngine:
@@ -42,7 +42,7 @@ class ScriptedEngine:
             case "refuse":
                 raise RequestError("context_length_exceeded", "Item 3 is too long.", "items")
             case "log":
-                logging.getLogger("mis_core.engine").info("told")
+                logging.getLogger("mis_core.engine.engine").info("told")
                 raise FloatingPointError("a poisoned request")
             case "fail":
                 raise FloatingPointError("a poisoned request")

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mis_core.client import EngineClient, EngineFault
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
-from mis_core.request import LabelLogits, ScoreRequest
-from mis_core.suspects import RequestRefused
+from mis_core.process.client import EngineClient, EngineFault
+from mis_core.process.quarantine import RequestRefused
+from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
 
@@ -102,10 +102,10 @@ async def test_a_refused_request_is_tried_again_after_a_while(monkeypatch: pytes
     async with client() as engine:
         await engine.wait_ready()
         await lose_until_refused(engine)
-        monkeypatch.setattr("mis_core.suspects._REFUSED_S", 0.0)
+        monkeypatch.setattr("mis_core.process.quarantine._REFUSED_S", 0.0)
         with pytest.raises(EngineUnavailable):
             await engine.score(request("lose"))
-        monkeypatch.setattr("mis_core.suspects._REFUSED_S", 600.0)
+        monkeypatch.setattr("mis_core.process.quarantine._REFUSED_S", 600.0)
         with pytest.raises(RequestRefused):  # one more failure was enough
             await engine.score(request("lose"))
 
@@ -222,7 +222,7 @@ async def test_a_fault_of_the_front_does_not_end_its_supervision(
 async def test_a_request_that_ends_the_engine_twice_is_refused_and_its_neighbours_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mis_core.client._FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr("mis_core.process.client._FIRST_BACKOFF_S", 0.01)
     async with client() as engine:
         await engine.wait_ready()
         poison, slow = request("die"), request("slow")
@@ -243,7 +243,7 @@ async def test_a_request_that_ends_the_engine_twice_is_refused_and_its_neighbour
 
 
 async def test_kills_from_outside_convict_no_request_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mis_core.client._FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr("mis_core.process.client._FIRST_BACKOFF_S", 0.01)
     async with client() as engine:
         await engine.wait_ready()
         mine = request("hang", items=[1])

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from mis_core.compilations import Compilations, keep_compiled
+from mis_core.engine.compilations import Compilations, keep_compiled
 
 START = Path(__file__).parent / "support" / "start_once.py"
 
@@ -31,7 +31,7 @@ def test_it_counts_from_its_beginning_to_its_stop() -> None:
 
 
 def test_a_counter_that_cannot_hear_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mis_core.compilations._COMPILED", "/an/event/of/another/version")
+    monkeypatch.setattr("mis_core.engine.compilations._COMPILED", "/an/event/of/another/version")
     counted = Compilations()
     compile_something()
     assert counted.count is None

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mis_core.request import ScoreRequest
-from mis_core.wire import (
+from mis_core.process.wire import (
     HEADER_BYTES,
     Cancel,
     Configure,
@@ -28,6 +27,7 @@ from mis_core.wire import (
     encode_frame,
     payload_size,
 )
+from mis_core.scoring.request import ScoreRequest
 
 SCRIPTED = Path(__file__).with_name("scripted_engine.py")
 
@@ -181,7 +181,7 @@ def test_garbage_ends_the_process_with_one_line() -> None:
 
 
 def test_the_real_engine_reports_a_missing_model() -> None:
-    with front("-m", "mis_core.engine_process") as opened:
+    with front("-m", "mis_core.process.main") as opened:
         opened.connection.settimeout(120)
         opened.send(Configure({"model": "/no/such/model"}))
         assert opened.receive() == Failed(message="Model directory '/no/such/model' does not exist.")
@@ -190,7 +190,7 @@ def test_the_real_engine_reports_a_missing_model() -> None:
 
 @pytest.mark.parametrize("says_so", [True, False])
 def test_a_front_that_gives_up_before_it_configures_leaves_no_trace(says_so: bool) -> None:
-    with front("-m", "mis_core.engine_process") as mine:
+    with front("-m", "mis_core.process.main") as mine:
         if says_so:
             mine.send(Shutdown())
         else:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mis_core.request import LabelLogits, ScoreRequest
-from mis_core.wire import (
+from mis_core.process.wire import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
     Cancel,
@@ -31,6 +30,7 @@ from mis_core.wire import (
     encode_frame,
     payload_size,
 )
+from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 IDS = st.integers(0, 2**63 - 1)
 TOKENS = st.integers(-1, 2**31 - 1)
@@ -167,7 +167,7 @@ def test_a_frame_over_the_limit_is_refused_before_it_is_read() -> None:
 
 
 def test_a_message_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mis_core.wire.MAX_FRAME_BYTES", 10)
+    monkeypatch.setattr("mis_core.process.wire.MAX_FRAME_BYTES", 10)
     with pytest.raises(MalformedFrame, match="exceeds the limit of 10"):
         encode_frame(Failed(message="long enough"))
 

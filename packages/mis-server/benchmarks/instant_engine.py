@@ -13,8 +13,7 @@ import time
 
 import numpy as np
 
-from mis_core.request import LabelLogits
-from mis_core.wire import (
+from mis_core.process.wire import (
     HEADER_BYTES,
     Configure,
     Operate,
@@ -28,6 +27,7 @@ from mis_core.wire import (
     encode_frame,
     payload_size,
 )
+from mis_core.scoring.request import LabelLogits
 
 SLEEP_MS = "INSTANT_ENGINE_SLEEP_MS"
 _READY = Ready(vocab_size=2048, context_length=4096)

@@ -16,9 +16,9 @@ import pytest
 import uvicorn
 
 from mis_core.config import EngineConfig
-from mis_core.request import LabelLogits, ScoreRequest
+from mis_core.process.wire import Ready
+from mis_core.scoring.request import LabelLogits, ScoreRequest
 from mis_core.tokenization import Tokenizer
-from mis_core.wire import Ready
 from mis_server.app import create_app
 from mis_server.service import Tokenizers
 from mis_server.serving import uvicorn_config

@@ -5,8 +5,8 @@ import contextlib
 import pytest
 
 from mis_core.errors import RequestError
-from mis_server import admission
-from mis_server.admission import Admission
+from mis_server.edge import admission
+from mis_server.edge.admission import Admission
 
 
 @pytest.fixture

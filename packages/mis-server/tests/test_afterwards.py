@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mis_server.afterwards import Afterwards
+from mis_server.telemetry.afterwards import Afterwards
 
 pytestmark = pytest.mark.anyio
 
@@ -16,7 +16,7 @@ def anyio_backend() -> str:
 
 
 async def test_work_is_done_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mis_server.afterwards._DELAY_S", 0.01)
+    monkeypatch.setattr("mis_server.telemetry.afterwards._DELAY_S", 0.01)
     done: list[int] = []
     afterwards = Afterwards()
     for turn in range(2):

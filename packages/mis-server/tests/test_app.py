@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 import mis_server
-from mis_core.validation import FIELDS
+from mis_core.scoring.validation import FIELDS
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
-from mis_core.request import ScoreRequest
-from mis_core.token_ids import TokenRows
-from mis_core.validation import Limits, parse_score_request
-from mis_server.decoding import decode_object, decode_score_body
+from mis_core.scoring.request import ScoreRequest
+from mis_core.scoring.token_rows import TokenRows
+from mis_core.scoring.validation import Limits, parse_score_request
+from mis_server.edge.decoding import decode_object, decode_score_body
 
 LIMITS = Limits(context_length=64, vocab_size=100, max_items=8, max_labels=4)
 
@@ -132,6 +132,6 @@ def test_plain_ids_are_read_as_arrays(labels: Any) -> None:
 
 def test_a_python_without_the_fast_parser_answers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = outcome(decode_score_body, plain())
-    monkeypatch.setattr("mis_server.decoding.Parser", None)
+    monkeypatch.setattr("mis_server.edge.decoding.Parser", None)
     assert isinstance(decode_score_body(plain())["query"], list)
     assert outcome(decode_score_body, plain()) == expected

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mis_core.client import EngineFault
 from mis_core.errors import EngineUnavailable, RequestError
+from mis_core.process.client import EngineFault
 from mis_server.errors import ERRORS
 
 Body = Callable[..., dict[str, Any]]

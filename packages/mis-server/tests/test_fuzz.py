@@ -19,8 +19,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.testclient import TestClient
 
 from mis_core.config import EngineConfig
-from mis_core.request import LabelLogits, ScoreRequest
-from mis_core.wire import Ready
+from mis_core.process.wire import Ready
+from mis_core.scoring.request import LabelLogits, ScoreRequest
 from mis_server.app import create_app
 from mis_server.errors import ERRORS
 from mis_server.schemas.score import ScoreReply

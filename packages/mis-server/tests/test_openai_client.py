@@ -8,9 +8,9 @@ import httpx
 import openai
 import pytest
 
-from mis_core.client import EngineFault
 from mis_core.errors import EngineUnavailable, RequestError
-from mis_core.suspects import RequestRefused
+from mis_core.process.client import EngineFault
+from mis_core.process.quarantine import RequestRefused
 
 Body = Callable[..., dict[str, Any]]
 

@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives import serialization
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
-from mis_server import logs
 from mis_server.cli import main
+from mis_server.edge.tls import tls_context
 from mis_server.settings import ServerConfig
-from mis_server.tls import tls_context
+from mis_server.telemetry import logs
 
 Connect = Callable[..., httpx.Client]
 

@@ -11,8 +11,8 @@ import pytest
 from fastapi import Request
 
 from mis_core.errors import RequestError
-from mis_server.patience import Patience
-from mis_server.protocol import CONNECTION_LOST
+from mis_server.edge.deadline import Patience
+from mis_server.edge.protocol import CONNECTION_LOST
 
 Body = Callable[..., dict[str, Any]]
 Connect = Callable[..., httpx.Client]

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from mis_server import protocol
+from mis_server.edge import protocol
 
 Open = Callable[[], socket.socket]
 

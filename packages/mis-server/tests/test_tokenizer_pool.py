@@ -15,11 +15,12 @@ import pytest
 import uvloop
 
 from mis_core.errors import EngineUnavailable, RequestError
+from mis_core.scoring.validation import Limits
 from mis_core.tokenization import Tokenizer
-from mis_core.validation import Limits
-from mis_server import tokenizer_pool, tokenizer_process
-from mis_server.tokenizer_pool import TokenizerPool
-from mis_server.tokenizer_worker import detokenized, score_request, tokenized
+from mis_server.tokenizers import pool as tokenizer_pool
+from mis_server.tokenizers import process as tokenizer_process
+from mis_server.tokenizers.pool import TokenizerPool
+from mis_server.tokenizers.worker import detokenized, score_request, tokenized
 
 # uvloop forks, and other tests leave JAX in this process; the server's process, which does so, never loads it.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -35,7 +36,7 @@ def children() -> set[int]:
     for thread in Path("/proc/self/task").iterdir():
         for pid in (thread / "children").read_text().split():
             with contextlib.suppress(OSError):
-                if b"tokenizer_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"mis_server.tokenizers.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.add(int(pid))
     return found
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError, RequestError
-from mis_core.request import LabelLogits, ScoreRequest, ScoreResult, Usage
+from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult, Usage
 
 if TYPE_CHECKING:
     from mis_core.engine import Engine

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from test_scheduler import Driver, request_of, tokens
 
-from mis_core.request import Layout
 from mis_core.scheduler.algorithm import Geometry, choose, cost, largest_safe_budget
 from mis_core.scheduler.plan import StepShape
+from mis_core.scoring.request import Layout
 
 CANONICAL = Geometry(query=2000, cached=0, items=500, item_tokens=10_000, budget=2048)
 SMALL = Geometry(query=100, cached=0, items=10, item_tokens=1000, budget=2048)

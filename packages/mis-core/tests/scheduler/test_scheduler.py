@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_machine import TokenMachine, value_of
 
-from mis_core.request import LabelLogits, Layout, ScoreRequest
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
 from mis_core.scheduler.scheduler import Policy, Scheduler
+from mis_core.scoring.request import LabelLogits, Layout, ScoreRequest
 
 SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
 PAGES = 60

@@ -6,9 +6,9 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import mis_server
-from mis_server.browsers import EXPOSED_HEADERS, Browsers, Cors, is_loopback
+from mis_server.edge.browsers import EXPOSED_HEADERS, Browsers, Cors, is_loopback
+from mis_server.edge.middleware import ApiKey, BodyLimit, Heads, RequestIds
 from mis_server.errors import install_error_handlers, reply_to
-from mis_server.middleware import ApiKey, BodyLimit, Heads, RequestIds
 from mis_server.routes import admin, models, operations, score, tokens
 from mis_server.schemas.errors import ErrorReply
 from mis_server.service import ScoringClient, Service, Tokenizers

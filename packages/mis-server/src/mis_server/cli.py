@@ -16,8 +16,8 @@ from click.core import ParameterSource
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, MisError
 from mis_server import __version__
-from mis_server.logs import log_to_stderr
 from mis_server.settings import ServerConfig
+from mis_server.telemetry.logs import log_to_stderr
 
 
 @click.group(context_settings={"max_content_width": 120})

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from mis_core.errors import EngineUnavailable, RequestError
-from mis_core.suspects import RequestRefused
+from mis_core.process.quarantine import RequestRefused
 from mis_server.schemas.errors import ErrorDetail, ErrorReply
 
 _INVALID = "invalid_request_error"

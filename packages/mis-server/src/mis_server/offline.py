@@ -19,16 +19,16 @@ from typing import Any, BinaryIO
 import msgspec
 from tqdm import tqdm
 
-from mis_core.client import EngineClient, EngineFault
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, EngineUnavailable, RequestError
 from mis_core.hub import resolve_model
-from mis_core.request import ScoreResult
-from mis_core.suspects import RequestRefused
+from mis_core.process.client import EngineClient, EngineFault
+from mis_core.process.quarantine import RequestRefused
+from mis_core.scoring.request import ScoreResult
 from mis_core.tokenization import Tokenizer
 from mis_server.service import Service
 from mis_server.settings import ServerConfig
-from mis_server.tokenizer_pool import TokenizerPool
+from mis_server.tokenizers.pool import TokenizerPool
 
 _ATTEMPTS = 3  # of a batch whose engine process ended
 _RESTART_S = 900.0

@@ -10,18 +10,18 @@ from typing import Annotated, Protocol, TypeVar
 from fastapi import Depends, Request
 
 from mis_core.errors import EngineUnavailable, RequestError
-from mis_core.request import LabelLogits, ScoreRequest, ScoreResult
-from mis_core.scoring import finish
+from mis_core.process.wire import Ready
+from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
+from mis_core.scoring.scores import finish
+from mis_core.scoring.validation import Limits, parse_score_request
 from mis_core.tokenization import Tokenizer
-from mis_core.validation import Limits, parse_score_request
-from mis_core.wire import Ready
-from mis_server.admission import Admission, Place
-from mis_server.afterwards import Afterwards
-from mis_server.decoding import decode_score_body
-from mis_server.metrics import Metrics
+from mis_server.edge.admission import Admission, Place
+from mis_server.edge.decoding import decode_score_body
 from mis_server.settings import ServerConfig
-from mis_server.tokenizer_pool import SMALL
-from mis_server.tokenizer_worker import score_request
+from mis_server.telemetry.afterwards import Afterwards
+from mis_server.telemetry.metrics import Metrics
+from mis_server.tokenizers.pool import SMALL
+from mis_server.tokenizers.worker import score_request
 
 INLINE_SCORES = 32_768
 """Up to so many, scores are made in little more than the time that a thread takes to be woken."""
@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 
 class ScoringClient(Protocol):
-    """What the routes need of an engine; `mis_core.client.EngineClient` is one."""
+    """What the routes need of an engine; `mis_core.process.client.EngineClient` is one."""
 
     @property
     def ready(self) -> bool:
@@ -79,7 +79,7 @@ class ScoringClient(Protocol):
 
 
 class Tokenizers(Protocol):
-    """Where texts become tokens; `tokenizer_pool.TokenizerPool` says how."""
+    """Where texts become tokens; `tokenizers.pool.TokenizerPool` says how."""
 
     async def small(self, work: Callable[[Tokenizer], Result], size: int) -> Result:
         """Do a little work."""

@@ -15,16 +15,16 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from mis_core.client import EngineClient
 from mis_core.errors import ConfigError
 from mis_core.hub import resolve_model
+from mis_core.process.client import EngineClient
+from mis_core.process.wire import Ready
 from mis_core.tokenization import Tokenizer
-from mis_core.wire import Ready
 from mis_server.app import create_app
-from mis_server.protocol import Protocol
+from mis_server.edge.protocol import Protocol
+from mis_server.edge.tls import tls_context
 from mis_server.settings import ServerConfig
-from mis_server.tls import tls_context
-from mis_server.tokenizer_pool import TokenizerPool
+from mis_server.tokenizers.pool import TokenizerPool
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from mis_core.client import EngineFault
 from mis_core.errors import EngineUnavailable, RequestError
+from mis_core.process.client import EngineFault
 from mis_core.tokenization import Tokenizer
 from mis_server.schemas.score import ScoreReply
 

@@ -40,7 +40,7 @@ class RunningServer:
     @property
     def engine_pid(self) -> int:
         """The engine process, a child of `process`; Linux only."""
-        (engine,) = (pid for pid, command in self.children.items() if "mis_core.engine_process" in command)
+        (engine,) = (pid for pid, command in self.children.items() if "mis_core.process.main" in command)
         return engine
 
     @property

@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 from mis_bench.estimate.hlo import read_operations
 from mis_bench.estimate.traffic import plan_requests
 from mis_bench.workload import build_workload
+from mis_core.aot.programs import compile_head, compile_step
 from mis_core.models.parallel import DATA, TENSOR, spread_heads
 from mis_core.models.published import PUBLISHED
-from mis_core.runner.ahead import compile_head, compile_step
 from mis_core.runner.buckets import PAIRS, normalised_rows, token_buckets
 from mis_core.runner.layout import Layouts
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from mis_core.aot.programs import compile_step, items_behind_a_query
 from mis_core.models.parallel import DATA, TENSOR, spread_heads
 from mis_core.models.published import PUBLISHED
-from mis_core.runner.ahead import compile_step, items_behind_a_query
 from mis_core.runner.layout import Layouts
 from mis_core.scheduler.plan import StepShape
 from mis_kernels.aot.targets import TARGETS, mesh

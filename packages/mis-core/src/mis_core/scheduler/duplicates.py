@@ -6,7 +6,7 @@ import secrets
 import numpy as np
 from jaxtyping import Int32
 
-from mis_core.request import ScoreRequest
+from mis_core.scoring.request import ScoreRequest
 
 # Drawn per process: nobody outside can make different items look alike, and the tokens are compared anyway.
 _RNG = np.random.default_rng(secrets.randbits(128))

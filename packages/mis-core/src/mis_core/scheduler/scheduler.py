@@ -14,11 +14,11 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.cache import CacheStatistics, PrefixCache
-from mis_core.request import LabelLogits, ScoreRequest
 from mis_core.scheduler.algorithm import Geometry, choose
 from mis_core.scheduler.duplicates import without_duplicates
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan, StepShape
 from mis_core.scheduler.work import Work
+from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.cache import Prefix, PrefixCache
-from mis_core.request import LabelLogits, ScoreRequest
 from mis_core.scheduler.algorithm import Choice
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, Reading, StepBuilder
+from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 
 @dataclass(slots=True, eq=False)

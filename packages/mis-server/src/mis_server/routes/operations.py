@@ -10,10 +10,10 @@ from starlette.responses import Response
 import mis_core
 import mis_server
 from mis_core.errors import EngineUnavailable
-from mis_core.request import ScoreRequest
-from mis_server.metrics import CONTENT_TYPE
+from mis_core.scoring.request import ScoreRequest
 from mis_server.schemas.operations import ServerInfo, Status, Version
 from mis_server.service import ServiceOfApp
+from mis_server.telemetry.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["operations"])
 

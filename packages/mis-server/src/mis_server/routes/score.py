@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mis_core.errors import EngineUnavailable
-from mis_core.request import ScoreRequest, ScoreResult
-from mis_server.intake import take_in
+from mis_core.scoring.request import ScoreRequest, ScoreResult
+from mis_server.routes.intake import take_in
 from mis_server.schemas.score import ScoreBody, ScoreReply
 from mis_server.service import INLINE_SCORES, Service
 

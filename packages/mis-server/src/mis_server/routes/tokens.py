@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from mis_server.admission import Place
-from mis_server.intake import take_in
+from mis_server.edge.admission import Place
+from mis_server.routes.intake import take_in
 from mis_server.schemas.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
 from mis_server.service import Service, ServiceOfApp
-from mis_server.tokenizer_pool import SMALL
-from mis_server.tokenizer_worker import detokenized, tokenized
+from mis_server.tokenizers.pool import SMALL
+from mis_server.tokenizers.worker import detokenized, tokenized
 
 router = APIRouter(tags=["tokens"])
 

@@ -39,7 +39,7 @@ _REPLY_EXAMPLE: dict[str, Any] = {
 
 
 class ScoreBody(BaseModel):
-    """The request body, for the OpenAPI document only; `mis_core.validation` checks what arrives."""
+    """The request body, for the OpenAPI document only; `mis_core.scoring.validation` checks what arrives."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": _EXAMPLES})
 

@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 
 from mis_core.errors import RequestError
-from mis_core.token_ids import TokenRows
+from mis_core.scoring.token_rows import TokenRows
 from mis_core.tokenization import Tokenizer
 
 

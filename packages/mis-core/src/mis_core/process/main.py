@@ -1,4 +1,4 @@
-"""The engine's process: `python -m mis_core.engine_process FD`, started by `client`.
+"""The engine's process: `python -m mis_core.process.main FD`, started by `client`.
 
 `FD` is one end of a socket pair inherited from the front process; nothing listens anywhere. A thread
 reads messages and gives requests to the engine, whose own thread answers them as they are ready; the
@@ -21,8 +21,7 @@ from typing import Protocol
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, MisError, RequestError
-from mis_core.request import LabelLogits, ScoreRequest
-from mis_core.wire import (
+from mis_core.process.wire import (
     HEADER_BYTES,
     Cancel,
     Configure,
@@ -41,6 +40,7 @@ from mis_core.wire import (
     encode_frame,
     payload_size,
 )
+from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 logger = logging.getLogger(__name__)
 

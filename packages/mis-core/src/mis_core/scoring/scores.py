@@ -5,7 +5,7 @@ import time
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from mis_core.request import LabelLogits, ScoreRequest, ScoreResult, Usage
+from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult, Usage
 
 _LOWEST = float(np.finfo(np.float32).min)
 

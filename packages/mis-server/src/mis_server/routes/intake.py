@@ -5,9 +5,9 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from mis_server.admission import Place
-from mis_server.bodies import read_json_body
-from mis_server.patience import Patience, seconds_of
+from mis_server.edge.admission import Place
+from mis_server.edge.bodies import read_json_body
+from mis_server.edge.deadline import Patience, seconds_of
 from mis_server.service import Service
 
 Answer = TypeVar("Answer")

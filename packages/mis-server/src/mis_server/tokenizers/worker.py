@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from mis_core.errors import RequestError
-from mis_core.request import ScoreRequest
-from mis_core.token_ids import read_row
+from mis_core.scoring.request import ScoreRequest
+from mis_core.scoring.token_rows import read_row
+from mis_core.scoring.validation import Limits, check_characters, parse_score_request
 from mis_core.tokenization import Tokenizer
-from mis_core.validation import Limits, check_characters, parse_score_request
-from mis_server.decoding import decode_object, decode_score_body
+from mis_server.edge.decoding import decode_object, decode_score_body
 
 _TOKENIZE_FIELDS = ("prompt", "model", "add_special_tokens", "return_token_strs")
 _DETOKENIZE_FIELDS = ("tokens", "model")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mis_core.request import ScoreRequest
+from mis_core.scoring.request import ScoreRequest
 
 _REFUSED_AFTER = 2  # ends of the engine that are evidence
 _FEW = 4  # requests in flight

@@ -13,25 +13,25 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from mis_core.compilations import Compilations, keep_compiled
 from mis_core.config import EngineConfig
-from mis_core.engine_loop import EngineLoop
+from mis_core.engine.compilations import Compilations, keep_compiled
+from mis_core.engine.loop import EngineLoop
 from mis_core.errors import ConfigError, ModelError, RequestError
 from mis_core.hub import resolve_model
 from mis_core.models.config import read_model_config
 from mis_core.models.numerics import fastest_dtype
 from mis_core.models.parallel import make_mesh, spread_heads
 from mis_core.models.weights import load_decoder
-from mis_core.request import LabelLogits, ScoreRequest, ScoreResult
 from mis_core.runner.buckets import token_buckets
 from mis_core.runner.layout import Layouts
 from mis_core.runner.memory import Resident, cache_pages, token_budget
 from mis_core.runner.runner import Runner
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
 from mis_core.scheduler.scheduler import Policy, Scheduler
-from mis_core.scoring import finish
+from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
+from mis_core.scoring.scores import finish
+from mis_core.scoring.validation import Limits, parse_score_request
 from mis_core.tokenization import Tokenizer
-from mis_core.validation import Limits, parse_score_request
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mis_server.edge.headers import header
 from mis_server.errors import error_reply
-from mis_server.headers import header
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "server-timing")
 """What allowed pages may read of a reply besides its body."""

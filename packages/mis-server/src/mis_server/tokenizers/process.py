@@ -19,7 +19,7 @@ from mis_core.tokenization import Tokenizer
 
 _HEADER_BYTES = 8
 _READ_AHEAD_BYTES = 1024 * 1024
-_COMMAND = (sys.executable, "-m", "mis_server.tokenizer_process")
+_COMMAND = (sys.executable, "-m", "mis_server.tokenizers.process")
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from mis_core.errors import EngineUnavailable
 from mis_core.tokenization import Tokenizer
-from mis_server.tokenizer_process import ProcessEnded, TokenizerProcess
+from mis_server.tokenizers.process import ProcessEnded, TokenizerProcess
 
 logger = logging.getLogger(__name__)
 

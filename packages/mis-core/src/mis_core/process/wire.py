@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from mis_core.request import LabelLogits, Layout, ScoreRequest
+from mis_core.scoring.request import LabelLogits, Layout, ScoreRequest
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024

@@ -20,9 +20,8 @@ from typing import Any
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, MisError, ModelError, RequestError
-from mis_core.request import LabelLogits, ScoreRequest
-from mis_core.suspects import Suspects
-from mis_core.wire import (
+from mis_core.process.quarantine import Suspects
+from mis_core.process.wire import (
     HEADER_BYTES,
     Cancel,
     Configure,
@@ -41,10 +40,11 @@ from mis_core.wire import (
     encode_frame,
     payload_size,
 )
+from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 logger = logging.getLogger(__name__)
 
-ENGINE_COMMAND = (sys.executable, "-m", "mis_core.engine_process")
+ENGINE_COMMAND = (sys.executable, "-m", "mis_core.process.main")
 
 _FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 30.0

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from mis_core.errors import RequestError
-from mis_core.token_ids import TokenRows
-from mis_core.validation import FIELDS, LAYOUT_FIELDS
+from mis_core.scoring.token_rows import TokenRows
+from mis_core.scoring.validation import FIELDS, LAYOUT_FIELDS
 
 try:
     from simdjson import Array, Object, Parser

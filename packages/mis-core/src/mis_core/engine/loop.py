@@ -15,11 +15,11 @@ from contextvars import copy_context
 import jax
 
 from mis_core.errors import EngineUnavailable
-from mis_core.request import LabelLogits, ScoreRequest
 from mis_core.runner.memory import Resident
 from mis_core.runner.runner import Runner, Running
 from mis_core.scheduler.plan import StepPlan
 from mis_core.scheduler.scheduler import Scheduler
+from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from mis_core.errors import RequestError
-from mis_server.headers import header
-from mis_server.protocol import CONNECTION_LOST
+from mis_server.edge.headers import header
+from mis_server.edge.protocol import CONNECTION_LOST
 
 HEADER = "x-request-timeout"
 """Seconds, a number above 0, counted from the arrival of the request's headers."""

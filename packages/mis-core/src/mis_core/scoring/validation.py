@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.config import ALGORITHMS, MASKS, EngineConfig
-from mis_core.delimiter import delimited
 from mis_core.errors import RequestError
-from mis_core.request import Layout, ScoreRequest
-from mis_core.token_ids import ROW_TYPES, TokenRows, read_row, read_rows
+from mis_core.scoring.delimiter import delimited
+from mis_core.scoring.request import Layout, ScoreRequest
+from mis_core.scoring.token_rows import ROW_TYPES, TokenRows, read_row, read_rows
 from mis_core.tokenization import MAX_CHARACTERS, Joined, Tokenizer, join_ids
 
 LAYOUT_FIELDS = ("scoring_algorithm", "mask_impl", "multi_item_scoring_chunk_size")

@@ -10,10 +10,10 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mis_core.errors import RequestError
-from mis_server.afterwards import Afterwards
+from mis_server.edge.headers import header
 from mis_server.errors import error_reply, internal_error
-from mis_server.headers import header
-from mis_server.metrics import Metrics
+from mis_server.telemetry.afterwards import Afterwards
+from mis_server.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("mis_server.access")

@@ -4,7 +4,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from mis_core.errors import RequestError
-from mis_server.headers import header
+from mis_server.edge.headers import header
 
 
 async def read_json_body(request: Request) -> bytes:

@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from mis_core.request import ScoreRequest, ScoreResult
+from mis_core.scoring.request import ScoreRequest, ScoreResult
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

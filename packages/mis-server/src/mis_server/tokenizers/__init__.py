@@ -1,0 +1,1 @@
+"""Where texts become tokens: processes that can be ended."""
