@@ -5,7 +5,7 @@ from jaxtyping import Int32
 
 
 class OutOfPages(RuntimeError):
-    """More pages were asked for than are free. Nothing was taken."""
+    """More pages were asked for than are free. Nothing was allocated."""
 
 
 class PagePool:
@@ -14,24 +14,24 @@ class PagePool:
     def __init__(self, pages: int) -> None:
         self.pages = pages
         self._stack = np.arange(pages - 1, -1, -1, dtype=np.int32)  # low numbers first
-        self.free = pages
+        self.num_free = pages
 
-    def take(self, count: int) -> Int32[np.ndarray, " count"]:
+    def allocate(self, count: int) -> Int32[np.ndarray, " count"]:
         """Remove and return `count` pages.
 
         Raises:
             OutOfPages: fewer are free.
         """
-        if count > self.free:
-            raise OutOfPages(f"{count} pages are needed, but only {self.free} of {self.pages} are free")
-        self.free -= count
-        return self._stack[self.free : self.free + count][::-1].copy()
+        if count > self.num_free:
+            raise OutOfPages(f"{count} pages are needed, but only {self.num_free} of {self.pages} are free")
+        self.num_free -= count
+        return self._stack[self.num_free : self.num_free + count][::-1].copy()
 
-    def give(self, pages: Int32[np.ndarray, " count"]) -> None:
+    def free(self, pages: Int32[np.ndarray, " count"]) -> None:
         """Put pages back."""
-        self._stack[self.free : self.free + len(pages)] = pages[::-1]
-        self.free += len(pages)
+        self._stack[self.num_free : self.num_free + len(pages)] = pages[::-1]
+        self.num_free += len(pages)
 
     def free_pages(self) -> Int32[np.ndarray, " free"]:
         """Return the numbers of all free pages."""
-        return self._stack[: self.free].copy()
+        return self._stack[: self.num_free].copy()

@@ -10,15 +10,14 @@ these tokens; a longer query computes that page again, in a page of its own, bec
 never written.
 
 A node enters the tree when the step that computes it is planned: steps run in order, so whoever finds
-it there is planned into the same step or a later one. Nodes on the path of a held prefix stay; all
+it there is planned into the same step or a later one. Nodes on the path of a locked prefix stay; all
 others are evicted, least recently used first and children before parents, when pages are needed.
 """
 
-import dataclasses
 import hashlib
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Int32
@@ -37,31 +36,73 @@ class CacheStatistics:
         missed_tokens: Query tokens that had to be computed.
         evicted_pages: Pages whose prefix was forgotten because another needed room.
         free_pages: Pages that hold nothing.
-        cached_pages: Pages in the tree, held or not.
-        held_pages: Pages in the tree that requests hold.
+        cached_pages: Pages in the tree, locked or not.
+        held_pages: Pages in the tree that requests lock.
         pages: All pages.
     """
 
-    hit_tokens: int = 0
-    missed_tokens: int = 0
-    evicted_pages: int = 0
-    free_pages: int = 0
-    cached_pages: int = 0
-    held_pages: int = 0
-    pages: int = 0
+    hit_tokens: int
+    missed_tokens: int
+    evicted_pages: int
+    free_pages: int
+    cached_pages: int
+    held_pages: int
+    pages: int
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
+    """One page of the tree; `locks` counts those that keep it there."""
+
     digest: bytes
     parent: "_Node | None"
     tokens: bytes
     page: int
-    holders: int = 0
+    locks: int
+
+
+@dataclass(slots=True, eq=False)
+class PrefixLock:
+    """One request's lock on the pages of its query, from the first page to as far as it is computed.
+
+    `PrefixCache` makes and changes it.
+
+    Attributes:
+        tokens: The whole query, `[tokens]`.
+        root: Where its path begins in the tree.
+        num_pages: Pages of the whole query.
+        done: Tokens whose pages are computed or planned.
+        cached: Those of them that were found instead of computed.
+        path: Their nodes.
+    """
+
+    tokens: Int32[np.ndarray, " tokens"]
+    root: bytes
+    num_pages: int
+    done: int = 0
+    cached: int = 0
+    path: list[_Node] = field(default_factory=list)
+
+    @property
+    def pages(self) -> Int32[np.ndarray, " pages"]:
+        """Pages of the first `done` tokens, in order."""
+        return np.array([node.page for node in self.path], np.int32)
+
+    @property
+    def missing_pages(self) -> int:
+        """Pages that computing the rest will take, if nobody else computes any of it."""
+        return self.num_pages - len(self.path)
+
+    def append(self, node: _Node) -> int:
+        """Go one page on; return its tokens."""
+        self.path.append(node)
+        tokens = len(node.tokens) // self.tokens.itemsize
+        self.done += tokens
+        return tokens
 
 
 class PrefixCache:
-    """The tree, the free pages, and what is held."""
+    """The tree of prefixes and the free pages."""
 
     def __init__(self, pages: int, page_size: int, *, enabled: bool = True) -> None:
         """Start empty.
@@ -69,64 +110,116 @@ class PrefixCache:
         Args:
             pages: Pages of the KV cache.
             page_size: Tokens in a page.
-            enabled: Whether prefixes are kept and found; otherwise pages are free as soon as nobody holds them.
+            enabled: Whether prefixes are kept and found; otherwise pages are free as soon as nobody locks them.
         """
         self.page_size = page_size
         self.enabled = enabled
         self._pool = PagePool(pages)
         self._nodes: dict[bytes, _Node] = {}
-        # Nodes nobody holds, least recently used first. A release appends a path's last node first, so a
+        # Nodes nobody locks, least recently used first. A release appends a path's last node first, so a
         # child always lies before its parent.
         self._idle: OrderedDict[bytes, _Node] = OrderedDict()
         self._key = secrets.token_bytes(32)
-        self._counts = CacheStatistics()
+        self._hit_tokens = self._missed_tokens = self._evicted_pages = 0
 
     @property
     def available(self) -> int:
         """Pages that can be had: free ones and those that may be evicted."""
-        return self._pool.free + len(self._idle)
+        return self._pool.num_free + len(self._idle)
 
     @property
     def statistics(self) -> CacheStatistics:
         """Counts since the cache was made, and its state now."""
         cached = len(self._nodes)
-        return dataclasses.replace(
-            self._counts,
-            free_pages=self._pool.free,
+        return CacheStatistics(
+            hit_tokens=self._hit_tokens,
+            missed_tokens=self._missed_tokens,
+            evicted_pages=self._evicted_pages,
+            free_pages=self._pool.num_free,
             cached_pages=cached,
             held_pages=cached - len(self._idle),
             pages=self._pool.pages,
         )
 
-    def take(self, count: int) -> Int32[np.ndarray, " count"]:
-        """Return `count` pages for private use, evicting what nobody holds if need be.
+    def allocate(self, count: int) -> Int32[np.ndarray, " count"]:
+        """Return `count` pages for private use, evicting what nobody locks if need be.
 
         Raises:
-            OutOfPages: too many are held. Nothing was evicted.
+            OutOfPages: too many are locked. Nothing was evicted.
         """
         if count > self.available:
             raise OutOfPages(f"{count} pages are needed, but only {self.available} can be had")
-        evicted = max(count - self._pool.free, 0)
+        evicted = max(count - self._pool.num_free, 0)
         for _ in range(evicted):
             self._forget(self._idle.popitem(last=False)[1])
-        self._counts = dataclasses.replace(self._counts, evicted_pages=self._counts.evicted_pages + evicted)
-        return self._pool.take(count)
+        self._evicted_pages += evicted
+        return self._pool.allocate(count)
 
-    def give(self, pages: Int32[np.ndarray, " count"]) -> None:
-        """Return private pages."""
-        self._pool.give(pages)
+    def free(self, pages: Int32[np.ndarray, " count"]) -> None:
+        """Free private pages."""
+        self._pool.free(pages)
 
-    def hold(self, tokens: Int32[np.ndarray, " tokens"], salt: str | None = None) -> "Prefix":
-        """Begin to hold a prefix; nothing of it is found or allocated yet.
+    def lock(self, tokens: Int32[np.ndarray, " tokens"], salt: str | None = None) -> PrefixLock:
+        """Begin to lock a prefix; nothing of it is found or allocated yet.
 
         Args:
             tokens: The whole query.
             salt: Only requests of the same salt share pages.
         """
-        return Prefix(self, np.ascontiguousarray(tokens, np.int32), self._root(salt))
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        return PrefixLock(tokens, self._root(salt), -(-len(tokens) // self.page_size))
+
+    def match(self, lock: PrefixLock) -> int:
+        """Lock what is cached of the tokens after `lock.done`; return how many tokens that is."""
+        matched = 0
+        while lock.done < len(lock.tokens):
+            digest, tokens = self._next(lock)
+            node = self._nodes.get(digest)
+            if node is None or node.tokens != tokens:
+                break
+            node.locks += 1
+            self._idle.pop(digest, None)
+            matched += lock.append(node)
+        lock.cached += matched
+        return matched
+
+    def insert(self, lock: PrefixLock, count: int) -> None:
+        """Allocate pages for the next tokens of a locked prefix, which the step being planned computes.
+
+        Args:
+            lock: The prefix, with nothing more to match.
+            count: Tokens; whole pages, or all that is left.
+
+        Raises:
+            OutOfPages: too many pages are locked. Nothing changed.
+        """
+        assert count == len(lock.tokens) - lock.done or count % self.page_size == 0, "a chunk ends on a page boundary"
+        for page in self.allocate(-(-count // self.page_size)):
+            digest, tokens = self._next(lock)
+            assert digest not in self._nodes, "computed though cached: match first"
+            node = self._nodes[digest] = _Node(digest, lock.path[-1] if lock.path else None, tokens, int(page), locks=1)
+            lock.append(node)
+
+    def release(self, lock: PrefixLock, *, count: bool = True) -> None:
+        """Lock nothing any more. Releasing twice is fine.
+
+        Args:
+            lock: The prefix.
+            count: Whether what was found and computed enters the statistics.
+        """
+        if count and lock.path:
+            self._hit_tokens += lock.cached
+            self._missed_tokens += lock.done - lock.cached
+        for node in reversed(lock.path):
+            node.locks -= 1
+            if node.locks == 0:
+                self._idle[node.digest] = node
+                if not self.enabled:
+                    self._forget(self._idle.pop(node.digest))
+        lock.path, lock.done = [], 0
 
     def flush(self) -> int:
-        """Forget every prefix that nobody holds; return how many pages that freed."""
+        """Forget every prefix that nobody locks; return how many pages that freed."""
         count = len(self._idle)
         while self._idle:
             self._forget(self._idle.popitem(last=False)[1])
@@ -136,14 +229,14 @@ class PrefixCache:
         """Assert that every page is accounted for.
 
         Args:
-            private: Pages that callers took with `take` and have not given back.
+            private: Pages that callers allocated and have not freed.
         """
         pages = [node.page for node in self._nodes.values()]
         free = self._pool.free_pages().tolist()
         assert len(set(pages + free)) == len(pages) + len(free), "a page is in two places"
         assert len(pages) + len(free) + private == self._pool.pages, "a page leaked"
         assert all(self._nodes.get(digest) is node for digest, node in self._idle.items()), "a forgotten node idles"
-        assert all((node.holders == 0) == (digest in self._idle) for digest, node in self._nodes.items()), "holders"
+        assert all((node.locks == 0) == (digest in self._idle) for digest, node in self._nodes.items()), "locks"
         parents = [node.parent for node in self._nodes.values() if node.parent is not None]
         assert all(self._nodes.get(parent.digest) is parent for parent in parents), "a child outlived its parent"
 
@@ -151,116 +244,15 @@ class PrefixCache:
         text = b"" if salt is None else b"salt" + salt.encode()
         return self._hash(b"", text) if self.enabled else secrets.token_bytes(_DIGEST_BYTES)
 
+    def _next(self, lock: PrefixLock) -> tuple[bytes, bytes]:
+        """Return the digest and the tokens of the page after `lock.done`."""
+        parent = lock.path[-1].digest if lock.path else lock.root
+        tokens = lock.tokens[lock.done : lock.done + self.page_size].tobytes()
+        return self._hash(parent, tokens), tokens
+
     def _hash(self, parent: bytes, tokens: bytes) -> bytes:
         return hashlib.blake2b(parent + tokens, digest_size=_DIGEST_BYTES, key=self._key).digest()
 
-    def _find(self, digest: bytes, tokens: bytes) -> _Node | None:
-        node = self._nodes.get(digest)
-        return node if node is not None and node.tokens == tokens else None
-
-    def _grip(self, node: _Node) -> None:
-        node.holders += 1
-        self._idle.pop(node.digest, None)
-
-    def _insert(self, node: _Node) -> None:
-        assert node.digest not in self._nodes, "computed though cached: adopt first"
-        node.holders = 1
-        self._nodes[node.digest] = node
-
-    def _release(self, path: list[_Node]) -> None:
-        for node in reversed(path):
-            node.holders -= 1
-            if node.holders == 0:
-                self._idle[node.digest] = node
-                if not self.enabled:
-                    self._forget(self._idle.pop(node.digest))
-
     def _forget(self, node: _Node) -> None:
         del self._nodes[node.digest]
-        self._pool.give(np.array([node.page], np.int32))
-
-    def _count(self, hit: int = 0, missed: int = 0) -> None:
-        counts = self._counts
-        self._counts = dataclasses.replace(
-            counts, hit_tokens=counts.hit_tokens + hit, missed_tokens=counts.missed_tokens + missed
-        )
-
-
-class Prefix:
-    """One request's hold on the pages of its query, from the first page to as far as it is computed.
-
-    Attributes:
-        tokens: The whole query, `[tokens]`.
-        done: Tokens whose pages are computed or planned.
-        cached: Those of them that this prefix found instead of computing.
-    """
-
-    def __init__(self, cache: PrefixCache, tokens: Int32[np.ndarray, " tokens"], root: bytes) -> None:
-        self.tokens = tokens
-        self.done = 0
-        self.cached = 0
-        self._cache = cache
-        self._root = root
-        self._path: list[_Node] = []
-
-    @property
-    def pages(self) -> Int32[np.ndarray, " pages"]:
-        """Pages of the first `done` tokens, in order."""
-        return np.array([node.page for node in self._path], np.int32)
-
-    @property
-    def missing_pages(self) -> int:
-        """Pages that computing the rest will take, if nobody else computes any of it."""
-        return -(-len(self.tokens) // self._cache.page_size) - len(self._path)
-
-    def adopt(self) -> int:
-        """Hold what the cache has of the tokens after `done`; return how many tokens that is."""
-        adopted = 0
-        while self.done < len(self.tokens):
-            digest, tokens = self._next()
-            node = self._cache._find(digest, tokens)
-            if node is None:
-                break
-            self._cache._grip(node)
-            self._append(node)
-            adopted += len(tokens) // 4
-        self.cached += adopted
-        return adopted
-
-    def extend(self, count: int) -> None:
-        """Take pages for the next `count` tokens, which the step being planned computes.
-
-        Args:
-            count: Tokens; whole pages, or all that is left.
-
-        Raises:
-            OutOfPages: too many pages are held. Nothing changed.
-        """
-        page_size = self._cache.page_size
-        assert count == len(self.tokens) - self.done or count % page_size == 0, "a chunk ends on a page boundary"
-        for page in self._cache.take(-(-count // page_size)):
-            digest, tokens = self._next()
-            node = _Node(digest, self._path[-1] if self._path else None, tokens, int(page))
-            self._cache._insert(node)
-            self._append(node)
-
-    def release(self, *, count: bool = True) -> None:
-        """Hold nothing any more. Releasing twice is fine.
-
-        Args:
-            count: Whether what was found and computed enters the statistics.
-        """
-        if count:
-            self._cache._count(hit=self.cached if self._path else 0, missed=max(self.done - self.cached, 0))
-        self._cache._release(self._path)
-        self._path = []
-        self.done = 0
-
-    def _append(self, node: _Node) -> None:
-        self._path.append(node)
-        self.done += len(node.tokens) // 4
-
-    def _next(self) -> tuple[bytes, bytes]:
-        parent = self._path[-1].digest if self._path else self._root
-        tokens = self.tokens[self.done : self.done + self._cache.page_size].tobytes()
-        return self._cache._hash(parent, tokens), tokens
+        self._pool.free(np.array([node.page], np.int32))

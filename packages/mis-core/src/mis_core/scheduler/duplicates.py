@@ -6,6 +6,7 @@ import secrets
 import numpy as np
 from jaxtyping import Int32
 
+from mis_core.ragged import offsets, places, rows_at
 from mis_core.scoring.request import ScoreRequest
 
 # Drawn per process: nobody outside can make different items look alike, and the tokens are compared anyway.
@@ -21,7 +22,7 @@ def without_duplicates(request: ScoreRequest) -> tuple[ScoreRequest, Int32[np.nd
     """
     lens = np.diff(request.item_starts)
     starts = request.item_starts[:-1]
-    within = np.arange(len(request.item_tokens)) - np.repeat(starts, lens)
+    within = places(lens)
     factors = _RNG.integers(1, 2**63, int(lens.max()), np.uint64)
     hashes = np.add.reduceat((request.item_tokens.astype(np.uint64) + 1) * factors[within], starts)
     keys = [hashes, lens.astype(np.uint64), request.context_lens.astype(np.uint64)]
@@ -36,17 +37,17 @@ def without_duplicates(request: ScoreRequest) -> tuple[ScoreRequest, Int32[np.nd
     group[order] = np.cumsum(np.r_[False, ~alike])
     first = np.full(group.max() + 1, len(order))
     np.minimum.at(first, group, np.arange(len(order)))
-    if not _are_equal(request, first[group], within, lens):
+    if not _are_equal(request, first[group], lens):
         return request, None  # a collision of 64-bit hashes: compute every item, as if there were no duplicates
     kept = np.sort(first)
     place = np.searchsorted(kept, first[group]).astype(np.int32)
     return _chosen(request, kept, lens), place
 
 
-def _are_equal(request: ScoreRequest, first: np.ndarray, within: np.ndarray, lens: np.ndarray) -> bool:
+def _are_equal(request: ScoreRequest, first: np.ndarray, lens: np.ndarray) -> bool:
     """Whether each item equals the first of its group."""
     tokens = request.item_tokens
-    same_tokens = np.array_equal(tokens[np.repeat(request.item_starts[:-1][first], lens) + within], tokens)
+    same_tokens = np.array_equal(rows_at(tokens, request.item_starts[:-1][first], lens), tokens)
     labels = request.label_ids
     return same_tokens and (len(labels) == 1 or np.array_equal(labels[first], labels))
 
@@ -54,12 +55,10 @@ def _are_equal(request: ScoreRequest, first: np.ndarray, within: np.ndarray, len
 def _chosen(request: ScoreRequest, items: np.ndarray, lens: np.ndarray) -> ScoreRequest:
     """Return the request with some of its items only."""
     kept_lens = lens[items]
-    starts = np.r_[0, np.cumsum(kept_lens)].astype(np.int32)
-    offset = np.repeat(request.item_starts[:-1][items] - starts[:-1], kept_lens)
     return dataclasses.replace(
         request,
-        item_tokens=request.item_tokens[np.arange(starts[-1]) + offset],
-        item_starts=starts,
+        item_tokens=rows_at(request.item_tokens, request.item_starts[items], kept_lens),
+        item_starts=offsets(kept_lens),
         context_lens=request.context_lens[items],
         label_ids=request.label_ids if len(request.label_ids) == 1 else request.label_ids[items],
     )

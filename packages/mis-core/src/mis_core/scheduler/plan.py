@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int32
 
+from mis_core.ragged import places
+
 PAGE_SIZE = 64
 LONG_ITEM = 256
 """Longest segment, in tokens, that keeps its K/V among the new tokens of its step."""
@@ -150,14 +152,12 @@ class _Shard:
         runs = self.runs
         lens = joined([run.lens for run in runs])
         context_lens = joined([run.context_lens for run in runs])
-        ends = np.cumsum(lens)
-        in_segment = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lens, lens)
         table = np.zeros((self.shape.contexts, self.shape.pages_per_context), np.int32)
         for row, pages in enumerate(self.tables):
             table[row, : len(pages)] = pages
         return ShardPlan(
             token_ids=joined([run.token_ids for run in runs]),
-            positions=(np.repeat(context_lens, lens) + in_segment).astype(np.int32),
+            positions=(np.repeat(context_lens, lens) + places(lens)).astype(np.int32),
             starts=joined([run.start + np.cumsum(run.lens) - run.lens for run in runs]),
             lens=lens,
             context_ids=joined([np.full(len(run.lens), run.context) for run in runs]),
@@ -168,8 +168,29 @@ class _Shard:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where segments of a context fit.
+
+    Attributes:
+        shard: Number of the shard.
+        context: Identity of the context within the step.
+        paged: Whether the segments are written to pages.
+        start: First row.
+        tokens: Tokens that fit.
+        scored: Scored rows that fit.
+    """
+
+    shard: int
+    context: Hashable
+    paged: bool
+    start: int
+    tokens: int
+    scored: int
+
+
 class StepBuilder:
-    """Packs one step. `open` finds room; `add` fills it."""
+    """Packs one step. `find_room` finds room; `add` fills it."""
 
     def __init__(self, shape: StepShape, tokens: int | None = None) -> None:
         """Begin an empty step.
@@ -181,75 +202,66 @@ class StepBuilder:
         self._tokens = shape.tokens if tokens is None else min(tokens, shape.tokens)
         self._shards = [_Shard(shape) for _ in range(shape.shards)]
         self._readings: list[Reading] = []
-        self._open = 0
 
-    def open(self, context: Hashable, *, paged: bool, least: int, scored: bool) -> tuple[int, int]:
-        """Find a shard with room for segments of a context.
+    def find_room(self, context: Hashable, *, paged: bool, least: int, scored: bool) -> Room | None:
+        """Find a shard with room for segments of a context; None if there is none.
 
         Args:
             context: Identity of the context within this step.
             paged: Whether the segments are written to pages.
-            least: Tokens that must fit.
-            scored: Whether rows of the segments are scored.
-
-        Returns:
-            Tokens and scored rows that fit, both 0 if there is no such shard.
+            least: Fewest tokens of any use.
+            scored: Whether a row is to be read.
         """
         for number, shard in enumerate(self._shards):
             start = shard.start(context, paged)
             rows = shard.shape.scored - shard.scored
             if start is not None and self._tokens - start >= least and (rows or not scored):
-                self._open = number
-                return self._tokens - start, rows
-        return 0, 0
+                return Room(number, context, paged, start, self._tokens - start, rows)
+        return None
 
     def add(
         self,
-        context: Hashable,
+        room: Room,
         *,
         pages: Int32[np.ndarray, " pages"],
         token_ids: Int32[np.ndarray, " new_tokens"],
         lens: Int32[np.ndarray, " segments"],
         context_lens: Int32[np.ndarray, " segments"],
-        paged: bool,
-    ) -> tuple[int, Int32[np.ndarray, " segments"]]:
-        """Put segments into the opened shard; return its number and the last row of each segment.
+    ) -> Int32[np.ndarray, " segments"]:
+        """Put segments of one context into a room, which is used up by that; return the last row of each segment.
 
         Args:
-            context: Identity of the context, as opened.
+            room: What `find_room` returned last.
             pages: Pages of the context, as far as known; a context's pages may only grow within a step.
             token_ids: New tokens, segment after segment.
             lens: New tokens of each segment.
             context_lens: Cached tokens before each segment.
-            paged: Whether the segments are written to pages.
         """
-        shard = self._shards[self._open]
-        start = shard.start(context, paged)
-        assert start is not None, "open() finds room first"
-        row = shard.contexts.setdefault(context, len(shard.contexts))
+        shard = self._shards[room.shard]
+        row = shard.contexts.setdefault(room.context, len(shard.contexts))
         if row == len(shard.tables):
             shard.tables.append(pages)
         elif len(pages) > len(shard.tables[row]):
             shard.tables[row] = pages
-        shard.runs.append(_Run(start, row, token_ids, lens, context_lens, paged))
-        shard.used = start + len(token_ids)
-        return self._open, (start + np.cumsum(lens) - 1).astype(np.int32)
+        shard.runs.append(_Run(room.start, row, token_ids, lens, context_lens, room.paged))
+        shard.used = room.start + len(token_ids)
+        return (room.start + np.cumsum(lens) - 1).astype(np.int32)
 
     def read(
         self,
         owner: Any,
+        room: Room,
         *,
-        shard: int,
         rows: Int32[np.ndarray, " items"],
         items: Int32[np.ndarray, " items"],
         label_ids: Int32[np.ndarray, "items labels"],
         normalise: bool,
     ) -> None:
-        """Have label logits read at some rows of a shard."""
-        first = self._shards[shard].scored
-        self._readings.append(Reading(owner, items, shard, first, label_ids, normalise))
-        self._shards[shard].scored_rows.append(rows)
-        self._shards[shard].scored += len(rows)
+        """Have label logits read at some rows of a room's shard."""
+        shard = self._shards[room.shard]
+        self._readings.append(Reading(owner, items, room.shard, shard.scored, label_ids, normalise))
+        shard.scored_rows.append(rows)
+        shard.scored += len(rows)
 
     def finish(self, dense_mask: bool = False) -> StepPlan | None:
         """Return the step, or None if nothing was added."""

@@ -16,6 +16,7 @@ from jaxtyping import Int32
 from mis_core.cache import CacheStatistics, PrefixCache
 from mis_core.scheduler.algorithm import Geometry, choose
 from mis_core.scheduler.duplicates import without_duplicates
+from mis_core.scheduler.headroom import Headroom
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan, StepShape
 from mis_core.scheduler.work import Work
 from mis_core.scoring.request import LabelLogits, ScoreRequest
@@ -65,6 +66,7 @@ class Scheduler:
         self._cache = PrefixCache(pages, PAGE_SIZE, enabled=prefix_cache)
         self._waiting: deque[_Waiting] = deque()
         self._running: deque[Work] = deque()
+        self._headroom = Headroom(self._cache, self._running)
         self._unread: dict[int, Work] = {}
 
     @property
@@ -108,6 +110,7 @@ class Scheduler:
         self._unread.clear()
         self._running.clear()
         self._cache = PrefixCache(self._cache.statistics.pages, PAGE_SIZE, enabled=self._cache.enabled)
+        self._headroom = Headroom(self._cache, self._running)
         return ids
 
     def flush(self) -> int:
@@ -132,11 +135,9 @@ class Scheduler:
             work: Work = reading.owner
             if work.is_cancelled:
                 continue
-            work.take(reading, values, normaliser)
+            work.store(reading, values, normaliser)
             if work.is_read:
                 del self._unread[work.id]
-                began = work.first_planned or 0.0
-                work.timings_ms["device"] = (time.perf_counter() - began) * 1e3
                 answered.append((work.id, work.result()))
         return answered
 
@@ -162,15 +163,11 @@ class Scheduler:
                 self._running.append(work)
         return builder.finish(dense_mask)
 
-    def _spare(self) -> int:
-        """Pages that can be had beyond what all running requests may still need."""
-        return self._cache.available - sum(work.missing_pages for work in self._running)
-
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._policy.max_running:
             work = self._begin(self._waiting[0])
-            if work.missing_pages > self._spare():
-                work.prefix.release(count=False)
+            if work.missing_pages > self._headroom.pages:
+                work.refuse()
                 return
             logger.debug("request %d: %s, %s", work.id, work.choice.algorithm, work.choice.reason)
             self._running.append(work)
@@ -182,21 +179,21 @@ class Scheduler:
         layout = request.layout
         algorithm = layout.algorithm or policy.algorithm
         shared = int(request.context_lens.max())
-        prefix = self._cache.hold(request.query[:shared], request.cache_salt)
+        lock = self._cache.lock(request.query[:shared], request.cache_salt)
         if algorithm != "serial":
-            prefix.adopt()
+            self._cache.match(lock)
         geometry = Geometry(
-            query=shared - prefix.done,
-            cached=prefix.done,
+            query=shared - lock.done,
+            cached=lock.done,
             items=request.num_items,
             item_tokens=len(request.item_tokens),
             budget=shape.tokens * shape.shards,
         )
         choice = choose(algorithm, layout.mask or policy.mask, geometry)
         if choice.algorithm == "serial":
-            prefix.release(count=False)
-            prefix = self._cache.hold(request.query[:0])
+            self._cache.release(lock, count=False)
+            lock = self._cache.lock(request.query[:0])
         chunk_size = policy.chunk_size if layout.chunk_size is None else layout.chunk_size
-        work = Work(waiting.id, request, waiting.places, choice, prefix, self._cache, self._spare, chunk_size)
+        work = Work(waiting.id, request, waiting.places, choice, lock, self._cache, self._headroom, chunk_size)
         work.timings_ms["queue"] = (time.perf_counter() - waiting.arrived) * 1e3
         return work

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32, Integer
 
+from mis_core.ragged import offsets, places
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined:
@@ -50,13 +52,13 @@ def join_ids(
         return _put_items_first(query, tokens.astype(np.int32), lens)
     if np.count_nonzero(lens) == len(lens):
         contexts = np.full(len(lens), len(query), np.int32)
-        return Joined(query, tokens.astype(np.int32), _starts(lens), contexts)
+        return Joined(query, tokens.astype(np.int32), offsets(lens), contexts)
     empty = lens == 0
     begins = np.cumsum(lens) - lens
     return Joined(
         query=query,
         item_tokens=np.insert(tokens.astype(np.int32), begins[empty], query[-1]),
-        item_starts=_starts(np.maximum(lens, 1)),
+        item_starts=offsets(np.maximum(lens, 1)),
         context_lens=(len(query) - empty).astype(np.int32),
     )
 
@@ -79,31 +81,24 @@ def cut_segments(
         head_len: Tokens at the beginning known to be the query's own.
     """
     tail = query[head_len:]
-    begins = np.cumsum(lens) - lens
-    place = np.arange(len(tokens)) - np.repeat(begins, lens)
+    place = places(lens)
     equal = place < len(tail)
     equal[equal] = tail[place[equal]] == tokens[equal]
-    shared = np.minimum.reduceat(np.where(equal, np.repeat(lens, lens), place), begins)
+    shared = np.minimum.reduceat(np.where(equal, np.repeat(lens, lens), place), offsets(lens)[:-1])
     shared = np.minimum(shared, lens - 1)
     return Joined(
         query=query,
         item_tokens=tokens[place >= np.repeat(shared, lens)],
-        item_starts=_starts(lens - shared),
+        item_starts=offsets(lens - shared),
         context_lens=(head_len + shared).astype(np.int32),
     )
 
 
 def whole_sequences(tokens: Int32[np.ndarray, " tokens"], lens: Integer[np.ndarray, " items"]) -> Joined:
     """Make each sequence one segment of its own that sees no query."""
-    return Joined(np.empty(0, np.int32), tokens, _starts(lens), np.zeros(len(lens), np.int32))
+    return Joined(np.empty(0, np.int32), tokens, offsets(lens), np.zeros(len(lens), np.int32))
 
 
 def _put_items_first(query: np.ndarray, tokens: np.ndarray, lens: np.ndarray) -> Joined:
     before = np.repeat(np.arange(len(lens)) * len(query), lens)  # each item's tokens go before its copy of the query
     return whole_sequences(np.insert(np.tile(query, len(lens)), before, tokens), lens + len(query))
-
-
-def _starts(lens: np.ndarray) -> Int32[np.ndarray, " items_plus_one"]:
-    starts = np.zeros(len(lens) + 1, np.int32)
-    starts[1:] = lens.cumsum()
-    return starts

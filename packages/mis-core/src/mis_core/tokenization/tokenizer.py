@@ -12,6 +12,7 @@ import tokenizers
 from jaxtyping import Bool, Int32, Int64
 
 from mis_core.errors import ModelError, RequestError
+from mis_core.ragged import places
 from mis_core.tokenization.joined import Joined, cut_segments, whole_sequences
 from mis_core.tokenization.seam import Seam
 
@@ -254,8 +255,7 @@ def _without_first(
     tokens: np.ndarray, lens: np.ndarray, count: int
 ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " rows"]]:
     """Leave out the first ids of rows that lie one after the other, each of which has them."""
-    places = np.arange(len(tokens)) - np.repeat(np.cumsum(lens) - lens, lens)
-    return tokens[places >= count], lens - count
+    return tokens[places(lens) >= count], lens - count
 
 
 def _framed(
@@ -265,8 +265,8 @@ def _framed(
     ends = np.cumsum(lens)
     count = int(np.count_nonzero(wanted))
     # Of ids put at one place, `insert` keeps the order: those after a row come before those before the next.
-    places = np.stack([ends - lens, ends], 1)[wanted].repeat([len(before), len(after)], 1)
-    framed = np.insert(tokens, places.ravel(), np.tile([*before, *after], count))
+    inserts = np.stack([ends - lens, ends], 1)[wanted].repeat([len(before), len(after)], 1)
+    framed = np.insert(tokens, inserts.ravel(), np.tile([*before, *after], count))
     return framed.astype(np.int32), lens + wanted * (len(before) + len(after))
 
 

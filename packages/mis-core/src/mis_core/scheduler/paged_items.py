@@ -1,0 +1,138 @@
+"""Items that are computed in pages of their own, chunk by chunk, behind whole pages of the query."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int32
+
+from mis_core.cache import PrefixCache
+from mis_core.scheduler.answer import Answer
+from mis_core.scheduler.headroom import Headroom
+from mis_core.scheduler.plan import PAGE_SIZE, StepBuilder
+from mis_core.scheduler.query import QueryPrefill, whole_pages
+from mis_core.scoring.request import ScoreRequest
+
+
+@dataclass(slots=True, eq=False)
+class _PagedItem:
+    """The item under way.
+
+    Attributes:
+        item: Its number.
+        tokens: Tokens from the first page boundary on: what its last shared page lacks, then the item.
+        base: Pages shared with the query.
+        pages: Its own pages.
+        done: Tokens planned.
+    """
+
+    item: int
+    tokens: Int32[np.ndarray, " tokens"]
+    base: Int32[np.ndarray, " base_pages"]
+    pages: Int32[np.ndarray, " pages"]
+    done: int = 0
+
+
+class PagedItems:
+    """Plans one request's long items, one after the other; under `serial`, all its items.
+
+    Attributes:
+        in_step: Items in the step being planned.
+    """
+
+    def __init__(
+        self,
+        request: ScoreRequest,
+        items: Int32[np.ndarray, " paged_items"],
+        query: QueryPrefill,
+        answer: Answer,
+        cache: PrefixCache,
+        headroom: Headroom,
+        *,
+        shares_query: bool,
+    ) -> None:
+        self.in_step = 0
+        self._request = request
+        self._items = items
+        self._query = query
+        self._answer = answer
+        self._cache = cache
+        self._headroom = headroom
+        context_lens = request.context_lens[items]
+        # Query tokens that each item computes again: those behind the last page it shares.
+        self._repeated = context_lens % PAGE_SIZE if shares_query else context_lens
+        self._tokens = self._repeated + np.diff(request.item_starts)[items]
+        self._pages = -(-self._tokens // PAGE_SIZE)
+        self._next = 0
+        self._current: _PagedItem | None = None
+        self._retired: list[np.ndarray] = []
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether every token is in some step."""
+        return self._next == len(self._items)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens still to be planned."""
+        return int(self._tokens[self._next :].sum()) - (self._current.done if self._current else 0)
+
+    @property
+    def missing_pages(self) -> int:
+        """Most pages that will still be allocated: the longest item's, less those of the one under way."""
+        own = len(self._current.pages) if self._current else 0
+        return int(self._pages[self._next :].max(initial=0)) - own
+
+    @property
+    def own_pages(self) -> int:
+        """Pages allocated now."""
+        return (len(self._current.pages) if self._current else 0) + sum(map(len, self._retired))
+
+    def add(self, builder: StepBuilder, limit: int) -> int:
+        """Add the next chunk of an item to a step; return its tokens, at most `limit`."""
+        if self._current is None and self._headroom.pages < 0:
+            return 0
+        current = self._current = self._current or self._begin()
+        rest = len(current.tokens) - current.done
+        room = builder.find_room(current, paged=True, least=min(rest, PAGE_SIZE), scored=True)
+        count = whole_pages(rest, min(room.tokens, limit)) if room else 0
+        if not room or not count:
+            return 0
+        row = builder.add(
+            room,
+            pages=np.concatenate([current.base, current.pages]),
+            token_ids=current.tokens[current.done : current.done + count],
+            lens=np.array([count], np.int32),
+            context_lens=np.array([len(current.base) * PAGE_SIZE + current.done], np.int32),
+        )
+        current.done += count
+        self.in_step += 1
+        if current.done == len(current.tokens):
+            self._answer.read(builder, room, row, np.array([current.item], np.int32))
+            self._retire(current)
+            self._next += 1
+        return count
+
+    def free_retired(self) -> None:
+        """Free the pages of items that are done; between steps only: the step that reads them must not write them."""
+        for pages in self._retired:
+            self._cache.free(pages)
+        self._retired = []
+
+    def free(self) -> None:
+        """Free all pages; between steps only."""
+        if self._current is not None:
+            self._retire(self._current)
+        self.free_retired()
+
+    def _begin(self) -> _PagedItem:
+        request, item = self._request, int(self._items[self._next])
+        context = int(request.context_lens[item])
+        shared = context - int(self._repeated[self._next])
+        own = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
+        tokens = np.concatenate([request.query[shared:context], own])
+        pages = self._cache.allocate(int(self._pages[self._next]))
+        return _PagedItem(item, tokens, self._query.lock.pages[: shared // PAGE_SIZE], pages)
+
+    def _retire(self, item: _PagedItem) -> None:
+        self._retired.append(item.pages)
+        self._current = None
