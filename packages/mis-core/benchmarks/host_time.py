@@ -26,8 +26,9 @@ from mis_core.runner.buckets import token_buckets
 from mis_core.runner.layout import Layouts
 from mis_core.scheduler.plan import StepShape
 from mis_core.scheduler.scheduler import Policy, Scheduler
+from mis_core.scoring.limits import Limits
 from mis_core.scoring.scores import finish
-from mis_core.scoring.validation import Limits, parse_score_request
+from mis_core.scoring.validation import parse_score_request
 
 Stages = dict[str, float]
 SHAPE = StepShape(tokens=2048, scored=256, contexts=8, pages_per_context=64)

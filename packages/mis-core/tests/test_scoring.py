@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp
 
+from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import LabelLogits, ScoreRequest
 from mis_core.scoring.scores import finish
-from mis_core.scoring.validation import Limits, parse_score_request
+from mis_core.scoring.validation import parse_score_request
 
 VOCABULARY = 50
 LIMITS = Limits(context_length=64, vocab_size=VOCABULARY)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mis_core.errors import RequestError
-from mis_core.scoring.validation import FIELDS, Limits, parse_score_request
+from mis_core.scoring.limits import Limits
+from mis_core.scoring.validation import FIELDS, parse_score_request
 from mis_core.tokenization import Tokenizer
 
 LIMITS = Limits(context_length=32, vocab_size=1000, max_items=5, max_labels=4, max_request_tokens=60)

@@ -11,9 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
+from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import ScoreRequest
 from mis_core.scoring.token_rows import TokenRows
-from mis_core.scoring.validation import Limits, parse_score_request
+from mis_core.scoring.validation import parse_score_request
 from mis_server.edge.decoding import decode_object, decode_score_body
 
 LIMITS = Limits(context_length=64, vocab_size=100, max_items=8, max_labels=4)

@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from mis_core.errors import EngineUnavailable, RequestError
-from mis_core.scoring.validation import Limits
+from mis_core.scoring.limits import Limits
 from mis_core.tokenization import Tokenizer
 from mis_server.tokenizers import pool as tokenizer_pool
 from mis_server.tokenizers import process as tokenizer_process

@@ -11,9 +11,10 @@ from fastapi import Depends, Request
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.wire import Ready
+from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
 from mis_core.scoring.scores import finish
-from mis_core.scoring.validation import Limits, parse_score_request
+from mis_core.scoring.validation import parse_score_request
 from mis_core.tokenization import Tokenizer
 from mis_server.edge.admission import Admission, Place
 from mis_server.edge.decoding import decode_score_body

@@ -5,7 +5,8 @@ import numpy as np
 from mis_bench.workload import Workload
 from mis_core.scheduler.plan import StepPlan, StepShape
 from mis_core.scheduler.scheduler import Policy, Scheduler
-from mis_core.scoring.validation import Limits, parse_score_request
+from mis_core.scoring.limits import Limits
+from mis_core.scoring.validation import parse_score_request
 
 _LIMITS = Limits(context_length=1 << 20, vocab_size=1 << 20)
 

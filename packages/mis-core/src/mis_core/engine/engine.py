@@ -28,9 +28,10 @@ from mis_core.runner.memory import Resident, cache_pages, token_budget
 from mis_core.runner.runner import Runner
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
 from mis_core.scheduler.scheduler import Policy, Scheduler
+from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
 from mis_core.scoring.scores import finish
-from mis_core.scoring.validation import Limits, parse_score_request
+from mis_core.scoring.validation import parse_score_request
 from mis_core.tokenization import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 
 from mis_core.errors import RequestError
+from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import ScoreRequest
 from mis_core.scoring.token_rows import read_row
-from mis_core.scoring.validation import Limits, check_characters, parse_score_request
+from mis_core.scoring.validation import check_characters, parse_score_request
 from mis_core.tokenization import Tokenizer
 from mis_server.edge.decoding import decode_object, decode_score_body
 
@@ -47,7 +48,7 @@ def tokenized(
         raise RequestError("invalid_prompt", "prompt must be a text.", "prompt")
     special = _bool(fields, "add_special_tokens", default=True)
     wants_strings = _bool(fields, "return_token_strs", default=False)
-    check_characters(most_characters, prompt=prompt)
+    check_characters(most_characters, prompt=[prompt])
     tokens = tokenizer.encode(prompt, special)
     _check_count(len(tokens), most_tokens, "prompt")
     reply = {  # the words of `TokenizeReply`
@@ -83,7 +84,7 @@ def detokenized(
     rows = read_row("tokens", tokens)
     rows.check_below(tokenizer.vocab_size if vocab_size is None else vocab_size)
     text = tokenizer.decode(rows.values)
-    check_characters(most_characters, tokens=text)
+    check_characters(most_characters, tokens=[text])
     return msgspec.json.encode({"prompt": text})  # the words of `DetokenizeReply`
 
 

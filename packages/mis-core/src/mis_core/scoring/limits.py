@@ -1,0 +1,53 @@
+"""What one request may ask for."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from mis_core.config import EngineConfig
+from mis_core.tokenization import MAX_CHARACTERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one request may ask for.
+
+    Attributes:
+        context_length: Most tokens of query and item together.
+        vocab_size: Token ids are below this; `vocab_size` of the model's config.
+        max_items: Most items.
+        max_labels: Most labels of an item.
+        max_request_tokens: Most tokens of the query, once, and of every item.
+        max_text_characters: Most characters that are tokenised: more than the texts have where query and items cannot
+            be tokenised apart.
+        max_scores: Most items times labels of the longest list: what a request and its reply hold in memory.
+        delimiter: Token put between query and item, or None.
+        layouts: Whether requests may choose their layout, by `LAYOUT_FIELDS`.
+    """
+
+    context_length: int
+    vocab_size: int
+    max_items: int = 20_000
+    max_labels: int = 1024
+    max_request_tokens: int = 2_000_000
+    max_text_characters: int = MAX_CHARACTERS
+    max_scores: int = 1 << 21
+    delimiter: int | None = None
+    layouts: bool = False
+
+    @classmethod
+    def of(cls, config: EngineConfig, context_length: int, vocab_size: int, **most: Any) -> Self:
+        """Return the limits of an engine's requests.
+
+        Args:
+            config: The engine's options: its delimiter, and whether requests choose their layout.
+            context_length: What the engine has room for, in tokens.
+            vocab_size: Of the model.
+            most: The other fields, where they differ from their defaults.
+        """
+        return cls(
+            context_length=context_length,
+            vocab_size=vocab_size,
+            delimiter=config.multi_item_scoring_delimiter,
+            layouts=config.enable_request_layout,
+            **most,
+        )
