@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 from jaxtyping import Float32, Int32
+from scipy.special import softmax
 
 from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult, Usage
 
@@ -64,5 +65,4 @@ def _label_softmax(
     values = np.where(label_ids >= 0, logits.astype(np.float64), -np.inf)
     below_best = values - values.max(axis=1, keepdims=True)  # first: a small temperature then overflows to -inf only
     with np.errstate(over="ignore"):
-        weights = np.exp(below_best / temperature)
-    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+        return softmax(below_best / temperature, axis=1).astype(np.float32)
