@@ -6,41 +6,21 @@ HTTP nor JAX; the words on the socket are `wire`'s.
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import logging
-import signal
-import socket
 import sys
 import time
-from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 from mis_core.config import EngineConfig
-from mis_core.errors import EngineUnavailable, MisError, ModelError, RequestError
-from mis_core.process.quarantine import Suspects
-from mis_core.process.wire import (
-    HEADER_BYTES,
-    Cancel,
-    Configure,
-    Errored,
-    Failed,
-    MalformedFrame,
-    Operate,
-    Operated,
-    Ready,
-    Rejected,
-    Score,
-    Scored,
-    Shutdown,
-    ToFront,
-    decode_for_front,
-    encode_frame,
-    payload_size,
-)
+from mis_core.errors import EngineUnavailable, MisError
+from mis_core.process.engine_process import STOP_S, EngineFault, EngineProcess, RequestLost
+from mis_core.process.quarantine import Quarantine
+from mis_core.process.wire import MalformedFrame, Operate, Ready
 from mis_core.scoring.request import LabelLogits, ScoreRequest
+
+__all__ = ["ENGINE_COMMAND", "EngineClient", "EngineFault", "RequestLost"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,17 +29,7 @@ ENGINE_COMMAND = (sys.executable, "-m", "mis_core.process.main")
 _FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 30.0
 _STABLE_S = 60.0  # an engine that lived this long died of something new: back to the shortest wait
-_STOP_S = 5.0
 _SILENCE_S = 30.0  # the process answers questions about itself within milliseconds, whatever its device does
-_READ_AHEAD_BYTES = 1024 * 1024
-
-
-class EngineFault(RuntimeError):
-    """The engine failed on this one request; its log says why. Trying again will most likely fail again."""
-
-
-class RequestLost(EngineUnavailable):
-    """The device failed, out of memory for instance, while it computed this request. The engine goes on."""
 
 
 class EngineClient:
@@ -77,12 +47,12 @@ class EngineClient:
         """
         self._config = config
         self._command = tuple(command)
-        self._process: _EngineProcess | None = None
+        self._process: EngineProcess | None = None
         self._info: Ready | None = None
         self._ids = itertools.count(1)
-        self._suspects = Suspects()
+        self._quarantine = Quarantine()
         self._starts = 0
-        self._stop_s = _STOP_S
+        self._stop_s = STOP_S
 
     async def __aenter__(self) -> "EngineClient":
         self._first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -132,11 +102,11 @@ class EngineClient:
             EngineFault: the engine failed on this request.
             RequestRefused: the engine process ended, or its device failed, twice while it worked on this request.
         """
-        async with self._suspects.watched(request):
+        async with self._quarantine.watched(request):
             try:
                 return await self._running().score(next(self._ids), request)
             except RequestLost:
-                self._suspects.blame([request])
+                self._quarantine.blame([request])
                 raise
 
     async def statistics(self) -> dict[str, float]:
@@ -173,18 +143,18 @@ class EngineClient:
         """
         await self._running().operate(Operate(next(self._ids), "stop_profile"))
 
-    def _running(self) -> "_EngineProcess":
+    def _running(self) -> EngineProcess:
         if self._process is None:
             raise EngineUnavailable("The engine is not ready.")
         return self._process
 
-    async def close(self, within_s: float = _STOP_S) -> None:
+    async def close(self, within_s: float = STOP_S) -> None:
         """End the engine process and fail what is in flight. Closing twice is fine.
 
         Args:
             within_s: Seconds that the process has to end by itself; it never has more than five.
         """
-        self._stop_s = min(within_s, _STOP_S)
+        self._stop_s = min(within_s, STOP_S)
         self._supervision.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._supervision
@@ -215,7 +185,7 @@ class EngineClient:
             ModelError: it refused the model.
             EngineUnavailable: it ended; says how.
         """
-        process = await _EngineProcess.start(self._command)
+        process = await EngineProcess.start(self._command)
         self._starts += 1
         try:
             self._info = await process.configure(self._config)
@@ -231,10 +201,10 @@ class EngineClient:
             raise EngineUnavailable(f"The engine process broke the protocol: {error}") from None
         finally:
             self._process = None
-            self._suspects.blame(process.requests.values())
+            self._quarantine.blame(process.requests.values())
             await process.stop(self._stop_s)
 
-    async def _kill_if_silent(self, process: "_EngineProcess") -> None:
+    async def _kill_if_silent(self, process: EngineProcess) -> None:
         """End a process that is frozen as a whole; one whose device hangs ends itself, see `watchdog_timeout`."""
         silence_s = min(_SILENCE_S, self._config.watchdog_timeout)
         with contextlib.suppress(EngineUnavailable):  # it ended by itself
@@ -254,162 +224,3 @@ class EngineClient:
         self._first_ready.set_exception(error)
         self._first_ready.exception()  # seen: whoever waits gets it, and nobody has to wait
         return True
-
-
-class _EngineProcess:
-    """One life of the engine process."""
-
-    def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.answers: dict[int, asyncio.Future[Any]] = {}
-        self.requests: dict[int, ScoreRequest] = {}
-        self._process = process
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def start(cls, command: Sequence[str]) -> "_EngineProcess":
-        """Start the process with one end of a socket pair; its standard error is ours.
-
-        A start that is cancelled is finished and the process ended: event loops leave behind what is half started.
-        """
-        starting = asyncio.create_task(cls._start(command), name="engine start")
-        try:
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            with contextlib.suppress(EngineUnavailable):
-                await (await starting).stop()
-            raise
-
-    @classmethod
-    async def _start(cls, command: Sequence[str]) -> "_EngineProcess":
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                fd = theirs.fileno()
-                process = await asyncio.create_subprocess_exec(*command, str(fd), pass_fds=(fd,), stdin=DEVNULL)
-            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_READ_AHEAD_BYTES)
-        except OSError as error:
-            ours.close()
-            raise EngineUnavailable(f"The engine process could not be started: {error.strerror}.") from None
-        return cls(process, reader, writer)
-
-    async def configure(self, config: EngineConfig) -> Ready:
-        """Say what to load and wait until it is loaded.
-
-        Raises:
-            ModelError: the model or an option cannot be served.
-            EngineUnavailable: the process failed or ended.
-            MalformedFrame: what arrived is no answer to this.
-        """
-        level = logging.getLevelName(logging.getLogger("mis_core").getEffectiveLevel())
-        self._writer.write(encode_frame(Configure(dataclasses.asdict(config), level)))
-        match await self._receive():
-            case Ready() as info:
-                return info
-            case Failed(message=message, fault=False):
-                raise ModelError(message)
-            case Failed(message=message):
-                raise EngineUnavailable(message)
-            case message:
-                raise MalformedFrame(f"{type(message).__name__} before the start.")
-
-    async def score(self, id: int, request: ScoreRequest) -> LabelLogits:
-        """Send a request and wait for its answer."""
-        try:
-            frame = encode_frame(Score.of(id, request))
-        except MalformedFrame:
-            raise RequestError("request_too_large", "The request does not fit in one message to the engine.") from None
-        self.requests[id] = request
-        try:
-            return await self._ask(id, frame)
-        except asyncio.CancelledError:
-            self._send(encode_frame(Cancel(id)))
-            raise
-        finally:
-            del self.requests[id]
-
-    async def operate(self, operate: Operate) -> dict[str, float]:
-        """Send an operation and wait until it is done."""
-        return await self._ask(operate.id, encode_frame(operate))
-
-    async def _ask(self, id: int, frame: bytes) -> Any:
-        answer = self.answers[id] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(frame)
-            await self._writer.drain()
-            return await answer
-        except ConnectionError:
-            raise EngineUnavailable("The engine died.") from None
-        finally:
-            del self.answers[id]
-
-    def kill(self) -> None:
-        """End the process now; whoever reads from it sees the end."""
-        self._process.kill()
-
-    async def deliver_answers(self) -> None:
-        """Hand answers to those who wait, until the process ends.
-
-        Raises:
-            EngineUnavailable: always, at the end; says how it ended.
-            MalformedFrame: what arrived is not an answer.
-        """
-        while True:
-            self._deliver(await self._receive())
-
-    async def stop(self, within_s: float = _STOP_S) -> None:
-        """Fail what is in flight, then end the process: politely, then by force."""
-        for answer in self.answers.values():
-            if not answer.done():
-                answer.set_exception(EngineUnavailable("The engine died before it answered."))
-        self._send(encode_frame(Shutdown()))
-        try:
-            # Not wait_for: before Python 3.12 it may swallow a cancellation, and supervision would go on.
-            async with asyncio.timeout(within_s):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-        finally:
-            if self._process.returncode is None:  # cancelled once more
-                self._process.kill()
-        self._writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
-
-    def _deliver(self, message: ToFront) -> None:
-        if not isinstance(message, Scored | Rejected | Errored | Operated):
-            raise MalformedFrame(f"{type(message).__name__} after the start.")
-        answer = self.answers.get(message.id)
-        if answer is None or answer.done():  # cancelled meanwhile
-            return
-        match message:
-            case Scored():
-                answer.set_result(message.label_logits())
-            case Operated():
-                answer.set_result(message.values)
-            case Rejected():
-                answer.set_exception(RequestError(message.code, message.message, message.param))
-            case Errored(is_lost=True):
-                answer.set_exception(RequestLost("The device failed while it computed this request."))
-            case Errored():
-                answer.set_exception(EngineFault("The engine failed on this request; its log says why."))
-
-    def _send(self, frame: bytes) -> None:
-        if not self._writer.is_closing():  # else nobody reads it, and uvloop refuses to write it
-            self._writer.write(frame)
-
-    async def _receive(self) -> ToFront:
-        try:
-            header = await self._reader.readexactly(HEADER_BYTES)
-            return decode_for_front(await self._reader.readexactly(payload_size(header)))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            raise EngineUnavailable(f"The engine process ended {await self._how_it_ended()}.") from None
-
-    async def _how_it_ended(self) -> str:
-        try:
-            async with asyncio.timeout(_STOP_S):
-                code = await self._process.wait()
-        except TimeoutError:
-            return "the conversation"
-        return f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"

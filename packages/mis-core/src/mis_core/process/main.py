@@ -7,226 +7,37 @@ wants it: it leaves at `Shutdown`, and at once when the socket closes, since nob
 any more.
 """
 
-import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
 
 from mis_core.config import EngineConfig
-from mis_core.errors import EngineUnavailable, MisError, RequestError
+from mis_core.errors import MisError
+from mis_core.process.channel import Channel
+from mis_core.process.request_table import ComputesLogits, RequestTable
 from mis_core.process.wire import (
-    HEADER_BYTES,
     Cancel,
     Configure,
-    Errored,
     Failed,
     MalformedFrame,
     Operate,
-    Operated,
     Ready,
-    Rejected,
     Score,
-    Scored,
     Shutdown,
-    ToEngine,
-    decode_for_engine,
     encode_frame,
-    payload_size,
 )
-from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 logger = logging.getLogger(__name__)
 
 _REASON_CHARACTERS = 300
-_HUNG = 3  # exit status
-
-
-class ComputesLogits(Protocol):
-    """What this process needs of an engine; `mis_core.engine.Engine` is one."""
-
-    vocab_size: int
-    context_length: int
-
-    @property
-    def progress(self) -> int:
-        """A number that grows while the device works."""
-        ...
-
-    @property
-    def summary(self) -> dict[str, str | int | float]:
-        """What was loaded, for people."""
-        ...
-
-    def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
-        """Begin to compute the label logits of a request; cancelling the future frees it."""
-        ...
-
-    def statistics(self) -> dict[str, float]:
-        """Return counts since the start, and the cache's state."""
-        ...
-
-    def flush_cache(self) -> int:
-        """Forget cached prefixes; return how many pages that freed."""
-        ...
-
-    def start_profile(self, directory: str) -> None:
-        """Begin a profile."""
-        ...
-
-    def stop_profile(self) -> None:
-        """End the profile and write it."""
-        ...
-
-    def close(self) -> None:
-        """Free the device."""
-        ...
 
 
 EngineFactory = Callable[[EngineConfig], ComputesLogits]
-
-
-class Channel:
-    """Whole messages over a stream socket, blocking; any thread may send."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._sending = threading.Lock()
-        self._stream = connection.makefile("rb")
-
-    def send(self, frame: bytes) -> None:
-        """Write one encoded message.
-
-        Raises:
-            OSError: the front is gone.
-        """
-        with self._sending:
-            self._connection.sendall(frame)
-
-    def receive(self) -> ToEngine | None:
-        """Read one message, or None when the front is gone.
-
-        Raises:
-            MalformedFrame: what arrived is not a message.
-        """
-        header = self._read(HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
-            return None
-        size = payload_size(header)
-        payload = self._read(size)
-        return decode_for_engine(payload) if len(payload) == size else None
-
-    def _read(self, size: int) -> bytes:
-        try:
-            return self._stream.read(size)
-        except ConnectionError:  # the front left answers unread
-            return b""
-
-
-class Desk:
-    """Requests that the engine works on. Opens when the engine is loaded, closes once."""
-
-    def __init__(self, channel: Channel, engine: ComputesLogits) -> None:
-        self._channel = channel
-        self._engine = engine
-        self._futures: dict[int, Future[LabelLogits]] = {}
-        self._changed = threading.Condition()
-        self._is_closed = False
-
-    def put(self, score: Score) -> None:
-        """Give a request to the engine; its answer is sent when it is ready."""
-        try:
-            future = self._engine.submit(score.request())
-        except Exception as error:
-            self._answer(score.id, error)
-            return
-        with self._changed:
-            self._futures[score.id] = future
-        future.add_done_callback(lambda done: self._finish(score.id, done))
-
-    def cancel(self, id: int) -> None:
-        """Drop a request; one that was answered is left alone."""
-        with self._changed:
-            future = self._futures.get(id)
-        if future is not None:
-            future.cancel()
-
-    def operate(self, operate: Operate) -> None:
-        """Do something to the engine as a whole; a profile is written on a thread of its own, it takes seconds."""
-        if operate.action.endswith("_profile"):
-            threading.Thread(target=self._operate, args=(operate,), name=operate.action, daemon=True).start()
-        else:
-            self._operate(operate)
-
-    def close(self) -> None:
-        """Take nothing more; `wait` returns when what is here is answered."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-
-    def wait(self) -> None:
-        """Block until the desk is closed and empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed and not self._futures)
-
-    def watch(self, timeout_s: float) -> None:
-        """End the process when the engine makes no progress for so long though it has work. Never returns.
-
-        A device that hangs cannot be freed from within; the front restarts the process.
-        """
-        seen, since = self._engine.progress, time.monotonic()
-        while True:
-            time.sleep(min(timeout_s / 4, 1.0))
-            progress = self._engine.progress
-            if progress != seen or not self._futures:
-                seen, since = progress, time.monotonic()
-            elif time.monotonic() - since > timeout_s:
-                logger.critical("No progress for %.0f s with %d requests waiting.", timeout_s, len(self._futures))
-                os._exit(_HUNG)
-
-    def _finish(self, id: int, future: Future[LabelLogits]) -> None:
-        if not future.cancelled():
-            error = future.exception()
-            if error is None:
-                _tell(self._channel, encode_frame(Scored.of(id, future.result())))
-            else:
-                self._answer(id, error)
-        with self._changed:
-            self._futures.pop(id, None)
-            self._changed.notify()
-
-    def _operate(self, operate: Operate) -> None:
-        values: dict[str, float] = {}
-        try:
-            match operate.action:
-                case "statistics":
-                    values = self._engine.statistics()
-                case "flush_cache":
-                    values = {"freed_pages": self._engine.flush_cache()}
-                case "start_profile":
-                    self._engine.start_profile(str(operate.argument))
-                case "stop_profile":
-                    self._engine.stop_profile()
-                case unknown:
-                    raise ValueError(f"no operation {unknown!r}")
-        except Exception as error:
-            self._answer(operate.id, error)
-        else:
-            _tell(self._channel, encode_frame(Operated(operate.id, values)))
-
-    def _answer(self, id: int, error: BaseException) -> None:
-        if isinstance(error, RequestError):
-            frame = encode_frame(Rejected(id=id, code=error.code, message=error.message, param=error.param))
-        else:  # a poisoned request must not take its neighbours along
-            logger.error("Request %d failed.", id, exc_info=error)
-            frame = encode_frame(Errored(id=id, is_lost=isinstance(error, EngineUnavailable)))
-        _tell(self._channel, frame)
 
 
 def run(connection: socket.socket, make_engine: EngineFactory) -> int:
@@ -246,41 +57,35 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
     if not isinstance(first, Configure):
         raise MalformedFrame(f"The first message must be a configuration, not {type(first).__name__}.")
     logging.getLogger("mis_core").setLevel(first.log_level)
-    opened: Future[Desk] = Future()
+    opened: Future[RequestTable] = Future()
     threading.Thread(target=_read_messages, args=(channel, opened), name="reader", daemon=True).start()
     engine = _load(channel, make_engine, first)
     if engine is None:
         return 1
-    desk = Desk(channel, engine)
+    table = RequestTable(channel, engine)
     ready = Ready(vocab_size=engine.vocab_size, context_length=engine.context_length, summary=engine.summary)
-    _tell(channel, encode_frame(ready))
-    opened.set_result(desk)
+    channel.tell(encode_frame(ready))
+    opened.set_result(table)
     timeout_s = EngineConfig(**first.options).watchdog_timeout
-    threading.Thread(target=desk.watch, args=(timeout_s,), name="watchdog", daemon=True).start()
-    desk.wait()
+    threading.Thread(target=table.watch, args=(timeout_s,), name="watchdog", daemon=True).start()
+    table.wait()
     engine.close()
     return 0
-
-
-def _tell(channel: Channel, frame: bytes) -> None:
-    # A front that is gone ends this process through the reader.
-    with contextlib.suppress(OSError):
-        channel.send(frame)
 
 
 def _load(channel: Channel, make_engine: EngineFactory, configure: Configure) -> ComputesLogits | None:
     try:
         return make_engine(EngineConfig(**configure.options))
     except MisError as error:
-        _tell(channel, encode_frame(Failed(message=error.message)))
+        channel.tell(encode_frame(Failed(message=error.message)))
     except Exception as error:
         logger.exception("The engine could not start.")
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_CHARACTERS]
-        _tell(channel, encode_frame(Failed(message=f"The engine could not start: {reason}", fault=True)))
+        channel.tell(encode_frame(Failed(message=f"The engine could not start: {reason}", fault=True)))
     return None
 
 
-def _read_messages(channel: Channel, opened: Future[Desk]) -> None:
+def _read_messages(channel: Channel, opened: Future[RequestTable]) -> None:
     status = 0
     try:
         while (message := channel.receive()) is not None:

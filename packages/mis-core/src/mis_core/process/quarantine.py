@@ -36,7 +36,7 @@ class RequestRefused(RuntimeError):
     """The engine process ended twice while it worked on this request, which is not sent again."""
 
 
-class Suspects:
+class Quarantine:
     """Requests by what they compute, and how often the engine ended under them. For one event loop."""
 
     def __init__(self) -> None:

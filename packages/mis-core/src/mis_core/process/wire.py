@@ -9,7 +9,7 @@ in a sentence, not in a wrong score.
     engine to front     Ready or Failed, then one of Scored, Rejected, Errored for each Score,
                         and Operated or Rejected for each Operate
 
-This module does no I/O; `client` and `engine_process` read and write the frames.
+This module does no I/O; `client` and `main` read and write the frames.
 """
 
 from typing import Any, TypeVar

@@ -1,0 +1,205 @@
+"""One life of the engine process, as the front sees it."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+import socket
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Sequence
+from typing import Any
+
+from mis_core.config import EngineConfig
+from mis_core.errors import EngineUnavailable, ModelError, RequestError
+from mis_core.process.wire import (
+    HEADER_BYTES,
+    Cancel,
+    Configure,
+    Errored,
+    Failed,
+    MalformedFrame,
+    Operate,
+    Operated,
+    Ready,
+    Rejected,
+    Score,
+    Scored,
+    Shutdown,
+    ToFront,
+    decode_for_front,
+    encode_frame,
+    payload_size,
+)
+from mis_core.scoring.request import LabelLogits, ScoreRequest
+
+STOP_S = 5.0
+
+_READ_AHEAD_BYTES = 1024 * 1024
+
+
+class EngineFault(RuntimeError):
+    """The engine failed on this one request; its log says why. Trying again will most likely fail again."""
+
+
+class RequestLost(EngineUnavailable):
+    """The device failed, out of memory for instance, while it computed this request. The engine goes on."""
+
+
+class EngineProcess:
+    """One life of the engine process."""
+
+    def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.answers: dict[int, asyncio.Future[Any]] = {}
+        self.requests: dict[int, ScoreRequest] = {}
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> "EngineProcess":
+        """Start the process with one end of a socket pair; its standard error is ours.
+
+        A start that is cancelled is finished and the process ended: event loops leave behind what is half started.
+        """
+        starting = asyncio.create_task(cls._start(command), name="engine start")
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(EngineUnavailable):
+                await (await starting).stop()
+            raise
+
+    @classmethod
+    async def _start(cls, command: Sequence[str]) -> "EngineProcess":
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                fd = theirs.fileno()
+                process = await asyncio.create_subprocess_exec(*command, str(fd), pass_fds=(fd,), stdin=DEVNULL)
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_READ_AHEAD_BYTES)
+        except OSError as error:
+            ours.close()
+            raise EngineUnavailable(f"The engine process could not be started: {error.strerror}.") from None
+        return cls(process, reader, writer)
+
+    async def configure(self, config: EngineConfig) -> Ready:
+        """Say what to load and wait until it is loaded.
+
+        Raises:
+            ModelError: the model or an option cannot be served.
+            EngineUnavailable: the process failed or ended.
+            MalformedFrame: what arrived is no answer to this.
+        """
+        level = logging.getLevelName(logging.getLogger("mis_core").getEffectiveLevel())
+        self._writer.write(encode_frame(Configure(dataclasses.asdict(config), level)))
+        match await self._receive():
+            case Ready() as info:
+                return info
+            case Failed(message=message, fault=False):
+                raise ModelError(message)
+            case Failed(message=message):
+                raise EngineUnavailable(message)
+            case message:
+                raise MalformedFrame(f"{type(message).__name__} before the start.")
+
+    async def score(self, id: int, request: ScoreRequest) -> LabelLogits:
+        """Send a request and wait for its answer."""
+        try:
+            frame = encode_frame(Score.of(id, request))
+        except MalformedFrame:
+            raise RequestError("request_too_large", "The request does not fit in one message to the engine.") from None
+        self.requests[id] = request
+        try:
+            return await self._ask(id, frame)
+        except asyncio.CancelledError:
+            self._send(encode_frame(Cancel(id)))
+            raise
+        finally:
+            del self.requests[id]
+
+    async def operate(self, operate: Operate) -> dict[str, float]:
+        """Send an operation and wait until it is done."""
+        return await self._ask(operate.id, encode_frame(operate))
+
+    async def _ask(self, id: int, frame: bytes) -> Any:
+        answer = self.answers[id] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(frame)
+            await self._writer.drain()
+            return await answer
+        except ConnectionError:
+            raise EngineUnavailable("The engine died.") from None
+        finally:
+            del self.answers[id]
+
+    def kill(self) -> None:
+        """End the process now; whoever reads from it sees the end."""
+        self._process.kill()
+
+    async def deliver_answers(self) -> None:
+        """Hand answers to those who wait, until the process ends.
+
+        Raises:
+            EngineUnavailable: always, at the end; says how it ended.
+            MalformedFrame: what arrived is not an answer.
+        """
+        while True:
+            self._deliver(await self._receive())
+
+    async def stop(self, within_s: float = STOP_S) -> None:
+        """Fail what is in flight, then end the process: politely, then by force."""
+        for answer in self.answers.values():
+            if not answer.done():
+                answer.set_exception(EngineUnavailable("The engine died before it answered."))
+        self._send(encode_frame(Shutdown()))
+        try:
+            # Not wait_for: before Python 3.12 it may swallow a cancellation, and supervision would go on.
+            async with asyncio.timeout(within_s):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        finally:
+            if self._process.returncode is None:  # cancelled once more
+                self._process.kill()
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+    def _deliver(self, message: ToFront) -> None:
+        if not isinstance(message, Scored | Rejected | Errored | Operated):
+            raise MalformedFrame(f"{type(message).__name__} after the start.")
+        answer = self.answers.get(message.id)
+        if answer is None or answer.done():  # cancelled meanwhile
+            return
+        match message:
+            case Scored():
+                answer.set_result(message.label_logits())
+            case Operated():
+                answer.set_result(message.values)
+            case Rejected():
+                answer.set_exception(RequestError(message.code, message.message, message.param))
+            case Errored(is_lost=True):
+                answer.set_exception(RequestLost("The device failed while it computed this request."))
+            case Errored():
+                answer.set_exception(EngineFault("The engine failed on this request; its log says why."))
+
+    def _send(self, frame: bytes) -> None:
+        if not self._writer.is_closing():  # else nobody reads it, and uvloop refuses to write it
+            self._writer.write(frame)
+
+    async def _receive(self) -> ToFront:
+        try:
+            header = await self._reader.readexactly(HEADER_BYTES)
+            return decode_for_front(await self._reader.readexactly(payload_size(header)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise EngineUnavailable(f"The engine process ended {await self._how_it_ended()}.") from None
+
+    async def _how_it_ended(self) -> str:
+        try:
+            async with asyncio.timeout(STOP_S):
+                code = await self._process.wait()
+        except TimeoutError:
+            return "the conversation"
+        return f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"

@@ -1,0 +1,158 @@
+"""The requests that the engine process works on, and the answers it sends."""
+
+import logging
+import os
+import threading
+import time
+from concurrent.futures import Future
+from typing import Protocol
+
+from mis_core.errors import EngineUnavailable, RequestError
+from mis_core.process.channel import Channel
+from mis_core.process.wire import Errored, Operate, Operated, Rejected, Score, Scored, encode_frame
+from mis_core.scoring.request import LabelLogits, ScoreRequest
+
+logger = logging.getLogger(__name__)
+
+_HUNG = 3  # exit status
+
+
+class ComputesLogits(Protocol):
+    """What this process needs of an engine; `mis_core.engine.Engine` is one."""
+
+    vocab_size: int
+    context_length: int
+
+    @property
+    def progress(self) -> int:
+        """A number that grows while the device works."""
+        ...
+
+    @property
+    def summary(self) -> dict[str, str | int | float]:
+        """What was loaded, for people."""
+        ...
+
+    def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
+        """Begin to compute the label logits of a request; cancelling the future frees it."""
+        ...
+
+    def statistics(self) -> dict[str, float]:
+        """Return counts since the start, and the cache's state."""
+        ...
+
+    def flush_cache(self) -> int:
+        """Forget cached prefixes; return how many pages that freed."""
+        ...
+
+    def start_profile(self, directory: str) -> None:
+        """Begin a profile."""
+        ...
+
+    def stop_profile(self) -> None:
+        """End the profile and write it."""
+        ...
+
+    def close(self) -> None:
+        """Free the device."""
+        ...
+
+
+class RequestTable:
+    """Requests that the engine works on. Opens when the engine is loaded, closes once."""
+
+    def __init__(self, channel: Channel, engine: ComputesLogits) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._futures: dict[int, Future[LabelLogits]] = {}
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def put(self, score: Score) -> None:
+        """Give a request to the engine; its answer is sent when it is ready."""
+        try:
+            future = self._engine.submit(score.request())
+        except Exception as error:
+            self._answer(score.id, error)
+            return
+        with self._changed:
+            self._futures[score.id] = future
+        future.add_done_callback(lambda done: self._finish(score.id, done))
+
+    def cancel(self, id: int) -> None:
+        """Drop a request; one that was answered is left alone."""
+        with self._changed:
+            future = self._futures.get(id)
+        if future is not None:
+            future.cancel()
+
+    def operate(self, operate: Operate) -> None:
+        """Do something to the engine as a whole; a profile is written on a thread of its own, it takes seconds."""
+        if operate.action.endswith("_profile"):
+            threading.Thread(target=self._operate, args=(operate,), name=operate.action, daemon=True).start()
+        else:
+            self._operate(operate)
+
+    def close(self) -> None:
+        """Take nothing more; `wait` returns when what is here is answered."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def wait(self) -> None:
+        """Block until the table is closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed and not self._futures)
+
+    def watch(self, timeout_s: float) -> None:
+        """End the process when the engine makes no progress for so long though it has work. Never returns.
+
+        A device that hangs cannot be freed from within; the front restarts the process.
+        """
+        seen, since = self._engine.progress, time.monotonic()
+        while True:
+            time.sleep(min(timeout_s / 4, 1.0))
+            progress = self._engine.progress
+            if progress != seen or not self._futures:
+                seen, since = progress, time.monotonic()
+            elif time.monotonic() - since > timeout_s:
+                logger.critical("No progress for %.0f s with %d requests waiting.", timeout_s, len(self._futures))
+                os._exit(_HUNG)
+
+    def _finish(self, id: int, future: Future[LabelLogits]) -> None:
+        if not future.cancelled():
+            error = future.exception()
+            if error is None:
+                self._channel.tell(encode_frame(Scored.of(id, future.result())))
+            else:
+                self._answer(id, error)
+        with self._changed:
+            self._futures.pop(id, None)
+            self._changed.notify()
+
+    def _operate(self, operate: Operate) -> None:
+        values: dict[str, float] = {}
+        try:
+            match operate.action:
+                case "statistics":
+                    values = self._engine.statistics()
+                case "flush_cache":
+                    values = {"freed_pages": self._engine.flush_cache()}
+                case "start_profile":
+                    self._engine.start_profile(str(operate.argument))
+                case "stop_profile":
+                    self._engine.stop_profile()
+                case unknown:
+                    raise ValueError(f"no operation {unknown!r}")
+        except Exception as error:
+            self._answer(operate.id, error)
+        else:
+            self._channel.tell(encode_frame(Operated(operate.id, values)))
+
+    def _answer(self, id: int, error: BaseException) -> None:
+        if isinstance(error, RequestError):
+            frame = encode_frame(Rejected(id=id, code=error.code, message=error.message, param=error.param))
+        else:  # a poisoned request must not take its neighbours along
+            logger.error("Request %d failed.", id, exc_info=error)
+            frame = encode_frame(Errored(id=id, is_lost=isinstance(error, EngineUnavailable)))
+        self._channel.tell(frame)
