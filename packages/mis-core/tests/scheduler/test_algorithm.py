@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from test_scheduler import Driver, request_of, tokens
 
-from mis_core.scheduler.algorithm import Geometry, choose, cost, largest_safe_budget
+from mis_core.scheduler.algorithm import RequestSize, choose, cost, largest_safe_budget
 from mis_core.scheduler.plan import StepShape
 from mis_core.scoring.request import Layout
 
-CANONICAL = Geometry(query=2000, cached=0, items=500, item_tokens=10_000, budget=2048)
-SMALL = Geometry(query=100, cached=0, items=10, item_tokens=1000, budget=2048)
+CANONICAL = RequestSize(query_tokens=2000, cached_tokens=0, num_items=500, num_item_tokens=10_000, token_budget=2048)
+SMALL = RequestSize(query_tokens=100, cached_tokens=0, num_items=10, num_item_tokens=1000, token_budget=2048)
 
 
 def test_a_long_query_with_many_items_is_prefilled_first() -> None:
@@ -23,7 +23,7 @@ def test_what_fits_one_step_is_packed() -> None:
 
 
 def test_a_cached_query_needs_no_step_of_its_own() -> None:
-    cached = Geometry(query=0, cached=2000, items=500, item_tokens=10_000, budget=2048)
+    cached = RequestSize(query_tokens=0, cached_tokens=2000, num_items=500, num_item_tokens=10_000, token_budget=2048)
     choice = choose("auto", "auto", cached)
     assert choice.algorithm == "prefill_extend"
     assert cost("prefill_extend", cached) < cost("prefill_extend", CANONICAL)
@@ -55,9 +55,9 @@ def test_serial_costs_what_it_repeats() -> None:
 @pytest.mark.parametrize("query", [1, 100, 3000])
 def test_costs_rise_with_every_dimension(items: int, query: int) -> None:
     for algorithm in ("serial", "packed", "prefill_extend"):
-        here = cost(algorithm, Geometry(query, 0, items, items * 20, 2048))
-        assert 0 < here < cost(algorithm, Geometry(query, 0, items + 1, items * 20 + 20, 2048))
-        assert here < cost(algorithm, Geometry(query + 64, 0, items, items * 20, 2048))
+        here = cost(algorithm, RequestSize(query, 0, items, items * 20, 2048))
+        assert 0 < here < cost(algorithm, RequestSize(query, 0, items + 1, items * 20 + 20, 2048))
+        assert here < cost(algorithm, RequestSize(query + 64, 0, items, items * 20, 2048))
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class Driver:
 
     def submit(self, *requests: ScoreRequest) -> None:
         for request in requests:
-            self.scheduler.submit(len(self.answers) + self.scheduler.requests, request)
+            self.scheduler.submit(len(self.answers) + self.scheduler.num_requests, request)
 
     def step(self) -> bool:
         plan = self.scheduler.next_step()
@@ -61,7 +61,7 @@ class Driver:
         return plan is not None
 
     def run(self, *requests: ScoreRequest) -> list[LabelLogits]:
-        first = len(self.answers) + self.scheduler.requests
+        first = len(self.answers) + self.scheduler.num_requests
         self.submit(*requests)
         for _ in range(5000):
             if not self.step():
@@ -179,7 +179,7 @@ def test_cancelling_anywhere_frees_everything_and_harms_nobody(batch, cancelled)
     for number, answer in driver.answers.items():
         assert_right(batch[number], answer)
     assert driver.scheduler.cache.held_pages == 0
-    assert driver.scheduler.requests == 0
+    assert driver.scheduler.num_requests == 0
 
 
 def test_a_small_request_waits_for_two_steps_at_most() -> None:

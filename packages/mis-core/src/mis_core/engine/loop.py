@@ -75,7 +75,7 @@ class EngineLoop:
         """Return counts since the start, and the cache's state."""
         with self._changed:
             cache = self._scheduler.cache
-            state = {"waiting_requests": self._scheduler.requests, "cached_pages": cache.cached_pages}
+            state = {"waiting_requests": self._scheduler.num_requests, "cached_pages": cache.cached_pages}
             pages = {"held_pages": cache.held_pages, "free_pages": cache.free_pages, "pages": cache.pages}
             counts = {
                 "cache_hit_tokens": cache.hit_tokens,

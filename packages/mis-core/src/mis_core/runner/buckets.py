@@ -23,8 +23,3 @@ def token_buckets(budget: int) -> list[int]:
     powers = [SMALLEST_STEP << n for n in range(20) if SMALLEST_STEP << n < budget]
     between = [power * 3 // 2 for power in powers if power >= 2 * LONG_ITEM and power * 3 // 2 < budget]
     return sorted([*powers, *between, budget])
-
-
-def scored_rows(tokens: int) -> int:
-    """Return how many rows of a step of so many tokens can be scored."""
-    return max(min(tokens, 256), tokens // 8)

@@ -21,22 +21,22 @@ KEYS_PER_TOKEN = 4096.0
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class RequestSize:
     """What the choice depends on.
 
     Attributes:
-        query: Query tokens that have to be computed.
-        cached: Query tokens found in the prefix cache.
-        items: Distinct items.
-        item_tokens: Tokens of all of them.
-        budget: Most new tokens of a step.
+        query_tokens: Query tokens that have to be computed.
+        cached_tokens: Query tokens found in the prefix cache.
+        num_items: Distinct items.
+        num_item_tokens: Tokens of all of them.
+        token_budget: Most new tokens of a step.
     """
 
-    query: int
-    cached: int
-    items: int
-    item_tokens: int
-    budget: int
+    query_tokens: int
+    cached_tokens: int
+    num_items: int
+    num_item_tokens: int
+    token_budget: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,44 +54,48 @@ class Choice:
     reason: str
 
 
-def choose(algorithm: str, mask: str, geometry: Geometry) -> Choice:
+def choose(algorithm: str, mask: str, size: RequestSize) -> Choice:
     """Choose a layout.
 
     Args:
         algorithm: One of `mis_core.config.ALGORITHMS`; anything but `auto` is obeyed.
         mask: One of `mis_core.config.MASKS`; `auto` is `segment`, which holds no array of new tokens x all
             tokens.
-        geometry: The request.
+        size: The request.
     """
     dense = mask == "dense"
     if algorithm != "auto":
         return Choice(algorithm, dense and algorithm == "packed", "asked for")
-    costs = {name: cost(name, geometry) for name in ("prefill_extend", "packed", "serial")}
+    costs = {name: cost(name, size) for name in ("prefill_extend", "packed", "serial")}
     best = min(costs, key=lambda name: (round(costs[name]), list(costs).index(name)))
     if dense:
         return Choice("packed", True, "a dense mask was asked for, which only packed has")
     listed = ", ".join(f"{name} {value:.0f}" for name, value in costs.items())
     reason = (
         f"estimated cost in token equivalents: {listed} "
-        f"(query {geometry.query} to compute and {geometry.cached} cached, {geometry.items} items of "
-        f"{geometry.item_tokens / max(geometry.items, 1):.0f} tokens, budget {geometry.budget})"
+        f"(query {size.query_tokens} to compute and {size.cached_tokens} cached, {size.num_items} items of "
+        f"{size.num_item_tokens / max(size.num_items, 1):.0f} tokens, budget {size.token_budget})"
     )
     return Choice(best, False, reason)
 
 
-def cost(algorithm: str, geometry: Geometry) -> float:
+def cost(algorithm: str, size: RequestSize) -> float:
     """Return the estimated cost of a request in token equivalents, 0 or more."""
-    context = geometry.query + geometry.cached
+    context = size.query_tokens + size.cached_tokens
     if algorithm == "serial":
-        length = context + geometry.item_tokens / max(geometry.items, 1)
-        return geometry.items * _steps(length, geometry.budget, length / 2)
-    attended = geometry.query * (geometry.cached + geometry.query / 2) + geometry.item_tokens * context
-    tokens = geometry.query + geometry.item_tokens
+        length = context + size.num_item_tokens / max(size.num_items, 1)
+        return size.num_items * _steps(length, size.token_budget, length / 2)
+    attended = size.query_tokens * (size.cached_tokens + size.query_tokens / 2) + size.num_item_tokens * context
+    tokens = size.query_tokens + size.num_item_tokens
     keys = attended / max(tokens, 1)
     if algorithm == "packed":
-        return _steps(tokens, geometry.budget, keys)
-    query = _steps(geometry.query, geometry.budget, geometry.cached + geometry.query / 2) if geometry.query else 0.0
-    return query + _steps(geometry.item_tokens, geometry.budget, context)
+        return _steps(tokens, size.token_budget, keys)
+    query = (
+        _steps(size.query_tokens, size.token_budget, size.cached_tokens + size.query_tokens / 2)
+        if size.query_tokens
+        else 0.0
+    )
+    return query + _steps(size.num_item_tokens, size.token_budget, context)
 
 
 def _steps(tokens: float, budget: int, keys: float) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.cache import CacheStatistics, PrefixCache
-from mis_core.scheduler.algorithm import Geometry, choose
+from mis_core.scheduler.algorithm import RequestSize, choose
 from mis_core.scheduler.duplicates import without_duplicates
 from mis_core.scheduler.headroom import Headroom
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan, StepShape
@@ -75,7 +75,7 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     @property
-    def requests(self) -> int:
+    def num_requests(self) -> int:
         """Requests that wait, run, or have values to come."""
         return len(self._waiting) + len(self._unread)
 
@@ -182,14 +182,14 @@ class Scheduler:
         lock = self._cache.lock(request.query[:shared], request.cache_salt)
         if algorithm != "serial":
             self._cache.match(lock)
-        geometry = Geometry(
-            query=shared - lock.done,
-            cached=lock.done,
-            items=request.num_items,
-            item_tokens=len(request.item_tokens),
-            budget=shape.tokens * shape.shards,
+        size = RequestSize(
+            query_tokens=shared - lock.done,
+            cached_tokens=lock.done,
+            num_items=request.num_items,
+            num_item_tokens=len(request.item_tokens),
+            token_budget=shape.tokens * shape.shards,
         )
-        choice = choose(algorithm, layout.mask or policy.mask, geometry)
+        choice = choose(algorithm, layout.mask or policy.mask, size)
         if choice.algorithm == "serial":
             self._cache.release(lock, count=False)
             lock = self._cache.lock(request.query[:0])

@@ -107,7 +107,7 @@ class _Reader:
 
     def _alternatives(self) -> _Part:
         part = self._sequence()
-        while self._take("|"):
+        while self._skip("|"):
             other = self._sequence()
             part = _Part(part.nullable or other.nullable, part.first | other.first, part.last | other.last)
         return part
@@ -139,13 +139,13 @@ class _Reader:
             self.follows[place] |= after.first
 
     def _item(self) -> _Part:
-        if self._take("(?=") or self._take("(?!"):
+        if self._skip("(?=") or self._skip("(?!"):
             return self._look_ahead()
-        if self._take("(?i:"):
+        if self._skip("(?i:"):
             return self._group(ignores_case=True)
-        if self._take("(?:") or self._take("("):
+        if self._skip("(?:") or self._skip("("):
             return self._group(self._ignores_case)
-        if self._take("$"):
+        if self._skip("$"):
             return _Part(nullable=True, first=frozenset({_LOOK}))
         return self._class(self._one_character())
 
@@ -201,11 +201,11 @@ class _Reader:
                 return at
         raise ValueError("A class that is not closed.")
 
-    def _take(self, text: str) -> bool:
+    def _skip(self, text: str) -> bool:
         taken = self._source.startswith(text, self._at)
         self._at += len(text) * taken
         return taken
 
     def _close(self) -> None:
-        if not self._take(")"):
+        if not self._skip(")"):
             raise ValueError("A group that is not closed.")
