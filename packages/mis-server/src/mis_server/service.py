@@ -18,7 +18,6 @@ from mis_core.tokenization import Tokenizer
 from mis_server.edge.admission import Admission, Place
 from mis_server.edge.decoding import decode_score_body
 from mis_server.settings import ServerConfig
-from mis_server.telemetry.afterwards import Afterwards
 from mis_server.telemetry.metrics import Metrics
 from mis_server.tokenizers.pool import SMALL
 from mis_server.tokenizers.worker import score_request
@@ -100,7 +99,6 @@ class Service:
         self.created = int(time.time())
         self.admission = Admission(settings.max_queued_requests, settings.max_queued_tokens)
         self.metrics = Metrics()
-        self.afterwards = Afterwards()
         self._statistics: dict[str, float] = {}
         self._known: tuple[Ready, Limits] | None = None
 
@@ -121,8 +119,7 @@ class Service:
         else:
             result = await asyncio.to_thread(finish, request, logits)
         result.timings_ms["tokenize"] = tokenize_ms
-        seconds = time.perf_counter() - began
-        self.afterwards.do(partial(self.metrics.answered, request, result, seconds))
+        self.metrics.answered(request, result, time.perf_counter() - began)
         return request, result
 
     async def statistics(self) -> dict[str, float]:

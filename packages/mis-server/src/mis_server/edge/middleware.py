@@ -1,7 +1,6 @@
 """What happens to every request before its route: id, log, key, body limit. Plain ASGI, outermost first."""
 
 import asyncio
-import functools
 import logging
 import re
 import secrets
@@ -12,7 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mis_core.errors import RequestError
 from mis_server.edge.headers import header
 from mis_server.errors import error_reply, internal_error
-from mis_server.telemetry.afterwards import Afterwards
 from mis_server.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -46,10 +44,9 @@ class RequestIds:
     Also logs and counts every request.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, afterwards: Afterwards, log: bool) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, log: bool) -> None:
         self._app = app
         self._metrics = metrics
-        self._afterwards = afterwards
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,31 +83,23 @@ class RequestIds:
             if not status:
                 await internal_error()(scope, receive, send_with_id)
         finally:
-            seconds = time.perf_counter() - began
-            route = getattr(scope.get("route"), "path", "none")  # never what the client wrote: it may be anything
-            client = (scope.get("client") or ("-",))[0]
-            note = functools.partial(
-                self._note, time.time(), client, scope["method"], route, status, seconds, request_id
-            )
-            self._afterwards.do(note)
+            self._note(scope, status, time.perf_counter() - began, request_id)
 
-    def _note(
-        self, at: float, client: str, method: str, route: str, status: int, seconds: float, request_id: str
-    ) -> None:
+    def _note(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+        method = scope["method"]
+        route = getattr(scope.get("route"), "path", "none")  # never what the client wrote: it may be anything
         self._metrics.replied(method, route, status, seconds)
         level = logging.DEBUG if route in OPEN_PATHS else logging.INFO  # probes come every few seconds
         if self._log and access.isEnabledFor(level):
             fields = {
                 "request_id": request_id,
-                "client": client,
+                "client": (scope.get("client") or ("-",))[0],
                 "method": method,
                 "route": route,
                 "status": status,
                 "milliseconds": round(seconds * 1e3, 1),
             }
-            record = access.makeRecord(access.name, level, __file__, 0, _LINE, (fields,), None, extra=fields)
-            record.created, record.msecs = at, int(at % 1 * 1e3)
-            access.handle(record)
+            access.log(level, _LINE, fields, extra=fields)
 
 
 class ApiKey:
