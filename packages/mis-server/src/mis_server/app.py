@@ -1,15 +1,18 @@
-"""The ASGI application: routes, errors and middleware around one service."""
+"""The ASGI application: middleware, routes and error handlers around one service."""
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 import mis_server
+from mis_server.edge.body import BodyLimit
 from mis_server.edge.browsers import EXPOSED_HEADERS, Browsers, Cors, is_loopback
-from mis_server.edge.middleware import ApiKey, BodyLimit, Heads, RequestIds
+from mis_server.edge.head import Heads
+from mis_server.edge.keys import ApiKey
+from mis_server.edge.request_ids import RequestIds
 from mis_server.errors import install_error_handlers
 from mis_server.routes import admin, models, operations, score, tokens
 from mis_server.schemas.errors import ErrorReply
-from mis_server.service import ScoringClient, Service, Tokenizers
+from mis_server.service import ModelService, ScoringClient, Tokenizers
 from mis_server.settings import ServerConfig
 
 
@@ -17,16 +20,16 @@ def create_app(client: ScoringClient, settings: ServerConfig, tokenizers: Tokeni
     """Build the application.
 
     Args:
-        client: Answers requests; whoever calls this starts and closes it.
-        settings: Names, key and limits.
-        tokenizers: With the model's tokenizer; whoever calls this closes them.
+        client: The engine; the caller starts and closes it.
+        settings: Names, keys and limits.
+        tokenizers: Where texts become tokens; the caller starts and closes them.
     """
-    service = Service(client, settings, tokenizers)
+    service = ModelService(client, settings, tokenizers)
     app = FastAPI(
         title="MIS",
         summary="Scores many items against one query with a language model.",
         version=mis_server.__version__,
-        docs_url=None,  # those pages load scripts from elsewhere; /openapi.json stays, behind the key
+        docs_url=None,  # these pages load scripts from other sites; /openapi.json stays, behind the key
         redoc_url=None,
         redirect_slashes=False,
         responses={"default": {"model": ErrorReply, "description": "An error."}},
@@ -47,7 +50,7 @@ def create_app(client: ScoringClient, settings: ServerConfig, tokenizers: Tokeni
 
 
 def _browsers(settings: ServerConfig) -> list[Middleware]:
-    """Guard a server without a key, which trusts whoever reaches it, against pages that make a browser reach it."""
+    """Guard a server without a key, which trusts every client, against web pages that reach it through a browser."""
     if settings.api_key is not None:
         return []
     hosts = None
