@@ -1,7 +1,7 @@
-"""The front's side of the engine: starts its process, asks it, and starts it again when it died.
+"""The front's side of the engine: starts its process, sends it requests, and restarts it when it ends.
 
 Requests are multiplexed over one socket: any number may wait, each in its own coroutine. Knows neither
-HTTP nor JAX; the words on the socket are `wire`'s.
+HTTP nor JAX; `wire` defines the messages.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Any
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, MisError, ModelError, RequestError
-from mis_core.process.quarantine import Suspects
+from mis_core.process.quarantine import Quarantine
 from mis_core.process.wire import (
     HEADER_BYTES,
     Cancel,
@@ -48,18 +48,18 @@ ENGINE_COMMAND = (sys.executable, "-m", "mis_core.process.main")
 
 _FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 30.0
-_STABLE_S = 60.0  # an engine that lived this long died of something new: back to the shortest wait
+_STABLE_S = 60.0  # an engine that lived this long failed for a new reason: back to the shortest wait
 _STOP_S = 5.0
 _SILENCE_S = 30.0  # the process answers questions about itself within milliseconds, whatever its device does
 _READ_AHEAD_BYTES = 1024 * 1024
 
 
 class EngineFault(RuntimeError):
-    """The engine failed on this one request; its log says why. Trying again will most likely fail again."""
+    """The engine failed on this one request; its log says why. Trying again will most likely fail, too."""
 
 
 class RequestLost(EngineUnavailable):
-    """The device failed, out of memory for instance, while it computed this request. The engine goes on."""
+    """The device failed, for instance out of memory, while it computed this request. The engine goes on."""
 
 
 class EngineClient:
@@ -80,7 +80,7 @@ class EngineClient:
         self._process: _EngineProcess | None = None
         self._info: Ready | None = None
         self._ids = itertools.count(1)
-        self._suspects = Suspects()
+        self._quarantine = Quarantine()
         self._starts = 0
         self._stop_s = _STOP_S
 
@@ -101,7 +101,7 @@ class EngineClient:
 
     @property
     def info(self) -> Ready | None:
-        """What the engine told about its model when it was last ready; None before the first time."""
+        """What the engine said about its model when it was last ready; None before it was ready for the first time."""
         return self._info
 
     @property
@@ -111,11 +111,11 @@ class EngineClient:
 
     @property
     def restarts(self) -> int:
-        """How often the engine process was started again."""
+        """How often the engine process was restarted."""
         return max(self._starts - 1, 0)
 
     async def wait_ready(self) -> Ready:
-        """Wait until the model can be asked for the first time.
+        """Wait until the engine is ready for the first time.
 
         Raises:
             ModelError: the engine refused the model or an option; one line says why.
@@ -124,26 +124,26 @@ class EngineClient:
         return await asyncio.shield(self._first_ready)
 
     async def score(self, request: ScoreRequest) -> LabelLogits:
-        """Ask for the label logits of a validated request. Cancelling the caller frees the engine's work.
+        """Compute the label logits of a validated request. Cancelling the caller frees the engine's work.
 
         Raises:
-            EngineUnavailable: the engine is starting or has died, perhaps before it answered.
+            EngineUnavailable: the engine is starting or has ended, perhaps before it answered.
             RequestError: only the engine could see what is wrong with the request.
             EngineFault: the engine failed on this request.
             RequestRefused: the engine process ended, or its device failed, twice while it worked on this request.
         """
-        async with self._suspects.watched(request):
+        async with self._quarantine.watched(request):
             try:
                 return await self._running().score(next(self._ids), request)
             except RequestLost:
-                self._suspects.blame([request])
+                self._quarantine.blame([request])
                 raise
 
     async def statistics(self) -> dict[str, float]:
         """Return the engine's counts and the state of its cache.
 
         Raises:
-            EngineUnavailable: the engine is starting or has died.
+            EngineUnavailable: the engine is starting or has ended.
         """
         return await self._running().operate(Operate(next(self._ids), "statistics"))
 
@@ -151,7 +151,7 @@ class EngineClient:
         """Forget every cached query that no request is using; return how many pages that freed.
 
         Raises:
-            EngineUnavailable: the engine is starting or has died.
+            EngineUnavailable: the engine is starting or has ended.
         """
         return int((await self._running().operate(Operate(next(self._ids), "flush_cache")))["freed_pages"])
 
@@ -159,7 +159,7 @@ class EngineClient:
         """Begin a JAX profile in the engine process, to be written to a folder on its machine.
 
         Raises:
-            EngineUnavailable: the engine is starting or has died.
+            EngineUnavailable: the engine is starting or has ended.
             RequestError: `profile_under_way`.
         """
         await self._running().operate(Operate(next(self._ids), "start_profile", directory))
@@ -168,7 +168,7 @@ class EngineClient:
         """End the profile; returns when it is written.
 
         Raises:
-            EngineUnavailable: the engine is starting or has died.
+            EngineUnavailable: the engine is starting or has ended.
             RequestError: `no_profile`.
         """
         await self._running().operate(Operate(next(self._ids), "stop_profile"))
@@ -182,7 +182,7 @@ class EngineClient:
         """End the engine process and fail what is in flight. Closing twice is fine.
 
         Args:
-            within_s: Seconds that the process has to end by itself; it never has more than five.
+            within_s: Seconds that the process has to exit by itself, at most five.
         """
         self._stop_s = min(within_s, _STOP_S)
         self._supervision.cancel()
@@ -196,7 +196,7 @@ class EngineClient:
             began = time.monotonic()
             try:
                 await self._live_once()
-            except Exception as error:  # whatever it is, it must not leave a server that answers 503 for ever
+            except Exception as error:  # whatever it is, the server must not answer 503 for ever
                 if not isinstance(error, MisError):
                     logger.exception("The supervision of the engine process failed.")
                     error = EngineUnavailable("The engine process was lost; the log says how.")
@@ -204,7 +204,7 @@ class EngineClient:
                     return
                 if time.monotonic() - began > _STABLE_S:
                     backoff_s = _FIRST_BACKOFF_S
-                logger.error("%s Starting it again in %g s.", error.message, backoff_s)
+                logger.error("%s Restarting it in %g s.", error.message, backoff_s)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
@@ -231,11 +231,11 @@ class EngineClient:
             raise EngineUnavailable(f"The engine process broke the protocol: {error}") from None
         finally:
             self._process = None
-            self._suspects.blame(process.requests.values())
+            self._quarantine.blame(process.requests.values())
             await process.stop(self._stop_s)
 
     async def _kill_if_silent(self, process: "_EngineProcess") -> None:
-        """End a process that is frozen as a whole; one whose device hangs ends itself, see `watchdog_timeout`."""
+        """Kill a process that is frozen as a whole; one whose device hangs exits by itself, see `watchdog_timeout`."""
         silence_s = min(_SILENCE_S, self._config.watchdog_timeout)
         with contextlib.suppress(EngineUnavailable):  # it ended by itself
             while True:
@@ -252,7 +252,7 @@ class EngineClient:
         if self._first_ready.done():
             return False
         self._first_ready.set_exception(error)
-        self._first_ready.exception()  # seen: whoever waits gets it, and nobody has to wait
+        self._first_ready.exception()  # mark it as retrieved: nobody has to wait for it
         return True
 
 
@@ -268,9 +268,9 @@ class _EngineProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "_EngineProcess":
-        """Start the process with one end of a socket pair; its standard error is ours.
+        """Start the process with one end of a socket pair; it inherits our standard error.
 
-        A start that is cancelled is finished and the process ended: event loops leave behind what is half started.
+        A start that is cancelled is finished and the process ended: event loops leave half-started processes behind.
         """
         starting = asyncio.create_task(cls._start(command), name="engine start")
         try:
@@ -294,12 +294,12 @@ class _EngineProcess:
         return cls(process, reader, writer)
 
     async def configure(self, config: EngineConfig) -> Ready:
-        """Say what to load and wait until it is loaded.
+        """Send the configuration and wait until the model is loaded.
 
         Raises:
             ModelError: the model or an option cannot be served.
             EngineUnavailable: the process failed or ended.
-            MalformedFrame: what arrived is no answer to this.
+            MalformedFrame: the reply is not an answer to this.
         """
         level = logging.getLevelName(logging.getLogger("mis_core").getEffectiveLevel())
         self._writer.write(encode_frame(Configure(dataclasses.asdict(config), level)))
@@ -339,29 +339,29 @@ class _EngineProcess:
             await self._writer.drain()
             return await answer
         except ConnectionError:
-            raise EngineUnavailable("The engine died.") from None
+            raise EngineUnavailable("The engine ended.") from None
         finally:
             del self.answers[id]
 
     def kill(self) -> None:
-        """End the process now; whoever reads from it sees the end."""
+        """Kill the process; whoever reads from it sees the end."""
         self._process.kill()
 
     async def deliver_answers(self) -> None:
-        """Hand answers to those who wait, until the process ends.
+        """Deliver answers to the waiting callers, until the process ends.
 
         Raises:
-            EngineUnavailable: always, at the end; says how it ended.
+            EngineUnavailable: always, when the process ends; says how it ended.
             MalformedFrame: what arrived is not an answer.
         """
         while True:
             self._deliver(await self._receive())
 
     async def stop(self, within_s: float = _STOP_S) -> None:
-        """Fail what is in flight, then end the process: politely, then by force."""
+        """Fail what is in flight, then stop the process: politely, then by force."""
         for answer in self.answers.values():
             if not answer.done():
-                answer.set_exception(EngineUnavailable("The engine died before it answered."))
+                answer.set_exception(EngineUnavailable("The engine ended before it answered."))
         self._send(encode_frame(Shutdown()))
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation, and supervision would go on.

@@ -3,8 +3,7 @@
 `FD` is one end of a socket pair inherited from the front process; nothing listens anywhere. A thread
 reads messages and gives requests to the engine, whose own thread answers them as they are ready; the
 main thread loads the engine and waits for the end. The process lives exactly as long as the front
-wants it: it leaves at `Shutdown`, and at once when the socket closes, since nobody could read an answer
-any more.
+wants it: it exits after `Shutdown`, and at once when the socket closes, since nobody could read an answer.
 """
 
 import contextlib
@@ -129,8 +128,8 @@ class Channel:
             return b""
 
 
-class Desk:
-    """Requests that the engine works on. Opens when the engine is loaded, closes once."""
+class RequestTable:
+    """The requests that the engine is working on."""
 
     def __init__(self, channel: Channel, engine: ComputesLogits) -> None:
         self._channel = channel
@@ -139,8 +138,8 @@ class Desk:
         self._changed = threading.Condition()
         self._is_closed = False
 
-    def put(self, score: Score) -> None:
-        """Give a request to the engine; its answer is sent when it is ready."""
+    def add(self, score: Score) -> None:
+        """Submit a request to the engine; its answer is sent when it is ready."""
         try:
             future = self._engine.submit(score.request())
         except Exception as error:
@@ -151,34 +150,34 @@ class Desk:
         future.add_done_callback(lambda done: self._finish(score.id, done))
 
     def cancel(self, id: int) -> None:
-        """Drop a request; one that was answered is left alone."""
+        """Cancel a request, unless it is answered already."""
         with self._changed:
             future = self._futures.get(id)
         if future is not None:
             future.cancel()
 
     def operate(self, operate: Operate) -> None:
-        """Do something to the engine as a whole; a profile is written on a thread of its own, it takes seconds."""
+        """Do something to the engine as a whole; writing a profile takes seconds, so it has a thread of its own."""
         if operate.action.endswith("_profile"):
             threading.Thread(target=self._operate, args=(operate,), name=operate.action, daemon=True).start()
         else:
             self._operate(operate)
 
     def close(self) -> None:
-        """Take nothing more; `wait` returns when what is here is answered."""
+        """Stop `wait` once everything in the table is answered. Nothing is added after this."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
     def wait(self) -> None:
-        """Block until the desk is closed and empty."""
+        """Block until the table is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed and not self._futures)
 
     def watch(self, timeout_s: float) -> None:
-        """End the process when the engine makes no progress for so long though it has work. Never returns.
+        """Exit when the engine has work but makes no progress for `timeout_s`. Never returns.
 
-        A device that hangs cannot be freed from within; the front restarts the process.
+        A device that hangs cannot be freed from within this process; the front restarts it.
         """
         seen, since = self._engine.progress, time.monotonic()
         while True:
@@ -213,8 +212,6 @@ class Desk:
                     self._engine.start_profile(str(operate.argument))
                 case "stop_profile":
                     self._engine.stop_profile()
-                case unknown:
-                    raise ValueError(f"no operation {unknown!r}")
         except Exception as error:
             self._answer(operate.id, error)
         else:
@@ -246,18 +243,18 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
     if not isinstance(first, Configure):
         raise MalformedFrame(f"The first message must be a configuration, not {type(first).__name__}.")
     logging.getLogger("mis_core").setLevel(first.log_level)
-    opened: Future[Desk] = Future()
+    opened: Future[RequestTable] = Future()
     threading.Thread(target=_read_messages, args=(channel, opened), name="reader", daemon=True).start()
     engine = _load(channel, make_engine, first)
     if engine is None:
         return 1
-    desk = Desk(channel, engine)
+    table = RequestTable(channel, engine)
     ready = Ready(vocab_size=engine.vocab_size, context_length=engine.context_length, summary=engine.summary)
     _tell(channel, encode_frame(ready))
-    opened.set_result(desk)
+    opened.set_result(table)
     timeout_s = EngineConfig(**first.options).watchdog_timeout
-    threading.Thread(target=desk.watch, args=(timeout_s,), name="watchdog", daemon=True).start()
-    desk.wait()
+    threading.Thread(target=table.watch, args=(timeout_s,), name="watchdog", daemon=True).start()
+    table.wait()
     engine.close()
     return 0
 
@@ -280,13 +277,13 @@ def _load(channel: Channel, make_engine: EngineFactory, configure: Configure) ->
     return None
 
 
-def _read_messages(channel: Channel, opened: Future[Desk]) -> None:
+def _read_messages(channel: Channel, opened: Future[RequestTable]) -> None:
     status = 0
     try:
         while (message := channel.receive()) is not None:
             match message:
                 case Score():
-                    opened.result().put(message)
+                    opened.result().add(message)
                 case Cancel():
                     opened.result().cancel(message.id)
                 case Operate():
