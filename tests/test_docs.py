@@ -11,7 +11,7 @@ from documented_commands import prose
 from mis_core.config import EngineConfig
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
-from mis_server.edge.middleware import ADMIN_PATHS, OPEN_PATHS
+from mis_server.edge.keys import ADMIN_PATHS, OPEN_PATHS
 from mis_server.errors import ERRORS
 from mis_server.schemas.score import ScoreBody
 from mis_server.settings import ServerConfig

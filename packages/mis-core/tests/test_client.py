@@ -229,7 +229,7 @@ async def test_a_request_that_ends_the_engine_twice_is_refused_and_its_neighbour
         first = await asyncio.gather(engine.score(poison), engine.score(slow), return_exceptions=True)
         assert [type(result) for result in first] == [EngineUnavailable] * 2
         await until(lambda: engine.ready)
-        # Both are suspects now: they are not computed together, whichever comes first.
+        # Both are in quarantine now: they are not computed together, whichever comes first.
         again = await asyncio.gather(engine.score(slow), engine.score(poison), return_exceptions=True)
         assert isinstance(again[0], LabelLogits)
         assert isinstance(again[1], EngineUnavailable)

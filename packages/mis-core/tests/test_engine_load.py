@@ -10,6 +10,7 @@ import pytest
 
 from mis_core import Engine
 from mis_core.errors import EngineUnavailable
+from mis_core.scoring.validation import parse_score_request
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 from mis_testing.compilations import count_compilations
@@ -112,10 +113,10 @@ def test_a_score_is_one_pass_without_decoding(warm: Engine) -> None:
     assert warm.statistics()["new_tokens"] - before == result.usage.prompt_tokens == 105
 
 
-def test_cancelled_requests_free_their_place(warm: Engine) -> None:
+def test_cancelled_requests_free_what_they_hold(warm: Engine) -> None:
     rng = np.random.default_rng(3)
-    fields = {"items": rng.integers(0, 300, (500, 20)).tolist(), "label_token_ids": LABELS}
-    request, _ = warm._parse(rng.integers(0, 300, 3000).tolist(), fields["items"], LABELS, {})
+    query, items = rng.integers(0, 300, 3000), rng.integers(0, 300, (500, 20))
+    request = parse_score_request({"query": query, "items": items, "label_token_ids": LABELS}, None, warm.limits)
     futures = [warm.submit(request) for _ in range(6)]
     assert [future.cancel() for future in futures[::2]] == [True] * 3
     for future in futures[1::2]:

@@ -16,7 +16,6 @@ from mis_core.process.wire import (
     Configure,
     Errored,
     Failed,
-    Operate,
     Ready,
     Score,
     Scored,
@@ -198,10 +197,3 @@ def test_a_front_that_gives_up_before_it_configures_leaves_no_trace(says_so: boo
         assert mine.process.wait(timeout=60) == 0
         assert mine.process.stderr is not None
         assert mine.process.stderr.read() == b""
-
-
-def test_an_unknown_operation_is_an_error_of_its_own() -> None:
-    with ready() as front:
-        front.send(Operate(1, "explode"), score(2))
-        answers = {answer.id: type(answer) for answer in (front.receive(), front.receive())}  # type: ignore[union-attr]
-        assert answers == {1: Errored, 2: Scored}

@@ -137,6 +137,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
         {"type": "cancel", "id": "seven"},
         {"type": "cancel", "id": 7, "more": 1},
         {"type": "exec", "id": 7},
+        {"type": "operate", "id": 7, "action": "explode"},
         {"type": "ready", "vocab_size": 1, "context_length": 1},  # the other direction
         {"id": 7},
         [],

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import numpy as np
 import pytest
 import uvicorn
+from pydantic import BaseModel, ConfigDict
 
 from mis_core.config import EngineConfig
 from mis_core.process.wire import Ready
@@ -156,6 +157,37 @@ def score_body(**changes: Any) -> dict[str, Any]:
 def _score_body() -> Callable[..., dict[str, Any]]:
     """`score_body(items=[])`: a valid body of token ids, changed."""
     return score_body
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _CachedTokens(_Strict):
+    cached_tokens: int
+
+
+class _Usage(_Strict):
+    prompt_tokens: int
+    completion_tokens: Literal[0]
+    total_tokens: int
+    prompt_tokens_details: _CachedTokens
+
+
+class _ScoreReply(_Strict):
+    id: str
+    object: Literal["scoring"]
+    created: int
+    model: str
+    scores: list[list[float]]
+    token_logprobs: list[list[float]] | None
+    usage: _Usage
+
+
+@pytest.fixture(scope="session")
+def check_score_reply() -> Callable[[bytes], object]:
+    """`check_score_reply(content)`: fails unless it is a reply of `/v1/score` as the contract says."""
+    return _ScoreReply.model_validate_json
 
 
 @pytest.fixture

@@ -22,6 +22,14 @@ def test_the_body_of_score_has_the_fields_that_validation_knows(document: dict[s
     assert schema["additionalProperties"] is False
 
 
+def test_the_lists_of_replies_are_documented_though_they_are_encoded_apart(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    lists = schemas["ScoreReply"]["properties"]["scores"]
+    assert (lists["type"], lists["items"]) == ("array", {"type": "array", "items": {"type": "number"}})
+    assert schemas["TokenizeReply"]["properties"]["tokens"]["items"] == {"type": "integer"}
+    assert schemas["DetokenizeReply"]["properties"]["prompt"]["type"] == "string"
+
+
 def test_every_route_documents_the_error_envelope(document: dict[str, Any]) -> None:
     assert document["info"]["version"] == mis_server.__version__
     for operations in document["paths"].values():

@@ -236,6 +236,7 @@ def test_what_takes_too_long_to_stop_is_told_so(checkpoint: Path, background: Th
         server.process.send_signal(signal.SIGTERM)
         check_unavailable(slow.result(240))
         assert server.process.wait(240) == 0
+        assert server.stderr.count(" POST /v1/score 503 ") == 1  # what ends with the server is logged, too
 
 
 def resident_mib(pid: int) -> float:

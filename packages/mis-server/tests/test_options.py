@@ -3,7 +3,6 @@
 import json
 import logging
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,8 +172,7 @@ def restored_logging() -> Iterator[None]:
 
 
 def logged(capsys: pytest.CaptureFixture[str], part: str) -> str:
-    """Wait for what is logged soon, and longer than that; return the only line with a part."""
-    time.sleep(1)
+    """Return the only line of the log with a part."""
     (line,) = [line for line in capsys.readouterr().err.splitlines() if part in line]
     return line
 

@@ -1,7 +1,7 @@
-"""Engine options: each is defined once, here, with its default, help, and the flags that set it.
+"""Engine options: each is defined here, once, with its default, its help, and its flags.
 
 The command line, environment variables and `Engine.from_pretrained` keywords are generated from
-these fields, so a new option needs one new field and nothing else.
+these fields, so a new option is one new field and nothing else.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ def option(default: Any, help: str, *aliases: str, group: str, choices: tuple[st
     """Declare a field that is also a flag `--name-of-the-field`, its aliases and `MIS_NAME_OF_THE_FIELD`.
 
     Args:
-        default: Value when nobody sets it.
+        default: Value if it is not set.
         help: One sentence for `--help`, with the unit.
-        aliases: Other spellings of the flag, as other servers have them.
+        aliases: Other names of the flag, as other servers have them.
         group: Heading in `--help`.
-        choices: Allowed values, if few.
+        choices: The allowed values, if there are few.
     """
     metadata = {"help": help, "aliases": aliases, "group": group, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
@@ -32,100 +32,109 @@ def option(default: Any, help: str, *aliases: str, group: str, choices: tuple[st
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Everything an engine needs to know before it starts.
+    """Everything that an engine needs to know before it starts.
 
     Raises:
         ConfigError: a value is outside its range; names the option.
     """
 
     model: str = dataclasses.field(
-        metadata={"help": "Hugging Face model directory, or a name, which is downloaded unless the hub's cache has it."}
+        metadata={"help": "Hugging Face model directory or name; a name that is not cached is downloaded."}
     )
     dtype: str = option(
         "auto",
-        "Type of weights and activations; auto: bfloat16 on accelerators and on CPUs with AMX, elsewhere float32.",
+        "Type of weights and activations; auto is bfloat16 on accelerators and on CPUs with AMX, float32 elsewhere.",
         choices=DTYPES,
         group="Model",
     )
     context_length: int | None = option(
-        None, "Longest query + item in tokens; default: the model's own.", "--max-model-len", group="Model"
+        None,
+        "Maximum length of query plus item, in tokens; default: the model's own.",
+        "--max-model-len",
+        group="Model",
     )
     chunked_prefill_size: int | None = option(
         None,
-        "Token budget: most new tokens computed in one step on each device, a multiple of 256; default: 2048 on "
-        "CPUs, elsewhere the largest up to 4096 that memory allows.",
+        "Token budget: maximum number of new tokens per step and device, a multiple of 256; default: 2048 on CPUs, "
+        "elsewhere as many as memory allows, up to 4096.",
         "--max-num-batched-tokens",
         group="Scheduling and scoring",
     )
     tp_size: int = option(
-        1, "Devices that weights and KV heads are cut over.", "--tensor-parallel-size", group="Devices and memory"
+        1,
+        "Tensor parallelism: number of devices to shard weights and KV heads over.",
+        "--tensor-parallel-size",
+        group="Devices and memory",
     )
     dp_size: int = option(
         1,
-        "Devices that tokens are cut over, each with all weights.",
+        "Data parallelism: number of replicas, each with all weights, to divide tokens among.",
         "--data-parallel-size",
         group="Devices and memory",
     )
     max_total_tokens: int | None = option(
         None,
-        "Tokens that the KV cache has room for; default: 32768 on CPUs, elsewhere what memory allows.",
+        "Capacity of the KV cache, in tokens; default: 32768 on CPUs, elsewhere what memory allows.",
         group="Devices and memory",
     )
     mem_fraction_static: float = option(
         0.88,
-        "Share of an accelerator's memory for weights and KV cache.",
+        "Fraction of accelerator memory to use for weights and KV cache.",
         "--gpu-memory-utilization",
         group="Devices and memory",
     )
     max_running_requests: int = option(
-        256, "Most requests that share the steps; others wait.", "--max-num-seqs", group="Scheduling and scoring"
+        256,
+        "Maximum number of requests that share steps; further requests wait.",
+        "--max-num-seqs",
+        group="Scheduling and scoring",
     )
     disable_radix_cache: bool = option(
         False,
-        "Forget a query as soon as its request is planned.",
+        "Disable the prefix cache: requests do not reuse the queries of others.",
         "--no-enable-prefix-caching",
         group="Devices and memory",
     )
     scoring_algorithm: str = option(
         "auto",
-        "Layout of requests in steps; auto chooses by estimated cost.",
+        "How requests are laid out in steps; auto picks the layout with the lowest estimated cost.",
         choices=ALGORITHMS,
         group="Scheduling and scoring",
     )
     mask_impl: str = option(
         "auto",
-        "dense materialises masks, as a reference; auto is segment, which needs none.",
+        "How attention is masked: dense materialises masks, as a reference; auto is segment, which needs none.",
         choices=MASKS,
         group="Scheduling and scoring",
     )
     multi_item_scoring_chunk_size: int = option(
-        0, "Most items of a request in a step; 0: as many as fit.", group="Scheduling and scoring"
+        0, "Maximum number of items of a request per step; 0: as many as fit.", group="Scheduling and scoring"
     )
     multi_item_scoring_delimiter: int | None = option(
         None,
-        "Token id put between query and item, as older servers need it; default: off.",
+        "Id of a token to put between query and item, as some older servers require; default: off.",
         group="Scheduling and scoring",
     )
     enable_mis: bool = option(
-        True, "Accepted for the sake of older command lines: it is always on.", group="Scheduling and scoring"
+        True, "Accepted for compatibility; multi-item scoring is always on.", group="Scheduling and scoring"
     )
     enable_request_layout: bool = option(
         False,
-        "Let requests choose scoring_algorithm, mask_impl and multi_item_scoring_chunk_size.",
+        "Let requests set scoring_algorithm, mask_impl and multi_item_scoring_chunk_size.",
         group="Scheduling and scoring",
     )
     compilation_cache_dir: str | None = option(
         None,
-        "Folder that keeps compiled steps between starts; default: ~/.cache/mis.",
+        "Folder to keep compiled steps in between starts; default: ~/.cache/mis.",
         group="Start and supervision",
     )
     watchdog_timeout: float = option(
         300.0,
-        "Seconds without progress after which an engine process with work to do ends itself, to be restarted.",
+        "Seconds without progress after which an engine process that has work exits and is restarted.",
         group="Start and supervision",
     )
     skip_warmup: bool = option(
-        False, "Compile shapes at their first use instead of before readiness.", group="Start and supervision"
+        False, "Compile each shape at its first use instead of at startup.", group="Start and supervision"
     )
 
     def __post_init__(self) -> None:
@@ -158,10 +167,11 @@ class EngineConfig:
             )
         if self.scoring_algorithm == "serial" and self.multi_item_scoring_chunk_size > 1:
             raise ConfigError(
-                "multi_item_scoring_chunk_size is 1 with scoring_algorithm serial.", "multi_item_scoring_chunk_size"
+                "multi_item_scoring_chunk_size must be 0 or 1 with scoring_algorithm serial.",
+                "multi_item_scoring_chunk_size",
             )
         if not self.enable_mis:
-            raise ConfigError("enable_mis cannot be switched off: it is how this engine works.", "enable_mis")
+            raise ConfigError("enable_mis cannot be disabled: this engine always scores that way.", "enable_mis")
 
     @classmethod
     def of(cls, model: str, options: dict[str, Any]) -> Self:

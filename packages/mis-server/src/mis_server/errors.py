@@ -107,12 +107,8 @@ def install_error_handlers(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> Response:
         return reply_to(request, error)
 
-    async def unforeseen(request: Request, error: Exception) -> Response:
-        return internal_error()
-
     for expected in (RequestError, RequestRefused, EngineUnavailable, HTTPException, ClientDisconnect):
         app.add_exception_handler(expected, handle)
-    app.add_exception_handler(Exception, unforeseen)
 
 
 def reply_to(request: Request, error: Exception) -> Response:

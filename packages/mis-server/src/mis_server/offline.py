@@ -25,8 +25,9 @@ from mis_core.hub import resolve_model
 from mis_core.process.client import EngineClient, EngineFault
 from mis_core.process.quarantine import RequestRefused
 from mis_core.scoring.request import ScoreResult
+from mis_core.scoring.service import SCORE
 from mis_core.tokenization import Tokenizer
-from mis_server.service import Service
+from mis_server.service import ModelService
 from mis_server.settings import ServerConfig
 from mis_server.tokenizers.pool import TokenizerPool
 
@@ -101,7 +102,7 @@ async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False,
         dtype = str(info.summary["dtype"])
         _check_type(job, made_in, dtype)
         async with TokenizerPool(tokenizer) as tokenizers:
-            scorer = _Scorer(job, Service(client, ServerConfig(engine=config), tokenizers))
+            scorer = _Scorer(job, ModelService(client, ServerConfig(engine=config), tokenizers))
             await scorer.check()
             with (
                 _open(job, fingerprint, dtype) as output,
@@ -142,7 +143,7 @@ _ERROR = b'{"error":'
 class _Scorer:
     """Asks as a client of the server would, without HTTP."""
 
-    def __init__(self, job: Job, service: Service) -> None:
+    def __init__(self, job: Job, service: ModelService) -> None:
         self._job = job
         self._service = service
 
@@ -153,7 +154,7 @@ class _Scorer:
             ConfigError: names the option.
         """
         try:
-            await self._service.parse(self._body("a", ["a"]))
+            await self._service.parse(SCORE, self._body("a", ["a"]))
         except RequestError as error:
             raise ConfigError(error.message, error.param or "labels") from None
 
@@ -190,15 +191,11 @@ class _Scorer:
         body = self._body(lines[0].query, [line.item for line in lines])
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(EngineUnavailable):
-                return await self._ask(body)
+                return (await self._service.answer(SCORE, body)).result
             async with asyncio.timeout(_RESTART_S):
                 while not self._service.client.ready:
                     await asyncio.sleep(0.1)
-        return await self._ask(body)
-
-    async def _ask(self, body: bytes) -> ScoreResult:
-        with self._service.admission.place() as place:
-            return (await self._service.score(body, place))[1]
+        return (await self._service.answer(SCORE, body)).result
 
     def _row(self, line: _Line, scores: list[float] | None) -> bytes:
         row: dict[str, Any] = {"error": line.error} if line.error is not None else {"scores": scores}

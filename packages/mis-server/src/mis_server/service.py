@@ -1,11 +1,11 @@
-"""What the routes share: the engine's client, the tokenizer, the settings, and the way of a score request."""
+"""What the routes share: one served model, and the path of every request with a body to its engine process."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Request
 
@@ -13,24 +13,20 @@ from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.wire import Ready
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
-from mis_core.scoring.scores import finish
-from mis_core.scoring.validation import parse_score_request
+from mis_core.scoring.service import Answer, Service, Task
 from mis_core.tokenization import Tokenizer
-from mis_server.edge.admission import Admission, Place
-from mis_server.edge.decoding import decode_score_body
+from mis_server.edge.admission import Admission, Permit
+from mis_server.edge.body import read_json_body
+from mis_server.edge.deadline import Deadline, requested_seconds
 from mis_server.settings import ServerConfig
-from mis_server.telemetry.afterwards import Afterwards
 from mis_server.telemetry.metrics import Metrics
+from mis_server.tokenizers.decoding import decode_body, parse_body
 from mis_server.tokenizers.pool import SMALL
-from mis_server.tokenizers.worker import score_request
 
-INLINE_SCORES = 32_768
-"""Up to so many, scores are made in little more than the time that a thread takes to be woken."""
-
-_AMPLIFIED = 8  # characters that tokenising a small body may read for each of its bytes,
-_LEAST = 4096  # or so many at least
+_INLINE_VALUES = 32_768  # computed or encoded in little more time than it takes to wake a thread
+_AMPLIFIED = 8  # a small body may make the tokenizer read so many characters for each of its bytes,
+_LEAST = 4096  # or this many if that is more
 _STATISTICS_S = 2.0
-
 
 Result = TypeVar("Result")
 
@@ -55,7 +51,7 @@ class ScoringClient(Protocol):
 
     @property
     def restarts(self) -> int:
-        """How often the engine process was started again."""
+        """How often the engine process was restarted."""
         ...
 
     async def score(self, request: ScoreRequest) -> LabelLogits:
@@ -71,28 +67,28 @@ class ScoringClient(Protocol):
         ...
 
     async def start_profile(self, directory: str) -> None:
-        """Begin a profile, to be written to a folder."""
+        """Start a profile, to be written to a folder."""
         ...
 
     async def stop_profile(self) -> None:
-        """End the profile; returns when it is written."""
+        """Stop the profile; returns when it is written."""
         ...
 
 
 class Tokenizers(Protocol):
-    """Where texts become tokens; `tokenizers.pool.TokenizerPool` says how."""
+    """Where texts become tokens; see `tokenizers.pool.TokenizerPool`."""
 
     async def small(self, work: Callable[[Tokenizer], Result], size: int) -> Result:
-        """Do a little work."""
+        """Run a short job."""
         ...
 
     async def large(self, work: Callable[[Tokenizer], Result], size: int) -> Result:
-        """Do much work."""
+        """Run a job of any length."""
         ...
 
 
-class Service:
-    """One served model."""
+class ModelService(Service[bytes]):
+    """One served model. The source of a request is its body."""
 
     def __init__(self, client: ScoringClient, settings: ServerConfig, tokenizers: Tokenizers) -> None:
         self.client = client
@@ -101,33 +97,76 @@ class Service:
         self.created = int(time.time())
         self.admission = Admission(settings.max_queued_requests, settings.max_queued_tokens)
         self.metrics = Metrics()
-        self.afterwards = Afterwards()
         self._statistics: dict[str, float] = {}
-        self._known: tuple[Ready, Limits] | None = None
+        self._limits: tuple[Ready, Limits] | None = None
 
-    async def score(self, body: bytes, place: Place) -> tuple[ScoreRequest, ScoreResult]:
-        """Validate a body, ask the engine, and turn logits into scores.
+    async def handle(self, task: Task[ScoreResult], request: Request) -> Answer[ScoreResult]:
+        """Answer an HTTP request of the given task.
 
         Raises:
-            RequestError: the request breaks the contract, or there is no room for its tokens.
+            RequestError: the request breaks the contract, there is no room for it, or its deadline passed.
             EngineUnavailable: the engine cannot answer now, or died before it answered.
+            ClientDisconnect: the client is gone.
         """
-        began = time.perf_counter()
-        request = await self.parse(body)
-        tokenize_ms = (time.perf_counter() - began) * 1e3
-        place.take(request.prompt_tokens)
-        logits = await self.client.score(request)
-        if logits.logits.size <= INLINE_SCORES:
-            result = finish(request, logits)
-        else:
-            result = await asyncio.to_thread(finish, request, logits)
-        result.timings_ms["tokenize"] = tokenize_ms
-        seconds = time.perf_counter() - began
-        self.afterwards.do(partial(self.metrics.answered, request, result, seconds))
-        return request, result
+        if not self.client.ready:
+            raise EngineUnavailable("The engine is not ready.")
+
+        async def work(body: bytes, permit: Permit) -> Answer[ScoreResult]:
+            began = time.perf_counter()
+            answer = await self.answer(task, body, lambda parsed: permit.allocate(parsed.prompt_tokens))
+            self.metrics.answered(*answer, time.perf_counter() - began)
+            return answer
+
+        return await self.take_in(request, work)
+
+    async def take_in(self, request: Request, work: Callable[[bytes, Permit], Awaitable[Result]]) -> Result:
+        """Read the body of an HTTP request and call `work` with it and a permit, all within the deadline.
+
+        Raises:
+            RequestError: `invalid_request_timeout`, `unsupported_media_type`, `request_timeout`, `queue_full`,
+                `deadline_exceeded`, or what `work` raises.
+            ClientDisconnect: the client is gone.
+        """
+        seconds = requested_seconds(request, self.settings.request_timeout)
+        with Deadline(request, seconds, self.settings.body_timeout) as deadline:
+            with self.admission.body():
+                body = await read_json_body(request)
+            deadline.body_arrived()
+            with self.admission.permit() as permit:
+                return await work(body, permit)
+
+    async def parse(self, task: Task[Any], source: bytes) -> ScoreRequest:
+        """Validate a body: here if it is small and has no text, else in a tokenizer process, which can be killed.
+
+        Raises:
+            RequestError: the request breaks the contract.
+            EngineUnavailable: the engine was never ready.
+        """
+        limits, models = self._current_limits(), (self.settings.model_name,)
+        if len(source) <= SMALL:
+            fields = decode_body(source)
+            if not task.has_text(fields):
+                return task.parse(fields, None, limits, models)
+            # A short text that is tokenised again with each of many items is a long job, too.
+            most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL, limits.max_text_characters)
+            narrow = replace(limits, max_text_characters=most)
+            try:
+                return await self.tokenizers.small(partial(parse_body, task, source, narrow, models), len(source))
+            except RequestError as error:
+                if error.code != "too_many_tokens" or narrow == limits:
+                    raise
+        return await self.tokenizers.large(partial(parse_body, task, source, limits, models), len(source))
+
+    async def submit(self, request: ScoreRequest) -> LabelLogits:
+        """Have the engine process compute a request."""
+        return await self.client.score(request)
+
+    async def finish(self, task: Task[Result], request: ScoreRequest, logits: LabelLogits) -> Result:
+        """Turn the engine's answer into the result."""
+        return await in_thread_if_large(logits.logits.size, task.finish, request, logits)
 
     async def statistics(self) -> dict[str, float]:
-        """Return the engine's counts; what was last heard if it does not answer soon."""
+        """Return the engine's counts, or the last known ones if it does not answer soon."""
         try:
             async with asyncio.timeout(_STATISTICS_S):
                 self._statistics = await self.client.statistics()
@@ -145,53 +184,34 @@ class Service:
             self.metrics.engine.front["step_budget"] = float(info.summary.get("step_tokens", 0))
         return self._statistics
 
-    async def parse(self, body: bytes) -> ScoreRequest:
-        """Validate a body: here if it is small and holds no text, else where the work can be ended.
-
-        Raises:
-            RequestError: the request breaks the contract.
-            EngineUnavailable: the engine was never ready.
-        """
-        limits, models = self._limits(), (self.settings.model_name,)
-        if len(body) > SMALL:
-            return await self.tokenizers.large(partial(score_request, body, limits, models), len(body))
-        fields = decode_score_body(body)
-        if not (isinstance(fields.get("query"), str) or "labels" in fields):
-            return parse_score_request(fields, None, limits, models)
-        # Few texts that are tokenised again with each of many items are large work, too.
-        most = min(max(_AMPLIFIED * len(body), _LEAST), SMALL, limits.max_text_characters)
-        try:
-            narrow = replace(limits, max_text_characters=most)
-            return await self.tokenizers.small(partial(score_request, body, narrow, models), len(body))
-        except RequestError as error:
-            if error.code != "too_many_tokens" or most == limits.max_text_characters:
-                raise
-        return await self.tokenizers.large(partial(score_request, body, limits, models), len(body))
-
-    def _limits(self) -> Limits:
-        info = self.client.info
+    def _current_limits(self) -> Limits:
+        info, settings = self.client.info, self.settings
         if info is None:
             raise EngineUnavailable("The engine is not ready.")
-        if self._known is None or self._known[0] is not info:
-            self._known = info, self._limits_of(info)
-        return self._known[1]
-
-    def _limits_of(self, info: Ready) -> Limits:
-        settings = self.settings
-        return Limits.of(
-            settings.engine,
-            info.context_length,
-            info.vocab_size,
-            max_items=settings.max_items_per_request,
-            max_labels=settings.max_labels_per_request,
-            max_request_tokens=settings.max_request_tokens,
-            max_text_characters=settings.max_text_characters,
-        )
+        if self._limits is None or self._limits[0] is not info:
+            limits = Limits.of(
+                settings.engine,
+                info.context_length,
+                info.vocab_size,
+                max_items=settings.max_items_per_request,
+                max_labels=settings.max_labels_per_request,
+                max_request_tokens=settings.max_request_tokens,
+                max_text_characters=settings.max_text_characters,
+            )
+            self._limits = info, limits
+        return self._limits[1]
 
 
-async def _service(request: Request) -> Service:
+async def in_thread_if_large(values: int, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function that computes or encodes so many values, where it does not hold up the event loop."""
+    if values <= _INLINE_VALUES:
+        return work(*arguments)
+    return await asyncio.to_thread(work, *arguments)
+
+
+async def _service(request: Request) -> ModelService:
     return request.app.state.service
 
 
-ServiceOfApp = Annotated[Service, Depends(_service)]
+ServiceOfApp = Annotated[ModelService, Depends(_service)]
 """A route's parameter of this type is the app's service."""

@@ -46,13 +46,12 @@ async def serve(settings: ServerConfig) -> None:
     began = time.monotonic()
     _cancel_on_sigterm()
     tls_context(settings)  # to say what is wrong with it before the model is loaded
-    with listen(settings) as listener, contextlib.ExitStack() as last:
+    with listen(settings) as listener:
         directory = await asyncio.to_thread(resolve_model, settings.engine.model)
         async with EngineClient(dataclasses.replace(settings.engine, model=str(directory))) as client:
             tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory)
             async with TokenizerPool(tokenizer) as tokenizers:
                 app = create_app(client, settings, tokenizers)
-                last.callback(app.state.service.afterwards.finish)  # requests that end with the engine are logged, too
                 http = _HttpServer(uvicorn_config(settings, app))
                 serving = asyncio.create_task(http.serve(sockets=[listener]))
                 starting = asyncio.create_task(client.wait_ready())

@@ -1,9 +1,10 @@
-"""Server options, declared like the engine's: the command line and the environment come from these fields."""
+"""Server options, declared like the engine's: flags and environment variables are generated from these fields."""
 
 from dataclasses import dataclass
 
 from mis_core.config import EngineConfig, option
 from mis_core.errors import ConfigError
+from mis_core.scoring.limits import Limits
 
 _AT_LEAST_ONE = (
     "max_items_per_request",
@@ -16,13 +17,14 @@ _AT_LEAST_ONE = (
     "body_timeout",
     "request_timeout",
 )
+_LIMITS = Limits(context_length=0, vocab_size=0)  # for its defaults
 LOG_FORMATS = ("human", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """Everything the front process needs to know before it starts.
+    """Everything that the front process needs to know before it starts.
 
     Raises:
         ConfigError: a value is outside its range; names the option.
@@ -30,70 +32,72 @@ class ServerConfig:
 
     engine: EngineConfig
     host: str = option("127.0.0.1", "Address to listen on.", group="Address")
-    port: int = option(30000, "Port to listen on; 0 takes a free one.", group="Address")
+    port: int = option(30000, "Port to listen on; 0 picks a free one.", group="Address")
     served_model_name: str | None = option(
-        None, "Name of the model in requests and replies; default: MODEL as given.", group="Address"
+        None, "Model name in requests and replies; default: MODEL as given.", group="Address"
     )
     api_key: str | None = option(
         None,
-        "Bearer token that every route but /health, /ready and /metrics asks for; default: none.",
+        "Bearer token required by every route except /health, /ready and /metrics; default: none.",
         group="Security",
     )
     admin_api_key: str | None = option(
         None,
-        "Bearer token of /flush_cache, /start_profile and /stop_profile; default: the API key opens them too.",
+        "Bearer token required by /flush_cache, /start_profile and /stop_profile; default: the API key.",
         group="Security",
     )
-    ssl_certfile: str | None = option(None, "Certificate file for HTTPS; default: plain HTTP.", group="Security")
-    ssl_keyfile: str | None = option(None, "Key file of that certificate; default: none.", group="Security")
-    ssl_keyfile_password: str | None = option(None, "Password of the key file; default: none.", group="Security")
+    ssl_certfile: str | None = option(None, "TLS certificate file in PEM form; default: plain HTTP.", group="Security")
+    ssl_keyfile: str | None = option(None, "Private key file of the certificate; default: none.", group="Security")
+    ssl_keyfile_password: str | None = option(
+        None, "Password of the private key file; default: none.", group="Security"
+    )
     ssl_ca_certs: str | None = option(
         None,
-        "Certificates of authorities, one of which must have signed the client's; default: clients show none.",
+        "CA certificates that client certificates are verified against; default: clients need no certificate.",
         group="Security",
     )
     allowed_hosts: str | None = option(
         None,
-        "Names, separated by commas, by which a proxy on the same machine may call a server without a key on a "
-        "loopback address; default: localhost only.",
+        "Comma-separated host names that requests may use, besides localhost, when the server has no API key and listens "
+        "on a loopback address (for example, behind a proxy); default: none.",
         group="Security",
     )
     cors_allowed_origins: str | None = option(
         None,
-        "Origins, separated by commas, whose pages browsers let call this server; default: none.",
+        "Comma-separated origins of web pages that may call this server; default: none.",
         group="Security",
     )
-    max_items_per_request: int = option(20_000, "Most items of a request.", group="Limits")
-    max_labels_per_request: int = option(1024, "Most labels of an item.", group="Limits")
+    max_items_per_request: int = option(_LIMITS.max_items, "Maximum number of items per request.", group="Limits")
+    max_labels_per_request: int = option(_LIMITS.max_labels, "Maximum number of labels per item.", group="Limits")
     max_request_tokens: int = option(
-        2_000_000, "Most tokens of a request: the query once and every item.", group="Limits"
-    )
-    max_text_characters: int = option(
-        4_194_304,
-        "Most characters that are tokenised for a request; more than its texts have where query and items cannot be "
-        "tokenised apart.",
+        _LIMITS.max_request_tokens,
+        "Maximum number of tokens per request: the query, counted once, plus every item.",
         group="Limits",
     )
-    max_body_bytes: int = option(64 * 1024 * 1024, "Largest request body, in bytes.", group="Limits")
+    max_text_characters: int = option(
+        _LIMITS.max_text_characters,
+        "Maximum number of characters tokenised per request. Part of the query counts once per item where query and items "
+        "cannot be tokenised separately.",
+        group="Limits",
+    )
+    max_body_bytes: int = option(64 * 1024 * 1024, "Maximum size of a request body, in bytes.", group="Limits")
     max_queued_requests: int = option(
-        1024, "Most requests at a time; further ones are answered with 429.", group="Limits"
+        1024, "Maximum number of requests under way; further requests get 429.", group="Limits"
     )
     max_queued_tokens: int = option(
-        8_000_000, "Most tokens of all requests at a time; further ones: 429.", group="Limits"
+        8_000_000, "Maximum number of tokens under way in all requests; further requests get 429.", group="Limits"
     )
     request_timeout: int = option(
         600,
-        "Seconds until a request is answered with 504; a client may ask for fewer by x-request-timeout.",
+        "Deadline of a request in seconds, after which it gets 504; clients may send an earlier one as x-request-timeout.",
         group="Limits",
     )
-    body_timeout: int = option(60, "Seconds that a client may take to send a request's body.", group="Limits")
-    shutdown_timeout: int = option(30, "Seconds that running requests get to finish after SIGTERM.", group="Limits")
-    profile_dir: str = option("profiles", "Folder that /start_profile writes to.", group="Logs and profiles")
-    log_format: str = option(
-        "human", "Form of the log on standard error.", choices=LOG_FORMATS, group="Logs and profiles"
-    )
-    log_level: str = option("info", "Least important lines of the log.", choices=LOG_LEVELS, group="Logs and profiles")
-    disable_access_log: bool = option(False, "Do not log each request.", group="Logs and profiles")
+    body_timeout: int = option(60, "Seconds within which a request's body must arrive.", group="Limits")
+    shutdown_timeout: int = option(30, "Seconds that requests under way have to finish after SIGTERM.", group="Limits")
+    profile_dir: str = option("profiles", "Folder in which /start_profile writes profiles.", group="Logs and profiles")
+    log_format: str = option("human", "Log format on standard error.", choices=LOG_FORMATS, group="Logs and profiles")
+    log_level: str = option("info", "Minimum level of log lines.", choices=LOG_LEVELS, group="Logs and profiles")
+    disable_access_log: bool = option(False, "Do not log requests.", group="Logs and profiles")
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_ONE:
@@ -107,26 +111,28 @@ class ServerConfig:
             )
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             missing = "ssl_certfile" if self.ssl_certfile is None else "ssl_keyfile"
-            raise ConfigError(f"{missing} is missing; ssl_certfile and ssl_keyfile go together.", missing)
+            raise ConfigError(f"{missing} is missing; ssl_certfile and ssl_keyfile must be given together.", missing)
         for name in ("ssl_ca_certs", "ssl_keyfile_password"):
             if getattr(self, name) is not None and self.ssl_certfile is None:
-                raise ConfigError(f"{name} is of use with ssl_certfile and ssl_keyfile only.", name)
+                raise ConfigError(f"{name} needs ssl_certfile and ssl_keyfile.", name)
         for name in ("api_key", "admin_api_key"):
             key = getattr(self, name)
-            if key is not None:  # a secret that was written with `echo` ends in a newline
+            if key is not None:  # a file written with `echo` ends in a newline
                 object.__setattr__(self, name, key.strip())
                 if any(map(str.isspace, key.strip())):
-                    raise ConfigError(f"{name} holds white space, which no client can send; make another key.", name)
+                    raise ConfigError(
+                        f"{name} contains white space, which clients cannot send; choose another key.", name
+                    )
         for name in ("host", "api_key", "admin_api_key", "served_model_name"):
             if getattr(self, name) == "":
-                raise ConfigError(f"{name} must not be empty; leave it out for the default.", name)
+                raise ConfigError(f"{name} must not be empty; omit it for the default.", name)
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Origins whose pages may call this server from a browser."""
+        """Origins of web pages that may call this server."""
         return tuple(map(str.strip, (self.cors_allowed_origins or "").split(","))) if self.cors_allowed_origins else ()
 
     @property
     def model_name(self) -> str:
-        """Name of the model in requests and replies."""
+        """Model name in requests and replies."""
         return self.served_model_name or self.engine.model

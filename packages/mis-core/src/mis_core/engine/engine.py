@@ -1,9 +1,7 @@
 """The engine: one model on this process's devices, asked in Python."""
 
-import asyncio
 import dataclasses
 import logging
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -30,8 +28,7 @@ from mis_core.scheduler.plan import PAGE_SIZE, StepShape
 from mis_core.scheduler.scheduler import Policy, Scheduler
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
-from mis_core.scoring.scores import finish
-from mis_core.scoring.validation import parse_score_request
+from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_blocking
 from mis_core.tokenization import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -116,6 +113,9 @@ class Engine:
         }
         self._compilations = Compilations()
         self._loop = EngineLoop(runner, scheduler)
+        self._inline, self._threaded = (
+            service(self.submit, self.limits, lambda: self.tokenizer) for service in (InlineService, ThreadedService)
+        )
 
     @classmethod
     def from_pretrained(cls, model: str | Path, *, progress: bool = True, **options: Any) -> Self:
@@ -160,36 +160,21 @@ class Engine:
             RequestError: the request breaks the contract; nothing was computed.
             EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
         """
-        request, tokenize_ms = self._parse(query, items, label_token_ids, options)
-        future = self.submit(request)
-        try:
-            logits = future.result()
-        except BaseException:
-            future.cancel()  # interrupted: nobody waits any more
-            raise
-        return _finished(request, logits, tokenize_ms)
+        fields = _fields(query, items, label_token_ids, options)
+        return run_blocking(self._inline.answer(SCORE, fields)).result
 
     async def score_async(self, query: Any, items: Any, label_token_ids: Any = None, **options: Any) -> ScoreResult:
         """`score` for asyncio: the event loop stays free, and cancelling the task frees the device."""
-        request, tokenize_ms = await asyncio.to_thread(self._parse, query, items, label_token_ids, options)
-        logits = await asyncio.wrap_future(self.submit(request))
-        return await asyncio.to_thread(_finished, request, logits, tokenize_ms)
+        fields = _fields(query, items, label_token_ids, options)
+        return (await self._threaded.answer(SCORE, fields)).result
 
     def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
-        """Queue a validated request; cancelling the future frees its pages and its place.
+        """Queue a validated request; cancelling the future frees what it holds.
 
         Raises:
             EngineUnavailable: the engine is closed.
         """
         return self._loop.submit(request)
-
-    def compute(self, request: ScoreRequest) -> LabelLogits:
-        """Run a validated request on the device and wait for it.
-
-        Raises:
-            EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
-        """
-        return self.submit(request).result()
 
     @property
     def progress(self) -> int:
@@ -259,19 +244,7 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _parse(
-        self, query: Any, items: Any, label_token_ids: Any, options: dict[str, Any]
-    ) -> tuple[ScoreRequest, float]:
-        began = time.perf_counter()
-        body = {"query": query, "items": items, **options}
-        if label_token_ids is not None:
-            body["label_token_ids"] = label_token_ids
-        uses_text = isinstance(query, str) or body.get("labels") is not None
-        request = parse_score_request(body, self.tokenizer if uses_text else None, self.limits)
-        return request, (time.perf_counter() - began) * 1e3
 
-
-def _finished(request: ScoreRequest, logits: LabelLogits, tokenize_ms: float) -> ScoreResult:
-    result = finish(request, logits)
-    result.timings_ms["tokenize"] = tokenize_ms
-    return result
+def _fields(query: Any, items: Any, label_token_ids: Any, options: dict[str, Any]) -> dict[str, Any]:
+    fields = {"query": query, "items": items, **options}
+    return fields if label_token_ids is None else fields | {"label_token_ids": label_token_ids}

@@ -1,1 +1,1 @@
-"""The engine in a process of its own: what travels, the front's side, and the process itself."""
+"""The engine in a process of its own: the protocol, the front's side, and the process itself."""

@@ -1,7 +1,7 @@
-"""The front's side of the engine: starts its process, asks it, and starts it again when it died.
+"""The front's side of the engine: starts its process, sends it requests, and restarts it when it ends.
 
 Requests are multiplexed over one socket: any number may wait, each in its own coroutine. Knows neither
-HTTP nor JAX; the words on the socket are `wire`'s.
+HTTP nor JAX; `wire` defines the messages.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ ENGINE_COMMAND = (sys.executable, "-m", "mis_core.process.main")
 
 _FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 30.0
-_STABLE_S = 60.0  # an engine that lived this long died of something new: back to the shortest wait
+_STABLE_S = 60.0  # an engine that lived this long failed for a new reason: back to the shortest wait
 _SILENCE_S = 30.0  # the process answers questions about itself within milliseconds, whatever its device does
 
 
@@ -71,7 +71,7 @@ class EngineClient:
 
     @property
     def info(self) -> Ready | None:
-        """What the engine told about its model when it was last ready; None before the first time."""
+        """What the engine said about its model when it was last ready; None before it was ready for the first time."""
         return self._info
 
     @property
@@ -81,11 +81,11 @@ class EngineClient:
 
     @property
     def restarts(self) -> int:
-        """How often the engine process was started again."""
+        """How often the engine process was restarted."""
         return max(self._starts - 1, 0)
 
     async def wait_ready(self) -> Ready:
-        """Wait until the model can be asked for the first time.
+        """Wait until the engine is ready for the first time.
 
         Raises:
             ModelError: the engine refused the model or an option; one line says why.
@@ -94,10 +94,10 @@ class EngineClient:
         return await asyncio.shield(self._first_ready)
 
     async def score(self, request: ScoreRequest) -> LabelLogits:
-        """Ask for the label logits of a validated request. Cancelling the caller frees the engine's work.
+        """Compute the label logits of a validated request. Cancelling the caller frees the engine's work.
 
         Raises:
-            EngineUnavailable: the engine is starting or has died, perhaps before it answered.
+            EngineUnavailable: the engine is starting or has ended, perhaps before it answered.
             RequestError: only the engine could see what is wrong with the request.
             EngineFault: the engine failed on this request.
             RequestRefused: the engine process ended, or its device failed, twice while it worked on this request.
@@ -113,7 +113,7 @@ class EngineClient:
         """Return the engine's counts and the state of its cache.
 
         Raises:
-            EngineUnavailable: the engine is starting or has died.
+            EngineUnavailable: the engine is starting or has ended.
         """
         return await self._running().operate(Operate(next(self._ids), "statistics"))
 
@@ -121,7 +121,7 @@ class EngineClient:
         """Forget every cached query that no request is using; return how many pages that freed.
 
         Raises:
-            EngineUnavailable: the engine is starting or has died.
+            EngineUnavailable: the engine is starting or has ended.
         """
         return int((await self._running().operate(Operate(next(self._ids), "flush_cache")))["freed_pages"])
 
@@ -129,7 +129,7 @@ class EngineClient:
         """Begin a JAX profile in the engine process, to be written to a folder on its machine.
 
         Raises:
-            EngineUnavailable: the engine is starting or has died.
+            EngineUnavailable: the engine is starting or has ended.
             RequestError: `profile_under_way`.
         """
         await self._running().operate(Operate(next(self._ids), "start_profile", directory))
@@ -138,7 +138,7 @@ class EngineClient:
         """End the profile; returns when it is written.
 
         Raises:
-            EngineUnavailable: the engine is starting or has died.
+            EngineUnavailable: the engine is starting or has ended.
             RequestError: `no_profile`.
         """
         await self._running().operate(Operate(next(self._ids), "stop_profile"))
@@ -152,7 +152,7 @@ class EngineClient:
         """End the engine process and fail what is in flight. Closing twice is fine.
 
         Args:
-            within_s: Seconds that the process has to end by itself; it never has more than five.
+            within_s: Seconds that the process has to exit by itself, at most five.
         """
         self._stop_s = min(within_s, STOP_S)
         self._supervision.cancel()
@@ -166,7 +166,7 @@ class EngineClient:
             began = time.monotonic()
             try:
                 await self._live_once()
-            except Exception as error:  # whatever it is, it must not leave a server that answers 503 for ever
+            except Exception as error:  # whatever it is, the server must not answer 503 for ever
                 if not isinstance(error, MisError):
                     logger.exception("The supervision of the engine process failed.")
                     error = EngineUnavailable("The engine process was lost; the log says how.")
@@ -174,7 +174,7 @@ class EngineClient:
                     return
                 if time.monotonic() - began > _STABLE_S:
                     backoff_s = _FIRST_BACKOFF_S
-                logger.error("%s Starting it again in %g s.", error.message, backoff_s)
+                logger.error("%s Restarting it in %g s.", error.message, backoff_s)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
@@ -205,7 +205,7 @@ class EngineClient:
             await process.stop(self._stop_s)
 
     async def _kill_if_silent(self, process: EngineProcess) -> None:
-        """End a process that is frozen as a whole; one whose device hangs ends itself, see `watchdog_timeout`."""
+        """Kill a process that is frozen as a whole; one whose device hangs exits by itself, see `watchdog_timeout`."""
         silence_s = min(_SILENCE_S, self._config.watchdog_timeout)
         with contextlib.suppress(EngineUnavailable):  # it ended by itself
             while True:
@@ -222,5 +222,5 @@ class EngineClient:
         if self._first_ready.done():
             return False
         self._first_ready.set_exception(error)
-        self._first_ready.exception()  # seen: whoever waits gets it, and nobody has to wait
+        self._first_ready.exception()  # mark it as retrieved: nobody has to wait for it
         return True

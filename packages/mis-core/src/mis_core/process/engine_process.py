@@ -39,11 +39,11 @@ _READ_AHEAD_BYTES = 1024 * 1024
 
 
 class EngineFault(RuntimeError):
-    """The engine failed on this one request; its log says why. Trying again will most likely fail again."""
+    """The engine failed on this one request; its log says why. Trying again will most likely fail, too."""
 
 
 class RequestLost(EngineUnavailable):
-    """The device failed, out of memory for instance, while it computed this request. The engine goes on."""
+    """The device failed, for instance out of memory, while it computed this request. The engine goes on."""
 
 
 class EngineProcess:
@@ -58,9 +58,9 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "EngineProcess":
-        """Start the process with one end of a socket pair; its standard error is ours.
+        """Start the process with one end of a socket pair; it inherits our standard error.
 
-        A start that is cancelled is finished and the process ended: event loops leave behind what is half started.
+        A start that is cancelled is finished and the process ended: event loops leave half-started processes behind.
         """
         starting = asyncio.create_task(cls._start(command), name="engine start")
         try:
@@ -84,12 +84,12 @@ class EngineProcess:
         return cls(process, reader, writer)
 
     async def configure(self, config: EngineConfig) -> Ready:
-        """Say what to load and wait until it is loaded.
+        """Send the configuration and wait until the model is loaded.
 
         Raises:
             ModelError: the model or an option cannot be served.
             EngineUnavailable: the process failed or ended.
-            MalformedFrame: what arrived is no answer to this.
+            MalformedFrame: the reply is not an answer to this.
         """
         level = logging.getLevelName(logging.getLogger("mis_core").getEffectiveLevel())
         self._writer.write(encode_frame(Configure(dataclasses.asdict(config), level)))
@@ -129,29 +129,29 @@ class EngineProcess:
             await self._writer.drain()
             return await answer
         except ConnectionError:
-            raise EngineUnavailable("The engine died.") from None
+            raise EngineUnavailable("The engine ended.") from None
         finally:
             del self.answers[id]
 
     def kill(self) -> None:
-        """End the process now; whoever reads from it sees the end."""
+        """Kill the process; whoever reads from it sees the end."""
         self._process.kill()
 
     async def deliver_answers(self) -> None:
-        """Hand answers to those who wait, until the process ends.
+        """Deliver answers to the waiting callers, until the process ends.
 
         Raises:
-            EngineUnavailable: always, at the end; says how it ended.
+            EngineUnavailable: always, when the process ends; says how it ended.
             MalformedFrame: what arrived is not an answer.
         """
         while True:
             self._deliver(await self._receive())
 
     async def stop(self, within_s: float = STOP_S) -> None:
-        """Fail what is in flight, then end the process: politely, then by force."""
+        """Fail what is in flight, then stop the process: politely, then by force."""
         for answer in self.answers.values():
             if not answer.done():
-                answer.set_exception(EngineUnavailable("The engine died before it answered."))
+                answer.set_exception(EngineUnavailable("The engine ended before it answered."))
         self._send(encode_frame(Shutdown()))
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation, and supervision would go on.

@@ -3,8 +3,7 @@
 `FD` is one end of a socket pair inherited from the front process; nothing listens anywhere. A thread
 reads messages and gives requests to the engine, whose own thread answers them as they are ready; the
 main thread loads the engine and waits for the end. The process lives exactly as long as the front
-wants it: it leaves at `Shutdown`, and at once when the socket closes, since nobody could read an answer
-any more.
+wants it: it exits after `Shutdown`, and at once when the socket closes, since nobody could read an answer.
 """
 
 import logging
@@ -91,7 +90,7 @@ def _read_messages(channel: Channel, opened: Future[RequestTable]) -> None:
         while (message := channel.receive()) is not None:
             match message:
                 case Score():
-                    opened.result().put(message)
+                    opened.result().add(message)
                 case Cancel():
                     opened.result().cancel(message.id)
                 case Operate():

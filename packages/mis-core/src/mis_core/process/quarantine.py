@@ -1,11 +1,11 @@
-"""Which requests may have ended the engine process, so that none can end it again and again.
+"""Quarantine for requests that may have crashed the engine process, so that none can crash it again and again.
 
-Every request that was in flight when the process ended is suspected. A suspect that is sent again is
-computed while no other suspect is. An end of the process is evidence against those in flight if they were
-few, or against a suspect that was the only one; among many it says nothing of each. With evidence of two
-ends a request is refused for some minutes, and then tried once again. One that is answered is cleared. So
-an innocent neighbour of a poisoned request gets its answer, whoever kills the process from outside convicts
-nobody by that, and the poisoned one ends the engine rarely.
+Every request that was in flight when the process ended is quarantined: when it is sent again, no other request in
+quarantine is computed with it. The end of the process counts against the requests in flight if they were few, or if
+only one of them was in quarantine; of many it says nothing about each. When two ends count against it, a request is
+refused for some minutes and then tried once more. A request that is answered is released. So an innocent neighbour of
+a poisoned request gets its answer, killing the process from outside condemns no request, and a poisoned one rarely
+crashes the engine.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import numpy as np
 
 from mis_core.scoring.request import ScoreRequest
 
-_REFUSED_AFTER = 2  # ends of the engine that are evidence
+_REFUSED_AFTER = 2  # ends that count
 _FEW = 4  # requests in flight
 _REFUSED_S = 600.0
 _REMEMBERED = 4096  # requests, the latest
@@ -28,26 +28,26 @@ _REMEMBERED = 4096  # requests, the latest
 
 @dataclass(slots=True)
 class _Record:
-    evidence: int = 0  # ends of the engine
+    num_ends: int = 0  # ends of the engine process that count against the request
     last_s: float = 0.0  # when it last ended
 
 
 class RequestRefused(RuntimeError):
-    """The engine process ended twice while it worked on this request, which is not sent again."""
+    """The engine process ended twice while it worked on this request, which is refused for some minutes."""
 
 
 class Quarantine:
-    """Requests by what they compute, and how often the engine ended under them. For one event loop."""
+    """Knows requests by what they compute, and how often the engine process ended with them. For one event loop."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
         self._one_at_a_time = asyncio.Lock()
 
     def watched(self, request: ScoreRequest) -> AbstractAsyncContextManager[None]:
-        """Surround the computation of a request, which must not be left before its answer is there.
+        """Surround the computation of a request, until its answer is there.
 
         Raises:
-            RequestRefused: on entering; it ended the engine too often.
+            RequestRefused: on entering; the engine ended too often with it.
         """
         if self._records and (key := _key(request)) in self._records:
             return self._alone(key)
@@ -57,19 +57,19 @@ class Quarantine:
     async def _alone(self, key: bytes) -> AsyncIterator[None]:
         async with self._one_at_a_time:
             record = self._records.get(key, _Record())
-            if record.evidence >= _REFUSED_AFTER and time.monotonic() - record.last_s < _REFUSED_S:
-                raise RequestRefused(f"The engine ended {record.evidence} times while it worked on this request.")
+            if record.num_ends >= _REFUSED_AFTER and time.monotonic() - record.last_s < _REFUSED_S:
+                raise RequestRefused(f"The engine ended {record.num_ends} times while it worked on this request.")
             yield
             self._records.pop(key, None)
 
     def blame(self, requests: Iterable[ScoreRequest]) -> None:
-        """Note that the engine ended under these requests."""
+        """Record that the engine process ended with these requests in flight."""
         keys = {_key(request) for request in requests}
         known = [key for key in keys if key in self._records]
         for key in keys:
-            is_evidence = len(keys) <= _FEW or known == [key]
+            counts = len(keys) <= _FEW or known == [key]
             record = self._records.pop(key, _Record())
-            self._records[key] = _Record(record.evidence + is_evidence, time.monotonic())
+            self._records[key] = _Record(record.num_ends + counts, time.monotonic())
         while len(self._records) > _REMEMBERED:
             self._records.popitem(last=False)
 

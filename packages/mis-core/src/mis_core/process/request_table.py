@@ -59,7 +59,7 @@ class ComputesLogits(Protocol):
 
 
 class RequestTable:
-    """Requests that the engine works on. Opens when the engine is loaded, closes once."""
+    """The requests that the engine is working on."""
 
     def __init__(self, channel: Channel, engine: ComputesLogits) -> None:
         self._channel = channel
@@ -68,8 +68,8 @@ class RequestTable:
         self._changed = threading.Condition()
         self._is_closed = False
 
-    def put(self, score: Score) -> None:
-        """Give a request to the engine; its answer is sent when it is ready."""
+    def add(self, score: Score) -> None:
+        """Submit a request to the engine; its answer is sent when it is ready."""
         try:
             future = self._engine.submit(score.request())
         except Exception as error:
@@ -80,21 +80,21 @@ class RequestTable:
         future.add_done_callback(lambda done: self._finish(score.id, done))
 
     def cancel(self, id: int) -> None:
-        """Drop a request; one that was answered is left alone."""
+        """Cancel a request, unless it is answered already."""
         with self._changed:
             future = self._futures.get(id)
         if future is not None:
             future.cancel()
 
     def operate(self, operate: Operate) -> None:
-        """Do something to the engine as a whole; a profile is written on a thread of its own, it takes seconds."""
+        """Do something to the engine as a whole; writing a profile takes seconds, so it has a thread of its own."""
         if operate.action.endswith("_profile"):
             threading.Thread(target=self._operate, args=(operate,), name=operate.action, daemon=True).start()
         else:
             self._operate(operate)
 
     def close(self) -> None:
-        """Take nothing more; `wait` returns when what is here is answered."""
+        """Stop `wait` once everything in the table is answered. Nothing is added after this."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -105,9 +105,9 @@ class RequestTable:
             self._changed.wait_for(lambda: self._is_closed and not self._futures)
 
     def watch(self, timeout_s: float) -> None:
-        """End the process when the engine makes no progress for so long though it has work. Never returns.
+        """Exit when the engine has work but makes no progress for `timeout_s`. Never returns.
 
-        A device that hangs cannot be freed from within; the front restarts the process.
+        A device that hangs cannot be freed from within this process; the front restarts it.
         """
         seen, since = self._engine.progress, time.monotonic()
         while True:
@@ -142,8 +142,6 @@ class RequestTable:
                     self._engine.start_profile(str(operate.argument))
                 case "stop_profile":
                     self._engine.stop_profile()
-                case unknown:
-                    raise ValueError(f"no operation {unknown!r}")
         except Exception as error:
             self._answer(operate.id, error)
         else:

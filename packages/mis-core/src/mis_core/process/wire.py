@@ -1,9 +1,9 @@
-"""What the front process and the engine process say to each other: typed msgpack messages in frames.
+"""The protocol between front process and engine process: typed msgpack messages in frames.
 
 A frame is a four-byte little-endian length and one msgpack map whose `type` names the message. Numbers
 travel as little-endian bytes of a dtype fixed here, never as pickled objects: decoding can build the
 classes below and nothing else. Both ends check what they read, because a bug or a version skew must end
-in a sentence, not in a wrong score.
+in an error, not in a wrong score.
 
     front to engine     Configure, then Score, Cancel and Operate, then Shutdown
     engine to front     Ready or Failed, then one of Scored, Rejected, Errored for each Score,
@@ -12,7 +12,7 @@ in a sentence, not in a wrong score.
 This module does no I/O; `client` and `main` read and write the frames.
 """
 
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,8 +22,8 @@ from mis_core.scoring.request import LabelLogits, Layout, ScoreRequest
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
-OPERATIONS = ("statistics", "flush_cache", "start_profile", "stop_profile")
-"""Actions of `Operate`. `start_profile` needs a folder as its argument."""
+Operation = Literal["statistics", "flush_cache", "start_profile", "stop_profile"]
+"""What `Operate` can do; `start_profile` needs a folder as its argument."""
 
 _INT32 = np.dtype("<i4")
 _FLOAT32 = np.dtype("<f4")
@@ -119,7 +119,7 @@ class Score(_Message, frozen=True):
 
 
 class Cancel(_Message, frozen=True):
-    """Nobody waits for this request any more; it need not be computed and gets no answer."""
+    """The request is no longer wanted; it need not be computed and gets no answer."""
 
     id: int
 
@@ -129,17 +129,17 @@ class Operate(_Message, frozen=True):
 
     Attributes:
         id: Chosen by the front, never reused, not even for a `Score`.
-        action: One of `OPERATIONS`.
+        action: What to do.
         argument: What the action needs, such as a folder.
     """
 
     id: int
-    action: str
+    action: Operation
     argument: str | None = None
 
 
 class Shutdown(_Message, frozen=True):
-    """Answer what was sent before, free the device and exit."""
+    """Answer what was sent before, free the device, and exit."""
 
 
 class Ready(_Message, frozen=True):
@@ -161,7 +161,7 @@ class Failed(_Message, frozen=True):
 
     Attributes:
         message: One line for the user.
-        fault: The engine's own (out of memory, a bug), not a checkpoint or option that cannot be served.
+        fault: The engine itself failed (out of memory, a bug); otherwise, the checkpoint or an option cannot be served.
     """
 
     message: str
@@ -225,10 +225,10 @@ class Rejected(_Message, frozen=True):
 
 
 class Errored(_Message, frozen=True):
-    """The engine failed on this request; its log says why. Other requests are unharmed.
+    """The engine failed on this request; its log says why. Other requests are not affected.
 
     Attributes:
-        is_lost: The device failed while it computed a step with this request and perhaps others: it may be fine.
+        is_lost: The device failed in a step that computed this request, perhaps among others: it may not be at fault.
     """
 
     id: int
@@ -236,7 +236,7 @@ class Errored(_Message, frozen=True):
 
 
 class Operated(_Message, frozen=True):
-    """What came of an `Operate`.
+    """The result of an `Operate`.
 
     Attributes:
         values: Numbers by name; of `statistics` counts, of `flush_cache` how many pages were freed.

@@ -1,4 +1,4 @@
-"""How long a request is worked on: as the operator allows, as its client asks, and while its client is there."""
+"""How long a request is worked on: until its deadline, and while its client is there."""
 
 import asyncio
 import math
@@ -16,19 +16,19 @@ HEADER = "x-request-timeout"
 """Seconds, a number above 0, counted from the arrival of the request's headers."""
 
 
-class Patience:
-    """Cancels the work inside `with` when its time is over, the body is late, or nobody waits for the reply any more.
+class Deadline:
+    """Cancels the work inside `with` when the deadline passes, when the body is late, or when the client is gone.
 
-    One timer for all; `asyncio.timeout` for each of two times took a tenth of a small request's CPU time.
+    One timer serves both times; nesting two `asyncio.timeout` took a tenth of a small request's CPU time.
     """
 
     def __init__(self, request: Request, seconds: float, body_s: float) -> None:
         """Prepare.
 
         Args:
-            request: Its server says when the client is gone, by the extension `CONNECTION_LOST`, or else nobody does.
-            seconds: For the whole.
-            body_s: Until `body_arrived` is called.
+            request: Its scope has the extension `CONNECTION_LOST`; without it, nobody notices that the client is gone.
+            seconds: For the whole request.
+            body_s: Until `body_arrived` must have been called.
         """
         self._seconds = seconds
         self._body_s = body_s
@@ -49,7 +49,7 @@ class Patience:
         return self
 
     def body_arrived(self) -> None:
-        """Take note that only the end of the whole counts from now on."""
+        """From now on only the deadline of the whole request counts."""
         self._has_body = True
 
     def __exit__(
@@ -68,25 +68,25 @@ class Patience:
         if self._has_body:
             self._timer = self._loop.call_later(self._ends - self._loop.time(), self._on_end)
         else:
-            self._give_up(RequestError("request_timeout", f"The body did not arrive within {self._body_s:g} s."))
+            self._cancel(RequestError("request_timeout", f"The body did not arrive within {self._body_s:g} s."))
 
     def _on_end(self) -> None:
-        self._give_up(RequestError("deadline_exceeded", f"The request was not answered within {self._seconds:g} s."))
+        self._cancel(RequestError("deadline_exceeded", f"The request was not answered within {self._seconds:g} s."))
 
     def _on_lost(self, lost: asyncio.Future[None]) -> None:
-        self._give_up(ClientDisconnect())
+        self._cancel(ClientDisconnect())
 
-    def _give_up(self, reason: RequestError | ClientDisconnect) -> None:
+    def _cancel(self, reason: RequestError | ClientDisconnect) -> None:
         if self._task is not None and self._reason is None:
             self._reason = reason
             self._task.cancel()
 
 
-def seconds_of(request: Request, longest_s: float) -> float:
-    """Return the time that a request names in `HEADER`; the longest if it names none or a longer one.
+def requested_seconds(request: Request, longest_s: float) -> float:
+    """Return the seconds that a request names in `HEADER`, or `longest_s` if it names none or more.
 
     Raises:
-        RequestError: `invalid_request_timeout` if the header is no such number.
+        RequestError: `invalid_request_timeout` if the header is not a number above 0.
     """
     try:
         seconds = float(header(request.scope, HEADER.encode(), "inf"))

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from mis_core.errors import RequestError
 from mis_server.schemas.models import ModelCard, ModelList
-from mis_server.service import Service, ServiceOfApp
+from mis_server.service import ModelService, ServiceOfApp
 
 router = APIRouter()
 
@@ -23,7 +23,7 @@ async def get_model(model_id: str, service: ServiceOfApp) -> ModelCard:
     return _card(service)
 
 
-def _card(service: Service) -> ModelCard:
+def _card(service: ModelService) -> ModelCard:
     info = service.client.info
     return ModelCard(
         id=service.settings.model_name,

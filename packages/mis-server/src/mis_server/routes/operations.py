@@ -74,7 +74,6 @@ async def server_info(service: ServiceOfApp) -> ServerInfo:
 async def metrics(service: ServiceOfApp) -> Response:
     """Return counts and distributions in Prometheus' text format."""
     await service.statistics()
-    service.afterwards.finish()
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
 

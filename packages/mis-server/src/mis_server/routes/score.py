@@ -1,6 +1,5 @@
 """`POST /v1/score`."""
 
-import asyncio
 import time
 
 import msgspec
@@ -8,11 +7,10 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mis_core.errors import EngineUnavailable
 from mis_core.scoring.request import ScoreRequest, ScoreResult
-from mis_server.routes.intake import take_in
-from mis_server.schemas.score import ScoreBody, ScoreReply
-from mis_server.service import INLINE_SCORES, Service
+from mis_core.scoring.service import SCORE
+from mis_server.schemas.score import PromptTokensDetails, ScoreBody, ScoreReply, ScoreUsage
+from mis_server.service import ServiceOfApp, in_thread_if_large
 
 router = APIRouter()
 
@@ -22,34 +20,26 @@ _BODY = {"requestBody": {"required": True, "content": {"application/json": {"sch
 
 
 @router.post("/v1/score", response_model=ScoreReply, openapi_extra=_BODY)
-async def score(request: Request) -> Response:
+async def score(request: Request, service: ServiceOfApp) -> Response:
     """Score every item behind the query: the probabilities of the label tokens after `query + item`.
 
-    The header `x-request-timeout` names the seconds after which the client no longer needs an answer; it is 504 then.
+    The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
-    service: Service = request.app.state.service
-    if not service.client.ready:
-        raise EngineUnavailable("The engine is not ready.")
-    scored, result = await take_in(request, service, service.score)
-    if result.scores.size <= INLINE_SCORES:
-        scores, logprobs = _encode_both(scored, result)
-    else:
-        scores, logprobs = await asyncio.to_thread(_encode_both, scored, result)
+    scored, result = await service.handle(SCORE, request)
+    scores, logprobs = await in_thread_if_large(result.scores.size, _encode_both, scored, result)
     usage = result.usage
-    reply = {  # the words of `ScoreReply`
-        "id": f"score-{request.scope['state']['request_id']}",
-        "object": "scoring",
-        "created": int(time.time()),
-        "model": service.settings.model_name,
-        "scores": scores,
-        "token_logprobs": logprobs,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": 0,
-            "total_tokens": usage.prompt_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        },
-    }
+    reply = ScoreReply(
+        id=f"score-{request.state.request_id}",
+        created=int(time.time()),
+        model=service.settings.model_name,
+        scores=scores,
+        token_logprobs=logprobs,
+        usage=ScoreUsage(
+            prompt_tokens=usage.prompt_tokens,
+            total_tokens=usage.prompt_tokens,
+            prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
+        ),
+    )
     timing = ", ".join(f"{stage};dur={milliseconds:.1f}" for stage, milliseconds in result.timings_ms.items())
     return Response(msgspec.json.encode(reply), headers={"server-timing": timing}, media_type="application/json")
 
@@ -60,7 +50,7 @@ def _encode_both(request: ScoreRequest, result: ScoreResult) -> tuple[msgspec.Ra
 
 
 def _encode(request: ScoreRequest, values: np.ndarray) -> msgspec.Raw:
-    """Return one list per item, as long as the item's list of labels; in pieces, between which others may run."""
+    """Return one list per item, as long as the item's list of labels; in pieces, so that other threads get a turn."""
     is_label = request.label_ids >= 0
     is_cut = len(is_label) > 1
     _check_finite(values[is_label] if is_cut else values)

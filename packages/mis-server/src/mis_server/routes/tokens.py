@@ -1,19 +1,22 @@
 """`POST /tokenize` and `POST /detokenize`."""
 
-import functools
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from mis_server.edge.admission import Place
-from mis_server.routes.intake import take_in
+from mis_core.tokenization import Tokenizer
+from mis_server.edge.admission import Permit
 from mis_server.schemas.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
-from mis_server.service import Service, ServiceOfApp
+from mis_server.service import ModelService, ServiceOfApp
+from mis_server.tokenizers import tokens as work
 from mis_server.tokenizers.pool import SMALL
-from mis_server.tokenizers.worker import detokenized, tokenized
+
+Result = TypeVar("Result")
 
 router = APIRouter(tags=["tokens"])
 
@@ -27,24 +30,39 @@ def _body(schema: type[BaseModel]) -> dict[str, Any]:
 async def tokenize(request: Request, service: ServiceOfApp) -> Response:
     """Return the token ids of a text.
 
-    The header `x-request-timeout` names the seconds after which the client no longer needs an answer; it is 504 then.
+    The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
-    settings, info = service.settings, service.client.info
-    limits = settings.max_text_characters, settings.max_request_tokens, None if info is None else info.context_length
-    return await _answer(request, service, tokenized, *limits)
+    info = service.client.info
+    tokens = await _do(request, service, work.tokenize)
+    return _json(
+        TokenizeReply(
+            count=tokens.count,
+            max_model_len=None if info is None else info.context_length,
+            tokens=msgspec.Raw(tokens.ids),
+            token_strs=None if tokens.strings is None else msgspec.Raw(tokens.strings),
+        )
+    )
 
 
 @router.post("/detokenize", openapi_extra=_body(DetokenizeBody), response_model=DetokenizeReply)
 async def detokenize(request: Request, service: ServiceOfApp) -> Response:
     """Return the text of token ids. The header `x-request-timeout` is that of `/tokenize`."""
-    settings, info = service.settings, service.client.info
-    limits = settings.max_text_characters, settings.max_request_tokens, None if info is None else info.vocab_size
-    return await _answer(request, service, detokenized, *limits)
+    info = service.client.info
+    text = await _do(request, service, work.detokenize, None if info is None else info.vocab_size)
+    return _json(DetokenizeReply(msgspec.Raw(text)))
 
 
-async def _answer(request: Request, service: Service, work: Callable[..., bytes], *limits: int | None) -> Response:
-    async def reply(body: bytes, place: Place) -> bytes:
+async def _do(request: Request, service: ModelService, function: Callable[..., Result], *more: int | None) -> Result:
+    settings = service.settings
+    limits = settings.max_text_characters, settings.max_request_tokens
+
+    async def tokenized(body: bytes, permit: Permit) -> Result:
+        job: Callable[[Tokenizer], Result] = partial(function, body, settings.model_name, *limits, *more)
         lane = service.tokenizers.small if len(body) <= SMALL else service.tokenizers.large
-        return await lane(functools.partial(work, body, service.settings.model_name, *limits), len(body))
+        return await lane(job, len(body))
 
-    return Response(await take_in(request, service, reply), media_type="application/json")
+    return await service.take_in(request, tokenized)
+
+
+def _json(reply: TokenizeReply | DetokenizeReply) -> Response:
+    return Response(msgspec.json.encode(reply), media_type="application/json")

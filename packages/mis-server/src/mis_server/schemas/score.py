@@ -1,8 +1,10 @@
-"""The words of `POST /v1/score`."""
+"""Body and reply of `POST /v1/score`."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema
 
 TokenId = Annotated[int, Field(ge=0)]
 _Text = Annotated[str, Field(min_length=1)]
@@ -74,13 +76,23 @@ class ScoreBody(BaseModel):
     )
 
 
-class PromptTokensDetails(BaseModel):
+Rows = Annotated[
+    msgspec.Raw,
+    InstanceOf(),
+    WithJsonSchema({"type": "array", "items": {"type": "array", "items": {"type": "number"}}}),
+]
+"""One list of numbers per item, encoded before."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokensDetails:
     """Where prompt tokens came from."""
 
     cached_tokens: int
 
 
-class ScoreUsage(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreUsage:
     """Token counts; the query counts once, however many items there are."""
 
     prompt_tokens: int
@@ -89,15 +101,16 @@ class ScoreUsage(BaseModel):
     prompt_tokens_details: PromptTokensDetails
 
 
-class ScoreReply(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreReply:
     """Scores in the order of the request's items and labels."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_REPLY_EXAMPLE]})
+    __pydantic_config__ = ConfigDict(json_schema_extra={"examples": [_REPLY_EXAMPLE]})
 
     id: str
     object: Literal["scoring"] = "scoring"
     created: int
     model: str
-    scores: list[list[float]]
-    token_logprobs: list[list[float]] | None
+    scores: Rows
+    token_logprobs: Rows | None
     usage: ScoreUsage

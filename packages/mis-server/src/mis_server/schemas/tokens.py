@@ -1,40 +1,52 @@
-"""The words of `/tokenize` and `/detokenize`, as vLLM has them."""
+"""Bodies and replies of `/tokenize` and `/detokenize`, as vLLM has them."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema
 
 from mis_server.schemas.score import TokenId
 
 
 class TokenizeBody(BaseModel):
-    """For the OpenAPI document; the route checks what arrives."""
+    """Describes the body in the OpenAPI document; the route checks what arrives."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"prompt": " yes"}]})
 
-    prompt: str = Field(description="Text.")
-    model: str = Field(default="", description="The served model; another name is refused.")
-    add_special_tokens: bool = Field(default=True, description="Add what the tokenizer adds at the ends, as scores do.")
+    prompt: str = Field(description="The text.")
+    model: str = Field(default="", description="The served model; any other name is refused.")
+    add_special_tokens: bool = Field(
+        default=True, description="Add the tokenizer's special tokens, such as BOS, as scoring does."
+    )
     return_token_strs: bool = Field(default=False, description="Also return the tokens as the vocabulary spells them.")
 
 
-class TokenizeReply(BaseModel):
-    """Ids of a text."""
+def _encoded(items: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "array", "items": {"type": items}})
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeReply:
+    """The token ids of a text."""
 
     count: int
     max_model_len: int | None
-    tokens: list[int]
-    token_strs: list[str] | None = None
+    tokens: Annotated[msgspec.Raw, InstanceOf(), _encoded("integer")]
+    token_strs: Annotated[msgspec.Raw, InstanceOf(), _encoded("string")] | None
 
 
 class DetokenizeBody(BaseModel):
-    """For the OpenAPI document; the route checks what arrives."""
+    """Describes the body in the OpenAPI document; the route checks what arrives."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tokens": [9834]}]})
 
     tokens: list[TokenId] = Field(description="Token ids.")
-    model: str = Field(default="", description="The served model; another name is refused.")
+    model: str = Field(default="", description="The served model; any other name is refused.")
 
 
-class DetokenizeReply(BaseModel):
-    """The text of ids."""
+@dataclass(frozen=True, slots=True)
+class DetokenizeReply:
+    """The text of token ids."""
 
-    prompt: str
+    prompt: Annotated[msgspec.Raw, InstanceOf(), WithJsonSchema({"type": "string"})]

@@ -1,4 +1,4 @@
-"""From the bytes of a body to its fields."""
+"""From the bytes of a body to its fields, and to a request."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -7,17 +7,21 @@ import msgspec
 import numpy as np
 
 from mis_core.errors import RequestError
+from mis_core.scoring.limits import Limits
+from mis_core.scoring.request import ScoreRequest
+from mis_core.scoring.service import Task
 from mis_core.scoring.token_rows import TokenRows
 from mis_core.scoring.validation import FIELDS, LAYOUT_FIELDS
+from mis_core.tokenization import Tokenizer
 
 try:
     from simdjson import Array, Object, Parser
-except (ImportError, RuntimeError):  # a Python or a processor that it was not built for: the same answers, at more cost
+except (ImportError, RuntimeError):  # not built for this Python or processor: the same results, at a higher cost
     Parser = None
 
 _MOST_FIELDS = len(FIELDS) + len(LAYOUT_FIELDS)
 
-_FORMS = {"query": (False,), "items": (True,), "label_token_ids": (False, True)}  # whether lists of lists
+_FORMS = {"query": (False,), "items": (True,), "label_token_ids": (False, True)}  # lists of ids; lists of lists?
 
 
 def decode_object(body: bytes) -> Mapping[str, Any]:
@@ -39,10 +43,21 @@ def decode_object(body: bytes) -> Mapping[str, Any]:
     return fields
 
 
-def decode_score_body(body: bytes) -> Mapping[str, Any]:
-    """Read a JSON object; token ids come as `TokenRows`, without a Python object for each.
+def parse_body(
+    task: Task[Any], body: bytes, limits: Limits, models: tuple[str, ...], tokenizer: Tokenizer
+) -> ScoreRequest:
+    """Validate and tokenise a body of the given task; runs in tokenizer processes.
 
-    What is not plainly lists of ids is left to `decode_object`, as are all faults: one place decides what is JSON.
+    Raises:
+        RequestError: the request breaks the contract.
+    """
+    return task.parse(decode_body(body), tokenizer, limits, models)
+
+
+def decode_body(body: bytes) -> Mapping[str, Any]:
+    """Read a JSON object; the fields of `_FORMS` come as `TokenRows`, without a Python object for each id.
+
+    Whatever is not plainly lists of ids is left to `decode_object`, as are all errors: one place decides what is JSON.
 
     Raises:
         RequestError: `invalid_json`.

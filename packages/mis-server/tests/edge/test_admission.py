@@ -19,73 +19,73 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_requests_are_counted_until_they_end_however_they_end() -> None:
     queue = Admission(max_requests=2, max_tokens=100)
-    with queue.place():
-        with queue.place(), pytest.raises(RequestError) as caught, queue.place():
+    with queue.permit():
+        with queue.permit(), pytest.raises(RequestError) as caught, queue.permit():
             pass
         assert caught.value.code == "queue_full"
-        with pytest.raises(ZeroDivisionError), queue.place():
+        with pytest.raises(ZeroDivisionError), queue.permit():
             raise ZeroDivisionError
-    with queue.place(), queue.place():
+    with queue.permit(), queue.permit():
         assert queue.requests == 2
     assert queue.requests == 0
 
 
-def test_bodies_on_their_way_take_no_place() -> None:
+def test_arriving_bodies_hold_no_permit() -> None:
     queue = Admission(max_requests=1, max_tokens=100)
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(queue.body())
-        with queue.place():  # one that is there
+        with queue.permit():  # one that is there
             assert queue.requests == 1
-        with pytest.raises(RequestError, match="4 bodies") as caught, queue.body():
+        with pytest.raises(RequestError, match="4 request bodies") as caught, queue.body():
             pass
         assert caught.value.code == "queue_full"
     assert queue.bodies == 0
-    with queue.place(), pytest.raises(RequestError, match="1 requests"), queue.body():
+    with queue.permit(), pytest.raises(RequestError, match="1 requests"), queue.body():
         pass
 
 
 def test_tokens_are_counted_once_they_are_known() -> None:
     queue = Admission(max_requests=10, max_tokens=100)
-    with queue.place() as first, queue.place() as second:
-        first.take(60)
+    with queue.permit() as first, queue.permit() as second:
+        first.allocate(60)
         with pytest.raises(RequestError) as caught:
-            second.take(41)
+            second.allocate(41)
         assert caught.value.code == "queue_full"
-        second.take(40)
+        second.allocate(40)
         assert queue.tokens == 100
     assert queue.tokens == 0
 
 
 def test_a_refused_request_gives_nothing_back_that_it_did_not_take() -> None:
     queue = Admission(max_requests=10, max_tokens=100)
-    with queue.place() as first:
-        first.take(60)
-        with pytest.raises(RequestError), queue.place() as second:
-            second.take(50)
+    with queue.permit() as first:
+        first.allocate(60)
+        with pytest.raises(RequestError), queue.permit() as second:
+            second.allocate(50)
         assert (queue.requests, queue.tokens) == (1, 60)
 
 
 def test_a_request_that_is_alone_is_let_in_whatever_its_size() -> None:
     queue = Admission(max_requests=10, max_tokens=100)
-    with queue.place() as place:
-        place.take(5000)
-        with queue.place() as other, pytest.raises(RequestError):
-            other.take(1)
+    with queue.permit() as permit:
+        permit.allocate(5000)
+        with queue.permit() as other, pytest.raises(RequestError):
+            other.allocate(1)
 
 
 def test_the_wait_follows_the_backlog_and_the_rate(now: list[float]) -> None:
     queue = Admission(max_requests=1000, max_tokens=10**9)
     assert queue.retry_after_s() == 1  # nothing known
     for _ in range(300):  # 1000 tokens a second, for a while
-        with queue.place() as place:
-            place.take(1000)
+        with queue.permit() as permit:
+            permit.allocate(1000)
             now[0] += 1
-    with queue.place() as place:
-        place.take(20_000)
+    with queue.permit() as permit:
+        permit.allocate(20_000)
         assert queue.retry_after_s() == pytest.approx(10, abs=1)
-        with queue.place() as more:
-            more.take(10**8)
+        with queue.permit() as more:
+            more.allocate(10**8)
             assert queue.retry_after_s() == 60
     assert queue.retry_after_s() == 1
 
@@ -93,11 +93,11 @@ def test_the_wait_follows_the_backlog_and_the_rate(now: list[float]) -> None:
 def test_a_burst_of_answers_is_no_rate(now: list[float]) -> None:
     queue = Admission(max_requests=1000, max_tokens=10**9)
     now[0] += 10
-    places = [queue.place() for _ in range(10)]
-    for place in places:
-        place.__enter__().take(1000)
-    for place in places:  # all at once after ten seconds: 1000 tokens a second, not millions
-        place.__exit__(None, None, None)
-    with queue.place() as place:
-        place.take(100_000)
+    permits = [queue.permit() for _ in range(10)]
+    for permit in permits:
+        permit.__enter__().allocate(1000)
+    for permit in permits:  # all at once after ten seconds: 1000 tokens a second, not millions
+        permit.__exit__(None, None, None)
+    with queue.permit() as permit:
+        permit.allocate(100_000)
         assert queue.retry_after_s() >= 10

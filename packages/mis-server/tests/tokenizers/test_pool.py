@@ -16,11 +16,13 @@ import uvloop
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.scoring.limits import Limits
+from mis_core.scoring.service import SCORE
 from mis_core.tokenization import Tokenizer
 from mis_server.tokenizers import pool as tokenizer_pool
 from mis_server.tokenizers import process as tokenizer_process
+from mis_server.tokenizers.decoding import parse_body
 from mis_server.tokenizers.pool import TokenizerPool
-from mis_server.tokenizers.worker import detokenized, score_request, tokenized
+from mis_server.tokenizers.tokens import detokenize, tokenize
 
 # uvloop forks, and other tests leave JAX in this process; the server's process, which does so, never loads it.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -95,17 +97,17 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 def test_what_travels_is_what_the_tokenizer_gives(opened: Callable[[], Any], tokenizer: Tokenizer, run: Run) -> None:
     async def main() -> None:
         async with opened() as pool:
-            reply = await pool.small(functools.partial(tokenized, b'{"prompt": "a cafe"}', "m", 10, 10, 256), 20)
-            assert json.loads(reply)["tokens"] == tokenizer.encode("a cafe").tolist()
-            empty = functools.partial(detokenized, b'{"tokens": []}', "m", 10, 10, None)
-            assert await pool.large(empty, 14) == b'{"prompt":""}'
+            tokens = await pool.small(functools.partial(tokenize, b'{"prompt": "a cafe"}', "m", 10, 10), 20)
+            assert json.loads(tokens.ids) == tokenizer.encode("a cafe").tolist()
+            empty = functools.partial(detokenize, b'{"tokens": []}', "m", 10, 10, None)
+            assert await pool.large(empty, 14) == b'""'
             body = json.dumps({"query": "Is it", "items": [" so", ""], "labels": ["a"]}).encode()
-            request = await pool.large(functools.partial(score_request, body, LIMITS, ("m",)), len(body))
+            request = await pool.large(functools.partial(parse_body, SCORE, body, LIMITS, ("m",)), len(body))
             expected = tokenizer.join("Is it", [" so", ""])
             assert request.query.tolist() == expected.query.tolist()
             assert request.item_tokens.tolist() == expected.item_tokens.tolist()
             with pytest.raises(RequestError, match="11 characters") as caught:
-                await pool.small(functools.partial(tokenized, b'{"prompt": "eleven char"}', "m", 10, 10, 256), 20)
+                await pool.small(functools.partial(tokenize, b'{"prompt": "eleven char"}', "m", 10, 10), 20)
             assert (caught.value.code, caught.value.param) == ("too_many_tokens", "prompt")
             pid = await pool.small(process_id, 0)
             for work in (unreadable, panic):

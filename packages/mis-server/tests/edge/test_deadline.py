@@ -11,7 +11,7 @@ import pytest
 from fastapi import Request
 
 from mis_core.errors import RequestError
-from mis_server.edge.deadline import Patience
+from mis_server.edge.deadline import Deadline
 from mis_server.edge.protocol import CONNECTION_LOST
 
 Body = Callable[..., dict[str, Any]]
@@ -30,14 +30,14 @@ def test_the_operators_limit_holds_and_frees_the_work(connect: Connect, pretende
     assert pretended.was_cancelled.wait(60)
 
 
-def test_a_client_may_have_less_patience(http: httpx.Client, pretended: Any, score_body: Body) -> None:
+def test_a_client_may_ask_for_an_earlier_deadline(http: httpx.Client, pretended: Any, score_body: Body) -> None:
     pretended.hangs = True
     reply = http.post("/v1/score", json=score_body(), headers={"x-request-timeout": "0.2"})  # the server's is 300
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert pretended.was_cancelled.wait(60)
 
 
-def test_a_client_may_not_have_more(connect: Connect, pretended: Any, score_body: Body) -> None:
+def test_a_client_may_not_ask_for_a_later_one(connect: Connect, pretended: Any, score_body: Body) -> None:
     pretended.hangs = True
     http = connect(request_timeout=1)
     assert http.post("/v1/score", json=score_body(), headers={"x-request-timeout": "inf"}).status_code == 504
@@ -91,8 +91,8 @@ def test_the_time_that_is_over_is_named(seconds: float, body_s: float, code: str
 
     async def work() -> None:
         for _ in range(20):
-            waiting, _ = patience(seconds, body_s)
-            with pytest.raises(RequestError) as caught, waiting:
+            deadline, _ = deadline_of(seconds, body_s)
+            with pytest.raises(RequestError) as caught, deadline:
                 await asyncio.sleep(60)
             assert caught.value.code == code
 
@@ -100,15 +100,15 @@ def test_the_time_that_is_over_is_named(seconds: float, body_s: float, code: str
         runner.run(work())
 
 
-def patience(seconds: float = 60, body_s: float = 60) -> tuple[Patience, asyncio.Future[None]]:
+def deadline_of(seconds: float = 60, body_s: float = 60) -> tuple[Deadline, asyncio.Future[None]]:
     lost = asyncio.get_running_loop().create_future()
-    return Patience(Request({"type": "http", "extensions": {CONNECTION_LOST: lost}}), seconds, body_s), lost
+    return Deadline(Request({"type": "http", "extensions": {CONNECTION_LOST: lost}}), seconds, body_s), lost
 
 
 @pytest.mark.anyio
 async def test_a_client_that_leaves_in_the_last_moment_ends_nothing_else() -> None:
-    waiting, lost = patience()
-    with waiting:
+    deadline, lost = deadline_of()
+    with deadline:
         lost.set_result(None)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -116,10 +116,10 @@ async def test_a_client_that_leaves_in_the_last_moment_ends_nothing_else() -> No
 
 @pytest.mark.anyio
 async def test_the_first_reason_counts() -> None:
-    waiting, lost = patience(seconds=0)
+    deadline, lost = deadline_of(seconds=0)
 
     async def work() -> None:
-        with waiting:
+        with deadline:
             try:
                 await asyncio.sleep(60)
             finally:
@@ -133,8 +133,8 @@ async def test_the_first_reason_counts() -> None:
 @pytest.mark.anyio
 async def test_who_cancels_the_task_is_heard() -> None:
     async def work() -> None:
-        waiting, lost = patience()
-        with waiting:
+        deadline, lost = deadline_of()
+        with deadline:
             lost.set_result(None)
             await asyncio.sleep(60)
 
@@ -148,8 +148,8 @@ async def test_who_cancels_the_task_is_heard() -> None:
 @pytest.mark.anyio
 async def test_work_may_fail_by_itself_while_it_is_given_up() -> None:
     async def work() -> None:
-        waiting, lost = patience()
-        with waiting:
+        deadline, lost = deadline_of()
+        with deadline:
             lost.set_result(None)
             try:
                 await asyncio.sleep(60)

@@ -15,7 +15,7 @@ from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import ScoreRequest
 from mis_core.scoring.token_rows import TokenRows
 from mis_core.scoring.validation import parse_score_request
-from mis_server.edge.decoding import decode_object, decode_score_body
+from mis_server.tokenizers.decoding import decode_body, decode_object
 
 LIMITS = Limits(context_length=64, vocab_size=100, max_items=8, max_labels=4)
 
@@ -69,14 +69,14 @@ def plain(**fields: Any) -> bytes:
 @example({"query": [1], "items": [[1]], "label_token_ids": [1]}, True)
 def test_every_body_has_the_outcome_of_the_general_decoder(fields: dict[str, Any], compact: bool) -> None:
     body = json.dumps(fields, separators=(",", ":") if compact else None).encode()
-    assert outcome(decode_score_body, body) == outcome(decode_object, body)
+    assert outcome(decode_body, body) == outcome(decode_object, body)
 
 
 @given(st.binary(max_size=6), st.integers(0, 80), st.integers(0, 4))
 def test_every_broken_body_has_the_outcome_of_the_general_decoder(noise: bytes, at: int, cut: int) -> None:
     body = plain()
     body = body[:at] + noise + body[at + cut :]
-    assert outcome(decode_score_body, body) == outcome(decode_object, body)
+    assert outcome(decode_body, body) == outcome(decode_object, body)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_every_broken_body_has_the_outcome_of_the_general_decoder(noise: bytes, 
     ],
 )
 def test_unusual_bodies_have_the_outcome_of_the_general_decoder(body: bytes) -> None:
-    assert outcome(decode_score_body, body) == outcome(decode_object, body)
+    assert outcome(decode_body, body) == outcome(decode_object, body)
 
 
 @pytest.mark.parametrize("labels", [[6, 7], [[6], [7, 8], [9]]])
 def test_plain_ids_are_read_as_arrays(labels: Any) -> None:
     if sys.version_info >= (3, 14):
         pytest.skip("needs pysimdjson, which has no wheel for this Python")
-    fields = decode_score_body(plain(label_token_ids=labels, apply_softmax=True, temperature=0.5, cache_salt="a"))
+    fields = decode_body(plain(label_token_ids=labels, apply_softmax=True, temperature=0.5, cache_salt="a"))
     assert all(isinstance(fields[name], TokenRows) for name in ("query", "items", "label_token_ids"))
     assert fields["items"].lens.tolist() == [1, 0, 2]
     assert fields["items"].values.tolist() == [3, 4, 5]
@@ -132,7 +132,7 @@ def test_plain_ids_are_read_as_arrays(labels: Any) -> None:
 
 
 def test_a_python_without_the_fast_parser_answers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = outcome(decode_score_body, plain())
-    monkeypatch.setattr("mis_server.edge.decoding.Parser", None)
-    assert isinstance(decode_score_body(plain())["query"], list)
-    assert outcome(decode_score_body, plain()) == expected
+    expected = outcome(decode_body, plain())
+    monkeypatch.setattr("mis_server.tokenizers.decoding.Parser", None)
+    assert isinstance(decode_body(plain())["query"], list)
+    assert outcome(decode_body, plain()) == expected

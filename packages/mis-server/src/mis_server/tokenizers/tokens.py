@@ -1,43 +1,37 @@
-"""What tokenizer processes do: from the bytes of a body to what its route needs. Arguments and results travel."""
+"""What tokenizer processes do for `/tokenize` and `/detokenize`: from a body to the encoded parts of its reply."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from mis_core.errors import RequestError
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import ScoreRequest
 from mis_core.scoring.token_rows import read_row
-from mis_core.scoring.validation import check_characters, parse_score_request
+from mis_core.scoring.validation import check_characters
 from mis_core.tokenization import Tokenizer
-from mis_server.edge.decoding import decode_object, decode_score_body
+from mis_server.tokenizers.decoding import decode_object
 
 _TOKENIZE_FIELDS = ("prompt", "model", "add_special_tokens", "return_token_strs")
 _DETOKENIZE_FIELDS = ("tokens", "model")
 
 
-def score_request(body: bytes, limits: Limits, models: tuple[str, ...], tokenizer: Tokenizer) -> ScoreRequest:
-    """Read and tokenise the body of `/v1/score`.
+class Tokens(NamedTuple):
+    """The tokens of a text; lists are JSON, so that nobody has to encode them elsewhere."""
 
-    Raises:
-        RequestError: the request breaks the contract.
-    """
-    return parse_score_request(decode_score_body(body), tokenizer, limits, models)
+    count: int
+    ids: bytes
+    strings: bytes | None
 
 
-def tokenized(
-    body: bytes, model: str, most_characters: int, most_tokens: int, context_length: int | None, tokenizer: Tokenizer
-) -> bytes:
-    """Return the reply to `/tokenize`.
+def tokenize(body: bytes, model: str, max_characters: int, max_tokens: int, tokenizer: Tokenizer) -> Tokens:
+    """Read and tokenise the body of `/tokenize`.
 
     Args:
-        body: Of the request.
-        model: The served model.
-        most_characters: Of a text.
-        most_tokens: Of a reply.
-        context_length: What the reply says of the model; None before the engine was ready.
-        tokenizer: The model's.
+        body: The request's body.
+        model: Name of the served model.
+        max_characters: Longest text.
+        max_tokens: Most tokens of a reply.
+        tokenizer: The model's tokenizer.
 
     Raises:
         RequestError: the request breaks the contract, or is too long.
@@ -48,30 +42,25 @@ def tokenized(
         raise RequestError("invalid_prompt", "prompt must be a text.", "prompt")
     special = _bool(fields, "add_special_tokens", default=True)
     wants_strings = _bool(fields, "return_token_strs", default=False)
-    check_characters(most_characters, prompt=[prompt])
+    check_characters(max_characters, prompt=[prompt])
     tokens = tokenizer.encode(prompt, special)
-    _check_count(len(tokens), most_tokens, "prompt")
-    reply = {  # the words of `TokenizeReply`
-        "count": len(tokens),
-        "max_model_len": context_length,
-        "tokens": tokens.tolist(),
-        "token_strs": tokenizer.spelled(tokens) if wants_strings else None,
-    }
-    return msgspec.json.encode(reply)
+    _check_count(len(tokens), max_tokens, "prompt")
+    strings = msgspec.json.encode(tokenizer.spelled(tokens)) if wants_strings else None
+    return Tokens(len(tokens), msgspec.json.encode(tokens.tolist()), strings)
 
 
-def detokenized(
-    body: bytes, model: str, most_characters: int, most_tokens: int, vocab_size: int | None, tokenizer: Tokenizer
+def detokenize(
+    body: bytes, model: str, max_characters: int, max_tokens: int, vocab_size: int | None, tokenizer: Tokenizer
 ) -> bytes:
-    """Return the reply to `/detokenize`.
+    """Read and decode the body of `/detokenize`; return its text as JSON.
 
     Args:
-        body: Of the request.
-        model: The served model.
-        most_characters: Of a reply.
-        most_tokens: Of a request.
-        vocab_size: Ids are below it; None: those that the tokenizer knows.
-        tokenizer: The model's.
+        body: The request's body.
+        model: Name of the served model.
+        max_characters: Longest text of a reply.
+        max_tokens: Most tokens of a request.
+        vocab_size: Ids are below it; None: below the tokenizer's own.
+        tokenizer: The model's tokenizer.
 
     Raises:
         RequestError: the request breaks the contract, or is too long.
@@ -80,12 +69,12 @@ def detokenized(
     tokens = fields.get("tokens")
     if not isinstance(tokens, list):
         raise RequestError("invalid_tokens", "tokens must be a list of token ids.", "tokens")
-    _check_count(len(tokens), most_tokens, "tokens")
+    _check_count(len(tokens), max_tokens, "tokens")
     rows = read_row("tokens", tokens)
     rows.check_below(tokenizer.vocab_size if vocab_size is None else vocab_size)
     text = tokenizer.decode(rows.values)
-    check_characters(most_characters, tokens=[text])
-    return msgspec.json.encode({"prompt": text})  # the words of `DetokenizeReply`
+    check_characters(max_characters, tokens=[text])
+    return msgspec.json.encode(text)
 
 
 def _read(body: bytes, known: tuple[str, ...], served_model: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from mis_core.config import EngineConfig
 from mis_server.app import create_app
-from mis_server.edge.middleware import OPEN_PATHS
+from mis_server.edge.keys import OPEN_PATHS
 from mis_server.service import Tokenizers
 from mis_server.settings import ServerConfig
 

@@ -1,0 +1,168 @@
+"""The path of every request: parse, submit, finish.
+
+A `Task` is one kind of request: how its fields become what the engine computes, and how the engine's answer becomes
+its result. A `Service` takes requests of any task along the path and says where each part runs: `InlineService` and
+`ThreadedService` with an engine in this process; the HTTP server has its own. A new kind of request is a new task,
+not a new path.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from mis_core.scoring.limits import Limits
+from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
+from mis_core.scoring.scores import finish
+from mis_core.scoring.validation import parse_score_request
+from mis_core.tokenization import Tokenizer
+
+Fields = Mapping[str, object]
+Source = TypeVar("Source")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Task(Generic[Result]):
+    """One kind of request. Its functions are pure and can be pickled, so that they may run anywhere.
+
+    Attributes:
+        has_text: Whether these fields need a tokenizer.
+        parse: Validates fields and tokenises their texts; the last argument are the model names that requests may
+            give, None for any. Raises `RequestError`.
+        finish: Turns the engine's answer into the result.
+    """
+
+    has_text: Callable[[Fields], bool]
+    parse: Callable[[Fields, Tokenizer | None, Limits, tuple[str, ...] | None], ScoreRequest]
+    finish: Callable[[ScoreRequest, LabelLogits], Result]
+
+
+def _score_has_text(fields: Fields) -> bool:
+    return isinstance(fields.get("query"), str) or fields.get("labels") is not None
+
+
+SCORE: Task[ScoreResult] = Task(_score_has_text, parse_score_request, finish)
+
+
+class Answer(NamedTuple, Generic[Result]):
+    """A request and its result."""
+
+    request: ScoreRequest
+    result: Result
+
+
+class Service(ABC, Generic[Source]):
+    """Takes requests along the path. Subclasses say where each part of it runs."""
+
+    async def answer(
+        self, task: Task[Result], source: Source, admit: Callable[[ScoreRequest], None] | None = None
+    ) -> Answer[Result]:
+        """Parse a request, have the engine compute it, and finish its result.
+
+        Args:
+            task: The kind of request.
+            source: Its fields, or what they are read from.
+            admit: Called with the parsed request; raises if there is no room for it now.
+
+        Raises:
+            RequestError: the request breaks the contract, or was not admitted; nothing was computed.
+            EngineUnavailable: the engine cannot answer now, or lost this request.
+        """
+        began = time.perf_counter()
+        request = await self.parse(task, source)
+        tokenize_ms = (time.perf_counter() - began) * 1e3
+        if admit is not None:
+            admit(request)
+        logits = await self.submit(request)
+        logits.timings_ms["tokenize"] = tokenize_ms
+        return Answer(request, await self.finish(task, request, logits))
+
+    @abstractmethod
+    async def parse(self, task: Task[Any], source: Source) -> ScoreRequest:
+        """Validate and tokenise a request.
+
+        Raises:
+            RequestError: it breaks the contract.
+        """
+
+    @abstractmethod
+    async def submit(self, request: ScoreRequest) -> LabelLogits:
+        """Have the engine compute a request; cancelling the caller frees the engine's work.
+
+        Raises:
+            EngineUnavailable: the engine cannot answer now, or lost this request.
+        """
+
+    @abstractmethod
+    async def finish(self, task: Task[Result], request: ScoreRequest, logits: LabelLogits) -> Result:
+        """Turn the engine's answer into the result."""
+
+
+class InlineService(Service[Fields]):
+    """The path to an engine in this process; every part runs, and blocks, where `run_blocking` is called."""
+
+    def __init__(
+        self,
+        queue: Callable[[ScoreRequest], Future[LabelLogits]],
+        limits: Limits,
+        tokenizer: Callable[[], Tokenizer],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            queue: Queues a request in the engine; cancelling its future frees the request.
+            limits: What one request may ask for.
+            tokenizer: Returns the tokenizer; called for requests with text only.
+        """
+        self._queue = queue
+        self._limits = limits
+        self._tokenizer = tokenizer
+
+    async def parse(self, task: Task[Any], source: Fields) -> ScoreRequest:
+        """Validate and tokenise a request here."""
+        return self._parse(task, source)
+
+    async def submit(self, request: ScoreRequest) -> LabelLogits:
+        """Queue a request and block until it is computed."""
+        future = self._queue(request)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # interrupted: nobody waits any more
+            raise
+
+    async def finish(self, task: Task[Result], request: ScoreRequest, logits: LabelLogits) -> Result:
+        """Turn the engine's answer into the result here."""
+        return task.finish(request, logits)
+
+    def _parse(self, task: Task[Any], fields: Fields) -> ScoreRequest:
+        return task.parse(fields, self._tokenizer() if task.has_text(fields) else None, self._limits, None)
+
+
+class ThreadedService(InlineService):
+    """The same for asyncio: the event loop stays free."""
+
+    async def parse(self, task: Task[Any], source: Fields) -> ScoreRequest:
+        """Validate and tokenise a request in a thread."""
+        return await asyncio.to_thread(self._parse, task, source)
+
+    async def submit(self, request: ScoreRequest) -> LabelLogits:
+        """Queue a request and wait until it is computed."""
+        return await asyncio.wrap_future(self._queue(request))
+
+    async def finish(self, task: Task[Result], request: ScoreRequest, logits: LabelLogits) -> Result:
+        """Turn the engine's answer into the result in a thread."""
+        return await asyncio.to_thread(task.finish, request, logits)
+
+
+def run_blocking(answer: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine of an `InlineService` without an event loop: it never suspends, so its first step is its last."""
+    try:
+        answer.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("An inline service has suspended.")

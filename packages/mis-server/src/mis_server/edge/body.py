@@ -1,0 +1,70 @@
+"""Request bodies: limiting their size and reading them."""
+
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mis_core.errors import RequestError
+from mis_server.edge.headers import header
+from mis_server.errors import error_reply
+
+
+class BodyLimit:
+    """Refuses bodies that are too large, by their announced length or as soon as they exceed the limit."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._message = f"The body is larger than {max_bytes} bytes; send fewer items."
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, counting the bytes of its body."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = header(scope, b"content-length")
+        is_announced_too_large = announced.isdecimal() and int(announced) > self._max_bytes
+        if announced.isdecimal() and not is_announced_too_large:  # the parser takes no more than was announced
+            await self._app(scope, receive, send)
+            return
+        if is_announced_too_large and header(scope, b"expect").lower() == "100-continue":
+            # The client waits for permission to send the body, so the refusal must not wait for the body.
+            reply = error_reply("request_too_large", self._message, headers={"connection": "close"})
+            await reply(scope, receive, send)
+            return
+        received = 0
+
+        async def limited_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            if message["type"] == "http.request":
+                received += len(message.get("body", b""))
+                if is_announced_too_large or received > self._max_bytes:
+                    await self._discard(receive, message)
+                    raise RequestError("request_too_large", self._message)
+            return message
+
+        await self._app(scope, limited_receive, send)
+
+    async def _discard(self, receive: Receive, message: Message) -> None:
+        # Many clients read the reply only after they have sent the whole body, and a closed connection would hide the
+        # reply from them. So up to as much again as the limit is read and discarded first.
+        discarded = 0
+        while message.get("more_body", False) and discarded < self._max_bytes:
+            message = await receive()
+            discarded += len(message.get("body", b""))
+
+
+async def read_json_body(request: Request) -> bytes:
+    """Return the body of a request that says that it is JSON.
+
+    Raises:
+        RequestError: `unsupported_media_type`; or `request_too_large`, from `BodyLimit`.
+        ClientDisconnect: the client is gone.
+    """
+    media_type = header(request.scope, b"content-type").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise RequestError("unsupported_media_type", "The content type must be application/json.")
+    encoding = header(request.scope, b"content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise RequestError("unsupported_media_type", "Content-Encoding is not supported; send the body uncompressed.")
+    return await request.body()
