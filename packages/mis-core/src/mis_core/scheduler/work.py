@@ -9,10 +9,8 @@ from mis_core.cache import PrefixCache, PrefixLock
 from mis_core.scheduler.algorithm import Choice
 from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.headroom import Headroom
-from mis_core.scheduler.paged_items import PagedItems
+from mis_core.scheduler.parts import PagedItems, QueryPrefill, ShortItems
 from mis_core.scheduler.plan import LONG_ITEM, Reading, StepBuilder
-from mis_core.scheduler.query import QueryPrefill
-from mis_core.scheduler.short_items import ShortItems
 from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 _ANY = 1 << 62  # items in a step

@@ -1,16 +1,139 @@
-"""Items that are computed in pages of their own, chunk by chunk, behind whole pages of the query."""
+"""The parts of a request on their way through steps: its query, its short items, and its items in pages.
+
+The query is computed once, in whole pages, as far as nobody has computed it before. A short item keeps its keys and
+values among the new tokens of one step. A long item is computed in pages of its own, chunk by chunk, behind whole pages
+of the query.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int32
 
-from mis_core.cache import PrefixCache
+from mis_core.cache import PrefixCache, PrefixLock
+from mis_core.ragged import rows_at
 from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.headroom import Headroom
 from mis_core.scheduler.plan import PAGE_SIZE, StepBuilder
-from mis_core.scheduler.query import QueryPrefill, whole_pages
 from mis_core.scoring.request import ScoreRequest
+
+
+class QueryPrefill:
+    """Plans the chunks of one request's query.
+
+    Attributes:
+        lock: Its pages.
+        is_in_step: Whether the step being planned computes some of it.
+    """
+
+    def __init__(self, cache: PrefixCache, lock: PrefixLock) -> None:
+        self.lock = lock
+        self.is_in_step = False
+        self._cache = cache
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens still to be planned, if nobody else computes any."""
+        return len(self.lock.tokens) - self.lock.done
+
+    def match(self) -> bool:
+        """Lock what others have computed; return whether nothing is left to compute."""
+        if self.remaining_tokens:
+            self._cache.match(self.lock)
+        return not self.remaining_tokens
+
+    def add(self, builder: StepBuilder, limit: int) -> int:
+        """Add the next chunk to a step; return its tokens, at most `limit`."""
+        rest, begin = self.remaining_tokens, self.lock.done
+        room = builder.find_room(self.lock, paged=True, least=min(rest, PAGE_SIZE), scored=False)
+        count = _whole_pages(rest, min(room.tokens, limit)) if room else 0
+        if not room or not count:
+            return 0
+        self._cache.insert(self.lock, count)
+        self.is_in_step = True
+        builder.add(
+            room,
+            pages=self.lock.pages,
+            token_ids=self.lock.tokens[begin : begin + count],
+            lens=np.array([count], np.int32),
+            context_lens=np.array([begin], np.int32),
+        )
+        return count
+
+    def release(self, *, count: bool = True) -> None:
+        """Let go of the pages, which stay in the cache for others.
+
+        Args:
+            count: Whether what was found and computed enters the cache's statistics.
+        """
+        self._cache.release(self.lock, count=count)
+
+
+class ShortItems:
+    """Plans one request's short items, in their order, as many at a time as fit.
+
+    Attributes:
+        in_step: Items in the step being planned.
+    """
+
+    def __init__(
+        self, request: ScoreRequest, items: Int32[np.ndarray, " short_items"], query: QueryPrefill, answer: Answer
+    ) -> None:
+        self.in_step = 0
+        self._request = request
+        self._items = items
+        self._query = query
+        self._answer = answer
+        self._lens = np.diff(request.item_starts)[items]
+        self._ends = np.cumsum(self._lens)
+        self._next = 0
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether every item is in some step."""
+        return self._next == len(self._items)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens still to be planned."""
+        return 0 if self.is_planned else int(self._ends[-1]) - self._planned_tokens
+
+    @property
+    def _planned_tokens(self) -> int:
+        return int(self._ends[self._next - 1]) if self._next else 0
+
+    def add(self, builder: StepBuilder, limit: int, most_items: int) -> int:
+        """Add the next items to a step.
+
+        Args:
+            builder: The step.
+            limit: Most tokens to add.
+            most_items: Most items to add.
+
+        Returns:
+            The tokens that were added.
+        """
+        first, begin = self._next, self._planned_tokens
+        lock = self._query.lock
+        room = builder.find_room(lock, paged=False, least=int(self._ends[first]) - begin, scored=True)
+        if not room:
+            return 0
+        fitting = int(np.searchsorted(self._ends, begin + min(room.tokens, limit), side="right"))
+        last = min(fitting, first + room.scored, first + most_items)
+        if last <= first:
+            return 0
+        items, lens = self._items[first:last], self._lens[first:last]
+        rows = builder.add(
+            room,
+            pages=lock.pages,
+            token_ids=rows_at(self._request.item_tokens, self._request.item_starts[items], lens),
+            lens=lens,
+            context_lens=self._request.context_lens[items],
+        )
+        self._answer.read(builder, room, rows, items)
+        self._next = last
+        self.in_step += len(items)
+        return int(lens.sum())
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +217,7 @@ class PagedItems:
         current = self._current = self._current or self._begin()
         rest = len(current.tokens) - current.done
         room = builder.find_room(current, paged=True, least=min(rest, PAGE_SIZE), scored=True)
-        count = whole_pages(rest, min(room.tokens, limit)) if room else 0
+        count = _whole_pages(rest, min(room.tokens, limit)) if room else 0
         if not room or not count:
             return 0
         row = builder.add(
@@ -136,3 +259,8 @@ class PagedItems:
     def _retire(self, item: _PagedItem) -> None:
         self._retired.append(item.pages)
         self._current = None
+
+
+def _whole_pages(rest: int, room: int) -> int:
+    """Return how many of the tokens that are left to put into the room: all, or as many as fill whole pages."""
+    return rest if rest <= room else room - room % PAGE_SIZE
