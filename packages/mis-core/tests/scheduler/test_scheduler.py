@@ -195,6 +195,15 @@ def test_a_small_request_waits_for_two_steps_at_most() -> None:
     assert any(1 in owner for owner in owners[:2])
 
 
+def test_no_more_rows_are_scored_than_a_step_has_room_for() -> None:
+    driver = Driver()
+    requests = [request_of(tokens(n, 64), [tokens(n + i, 1) for i in range(100)]) for n in (1, 200)]
+    for request, answer in zip(requests, driver.run(*requests), strict=True):
+        assert_right(request, answer)
+    scored = [len(shard.scored_rows) for plan in driver.plans for shard in plan.shards]
+    assert max(scored) == SHAPE.scored
+
+
 def test_sixteen_requests_share_steps() -> None:
     driver = Driver(dataclasses.replace(SHAPE, tokens=2048, scored=256, contexts=8))
     driver.run(*(request_of(tokens(n, 100), [tokens(n + i, 20) for i in range(3)]) for n in range(16)))
