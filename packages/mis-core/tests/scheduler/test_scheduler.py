@@ -195,6 +195,13 @@ def test_a_small_request_waits_for_two_steps_at_most() -> None:
     assert any(1 in owner for owner in owners[:2])
 
 
+def test_requests_share_the_tokens_of_a_step() -> None:
+    driver = Driver()
+    driver.run(*(request_of(tokens(n, 64), [tokens(n + i, 20) for i in range(100)]) for n in (1, 200)))
+    owners = [{reading.owner.id for reading in plan.readings} for plan in driver.plans]
+    assert owners.count({0, 1}) >= 7  # 2 x 2,000 tokens, 512 a step
+
+
 def test_no_more_rows_are_scored_than_a_step_has_room_for() -> None:
     driver = Driver()
     requests = [request_of(tokens(n, 64), [tokens(n + i, 1) for i in range(100)]) for n in (1, 200)]
