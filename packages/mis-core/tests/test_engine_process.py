@@ -16,7 +16,6 @@ from mis_core.process.wire import (
     Configure,
     Errored,
     Failed,
-    Operate,
     Ready,
     Score,
     Scored,

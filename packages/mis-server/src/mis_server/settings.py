@@ -48,7 +48,7 @@ class ServerConfig:
     )
     ssl_certfile: str | None = option(None, "TLS certificate file in PEM form; default: plain HTTP.", group="Security")
     ssl_keyfile: str | None = option(None, "Private key file of the certificate; default: none.", group="Security")
-    ssl_keyfile_password: str | None = option(None, "Password of the private key file; default: none.", group="Security")
+    ssl_keyfile_password: str | None = option(None, "Password of the key file; default: none.", group="Security")
     ssl_ca_certs: str | None = option(
         None,
         "CA certificates that client certificates are verified against; default: clients need no certificate.",
@@ -56,8 +56,8 @@ class ServerConfig:
     )
     allowed_hosts: str | None = option(
         None,
-        "Comma-separated host names that requests may use, besides localhost, when the server has no API key and listens "
-        "on a loopback address (for example, behind a proxy); default: none.",
+        "Comma-separated host names, besides localhost, that requests may use if the server has no API key and listens "
+        "on a loopback address, for example behind a proxy; default: none.",
         group="Security",
     )
     cors_allowed_origins: str | None = option(
@@ -65,37 +65,33 @@ class ServerConfig:
         "Comma-separated origins of web pages that may call this server; default: none.",
         group="Security",
     )
-    max_items_per_request: int = option(_LIMITS.max_items, "Maximum number of items per request.", group="Limits")
-    max_labels_per_request: int = option(_LIMITS.max_labels, "Maximum number of labels per item.", group="Limits")
+    max_items_per_request: int = option(_LIMITS.max_items, "Maximum items per request.", group="Limits")
+    max_labels_per_request: int = option(_LIMITS.max_labels, "Maximum labels per item.", group="Limits")
     max_request_tokens: int = option(
         _LIMITS.max_request_tokens,
-        "Maximum number of tokens per request: the query, counted once, plus every item.",
+        "Maximum tokens per request: the query, counted once, plus every item.",
         group="Limits",
     )
     max_text_characters: int = option(
         _LIMITS.max_text_characters,
-        "Maximum number of characters tokenised per request. Part of the query counts once per item where query and items "
-        "cannot be tokenised separately.",
+        "Maximum characters tokenised per request. Part of the query counts once per item where query and items cannot "
+        "be tokenised separately.",
         group="Limits",
     )
     max_body_bytes: int = option(64 * 1024 * 1024, "Maximum size of a request body, in bytes.", group="Limits")
-    max_queued_requests: int = option(
-        1024, "Maximum number of requests under way; further requests get 429.", group="Limits"
-    )
+    max_queued_requests: int = option(1024, "Maximum requests under way; further requests get 429.", group="Limits")
     max_queued_tokens: int = option(
-        8_000_000, "Maximum number of tokens under way in all requests; further requests get 429.", group="Limits"
+        8_000_000, "Maximum tokens of all requests under way; further requests get 429.", group="Limits"
     )
     request_timeout: int = option(
         600,
-        "Deadline of a request in seconds, after which it gets 504; clients may send an earlier one as x-request-timeout.",
+        "Deadline of a request, in seconds; then it gets 504. Clients may set an earlier one with x-request-timeout.",
         group="Limits",
     )
     body_timeout: int = option(60, "Seconds within which a request's body must arrive.", group="Limits")
     shutdown_timeout: int = option(30, "Seconds that requests under way have to finish after SIGTERM.", group="Limits")
     profile_dir: str = option("profiles", "Folder in which /start_profile writes profiles.", group="Logs and profiles")
-    log_format: str = option(
-        "human", "Log format on standard error.", choices=LOG_FORMATS, group="Logs and profiles"
-    )
+    log_format: str = option("human", "Log format on standard error.", choices=LOG_FORMATS, group="Logs and profiles")
     log_level: str = option("info", "Minimum level of log lines.", choices=LOG_LEVELS, group="Logs and profiles")
     disable_access_log: bool = option(False, "Do not log requests.", group="Logs and profiles")
 
@@ -120,7 +116,7 @@ class ServerConfig:
             if key is not None:  # a file written with `echo` ends in a newline
                 object.__setattr__(self, name, key.strip())
                 if any(map(str.isspace, key.strip())):
-                    raise ConfigError(f"{name} contains white space, which clients cannot send; choose another key.", name)
+                    raise ConfigError(f"{name} contains white space, which no client can send; use another key.", name)
         for name in ("host", "api_key", "admin_api_key", "served_model_name"):
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty; omit it for the default.", name)
