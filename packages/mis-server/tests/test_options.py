@@ -68,7 +68,7 @@ def test_clients_must_show_a_certificate_where_authorities_are_named(
 def test_half_of_a_certificate_is_refused(only: str) -> None:
     done = run("serve", "m", f"--{only.replace('_', '-')}", "file.pem")
     assert done.exit_code == 1
-    assert "go together" in done.stderr
+    assert "must be given together" in done.stderr
 
 
 @pytest.mark.parametrize("only", ["ssl_ca_certs", "ssl_keyfile_password"])
@@ -76,7 +76,7 @@ def test_what_belongs_to_a_certificate_is_refused_without_one(only: str) -> None
     flag = f"--{only.replace('_', '-')}"
     done = run("serve", "m", flag, "secret")
     assert done.exit_code == 1
-    assert done.stderr == f"Error: {flag}: {only} is of use with ssl_certfile and ssl_keyfile only.\n"
+    assert done.stderr == f"Error: {flag}: {only} needs ssl_certfile and ssl_keyfile.\n"
 
 
 @pytest.mark.parametrize(
@@ -84,21 +84,21 @@ def test_what_belongs_to_a_certificate_is_refused_without_one(only: str) -> None
     [
         ({"ssl_certfile": "{folder}/none.pem"}, "--ssl-certfile: {folder}/none.pem cannot be read: No such file"),
         ({"ssl_certfile": "{folder}"}, "--ssl-certfile: {folder} cannot be read: Is a directory"),
-        ({"ssl_certfile": "{folder}/key.pem"}, "--ssl-certfile: {folder}/key.pem holds no certificate in PEM form."),
-        ({"ssl_certfile": "{folder}/text"}, "--ssl-certfile: {folder}/text holds no certificate in PEM form."),
+        ({"ssl_certfile": "{folder}/key.pem"}, "--ssl-certfile: {folder}/key.pem has no certificate in PEM form."),
+        ({"ssl_certfile": "{folder}/text"}, "--ssl-certfile: {folder}/text has no certificate in PEM form."),
         ({"ssl_keyfile": "{folder}/none.pem"}, "--ssl-keyfile: {folder}/none.pem cannot be read: No such file"),
-        ({"ssl_keyfile": "{folder}/text"}, "--ssl-keyfile: {folder}/text holds no private key in PEM form."),
+        ({"ssl_keyfile": "{folder}/text"}, "--ssl-keyfile: {folder}/text has no private key in PEM form."),
         (
             {"ssl_keyfile": "{folder}/other.pem"},
-            "--ssl-keyfile: {folder}/other.pem is not the key of {folder}/cert.pem",
+            "--ssl-keyfile: {folder}/other.pem is not the private key of {folder}/cert.pem",
         ),
         ({"ssl_keyfile": "{folder}/locked.pem"}, "--ssl-keyfile-password: {folder}/locked.pem is encrypted; give its"),
         (
             {"ssl_keyfile": "{folder}/locked.pem", "ssl_keyfile_password": "wrong"},
-            "--ssl-keyfile-password: it does not open {folder}/locked.pem.",
+            "--ssl-keyfile-password: wrong password for {folder}/locked.pem.",
         ),
         ({"ssl_ca_certs": "{folder}/none.pem"}, "--ssl-ca-certs: {folder}/none.pem cannot be read: No such file"),
-        ({"ssl_ca_certs": "{folder}/key.pem"}, "--ssl-ca-certs: {folder}/key.pem holds no certificate in PEM form."),
+        ({"ssl_ca_certs": "{folder}/key.pem"}, "--ssl-ca-certs: {folder}/key.pem has no certificate in PEM form."),
     ],
 )
 def test_a_wrong_file_of_https_is_one_line_before_anything_is_loaded(
@@ -212,7 +212,9 @@ def run(*arguments: str, **env: str) -> Result:
     return CliRunner().invoke(main, arguments, env=env, prog_name="mis-server")
 
 
-def test_options_come_from_a_file_and_variables_and_flags_go_before(served: list[ServerConfig], tmp_path: Path) -> None:
+def test_options_come_from_a_file_and_variables_and_flags_override_it(
+    served: list[ServerConfig], tmp_path: Path
+) -> None:
     config = tmp_path / "mis.toml"
     config.write_text('model = "m"\nport = 1\nmax-items-per-request = 5\nskip_warmup = true\nlog-level = "error"\n')
     assert run("serve", "--config", str(config), "--port", "3", MIS_LOG_LEVEL="warning").exit_code == 0
@@ -231,8 +233,8 @@ def test_options_come_from_a_file_and_variables_and_flags_go_before(served: list
         ('port = "many"', "Error: port in mis.toml: 'many' is not a valid integer"),
         ("port = 1.5", "Error: port in mis.toml: '1.5' is not a valid integer"),
         ("port = true", "Error: port in mis.toml: 'true' is not a valid integer"),
-        ("port = [1]", "Error: port in mis.toml: one value is wanted, not a list."),
-        ("[port]\nnumber = 1", "Error: port in mis.toml: one value is wanted, not a table."),
+        ("port = [1]", "Error: port in mis.toml: expected one value, not a list."),
+        ("[port]\nnumber = 1", "Error: port in mis.toml: expected one value, not a table."),
         ("port = 99999", "Error: port in mis.toml: port must be from 0 to 65535"),
         ("tp-size = 0", "Error: tp_size in mis.toml: tp_size must be at least 1, not 0."),
         ("skip-warmup = 3", "Error: skip_warmup in mis.toml: '3' is not a valid boolean"),

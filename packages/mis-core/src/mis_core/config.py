@@ -49,26 +49,26 @@ class EngineConfig:
     )
     context_length: int | None = option(
         None,
-        "Maximum length of query plus item, in tokens; default: the model's own.",
+        "Maximum tokens of query plus item; default: the model's own limit.",
         "--max-model-len",
         group="Model",
     )
     chunked_prefill_size: int | None = option(
         None,
-        "Token budget: maximum number of new tokens per step and device, a multiple of 256; default: 2048 on CPUs, "
+        "Token budget: maximum new tokens per step and device, a multiple of 256; default: 2048 on CPUs, "
         "elsewhere as many as memory allows, up to 4096.",
         "--max-num-batched-tokens",
         group="Scheduling and scoring",
     )
     tp_size: int = option(
         1,
-        "Tensor parallelism: number of devices to shard weights and KV heads over.",
+        "Tensor parallelism: devices to shard weights and KV heads over.",
         "--tensor-parallel-size",
         group="Devices and memory",
     )
     dp_size: int = option(
         1,
-        "Data parallelism: number of replicas, each with all weights, to divide tokens among.",
+        "Data parallelism: devices to divide tokens among, each with all weights.",
         "--data-parallel-size",
         group="Devices and memory",
     )
@@ -85,7 +85,7 @@ class EngineConfig:
     )
     max_running_requests: int = option(
         256,
-        "Maximum number of requests that share steps; further requests wait.",
+        "Maximum requests that share steps; others wait.",
         "--max-num-seqs",
         group="Scheduling and scoring",
     )
@@ -108,7 +108,7 @@ class EngineConfig:
         group="Scheduling and scoring",
     )
     multi_item_scoring_chunk_size: int = option(
-        0, "Maximum number of items of a request per step; 0: as many as fit.", group="Scheduling and scoring"
+        0, "Maximum items of a request per step; 0: as many as fit.", group="Scheduling and scoring"
     )
     multi_item_scoring_delimiter: int | None = option(
         None,
@@ -167,7 +167,7 @@ class EngineConfig:
             )
         if self.scoring_algorithm == "serial" and self.multi_item_scoring_chunk_size > 1:
             raise ConfigError(
-                "multi_item_scoring_chunk_size must be 0 or 1 with scoring_algorithm serial.",
+                "multi_item_scoring_chunk_size is at most 1 with scoring_algorithm serial.",
                 "multi_item_scoring_chunk_size",
             )
         if not self.enable_mis:

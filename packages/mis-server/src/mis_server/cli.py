@@ -1,4 +1,4 @@
-"""`mis-server`: the flags and environment variables of `EngineConfig` and `ServerConfig`, generated from them."""
+"""The command `mis-server`; flags and environment variables are generated from `EngineConfig` and `ServerConfig`."""
 
 import asyncio
 import contextlib
@@ -29,8 +29,8 @@ def main() -> None:
 class _Option(click.Option):
     """A flag.
 
-    Its variable may be empty: an empty MIS_API_KEY is refused, where click would open the server. A wrong value is
-    told of where it was given: the flag, the variable, or the line of the settings file.
+    Click ignores empty environment variables; here an empty MIS_API_KEY is refused, not taken for no key. Errors name
+    the flag, the variable or the line of the config file that a wrong value came from.
     """
 
     def __init__(self, declarations: list[str], *, group: str = "Options", **attributes: Any) -> None:
@@ -38,12 +38,12 @@ class _Option(click.Option):
         self.group = group
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Return the variable as it is; empty counts as unset only where it cannot be a text."""
+        """Return the variable as it is; an empty one counts as unset unless the option is a text."""
         given = None if self.envvar is None else os.environ.get(str(self.envvar))
         return given if self.type is click.STRING else given or None
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Return the flag, without its variable."""
+        """Return the flag without its variable."""
         return f"'{_flag(self.name)}'"
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
@@ -61,7 +61,7 @@ def _flag(name: str) -> str:
 
 
 def _given_as(ctx: click.Context, name: str) -> str:
-    """Return how an option was given: its flag, its variable, or its name in the settings file."""
+    """Return where an option was set: its flag, its variable, or its name in the config file."""
     match ctx.get_parameter_source(name):
         case ParameterSource.ENVIRONMENT:
             return f"MIS_{name.upper()}"
@@ -70,7 +70,7 @@ def _given_as(ctx: click.Context, name: str) -> str:
     return _flag(name)
 
 
-_CONFIG = f"{__name__}.config"  # where the context keeps the path of the settings file
+_CONFIG = f"{__name__}.config"  # key of the context under which the path of the config file is kept
 
 
 def options_of(config: type[Any]) -> Iterator[click.Option]:
@@ -104,7 +104,7 @@ def _plain_type(hint: Any) -> Any:
 
 @contextlib.contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Tell what the user can mend in one line, without a traceback."""
+    """Report errors that the user can fix in one line, without a traceback."""
     try:
         yield
     except ConfigError as error:
@@ -114,31 +114,34 @@ def _one_line_errors() -> Iterator[None]:
         raise click.ClickException(error.message) from None
 
 
-def _serve(model: str | None, model_path: str | None, **options: Any) -> None:
+def _take_engine(options: dict[str, Any]) -> EngineConfig:
+    """Take the model and the engine's options out of those of a command."""
+    model, model_path = options.pop("model"), options.pop("model_path")
+    if not (model or model_path):
+        raise click.UsageError("MODEL is missing: a Hugging Face model directory or name.")
+    names = [field.name for field in dataclasses.fields(EngineConfig) if field.name in options]
+    return EngineConfig.of(model or model_path, {name: options.pop(name) for name in names})
+
+
+@_one_line_errors()
+def _serve(**options: Any) -> None:
     """Serve MODEL, a Hugging Face model directory or name, over HTTP.
 
     MODEL may also be given as --model-path or --model.
     """
-    model = model or model_path
-    if model is None:
-        raise click.UsageError("MODEL is missing: a Hugging Face model directory or name.")
-    engine_names = {field.name for field in dataclasses.fields(EngineConfig)}
-    engine = {name: value for name, value in options.items() if name in engine_names}
-    server = {name: value for name, value in options.items() if name not in engine_names}
-    with _one_line_errors():
-        settings = ServerConfig(engine=EngineConfig.of(model, engine), **server)
-        log_to_stderr(settings.log_format, settings.log_level)
-        # Imported late, so that --help and bad flags answer at once.
-        import uvloop
+    settings = ServerConfig(engine=_take_engine(options), **options)
+    log_to_stderr(settings.log_format, settings.log_level)
+    # Imported late, so that --help and errors in flags need not wait for it.
+    import uvloop
 
-        from mis_server.serving import serve
+    from mis_server.serving import serve
 
-        with contextlib.suppress(asyncio.CancelledError):  # stopped before it began
-            uvloop.run(serve(settings))
+    with contextlib.suppress(asyncio.CancelledError):  # stopped before it was ready
+        uvloop.run(serve(settings))
 
 
 class _Command(click.Command):
-    """A command whose options can also come from a file, and whose repeatable options take several values at once."""
+    """A command with grouped options, whose repeatable options take several values at once."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under the headings of their groups."""
@@ -168,7 +171,7 @@ class _Command(click.Command):
 
 
 def _read_config(ctx: click.Context, option: click.Parameter, path: str | None) -> None:
-    """Take defaults from a TOML file; flags and variables go before."""
+    """Take defaults from a TOML file; flags and environment variables override them."""
     if path is None:
         return
     try:
@@ -188,12 +191,12 @@ def _read_config(ctx: click.Context, option: click.Parameter, path: str | None) 
 
 
 def _as_text(where: str, value: Any, has_several: bool) -> Any:
-    """Return a value of TOML as a flag would have it, so that both are checked alike."""
+    """Return a TOML value as the text that a flag would have, so that both are checked the same way."""
     if has_several and isinstance(value, list):
         return [_as_text(where, each, False) for each in value]
     if isinstance(value, list | dict):
         raise click.ClickException(
-            f"{where}: one value is wanted, not a {'list' if isinstance(value, list) else 'table'}."
+            f"{where}: expected one value, not a {'list' if isinstance(value, list) else 'table'}."
         )
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return [text] if has_several else text
@@ -209,36 +212,28 @@ _MODEL = (
         is_eager=True,
         envvar="MIS_CONFIG",
         show_envvar=True,
-        help="TOML file of options, such as `port = 8000`; flags and variables go before.",
+        help="TOML file with options, such as `port = 8000`; flags and environment variables override it.",
     ),
 )
 
 
-def _score(model: str | None, model_path: str | None, **options: Any) -> None:
+@_one_line_errors()
+def _score(**options: Any) -> None:
     """Score the lines of a JSONL file with MODEL, without a server.
 
-    Each line is a text, a list of token ids, or an object with `item` and perhaps `query` and `id`. The output has a
-    line for each. A run that was interrupted goes on where it stopped when it is started again.
+    Each line is a text, a list of token ids, or an object with `item` and, optionally, `query` and `id`. The output has
+    one line for each. To resume an interrupted run, start it again.
     """
-    model = model or model_path
-    if model is None:
-        raise click.UsageError("MODEL is missing: a Hugging Face model directory or name.")
-    engine = {field.name for field in dataclasses.fields(EngineConfig)}
-    config = {name: value for name, value in options.items() if name in engine}
-    overwrite = options.pop("overwrite")
-    job = {name: value for name, value in options.items() if name not in engine}
-    items = Path(job.pop("items"))
-    output = Path(job.pop("output") or items.with_name(f"{items.stem}.scores.jsonl"))
-    if not job["labels"] and not job["label_token_ids"]:
+    engine, overwrite = _take_engine(options), options.pop("overwrite")
+    items = Path(options.pop("items"))
+    output = Path(options.pop("output") or items.with_name(f"{items.stem}.scores.jsonl"))
+    if not options["labels"] and not options["label_token_ids"]:
         raise click.UsageError("--labels is missing: texts such as ' yes' ' no', or --label-token-ids.")
-    with _one_line_errors():
-        from mis_server.offline import Job, score_file
+    from mis_server.offline import Job, score_file
 
-        log_to_stderr("human", "warning")
-        errors = asyncio.run(
-            score_file(Job(items=items, output=output, **job), EngineConfig.of(model, config), overwrite=overwrite)
-        )
-    click.echo(f"Scores are in {output}." + (f" {errors} lines have an error." if errors else ""))
+    log_to_stderr("human", "warning")
+    errors = asyncio.run(score_file(Job(items=items, output=output, **options), engine, overwrite=overwrite))
+    click.echo(f"Scores written to {output}." + (f" {errors} lines have an error." if errors else ""))
     if errors:
         raise SystemExit(2)
 
@@ -258,16 +253,18 @@ main.add_command(
         help=_score.__doc__,
         params=[
             *_MODEL,
-            _Option(["items", "--items"], required=True, help="JSONL file to score."),
-            _Option(["output", "--output"], help="JSONL file of scores; default: beside the items."),
-            _Option(["query", "--query"], help="Text that every item stands behind; a line may have its own."),
-            _Option(["labels", "--labels"], multiple=True, help="Label texts, each one token: ' yes' ' no'."),
+            _Option(["items", "--items"], required=True, help="JSONL file of items to score."),
+            _Option(["output", "--output"], help="JSONL file of scores; default: next to the items."),
+            _Option(["query", "--query"], help="Query text of lines without their own."),
+            _Option(["labels", "--labels"], multiple=True, help="Label texts of one token each, such as ' yes' ' no'."),
             _Option(["label_token_ids", "--label-token-ids"], multiple=True, type=int, help="Labels as token ids."),
-            _Option(["apply_softmax", "--apply-softmax"], is_flag=True, help="Softmax over the labels."),
-            _Option(["item_first", "--item-first"], is_flag=True, help="Score item + query."),
-            _Option(["temperature", "--temperature"], default=1.0, show_default=True, help="Of the softmax."),
-            _Option(["batch_size", "--batch-size"], default=512, show_default=True, help="Items of a request."),
-            _Option(["overwrite", "--overwrite"], is_flag=True, help="Begin again."),
+            _Option(["apply_softmax", "--apply-softmax"], is_flag=True, help="Return a softmax over the labels."),
+            _Option(["item_first", "--item-first"], is_flag=True, help="Put each item before the query."),
+            _Option(
+                ["temperature", "--temperature"], default=1.0, show_default=True, help="Temperature of the softmax."
+            ),
+            _Option(["batch_size", "--batch-size"], default=512, show_default=True, help="Maximum items per request."),
+            _Option(["overwrite", "--overwrite"], is_flag=True, help="Start over instead of resuming."),
             *options_of(EngineConfig),
         ],
     )

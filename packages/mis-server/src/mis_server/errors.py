@@ -1,6 +1,6 @@
-"""The one place that knows HTTP statuses: from an error's code to a status, a type and a reply.
+"""From errors to replies. Only this module knows HTTP statuses.
 
-Every error reply has the shape `{"error": {"message", "type", "param", "code"}}` that OpenAI's clients read.
+Every error reply has the form `{"error": {"message", "type", "param", "code"}}`, which OpenAI's clients read.
 """
 
 from http import HTTPStatus
@@ -79,15 +79,15 @@ ERRORS: dict[str, tuple[int, str]] = {
 _HEADERS = {
     "invalid_api_key": {"www-authenticate": "Bearer"},
     "queue_full": {"retry-after": "1"},
-    "engine_unavailable": {"retry-after": "5"},  # seconds: an engine starts again in several
+    "engine_unavailable": {"retry-after": "5"},  # seconds; an engine takes several to restart
 }
 
 _MESSAGE_CHARACTERS = 500
-_CLIENT_CLOSED_REQUEST = 499  # nobody reads it; some proxies log it under this number
+_CLIENT_CLOSED_REQUEST = 499  # only logged: the client is gone; nginx uses this number
 
 
 def error_reply(code: str, message: str, param: str | None = None, headers: dict[str, str] | None = None) -> Response:
-    """Return the reply for an error code; the message is capped."""
+    """Return the reply for an error code; long messages are cut."""
     status, kind = ERRORS[code]
     if len(message) > _MESSAGE_CHARACTERS:
         message = message[: _MESSAGE_CHARACTERS - 3] + "..."
@@ -97,12 +97,12 @@ def error_reply(code: str, message: str, param: str | None = None, headers: dict
 
 
 def internal_error() -> Response:
-    """Return the reply for anything unforeseen: no detail, those are in the log."""
-    return error_reply("internal_error", "The server failed on this request; its log has the reason.")
+    """Return the reply for unexpected errors; the details are only in the log."""
+    return error_reply("internal_error", "The server failed on this request; its log says why.")
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every expected exception with the envelope. The app's state has a `service`."""
+    """Answer every expected exception with the envelope. Unexpected ones are left to `edge.request_ids`."""
 
     async def handle(request: Request, error: Exception) -> Response:
         return reply_to(request, error)
@@ -112,7 +112,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def reply_to(request: Request, error: Exception) -> Response:
-    """Return the reply to a request that failed in an expected way; raise any other error again."""
+    """Return the reply to a request that failed in an expected way; re-raise any other error."""
     match error:
         case RequestError(code="queue_full"):
             seconds = request.app.state.service.admission.retry_after_s()
@@ -120,16 +120,16 @@ def reply_to(request: Request, error: Exception) -> Response:
         case RequestError():
             return error_reply(error.code, error.message, error.param)
         case RequestRefused():
-            message = "The engine failed twice while it worked on this request, which is refused now. Please report it."
-            # The header is read by openai's clients.
+            message = "The engine failed twice while it worked on this request, which is now refused. Please report it."
+            # OpenAI's clients obey this header.
             return error_reply("internal_error", message, headers={"x-should-retry": "false"})
         case EngineUnavailable():
             return error_reply("engine_unavailable", "The engine is starting, stopping or restarting; try again soon.")
         case HTTPException(status_code=HTTPStatus.NOT_FOUND):
-            return error_reply("not_found", "There is no such route; /openapi.json lists all.")
+            return error_reply("not_found", "There is no such route; /openapi.json lists all routes.")
         case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED):
             headers = dict(error.headers or {})
-            return error_reply("method_not_allowed", "The route does not have this method.", headers=headers)
+            return error_reply("method_not_allowed", "This route does not support this method.", headers=headers)
         case ClientDisconnect():
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
     raise error

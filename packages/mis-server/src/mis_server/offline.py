@@ -1,8 +1,8 @@
-"""Scoring a file without HTTP: `mis-server score`. Any length of file, and any number of interruptions.
+"""Scoring a file without HTTP: `mis-server score`. Files may have any length, and runs may be interrupted.
 
-Line `n` of the output belongs to line `n` of the input, and lines are written in order: what is complete
-in the output is done, whatever ended the run before. Next to the output lies a note of what it was made
-with, so that it is never continued with another query, other labels or another model.
+Line `n` of the output belongs to line `n` of the input, and lines are written in order: the complete lines
+of the output are done, however the last run ended. A note beside the output says what it was made with, so
+that no run resumes it with another query, other labels or another model.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from mis_server.service import ModelService
 from mis_server.settings import ServerConfig
 from mis_server.tokenizers.pool import TokenizerPool
 
-_ATTEMPTS = 3  # of a batch whose engine process ended
+_ATTEMPTS = 3  # at a batch whose engine process ended
 _RESTART_S = 900.0
-_IN_FLIGHT = 3  # batches: one is computed, one waits, one is read or written
+_IN_FLIGHT = 3  # batches: one computed, one waiting, one read or written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +41,16 @@ class Job:
     """What to score.
 
     Attributes:
-        items: JSON lines. A line is a text, a list of token ids, or an object with `item` and perhaps `query`;
-            of an object, `id` is copied to the output.
+        items: JSON lines. A line is a text, a list of token ids, or an object with `item` and, optionally, `query` and
+            `id`, which is copied to the output.
         output: JSON lines, `{"scores": [...]}` or `{"error": {"code", "message"}}` for each line of `items`.
-        query: Text for lines without their own.
-        labels: Texts, each one token; or none, if there are ids.
-        label_token_ids: Ids, or none, if there are texts.
+        query: Text for lines without their own query.
+        labels: Texts of one token each; empty if there are `label_token_ids`.
+        label_token_ids: Token ids; empty if there are `labels`.
         apply_softmax: Softmax over the labels instead of full-vocabulary probabilities.
         item_first: Score `item + query` instead.
         temperature: Divides label log-probabilities; other values than 1 need `apply_softmax`.
-        batch_size: Most items of a request to the engine.
+        batch_size: Maximum number of items per request to the engine.
     """
 
     items: Path
@@ -73,12 +73,12 @@ class _Line:
 
 
 async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progress: bool = True) -> int:
-    """Score what is not yet in the output, and append it.
+    """Score the lines that are not in the output yet, and append them.
 
     Args:
         job: What to score.
-        config: The engine.
-        overwrite: Begin again, whatever the output holds.
+        config: The engine's options.
+        overwrite: Start over, whatever the output has.
         progress: Show a progress bar on standard error.
 
     Returns:
@@ -87,12 +87,12 @@ async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False,
     Raises:
         ConfigError: a file cannot be read, or the output was made with other arguments.
         ModelError: the model cannot be served as it stands.
-        EngineUnavailable: the engine ended.
+        EngineUnavailable: the engine ended again and again.
     """
     total = _count_lines(job.items)
-    fingerprint = _fingerprint(job, config)
-    done, errors, made_in = _continue(job, fingerprint, overwrite)
-    _check_type(job, made_in, config.dtype)
+    output = _Output(job, config)
+    done, errors = output.resume(overwrite=overwrite)
+    output.check_type(config.dtype)
     if done == total:
         return errors
     directory = await asyncio.to_thread(resolve_model, config.model)
@@ -100,18 +100,18 @@ async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False,
     async with EngineClient(config) as client:
         info = await client.wait_ready()
         dtype = str(info.summary["dtype"])
-        _check_type(job, made_in, dtype)
+        output.check_type(dtype)
         async with TokenizerPool(tokenizer) as tokenizers:
             scorer = _Scorer(job, ModelService(client, ServerConfig(engine=config), tokenizers))
             await scorer.check()
             with (
-                _open(job, fingerprint, dtype) as output,
+                output.open(dtype) as file,
                 tqdm(total=total, initial=done, unit="item", disable=not progress, smoothing=0.1) as bar,
             ):
-                return errors + await _append(job, scorer, done, output, bar)
+                return errors + await _append(job, scorer, done, file, bar)
 
 
-async def _append(job: Job, scorer: "_Scorer", done: int, output: BinaryIO, bar: tqdm) -> int:
+async def _append(job: Job, scorer: "_Scorer", done: int, file: BinaryIO, bar: tqdm) -> int:
     """Write the lines that are not done; return how many have an error."""
     errors = 0
     waiting: deque[tuple[list[_Line], asyncio.Task[list[bytes]]]] = deque()
@@ -119,8 +119,8 @@ async def _append(job: Job, scorer: "_Scorer", done: int, output: BinaryIO, bar:
     async def write_first() -> int:
         batch, task = waiting.popleft()
         rows = await task
-        output.write(b"".join(rows))
-        output.flush()
+        file.write(b"".join(rows))
+        file.flush()
         bar.update(len(batch))
         return sum(row.startswith(_ERROR) for row in rows)
 
@@ -141,14 +141,14 @@ _ERROR = b'{"error":'
 
 
 class _Scorer:
-    """Asks as a client of the server would, without HTTP."""
+    """Scores lines as the server would, without HTTP."""
 
     def __init__(self, job: Job, service: ModelService) -> None:
         self._job = job
         self._service = service
 
     async def check(self) -> None:
-        """Refuse what would be wrong with every line.
+        """Refuse options that would be wrong with every line.
 
         Raises:
             ConfigError: names the option.
@@ -159,14 +159,14 @@ class _Scorer:
             raise ConfigError(error.message, error.param or "labels") from None
 
     async def rows(self, lines: list[_Line]) -> list[bytes]:
-        """Return the output's lines of a batch that shares a query."""
+        """Return the output's lines for a batch of lines that share a query."""
         good = [line for line in lines if line.error is None]
         scores: Iterator[list[float]] = iter(())
         if good:
             try:
                 scores = iter((await self._score(good)).scores.tolist())
             except (RequestError, RequestRefused, EngineFault) as error:
-                if len(good) > 1:  # one line is at fault: each for itself, so that the others are scored
+                if len(good) > 1:  # one line is at fault: ask line by line, so that the others are scored
                     return [row for line in lines for row in await self.rows([line])]
                 code = error.code if isinstance(error, RequestError) else "internal_error"
                 good[0].error = {"code": code, "message": str(error.args[0])}
@@ -229,7 +229,7 @@ def _read(text: bytes, query: str | None) -> _Line:
     if line.item is None:
         line.error = {"code": "missing_items", "message": "The line has no item."}
     elif line.query is None:
-        line.error = {"code": "missing_query", "message": "The line has no query, and --query is missing."}
+        line.error = {"code": "missing_query", "message": "The line has no query, and there is no --query."}
     return line
 
 
@@ -241,63 +241,60 @@ def _count_lines(path: Path) -> int:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.", "items") from None
 
 
-def _note_of(job: Job) -> Path:
-    return job.output.with_name(job.output.name + ".job")
+class _Output:
+    """The output file, and the note of what it was made with."""
 
+    def __init__(self, job: Job, config: EngineConfig) -> None:
+        self._path = job.output
+        self._note = job.output.with_name(job.output.name + ".job")
+        self._fingerprint = _fingerprint(job, config)
+        self._made_in = ""
 
-def _continue(job: Job, fingerprint: str, overwrite: bool) -> tuple[int, int, str | None]:
-    """Cut off what an interruption left half written.
+    def resume(self, *, overwrite: bool) -> tuple[int, int]:
+        """Cut off what an interruption left half written; return how many lines there are, and how many are errors."""
+        lines = errors = complete = 0
+        try:
+            if overwrite:
+                self._path.unlink(missing_ok=True)
+            if not self._path.exists():
+                return 0, 0
+            made_of, _, self._made_in = (self._note.read_text() if self._note.exists() else "").partition(" ")
+            if made_of != self._fingerprint:
+                message = f"{self._path} was made with other arguments or files; use another --output, or --overwrite."
+                raise ConfigError(message, "output")
+            with self._path.open("rb+") as file:
+                for row in file:
+                    if not row.endswith(b"\n"):
+                        break
+                    lines, errors, complete = lines + 1, errors + row.startswith(_ERROR), complete + len(row)
+                file.truncate(complete)
+        except OSError as error:
+            raise self._unwritable(error) from None
+        return lines, errors
 
-    Returns:
-        How many lines the output has, how many of them are errors, and the type they were computed in, if there is one.
-    """
-    note = _note_of(job)
-    lines = errors = complete = 0
-    try:
-        if overwrite:
-            job.output.unlink(missing_ok=True)
-        if not job.output.exists():
-            return 0, 0, None
-        made_of, _, made_in = (note.read_text() if note.exists() else "").partition(" ")
-        if made_of != fingerprint:
-            raise ConfigError(
-                f"{job.output} was made with other arguments or files; give another --output, or --overwrite.", "output"
-            )
-        with job.output.open("rb+") as file:
-            for row in file:
-                if not row.endswith(b"\n"):
-                    break
-                lines, errors, complete = lines + 1, errors + row.startswith(_ERROR), complete + len(row)
-            file.truncate(complete)
-    except OSError as error:
-        raise ConfigError(f"{job.output} cannot be written: {error.strerror}.", "output") from None
-    return lines, errors, made_in
+    def check_type(self, dtype: str) -> None:
+        """Refuse to resume in another type, which another machine may choose: scores would differ between lines."""
+        if self._made_in and dtype not in ("auto", self._made_in):
+            message = f"{self._path} was made in {self._made_in}, and this run computes in {dtype}; use "
+            raise ConfigError(f"{message}--dtype {self._made_in}, another --output, or --overwrite.", "dtype")
 
+    def open(self, dtype: str) -> BinaryIO:
+        """Open the file to append to it."""
+        try:
+            self._note.write_text(f"{self._fingerprint} {dtype}")
+            return self._path.open("ab")
+        except OSError as error:
+            raise self._unwritable(error) from None
 
-def _check_type(job: Job, made_in: str | None, dtype: str) -> None:
-    """Refuse to continue in another type, which another machine may choose: scores would depend on the line."""
-    if made_in is not None and dtype not in ("auto", made_in):
-        raise ConfigError(
-            f"{job.output} was made in {made_in}, and this run computes in {dtype}; say --dtype {made_in}, or give "
-            "another --output, or --overwrite.",
-            "dtype",
-        )
-
-
-def _open(job: Job, fingerprint: str, dtype: str) -> BinaryIO:
-    try:
-        _note_of(job).write_text(f"{fingerprint} {dtype}")
-        return job.output.open("ab")
-    except OSError as error:
-        raise ConfigError(f"{job.output} cannot be written: {error.strerror}.", "output") from None
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(f"{self._path} cannot be written: {error.strerror}.", "output")
 
 
 def _fingerprint(job: Job, config: EngineConfig) -> str:
-    """Return a hash of all that scores depend on but the type; of the input, what it begins with and its size."""
+    """Return a hash of everything that scores depend on except the type; of the input, its beginning and its size."""
     arguments = {name: value for name, value in asdict(job).items() if name not in ("items", "output", "batch_size")}
     with job.items.open("rb") as file:
         head = file.read(65536)
-    size = job.items.stat().st_size
     engine = [config.model, config.multi_item_scoring_delimiter]
-    text = json.dumps([arguments, *engine, size], default=str).encode()
+    text = json.dumps([arguments, *engine, job.items.stat().st_size], default=str).encode()
     return hashlib.blake2b(text + head, digest_size=16).hexdigest()

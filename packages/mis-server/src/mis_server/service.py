@@ -172,7 +172,7 @@ class ModelService(Service[bytes]):
                 self._statistics = await self.client.statistics()
         except (TimeoutError, EngineUnavailable):
             pass
-        self.metrics.engine.hear(self._statistics)
+        self.metrics.engine.update(self._statistics)
         info = self.client.info
         self.metrics.engine.front = {
             "up": float(self.client.ready),

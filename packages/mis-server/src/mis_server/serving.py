@@ -33,19 +33,19 @@ _KEEP_ALIVE_S = 75  # longer than the usual 60 s of load balancers, so that they
 
 
 async def serve(settings: ServerConfig) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what runs. A second SIGINT stops at once.
+    """Serve until SIGTERM or SIGINT, then finish the requests under way. A second SIGINT stops at once.
 
-    Requests are answered from the first moment, with 503 until the engine is ready.
+    HTTP is served from the start, with 503 until the engine is ready.
 
     Raises:
-        asyncio.CancelledError: SIGTERM came before HTTP was served; nothing was lost.
-        ConfigError: the address or a file of HTTPS cannot be used.
+        asyncio.CancelledError: SIGTERM arrived before HTTP was served.
+        ConfigError: the address or a TLS file cannot be used.
         ModelError: the model cannot be served as it stands.
         EngineUnavailable: the engine could not start.
     """
     began = time.monotonic()
     _cancel_on_sigterm()
-    tls_context(settings)  # to say what is wrong with it before the model is loaded
+    tls_context(settings)  # reports errors before the model is loaded
     with listen(settings) as listener:
         directory = await asyncio.to_thread(resolve_model, settings.engine.model)
         async with EngineClient(dataclasses.replace(settings.engine, model=str(directory))) as client:
@@ -69,28 +69,28 @@ async def serve(settings: ServerConfig) -> None:
                     starting.cancel()
                     http.should_exit = True
                     await serving
-                    # The engine has what is left of the time to stop: nobody waits for it any more.
+                    # The engine gets the rest of the shutdown time; no request is waiting for it any more.
                     await client.close(max(0.0, http.told_to_stop + settings.shutdown_timeout - time.monotonic()))
 
 
 def _cancel_on_sigterm() -> None:
-    """Until HTTP is served there is nothing to finish, but an engine process to end."""
+    """Until HTTP is served, SIGTERM only has to stop the engine process."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 class _HttpServer(uvicorn.Server):
-    """Uvicorn, but a signal that stopped it is not raised once more: a drained server exits with 0.
+    """Uvicorn, except that it does not raise the signal again that stopped it: a drained server exits with 0.
 
     Attributes:
-        told_to_stop: When the first signal came, by the monotonic clock; infinity before that.
+        told_to_stop: When the first signal arrived, by the monotonic clock; infinity before that.
     """
 
     told_to_stop = math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take note of a signal."""
+        """Record the time of the first signal."""
         self.told_to_stop = min(self.told_to_stop, time.monotonic())
         super().handle_exit(sig, frame)
 
@@ -99,14 +99,14 @@ class _HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
-        yield  # the handlers stay: the engine is still to be closed
+        yield  # the handlers stay: the engine is not closed yet
 
 
 def uvicorn_config(settings: ServerConfig, app: FastAPI) -> uvicorn.Config:
-    """Return how HTTP is served.
+    """Return the configuration of the HTTP server.
 
     Raises:
-        ConfigError: a file of HTTPS cannot be used.
+        ConfigError: a TLS file cannot be used.
     """
     tls = tls_context(settings)
     return uvicorn.Config(
@@ -117,7 +117,7 @@ def uvicorn_config(settings: ServerConfig, app: FastAPI) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nothing here asks who the client is
+        proxy_headers=False,  # only the access log uses the client's address
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=settings.shutdown_timeout,
         ssl_context_factory=None if tls is None else lambda *_defaults: tls,
@@ -125,35 +125,35 @@ def uvicorn_config(settings: ServerConfig, app: FastAPI) -> uvicorn.Config:
 
 
 def listen(settings: ServerConfig) -> socket.socket:
-    """Return a socket that listens at the configured address.
+    """Return a socket that listens on the configured address.
 
     Raises:
-        ConfigError: the address cannot be used; names what is wrong with it, host or port.
+        ConfigError: the address cannot be used; names the option, host or port.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]  # Python repeats the address there
+        reason = str(error.strerror).partition(" (")[0]  # Python appends the address
         message = f"Cannot listen on {settings.host}, port {settings.port}: {reason}."
         raise ConfigError(message, "port" if error.errno in _FAULTS_OF_PORTS else "host") from None
-    except (TypeError, UnicodeError):  # characters that no name may have
-        raise ConfigError(f"{settings.host[:80]!r} cannot be the name of a host.", "host") from None
-    # Inherited by connections. asyncio sets it only where a socket names its protocol, which these do not; without
-    # it a reply waits 40 ms for the client's delayed acknowledgement.
+    except (TypeError, UnicodeError):  # characters that are not allowed in a name
+        raise ConfigError(f"{settings.host[:80]!r} is not a host name.", "host") from None
+    # Connections inherit it. asyncio sets it only on sockets that were created with their protocol, unlike these;
+    # without it, a reply waits 40 ms for the client's delayed acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def _summary(settings: ServerConfig, info: Ready) -> str:
-    """Return what an operator wants to see once, a line each."""
+    """Return what an operator wants to see at startup, one line each."""
     lines = {
         "model": settings.model_name,
         **info.summary,
-        "API key": "needed" if settings.api_key is not None else "none: anyone who reaches the address may ask",
+        "API key": "required" if settings.api_key is not None else "none: open to everyone who can reach it",
         "limits": f"{settings.max_items_per_request} items, {settings.max_labels_per_request} labels, "
-        f"{settings.max_request_tokens} tokens a request; {settings.max_queued_requests} requests, "
-        f"{settings.max_queued_tokens} tokens at a time",
+        f"{settings.max_request_tokens} tokens per request; {settings.max_queued_requests} requests, "
+        f"{settings.max_queued_tokens} tokens under way",
     }
     return "\n".join(f"    {name.replace('_', ' '):16}{value}" for name, value in lines.items())
 

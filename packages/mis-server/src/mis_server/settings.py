@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mis_core.config import EngineConfig, option
 from mis_core.errors import ConfigError
-from mis_core.scoring.limits import Limits
+from mis_core.scoring.validation import Limits
 
 _AT_LEAST_ONE = (
     "max_items_per_request",
@@ -48,9 +48,7 @@ class ServerConfig:
     )
     ssl_certfile: str | None = option(None, "TLS certificate file in PEM form; default: plain HTTP.", group="Security")
     ssl_keyfile: str | None = option(None, "Private key file of the certificate; default: none.", group="Security")
-    ssl_keyfile_password: str | None = option(
-        None, "Password of the private key file; default: none.", group="Security"
-    )
+    ssl_keyfile_password: str | None = option(None, "Password of the key file; default: none.", group="Security")
     ssl_ca_certs: str | None = option(
         None,
         "CA certificates that client certificates are verified against; default: clients need no certificate.",
@@ -58,8 +56,8 @@ class ServerConfig:
     )
     allowed_hosts: str | None = option(
         None,
-        "Comma-separated host names that requests may use, besides localhost, when the server has no API key and listens "
-        "on a loopback address (for example, behind a proxy); default: none.",
+        "Comma-separated host names, besides localhost, that requests may use if the server has no API key and listens "
+        "on a loopback address, for example behind a proxy; default: none.",
         group="Security",
     )
     cors_allowed_origins: str | None = option(
@@ -67,29 +65,27 @@ class ServerConfig:
         "Comma-separated origins of web pages that may call this server; default: none.",
         group="Security",
     )
-    max_items_per_request: int = option(_LIMITS.max_items, "Maximum number of items per request.", group="Limits")
-    max_labels_per_request: int = option(_LIMITS.max_labels, "Maximum number of labels per item.", group="Limits")
+    max_items_per_request: int = option(_LIMITS.max_items, "Maximum items per request.", group="Limits")
+    max_labels_per_request: int = option(_LIMITS.max_labels, "Maximum labels per item.", group="Limits")
     max_request_tokens: int = option(
         _LIMITS.max_request_tokens,
-        "Maximum number of tokens per request: the query, counted once, plus every item.",
+        "Maximum tokens per request: the query, counted once, plus every item.",
         group="Limits",
     )
     max_text_characters: int = option(
         _LIMITS.max_text_characters,
-        "Maximum number of characters tokenised per request. Part of the query counts once per item where query and items "
-        "cannot be tokenised separately.",
+        "Maximum characters tokenised per request. Part of the query counts once per item where query and items cannot "
+        "be tokenised separately.",
         group="Limits",
     )
     max_body_bytes: int = option(64 * 1024 * 1024, "Maximum size of a request body, in bytes.", group="Limits")
-    max_queued_requests: int = option(
-        1024, "Maximum number of requests under way; further requests get 429.", group="Limits"
-    )
+    max_queued_requests: int = option(1024, "Maximum requests under way; further requests get 429.", group="Limits")
     max_queued_tokens: int = option(
-        8_000_000, "Maximum number of tokens under way in all requests; further requests get 429.", group="Limits"
+        8_000_000, "Maximum tokens of all requests under way; further requests get 429.", group="Limits"
     )
     request_timeout: int = option(
         600,
-        "Deadline of a request in seconds, after which it gets 504; clients may send an earlier one as x-request-timeout.",
+        "Deadline of a request, in seconds; then it gets 504. Clients may set an earlier one with x-request-timeout.",
         group="Limits",
     )
     body_timeout: int = option(60, "Seconds within which a request's body must arrive.", group="Limits")
@@ -120,9 +116,7 @@ class ServerConfig:
             if key is not None:  # a file written with `echo` ends in a newline
                 object.__setattr__(self, name, key.strip())
                 if any(map(str.isspace, key.strip())):
-                    raise ConfigError(
-                        f"{name} contains white space, which clients cannot send; choose another key.", name
-                    )
+                    raise ConfigError(f"{name} contains white space, which no client can send; use another key.", name)
         for name in ("host", "api_key", "admin_api_key", "served_model_name"):
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty; omit it for the default.", name)

@@ -1,1 +1,1 @@
-"""What every request meets before its route: HTTP, key, browsers, time, room, body."""
+"""What a request passes before its route: HTTP, browsers, keys, body, deadline, admission. One concept a file."""

@@ -1,7 +1,8 @@
-"""What a page of another site makes a browser send to a server that asks for no key.
+"""Protection of servers without a key from requests that web pages of other sites make browsers send.
 
-Such a page cannot read the replies, but its requests arrive: from the inside of a firewall, or of this machine. A page
-whose own name is made to lead here (DNS rebinding) could even read them; only the name in `Host` gives it away.
+Such a page cannot read the replies, but its requests arrive, from inside the firewall or from this very machine. A page
+whose own host name is made to resolve to this server (DNS rebinding) could even read the replies; only the name in
+`Host` reveals it.
 """
 
 import ipaddress
@@ -16,21 +17,21 @@ from mis_server.edge.headers import header
 from mis_server.errors import error_reply
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "server-timing")
-"""What allowed pages may read of a reply besides its body."""
+"""Headers of a reply that pages of allowed origins may read."""
 
-_READING = ("GET", "HEAD", "OPTIONS")
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class Browsers:
-    """Refuses requests with a foreign host name, and requests of pages of foreign origin that change something."""
+    """Refuses requests with a foreign host name, and unsafe requests from pages of a foreign origin."""
 
     def __init__(self, app: ASGIApp, *, hosts: frozenset[str] | None, origins: frozenset[str]) -> None:
         """Guard an application.
 
         Args:
             app: The application.
-            hosts: Names that requests may call the server, besides `localhost` and loopback addresses; None: any.
-            origins: Origins whose pages may ask; `*` is every origin.
+            hosts: Allowed host names, besides `localhost` and loopback addresses; None: any.
+            origins: Origins whose pages may send requests; `*` is every origin.
         """
         self._app = app
         self._hosts = hosts
@@ -45,28 +46,25 @@ class Browsers:
         host = header(scope, b"host")
         if self._hosts is not None:
             name = _name(host)
-            if (
-                name and name not in self._hosts and not is_loopback(name)
-            ):  # HTTP/1.0 may leave it out; browsers never do
-                return "foreign_host", "This server has no key and answers only to localhost; see --allowed-hosts."
-        if scope["method"] in _READING or "*" in self._origins:
+            # HTTP/1.0 may omit the name; browsers never do.
+            if name and name not in self._hosts and not is_loopback(name):
+                return "foreign_host", "This server has no API key and only answers to localhost; see --allowed-hosts."
+        if scope["method"] in _SAFE_METHODS or "*" in self._origins:
             return None
         origin = header(scope, b"origin")
         is_own = origin == f"{scope.get('scheme', 'http')}://{host}"
         is_foreign = bool(origin) or header(scope, b"sec-fetch-site") in ("cross-site", "same-site")
         if is_foreign and not is_own and origin not in self._origins:
-            return (
-                "foreign_origin",
-                "Pages of other sites may not ask a server without a key; see --cors-allowed-origins.",
-            )
+            message = "Pages of other sites may not use a server without an API key; see --cors-allowed-origins."
+            return "foreign_origin", message
         return None
 
 
 class Cors(CORSMiddleware):
-    """Starlette's answers to browsers, with our envelope for what they refuse."""
+    """Starlette's CORS, with our error envelope for refusals."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Say whether a page may ask what it is about to ask."""
+        """Answer a preflight request."""
         response = super().preflight_response(request_headers)
         if response.status_code == 200:
             return response
@@ -82,7 +80,7 @@ def _name(host: str) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name or address is this machine's own."""
+    """Whether a name or an address is a loopback one."""
     try:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:

@@ -1,10 +1,10 @@
-"""Headers of a request, as ASGI gives them."""
+"""Headers of an ASGI request."""
 
 from starlette.types import Scope
 
 
 def header(scope: Scope, name: bytes, default: str = "") -> str:
-    """Return the first header of a name in lower case. Starlette's class takes several times as long."""
+    """Return the first header with this name, given in lower case. Starlette's class takes several times as long."""
     for given, value in scope["headers"]:
         if given == name:
             return value.decode("latin-1")

@@ -1,4 +1,4 @@
-"""The files of HTTPS, read before anything else is loaded, so that a wrong one is said at once and by its option."""
+"""TLS files. They are read before anything else is loaded, so that errors are reported at once, by option."""
 
 import ssl
 from pathlib import Path
@@ -8,7 +8,7 @@ from mis_server.settings import ServerConfig
 
 
 def tls_context(settings: ServerConfig) -> ssl.SSLContext | None:
-    """Return what HTTPS is served with; None: plain HTTP.
+    """Return the TLS context; None: plain HTTP.
 
     Raises:
         ConfigError: a file or the password cannot be used; names the option.
@@ -39,13 +39,13 @@ def _check_certificates(path: str, option: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)
     except (ssl.SSLError, OSError):
-        raise ConfigError(f"{path} holds no certificate in PEM form.", option) from None
+        raise ConfigError(f"{path} has no certificate in PEM form.", option) from None
 
 
 def _load(context: ssl.SSLContext, certificate: str, key: str, password: str | None) -> None:
     is_encrypted = False
 
-    def asked() -> str:  # without it, OpenSSL would ask at the terminal
+    def asked() -> str:  # otherwise, OpenSSL would ask at the terminal
         nonlocal is_encrypted
         is_encrypted = True
         return password or ""
@@ -55,11 +55,11 @@ def _load(context: ssl.SSLContext, certificate: str, key: str, password: str | N
     except (ssl.SSLError, ValueError) as error:  # ValueError: a password of more than 1,023 bytes
         reason = getattr(error, "reason", None) or ""
         if reason == "KEY_VALUES_MISMATCH":
-            raise ConfigError(f"{key} is not the key of {certificate}.", "ssl_keyfile") from None
+            raise ConfigError(f"{key} is not the private key of {certificate}.", "ssl_keyfile") from None
         if is_encrypted:
-            message = f"{key} is encrypted; give its password." if password is None else f"it does not open {key}."
+            message = f"{key} is encrypted; give its password." if password is None else f"wrong password for {key}."
             raise ConfigError(message, "ssl_keyfile_password") from None
         if "TOO_" in reason:  # EE_KEY_TOO_SMALL, CA_MD_TOO_WEAK
             weak = reason.lower().replace("_", " ")
             raise ConfigError(f"{certificate} is too weak for OpenSSL: {weak}.", "ssl_certfile") from None
-        raise ConfigError(f"{key} holds no private key in PEM form.", "ssl_keyfile") from None
+        raise ConfigError(f"{key} has no private key in PEM form.", "ssl_keyfile") from None

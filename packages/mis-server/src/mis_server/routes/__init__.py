@@ -1,1 +1,1 @@
-"""One module per group of routes; each parses, calls the service and shapes the reply."""
+"""One module per group of routes: each calls the service and builds the reply."""

@@ -1,4 +1,4 @@
-"""What only an operator may do: empty the prefix cache, and record profiles."""
+"""Routes for administrators: flush the prefix cache, record profiles."""
 
 import time
 
@@ -12,13 +12,13 @@ router = APIRouter(tags=["administration"])
 
 @router.post("/flush_cache")
 async def flush_cache(service: ServiceOfApp) -> Flushed:
-    """Forget every cached query that no request is using."""
+    """Empty the prefix cache, except for what requests are using."""
     return Flushed(freed_pages=await service.client.flush_cache())
 
 
 @router.post("/start_profile")
 async def start_profile(service: ServiceOfApp) -> Profiling:
-    """Begin a JAX profile of the engine, in a new folder under `--profile-dir`."""
+    """Start a JAX profile of the engine, in a new folder under `--profile-dir`."""
     name = time.strftime("%Y-%m-%d-%H-%M-%S")
     await service.client.start_profile(f"{service.settings.profile_dir}/{name}")
     return Profiling(status="started", folder=name)
@@ -26,6 +26,6 @@ async def start_profile(service: ServiceOfApp) -> Profiling:
 
 @router.post("/stop_profile")
 async def stop_profile(service: ServiceOfApp) -> Profiling:
-    """End the profile; answers when it is written."""
+    """Stop the profile; the reply comes when it is written."""
     await service.client.stop_profile()
     return Profiling(status="stopped")

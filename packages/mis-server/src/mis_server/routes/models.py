@@ -19,7 +19,7 @@ async def list_models(service: ServiceOfApp) -> ModelList:
 async def get_model(model_id: str, service: ServiceOfApp) -> ModelCard:
     """Describe the served model; names may contain slashes."""
     if model_id != service.settings.model_name:
-        raise RequestError("model_not_found", "This model is not served; GET /v1/models lists what is.", "model")
+        raise RequestError("model_not_found", "This model is not served; GET /v1/models lists the served one.", "model")
     return _card(service)
 
 

@@ -1,4 +1,4 @@
-"""What probes, dashboards and people on call ask: does it live, can it answer, what is it, how does it do."""
+"""Routes for probes, dashboards and people on call: liveness, readiness, versions, settings, metrics."""
 
 import asyncio
 import dataclasses
@@ -23,13 +23,13 @@ _SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 
 @router.get("/health")
 async def health() -> Status:
-    """Answer as long as this process lives, also while the engine starts."""
+    """Answer 200 as long as this process runs, even while the engine starts."""
     return Status(status="ok")
 
 
 @router.get("/ready")
 async def ready(service: ServiceOfApp) -> Status:
-    """Answer 200 when requests can be scored now, 503 otherwise."""
+    """Answer 200 if requests can be scored now, 503 otherwise."""
     if not service.client.ready:
         raise EngineUnavailable("The engine is not ready.")
     return Status(status="ready")
@@ -37,7 +37,7 @@ async def ready(service: ServiceOfApp) -> Status:
 
 @router.get("/health_generate")
 async def health_generate(service: ServiceOfApp) -> Status:
-    """Score one token on the device; 503 if that fails or takes longer than 30 s."""
+    """Score one token on the device; answer 503 if that fails or takes more than 30 s."""
     try:
         async with asyncio.timeout(_GENERATE_S):
             await service.client.score(_ONE_TOKEN)
@@ -54,7 +54,7 @@ async def version() -> Version:
 
 @router.get("/server_info")
 async def server_info(service: ServiceOfApp) -> ServerInfo:
-    """Return every setting but the secrets, what was loaded, and the engine's counts."""
+    """Return every setting except secrets, what was loaded, and the engine's statistics."""
     settings = {
         field.name: getattr(service.settings, field.name)
         for field in dataclasses.fields(service.settings)
@@ -72,7 +72,7 @@ async def server_info(service: ServiceOfApp) -> ServerInfo:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: ServiceOfApp) -> Response:
-    """Return counts and distributions in Prometheus' text format."""
+    """Return the metrics in Prometheus' text format."""
     await service.statistics()
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 

@@ -1,1 +1,1 @@
-"""What goes over HTTP, as pydantic models: replies are built from them, bodies only described by them."""
+"""What goes over HTTP. Replies are built from these classes; bodies are only described by them."""

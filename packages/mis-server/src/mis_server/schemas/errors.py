@@ -15,7 +15,7 @@ _EXAMPLE: dict[str, Any] = {
 
 
 class ErrorDetail(BaseModel):
-    """What was wrong, for a person (`message`) and for a program (`code`, `param`)."""
+    """What was wrong, for people (`message`) and for programs (`code`, `param`)."""
 
     message: str
     type: str
@@ -24,7 +24,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """Every reply that is not a success."""
+    """Every reply except successes."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 

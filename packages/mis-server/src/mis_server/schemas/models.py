@@ -1,4 +1,4 @@
-"""OpenAI's list of models."""
+"""Replies of `/v1/models`, as OpenAI has them."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class ModelCard(BaseModel):
-    """One served model; `max_model_len` is its context length in tokens, null until the engine has started."""
+    """A served model; `max_model_len` is its context length in tokens, null until the engine is ready."""
 
     id: str
     object: Literal["model"] = "model"

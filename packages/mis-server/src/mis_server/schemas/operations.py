@@ -1,4 +1,4 @@
-"""The words of the routes for operators."""
+"""Replies of the routes for operators and administrators."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class Status(BaseModel):
-    """One word."""
+    """A status in one word."""
 
     status: str
 
@@ -19,7 +19,7 @@ class Version(BaseModel):
 
 
 class ServerInfo(BaseModel):
-    """Everything about a running server that is no secret."""
+    """Everything about a running server, except secrets."""
 
     version: str
     model: str
@@ -29,13 +29,13 @@ class ServerInfo(BaseModel):
 
 
 class Flushed(BaseModel):
-    """How many pages of the prefix cache became free."""
+    """How many pages of the prefix cache were freed."""
 
     freed_pages: int
 
 
 class Profiling(BaseModel):
-    """State of profiling, and the folder under `--profile-dir` that is written to."""
+    """Whether a profile is being recorded, and its folder under `--profile-dir`."""
 
     status: str
     folder: str | None = None

@@ -41,38 +41,38 @@ _REPLY_EXAMPLE: dict[str, Any] = {
 
 
 class ScoreBody(BaseModel):
-    """The request body, for the OpenAPI document only; `mis_core.scoring.validation` checks what arrives."""
+    """Describes the body in the OpenAPI document; `mis_core.scoring.validation` checks what arrives."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": _EXAMPLES})
 
-    query: _Text | _Tokens = Field(description="Shared text or token ids, not empty.")
+    query: _Text | _Tokens = Field(description="The shared text or token ids; not empty.")
     items: str | _Texts | _TokenLists = Field(
-        description="What to score behind the query, of the query's kind, not empty; an item may be empty. "
-        "One string is one item."
+        description="What to score after the query: texts, or lists of token ids, as the query is. There is at least "
+        "one item, which may be empty. One string is one item."
     )
     label_token_ids: _Tokens | _LabelLists | None = Field(
         default=None,
-        description="Tokens whose probability after `query + item` is wanted, or one list per item. "
+        description="Tokens whose probability after `query + item` is returned, or one list per item. "
         "Required unless `labels` is given.",
     )
-    labels: _Texts | None = Field(default=None, description="The same as texts; each must be one token.")
+    labels: _Texts | None = Field(default=None, description="The labels as texts; each must be a single token.")
     apply_softmax: bool = Field(
-        default=False, description="Softmax over the labels instead of full-vocabulary probabilities."
+        default=False, description="Return a softmax over the labels instead of full-vocabulary probabilities."
     )
-    item_first: bool = Field(default=False, description="Score `item + query` instead.")
+    item_first: bool = Field(default=False, description="Put each item before the query instead of after it.")
     temperature: float = Field(
-        default=1.0, gt=0, description="Divides label log-probabilities; other values than 1 need `apply_softmax`."
+        default=1.0, gt=0, description="Divides the label log-probabilities; values other than 1 need `apply_softmax`."
     )
     return_token_logprobs: bool = Field(
         default=False, description="Also return full-vocabulary natural log-probabilities."
     )
-    model: str = Field(default="", description="The served model; another name is refused.")
+    model: str = Field(default="", description="The served model; any other name is refused.")
     cache_salt: str = Field(
-        default="", description="Requests share cached prefixes only with requests of the same salt."
+        default="", description="Requests share cached prefixes only with requests that have the same salt."
     )
     add_special_tokens: bool = Field(
         default=True,
-        description="Add to texts what the tokenizer adds, such as BOS; never to a text that begins with it.",
+        description="Add the tokenizer's special tokens, such as BOS, to texts that do not start with them.",
     )
 
 

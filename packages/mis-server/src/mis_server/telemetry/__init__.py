@@ -1,1 +1,1 @@
-"""What is counted and logged."""
+"""Metrics and logs."""

@@ -1,4 +1,4 @@
-"""How the front process logs: one line per event, for people or as JSON."""
+"""Logs of the front process: one line per event, for people or as JSON."""
 
 import logging
 import os
@@ -9,13 +9,13 @@ _CHATTY = ("uvicorn", "httpx", "huggingface_hub", "asyncio")
 
 
 def log_to_stderr(format: str, level: str) -> None:
-    """Set up logging of this process, once.
+    """Set up logging in this process.
 
     Args:
-        format: `human`, or `json` with one object per line.
-        level: Name of a level, such as `info`.
+        format: `human`, or `json`: one object per line.
+        level: Minimum level, such as `info`.
     """
-    # Read when `transformers` is imported; without PyTorch, which nothing here needs, it would advise to install it.
+    # Read when `transformers` is imported, which otherwise advises to install PyTorch; nothing here needs it.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     handler = logging.StreamHandler()
     if format == "json":
@@ -24,7 +24,7 @@ def log_to_stderr(format: str, level: str) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # What no format here shows need not be looked up for every line; see "Optimization" in Python's logging HOWTO.
+    # No format here shows these, so they need not be collected; see "Optimization" in Python's logging HOWTO.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # type: ignore[attr-defined]
     for name in _CHATTY:

@@ -1,4 +1,4 @@
-"""What Prometheus reads: names that dashboards of other servers use, after `mis_`, and what only scoring has."""
+"""Metrics for Prometheus: those that dashboards of other servers know, prefixed with `mis_`, and those of scoring."""
 
 from collections.abc import Iterator
 
@@ -17,28 +17,28 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _COUNTS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 20_000)
 _SHARES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
-# Of the engine's statistics: name, kind, name in Prometheus, what it is.
+# From the engine's statistics: key, kind, name in Prometheus, help.
 _ENGINE = (
     ("steps", "counter", "mis_engine_steps", "Device steps."),
-    ("new_tokens", "counter", "mis_engine_new_tokens", "Tokens computed; padding does not count."),
-    ("step_tokens", "counter", "mis_engine_step_tokens", "Tokens computed with the padding of steps."),
+    ("new_tokens", "counter", "mis_engine_new_tokens", "Tokens computed, without padding."),
+    ("step_tokens", "counter", "mis_engine_step_tokens", "Tokens computed, with the padding of steps."),
     ("requests", "counter", "mis_engine_requests", "Requests that reached the engine."),
     ("compilations", "counter", "mis_engine_compilations", "Executables compiled since the engine was ready."),
     ("cache_hit_tokens", "counter", "mis_prefix_cache_hits", "Query tokens found in the prefix cache."),
-    ("cache_queried_tokens", "counter", "mis_prefix_cache_queries", "Query tokens looked for in the prefix cache."),
-    ("evicted_pages", "counter", "mis_prefix_cache_evicted_pages", "Pages dropped to make room."),
+    ("cache_queried_tokens", "counter", "mis_prefix_cache_queries", "Query tokens looked up in the prefix cache."),
+    ("evicted_pages", "counter", "mis_prefix_cache_evicted_pages", "Pages evicted to make room."),
     ("waiting_requests", "gauge", "mis_num_requests_running", "Requests in the engine."),
-    ("cache_usage", "gauge", "mis_kv_cache_usage_perc", "Share of the KV cache that requests use, 1 is all."),
-    ("cached_pages", "gauge", "mis_kv_cache_cached_pages", "Pages that hold prefixes for later requests."),
+    ("cache_usage", "gauge", "mis_kv_cache_usage_perc", "Fraction of the KV cache that requests use; 1 is all of it."),
+    ("cached_pages", "gauge", "mis_kv_cache_cached_pages", "Pages with prefixes for later requests."),
     ("held_pages", "gauge", "mis_kv_cache_held_pages", "Pages that requests use."),
-    ("pages", "gauge", "mis_kv_cache_pages", "Pages in all."),
+    ("pages", "gauge", "mis_kv_cache_pages", "Pages in total."),
 )
-# What the front knows of it.
+# From the front process.
 _FRONT = (
     ("up", "gauge", "mis_engine_up", "Whether the engine can answer."),
-    ("restarts", "counter", "mis_engine_restarts", "Times that the engine was started again."),
-    ("step_budget", "gauge", "mis_engine_step_budget_tokens", "Most tokens of a step."),
-    ("requests_waiting", "gauge", "mis_num_requests_waiting", "Requests that arrived and are not in the engine."),
+    ("restarts", "counter", "mis_engine_restarts", "Restarts of the engine."),
+    ("step_budget", "gauge", "mis_engine_step_budget_tokens", "Maximum number of tokens per step."),
+    ("requests_waiting", "gauge", "mis_num_requests_waiting", "Requests that have arrived but are not in the engine."),
     ("tokens_under_way", "gauge", "mis_num_tokens_under_way", "Tokens of requests between arrival and reply."),
 )
 
@@ -52,7 +52,10 @@ class Metrics:
         self.engine = _EngineStatistics()
         self.registry.register(self.engine)
         self._http = Counter(
-            "http_requests", "Requests by route and status.", ("method", "handler", "status"), registry=self.registry
+            "http_requests",
+            "Requests by route and status.",
+            ("method", "handler", "status"),
+            registry=self.registry,
         )
         self._http_seconds = self._histogram(
             "http_request_duration_seconds", "From headers to the end of the reply.", _SECONDS, ("method", "handler")
@@ -60,26 +63,30 @@ class Metrics:
         self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._algorithms = Counter(
             "mis_requests_by_algorithm",
-            "Answered requests by the layout they had.",
+            "Answered requests by the scoring algorithm used.",
             ("algorithm",),
             registry=self.registry,
         )
         self._items = self._histogram("mis_request_items", "Items per request.", _COUNTS)
         self._prompt_tokens = Counter(
-            "mis_prompt_tokens", "Tokens of answered requests, a query once.", registry=self.registry
+            "mis_prompt_tokens", "Tokens of answered requests; a query counts once.", registry=self.registry
         )
         self._cached_tokens = Counter(
-            "mis_cached_prompt_tokens", "Those of them that came from the prefix cache.", registry=self.registry
+            "mis_cached_prompt_tokens",
+            "Prompt tokens that came from the prefix cache.",
+            registry=self.registry,
         )
         self._scored = Counter("mis_items", "Items scored.", registry=self.registry)
         self._seconds = self._histogram(
             "mis_e2e_request_latency_seconds", "From the body's arrival to the scores.", _SECONDS
         )
-        self._stage_seconds = self._histogram("mis_stage_seconds", "Time of a request by stage.", _SECONDS, ("stage",))
+        self._stage_seconds = self._histogram(
+            "mis_stage_seconds", "Time of requests in each stage.", _SECONDS, ("stage",)
+        )
         self._of_stage: dict[str, Histogram] = {}
         self._mass = self._histogram(
             "mis_label_mass",
-            "Mean probability of a request's labels together, where the full vocabulary was normalised.",
+            "Total probability of the labels, mean over a request's items, where the full vocabulary was normalised.",
             _SHARES,
         )
 
@@ -95,7 +102,7 @@ class Metrics:
         self._cached_tokens.inc(result.usage.cached_tokens)
         self._seconds.observe(seconds)
         for stage, milliseconds in result.timings_ms.items():
-            if stage not in self._of_stage:  # finding a series takes longer than counting
+            if stage not in self._of_stage:  # looking up a series takes longer than counting
                 self._of_stage[stage] = self._stage_seconds.labels(stage)
             self._of_stage[stage].observe(milliseconds / 1e3)
         probabilities = None if request.apply_softmax else result.scores
@@ -106,9 +113,9 @@ class Metrics:
             self._mass.observe(float(probabilities[is_label].sum()) / len(probabilities))
 
     def replied(self, method: str, handler: str, status: int, seconds: float) -> None:
-        """Count one HTTP request; `handler` is the route's pattern, never what the client wrote."""
+        """Count one HTTP request; `handler` is the route's pattern, never the path that the client sent."""
         if method not in _METHODS:
-            method = "other"  # a client may invent any number of them
+            method = "other"  # clients may invent any number of methods
         key = (method, handler, status)
         if key not in self._series:
             self._series[key] = (
@@ -125,14 +132,14 @@ class Metrics:
 
 
 class _EngineStatistics(Collector):
-    """The engine's own counts, as last heard, and what the front knows about it."""
+    """The last known statistics of the engine, and what the front knows about it."""
 
     def __init__(self) -> None:
         self.statistics: dict[str, float] = {}
         self.front: dict[str, float] = {}
 
-    def hear(self, statistics: dict[str, float]) -> None:
-        """Take what the engine says, and what follows from it."""
+    def update(self, statistics: dict[str, float]) -> None:
+        """Take the engine's statistics, and what follows from them."""
         found, missed = (statistics.get(key, 0) for key in ("cache_hit_tokens", "cache_missed_tokens"))
         usage = statistics.get("held_pages", 0) / max(statistics.get("pages", 1), 1)
         self.statistics = statistics | {"cache_queried_tokens": found + missed, "cache_usage": usage}

@@ -1,1 +1,1 @@
-"""Where texts become tokens: processes that can be ended."""
+"""Where bodies become requests and texts become tokens: decoding, and processes that can be killed."""

@@ -1,4 +1,4 @@
-"""Texts become tokens in processes of their own: none holds up the event loop, and what nobody waits for ends."""
+"""Processes in which texts become tokens: no text holds up the event loop, and abandoned work is killed."""
 
 import asyncio
 import itertools
@@ -16,11 +16,11 @@ from mis_server.tokenizers.process import ProcessEnded, TokenizerProcess
 logger = logging.getLogger(__name__)
 
 SMALL = 131_072
-"""Bytes of a small body, and characters that tokenising it may read: half a second of the worst text."""
+"""Bytes of a small body, and characters that tokenising it may read: half a second for the worst text."""
 
-_MOST_PROCESSES = 4  # of each kind; every one holds the vocabulary
-_HEAD_START_S = 1e-4  # for each byte that another body is longer; some thirty times what the worst text takes
-_RENEWED_BYTES = 4 * 1024 * 1024  # a process that had a larger body keeps memory that the next does not need
+_MAX_PROCESSES = 4  # of each kind; each holds the vocabulary
+_HEAD_START_S = 1e-4  # for each byte that another body is longer; about thirty times what the worst text takes
+_RENEWED_BYTES = 4 * 1024 * 1024  # after a larger body, a process keeps memory that the next body does not need
 _RETRY_S = 1.0
 
 Result = TypeVar("Result")
@@ -36,10 +36,10 @@ class _Job:
 
 
 class TokenizerPool:
-    """Processes with the model's tokenizer: some for small bodies, as many for large ones.
+    """Processes with the model's tokenizer: some for small bodies, and as many for large ones.
 
-    Use it as an async context manager, within one event loop. Work may be given at once; the processes take a second
-    to start.
+    Use it as an async context manager, within one event loop. It accepts work at once, though its processes take a
+    second to start.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -50,7 +50,7 @@ class TokenizerPool:
         self._workers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        for number in range(max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))):
+        for number in range(max(1, min(_MAX_PROCESSES, (os.cpu_count() or 1) // 2))):
             small, large = self._work(self._small, kills=False), self._work(self._large, kills=True)
             self._workers += [
                 asyncio.create_task(small, name=f"small texts {number}"),
@@ -66,10 +66,10 @@ class TokenizerPool:
         await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def small(self, work: Callable[[Tokenizer], Result], size: int) -> Result:
-        """Do work that `SMALL` bounds. It goes on when its caller is cancelled: a new process would take longer.
+        """Run a job within `SMALL`. It goes on when its caller is cancelled: a new process would take longer.
 
         Args:
-            work: A function that can be pickled, as its result can.
+            work: A function that can be pickled, as can its result.
             size: Bytes of the body.
 
         Raises:
@@ -78,7 +78,7 @@ class TokenizerPool:
         return await self._ask(self._small, work, size)
 
     async def large(self, work: Callable[[Tokenizer], Result], size: int) -> Result:
-        """Do work of any size, as `small` does. Its process is killed when the caller is cancelled."""
+        """Run a job of any length, as `small` does; its process is killed when the caller is cancelled."""
         return await self._ask(self._large, work, size)
 
     async def _ask(self, jobs: asyncio.PriorityQueue[_Job], work: Callable[[Tokenizer], Result], size: int) -> Result:
@@ -88,11 +88,11 @@ class TokenizerPool:
         return await answer
 
     async def _work(self, jobs: asyncio.PriorityQueue[_Job], *, kills: bool) -> None:
-        """Work on one job after the other; with another process once one has ended.
+        """Run one job after the other; start another process whenever one has ended.
 
         Args:
-            jobs: Of one kind.
-            kills: Whether a process is ended when nobody waits for its job any more.
+            jobs: The queue of one kind.
+            kills: Whether to kill the process when nobody waits for its job any more.
         """
         while True:
             try:
@@ -110,7 +110,7 @@ class TokenizerPool:
 
 
 async def _next(jobs: asyncio.PriorityQueue[_Job]) -> _Job:
-    """Return the next job that somebody waits for."""
+    """Return the next job that somebody is waiting for."""
     job = await jobs.get()
     while job.answer.done():
         job = await jobs.get()
@@ -118,7 +118,7 @@ async def _next(jobs: asyncio.PriorityQueue[_Job]) -> _Job:
 
 
 async def _do(job: _Job, process: TokenizerProcess, *, kills: bool) -> bool:
-    """Answer a job; return whether the process can go on."""
+    """Run a job; return whether the process can be used again."""
     running = asyncio.create_task(process.run(job.work), name="tokenizer job")
     try:
         await asyncio.wait((running, job.answer) if kills else (running,), return_when=asyncio.FIRST_COMPLETED)
@@ -137,10 +137,10 @@ async def _do(job: _Job, process: TokenizerProcess, *, kills: bool) -> bool:
     finally:
         running.cancel()
         await asyncio.wait((running,))
-        _fail(job, EngineUnavailable("The server stops."))
+        _fail(job, EngineUnavailable("The server is stopping."))
 
 
 def _fail(job: _Job, error: BaseException) -> None:
     if not job.answer.done():
         job.answer.set_exception(error)
-        job.answer.exception()  # seen, if its caller is cancelled in this moment
+        job.answer.exception()  # mark it as retrieved, in case the caller is cancelled at this moment

@@ -1,8 +1,8 @@
-"""A process with the model's tokenizer, which works on one thing at a time and can be ended at any moment.
+"""A process with the model's tokenizer, which runs one job at a time and can be killed at any moment.
 
-Both ends write frames: eight bytes of length, then a pickle. The first holds the tokenizer, as text: the process reads
-no file that somebody might delete. It belongs to no terminal and ignores SIGTERM, so that whoever stops the server and
-all its processes lets it answer what was accepted; it ends when its input does.
+Both ends write frames: eight bytes of length, then a pickle. The first frame has the tokenizer as text, so the process
+reads no files, which might be gone. It has no terminal and ignores SIGTERM, so that a signal to the whole process group
+of the server does not keep it from finishing accepted requests; it exits at the end of its input.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ Result = TypeVar("Result")
 
 
 class ProcessEnded(Exception):
-    """The process is no more."""
+    """The process has ended."""
 
 
 class TokenizerProcess:
-    """The front's side of it."""
+    """The front's side of the process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls, tokenizer: str) -> "TokenizerProcess":
-        """Start a process and wait until it has read the tokenizer, in the form of `Tokenizer.to_json`.
+        """Start a process and wait until it has loaded the tokenizer, given as `Tokenizer.to_json`.
 
         Raises:
             OSError: it cannot be started.
@@ -45,7 +45,7 @@ class TokenizerProcess:
         starting = asyncio.create_task(cls._start(), name="tokenizer start")
         try:
             process = await asyncio.shield(starting)
-        except asyncio.CancelledError:  # event loops leave behind what is half started
+        except asyncio.CancelledError:  # event loops leave half-started processes behind
             with contextlib.suppress(OSError):
                 await (await starting).stop()
             raise
@@ -66,14 +66,14 @@ class TokenizerProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its process id."""
         return self._process.pid
 
     async def run(self, work: Callable[[Tokenizer], Result]) -> Result:
-        """Call a function, which travels as a pickle, with the tokenizer; return or raise what it does.
+        """Call a function, sent as a pickle, with the tokenizer; return or raise what it does.
 
         Raises:
-            ProcessEnded: before there was an answer.
+            ProcessEnded: the process ended before it answered.
         """
         is_result, value = await self._exchange(work)
         if is_result:
@@ -81,7 +81,7 @@ class TokenizerProcess:
         raise value
 
     async def stop(self) -> None:
-        """End it."""
+        """Kill the process."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
@@ -115,20 +115,20 @@ def _read(source: BinaryIO) -> Any:
 def _answer(work: Callable[[Tokenizer], Any], tokenizer: Tokenizer) -> tuple[bytes, bytes]:
     try:
         return _frame((True, work(tokenizer)))
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library is not an Exception
         with contextlib.suppress(Exception):
             if isinstance(error, Exception):
                 return _frame((False, error))
-        return _frame((False, RuntimeError(f"{type(error).__name__}: {error}")))  # it does not travel
+        return _frame((False, RuntimeError(f"{type(error).__name__}: {error}")))  # it cannot be pickled
 
 
 def main() -> None:
-    """Work until the input ends."""
+    """Run jobs until the input ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logging.disable()  # the front has said all that loading says
+    logging.disable()  # the front has already logged what loading logs
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # whatever prints does not disturb the frames
+    sys.stdout = sys.stderr  # printing must not corrupt the frames
     with contextlib.suppress(EOFError, BrokenPipeError):
         tokenizer = Tokenizer.from_json(_read(source))
         sink.writelines(_frame(None))

@@ -86,7 +86,7 @@ def _read(body: bytes, known: tuple[str, ...], served_model: str) -> Mapping[str
     if model is not None and not isinstance(model, str):
         raise RequestError("invalid_model_type", "model must be a text.", "model")
     if model and model != served_model:
-        raise RequestError("model_not_found", "This model is not served; GET /v1/models lists what is.", "model")
+        raise RequestError("model_not_found", "This model is not served; GET /v1/models lists the served one.", "model")
     return fields
 
 
