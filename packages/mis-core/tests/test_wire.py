@@ -1,5 +1,6 @@
 """Messages survive the socket bit by bit, and nothing else gets through."""
 
+import dataclasses
 import pickle
 from typing import Any
 
@@ -87,18 +88,18 @@ def assert_same_fields(got: Any, want: Any) -> None:
 
 @given(id=IDS, request=requests())
 def test_request_survives_bit_by_bit(id: int, request: ScoreRequest) -> None:
-    message = decode_for_engine(payload(encode_frame(Score.of(id, request))))
+    message = decode_for_engine(payload(encode_frame(Score(id, request))))
     assert isinstance(message, Score)
     assert message.id == id
-    assert_same_fields(message.request(), request)
+    assert_same_fields(message.request, request)
 
 
 @given(id=IDS, logits=label_logits())
 def test_label_logits_survive_bit_by_bit(id: int, logits: LabelLogits) -> None:
-    message = decode_for_front(payload(encode_frame(Scored.of(id, logits))))
+    message = decode_for_front(payload(encode_frame(Scored(id, logits))))
     assert isinstance(message, Scored)
     assert message.id == id
-    assert_same_fields(message.label_logits(), logits)
+    assert_same_fields(message.logits, logits)
 
 
 @pytest.mark.parametrize(
@@ -173,49 +174,71 @@ def test_a_message_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -
         encode_frame(Failed(message="long enough"))
 
 
-def ints(*values: int) -> bytes:
-    return np.array(values, np.int32).tobytes()
-
-
-def score(**changes: Any) -> Score:
-    whole = Score(
-        id=1,
-        query=ints(1),
-        item_tokens=ints(2, 3),
-        item_starts=ints(0, 1, 2),
-        context_lens=ints(1, 1),
-        label_ids=ints(5, 6),
-        label_columns=2,
-        apply_softmax=False,
-        temperature=1.0,
-        return_token_logprobs=False,
-        cache_salt=None,
+def score_content(**changes: Any) -> dict[str, Any]:
+    """Return a score message as it travels, with other fields of its request."""
+    request = ScoreRequest(
+        query=np.array([1], np.int32),
+        item_tokens=np.array([2, 3], np.int32),
+        item_starts=np.array([0, 1, 2], np.int32),
+        context_lens=np.array([1, 1], np.int32),
+        label_ids=np.array([[5, 6]], np.int32),
     )
-    return msgspec.structs.replace(whole, **changes)
+    content = msgspec.msgpack.decode(payload(encode_frame(Score(1, request))))
+    return content | {"request": content["request"] | changes}
 
 
 def test_a_whole_score_message_is_accepted() -> None:
-    assert score().request().num_items == 2
+    message = decode_for_engine(msgspec.msgpack.encode(score_content()))
+    assert isinstance(message, Score)
+    assert message.request.num_items == 2
+
+
+def ints(shape: list[int], *values: int) -> list[Any]:
+    return ["<i4", shape, np.array(values, np.int32).tobytes()]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"query": b"\x01"},
-        {"item_starts": b""},
-        {"context_lens": ints(1, 1, 1)},
-        {"label_columns": 0},
-        {"label_columns": -1},
-        {"label_columns": 3},
-        {"label_ids": ints(1, 2, 3, 4, 5, 6)},
+        {"query": ["<i4", [1], b"\x01"]},
+        {"query": ["<i4", [2], bytes(4)]},
+        {"query": ["<i4", [1, 1], bytes(4)]},
+        {"query": ["<f4", [1], bytes(4)]},
+        {"query": ["<i8", [1], bytes(8)]},
+        {"query": ["O", [1], bytes(8)]},
+        {"query": ["<i4", [-1, -1], bytes(4)]},
+        {"query": bytes(4)},
+        {"query": 7},
+        {"item_starts": ints([0])},
+        {"context_lens": ints([3], 1, 1, 1)},
+        {"label_ids": ints([1, 0])},
+        {"label_ids": ints([2], 5, 6)},
+        {"label_ids": ints([3, 2], 1, 2, 3, 4, 5, 6)},
+        {"layout": None},
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(MalformedFrame):
-        score(**changes).request()
+        decode_for_engine(msgspec.msgpack.encode(score_content(**changes)))
+
+
+def test_a_request_whose_arrays_do_not_fit_is_not_sent() -> None:
+    message = decode_for_engine(msgspec.msgpack.encode(score_content()))
+    assert isinstance(message, Score)
+    offsets = message.request.item_starts[:2]
+    with pytest.raises(ValueError, match="2 items, but 2 offsets"):
+        Score(1, dataclasses.replace(message.request, item_starts=offsets))
 
 
 def test_normalisers_that_do_not_fit_are_refused() -> None:
-    answer = Scored.of(1, LabelLogits(np.zeros((2, 1), np.float32), np.zeros(2, np.float32)))
-    with pytest.raises(MalformedFrame, match="2 rows but 1"):
-        msgspec.structs.replace(answer, log_sum_exp=bytes(4)).label_logits()
+    logits = LabelLogits(np.zeros((2, 1), np.float32), np.zeros(2, np.float32))
+    content = msgspec.msgpack.decode(payload(encode_frame(Scored(1, logits))))
+    content["logits"]["log_sum_exp"] = ["<f4", [1], bytes(4)]
+    with pytest.raises(MalformedFrame, match=r"2 rows, but 1|log_sum_exp"):
+        decode_for_front(msgspec.msgpack.encode(content))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, object])
+def test_other_types_of_numbers_are_not_sent(dtype: Any) -> None:
+    with pytest.raises(TypeError, match="does not travel"):
+        encode_frame(Ready(8, 16, {"steps": np.zeros(1, dtype)}))

@@ -43,10 +43,10 @@ def answer_all(connection: socket.socket, sleep_s: float) -> None:
                 connection.sendall(encode_frame(Operated(id, {})))
             case Score():
                 time.sleep(sleep_s)
-                shape = len(message.request().context_lens), message.label_columns
+                shape = message.request.num_items, message.request.label_ids.shape[1]
                 timings = {"queue": 0.1, "plan": 0.1, "device": 1.0}  # as a real engine's: their counting costs too
                 logits = LabelLogits(np.zeros(shape, np.float32), np.zeros(shape[0], np.float32), timings_ms=timings)
-                connection.sendall(encode_frame(Scored.of(message.id, logits)))
+                connection.sendall(encode_frame(Scored(message.id, logits)))
 
 
 def _receive(connection: socket.socket) -> ToEngine:

@@ -106,7 +106,7 @@ class EngineProcess:
     async def score(self, id: int, request: ScoreRequest) -> LabelLogits:
         """Send a request and wait for its answer."""
         try:
-            frame = encode_frame(Score.of(id, request))
+            frame = encode_frame(Score(id, request))
         except MalformedFrame:
             raise RequestError("request_too_large", "The request does not fit in one message to the engine.") from None
         self.requests[id] = request
@@ -175,7 +175,7 @@ class EngineProcess:
             return
         match message:
             case Scored():
-                answer.set_result(message.label_logits())
+                answer.set_result(message.logits)
             case Operated():
                 answer.set_result(message.values)
             case Rejected():

@@ -71,7 +71,7 @@ class RequestTable:
     def add(self, score: Score) -> None:
         """Submit a request to the engine; its answer is sent when it is ready."""
         try:
-            future = self._engine.submit(score.request())
+            future = self._engine.submit(score.request)
         except Exception as error:
             self._answer(score.id, error)
             return
@@ -123,7 +123,7 @@ class RequestTable:
         if not future.cancelled():
             error = future.exception()
             if error is None:
-                self._channel.tell(encode_frame(Scored.of(id, future.result())))
+                self._channel.tell(encode_frame(Scored(id, future.result())))
             else:
                 self._answer(id, error)
         with self._changed:

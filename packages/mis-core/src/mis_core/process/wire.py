@@ -17,16 +17,13 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from mis_core.scoring.request import LabelLogits, Layout, ScoreRequest
+from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 Operation = Literal["statistics", "flush_cache", "start_profile", "stop_profile"]
 """What `Operate` can do; `start_profile` needs a folder as its argument."""
-
-_INT32 = np.dtype("<i4")
-_FLOAT32 = np.dtype("<f4")
 
 
 class MalformedFrame(ValueError):
@@ -50,72 +47,21 @@ class Configure(_Message, frozen=True):
 
 
 class Score(_Message, frozen=True):
-    """Compute the label logits of one request; the fields are those of `ScoreRequest`.
+    """Compute the label logits of one request.
 
     Attributes:
         id: Chosen by the front, never reused.
-        label_columns: Width of `label_ids`, whose rows are stored one after the other.
+        request: The request.
     """
 
     id: int
-    query: bytes
-    item_tokens: bytes
-    item_starts: bytes
-    context_lens: bytes
-    label_ids: bytes
-    label_columns: int
-    apply_softmax: bool
-    temperature: float
-    return_token_logprobs: bool
-    cache_salt: str | None
-    algorithm: str | None = None
-    mask: str | None = None
-    chunk_size: int | None = None
+    request: ScoreRequest
 
-    @classmethod
-    def of(cls, id: int, request: ScoreRequest) -> "Score":
-        """Pack a request."""
-        return cls(
-            id=id,
-            query=_pack(request.query, _INT32),
-            item_tokens=_pack(request.item_tokens, _INT32),
-            item_starts=_pack(request.item_starts, _INT32),
-            context_lens=_pack(request.context_lens, _INT32),
-            label_ids=_pack(request.label_ids, _INT32),
-            label_columns=request.label_ids.shape[1],
-            apply_softmax=request.apply_softmax,
-            temperature=request.temperature,
-            return_token_logprobs=request.return_token_logprobs,
-            cache_salt=request.cache_salt,
-            algorithm=request.layout.algorithm,
-            mask=request.layout.mask,
-            chunk_size=request.layout.chunk_size,
-        )
-
-    def request(self) -> ScoreRequest:
-        """Unpack the request.
-
-        Raises:
-            MalformedFrame: the arrays do not fit each other.
-        """
-        request = ScoreRequest(
-            query=_unpack(self.query, _INT32),
-            item_tokens=_unpack(self.item_tokens, _INT32),
-            item_starts=_unpack(self.item_starts, _INT32),
-            context_lens=_unpack(self.context_lens, _INT32),
-            label_ids=_unpack_rows(self.label_ids, _INT32, self.label_columns),
-            apply_softmax=self.apply_softmax,
-            temperature=self.temperature,
-            return_token_logprobs=self.return_token_logprobs,
-            cache_salt=self.cache_salt,
-            layout=Layout(self.algorithm, self.mask, self.chunk_size),
-        )
-        if len(request.item_starts) != request.num_items + 1 or len(request.label_ids) not in (1, request.num_items):
-            raise MalformedFrame(
-                f"A score message has {request.num_items} items but {len(request.item_starts)} offsets "
-                f"and {len(request.label_ids)} rows of labels."
-            )
-        return request
+    def __post_init__(self) -> None:
+        """Refuse arrays that do not fit each other; a `ValueError` here is a `MalformedFrame` to whoever decodes."""
+        items, offsets, labels = self.request.num_items, self.request.item_starts, self.request.label_ids
+        if len(offsets) != items + 1 or len(labels) not in (1, items) or not labels.shape[1]:
+            raise ValueError(f"{items} items, but {len(offsets)} offsets and labels of the shape {labels.shape}.")
 
 
 class Cancel(_Message, frozen=True):
@@ -169,50 +115,16 @@ class Failed(_Message, frozen=True):
 
 
 class Scored(_Message, frozen=True):
-    """The label logits of one request; the fields are those of `LabelLogits`.
-
-    Attributes:
-        label_columns: Width of `logits`, whose rows are stored one after the other.
-    """
+    """The label logits of one request."""
 
     id: int
-    logits: bytes
-    label_columns: int
-    log_sum_exp: bytes | None
-    cached_tokens: int
-    timings_ms: dict[str, float]
-    algorithm: str = ""
-    reason: str = ""
-    steps: int = 0
+    logits: LabelLogits
 
-    @classmethod
-    def of(cls, id: int, logits: LabelLogits) -> "Scored":
-        """Pack an answer."""
-        return cls(
-            id=id,
-            logits=_pack(logits.logits, _FLOAT32),
-            label_columns=logits.logits.shape[1],
-            log_sum_exp=None if logits.log_sum_exp is None else _pack(logits.log_sum_exp, _FLOAT32),
-            cached_tokens=logits.cached_tokens,
-            timings_ms=logits.timings_ms,
-            algorithm=logits.algorithm,
-            reason=logits.reason,
-            steps=logits.steps,
-        )
-
-    def label_logits(self) -> LabelLogits:
-        """Unpack the answer.
-
-        Raises:
-            MalformedFrame: the arrays do not fit each other.
-        """
-        logits = _unpack_rows(self.logits, _FLOAT32, self.label_columns)
-        log_sum_exp = None if self.log_sum_exp is None else _unpack(self.log_sum_exp, _FLOAT32)
-        if log_sum_exp is not None and len(log_sum_exp) != len(logits):
-            raise MalformedFrame(f"An answer has {len(logits)} rows but {len(log_sum_exp)} normalisers.")
-        return LabelLogits(
-            logits, log_sum_exp, self.cached_tokens, self.timings_ms, self.algorithm, self.reason, self.steps
-        )
+    def __post_init__(self) -> None:
+        """Refuse arrays that do not fit each other, as `Score` does."""
+        logits, normalisers = self.logits.logits, self.logits.log_sum_exp
+        if normalisers is not None and len(normalisers) != len(logits):
+            raise ValueError(f"{len(logits)} rows, but {len(normalisers)} normalisers.")
 
 
 class Rejected(_Message, frozen=True):
@@ -250,9 +162,25 @@ ToEngine = Configure | Score | Cancel | Operate | Shutdown
 ToFront = Ready | Failed | Scored | Rejected | Errored | Operated
 _AnyMessage = TypeVar("_AnyMessage")
 
-_encoder = msgspec.msgpack.Encoder()
-_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
-_front_decoder = msgspec.msgpack.Decoder(ToFront)
+_DTYPES = ("<i4", "<f4")
+
+
+def _pack(array: Any) -> tuple[str, tuple[int, ...], bytes]:
+    """Return an array as its type, its shape and its bytes."""
+    if not isinstance(array, np.ndarray) or array.dtype.str not in _DTYPES:
+        raise TypeError(f"{type(array).__name__} does not travel.")
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def _unpack(annotation: type, packed: Any) -> np.ndarray:
+    """Return the array; msgspec checks it against its annotation, type and number of axes."""
+    dtype, shape, data = msgspec.convert(packed, tuple[Literal["<i4", "<f4"], tuple[int, ...], bytes])
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
+_engine_decoder = msgspec.msgpack.Decoder(ToEngine, dec_hook=_unpack)
+_front_decoder = msgspec.msgpack.Decoder(ToFront, dec_hook=_unpack)
 
 
 def encode_frame(message: ToEngine | ToFront) -> bytes:
@@ -305,20 +233,3 @@ def _decode(decoder: msgspec.msgpack.Decoder[_AnyMessage], payload: bytes) -> _A
         return decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrame(f"A frame does not hold a message of the protocol: {error}") from None
-
-
-def _pack(array: np.ndarray, dtype: np.dtype) -> bytes:
-    return np.ascontiguousarray(array, dtype).tobytes()
-
-
-def _unpack(data: bytes, dtype: np.dtype) -> np.ndarray:
-    if len(data) % dtype.itemsize:
-        raise MalformedFrame(f"{len(data)} bytes are not a whole number of {dtype.name} values.")
-    return np.frombuffer(data, dtype)
-
-
-def _unpack_rows(data: bytes, dtype: np.dtype, columns: int) -> np.ndarray:
-    values = _unpack(data, dtype)
-    if columns < 1 or len(values) % columns:
-        raise MalformedFrame(f"{len(values)} values are not rows of {columns}.")
-    return values.reshape(-1, columns)
