@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import httpx
 import numpy as np
@@ -21,7 +21,6 @@ from mis_core.process.wire import Ready
 from mis_core.scoring.request import LabelLogits, ScoreRequest
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
-from mis_server.service import Tokenizers
 from mis_server.serving import uvicorn_config
 from mis_server.settings import ServerConfig
 
@@ -124,19 +123,19 @@ class TokenizersInThreads:
 
 
 @pytest.fixture(scope="session")
-def tokenizers(tokenizer: Tokenizer) -> Tokenizers:
+def tokenizers(tokenizer: Tokenizer) -> Any:
     return TokenizersInThreads(tokenizer)
 
 
 @pytest.fixture
-def connect(pretended: PretendedEngine, tokenizers: Tokenizers) -> Iterator[Callable[..., httpx.Client]]:
+def connect(pretended: PretendedEngine, tokenizers: Any) -> Iterator[Callable[..., httpx.Client]]:
     """`connect(api_key="secret")`: an HTTP client of an application with these settings."""
     with ExitStack() as stack:
 
         def make(engine_options: Any = None, **options: Any) -> httpx.Client:
             engine = EngineConfig(model="some/model", **(engine_options or {}))
             settings = ServerConfig(engine=engine, shutdown_timeout=1, **options)
-            url = stack.enter_context(listening(settings, create_app(pretended, settings, tokenizers)))
+            url = stack.enter_context(listening(settings, create_app(cast(Any, pretended), settings, tokenizers)))
             return stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=120))
 
         yield make

@@ -4,6 +4,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 import mis_server
+from mis_core.process.client import EngineClient
 from mis_server.edge.body import BodyLimit
 from mis_server.edge.browsers import EXPOSED_HEADERS, Browsers, Cors, is_loopback
 from mis_server.edge.head import Heads
@@ -12,11 +13,12 @@ from mis_server.edge.request_ids import RequestIds
 from mis_server.errors import install_error_handlers
 from mis_server.routes import admin, models, operations, score, tokens
 from mis_server.schemas.errors import ErrorReply
-from mis_server.service import ModelService, ScoringClient, Tokenizers
+from mis_server.service import ModelService
 from mis_server.settings import ServerConfig
+from mis_server.tokenizers.pool import TokenizerPool
 
 
-def create_app(client: ScoringClient, settings: ServerConfig, tokenizers: Tokenizers) -> FastAPI:
+def create_app(client: EngineClient, settings: ServerConfig, tokenizers: TokenizerPool) -> FastAPI:
     """Build the application.
 
     Args:

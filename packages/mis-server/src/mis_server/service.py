@@ -5,23 +5,23 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
 from mis_core.errors import EngineUnavailable, RequestError
+from mis_core.process.client import EngineClient
 from mis_core.process.wire import Ready
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
-from mis_core.scoring.service import Answer, Service, Task
-from mis_core.tokenization import Tokenizer
+from mis_core.scoring.service import Service, Task
 from mis_server.edge.admission import Admission, Permit
 from mis_server.edge.body import read_json_body
 from mis_server.edge.deadline import Deadline, requested_seconds
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import Metrics
 from mis_server.tokenizers.decoding import decode_body, parse_body
-from mis_server.tokenizers.pool import SMALL
+from mis_server.tokenizers.pool import SMALL, TokenizerPool
 
 _INLINE_VALUES = 32_768  # computed or encoded in little more time than it takes to wake a thread
 _AMPLIFIED = 8  # a small body may make the tokenizer read so many characters for each of its bytes,
@@ -31,66 +31,10 @@ _STATISTICS_S = 2.0
 Result = TypeVar("Result")
 
 
-class ScoringClient(Protocol):
-    """What the routes need of an engine; `mis_core.process.client.EngineClient` is one."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the engine can answer now."""
-        ...
-
-    @property
-    def info(self) -> Ready | None:
-        """The model's sizes, or None before the engine was ready for the first time."""
-        ...
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests in the engine."""
-        ...
-
-    @property
-    def restarts(self) -> int:
-        """How often the engine process was restarted."""
-        ...
-
-    async def score(self, request: ScoreRequest) -> LabelLogits:
-        """Compute the label logits of a request."""
-        ...
-
-    async def statistics(self) -> dict[str, float]:
-        """Return the engine's counts and the state of its cache."""
-        ...
-
-    async def flush_cache(self) -> int:
-        """Forget cached queries; return how many pages that freed."""
-        ...
-
-    async def start_profile(self, directory: str) -> None:
-        """Start a profile, to be written to a folder."""
-        ...
-
-    async def stop_profile(self) -> None:
-        """Stop the profile; returns when it is written."""
-        ...
-
-
-class Tokenizers(Protocol):
-    """Where texts become tokens; see `tokenizers.pool.TokenizerPool`."""
-
-    async def small(self, work: Callable[[Tokenizer], Result], size: int) -> Result:
-        """Run a short job."""
-        ...
-
-    async def large(self, work: Callable[[Tokenizer], Result], size: int) -> Result:
-        """Run a job of any length."""
-        ...
-
-
 class ModelService(Service[bytes]):
     """One served model. The source of a request is its body."""
 
-    def __init__(self, client: ScoringClient, settings: ServerConfig, tokenizers: Tokenizers) -> None:
+    def __init__(self, client: EngineClient, settings: ServerConfig, tokenizers: TokenizerPool) -> None:
         self.client = client
         self.settings = settings
         self.tokenizers = tokenizers
@@ -100,7 +44,7 @@ class ModelService(Service[bytes]):
         self._statistics: dict[str, float] = {}
         self._limits: tuple[Ready, Limits] | None = None
 
-    async def handle(self, task: Task[ScoreResult], request: Request) -> Answer[ScoreResult]:
+    async def handle(self, task: Task[ScoreResult], request: Request) -> tuple[ScoreRequest, ScoreResult]:
         """Answer an HTTP request of the given task.
 
         Raises:
@@ -111,7 +55,7 @@ class ModelService(Service[bytes]):
         if not self.client.ready:
             raise EngineUnavailable("The engine is not ready.")
 
-        async def work(body: bytes, permit: Permit) -> Answer[ScoreResult]:
+        async def work(body: bytes, permit: Permit) -> tuple[ScoreRequest, ScoreResult]:
             began = time.perf_counter()
             answer = await self.answer(task, body, lambda parsed: permit.allocate(parsed.prompt_tokens))
             self.metrics.answered(*answer, time.perf_counter() - began)

@@ -11,7 +11,6 @@ from fastapi import FastAPI
 from mis_core.config import EngineConfig
 from mis_server.app import create_app
 from mis_server.edge.keys import OPEN_PATHS
-from mis_server.service import Tokenizers
 from mis_server.settings import ServerConfig
 
 Body = Callable[..., dict[str, Any]]
@@ -64,9 +63,7 @@ def paths(app: FastAPI) -> Iterator[tuple[str, str]]:
     yield "GET", "/nowhere"
 
 
-def test_the_key_guards_every_route_but_the_open_ones(
-    guarded: httpx.Client, pretended: Any, tokenizers: Tokenizers
-) -> None:
+def test_the_key_guards_every_route_but_the_open_ones(guarded: httpx.Client, pretended: Any, tokenizers: Any) -> None:
     app = create_app(pretended, ServerConfig(engine=EngineConfig(model="m")), tokenizers)
     seen = set()
     for method, path in paths(app):

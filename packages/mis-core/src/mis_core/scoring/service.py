@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
@@ -21,6 +21,9 @@ from mis_core.scoring.validation import parse_score_request
 from mis_core.tokenization import Tokenizer
 
 Fields = Mapping[str, object]
+Queue = Callable[[ScoreRequest], Future[LabelLogits]]
+"""Queues a request in an engine; cancelling the future frees what it holds."""
+
 Source = TypeVar("Source")
 Result = TypeVar("Result")
 
@@ -48,20 +51,13 @@ def _score_has_text(fields: Fields) -> bool:
 SCORE: Task[ScoreResult] = Task(_score_has_text, parse_score_request, finish)
 
 
-class Answer(NamedTuple, Generic[Result]):
-    """A request and its result."""
-
-    request: ScoreRequest
-    result: Result
-
-
 class Service(ABC, Generic[Source]):
     """Takes requests along the path. Subclasses say where each part of it runs."""
 
     async def answer(
         self, task: Task[Result], source: Source, admit: Callable[[ScoreRequest], None] | None = None
-    ) -> Answer[Result]:
-        """Parse a request, have the engine compute it, and finish its result.
+    ) -> tuple[ScoreRequest, Result]:
+        """Parse a request, have the engine compute it, and return it with its result.
 
         Args:
             task: The kind of request.
@@ -79,23 +75,15 @@ class Service(ABC, Generic[Source]):
             admit(request)
         logits = await self.submit(request)
         logits.timings_ms["tokenize"] = tokenize_ms
-        return Answer(request, await self.finish(task, request, logits))
+        return request, await self.finish(task, request, logits)
 
     @abstractmethod
     async def parse(self, task: Task[Any], source: Source) -> ScoreRequest:
-        """Validate and tokenise a request.
-
-        Raises:
-            RequestError: it breaks the contract.
-        """
+        """Validate and tokenise a request."""
 
     @abstractmethod
     async def submit(self, request: ScoreRequest) -> LabelLogits:
-        """Have the engine compute a request; cancelling the caller frees the engine's work.
-
-        Raises:
-            EngineUnavailable: the engine cannot answer now, or lost this request.
-        """
+        """Have the engine compute a request; cancelling the caller frees the engine's work."""
 
     @abstractmethod
     async def finish(self, task: Task[Result], request: ScoreRequest, logits: LabelLogits) -> Result:
@@ -105,22 +93,10 @@ class Service(ABC, Generic[Source]):
 class InlineService(Service[Fields]):
     """The path to an engine in this process; every part runs, and blocks, where `run_blocking` is called."""
 
-    def __init__(
-        self,
-        queue: Callable[[ScoreRequest], Future[LabelLogits]],
-        limits: Limits,
-        tokenizer: Callable[[], Tokenizer],
-    ) -> None:
-        """Prepare.
-
-        Args:
-            queue: Queues a request in the engine; cancelling its future frees the request.
-            limits: What one request may ask for.
-            tokenizer: Returns the tokenizer; called for requests with text only.
-        """
+    def __init__(self, queue: Queue, limits: Limits, tokenizer: Callable[[], Tokenizer]) -> None:
         self._queue = queue
         self._limits = limits
-        self._tokenizer = tokenizer
+        self._tokenizer = tokenizer  # called for requests with text only
 
     async def parse(self, task: Task[Any], source: Fields) -> ScoreRequest:
         """Validate and tokenise a request here."""

@@ -1,10 +1,10 @@
 """Request bodies: limiting their size and reading them."""
 
 from fastapi import Request
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mis_core.errors import RequestError
-from mis_server.edge.headers import header
 from mis_server.errors import error_reply
 
 
@@ -21,12 +21,13 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = header(scope, b"content-length")
+        headers = Headers(scope=scope)
+        announced = headers.get("content-length", "")
         is_announced_too_large = announced.isdecimal() and int(announced) > self._max_bytes
         if announced.isdecimal() and not is_announced_too_large:  # the parser takes no more than was announced
             await self._app(scope, receive, send)
             return
-        if is_announced_too_large and header(scope, b"expect").lower() == "100-continue":
+        if is_announced_too_large and headers.get("expect", "").lower() == "100-continue":
             # The client waits for permission to send the body, so the refusal must not wait for the body.
             reply = error_reply("request_too_large", self._message, headers={"connection": "close"})
             await reply(scope, receive, send)
@@ -61,10 +62,10 @@ async def read_json_body(request: Request) -> bytes:
         RequestError: `unsupported_media_type`; or `request_too_large`, from `BodyLimit`.
         ClientDisconnect: the client is gone.
     """
-    media_type = header(request.scope, b"content-type").partition(";")[0].strip().lower()
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise RequestError("unsupported_media_type", "The content type must be application/json.")
-    encoding = header(request.scope, b"content-encoding", "identity").strip().lower()
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise RequestError("unsupported_media_type", "Content-Encoding is not supported; send the body uncompressed.")
     return await request.body()

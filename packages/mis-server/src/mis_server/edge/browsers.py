@@ -13,7 +13,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mis_server.edge.headers import header
 from mis_server.errors import error_reply
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "server-timing")
@@ -43,7 +42,8 @@ class Browsers:
         await (self._app if refusal is None else error_reply(*refusal))(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> tuple[str, str] | None:
-        host = header(scope, b"host")
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
         if self._hosts is not None:
             name = _name(host)
             # HTTP/1.0 may omit the name; browsers never do.
@@ -51,9 +51,9 @@ class Browsers:
                 return "foreign_host", "This server has no API key and only answers to localhost; see --allowed-hosts."
         if scope["method"] in _SAFE_METHODS or "*" in self._origins:
             return None
-        origin = header(scope, b"origin")
+        origin = headers.get("origin", "")
         is_own = origin == f"{scope.get('scheme', 'http')}://{host}"
-        is_foreign = bool(origin) or header(scope, b"sec-fetch-site") in ("cross-site", "same-site")
+        is_foreign = bool(origin) or headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if is_foreign and not is_own and origin not in self._origins:
             message = "Pages of other sites may not use a server without an API key; see --cors-allowed-origins."
             return "foreign_origin", message

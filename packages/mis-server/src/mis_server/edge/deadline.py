@@ -9,7 +9,6 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from mis_core.errors import RequestError
-from mis_server.edge.headers import header
 from mis_server.edge.protocol import CONNECTION_LOST
 
 HEADER = "x-request-timeout"
@@ -89,7 +88,7 @@ def requested_seconds(request: Request, longest_s: float) -> float:
         RequestError: `invalid_request_timeout` if the header is not a number above 0.
     """
     try:
-        seconds = float(header(request.scope, HEADER.encode(), "inf"))
+        seconds = float(request.headers.get(HEADER, "inf"))
     except ValueError:
         seconds = math.nan
     if not seconds > 0:

@@ -6,9 +6,9 @@ import re
 import secrets
 import time
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mis_server.edge.headers import header
 from mis_server.edge.keys import OPEN_PATHS
 from mis_server.errors import error_reply, internal_error
 from mis_server.telemetry.metrics import Metrics
@@ -36,7 +36,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = header(scope, b"x-request-id")
+        given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         id_header = (b"x-request-id", request_id.encode())
         scope.setdefault("state", {})["request_id"] = request_id

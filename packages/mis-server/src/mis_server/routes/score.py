@@ -10,7 +10,7 @@ from starlette.responses import Response
 from mis_core.scoring.request import ScoreRequest, ScoreResult
 from mis_core.scoring.service import SCORE
 from mis_server.schemas.score import PromptTokensDetails, ScoreBody, ScoreReply, ScoreUsage
-from mis_server.service import ServiceOfApp, in_thread_if_large
+from mis_server.service import ModelService, in_thread_if_large
 
 router = APIRouter()
 
@@ -20,11 +20,12 @@ _BODY = {"requestBody": {"required": True, "content": {"application/json": {"sch
 
 
 @router.post("/v1/score", response_model=ScoreReply, openapi_extra=_BODY)
-async def score(request: Request, service: ServiceOfApp) -> Response:
+async def score(request: Request) -> Response:
     """Score every item behind the query: the probabilities of the label tokens after `query + item`.
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
+    service: ModelService = request.app.state.service  # resolving a dependency costs a tenth of a small request
     scored, result = await service.handle(SCORE, request)
     scores, logprobs = await in_thread_if_large(result.scores.size, _encode_both, scored, result)
     usage = result.usage

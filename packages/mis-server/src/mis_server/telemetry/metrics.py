@@ -60,7 +60,6 @@ class Metrics:
         self._http_seconds = self._histogram(
             "http_request_duration_seconds", "From headers to the end of the reply.", _SECONDS, ("method", "handler")
         )
-        self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._algorithms = Counter(
             "mis_requests_by_algorithm",
             "Answered requests by the scoring algorithm used.",
@@ -83,7 +82,6 @@ class Metrics:
         self._stage_seconds = self._histogram(
             "mis_stage_seconds", "Time of requests in each stage.", _SECONDS, ("stage",)
         )
-        self._of_stage: dict[str, Histogram] = {}
         self._mass = self._histogram(
             "mis_label_mass",
             "Total probability of the labels, mean over a request's items, where the full vocabulary was normalised.",
@@ -102,9 +100,7 @@ class Metrics:
         self._cached_tokens.inc(result.usage.cached_tokens)
         self._seconds.observe(seconds)
         for stage, milliseconds in result.timings_ms.items():
-            if stage not in self._of_stage:  # looking up a series takes longer than counting
-                self._of_stage[stage] = self._stage_seconds.labels(stage)
-            self._of_stage[stage].observe(milliseconds / 1e3)
+            self._stage_seconds.labels(stage).observe(milliseconds / 1e3)
         probabilities = None if request.apply_softmax else result.scores
         if result.token_logprobs is not None:
             probabilities = np.exp(result.token_logprobs)
@@ -116,15 +112,8 @@ class Metrics:
         """Count one HTTP request; `handler` is the route's pattern, never the path that the client sent."""
         if method not in _METHODS:
             method = "other"  # clients may invent any number of methods
-        key = (method, handler, status)
-        if key not in self._series:
-            self._series[key] = (
-                self._http.labels(method, handler, str(status)),
-                self._http_seconds.labels(method, handler),
-            )
-        count, duration = self._series[key]
-        count.inc()
-        duration.observe(seconds)
+        self._http.labels(method, handler, str(status)).inc()
+        self._http_seconds.labels(method, handler).observe(seconds)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
