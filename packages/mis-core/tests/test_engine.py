@@ -10,7 +10,8 @@ import pytest
 from mis_core import Engine
 from mis_core.errors import ConfigError, EngineUnavailable, ModelError, RequestError
 from mis_core.models.numerics import fastest_dtype
-from mis_kernels import native, storage_dtype
+from mis_kernels import storage_dtype
+from mis_kernels.backends.native import library as native
 from mis_kernels.target import compiling_for
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal

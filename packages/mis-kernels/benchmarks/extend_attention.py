@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array, lax
 
 from mis_kernels import Segments, device_blocks, from_bits, lay_out, segment_attention, to_bits
-from mis_kernels.attention.native import is_available
+from mis_kernels.backends.native.attention import is_available
 
 KV_HEADS, GROUP, HEAD_DIM, PAGE, ITEM = 8, 2, 128, 64, 20
 LAYERS = 8  # in one program, as in a model: temporaries are allocated once

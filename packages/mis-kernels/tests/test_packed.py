@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernel_cases import NEEDS_NATIVE
-from mis_kernels.packed import PackedWeight, is_available, pack, packed_linear
+from mis_kernels.backends.native.packed import PackedWeight, is_available, pack, packed_linear
 
 pytestmark = NEEDS_NATIVE
 

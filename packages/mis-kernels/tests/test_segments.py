@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from kernel_cases import PAGE, Case, Segment
 from mis_kernels import lay_out
+from mis_kernels.backends.xla.tiles import CONTEXT_TILE, OWN_TILE, own_block, row_block
 from mis_kernels.segments import NOWHERE
-from mis_kernels.tiles import CONTEXT_TILE, OWN_TILE, own_block, row_block
 
 
 def arguments(**changes):

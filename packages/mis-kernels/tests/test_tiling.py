@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 
 from mis_kernels import lay_out
-from mis_kernels.attention.shapes import HEAD_LAYOUTS, device_layouts
-from mis_kernels.attention.tiling import CHIPS, TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity, vmem_bytes
+from mis_kernels.backends.tpu.tiles import CHIPS, TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity, vmem_bytes
+from mis_kernels.heads import HEAD_LAYOUTS, device_layouts
 
 BLOCKS = TpuBlocks(tokens=32, keys=64, strip=32, key_step=32)
 PAGE = 16

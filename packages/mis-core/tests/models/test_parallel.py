@@ -8,7 +8,7 @@ import pytest
 from mis_core.errors import ConfigError
 from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
-from mis_kernels.attention.shapes import HEAD_LAYOUTS, TENSOR_PARALLEL, device_layouts
+from mis_kernels.heads import HEAD_LAYOUTS, TENSOR_PARALLEL, device_layouts
 
 
 @pytest.mark.parametrize(("model", "devices"), list(itertools.product(PUBLISHED, TENSOR_PARALLEL)))

@@ -5,11 +5,10 @@ values into the paged cache, `segment_attention` attends; `reference_attention` 
 for those who want them, come from `intervals_of_lengths` and its neighbours.
 """
 
-from mis_kernels.attention.api import segment_attention
-from mis_kernels.attention.reference import reference_attention, visibility
-from mis_kernels.attention.tiling import block_sizes, device_blocks, tile_capacity
-from mis_kernels.glue.api import norm_rope, rotary_tables
-from mis_kernels.glue.norms import rms_norm, row_sum
+from mis_kernels.attention import segment_attention
+from mis_kernels.backends.reference.attention import reference_attention, visibility
+from mis_kernels.backends.tpu.tiles import block_sizes, device_blocks, tile_capacity
+from mis_kernels.backends.xla.norms import rms_norm, row_sum
 from mis_kernels.masks import (
     Block,
     Intervals,
@@ -22,6 +21,7 @@ from mis_kernels.masks import (
     positions_of_delimiters,
     positions_of_lengths,
 )
+from mis_kernels.norm_rope import norm_rope, rotary_tables
 from mis_kernels.pages import write_pages
 from mis_kernels.segments import Segments, lay_out
 from mis_kernels.storage import cache_head_dim, from_bits, storage_dtype, to_bits

@@ -21,8 +21,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Int32
 
-from mis_kernels.attention.tiling import TpuBlocks, TpuTiles, build_tpu_tiles
-from mis_kernels.tiles import BlockTiles, build_tiles
+from mis_kernels.backends.tpu.tiles import TpuBlocks, TpuTiles, build_tpu_tiles
+from mis_kernels.backends.xla.tiles import BlockTiles, build_tiles
 
 IntArray = np.ndarray | Array
 

@@ -12,8 +12,8 @@ from mis_kernels.aot.cost import canonical_cost, explain
 from mis_kernels.aot.launch import run_job
 from mis_kernels.aot.schedules import Schedule, read_schedule, tile_bodies
 from mis_kernels.aot.targets import TARGETS, environment
-from mis_kernels.attention.shapes import HEAD_LAYOUTS, device_layouts
-from mis_kernels.attention.tiling import block_sizes
+from mis_kernels.backends.tpu.tiles import block_sizes
+from mis_kernels.heads import HEAD_LAYOUTS, device_layouts
 
 BUNDLES = {"full": 1000, "limited": 1100, "masked": 1200, "rest": 500}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mis_kernels import lay_out, segment_attention
-from mis_kernels.attention.tiling import TpuBlocks
+from mis_kernels.backends.tpu.tiles import TpuBlocks
 from tpu_cases import Case, arrays, check, items, lay_out_case
 
 CASES = [

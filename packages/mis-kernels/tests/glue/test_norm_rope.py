@@ -9,10 +9,10 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from kernel_cases import NEEDS_NATIVE, on_host
-from mis_kernels.glue.api import norm_rope, rotary_tables
-from mis_kernels.glue.norms import rms_norm
-from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
-from mis_kernels.glue.reference import norm_rope_reference
+from mis_kernels.backends.tpu.norm_rope import pallas_tpu_norm_rope
+from mis_kernels.backends.xla.norm_rope import norm_rope_reference
+from mis_kernels.backends.xla.norms import rms_norm
+from mis_kernels.norm_rope import norm_rope, rotary_tables
 from mis_kernels.target import compiling_for
 from mis_testing.bits import assert_bits_equal
 from mis_testing.grids import third

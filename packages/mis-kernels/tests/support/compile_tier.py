@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from mis_kernels import segment_attention, write_pages
 from mis_kernels.aot.targets import TARGETS, mesh
-from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
+from mis_kernels.backends.tpu.norm_rope import pallas_tpu_norm_rope
 from mis_kernels.target import compiling_for
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
 
-from mis_kernels import Segments, lay_out, native, reference_attention, write_pages
+from mis_kernels import Segments, lay_out, reference_attention, write_pages
+from mis_kernels.backends.native import library as native
 
 PAGE = 64
 # Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.

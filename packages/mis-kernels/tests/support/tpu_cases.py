@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kernel_cases import on_host
 from mis_kernels import Segments, lay_out, reference_attention, segment_attention
-from mis_kernels.attention.tiling import TpuBlocks
+from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.target import compiling_for
 
 # Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.

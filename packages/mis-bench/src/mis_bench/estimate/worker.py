@@ -24,7 +24,7 @@ from mis_core.runner.buckets import PAIRS, normalised_rows, token_buckets
 from mis_core.runner.layout import Layouts
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.aot.targets import TARGETS, mesh
-from mis_kernels.attention.tiling import KINDS, TpuTiles
+from mis_kernels.backends.tpu.tiles import KINDS, TpuTiles
 from mis_kernels.target import compiling_for
 
 _CONTEXTS = 8

@@ -7,11 +7,13 @@ answers every line, `{"workload": NAME, "calls": N}` or `{"yardstick": N}`, with
 "cpu_s": [N seconds]}`. It ends with its input.
 """
 
+import importlib
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TextIO
 
 import numpy as np
@@ -57,12 +59,10 @@ def _about(engine: Any) -> dict[str, Any]:
 
     import mis_core
 
-    try:
-        from mis_kernels import native
-
-        is_native = native.is_loaded()
-    except ImportError:  # versions before the native library
-        is_native = False
+    is_native = False  # in versions before the native library
+    for name in ("mis_kernels.backends.native.library", "mis_kernels.native"):
+        with suppress(ImportError):
+            is_native |= importlib.import_module(name).is_loaded()
     return {
         "source": mis_core.__file__,
         "version": mis_core.__version__,

@@ -22,7 +22,7 @@ from mis_core.models.numerics import Weight, gated_linear, linear, materialised
 from mis_core.models.parallel import add_product, gather_columns
 from mis_core.models.rope import frequencies
 from mis_kernels import from_bits, norm_rope, rms_norm, rotary_tables, to_bits
-from mis_kernels.packed import PackedWeight
+from mis_kernels.backends.native.packed import PackedWeight
 
 Cache = Any
 """KV cache: any pytree that `attend` takes and returns."""

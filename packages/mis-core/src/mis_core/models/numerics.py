@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from mis_kernels import native
-from mis_kernels.packed import PackedWeight, packed_linear
+from mis_kernels.backends.native import library as native
+from mis_kernels.backends.native.packed import PackedWeight, packed_linear
 from mis_kernels.target import platform
 
 Weight = Array | PackedWeight

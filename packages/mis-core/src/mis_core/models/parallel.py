@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 from mis_core.errors import ConfigError
 from mis_core.models.config import ModelConfig
 from mis_core.models.numerics import Weight, linear
-from mis_kernels.attention.shapes import HeadLayout
-from mis_kernels.packed import is_available
+from mis_kernels.backends.native.packed import is_available
+from mis_kernels.heads import HeadLayout
 
 DATA = "data"
 """Mesh axis that new tokens are cut over; weights and cache are the same along it."""

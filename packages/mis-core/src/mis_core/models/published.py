@@ -5,7 +5,7 @@ The numbers are those of the models' own `config.json`.
 
 from mis_core.models.config import FAMILIES, ModelConfig
 from mis_core.models.rope import RopeConfig
-from mis_kernels.attention.shapes import HEAD_LAYOUTS, HeadLayout
+from mis_kernels.heads import HEAD_LAYOUTS, HeadLayout
 
 _QWEN3 = ("Qwen3ForCausalLM", 151_936, 40_960, 1e6)
 _QWEN2 = ("Qwen2ForCausalLM", 151_936, 32_768, 1e6)

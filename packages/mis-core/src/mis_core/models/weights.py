@@ -26,8 +26,9 @@ from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import PACKABLE, TENSOR, one_device, packs, partition, spread_heads
-from mis_kernels import packed, storage_dtype
-from mis_kernels.packed import PackedWeight
+from mis_kernels import storage_dtype
+from mis_kernels.backends.native import packed
+from mis_kernels.backends.native.packed import PackedWeight
 
 _STORED_TYPES = ("BF16", "F16", "F32", "F64")
 # Buffers that some exporters store though they follow from the configuration.

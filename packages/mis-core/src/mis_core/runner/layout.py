@@ -12,9 +12,9 @@ from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import TENSOR
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, ShardPlan, StepPlan, StepShape
 from mis_kernels import Segments, cache_head_dim, device_blocks, lay_out, tile_capacity
-from mis_kernels.attention.native import is_available
-from mis_kernels.attention.tiling import TpuBlocks
-from mis_kernels.tiles import CONTEXT_TILE, OWN_BLOCK, OWN_TILE, row_block
+from mis_kernels.backends.native.attention import is_available
+from mis_kernels.backends.tpu.tiles import TpuBlocks
+from mis_kernels.backends.xla.tiles import CONTEXT_TILE, OWN_BLOCK, OWN_TILE, row_block
 
 _XLA_ALIGNMENT = 256
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, partition
 from mis_kernels import Segments, segment_attention, write_pages
-from mis_kernels.packed import PackedWeight
+from mis_kernels.backends.native.packed import PackedWeight
 from mis_kernels.segments import NOWHERE
 
 KeyValueCache = tuple[Array, Array]

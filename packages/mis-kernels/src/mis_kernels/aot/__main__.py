@@ -10,8 +10,8 @@ from mis_kernels.aot import baseline
 from mis_kernels.aot.cost import EMBED, MODEL, explain, explain_glue
 from mis_kernels.aot.launch import run_job
 from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS
-from mis_kernels.attention.shapes import HEAD_LAYOUTS, device_layouts
-from mis_kernels.attention.tiling import block_sizes
+from mis_kernels.backends.tpu.tiles import block_sizes
+from mis_kernels.heads import HEAD_LAYOUTS, device_layouts
 
 BASELINE = Path(__file__).parent.parent / "aot_baseline.json"
 QUICK_LAYOUTS = [HEAD_LAYOUTS["qwen3-0.6b"], HEAD_LAYOUTS["qwen2.5-0.5b"].on_device(8)]

@@ -6,9 +6,9 @@ import numpy as np
 
 from mis_kernels.aot.programs import ITEM, PAGE_SIZE, extend_step, prefill_step
 from mis_kernels.aot.targets import Target
-from mis_kernels.attention.shapes import HeadLayout
-from mis_kernels.attention.tiling import KINDS, TpuBlocks, TpuTiles
-from mis_kernels.glue.pallas_tpu import BLOCK_TOKENS
+from mis_kernels.backends.tpu.norm_rope import BLOCK_TOKENS
+from mis_kernels.backends.tpu.tiles import KINDS, TpuBlocks, TpuTiles
+from mis_kernels.heads import HeadLayout
 
 QUERY = 2000
 ITEMS = 500

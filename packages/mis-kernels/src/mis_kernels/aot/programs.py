@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mis_kernels.attention.api import segment_attention
-from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
-from mis_kernels.attention.shapes import HeadLayout
-from mis_kernels.attention.tiling import TpuBlocks
-from mis_kernels.glue.norms import rms_norm
-from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
+from mis_kernels.attention import segment_attention
+from mis_kernels.backends.tpu.attention import pallas_tpu_attention
+from mis_kernels.backends.tpu.norm_rope import pallas_tpu_norm_rope
+from mis_kernels.backends.tpu.tiles import TpuBlocks
+from mis_kernels.backends.xla.norms import rms_norm
+from mis_kernels.heads import HeadLayout
 from mis_kernels.pages import write_pages
 from mis_kernels.segments import Segments, lay_out
 

@@ -9,9 +9,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mis_kernels.aot.programs import PAGE_SIZE, Program, extend_step
-from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
-from mis_kernels.attention.shapes import HeadLayout
-from mis_kernels.attention.tiling import block_sizes
+from mis_kernels.backends.tpu.attention import pallas_tpu_attention
+from mis_kernels.backends.tpu.tiles import block_sizes
+from mis_kernels.heads import HeadLayout
 from mis_kernels.segments import Segments
 
 

@@ -18,8 +18,8 @@ from mis_kernels.aot.programs import Program, extend_step, glue_program, kernel_
 from mis_kernels.aot.schedules import read_schedule, tile_bodies
 from mis_kernels.aot.sharded import sharded_kernel_program
 from mis_kernels.aot.targets import TARGETS, Target, mesh
-from mis_kernels.attention.shapes import HEAD_LAYOUTS, HeadLayout
-from mis_kernels.attention.tiling import block_sizes, vmem_bytes
+from mis_kernels.backends.tpu.tiles import block_sizes, vmem_bytes
+from mis_kernels.heads import HEAD_LAYOUTS, HeadLayout
 
 STEP_TOKENS = 2048
 GROWTH_TOKENS = (2048, 8192, 32768)

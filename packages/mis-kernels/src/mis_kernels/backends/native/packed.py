@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32, UInt16
 
-from mis_kernels import native
+from mis_kernels.backends.native import library as native
 from mis_kernels.storage import from_bits, to_bits
 
 ROWS = 32

@@ -7,7 +7,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mis_kernels.attention.tiling import TpuBlocks
+from mis_kernels.backends.tpu.tiles import TpuBlocks
 
 Ref = Any
 Scalar = Array | int

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from mis_kernels.attention.native import native_attention
-from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
-from mis_kernels.attention.reference import reference_attention
-from mis_kernels.attention.tiling import TpuTiles
-from mis_kernels.attention.xla import xla_attention
+from mis_kernels.backends.native.attention import native_attention
+from mis_kernels.backends.reference.attention import reference_attention
+from mis_kernels.backends.tpu.attention import pallas_tpu_attention
+from mis_kernels.backends.tpu.tiles import TpuTiles
+from mis_kernels.backends.xla.attention import xla_attention
+from mis_kernels.backends.xla.tiles import CONTEXT_TILE, MIN_TOKENS, BlockTiles
 from mis_kernels.segments import Segments
-from mis_kernels.tiles import CONTEXT_TILE, MIN_TOKENS, BlockTiles
 
 IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
     "reference": reference_attention,

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from mis_kernels.attention.pallas_tpu_fetch import Fetch, Geometry, Ref, Scalar, Scratch, TileRefs
-from mis_kernels.attention.tiling import KINDS
+from mis_kernels.backends.tpu.fetch import Fetch, Geometry, Ref, Scalar, Scratch, TileRefs
+from mis_kernels.backends.tpu.tiles import KINDS
 
 FULL, LIMITED, MASKED = range(KINDS)
 TOTAL_ROWS = 16

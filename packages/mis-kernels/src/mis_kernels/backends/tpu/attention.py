@@ -14,9 +14,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Shaped
 
-from mis_kernels.attention.pallas_tpu_fetch import Geometry
-from mis_kernels.attention.pallas_tpu_kernel import TOTAL_ROWS, attention_kernel
-from mis_kernels.attention.tiling import TpuTiles, vmem_bytes
+from mis_kernels.backends.tpu.fetch import Geometry
+from mis_kernels.backends.tpu.kernel import TOTAL_ROWS, attention_kernel
+from mis_kernels.backends.tpu.tiles import TpuTiles, vmem_bytes
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits
 from mis_kernels.target import target

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
-from mis_kernels.glue.norms import rms_norm
+from mis_kernels.backends.xla.norms import rms_norm
 
 
 def rotate(

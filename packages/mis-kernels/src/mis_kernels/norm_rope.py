@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
-from mis_kernels.glue.native import is_available, native_norm_rope
-from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
-from mis_kernels.glue.reference import norm_rope_reference
+from mis_kernels.backends.native.norms import is_available, native_norm_rope
+from mis_kernels.backends.tpu.norm_rope import pallas_tpu_norm_rope
+from mis_kernels.backends.xla.norm_rope import norm_rope_reference
 from mis_kernels.target import platform
 
 IMPLEMENTATIONS: dict[str, Callable[..., tuple[Array, Array, Array]]] = {

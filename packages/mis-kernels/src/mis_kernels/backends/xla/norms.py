@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Float32
 
-from mis_kernels.glue.native import is_available, native_rms_norm
+from mis_kernels.backends.native.norms import is_available, native_rms_norm
 
 _ONES = 16  # columns; narrower products take other paths
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32
 
-from mis_kernels import native
+from mis_kernels.backends.native import library as native
 from mis_kernels.storage import from_bits, to_bits
 
 _VECTOR = 16  # float32 numbers in a vector

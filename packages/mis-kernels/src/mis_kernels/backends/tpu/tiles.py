@@ -169,7 +169,9 @@ def _contiguous(
 
 @cache
 def _tuned(chip: str) -> list[dict]:
-    return json.loads((resources.files("mis_kernels") / "tuned" / f"attention_{chip}.json").read_text())["entries"]
+    return json.loads((resources.files("mis_kernels.backends.tpu") / "tuned" / f"attention_{chip}.json").read_text())[
+        "entries"
+    ]
 
 
 def block_sizes(*, chip: str, heads: int, kv_heads: int, head_dim: int, dtype: str = "bfloat16") -> TpuBlocks:

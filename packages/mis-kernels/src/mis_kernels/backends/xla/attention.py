@@ -2,7 +2,7 @@
 
 Visits only tiles that some row of a block sees, and keeps one tile's logits small enough for the
 cache. Every product has at least 64 rows and every sum over keys is a product, so a row's bits do not
-depend on how many rows lie beside it, nor - thanks to the layout of `mis_kernels.tiles` - on other
+depend on how many rows lie beside it, nor - thanks to the layout of `mis_kernels.backends.xla.tiles` - on other
 segments. Operands keep their type, products accumulate in float32: on CPUs a bfloat16 output is
 several times slower than a float32 one.
 """
@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
+from mis_kernels.backends.xla.tiles import CONTEXT_TILE, BlockTiles, own_block
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits, round_to, to_bits
-from mis_kernels.tiles import CONTEXT_TILE, BlockTiles, own_block
 
 _MASKED = -1e30
 _LOWEST = -1e29  # above what is masked, so that a row without any visible key gives it no weight

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
-from mis_kernels import native
+from mis_kernels.backends.native import library as native
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits, to_bits
 

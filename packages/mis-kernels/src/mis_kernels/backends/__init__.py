@@ -1,0 +1,1 @@
+"""What computes on which device: one folder per backend."""

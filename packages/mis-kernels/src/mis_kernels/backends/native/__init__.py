@@ -1,0 +1,1 @@
+"""C++ for x86-64 CPUs with AMX."""
