@@ -1,11 +1,11 @@
-"""Head layouts of the models we care about, whole and as one device of a tensor-parallel group sees them."""
+"""Heads of the models we care about, whole and as one device of a tensor-parallel group sees them."""
 
 from typing import NamedTuple
 
 TENSOR_PARALLEL = (1, 4, 8)
 
 
-class HeadLayout(NamedTuple):
+class HeadShape(NamedTuple):
     """Heads of one attention layer."""
 
     heads: int
@@ -17,8 +17,8 @@ class HeadLayout(NamedTuple):
         """Query heads per KV head."""
         return self.heads // self.kv_heads
 
-    def spread(self, devices: int) -> "HeadLayout":
-        """Return the layout with as many KV heads as `devices` need; the same layout if there are enough.
+    def spread(self, devices: int) -> "HeadShape":
+        """Return the shape with as many KV heads as `devices` need; the same shape if there are enough.
 
         With fewer KV heads than devices, each KV head is copied and its query heads are divided among the copies,
         padded where they do not divide; so every device has one KV head.
@@ -31,34 +31,34 @@ class HeadLayout(NamedTuple):
         if devices % self.kv_heads:
             raise ValueError(f"{devices} devices and {self.kv_heads} KV heads do not divide each other")
         group = -(-self.group // (devices // self.kv_heads))
-        return HeadLayout(devices * group, devices, self.head_dim)
+        return HeadShape(devices * group, devices, self.head_dim)
 
-    def on_device(self, devices: int) -> "HeadLayout":
-        """Return the layout of one of `devices` tensor-parallel devices.
+    def on_device(self, devices: int) -> "HeadShape":
+        """Return the shape of one of `devices` tensor-parallel devices.
 
         Raises:
             ValueError: KV heads and devices do not divide each other.
         """
         whole = self.spread(devices)
-        return HeadLayout(whole.heads // devices, whole.kv_heads // devices, self.head_dim)
+        return HeadShape(whole.heads // devices, whole.kv_heads // devices, self.head_dim)
 
 
-HEAD_LAYOUTS: dict[str, HeadLayout] = {
-    "qwen3-0.6b": HeadLayout(16, 8, 128),
-    "qwen3-1.7b": HeadLayout(16, 8, 128),
-    "qwen3-4b": HeadLayout(32, 8, 128),
-    "qwen3-8b": HeadLayout(32, 8, 128),
-    "qwen3-32b": HeadLayout(64, 8, 128),
-    "qwen2.5-0.5b": HeadLayout(14, 2, 64),
-    "qwen2.5-1.5b": HeadLayout(12, 2, 128),
-    "qwen2.5-3b": HeadLayout(16, 2, 128),
-    "qwen2.5-7b": HeadLayout(28, 4, 128),
-    "llama-3.2-1b": HeadLayout(32, 8, 64),
-    "llama-3.2-3b": HeadLayout(24, 8, 128),
+HEAD_SHAPES: dict[str, HeadShape] = {
+    "qwen3-0.6b": HeadShape(16, 8, 128),
+    "qwen3-1.7b": HeadShape(16, 8, 128),
+    "qwen3-4b": HeadShape(32, 8, 128),
+    "qwen3-8b": HeadShape(32, 8, 128),
+    "qwen3-32b": HeadShape(64, 8, 128),
+    "qwen2.5-0.5b": HeadShape(14, 2, 64),
+    "qwen2.5-1.5b": HeadShape(12, 2, 128),
+    "qwen2.5-3b": HeadShape(16, 2, 128),
+    "qwen2.5-7b": HeadShape(28, 4, 128),
+    "llama-3.2-1b": HeadShape(32, 8, 64),
+    "llama-3.2-3b": HeadShape(24, 8, 128),
 }
 
 
-def device_layouts() -> list[HeadLayout]:
-    """Return each distinct layout that a device sees, over all models and tensor-parallel sizes."""
-    found = {layout.on_device(devices): None for layout in HEAD_LAYOUTS.values() for devices in TENSOR_PARALLEL}
+def device_head_shapes() -> list[HeadShape]:
+    """Return each distinct shape that a device sees, over all models and tensor-parallel sizes."""
+    found = {shape.on_device(devices): None for shape in HEAD_SHAPES.values() for devices in TENSOR_PARALLEL}
     return list(found)

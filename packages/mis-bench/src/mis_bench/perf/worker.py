@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TextIO
 
 import numpy as np
@@ -59,18 +58,26 @@ def _about(engine: Any) -> dict[str, Any]:
 
     import mis_core
 
-    is_native = False  # in versions before the native library
-    for name in ("mis_kernels.backends.native.library", "mis_kernels.native"):
-        with suppress(ImportError):
-            is_native |= importlib.import_module(name).is_loaded()
     return {
         "source": mis_core.__file__,
         "version": mis_core.__version__,
         "platform": jax.default_backend(),
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
         "dtype": engine.config.dtype,
-        "native": is_native,
+        "native": _is_native(),
     }
+
+
+def _is_native() -> bool:
+    """Whether the native CPU library is in use, in whichever way this version can be asked."""
+    try:
+        from mis_kernels import backends
+    except ImportError:  # versions before backends
+        try:
+            return importlib.import_module("mis_kernels.native").is_loaded()
+        except ImportError:  # versions before the native library
+            return False
+    return backends.choose(backends.ANY_HEADS, "bfloat16").name == "native"
 
 
 def _only_for_answers() -> TextIO:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int32
 
+from mis_core.ragged import ramp
+
 PAGE_SIZE = 64
 LONG_ITEM = 256
 """Longest segment, in tokens, that keeps its K/V among the new tokens of its step."""
@@ -150,14 +152,12 @@ class _Shard:
         runs = self.runs
         lens = joined([run.lens for run in runs])
         context_lens = joined([run.context_lens for run in runs])
-        ends = np.cumsum(lens)
-        in_segment = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lens, lens)
         table = np.zeros((self.shape.contexts, self.shape.pages_per_context), np.int32)
         for row, pages in enumerate(self.tables):
             table[row, : len(pages)] = pages
         return ShardPlan(
             token_ids=joined([run.token_ids for run in runs]),
-            positions=(np.repeat(context_lens, lens) + in_segment).astype(np.int32),
+            positions=(np.repeat(context_lens, lens) + ramp(lens)).astype(np.int32),
             starts=joined([run.start + np.cumsum(run.lens) - run.lens for run in runs]),
             lens=lens,
             context_ids=joined([np.full(len(run.lens), run.context) for run in runs]),

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.cache import Prefix, PrefixCache
+from mis_core.ragged import ramp
 from mis_core.scheduler.algorithm import Choice
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, Reading, StepBuilder
 from mis_core.scoring.request import LabelLogits, ScoreRequest
@@ -235,11 +236,10 @@ class Work:
             return 0
         items = self._short[first:last]
         starts, lens = request.item_starts[items], np.diff(request.item_starts)[items]
-        in_segment = np.arange(lens.sum()) - np.repeat(np.cumsum(lens) - lens, lens)
         shard, rows_of = builder.add(
             self.prefix,
             pages=self.prefix.pages,
-            token_ids=request.item_tokens[np.repeat(starts, lens) + in_segment],
+            token_ids=request.item_tokens[np.repeat(starts, lens) + ramp(lens)],
             lens=lens,
             context_lens=request.context_lens[items],
             paged=False,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32, Integer
 
+from mis_core.ragged import ramp
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined:
@@ -80,7 +82,7 @@ def cut_segments(
     """
     tail = query[head_len:]
     begins = np.cumsum(lens) - lens
-    place = np.arange(len(tokens)) - np.repeat(begins, lens)
+    place = ramp(lens)
     equal = place < len(tail)
     equal[equal] = tail[place[equal]] == tokens[equal]
     shared = np.minimum.reduceat(np.where(equal, np.repeat(lens, lens), place), begins)

@@ -7,10 +7,8 @@ products; the native kernel keeps a tile's logits in the first-level cache.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array
 
-from mis_kernels.backends.native import library as native
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits, to_bits
 
@@ -18,34 +16,23 @@ _DIMENSION_STEP = 32  # numbers in a row of a tile register
 _LARGEST_HEAD = 1024
 
 
-def is_available(dtype: DTypeLike, head_dim: int) -> bool:
-    """Whether attention of this type and head width runs natively here.
-
-    Args:
-        dtype: Type of queries, keys and values; bfloat16 only.
-        head_dim: Width of a head; multiples of 32.
-    """
-    fits = jnp.dtype(dtype) == jnp.bfloat16 and head_dim % _DIMENSION_STEP == 0 and head_dim <= _LARGEST_HEAD
-    return fits and native.is_loaded()
+def misfit(head_dim: int) -> str | None:
+    """Return why heads of this width are not taken, or None."""
+    if head_dim % _DIMENSION_STEP or head_dim > _LARGEST_HEAD:
+        return f"needs heads of a multiple of {_DIMENSION_STEP} up to {_LARGEST_HEAD}, not {head_dim}"
+    return None
 
 
 def native_attention(
-    q: Float[Array, "tokens heads head_dim"],
-    k: Float[Array, "tokens kv_heads head_dim"],
-    v: Float[Array, "tokens kv_heads head_dim"],
-    k_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
-    v_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
-    segments: Segments,
-    *,
-    scale: float,
-) -> Float[Array, "tokens heads head_dim"]:
-    """Attend row by row. Arguments and result as in `segment_attention`; needs no tiles.
+    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments, *, scale: float
+) -> Array:
+    """Attend row by row. Arguments and result as in `mis_kernels.segment_attention`; takes any segments.
 
     Raises:
-        ValueError: the library is missing, or type, head width or CPU are not supported.
+        ValueError: type or head width are not supported.
     """
-    if not is_available(q.dtype, q.shape[2]):
-        raise ValueError(f"implementation: native is not available here for {q.dtype} heads of {q.shape[2]}")
+    if q.dtype != jnp.bfloat16 or misfit(q.shape[2]):
+        raise ValueError(f"q: native attention takes no {q.dtype} heads of {q.shape[2]}")
     rows = (jnp.asarray(x) for x in (segments.context_id, segments.context_len, segments.segment_start))
     call = jax.ffi.ffi_call("mis_segment_attention", jax.ShapeDtypeStruct(q.shape, jnp.uint16))
     bits = (to_bits(x) for x in (q, k, v, k_pages, v_pages))

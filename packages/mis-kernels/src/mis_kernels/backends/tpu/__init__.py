@@ -1,1 +1,1 @@
-"""Pallas kernels for TPUs."""
+"""Pallas kernels for TPUs: attention, writing pages, norms with RoPE."""
