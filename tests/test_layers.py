@@ -59,13 +59,21 @@ def test_every_package_is_under_contract() -> None:
         ),
         ("mis-core/src/mis_core/__init__.py", "import jax", "`import mis_core` itself loads nothing heavy"),
         ("mis-core/src/mis_core/engine/engine.py", "import fastapi", "Only mis_server knows HTTP"),
-        ("mis-kernels/src/mis_kernels/pages.py", "import mis_core.config", "Packages only import those below them"),
+        ("mis-kernels/src/mis_kernels/segments.py", "import mis_core.config", "Packages only import those below them"),
         ("mis-core/src/mis_core/engine/engine.py", "import mis_testing", "Production code imports neither mis_testing"),
         ("mis-server/src/mis_server/app.py", "from mis_core.engine import Engine", "The front process knows neither"),
         ("mis-server/src/mis_server/app.py", "import jax.numpy", "The front process knows neither"),
         ("mis-testing/src/mis_testing/oracle.py", "import mis_kernels", "An oracle does not import its subject"),
         ("mis-core/src/mis_core/errors.py", "import mis_core.process.wire", "every room has a layer"),
         ("mis-core/src/mis_core/newcomer.py", "", "every room has a layer"),
+        ("mis-kernels/src/mis_kernels/newcomer.py", "", "Rooms of mis_kernels"),
+        ("mis-kernels/src/mis_kernels/segments.py", "import mis_kernels.backends", "Rooms of mis_kernels"),
+        (
+            "mis-kernels/src/mis_kernels/backends/native/backend.py",
+            "import mis_kernels.backends.tpu.tiles",
+            "Backends do not know each other",
+        ),
+        ("mis-testing/src/mis_testing/newcomer.py", "", "Rooms of mis_testing"),
     ],
 )
 def test_a_broken_layer_is_found(tree: Path, path: str, line: str, contract: str) -> None:

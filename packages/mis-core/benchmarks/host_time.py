@@ -20,15 +20,16 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from mis_core.models.parallel import one_device
+from mis_core.models.parallel import backend_for, one_device
 from mis_core.models.published import PUBLISHED
+from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import token_buckets
-from mis_core.runner.layout import Layouts
 from mis_core.scheduler.plan import StepShape
 from mis_core.scheduler.scheduler import Policy, Scheduler
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.scores import finish
 from mis_core.scoring.validation import parse_score_request
+from mis_kernels.backends import Backend
 
 Stages = dict[str, float]
 SHAPE = StepShape(tokens=2048, scored=256, contexts=8, pages_per_context=64)
@@ -42,7 +43,7 @@ def timed(stages: Stages, name: str) -> Iterator[None]:
     stages[name] += (time.perf_counter() - began) * 1e3
 
 
-def host_work(body: dict[str, object], layouts: Layouts) -> tuple[Stages, int]:
+def host_work(body: dict[str, object], backend: Backend) -> tuple[Stages, int]:
     """Do all host work of one request; return milliseconds by stage, and the number of steps."""
     stages: Stages = defaultdict(float)
     scheduler = Scheduler(SHAPE, pages=SHAPE.pages_per_context + 8, policy=Policy())
@@ -56,7 +57,8 @@ def host_work(body: dict[str, object], layouts: Layouts) -> tuple[Stages, int]:
             plan = scheduler.next_step()
         assert plan is not None, "a request that is not answered has steps to come"
         with timed(stages, "arrays"):
-            layouts.lay_out(plan, next(size for size in token_buckets(SHAPE.tokens) if size >= plan.rows), SHAPE.scored)
+            size = next(size for size in token_buckets(SHAPE.tokens) if size >= plan.rows)
+            step_arrays(backend, SHAPE, plan, size, SHAPE.scored)
         values = [np.zeros(reading.label_ids.shape, np.float32) for reading in plan.readings]
         normalisers = [np.zeros(len(reading.items), np.float32) for reading in plan.readings]
         with timed(stages, "read"):
@@ -71,16 +73,16 @@ def host_work(body: dict[str, object], layouts: Layouts) -> tuple[Stages, int]:
 def measure(items: int, query: int, length: int, rounds: int) -> dict[str, object]:
     """Return medians over rounds for one size of request."""
     config = PUBLISHED["qwen3-0.6b"]
-    layouts = Layouts.of_model(config, np.dtype("float32"), one_device(), SHAPE)
+    backend = backend_for(config, np.dtype("float32"), one_device())
     rng = np.random.default_rng(0)
     body = {
         "query": rng.integers(0, 150_000, query).tolist(),
         "items": rng.integers(0, 150_000, (items, length)).tolist(),
         "label_token_ids": [9454, 2753],
     }
-    found = [host_work(body, layouts) for _ in range(rounds + 1)][1:]
+    found = [host_work(body, backend) for _ in range(rounds + 1)][1:]
     tracemalloc.start()
-    host_work(body, layouts)
+    host_work(body, backend)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     stages = {name: statistics.median(stages[name] for stages, _ in found) for name in found[0][0]}

@@ -9,8 +9,9 @@ import pytest
 
 from mis_core import Engine
 from mis_core.errors import ConfigError, EngineUnavailable, ModelError, RequestError
-from mis_core.models.numerics import fastest_dtype
-from mis_kernels import native, storage_dtype
+from mis_kernels import storage_dtype
+from mis_kernels.backends import fastest_dtype
+from mis_kernels.backends.native import library as native
 from mis_kernels.target import compiling_for
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
@@ -155,15 +156,16 @@ def test_a_type_that_is_asked_for_is_obeyed(path: Path, dtype: str, caplog: pyte
     assert f"as {dtype} (as asked for)" in caplog.text
 
 
-def test_which_type_is_fastest_follows_from_what_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_type_is_fastest_follows_from_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reasons of all backends that do not fit are one message."""
     monkeypatch.setattr(native, "why_not", lambda: None)
-    assert fastest_dtype() == ("bfloat16", "the native library multiplies it")
+    assert fastest_dtype() == ("bfloat16", "computed by native; tpu runs on tpu only")
     monkeypatch.setattr(native, "why_not", lambda: "needs a CPU with amx_tile")
     dtype, reason = fastest_dtype()
     assert dtype == "float32"
-    assert "needs a CPU with amx_tile" in reason
+    assert reason.startswith("computed by xla; tpu runs on tpu only; native needs a CPU with amx_tile")
     with compiling_for("v6e"):
-        assert fastest_dtype() == ("bfloat16", "TPUs multiply it")
+        assert fastest_dtype() == ("bfloat16", "computed by tpu")
 
 
 def test_a_closed_engine_says_so(path: Path) -> None:

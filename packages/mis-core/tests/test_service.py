@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mis_core.errors import RequestError
+from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import LabelLogits, ScoreRequest
 from mis_core.scoring.service import SCORE, Fields, InlineService, Task, ThreadedService, run_blocking
-from mis_core.scoring.validation import Limits
 from mis_core.tokenization import Tokenizer
 
 LIMITS = Limits(context_length=64, vocab_size=100)

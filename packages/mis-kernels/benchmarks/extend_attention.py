@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mis_kernels import Segments, device_blocks, from_bits, lay_out, segment_attention, to_bits
-from mis_kernels.attention.native import is_available
+from mis_kernels import from_bits, lay_out, segment_attention, to_bits
+from mis_kernels.backends import LaidOut, choose
+from mis_kernels.heads import HeadShape
 
 KV_HEADS, GROUP, HEAD_DIM, PAGE, ITEM = 8, 2, 128, 64, 20
 LAYERS = 8  # in one program, as in a model: temporaries are allocated once
@@ -34,10 +35,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1280, help="new tokens, a multiple of 64")
     parser.add_argument("--context", type=int, default=2000, help="cached tokens")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--implementation", default=None, help="native, xla or pallas_tpu; default: the platform's")
+    parser.add_argument("--backend", default=None, help="native, xla or tpu; default: the first that fits")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    attention, product = attention_program(options.tokens, options.context, options.implementation), product_program()
+    attention, product = attention_program(options.tokens, options.context, options.backend), product_program()
     flops = 4 * options.tokens * options.context * KV_HEADS * GROUP * HEAD_DIM
     product_rates, attention_rates = [], []
     for _ in range(options.rounds):
@@ -57,9 +58,9 @@ def main() -> None:
     sys.stdout.write(text + "\n")
 
 
-def attention_program(tokens: int, context: int, implementation: str | None) -> Callable[[], Array]:
+def attention_program(tokens: int, context: int, backend: str | None) -> Callable[[], Array]:
     """Return a compiled chain of `LAYERS` attentions on random tensors."""
-    implementation = implementation or ("native" if is_available("bfloat16", HEAD_DIM) else None)
+    chosen = choose(HeadShape(KV_HEADS * GROUP, KV_HEADS, HEAD_DIM), "bfloat16", backend)
     rng = np.random.default_rng(0)
 
     def tensor(*shape: int) -> Array:
@@ -83,16 +84,13 @@ def attention_program(tokens: int, context: int, implementation: str | None) -> 
         page_table=ints([np.arange(pages)]),
         page_size=PAGE,
         tokens=tokens,
-        tiled=implementation != "native",
-        blocks=device_blocks(heads=KV_HEADS * GROUP, kv_heads=KV_HEADS, head_dim=HEAD_DIM),
+        backend=chosen,
     )
 
-    def chain(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments) -> Array:
+    def chain(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> Array:
         def layer(q: Array, index: Array) -> tuple[Array, None]:
             here = segments.shift_pages(index * pages)
-            return segment_attention(
-                from_bits(to_bits(q)), k, v, k_pages, v_pages, here, scale=HEAD_DIM**-0.5, implementation=implementation
-            ), None
+            return segment_attention(from_bits(to_bits(q)), k, v, k_pages, v_pages, here, scale=HEAD_DIM**-0.5), None
 
         return lax.scan(layer, q, jnp.arange(LAYERS))[0]
 

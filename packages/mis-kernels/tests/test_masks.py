@@ -25,7 +25,7 @@ from mis_kernels.masks import (
 )
 
 lengths = st.lists(st.integers(0, 9), max_size=8)
-ATTEND = {name: jax.jit(partial(segment_attention, scale=0.25, implementation=name)) for name in ("reference", "xla")}
+ATTEND = {name: jax.jit(partial(segment_attention, scale=0.25, backend=name)) for name in ("reference", "xla")}
 
 
 def slow_mask(prefix: int, lens: list[int], rows: int) -> np.ndarray:
@@ -91,9 +91,9 @@ def test_the_dense_form_is_the_same_on_a_device(prefix: int, lens: list[int]) ->
 @given(
     query=st.integers(1, 150),
     lens=st.lists(st.integers(1, 40), min_size=1, max_size=6),
-    implementation=st.sampled_from(["reference", "xla"]),
+    backend=st.sampled_from(["reference", "xla"]),
 )
-def test_dense_segment_and_tile_forms_give_the_same_attention(query: int, lens: list[int], implementation: str) -> None:
+def test_dense_segment_and_tile_forms_give_the_same_attention(query: int, lens: list[int], backend: str) -> None:
     """A dense mask over the packed sequence against segments behind a paged query in the same step."""
     case = Case([Segment(query, paged=True), *(Segment(n, context_len=query) for n in lens)], (0,), head_dim=16)
     segments, starts = case.layout()
@@ -101,7 +101,7 @@ def test_dense_segment_and_tile_forms_give_the_same_attention(query: int, lens: 
     q, k, v = (rng.standard_normal((segments.num_tokens, heads, 16), np.float32) for heads in (4, 2, 2))
     empty = np.full((2, case.page_table().size + 3, PAGE, 16), np.nan, np.float32)
     pages = [write_pages(empty, new, segments) for new in (k, v)]
-    found = ATTEND[implementation](q, k, v, *pages, segments)
+    found = ATTEND[backend](q, k, v, *pages, segments)
 
     rows = np.concatenate([start + np.arange(n) for start, n in zip(starts, [query, *lens], strict=True)])
     mask = dense_mask(intervals_of_lengths(query, np.array(lens, np.int32)), len(rows))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernel_cases import NEEDS_NATIVE
-from mis_kernels.packed import PackedWeight, is_available, pack, packed_linear
+from mis_kernels.backends.native.packed import PackedWeight, fits, pack, packed_linear
 
 pytestmark = NEEDS_NATIVE
 
@@ -110,5 +110,5 @@ def test_misuse_is_named() -> None:
         packed_linear(x, stack(weight))
     with pytest.raises(ValueError, match="x: 40 rows; pad to a multiple of 32"):
         packed_linear(x[:40], stack(weight).at_layer(jnp.int32(0)))
-    assert not is_available("float32", 64)
-    assert not is_available("bfloat16", 64, 48)
+    assert fits(64, 96)
+    assert not fits(64, 48)

@@ -1,4 +1,4 @@
-"""Writing pages: both implementations, races, and caches wider than heads."""
+"""Writing pages: both ways, races, and caches wider than heads."""
 
 import dataclasses
 from functools import partial
@@ -10,13 +10,17 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from kernel_cases import on_host
-from mis_kernels import Segments, cache_head_dim, lay_out, segment_attention, write_pages
-from mis_kernels.pages import IMPLEMENTATIONS
+from mis_kernels import cache_head_dim, lay_out, segment_attention, write_pages
+from mis_kernels.backends import ANY_HEADS, Backend, LaidOut, choose
+from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.tiles import TpuBlocks
+from mis_kernels.backends.xla.pages import write_pages as scatter
 from mis_kernels.segments import NOWHERE
 from mis_kernels.target import compiling_for, platform, tpu_chip
 
 PAGE = 64
 WIDTHS = (128, 256)
+TPU = TpuBackend(ANY_HEADS, "bfloat16", TpuBlocks(128, 128, 128, 64))
 
 
 def arrays(head_dim: int = 64, dtype: str = "float32") -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -31,19 +35,19 @@ Interpret = bool | pltpu.InterpretParams
 
 
 @partial(jax.jit, static_argnames="interpret", donate_argnums=0)
-def write(pages: jax.Array, new: jax.Array, segments: Segments, interpret: Interpret) -> jax.Array:
+def write(pages: jax.Array, new: jax.Array, segments: LaidOut, interpret: Interpret) -> jax.Array:
     with compiling_for(interpret=interpret, bounds_checks=True):
-        return write_pages(pages, new, segments, implementation="pallas_tpu")
+        return write_pages(pages, new, segments)
 
 
 def by_dma(pages: jax.Array, new: jax.Array, writes: jax.Array, interpret: Interpret) -> np.ndarray:
-    segments = dataclasses.replace(step(), page_writes=writes)
+    segments = dataclasses.replace(step(TPU), page_writes=writes)
     return np.asarray(write(jnp.array(pages), new, segments, interpret), np.float32)  # a copy is donated
 
 
 def assert_is_the_scatter(given: tuple[jax.Array, jax.Array, jax.Array], interpret: Interpret) -> None:
     with on_host():
-        expected = np.asarray(IMPLEMENTATIONS["xla"](*map(jnp.asarray, map(np.asarray, given))), np.float32)
+        expected = np.asarray(scatter(*map(jnp.asarray, map(np.asarray, given))), np.float32)
     np.testing.assert_array_equal(by_dma(*given, interpret), expected)
 
 
@@ -63,7 +67,7 @@ def test_copies_by_dma_do_not_race(dtype: str) -> None:
 @pytest.mark.gpu
 def test_a_scatter_writes_runs_to_their_pages_and_nothing_else() -> None:
     pages, new, writes = arrays()
-    found = np.asarray(IMPLEMENTATIONS["xla"](pages, new, writes))
+    found = np.asarray(scatter(pages, new, writes))
     for run, page in enumerate(np.asarray(writes)):
         if page < NOWHERE:
             np.testing.assert_array_equal(found[:, page], np.asarray(new[run * PAGE : (run + 1) * PAGE].swapaxes(0, 1)))
@@ -96,7 +100,7 @@ def test_more_copies_than_any_step_starts_before_the_first_is_waited_for(interpr
     assert_is_the_scatter((pages, new, jnp.asarray(rng.permutation(80)[:64], jnp.int32)), interpret)
 
 
-def step() -> Segments:
+def step(backend: Backend | str = "xla") -> LaidOut:
     """A query of 100 tokens in pages 2 and 0, then an item behind its first 64 tokens."""
     return lay_out(
         starts=np.array([0, 128], np.int32),
@@ -107,6 +111,7 @@ def step() -> Segments:
         page_table=np.array([[2, 0, 1]], np.int32),
         page_size=PAGE,
         tokens=192,
+        backend=choose(ANY_HEADS, "bfloat16", backend) if isinstance(backend, str) else backend,
     )
 
 
@@ -126,8 +131,7 @@ def test_a_cache_wider_than_the_heads_changes_nothing() -> None:
         empty = jnp.full((2, 4, PAGE, width), jnp.nan)
         caches = [write_pages(empty, new, step()) for new in (k, v)]
         found += [
-            segment_attention(q, k, v, *caches, step(), scale=0.125, implementation=name)
-            for name in ("xla", "reference")
+            segment_attention(q, k, v, *caches, step(), scale=0.125, backend=name) for name in ("xla", "reference")
         ]
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], atol=1e-5)
@@ -140,6 +144,6 @@ def test_a_target_decides_what_is_chosen() -> None:
     assert tpu_chip() is None
 
 
-def test_unknown_implementations_are_named() -> None:
-    with pytest.raises(ValueError, match="'cuda' is unknown"):
-        write_pages(arrays()[0], jnp.zeros((192, 2, 64)), step(), implementation="cuda")
+def test_unknown_backends_are_named() -> None:
+    with pytest.raises(ValueError, match="'cuda' is unknown; choose from tpu, native, native_products, xla, reference"):
+        step("cuda")

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from kernel_cases import PAGE, Case, Segment
 from mis_kernels import lay_out
+from mis_kernels.backends import ANY_HEADS, choose
+from mis_kernels.backends.xla.tiles import CONTEXT_TILE, OWN_TILE, own_block, row_block
 from mis_kernels.segments import NOWHERE
-from mis_kernels.tiles import CONTEXT_TILE, OWN_TILE, own_block, row_block
 
 
 def arguments(**changes):
@@ -21,6 +22,7 @@ def arguments(**changes):
         "page_table": np.array([[4, 9]], np.int32),
         "page_size": PAGE,
         "tokens": 64,
+        "backend": choose(ANY_HEADS, "float32", "xla"),
     }
     return base | changes
 
@@ -51,8 +53,8 @@ def test_a_paged_segment_sees_itself_through_its_pages() -> None:
         ({"paged": np.array([False, True])}, "multiple of the page size"),
         ({"context_ids": np.array([0, 1], np.int32)}, "page table of 1 contexts"),
         ({"context_lens": np.array([70, 129], np.int32)}, "needs more than 2 pages"),
-        ({"tile_capacity": 0}, "tile_capacity: the step needs 1 tiles"),
-        ({"own_rank_capacity": 0}, "own_rank_capacity"),
+        ({"tile_capacity": (0, 1)}, "capacity: the step needs 1 context tiles"),
+        ({"tile_capacity": (1, 0)}, "capacity: the step needs 1 own tiles"),
     ],
 )
 def test_what_does_not_fit_is_named(changes: dict, message: str) -> None:

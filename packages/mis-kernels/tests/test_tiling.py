@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from mis_kernels import lay_out
-from mis_kernels.attention.shapes import HEAD_LAYOUTS, device_layouts
-from mis_kernels.attention.tiling import CHIPS, TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity, vmem_bytes
+from mis_kernels import Segments, lay_out
+from mis_kernels.backends import ANY_HEADS
+from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.tiles import CHIPS, TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity, vmem_bytes
+from mis_kernels.heads import HEAD_SHAPES, device_head_shapes
 
 BLOCKS = TpuBlocks(tokens=32, keys=64, strip=32, key_step=32)
 PAGE = 16
@@ -38,7 +40,7 @@ def steps(draw: st.DrawFn) -> dict:
 @settings(max_examples=200, deadline=None)
 @given(steps())
 def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(step: dict) -> None:
-    segments = lay_out(**step, page_size=PAGE, tokens=TOKENS, blocks=BLOCKS)
+    segments = lay_out(**step, page_size=PAGE, tokens=TOKENS, backend=TpuBackend(ANY_HEADS, "float32", BLOCKS))
     tiles, token = segments.tiles, np.arange(TOKENS)
     live = (segments.context_len > 0) | (segments.segment_start <= token)
     seen_context, seen_own = np.zeros((TOKENS, 256), int), np.zeros((TOKENS, TOKENS + 64), int)
@@ -70,43 +72,33 @@ def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(step: dic
     assert np.all(seen_own[visible] == 1)
 
 
+def rows(count: int, context_len: int) -> Segments:
+    """Rows that all see the first tokens of one context, and no new token."""
+    zeros, table = np.zeros(count, np.int32), np.arange(64, dtype=np.int32)[None]
+    return Segments(zeros, zeros + context_len, np.arange(count, dtype=np.int32) + 1, table, zeros[:1])
+
+
 def test_a_list_that_does_not_fit_is_refused() -> None:
-    rows = {
-        "context_id": np.zeros(64, np.int32),
-        "context_len": np.full(64, 1000, np.int32),
-        "segment_start": np.arange(64, dtype=np.int32) + 1,
-    }
-    table = np.arange(64, dtype=np.int32)[None]
     with pytest.raises(ValueError, match="tile_capacity: the step needs 32 tiles, but only 31 fit"):
-        build_tpu_tiles(**rows, page_table=table, page_size=PAGE, blocks=BLOCKS, tile_capacity=31)
-    tiles = build_tpu_tiles(
-        **rows, page_table=table, page_size=PAGE, blocks=BLOCKS, tile_capacity=tile_capacity(64, 1000, BLOCKS)
-    )
+        build_tpu_tiles(rows(64, 1000), PAGE, BLOCKS, 31)
+    tiles = build_tpu_tiles(rows(64, 1000), PAGE, BLOCKS, tile_capacity(64, 1000, BLOCKS))
     assert tiles.bounds[-1] == 32
     assert len(tiles.first) >= 32
 
 
 def test_a_page_size_that_does_not_divide_a_tile_is_refused() -> None:
-    zeros = np.zeros(32, np.int32)
     with pytest.raises(ValueError, match="page_size: 24 does not divide"):
-        build_tpu_tiles(
-            context_id=zeros,
-            context_len=zeros,
-            segment_start=zeros,
-            page_table=zeros[None],
-            page_size=24,
-            blocks=BLOCKS,
-        )
+        build_tpu_tiles(rows(32, 0), 24, BLOCKS)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-def test_every_catalogued_layout_has_block_sizes_that_fit_the_chip(chip: str) -> None:
-    for layout in device_layouts():
+def test_every_catalogued_model_has_block_sizes_that_fit_the_chip(chip: str) -> None:
+    for heads in device_head_shapes():
         for dtype, size in (("bfloat16", 2), ("float32", 4)):
-            blocks = block_sizes(chip=chip, **layout._asdict(), dtype=dtype)
+            blocks = block_sizes(chip=chip, **heads._asdict(), dtype=dtype)
             assert blocks.keys % blocks.key_step == 0
             assert blocks.tokens % 128 == 0
-            assert vmem_bytes(blocks, group=layout.group, head_dim=layout.head_dim, itemsize=size) < 32 * 2**20
+            assert vmem_bytes(blocks, group=heads.group, head_dim=heads.head_dim, itemsize=size) < 32 * 2**20
 
 
 def test_unknown_chips_are_refused_by_name() -> None:
@@ -115,9 +107,9 @@ def test_unknown_chips_are_refused_by_name() -> None:
 
 
 def test_devices_beyond_the_kv_heads_have_copies_and_divide_the_query_heads() -> None:
-    assert HEAD_LAYOUTS["qwen2.5-1.5b"].on_device(8) == (2, 1, 128)
-    assert HEAD_LAYOUTS["qwen2.5-7b"].on_device(8) == (4, 1, 128)
-    assert HEAD_LAYOUTS["qwen2.5-7b"].spread(8) == (32, 8, 128)
+    assert HEAD_SHAPES["qwen2.5-1.5b"].on_device(8) == (2, 1, 128)
+    assert HEAD_SHAPES["qwen2.5-7b"].on_device(8) == (4, 1, 128)
+    assert HEAD_SHAPES["qwen2.5-7b"].spread(8) == (32, 8, 128)
     with pytest.raises(ValueError, match="3 devices and 8 KV heads do not divide each other"):
-        HEAD_LAYOUTS["qwen3-8b"].on_device(3)
-    assert HEAD_LAYOUTS["qwen3-8b"].on_device(4) == (8, 2, 128)
+        HEAD_SHAPES["qwen3-8b"].on_device(3)
+    assert HEAD_SHAPES["qwen3-8b"].on_device(4) == (8, 2, 128)

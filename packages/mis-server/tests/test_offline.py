@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from mis_core import Engine
-from mis_kernels import native
+from mis_kernels.backends.native import library as native
 from mis_server.cli import main
 
 LABELS = ("--labels", "yes", "no")

@@ -11,7 +11,7 @@ def offsets(lens: Integer[np.ndarray, " rows"]) -> Int32[np.ndarray, " rows_plus
     return starts
 
 
-def places(lens: Integer[np.ndarray, " rows"]) -> Integer[np.ndarray, " elements"]:
+def ramp(lens: Integer[np.ndarray, " rows"]) -> Integer[np.ndarray, " elements"]:
     """Return the place of every element in its row: `0 .. n - 1` for every `n` of `lens`, one after the other."""
     ends = np.cumsum(lens)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lens, lens)
@@ -23,4 +23,4 @@ def rows_at(
     lens: Integer[np.ndarray, " rows"],
 ) -> Shaped[np.ndarray, " elements"]:
     """Return some rows of a flat array, one after the other."""
-    return flat[np.repeat(starts, lens) + places(lens)]
+    return flat[np.repeat(starts, lens) + ramp(lens)]

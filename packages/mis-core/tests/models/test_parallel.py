@@ -8,7 +8,7 @@ import pytest
 from mis_core.errors import ConfigError
 from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
-from mis_kernels.attention.shapes import HEAD_LAYOUTS, TENSOR_PARALLEL, device_layouts
+from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, device_head_shapes
 
 
 @pytest.mark.parametrize(("model", "devices"), list(itertools.product(PUBLISHED, TENSOR_PARALLEL)))
@@ -16,13 +16,13 @@ def test_the_heads_that_are_compiled_for_devices_are_the_engines(model: str, dev
     engine = spread_heads(PUBLISHED[model], devices)
     assert engine.kv_heads % devices == engine.heads % devices == 0
     on_device = (engine.heads // devices, engine.kv_heads // devices, engine.head_dim)
-    assert HEAD_LAYOUTS[model].on_device(devices) == on_device
-    assert on_device in device_layouts()
-    assert HEAD_LAYOUTS[model].spread(devices) == (engine.heads, engine.kv_heads, engine.head_dim)
+    assert HEAD_SHAPES[model].on_device(devices) == on_device
+    assert on_device in device_head_shapes()
+    assert HEAD_SHAPES[model].spread(devices) == (engine.heads, engine.kv_heads, engine.head_dim)
 
 
-def test_the_catalogue_of_layouts_has_every_published_model() -> None:
-    assert HEAD_LAYOUTS.keys() == PUBLISHED.keys()
+def test_the_catalogue_of_heads_has_every_published_model() -> None:
+    assert HEAD_SHAPES.keys() == PUBLISHED.keys()
 
 
 def test_devices_and_kv_heads_that_do_not_divide_each_other_are_refused() -> None:

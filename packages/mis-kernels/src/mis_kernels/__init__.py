@@ -5,11 +5,10 @@ values into the paged cache, `segment_attention` attends; `reference_attention` 
 for those who want them, come from `intervals_of_lengths` and its neighbours.
 """
 
-from mis_kernels.attention.api import segment_attention
-from mis_kernels.attention.reference import reference_attention, visibility
-from mis_kernels.attention.tiling import block_sizes, device_blocks, tile_capacity
-from mis_kernels.glue.api import norm_rope, rotary_tables
-from mis_kernels.glue.norms import rms_norm, row_sum
+from mis_kernels.backends.reference.attention import reference_attention, visibility
+from mis_kernels.backends.tpu.tiles import block_sizes, device_blocks, tile_capacity
+from mis_kernels.backends.xla.norms import row_sum
+from mis_kernels.backends.xla.rope import rotary_tables
 from mis_kernels.masks import (
     Block,
     Intervals,
@@ -22,9 +21,16 @@ from mis_kernels.masks import (
     positions_of_delimiters,
     positions_of_lengths,
 )
-from mis_kernels.pages import write_pages
+from mis_kernels.operations import (
+    cache_head_dim,
+    norm_rope,
+    rms_norm,
+    segment_attention,
+    storage_dtype,
+    write_pages,
+)
 from mis_kernels.segments import Segments, lay_out
-from mis_kernels.storage import cache_head_dim, from_bits, storage_dtype, to_bits
+from mis_kernels.storage import from_bits, to_bits
 
 __version__ = "0.2.0"
 

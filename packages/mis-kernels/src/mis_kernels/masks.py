@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Int8, Int32
 
-from mis_kernels.segments import Segments
-
-IntArray = np.ndarray | Array
+from mis_kernels.ragged import ramp
+from mis_kernels.segments import IntArray, Segments
 
 
 @jax.tree_util.register_dataclass
@@ -83,8 +82,7 @@ def intervals_of_delimiters(token_ids: Int[np.ndarray, " tokens"], delimiter: in
 def positions_of_lengths(prefix_len: int, item_lens: Int[np.ndarray, " items"]) -> Int32[np.ndarray, " tokens"]:
     """Return position ids: every item continues from the end of the prefix, as if it were alone."""
     lens = np.asarray(item_lens, np.int64)
-    in_item = np.arange(lens.sum()) - np.repeat(np.cumsum(lens) - lens, lens)
-    return np.concatenate([np.arange(prefix_len), prefix_len + in_item]).astype(np.int32)
+    return np.concatenate([np.arange(prefix_len), prefix_len + ramp(lens)]).astype(np.int32)
 
 
 def positions_of_delimiters(token_ids: Int[np.ndarray, " tokens"], delimiter: int) -> Int32[np.ndarray, " tokens"]:
@@ -127,7 +125,7 @@ def intervals_of_mask(mask: Bool[np.ndarray, "rows keys"]) -> Intervals:
         )
     place = np.zeros((len(padded), 4), np.int64)
     row, key = np.nonzero(change)
-    place[row, np.arange(len(row)) - np.repeat(np.cumsum(edges) - edges, edges)] = key
+    place[row, ramp(edges)] = key
     return _intervals(*place.T)
 
 

@@ -15,14 +15,16 @@ over segments. There is no mask array anywhere.
 """
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, Int32
 
-from mis_kernels.attention.tiling import TpuBlocks, TpuTiles, build_tpu_tiles
-from mis_kernels.tiles import BlockTiles, build_tiles
+from mis_kernels.ragged import ramp
+
+if TYPE_CHECKING:
+    from mis_kernels.backends import Backend, LaidOut
 
 IntArray = np.ndarray | Array
 
@@ -39,7 +41,6 @@ class Segments:
         page_table: Pages of each context in order, `[contexts, pages_per_context]`.
         page_writes: Page that each run of `page_size` new tokens is written to,
             `[tokens / page_size]`; a number past the last page means nowhere.
-        tiles: The same facts cut into the tiles a backend visits, or None for one that cuts them itself.
     """
 
     context_id: IntArray
@@ -47,20 +48,22 @@ class Segments:
     segment_start: IntArray
     page_table: IntArray
     page_writes: IntArray
-    tiles: BlockTiles | TpuTiles | None
 
     @property
     def num_tokens(self) -> int:
         """New tokens of the step, padding included."""
         return self.context_id.shape[0]
 
-    def shift_pages(self, offset: Array | int) -> "Segments":
+    def shift_pages(self, offset: Array | int) -> Self:
         """Return the same segments in a region of the cache that begins `offset` pages later.
 
         The layers of a model share one cache: layer `i` lives `i * pages_per_layer` pages on.
         """
         return dataclasses.replace(self, page_table=self.page_table + offset, page_writes=self.page_writes + offset)
 
+
+MIN_TOKENS = 64
+"""Steps are padded to multiples of this. With fewer rows a product on XLA:CPU takes another path."""
 
 NOWHERE = 2**30
 """Page number of tokens that are written to no page; no cache has so many."""
@@ -76,12 +79,10 @@ def lay_out(
     page_table: Int32[np.ndarray, "contexts pages_per_context"],
     page_size: int,
     tokens: int,
-    tile_capacity: int | None = None,
-    own_rank_capacity: int | None = None,
-    blocks: TpuBlocks | None = None,
-    tiled: bool = True,
-) -> Segments:
-    """Describe a step by small integer arrays.
+    backend: "Backend",
+    tile_capacity: tuple[int, ...] | None = None,
+) -> "LaidOut":
+    """Describe a step by small integer arrays, and have a backend add what it needs to visit them.
 
     Args:
         starts: First new token of each segment in the packed array, rising, not overlapping. A paged
@@ -94,57 +95,32 @@ def lay_out(
         page_table: Page numbers of each context, in order of position.
         page_size: Tokens in a page.
         tokens: Length of the packed array; tokens outside segments are padding and see nothing.
-        tile_capacity: Length of the context tile list, for a fixed compiled shape; default: as needed.
-        own_rank_capacity: Length of the own-key tile list, likewise; the TPU kernel has one list for both.
-        blocks: Block sizes of the TPU kernel (see `block_sizes`); default: tiles for `xla`.
-        tiled: Whether to make tile lists at all; `native` needs none.
+        backend: Who attends, see `mis_kernels.backends.choose`.
+        tile_capacity: Lengths of its tile lists, for a fixed compiled shape; default: as needed.
 
     Raises:
-        ValueError: segments overlap, leave the array, are misaligned, or need more tiles than fit.
+        ValueError: segments overlap, leave the array, are misaligned, reach beyond the page table, or need more
+            tiles than fit.
     """
     _check(starts, lens, context_lens, context_ids, paged, page_table, page_size, tokens)
-    token = np.arange(tokens, dtype=np.int32)
-    segment_of = np.full(tokens, -1, np.int32)
-    index_in_segment = _ramp(lens)
+    index_in_segment = ramp(lens)
     used = np.repeat(starts, lens) + index_in_segment
-    segment_of[used] = np.repeat(np.arange(len(lens), dtype=np.int32), lens)
+    is_paged = np.repeat(paged, lens)
 
-    context_id = np.zeros(tokens, np.int32)
-    context_len = np.zeros(tokens, np.int32)
-    segment_start = token + 1
+    context_id, context_len = np.zeros(tokens, np.int32), np.zeros(tokens, np.int32)
+    segment_start = np.arange(1, tokens + 1, dtype=np.int32)
     context_id[used] = np.repeat(context_ids, lens)
-    context_len[used] = np.repeat(context_lens, lens) + np.where(np.repeat(paged, lens), index_in_segment + 1, 0)
-    segment_start[used] = np.where(np.repeat(paged, lens), used + 1, np.repeat(starts, lens))
+    context_len[used] = np.repeat(context_lens, lens) + np.where(is_paged, index_in_segment + 1, 0)
+    segment_start[used] = np.where(is_paged, used + 1, np.repeat(starts, lens))
 
     page_writes = np.full(max(tokens // page_size, 1), NOWHERE, np.int32)
     page_counts = -(-lens[paged] // page_size)
-    ramp = _ramp(page_counts)
-    page_writes[np.repeat(starts[paged] // page_size, page_counts) + ramp] = page_table[
-        np.repeat(context_ids[paged], page_counts), np.repeat(context_lens[paged] // page_size, page_counts) + ramp
+    page = ramp(page_counts)
+    page_writes[np.repeat(starts[paged] // page_size, page_counts) + page] = page_table[
+        np.repeat(context_ids[paged], page_counts), np.repeat(context_lens[paged] // page_size, page_counts) + page
     ]
-    if not tiled:
-        return Segments(context_id, context_len, segment_start, page_table, page_writes, None)
-    rows = {"context_id": context_id, "context_len": context_len}
-    if blocks is not None:
-        pages = {"page_table": page_table, "page_size": page_size}
-        tiles = build_tpu_tiles(
-            **rows, **pages, segment_start=segment_start, blocks=blocks, tile_capacity=tile_capacity
-        )
-        return Segments(context_id, context_len, segment_start, page_table, page_writes, tiles)
-    tiles = build_tiles(
-        **rows,
-        segment_of=np.where(segment_start <= token, segment_of, -1),
-        starts=starts,
-        tile_capacity=tile_capacity,
-        own_rank_capacity=own_rank_capacity,
-    )
-    return Segments(context_id, context_len, segment_start, page_table, page_writes, tiles)
-
-
-def _ramp(lens: np.ndarray) -> np.ndarray:
-    """`0 .. n - 1` for every n of `lens`, concatenated."""
-    ends = np.cumsum(lens)
-    return (np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lens, lens)).astype(np.int32)
+    segments = Segments(context_id, context_len, segment_start, page_table, page_writes)
+    return backend.lay_out(segments, page_size, tile_capacity)
 
 
 def _check(

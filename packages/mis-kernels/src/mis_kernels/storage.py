@@ -12,27 +12,6 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from mis_kernels.target import platform
-
-
-def storage_dtype(dtype: DTypeLike, on: str | None = None) -> jnp.dtype:
-    """Return the type in which arrays of `dtype` are best kept on a platform (default: this process's)."""
-    dtype = jnp.dtype(dtype)
-    on_cpu = (on or platform()) == "cpu"
-    return jnp.dtype(jnp.uint16) if on_cpu and dtype == jnp.bfloat16 else dtype
-
-
-LANES = 128
-
-
-def cache_head_dim(head_dim: int) -> int:
-    """Return how wide a KV cache's heads are best stored on this platform.
-
-    TPUs read rows of 128 lanes. XLA stores an array of narrower rows in another order, and would copy the
-    whole cache into rows of 128 and back in every step (8 GiB for Llama-3.2-1B and 131,072 tokens).
-    """
-    return -(-head_dim // LANES) * LANES if platform() == "tpu" else head_dim
-
 
 def to_bits(x: Array) -> Array:
     """Return the bits of a bfloat16 array as uint16; any other array as it is."""

@@ -12,8 +12,8 @@ from mis_kernels.aot.cost import canonical_cost, explain
 from mis_kernels.aot.launch import run_job
 from mis_kernels.aot.schedules import Schedule, read_schedule, tile_bodies
 from mis_kernels.aot.targets import TARGETS, environment
-from mis_kernels.attention.shapes import HEAD_LAYOUTS, device_layouts
-from mis_kernels.attention.tiling import block_sizes
+from mis_kernels.backends.tpu.tiles import block_sizes
+from mis_kernels.heads import HEAD_SHAPES, device_head_shapes
 
 BUNDLES = {"full": 1000, "limited": 1100, "masked": 1200, "rest": 500}
 
@@ -65,31 +65,31 @@ def test_updating_the_baseline_keeps_other_programs(tmp_path: Path) -> None:
 
 
 def test_the_canonical_request_is_priced_tile_by_tile() -> None:
-    target, layout = TARGETS["v6e:1x1"], HEAD_LAYOUTS["qwen3-0.6b"]
-    blocks = block_sizes(chip="v6e", **layout._asdict())
-    cost = canonical_cost(target, layout, blocks, BUNDLES)
+    target, heads = TARGETS["v6e:1x1"], HEAD_SHAPES["qwen3-0.6b"]
+    blocks = block_sizes(chip="v6e", **heads._asdict())
+    cost = canonical_cost(target, heads, blocks, BUNDLES)
     assert cost.tiles["limited"] == 20  # each block of items ends in the context's last 464 tokens
-    assert f"= {cost.milliseconds:.1f} ms" in explain(target, layout, blocks, BUNDLES)
+    assert f"= {cost.milliseconds:.1f} ms" in explain(target, heads, blocks, BUNDLES)
 
 
-def test_the_stored_baseline_covers_every_layout_and_meets_the_targets() -> None:
+def test_the_stored_baseline_covers_every_heads_and_meets_the_targets() -> None:
     stored = baseline.load(BASELINE)
     names = {
-        f"attention kv{layout.kv_heads} g{layout.group} d{layout.head_dim} bfloat16" for layout in device_layouts()
+        f"attention kv{heads.kv_heads} g{heads.group} d{heads.head_dim} bfloat16" for heads in device_head_shapes()
     }
     for target in ("v5e", "v6e:1x1", "v7x"):
         assert names <= stored[target].keys()
     figures = stored["v6e:1x1"]["attention kv8 g2 d128 bfloat16"]
     bundles = {name: figures[f"bundles.{name}"] for name in BUNDLES}
-    target, layout = TARGETS["v6e:1x1"], HEAD_LAYOUTS["qwen3-0.6b"]
-    blocks = block_sizes(chip="v6e", **layout._asdict())
+    target, heads = TARGETS["v6e:1x1"], HEAD_SHAPES["qwen3-0.6b"]
+    blocks = block_sizes(chip="v6e", **heads._asdict())
     assert bundles["full"] / (blocks.tokens * blocks.keys) <= 1450 / (512 * 512)
-    assert canonical_cost(target, layout, blocks, bundles).milliseconds <= 25
+    assert canonical_cost(target, heads, blocks, bundles).milliseconds <= 25
 
 
 @pytest.mark.tpu_aot
 def test_the_kernel_compiles_for_v6e() -> None:
-    [row] = run_job("v6e:1x1", {"what": "kernels", "layouts": [HEAD_LAYOUTS["qwen3-0.6b"]], "dtypes": ["bfloat16"]})
+    [row] = run_job("v6e:1x1", {"what": "kernels", "heads": [HEAD_SHAPES["qwen3-0.6b"]], "dtypes": ["bfloat16"]})
     assert row["bundles"]["full"] > 0
 
 

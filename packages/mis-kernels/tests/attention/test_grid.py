@@ -1,6 +1,5 @@
-"""Parity of the implementations for CPUs over a pairwise cover of everything that a step's shape can be."""
+"""Parity of the backends for CPUs over a pairwise cover of everything that a step's shape can be."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -9,15 +8,12 @@ import numpy as np
 import pytest
 from allpairspy import AllPairs
 
-from kernel_cases import CPU_IMPLEMENTATIONS, Case, Segment, in_float32
+from kernel_cases import ON_CPU, Case, Segment, backend_of, in_float32
 from mis_kernels import segment_attention
 from mis_testing.grids import third
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
-RUN = {
-    name: jax.jit(partial(segment_attention, implementation=name), static_argnames="scale")
-    for name in ("xla", "native")
-}
+attend = jax.jit(segment_attention, static_argnames="scale")
 
 
 class Point(NamedTuple):
@@ -88,14 +84,15 @@ def test_the_cover_reaches_every_value() -> None:
         assert {point[axis] for point in POINTS} == set(values), name
 
 
-@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
+@pytest.mark.parametrize("backend", ON_CPU)
 @pytest.mark.parametrize("point", third(POINTS))
-def test_equals_the_reference(point: Point, implementation: str) -> None:
-    if implementation == "native":
+def test_equals_the_reference(point: Point, backend: str) -> None:
+    if backend == "native":
         point = point._replace(dtype="bfloat16")
-    arrays = case_of(point).arrays(jnp.dtype(point.dtype))
+    case = case_of(point)
+    arrays = case.arrays(jnp.dtype(point.dtype), backend_of(backend, case, point.dtype))
     np.testing.assert_allclose(
-        np.asarray(RUN[implementation](**arrays), np.float32),
+        np.asarray(attend(**arrays), np.float32),
         in_float32(arrays),
         atol=TOLERANCE[point.dtype],
         rtol=TOLERANCE[point.dtype],

@@ -1,6 +1,6 @@
 """What only the native kernel has to keep: its cuts into blocks and tiles, its threads, calls from many devices.
 
-Parity over the shared cases and the isolation of segments are in `test_cpu.py` and `test_grid.py`.
+Parity over the shared cases and the isolation of segments are in `test_backends.py` and `test_grid.py`.
 """
 
 import dataclasses
@@ -30,8 +30,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 def untiled(case: Case) -> dict[str, Any]:
     """The keyword arguments of `segment_attention` for a step in bfloat16 without tile lists."""
-    arrays = case.arrays(jnp.bfloat16)
-    return {**arrays, "segments": dataclasses.replace(arrays["segments"], tiles=None)}
+    return case.arrays(jnp.bfloat16, "native")
 
 
 def attend(arrays: dict[str, Any]) -> np.ndarray:
@@ -90,8 +89,8 @@ def test_bits_of_an_item_cut_by_a_block(before: int, context: int) -> None:
 def test_bits_of_a_chunk_that_begins_inside_a_tile(start: int) -> None:
     arrays = untiled(Case([Segment(640, paged=True)], head_dim=64))
     rows = slice(start, start + 128)
-    later = Case([Segment(128, paged=True)], contexts=(start,), head_dim=64).layout()[0]
-    later = dataclasses.replace(later, tiles=None, page_table=arrays["segments"].page_table)
+    later = Case([Segment(128, paged=True)], contexts=(start,), head_dim=64).layout("native")[0]
+    later = dataclasses.replace(later, page_table=arrays["segments"].page_table)
     part = {**arrays, **{name: arrays[name][rows] for name in "qkv"}, "segments": later}
     np.testing.assert_array_equal(attend(arrays)[rows], attend(part))
 

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from mis_kernels import lay_out, segment_attention
-from mis_kernels.attention.tiling import TpuBlocks
+from mis_kernels import lay_out
+from mis_kernels.backends import ANY_HEADS, choose
+from mis_kernels.backends.tpu.attention import tpu_attention
+from mis_kernels.backends.tpu.tiles import TpuBlocks
 from tpu_cases import Case, arrays, check, items, lay_out_case
 
 CASES = [
@@ -49,8 +51,9 @@ CASES = [
 ]
 
 
-# Other widths and groups alone, of which the grid has more.
-FULL = ("no context", "context of one token", "context below a page edge", "context on a tile edge",
+# Other widths and groups alone, of which the grid has more, and what the catalogue of all backends has, too.
+FULL = ("query and its items", "several contexts", "padding between segments",
+        "no context", "context of one token", "context below a page edge", "context on a tile edge",
         "long context, head_dim 256", "group of seven", "group of eight")  # fmt: skip
 
 
@@ -90,6 +93,7 @@ def test_refuses_segments_laid_out_for_xla() -> None:
         page_table=segments.page_table,
         page_size=64,
         tokens=256,
+        backend=choose(ANY_HEADS, "float32", "xla"),
     )
-    with pytest.raises(ValueError, match="laid out for another implementation"):
-        segment_attention(*inputs, other, scale=1.0, implementation="pallas_tpu")
+    with pytest.raises(ValueError, match="were laid out for xla, not for tpu"):
+        tpu_attention(*inputs, other, scale=1.0)

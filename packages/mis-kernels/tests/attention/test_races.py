@@ -3,7 +3,7 @@
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from mis_kernels.attention.tiling import TpuBlocks
+from mis_kernels.backends.tpu.tiles import TpuBlocks
 from tpu_cases import Case, check, items
 
 TINY = TpuBlocks(tokens=128, keys=128, strip=128, key_step=128)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mis_kernels import Segments
-from mis_kernels.attention.tiling import TpuBlocks
+from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_testing.bits import assert_bits_equal
 from tpu_cases import Case, arrays, assert_agrees, attend, items, lay_out_case
 

@@ -1,4 +1,4 @@
-"""The glue kernel against plain XLA, in both interpreters."""
+"""Norms and RoPE of every backend against plain XLA."""
 
 import itertools
 
@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from kernel_cases import NEEDS_NATIVE, on_host
-from mis_kernels.glue.api import norm_rope, rotary_tables
-from mis_kernels.glue.norms import rms_norm
-from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
-from mis_kernels.glue.reference import norm_rope_reference
+from kernel_cases import NEEDS_NATIVE, SMALL, on_host
+from mis_kernels import norm_rope, rms_norm, rotary_tables
+from mis_kernels.backends import ANY_HEADS, choose
+from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
+from mis_kernels.backends.xla.rope import norm_rope as norm_rope_reference
 from mis_kernels.target import compiling_for
 from mis_testing.bits import assert_bits_equal
 from mis_testing.grids import third
 
 REFERENCE = jax.jit(norm_rope_reference, static_argnums=5)
+TPU = TpuBackend(ANY_HEADS, "float32", SMALL)
 LAYOUTS = [(8, 2, 128), (2, 7, 64), (1, 8, 64), (4, 1, 128), (2, 3, 96), (1, 4, 256)]
 
 
@@ -40,7 +42,7 @@ def assert_same(found: tuple, expected: tuple, dtype: str) -> None:
 
 def by_kernel(given: tuple, interpret: bool | pltpu.InterpretParams) -> tuple:
     with compiling_for(interpret=interpret):
-        return pallas_tpu_norm_rope(*given)
+        return tpu_norm_rope(*given)
 
 
 def by_reference(given: tuple) -> tuple:
@@ -90,18 +92,19 @@ def test_plain_xla_normalises_each_row() -> None:
 @NEEDS_NATIVE
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_native_implementation_equals_plain_xla(layout: tuple[int, int, int], normed: bool) -> None:
+def test_native_equals_plain_xla(layout: tuple[int, int, int], normed: bool) -> None:
     given = arguments(*layout, "bfloat16", normed, tokens=70)
-    assert_same(norm_rope(*given, implementation="native"), REFERENCE(*given), "bfloat16")
+    assert_same(norm_rope(*given, backend="native"), REFERENCE(*given), "bfloat16")
     x, weight = given[0].reshape(-1, layout[2]), jnp.linspace(-2, 2, layout[2], dtype=jnp.bfloat16)
     x32 = np.asarray(x, np.float32)
     expected = x32 / np.sqrt((x32**2).mean(1, keepdims=True) + 1e-6) * np.asarray(weight, np.float32)
-    np.testing.assert_allclose(np.asarray(rms_norm(x, weight, 1e-6), np.float32), expected, atol=2e-2, rtol=1e-2)
+    found = np.asarray(choose(ANY_HEADS, "bfloat16", "native").rms_norm(x, weight, 1e-6), np.float32)
+    np.testing.assert_allclose(found, expected, atol=2e-2, rtol=1e-2)
 
 
 def test_native_is_refused_where_it_cannot_run() -> None:
-    with pytest.raises(ValueError, match="native is not available here for float32 heads of 128"):
-        norm_rope(*arguments(1, 1, 128, "float32", True), implementation="native")
+    with pytest.raises(ValueError, match="backend: native computes bfloat16, not float32"):
+        norm_rope(*arguments(1, 1, 128, "float32", True), backend="native")
 
 
 def test_the_kernel_has_no_races_and_reads_nothing_it_was_not_given() -> None:
@@ -111,15 +114,15 @@ def test_the_kernel_has_no_races_and_reads_nothing_it_was_not_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "implementation",
-    [pytest.param("xla", marks=pytest.mark.gpu), pytest.param("pallas_tpu", marks=pytest.mark.tpu)],
+    "backend",
+    [pytest.param("xla", marks=pytest.mark.gpu), pytest.param("tpu", marks=pytest.mark.tpu)],
 )
-def test_rotation_is_that_of_complex_numbers(implementation: str, interpret: bool) -> None:
+def test_rotation_is_that_of_complex_numbers(backend: str, interpret: bool) -> None:
     """Pairs (i, i + half) turn by their angle: multiplication by exp(i angle)."""
     dim, tokens = 128, 64
     qkv, cos, sin, *_ = arguments(1, 1, dim, "float32", False)
     with compiling_for(interpret=interpret):
-        q, _, v = norm_rope(qkv, cos, sin, None, None, 0.0, implementation=implementation)
+        q, _, v = norm_rope(qkv, cos, sin, None, None, 0.0, backend=TPU if backend == "tpu" else backend)
     inverse = 1e4 ** -np.linspace(0, 1, dim // 2, endpoint=False)
     turn = np.exp(1j * np.arange(tokens)[:, None] * 37 * inverse)
     x = np.asarray(qkv[:, 0, 0])
@@ -141,4 +144,4 @@ def test_bad_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="both or neither"):
         norm_rope(qkv, cos, sin, weight, None, 1e-6)
     with pytest.raises(ValueError, match="'cuda' is unknown"):
-        norm_rope(qkv, cos, sin, None, None, 1e-6, implementation="cuda")
+        norm_rope(qkv, cos, sin, None, None, 1e-6, backend="cuda")

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from mis_kernels import segment_attention, write_pages
 from mis_kernels.aot.targets import TARGETS, mesh
-from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
+from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.target import compiling_for
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -37,14 +37,13 @@ def programs() -> Iterator[Program]:
         yield lambda *a: segment_attention(*a, scale=0.1), (*arrays(case, pages, segments), segments)
 
     def write(pages: Array, new: Array, writes: Array) -> Array:
-        segments = dataclasses.replace(test_pages.step(), page_writes=writes)
-        return write_pages(pages, new, segments, implementation="pallas_tpu")
+        return write_pages(pages, new, dataclasses.replace(test_pages.step(test_pages.TPU), page_writes=writes))
 
     for head_dim in test_pages.WIDTHS:
         yield write, test_pages.arrays(head_dim, "bfloat16")
     for layout in test_norm_rope.LAYOUTS:
         given = test_norm_rope.arguments(*layout, "bfloat16", True)
-        yield lambda *a: pallas_tpu_norm_rope(*a, 1e-6), given[:-1]
+        yield lambda *a: tpu_norm_rope(*a, 1e-6), given[:-1]
 
 
 def main(tests: Path) -> None:

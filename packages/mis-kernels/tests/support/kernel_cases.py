@@ -1,4 +1,4 @@
-"""Random steps for tests of attention: segments, tensors, and a cache full of NaN where nobody wrote."""
+"""Steps for tests of every backend: segments, random tensors, and a cache full of NaN where nobody wrote."""
 
 import shutil
 from collections.abc import Sequence
@@ -12,9 +12,15 @@ import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
 
-from mis_kernels import Segments, lay_out, native, reference_attention, write_pages
+from mis_kernels import lay_out, reference_attention, write_pages
+from mis_kernels.backends import ANY_HEADS, Backend, LaidOut, choose
+from mis_kernels.backends.native import library as native
+from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.tiles import TpuBlocks
+from mis_kernels.heads import HeadShape
 
 PAGE = 64
+SMALL = TpuBlocks(tokens=128, keys=128, strip=128, key_step=64)
 # Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.
 write_pages = jax.jit(write_pages)
 _reference = jax.jit(reference_attention, static_argnames="scale")
@@ -30,7 +36,7 @@ def without_native() -> str:
 
 NEEDS_NATIVE = pytest.mark.skipif(bool(without_native()), reason=without_native())
 NATIVE = pytest.param("native", marks=NEEDS_NATIVE)
-CPU_IMPLEMENTATIONS = ["xla", NATIVE]
+ON_CPU = ["xla", NATIVE]
 
 
 def on_host() -> AbstractContextManager[Any]:
@@ -77,8 +83,8 @@ class Case:
     seed: int = 0
     gap: int = 0  # padding tokens between segments
 
-    def layout(self) -> tuple[Segments, np.ndarray]:
-        """Return the segments and the first row of each."""
+    def layout(self, backend: Backend | str = "xla") -> tuple[LaidOut, np.ndarray]:
+        """Return the segments, laid out for a backend, and the first row of each."""
         starts, row = [], 0
         for segment in self.segments:
             row = -(-row // PAGE) * PAGE if segment.paged else row
@@ -100,6 +106,7 @@ class Case:
                 page_table=self.page_table(),
                 page_size=PAGE,
                 tokens=tokens,
+                backend=choose(ANY_HEADS, "bfloat16", backend) if isinstance(backend, str) else backend,
             ),
             np.array(starts, np.int32),
         )
@@ -111,9 +118,9 @@ class Case:
         shuffled = np.random.default_rng(self.seed).permutation(len(self.contexts) * pages + 3)
         return shuffled[: len(self.contexts) * pages].reshape(len(self.contexts), pages).astype(np.int32)
 
-    def arrays(self, dtype: jnp.dtype) -> dict[str, object]:
+    def arrays(self, dtype: jnp.dtype, backend: Backend | str = "xla") -> dict[str, object]:
         """Return the keyword arguments of `segment_attention`, pages written."""
-        segments, starts = self.layout()
+        segments, starts = self.layout(backend)
         table = self.page_table()
         shape = (self.kv_heads, table.size + 3, PAGE, self.head_dim)
         caches = [np.full(shape, np.nan, np.float32) for _ in range(2)]
@@ -149,3 +156,31 @@ class Case:
     @staticmethod
     def _random(*key: int, size: tuple[int, ...]) -> np.ndarray:
         return np.random.default_rng(key).standard_normal(size, dtype=np.float32)
+
+
+def backend_of(name: str, case: Case, dtype: str) -> Backend:
+    """Return a backend for the heads of a case; for TPUs with small blocks, so that steps have several."""
+    heads = HeadShape(case.kv_heads * case.group, case.kv_heads, case.head_dim)
+    return TpuBackend(heads, dtype, SMALL) if name == "tpu" else choose(heads, dtype, name)
+
+
+CASES: dict[str, Case] = {
+    "one item without context": Case([Segment(3)]),
+    "items behind a short context": Case([Segment(n) for n in (5, 1, 20, 7)], contexts=(100,)),
+    "context ends on a page edge": Case([Segment(9), Segment(2)], contexts=(128,)),
+    "context longer than a tile": Case([Segment(20)] * 10, contexts=(1300,), kv_heads=1),
+    "many contexts in one block": Case([Segment(4, context=c) for c in range(6)], contexts=(1, 63, 64, 65, 600, 0)),
+    "a query in one chunk": Case([Segment(200, paged=True)]),
+    "a later chunk of a query": Case([Segment(130, paged=True)], contexts=(512,)),
+    "a query and items in one step": Case([Segment(100, paged=True)] + [Segment(6, context=1)] * 3, contexts=(0, 70)),
+    "an item longer than a block": Case([Segment(3), Segment(300), Segment(4)], contexts=(65,)),
+    "an item that crosses blocks": Case([Segment(250), Segment(20), Segment(20)], contexts=(65,), group=1),
+    "items see parts of a context": Case([Segment(5, context_len=n) for n in (0, 1, 64, 99)], contexts=(100,)),
+    "padding between segments": Case([Segment(5), Segment(6)], contexts=(30,), gap=9, tokens=64),
+    "head_dim 64, group 7": Case([Segment(20)] * 4, contexts=(200,), group=7, head_dim=64),
+    "head_dim 96, multi-query": Case([Segment(20)] * 4, contexts=(200,), kv_heads=1, group=8, head_dim=96),
+    "head_dim 128, group 1": Case([Segment(20)] * 4, contexts=(200,), kv_heads=8, group=1, head_dim=128),
+    "head_dim 256": Case([Segment(20)] * 4, contexts=(200,), group=4, head_dim=256),
+    "context of 40,000 tokens": Case([Segment(4), Segment(1)], contexts=(40_000,), kv_heads=1, group=1),
+    "2,000 items": Case([Segment(1 + n % 4) for n in range(2000)], contexts=(129,), kv_heads=1, group=1),
+}

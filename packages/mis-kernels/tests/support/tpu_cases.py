@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from kernel_cases import on_host
-from mis_kernels import Segments, lay_out, reference_attention, segment_attention
-from mis_kernels.attention.tiling import TpuBlocks
+from kernel_cases import SMALL, on_host
+from mis_kernels import lay_out, reference_attention, segment_attention
+from mis_kernels.backends import ANY_HEADS, LaidOut
+from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.target import compiling_for
 
 # Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.
 _reference = jax.jit(reference_attention, static_argnames="scale")
 
 Interpret = bool | pltpu.InterpretParams
-
-SMALL = TpuBlocks(tokens=128, keys=128, strip=128, key_step=64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ def items(context: int, cached: int, *lens: int) -> tuple[tuple[int, int, int, b
     return tuple((context, cached, n, False) for n in lens)
 
 
-def lay_out_case(case: Case) -> tuple[Segments, int]:
+def lay_out_case(case: Case) -> tuple[LaidOut, int]:
     """Lay a case out; paged segments start on page edges, a hole of 3 tokens follows other segments now and then."""
     contexts = max((s[0] + 1 for s in case.segments), default=1)
     contexts = max(contexts, case.contexts)
@@ -73,13 +73,13 @@ def lay_out_case(case: Case) -> tuple[Segments, int]:
         page_table=pages.reshape(contexts, -1) + 1,
         page_size=case.page_size,
         tokens=case.tokens,
-        blocks=case.blocks,
-        tile_capacity=case.tile_capacity,
+        backend=TpuBackend(ANY_HEADS, case.dtype, case.blocks),
+        tile_capacity=None if case.tile_capacity is None else (case.tile_capacity,),
     )
     return segments, contexts * pages_per_context + 2
 
 
-def arrays(case: Case, pages: int, segments: Segments, seed: int = 0) -> tuple[jax.Array, ...]:
+def arrays(case: Case, pages: int, segments: LaidOut, seed: int = 0) -> tuple[jax.Array, ...]:
     """Random inputs; memory and rows that nobody sees hold NaN."""
     random = np.random.default_rng(seed)
     shape = (case.tokens, case.kv_heads, case.head_dim)
@@ -99,23 +99,23 @@ def arrays(case: Case, pages: int, segments: Segments, seed: int = 0) -> tuple[j
     return tuple(jnp.asarray(x.astype(jnp.dtype(case.dtype))) for x in (q, k, v, k_pages, v_pages))
 
 
-def live(segments: Segments) -> np.ndarray:
+def live(segments: LaidOut) -> np.ndarray:
     """Rows that see anything."""
     return (segments.context_len > 0) | (segments.segment_start <= np.arange(segments.num_tokens))
 
 
-def attend(inputs: Sequence[jax.Array], segments: Segments, scale: float, interpret: Interpret) -> np.ndarray:
+def attend(inputs: Sequence[jax.Array], segments: LaidOut, scale: float, interpret: Interpret) -> np.ndarray:
     """What the kernel makes of a step, its addresses checked."""
     return np.asarray(_attend(tuple(inputs), segments, scale, interpret))
 
 
 @partial(jax.jit, static_argnames=("scale", "interpret"))
-def _attend(inputs: tuple[jax.Array, ...], segments: Segments, scale: float, interpret: Interpret) -> jax.Array:
+def _attend(inputs: tuple[jax.Array, ...], segments: LaidOut, scale: float, interpret: Interpret) -> jax.Array:
     with compiling_for(interpret=interpret, bounds_checks=True):
         return segment_attention(*inputs, segments, scale=scale)
 
 
-def assert_agrees(out: np.ndarray, inputs: Sequence[jax.Array], segments: Segments, scale: float) -> None:
+def assert_agrees(out: np.ndarray, inputs: Sequence[jax.Array], segments: LaidOut, scale: float) -> None:
     """Fail unless the kernel's output is the reference's, and zero where nothing is seen.
 
     Matrix units multiply float32 in several passes of bfloat16.

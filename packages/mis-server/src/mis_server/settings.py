@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mis_core.config import EngineConfig, option
 from mis_core.errors import ConfigError
-from mis_core.scoring.validation import Limits
+from mis_core.scoring.limits import Limits
 
 _AT_LEAST_ONE = (
     "max_items_per_request",

@@ -6,7 +6,7 @@ from typing import Any
 
 from mis_bench.estimate.chips import Chip
 from mis_kernels.aot.cost import FETCH_BUNDLES
-from mis_kernels.glue.pallas_tpu import BLOCK_TOKENS
+from mis_kernels.backends.tpu.norm_rope import BLOCK_TOKENS
 
 _WIRED = 0.5  # of a chip's links, in slices of one host
 

@@ -157,8 +157,8 @@ def _compile(target: Target, job: dict[str, Any]) -> dict[str, Any]:
 def _schedules(topology: str, heads: list[int]) -> dict[str, dict[str, int]]:
     """Compile the kernels alone; return the bundles of attention's tiles and of the norm and RoPE kernel."""
     try:
-        (attention,) = run_job(topology, {"what": "kernels", "layouts": [heads], "dtypes": ["bfloat16"]})
-        (glue,) = run_job(topology, {"what": "glue", "layouts": [heads]})
+        (attention,) = run_job(topology, {"what": "kernels", "heads": [heads], "dtypes": ["bfloat16"]})
+        (glue,) = run_job(topology, {"what": "glue", "heads": [heads]})
     except RuntimeError as error:
         raise EstimateError(str(error)) from None
     return {"attention": attention["bundles"], "norm_rope": glue["bundles"]}

@@ -18,13 +18,14 @@ from mis_bench.estimate.hlo import read_operations
 from mis_bench.estimate.traffic import plan_requests
 from mis_bench.workload import build_workload
 from mis_core.aot.programs import compile_head, compile_step
-from mis_core.models.parallel import DATA, TENSOR, spread_heads
+from mis_core.models.parallel import DATA, TENSOR, backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
-from mis_core.runner.buckets import PAIRS, normalised_rows, token_buckets
-from mis_core.runner.layout import Layouts
+from mis_core.runner.arrays import step_arrays
+from mis_core.runner.buckets import PAIRS, token_buckets
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.aot.targets import TARGETS, mesh
-from mis_kernels.attention.tiling import KINDS, TpuTiles
+from mis_kernels.backends import Backend
+from mis_kernels.backends.tpu.tiles import count_tiles
 from mis_kernels.target import compiling_for
 
 _CONTEXTS = 8
@@ -40,18 +41,17 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     spread, dtype = spread_heads(config, tensor), jnp.dtype("bfloat16")
     context_pages = -(-(len(workload.query) + max(map(len, workload.items))) // PAGE_SIZE) + 1
     with compiling_for(target.chip):
+        backend = backend_for(spread, dtype, on)
         shape = StepShape(
             tokens=job["step_tokens"],
             scored=max(256, job["step_tokens"] // 8),
             contexts=_CONTEXTS,
             pages_per_context=context_pages,
-            alignment=Layouts.alignment(spread, dtype, on),
+            alignment=backend.alignment,
             shards=data,
         )
         pages = (job["requests"] + 2) * context_pages
         plans = plan_requests(workload, job["requests"], shape, pages, apply_softmax=job["apply_softmax"])
-        layouts = Layouts.of_model(spread, dtype, on, shape)
-        assert layouts.blocks is not None, "TPUs have block sizes"
         sizes = [next(size for size in token_buckets(shape.tokens) if size >= plan.rows) for plan in plans]
         programs = {}
         for size in sorted(set(sizes)):
@@ -59,7 +59,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             plan = plans[sizes.index(size)]
             programs[size] = _described(compile_step(config, on, plan, bucket, pages=pages))
         labels, normalise = compile_head(config, on, shape)
-        steps = [_step(plan, size, layouts) for plan, size in zip(plans, sizes, strict=True)]
+        steps = [_step(plan, size, backend, shape) for plan, size in zip(plans, sizes, strict=True)]
     heads = (spread.heads // tensor, spread.kv_heads // tensor, spread.head_dim)
     return {
         "steps": steps,
@@ -67,7 +67,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         "labels": _described(labels),
         "normalise": _described(normalise),
         "heads": heads,
-        "block_tokens": layouts.blocks.tokens,
+        "block_tokens": backend.alignment,
     }
 
 
@@ -82,21 +82,19 @@ def _described(compiled: jax.stages.Compiled) -> dict[str, Any]:
     }
 
 
-def _step(plan: StepPlan, size: int, layouts: Layouts) -> dict[str, Any]:
+def _step(plan: StepPlan, size: int, backend: Backend, shape: StepShape) -> dict[str, Any]:
     """Describe a step: its size, and the work of its fullest device in tiles of attention."""
-    segments = layouts.lay_out(plan, size, min(size, layouts.shape.scored))[3]
-    assert isinstance(segments.tiles, TpuTiles)
-    tiles = np.diff(np.asarray(segments.tiles.bounds)).reshape(len(plan.shards), -1, KINDS).sum(1)
+    segments = step_arrays(backend, shape, plan, size, min(size, shape.scored))[3]
     pairs = sum(reading.label_ids.size for reading in plan.readings)
     normalised = sum(len(reading.items) for reading in plan.readings if reading.normalise)
     return {
         "size": size,
         "new_tokens": plan.new_tokens,
         "rows": [shard.rows for shard in plan.shards],
-        "tiles": tiles.tolist(),
+        "tiles": count_tiles(segments.tiles).tolist(),
         "writes_pages": bool(any(shard.paged.any() for shard in plan.shards)),
         "label_calls": -(-pairs // PAIRS),
-        "normaliser_calls": -(-normalised // normalised_rows(len(plan.shards))),
+        "normaliser_calls": -(-normalised // (backend.normalised_rows * len(plan.shards))),
     }
 
 

@@ -7,6 +7,7 @@ answers every line, `{"workload": NAME, "calls": N}` or `{"yardstick": N}`, with
 "cpu_s": [N seconds]}`. It ends with its input.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -57,20 +58,26 @@ def _about(engine: Any) -> dict[str, Any]:
 
     import mis_core
 
-    try:
-        from mis_kernels import native
-
-        is_native = native.is_loaded()
-    except ImportError:  # versions before the native library
-        is_native = False
     return {
         "source": mis_core.__file__,
         "version": mis_core.__version__,
         "platform": jax.default_backend(),
         "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
         "dtype": engine.config.dtype,
-        "native": is_native,
+        "native": _is_native(),
     }
+
+
+def _is_native() -> bool:
+    """Whether the native CPU library is in use, in whichever way this version can be asked."""
+    try:
+        from mis_kernels import backends
+    except ImportError:  # versions before backends
+        try:
+            return importlib.import_module("mis_kernels.native").is_loaded()
+        except ImportError:  # versions before the native library
+            return False
+    return backends.choose(backends.ANY_HEADS, "bfloat16").name == "native"
 
 
 def _only_for_answers() -> TextIO:

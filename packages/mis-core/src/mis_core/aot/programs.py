@@ -9,13 +9,13 @@ from jax.sharding import PartitionSpec as P
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
-from mis_core.models.parallel import DATA, TENSOR, partition, spread_heads
-from mis_core.runner.buckets import PAIRS, normalised_rows
+from mis_core.models.parallel import DATA, TENSOR, backend_for, partition, spread_heads
+from mis_core.runner.arrays import step_arrays
+from mis_core.runner.buckets import PAIRS
 from mis_core.runner.head import label_logits, log_sum_exp
-from mis_core.runner.layout import Layouts
 from mis_core.runner.step import make_step
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
-from mis_kernels import cache_head_dim, storage_dtype
+from mis_kernels.backends import Backend
 
 
 def compile_step(
@@ -33,18 +33,18 @@ def compile_step(
         dtype: Type of weights and activations.
         pages: Pages of the KV cache.
     """
-    spread, stored = spread_heads(config, mesh.shape[TENSOR]), storage_dtype(dtype)
-    graph, abstract = _abstract_weights(config, mesh, dtype)
+    spread = spread_heads(config, mesh.shape[TENSOR])
+    backend = backend_for(spread, jnp.dtype(dtype), mesh)
+    graph, abstract = _abstract_weights(spread, mesh, backend)
 
     def on_mesh(shape: tuple[int, ...], dtype: jnp.dtype, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
-    cache_shape = (spread.kv_heads, spread.layers * pages, PAGE_SIZE, cache_head_dim(spread.head_dim))
-    cache = on_mesh(cache_shape, stored, P(TENSOR))
-    layouts = Layouts.of_model(spread, jnp.dtype(dtype), mesh, shape)
-    arrays = layouts.lay_out(plan, shape.tokens, min(shape.scored, shape.tokens))
+    cache_shape = (spread.kv_heads, spread.layers * pages, PAGE_SIZE, backend.cache_head_dim)
+    cache = on_mesh(cache_shape, backend.storage_dtype, P(TENSOR))
+    arrays = step_arrays(backend, shape, plan, shape.tokens, min(shape.scored, shape.tokens))
     arrays = jax.tree.map(lambda x: on_mesh(x.shape, x.dtype, P(DATA)), arrays)
-    step = jax.jit(make_step(graph, abstract, mesh, pages), donate_argnums=1)
+    step = jax.jit(make_step(graph, abstract, mesh, pages, backend), donate_argnums=1)
     return step.lower(abstract, (cache, cache), *arrays).compile()
 
 
@@ -87,9 +87,11 @@ def compile_head(
         dtype: Type of weights and activations.
 
     Returns:
-        The programs for `PAIRS` pairs and for `normalised_rows` rows.
+        The programs for `PAIRS` pairs and for as many rows as one call normalises.
     """
-    graph, abstract = _abstract_weights(config, mesh, dtype)
+    spread = spread_heads(config, mesh.shape[TENSOR])
+    backend = backend_for(spread, jnp.dtype(dtype), mesh)
+    graph, abstract = _abstract_weights(spread, mesh, backend)
 
     def ints(size: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=NamedSharding(mesh, P()))
@@ -100,13 +102,12 @@ def compile_head(
     normalise = jax.jit(lambda weights, *arrays: log_sum_exp(nnx.merge(graph, weights), mesh, *arrays))
     return (
         labels.lower(abstract, hidden, ints(PAIRS), ints(PAIRS)).compile(),
-        normalise.lower(abstract, hidden, ints(normalised_rows(mesh.shape[DATA]))).compile(),
+        normalise.lower(abstract, hidden, ints(backend.normalised_rows * mesh.shape[DATA])).compile(),
     )
 
 
-def _abstract_weights(config: ModelConfig, mesh: Mesh, dtype: str) -> tuple[nnx.GraphDef, nnx.State]:
-    spread = spread_heads(config, mesh.shape[TENSOR])
-    graph, weights = nnx.split(nnx.eval_shape(lambda: Decoder(spread, storage_dtype(dtype))))
+def _abstract_weights(spread: ModelConfig, mesh: Mesh, backend: Backend) -> tuple[nnx.GraphDef, nnx.State]:
+    graph, weights = nnx.split(nnx.eval_shape(lambda: Decoder(spread, backend.storage_dtype, backend)))
     flat = nnx.to_flat_state(weights)
 
     def on_mesh(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -17,11 +17,9 @@ from mis_core.engine.loop import EngineLoop
 from mis_core.errors import ConfigError, ModelError, RequestError
 from mis_core.hub import resolve_model
 from mis_core.models.config import read_model_config
-from mis_core.models.numerics import fastest_dtype
 from mis_core.models.parallel import make_mesh, spread_heads
 from mis_core.models.weights import load_decoder
 from mis_core.runner.buckets import token_buckets
-from mis_core.runner.layout import Layouts
 from mis_core.runner.memory import Resident, cache_pages, token_budget
 from mis_core.runner.runner import Runner
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
@@ -30,6 +28,7 @@ from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
 from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_blocking
 from mis_core.tokenization import Tokenizer
+from mis_kernels.backends import explain, fastest_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +74,7 @@ class Engine:
         spread = spread_heads(model, config.tp_size)
         logger.info("Loading %s as %s (%s).", directory.name, dtype, reason)
         decoder = load_decoder(directory, model, jnp.dtype(dtype), mesh, progress)
+        logger.info("Steps are computed by %s.", explain(decoder.backend.heads, dtype))
         budget = token_budget(config, spread, mesh)
         pages, self.context_length = cache_pages(config, spread, mesh, budget)
         shape = StepShape(
@@ -82,7 +82,7 @@ class Engine:
             scored=max(256, budget // 8),
             contexts=_CONTEXTS,
             pages_per_context=-(-self.context_length // PAGE_SIZE),
-            alignment=Layouts.alignment(spread, jnp.dtype(dtype), mesh),
+            alignment=decoder.backend.alignment,
             shards=config.dp_size,
         )
         runner = Runner(decoder, mesh, shape, pages)

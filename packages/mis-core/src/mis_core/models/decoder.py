@@ -18,11 +18,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int32, Shaped
 
 from mis_core.models.config import ModelConfig
-from mis_core.models.numerics import Weight, gated_linear, linear, materialised
 from mis_core.models.parallel import add_product, gather_columns
 from mis_core.models.rope import frequencies
-from mis_kernels import from_bits, norm_rope, rms_norm, rotary_tables, to_bits
-from mis_kernels.packed import PackedWeight
+from mis_kernels import from_bits, norm_rope, rotary_tables, to_bits
+from mis_kernels.backends import Backend
 
 Cache = Any
 """KV cache: any pytree that `attend` takes and returns."""
@@ -36,16 +35,16 @@ class DecoderLayer(nnx.Module):
 
     The columns of `qkv` keep a KV head, its query heads and its value head together, and so do the rows of
     `out`, so that sharding by KV head cuts one axis. Weights have the two dimensions of their product last:
-    TPUs would copy others into another layout in every step.
+    TPUs would copy others into another order in every step.
     """
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, backend: Backend) -> None:
         def weight(*shape: int) -> nnx.Param:
             return nnx.Param(jnp.zeros(shape, dtype))
 
         heads = (config.kv_heads, config.group + 2, config.head_dim)
         width = config.head_dim * config.kv_heads
-        self.config = config
+        self.config, self.backend = config, backend
         self.attention_norm = weight(config.embed)
         self.qkv = weight(config.embed, (config.group + 2) * width)
         if config.qkv_bias:
@@ -81,29 +80,29 @@ class DecoderLayer(nnx.Module):
                 x, attended = x[rows], attended[rows]
             with jax.named_scope("out"):
                 bias = self.out_bias[...] if self.config.attention_bias else None
-                x = add_product(x, attended, self.out[...], bias)
+                x = add_product(self.backend, x, attended, self.out[...], bias)
         with jax.named_scope("mlp"):
             normed = self._normed(x, self.mlp_norm)
             with jax.named_scope("gate_up"):
                 bias = self.gate_up_bias[...] if self.config.mlp_bias else None
-                gated = materialised(gated_linear(normed, self.gate_up[...], bias))
+                gated = self.backend.materialised(self.backend.gated_linear(normed, self.gate_up[...], bias))
             with jax.named_scope("down"):
                 bias = self.down_bias[...] if self.config.mlp_bias else None
-                x = add_product(x, gated, self.down[...], bias)
+                x = add_product(self.backend, x, gated, self.down[...], bias)
         return x, cache
 
     def _normed(self, x: Array, scale: nnx.Param) -> Array:
         with jax.named_scope("norm"):
-            return materialised(rms_norm(x, scale[...], self.config.norm_epsilon))
+            return self.backend.materialised(self.backend.rms_norm(x, scale[...], self.config.norm_epsilon))
 
     def _project(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         config = self.config
         with jax.named_scope("qkv"):
-            qkv = linear(x, self.qkv[...]).reshape(len(x), -1, config.group + 2, config.head_dim)
+            qkv = self.backend.linear(x, self.qkv[...]).reshape(len(x), -1, config.group + 2, config.head_dim)
             if config.qkv_bias:
                 qkv = qkv + self.qkv_bias[...]
         norms = (self.q_norm[...], self.k_norm[...]) if config.family.qk_norm else (None, None)
-        return norm_rope(qkv, *tables, *norms, config.norm_epsilon)
+        return norm_rope(qkv, *tables, *norms, config.norm_epsilon, backend=self.backend)
 
 
 class Decoder(nnx.Module):
@@ -112,10 +111,17 @@ class Decoder(nnx.Module):
     Weights may be kept as their bits (see `mis_kernels.storage`); they become floats where they are used.
     """
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, backend: Backend) -> None:
+        """Declare the parameters.
+
+        Args:
+            config: The model's shape, its heads spread over the devices.
+            dtype: Type of the parameters as they are stored.
+            backend: Who computes on each device's share.
+        """
+        self.config, self.backend = config, backend
         self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.embed), dtype))
-        self.layers = nnx.vmap(lambda _: DecoderLayer(config, dtype), axis_size=config.layers, in_axes=0)(
+        self.layers = nnx.vmap(lambda _: DecoderLayer(config, dtype, backend), axis_size=config.layers, in_axes=0)(
             jnp.arange(config.layers)
         )
         self.norm = nnx.Param(jnp.zeros(config.embed, dtype))
@@ -145,8 +151,9 @@ class Decoder(nnx.Module):
         graph, stacked = nnx.split(self.layers)
 
         def layer(x: Array, cache: Cache, index: Array, rows: Array | None = None) -> tuple[Array, Cache]:
-            weights = jax.tree.map(lambda weight: _at_layer(weight, index), stacked, is_leaf=_is_packed)
-            return nnx.merge(graph, weights)(x, tables, attend, cache, index, rows)
+            flat = nnx.to_flat_state(stacked)
+            weights = {path: leaf.replace(self.backend.at_layer(leaf.get_value(), index)) for path, leaf in flat}
+            return nnx.merge(graph, nnx.from_flat_state(weights))(x, tables, attend, cache, index, rows)
 
         # Where weights are bits, so are activations between layers: XLA:CPU would convert them by a copy.
         kept = to_bits if self.embedding[...].dtype == jnp.uint16 else lambda x: x
@@ -163,15 +170,4 @@ class Decoder(nnx.Module):
         with jax.named_scope("last_layer"):
             x, cache = layer(from_bits(x), cache, jnp.int32(last), rows)
         with jax.named_scope("final_norm"):
-            return rms_norm(x, from_bits(self.norm[...]), self.config.norm_epsilon), cache
-
-
-def _is_packed(weight: object) -> bool:
-    return isinstance(weight, PackedWeight)
-
-
-def _at_layer(weight: Weight, layer: Array) -> Weight:
-    """Return one layer's part of a stacked weight."""
-    if isinstance(weight, PackedWeight):
-        return weight.at_layer(layer)
-    return from_bits(lax.dynamic_index_in_dim(weight, layer, 0, keepdims=False))
+            return self.backend.rms_norm(x, from_bits(self.norm[...]), self.config.norm_epsilon), cache

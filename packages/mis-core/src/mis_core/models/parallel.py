@@ -18,9 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from mis_core.errors import ConfigError
 from mis_core.models.config import ModelConfig
-from mis_core.models.numerics import Weight, linear
-from mis_kernels.attention.shapes import HeadLayout
-from mis_kernels.packed import is_available
+from mis_kernels.backends import Backend, Weight, choose
+from mis_kernels.heads import HeadShape
 
 DATA = "data"
 """Mesh axis that new tokens are cut over; weights and cache are the same along it."""
@@ -37,42 +36,35 @@ _LAYER_AXES: dict[str, P] = {
     "down": P(None, TENSOR),
 }
 
-# The same cuts through tiles, `[layers, (2,) out / 16, in / 32, 512]`.
-_PACKED_AXES: dict[str, P] = {
-    "qkv": P(None, TENSOR),
-    "out": P(None, None, TENSOR),
-    "gate_up": P(None, None, TENSOR),
-    "down": P(None, None, TENSOR),
-}
-
-PACKABLE = tuple(_PACKED_AXES)
+PRODUCTS = ("qkv", "out", "gate_up", "down")
 """Names of a layer's weights that products are made with."""
 
 
-def partition(path: tuple[Any, ...], packed: bool = False) -> P:
-    """Return how the parameter at a path of the decoder is cut; layers are stacked along the first axis.
-
-    Args:
-        path: Names from the decoder down to the parameter.
-        packed: Whether the parameter is a `PackedWeight`.
-    """
+def partition(path: tuple[Any, ...]) -> P:
+    """Return how the parameter at a path of the decoder is cut; layers are stacked along the first axis."""
     if path[0] == "layers":
-        return (_PACKED_AXES if packed else _LAYER_AXES).get(path[1], P())
+        return _LAYER_AXES.get(path[1], P())
     return P(None, TENSOR) if path[0] in ("embedding", "head") else P()
 
 
-def packs(config: ModelConfig, devices: int, dtype: jnp.dtype) -> bool:
-    """Whether every product of a layer can use packed weights on each of `devices`.
+def backend_for(config: ModelConfig, dtype: jnp.dtype, mesh: Mesh) -> Backend:
+    """Return what computes a model on a mesh; the config's heads are spread over it."""
+    devices = mesh.shape[TENSOR]
+    heads = HeadShape(config.heads // devices, config.kv_heads // devices, config.head_dim)
+    return choose(heads, jnp.dtype(dtype).name)
 
-    The packed product of gate and up has no place for their biases.
+
+def packs(config: ModelConfig, devices: int, backend: Backend) -> bool:
+    """Whether every product of a layer is best made with packed weights on each of `devices`.
 
     Args:
         config: The model's shape, its heads spread over the devices.
         devices: Devices along `TENSOR`.
-        dtype: Type of the weights.
+        backend: Who computes the model.
     """
     heads, kv_heads = (n * config.head_dim // devices for n in (config.heads, config.kv_heads))
-    return not config.mlp_bias and is_available(dtype, config.embed, heads, heads + 2 * kv_heads, config.mlp // devices)
+    dimensions = config.embed, heads, heads + 2 * kv_heads, config.mlp // devices
+    return backend.packs(*dimensions, gate_bias=config.mlp_bias)
 
 
 def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
@@ -85,7 +77,7 @@ def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
         if size % devices:
             raise ConfigError(f"tp_size {devices} does not divide the model's {name}, {size}.", "tp_size")
     try:
-        heads = HeadLayout(config.heads, config.kv_heads, config.head_dim).spread(devices)
+        heads = HeadShape(config.heads, config.kv_heads, config.head_dim).spread(devices)
     except ValueError:
         message = f"tp_size {devices} and the model's {config.kv_heads} KV heads do not divide each other."
         raise ConfigError(message, "tp_size") from None
@@ -97,7 +89,7 @@ def sum_over_devices(x: Array) -> Array:
     return x if lax.axis_size(TENSOR) == 1 else lax.psum(x, TENSOR)  # of one device, it would still be a copy
 
 
-def add_product(residual: Array, x: Array, weight: Weight, bias: Array | None = None) -> Array:
+def add_product(backend: Backend, residual: Array, x: Array, weight: Weight, bias: Array | None = None) -> Array:
     """Add the product with a weight that was cut by row to a residual; within a `shard_map` over `TENSOR`.
 
     The bias, which every device has whole, joins the residual: it must not be summed over the devices.
@@ -105,8 +97,8 @@ def add_product(residual: Array, x: Array, weight: Weight, bias: Array | None = 
     if bias is not None:
         residual = residual + bias
     if lax.axis_size(TENSOR) == 1:
-        return linear(x, weight, residual)
-    return residual + sum_over_devices(linear(x, weight))
+        return backend.linear(x, weight, residual)
+    return residual + sum_over_devices(backend.linear(x, weight))
 
 
 def gather_columns(x: Array) -> Array:

@@ -5,7 +5,7 @@ The numbers are those of the models' own `config.json`.
 
 from mis_core.models.config import FAMILIES, ModelConfig
 from mis_core.models.rope import RopeConfig
-from mis_kernels.attention.shapes import HEAD_LAYOUTS, HeadLayout
+from mis_kernels.heads import HEAD_SHAPES, HeadShape
 
 _QWEN3 = ("Qwen3ForCausalLM", 151_936, 40_960, 1e6)
 _QWEN2 = ("Qwen2ForCausalLM", 151_936, 32_768, 1e6)
@@ -19,7 +19,7 @@ _LLAMA_ROPE = {
 
 
 def _shape(
-    heads: HeadLayout, common: tuple[str, int, int, float], embed: int, mlp: int, layers: int, tied: bool
+    heads: HeadShape, common: tuple[str, int, int, float], embed: int, mlp: int, layers: int, tied: bool
 ) -> ModelConfig:
     architecture, vocab_size, positions, theta = common
     is_llama = common is _LLAMA
@@ -55,5 +55,5 @@ _SIZES = {
     "llama-3.2-3b": (_LLAMA, 3072, 8192, 28, True),
 }
 
-PUBLISHED: dict[str, ModelConfig] = {name: _shape(HEAD_LAYOUTS[name], *sizes) for name, sizes in _SIZES.items()}
+PUBLISHED: dict[str, ModelConfig] = {name: _shape(HEAD_SHAPES[name], *sizes) for name, sizes in _SIZES.items()}
 """Shapes by name."""

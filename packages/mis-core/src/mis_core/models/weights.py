@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
@@ -25,9 +24,8 @@ from tqdm import tqdm
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
-from mis_core.models.parallel import PACKABLE, TENSOR, one_device, packs, partition, spread_heads
-from mis_kernels import packed, storage_dtype
-from mis_kernels.packed import PackedWeight
+from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, one_device, packs, partition, spread_heads
+from mis_kernels.backends import Backend, Weight
 
 _STORED_TYPES = ("BF16", "F16", "F32", "F64")
 # Buffers that some exporters store though they follow from the configuration.
@@ -190,8 +188,9 @@ def load_decoder(
                 "leave the tensor out."
             )
         spread = spread_heads(config, mesh.shape[TENSOR])
-        pack = packs(spread, mesh.shape[TENSOR], dtype)
-        graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spread, dtype)))
+        backend = backend_for(spread, dtype, mesh)
+        packed = PRODUCTS if packs(spread, mesh.shape[TENSOR], backend) else ()
+        graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spread, dtype, backend)))
         parameters = nnx.to_flat_state(state)
         by_target: dict[tuple, list[Tensor]] = {path: list(group) for path, group in _grouped(expected)}
         bar = tqdm(total=len(expected), desc="Loading weights", unit="tensor", disable=not progress)
@@ -206,17 +205,15 @@ def load_decoder(
                 if not _is_finite(target):
                     name = next(each.name for each in by_target[path] if not _is_finite_as(dtype, stored, each.name))
                     raise ModelError(f"{directory}: tensor {name} holds NaN or infinity as {dtype.name}.")
-                loaded[path] = parameter.replace(_on_devices(path, target, dtype, mesh, pack=pack))
+                loaded[path] = parameter.replace(_on_devices(path, target, mesh, backend, pack=path[-1] in packed))
         return nnx.merge(graph, nnx.from_flat_state(loaded))
 
 
-def _on_devices(path: tuple, weight: np.ndarray, dtype: jnp.dtype, mesh: Mesh, *, pack: bool) -> Array | PackedWeight:
+def _on_devices(path: tuple, weight: np.ndarray, mesh: Mesh, backend: Backend, *, pack: bool) -> Weight:
     """Move a parameter to the devices, reordered first where products use it packed."""
-    if not pack or path[-1] not in PACKABLE:
-        sharding = NamedSharding(mesh, partition(path))
-        return jax.device_put(weight.view(storage_dtype(dtype)), sharding)
-    tiles = np.stack([packed.pack(layer.view(np.uint16)) for layer in weight])
-    return PackedWeight(jax.device_put(tiles, NamedSharding(mesh, partition(path, packed=True))))
+    stored = backend.pack(weight) if pack else weight.view(backend.storage_dtype)
+    shardings = jax.tree.map(lambda cut: NamedSharding(mesh, cut), backend.partition(stored, partition(path)))
+    return jax.device_put(stored, shardings)
 
 
 def _is_finite(weight: np.ndarray) -> bool:

@@ -1,21 +1,12 @@
 """The few sizes that steps and heads are compiled for."""
 
 from mis_core.scheduler.plan import LONG_ITEM
-from mis_kernels.target import platform
 
 SMALLEST_STEP = 64
 """Fewer rows take another path in products on XLA:CPU and would change a row's bits."""
 
-_NORMALISED_ROWS = 128
-_ACCELERATOR_NORMALISED_ROWS = 256  # the scored rows of a usual step: the vocabulary is read once for all of them
-
 PAIRS = 1024
 """(row, label) pairs of one call of the label head."""
-
-
-def normalised_rows(devices: int) -> int:
-    """Return the rows of one call of the streamed log-sum-exp, which `devices` along the data axis share."""
-    return devices * (_NORMALISED_ROWS if platform() == "cpu" else _ACCELERATOR_NORMALISED_ROWS)
 
 
 def token_buckets(budget: int) -> list[int]:

@@ -15,10 +15,6 @@ from jaxtyping import Array, Float32, Int32
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA
 from mis_kernels import from_bits, row_sum
-from mis_kernels.target import platform
-
-_VOCAB_CHUNK = 8192
-_ACCELERATOR_VOCAB_CHUNK = 32_768  # fewer turns of the loop, each of which costs several launches
 
 
 def label_logits(
@@ -40,7 +36,7 @@ def log_sum_exp(decoder: Decoder, mesh: Mesh, hidden: Array, rows: Int32[Array, 
     """
     weight = decoder.head_weight
     vocab = weight.shape[0]
-    chunk = min(_VOCAB_CHUNK if platform() == "cpu" else _ACCELERATOR_VOCAB_CHUNK, vocab)
+    chunk = min(decoder.backend.vocab_chunk, vocab)
     with jax.named_scope("log_sum_exp"):
         hidden = lax.with_sharding_constraint(hidden[rows], NamedSharding(mesh, P(DATA)))
 

@@ -18,13 +18,12 @@ from tqdm import tqdm
 
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR
-from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, normalised_rows, token_buckets
+from mis_core.runner.arrays import step_arrays
+from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, token_buckets
 from mis_core.runner.head import label_logits, log_sum_exp
-from mis_core.runner.layout import Layouts
 from mis_core.runner.memory import Resident
 from mis_core.runner.step import KeyValueCache, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
-from mis_kernels import cache_head_dim
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +33,7 @@ class Running:
     Attributes:
         plan: The step.
         logits: Values of its (row, label) pairs, in parts of `PAIRS`.
-        normalisers: Log-sum-exp of the rows that want one, in parts of `normalised_rows`.
+        normalisers: Log-sum-exp of the rows that want one, in parts of the runner's `normalised_rows`.
     """
 
     plan: StepPlan
@@ -69,22 +68,19 @@ class Runner:
         Args:
             decoder: Weights, cut over the mesh.
             mesh: Devices with axes `DATA` and `TENSOR`.
-            shape: Room of a step; `Layouts` says the alignment.
+            shape: Room of a step; the decoder's backend says the alignment.
             pages: Pages of the KV cache, each of `PAGE_SIZE` tokens in every layer.
         """
         self.mesh, self.shape, self.pages = mesh, shape, pages
         self._graph, self._weights = nnx.split(decoder)
-        config, dtype = decoder.config, decoder.embedding[...].dtype
-        self._cache_shape = (config.kv_heads, config.layers * pages, PAGE_SIZE, cache_head_dim(config.head_dim))
-        self._cache_dtype = dtype
+        config, self._backend = decoder.config, decoder.backend
+        self._cache_shape = (config.kv_heads, config.layers * pages, PAGE_SIZE, self._backend.cache_head_dim)
         self._cache = self._empty_cache()
-        self._layouts = Layouts.of_model(config, jnp.dtype(jnp.bfloat16 if dtype == jnp.uint16 else dtype), mesh, shape)
-        self._steps = {
-            dense: jax.jit(
-                make_step(self._graph, self._weights, mesh, pages, "reference" if dense else None), donate_argnums=1
-            )
+        steps = {
+            dense: make_step(self._graph, self._weights, mesh, pages, self._backend, dense_mask=dense)
             for dense in (False, True)
         }
+        self._steps = {dense: jax.jit(step, donate_argnums=1) for dense, step in steps.items()}
         self._label_logits = jax.jit(lambda weights, *arrays: label_logits(nnx.merge(self._graph, weights), *arrays))
         self._log_sum_exp = jax.jit(
             lambda weights, *arrays: log_sum_exp(nnx.merge(self._graph, weights), mesh, *arrays)
@@ -92,7 +88,7 @@ class Runner:
 
     def _empty_cache(self) -> KeyValueCache:
         sharding = NamedSharding(self.mesh, P(TENSOR))
-        zeros = jax.jit(lambda: jnp.zeros(self._cache_shape, self._cache_dtype), out_shardings=sharding)
+        zeros = jax.jit(lambda: jnp.zeros(self._cache_shape, self._backend.storage_dtype), out_shardings=sharding)
         return zeros(), zeros()
 
     def reset(self) -> None:
@@ -158,12 +154,17 @@ class Runner:
         """Return the tokens that a step is padded to, on all devices together."""
         return self._bucket(plan) * len(plan.shards)
 
+    @property
+    def normalised_rows(self) -> int:
+        """Rows of one call of the streamed log-sum-exp, which the devices along the data axis share."""
+        return self._backend.normalised_rows * self.mesh.shape[DATA]
+
     def _bucket(self, plan: StepPlan) -> int:
         return next(bucket for bucket in token_buckets(self.shape.tokens) if bucket >= plan.rows)
 
     def _hidden(self, plan: StepPlan) -> Array:
         size = self._bucket(plan)
-        arrays = self._layouts.lay_out(plan, size, min(size, self.shape.scored))
+        arrays = step_arrays(self._backend, self.shape, plan, size, min(size, self.shape.scored))
         arrays = jax.device_put(arrays, NamedSharding(self.mesh, P(DATA)))
         hidden, self._cache = self._steps[plan.dense_mask](self._weights, self._cache, *arrays)
         return hidden
@@ -174,7 +175,7 @@ class Runner:
         return [self._label_logits(self._weights, hidden, *arrays) for arrays in padded]
 
     def _normalised(self, hidden: Array, rows: np.ndarray) -> list[Array]:
-        size = normalised_rows(self.mesh.shape[DATA])
+        size = self.normalised_rows
         parts = [_padded(rows[begin : begin + size], size) for begin in range(0, len(rows), size)]
         return [self._log_sum_exp(self._weights, hidden, part) for part in parts]
 

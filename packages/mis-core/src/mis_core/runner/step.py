@@ -12,29 +12,24 @@ from jax.sharding import PartitionSpec as P
 
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, partition
-from mis_kernels import Segments, segment_attention, write_pages
-from mis_kernels.packed import PackedWeight
+from mis_kernels import segment_attention, write_pages
+from mis_kernels.backends import Backend, LaidOut
 from mis_kernels.segments import NOWHERE
 
 KeyValueCache = tuple[Array, Array]
 """Keys and values, each `[kv_heads, layers * pages, page_size, head_dim]`, cut by head, the same along `DATA`."""
 
-Step = Callable[[Any, KeyValueCache, Array, Array, Array, Segments], tuple[Array, KeyValueCache]]
+Step = Callable[[Any, KeyValueCache, Array, Array, Array, LaidOut], tuple[Array, KeyValueCache]]
 
 
-def weight_partitions(weights: Any) -> Any:
+def weight_partitions(weights: Any, backend: Backend) -> Any:
     """Return the partition of every array of a decoder's state."""
     flat = nnx.to_flat_state(weights)
-
-    def of(path: tuple, weight: Any) -> Any:
-        if isinstance(weight, PackedWeight):
-            return PackedWeight(partition(path, packed=True))  # a tree of partitions
-        return partition(path)
-
-    return nnx.from_flat_state({path: leaf.replace(of(path, leaf.get_value())) for path, leaf in flat})
+    cut = {path: leaf.replace(backend.partition(leaf.get_value(), partition(path))) for path, leaf in flat}
+    return nnx.from_flat_state(cut)
 
 
-def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, implementation: str | None = None) -> Step:
+def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend, *, dense_mask: bool = False) -> Step:
     """Return the step of a model, ready for `jax.jit` with the cache donated.
 
     Args:
@@ -42,7 +37,8 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, implementation: 
         weights: Its state, cut over the mesh as `partition` says; shapes are enough.
         mesh: Devices with axes `DATA` and `TENSOR`.
         pages: Pages of one layer.
-        implementation: Attention implementation; default: the one that segments are laid out for.
+        backend: Who computes it, the decoder's.
+        dense_mask: Attend with materialised masks, as a reference.
 
     Returns:
         `(weights, cache, token_ids, positions, scored_rows, segments) -> (hidden, cache)`, where every
@@ -50,14 +46,14 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, implementation: 
         `[devices, tokens]`, scored rows `[devices, scored]`, segments stacked. `hidden` is
         `[devices * scored, embed]`, final-normed.
     """
-    devices = mesh.shape[DATA]
+    devices, attends = mesh.shape[DATA], "reference" if dense_mask else None
 
     def step(
-        weights: Any, cache: KeyValueCache, token_ids: Array, positions: Array, rows: Array, stacked: Segments
+        weights: Any, cache: KeyValueCache, token_ids: Array, positions: Array, rows: Array, stacked: LaidOut
     ) -> tuple[Array, KeyValueCache]:
         decoder: Decoder = nnx.merge(graph, weights)
         scale = decoder.config.head_dim**-0.5
-        segments: Segments = jax.tree.map(lambda x: x[0], stacked)
+        segments: LaidOut = jax.tree.map(lambda x: x[0], stacked)
         # Every device keeps every page, so it writes what all of them computed.
         with jax.named_scope("write_pages"):
             page_writes = lax.all_gather(segments.page_writes, DATA, tiled=True)
@@ -78,7 +74,7 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, implementation: 
                 k_pages, v_pages = (
                     write_pages(old, everyones(new), writes) for old, new in zip(cache, (k, v), strict=True)
                 )
-            out = segment_attention(q, k, v, k_pages, v_pages, here, scale=scale, implementation=implementation)
+            out = segment_attention(q, k, v, k_pages, v_pages, here, scale=scale, backend=attends)
             return out, (k_pages, v_pages)
 
         return decoder(token_ids[0], positions[0], rows[0], attend, cache)
@@ -87,7 +83,7 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, implementation: 
     return jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(weight_partitions(weights), (P(TENSOR), P(TENSOR)), each, each, each, each),
+        in_specs=(weight_partitions(weights, backend), (P(TENSOR), P(TENSOR)), each, each, each, each),
         out_specs=(each, (P(TENSOR), P(TENSOR))),
         check_vma=False,  # loops carry values that start out the same everywhere
     )

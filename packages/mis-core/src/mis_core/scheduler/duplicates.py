@@ -6,7 +6,7 @@ import secrets
 import numpy as np
 from jaxtyping import Int32
 
-from mis_core.ragged import offsets, places, rows_at
+from mis_core.ragged import offsets, ramp, rows_at
 from mis_core.scoring.request import ScoreRequest
 
 # Drawn per process: nobody outside can make different items look alike, and the tokens are compared anyway.
@@ -22,7 +22,7 @@ def without_duplicates(request: ScoreRequest) -> tuple[ScoreRequest, Int32[np.nd
     """
     lens = np.diff(request.item_starts)
     starts = request.item_starts[:-1]
-    within = places(lens)
+    within = ramp(lens)
     factors = _RNG.integers(1, 2**63, int(lens.max()), np.uint64)
     hashes = np.add.reduceat((request.item_tokens.astype(np.uint64) + 1) * factors[within], starts)
     keys = [hashes, lens.astype(np.uint64), request.context_lens.astype(np.uint64)]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from mis_core.ragged import places
+from mis_core.ragged import ramp
 
 PAGE_SIZE = 64
 LONG_ITEM = 256
@@ -157,7 +157,7 @@ class _Shard:
             table[row, : len(pages)] = pages
         return ShardPlan(
             token_ids=joined([run.token_ids for run in runs]),
-            positions=(np.repeat(context_lens, lens) + places(lens)).astype(np.int32),
+            positions=(np.repeat(context_lens, lens) + ramp(lens)).astype(np.int32),
             starts=joined([run.start + np.cumsum(run.lens) - run.lens for run in runs]),
             lens=lens,
             context_ids=joined([np.full(len(run.lens), run.context) for run in runs]),

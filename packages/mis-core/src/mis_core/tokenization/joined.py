@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32, Integer
 
-from mis_core.ragged import offsets, places
+from mis_core.ragged import offsets, ramp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,7 @@ def cut_segments(
         head_len: Tokens at the beginning known to be the query's own.
     """
     tail = query[head_len:]
-    place = places(lens)
+    place = ramp(lens)
     equal = place < len(tail)
     equal[equal] = tail[place[equal]] == tokens[equal]
     shared = np.minimum.reduceat(np.where(equal, np.repeat(lens, lens), place), offsets(lens)[:-1])

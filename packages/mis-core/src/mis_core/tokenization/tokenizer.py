@@ -12,7 +12,7 @@ import tokenizers
 from jaxtyping import Bool, Int32, Int64
 
 from mis_core.errors import ModelError, RequestError
-from mis_core.ragged import places
+from mis_core.ragged import ramp
 from mis_core.tokenization.joined import Joined, cut_segments, whole_sequences
 from mis_core.tokenization.seam import Seam
 
@@ -255,7 +255,7 @@ def _without_first(
     tokens: np.ndarray, lens: np.ndarray, count: int
 ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " rows"]]:
     """Leave out the first ids of rows that lie one after the other, each of which has them."""
-    return tokens[places(lens) >= count], lens - count
+    return tokens[ramp(lens) >= count], lens - count
 
 
 def _framed(

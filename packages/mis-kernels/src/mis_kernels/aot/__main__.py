@@ -10,25 +10,25 @@ from mis_kernels.aot import baseline
 from mis_kernels.aot.cost import EMBED, MODEL, explain, explain_glue
 from mis_kernels.aot.launch import run_job
 from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS
-from mis_kernels.attention.shapes import HEAD_LAYOUTS, device_layouts
-from mis_kernels.attention.tiling import block_sizes
+from mis_kernels.backends.tpu.tiles import block_sizes
+from mis_kernels.heads import HEAD_SHAPES, device_head_shapes
 
 BASELINE = Path(__file__).parent.parent / "aot_baseline.json"
-QUICK_LAYOUTS = [HEAD_LAYOUTS["qwen3-0.6b"], HEAD_LAYOUTS["qwen2.5-0.5b"].on_device(8)]
+QUICK_HEADS = [HEAD_SHAPES["qwen3-0.6b"], HEAD_SHAPES["qwen2.5-0.5b"].on_device(8)]
 
 
 def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
     """Return what is compiled for a target."""
     if name not in SINGLE_CHIP:
-        models = ["qwen3-0.6b", "qwen2.5-1.5b"] if quick else list(HEAD_LAYOUTS)
+        models = ["qwen3-0.6b", "qwen2.5-1.5b"] if quick else list(HEAD_SHAPES)
         return [{"what": "sharded", "models": models}]
-    layouts = QUICK_LAYOUTS if quick else device_layouts()
+    shapes = QUICK_HEADS if quick else device_head_shapes()
     dtypes = ["bfloat16"]
     growth = [] if quick else [{"what": "growth"}]
     return [
-        {"what": "kernels", "layouts": layouts, "dtypes": dtypes},
-        {"what": "glue", "layouts": layouts},
-        {"what": "layers", "layouts": layouts},
+        {"what": "kernels", "heads": shapes, "dtypes": dtypes},
+        {"what": "glue", "heads": shapes},
+        {"what": "layers", "heads": shapes},
         *growth,
     ]
 
@@ -68,14 +68,14 @@ def _line(name: str, row: dict[str, Any]) -> str:
 
 def print_cost(name: str, as_json: bool) -> int:
     """Compile the kernels of the canonical model and print what its request costs."""
-    target, layout = TARGETS[name], HEAD_LAYOUTS[MODEL]
-    [row] = run_job(name, {"what": "kernels", "layouts": [layout], "dtypes": ["bfloat16"]})
-    blocks = block_sizes(chip=target.chip, **layout._asdict())
-    [glue] = run_job(name, {"what": "glue", "layouts": [layout], "embed": EMBED})
+    target, heads = TARGETS[name], HEAD_SHAPES[MODEL]
+    [row] = run_job(name, {"what": "kernels", "heads": [heads], "dtypes": ["bfloat16"]})
+    blocks = block_sizes(chip=target.chip, **heads._asdict())
+    [glue] = run_job(name, {"what": "glue", "heads": [heads], "embed": EMBED})
     if as_json:
         print(json.dumps({"target": name, "attention": row, "glue": glue}))
     else:
-        print(explain(target, layout, blocks, row["bundles"]), explain_glue(target, layout, glue), sep="\n")
+        print(explain(target, heads, blocks, row["bundles"]), explain_glue(target, heads, glue), sep="\n")
     return 0
 
 
@@ -84,7 +84,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m mis_kernels.aot", description="Compile for TPUs without a TPU.")
     parser.add_argument("command", nargs="?", choices=("compile", "cost"), default="compile")
     parser.add_argument("--topology", choices=sorted(TARGETS), action="append", help="default: all; repeat for several")
-    parser.add_argument("--quick", action="store_true", help="two head layouts per chip, a few minutes in all")
+    parser.add_argument("--quick", action="store_true", help="two head shapes per chip, a few minutes in all")
     parser.add_argument("--update-baseline", action="store_true", help="store the figures instead of comparing")
     parser.add_argument("--json", action="store_true", help="cost: print one JSON object")
     arguments = parser.parse_args()

@@ -8,14 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from mis_kernels.attention.api import segment_attention
-from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
-from mis_kernels.attention.shapes import HeadLayout
-from mis_kernels.attention.tiling import TpuBlocks
-from mis_kernels.glue.norms import rms_norm
-from mis_kernels.glue.pallas_tpu import pallas_tpu_norm_rope
-from mis_kernels.pages import write_pages
-from mis_kernels.segments import Segments, lay_out
+from mis_kernels.backends import ANY_HEADS, LaidOut
+from mis_kernels.backends.tpu.attention import tpu_attention
+from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
+from mis_kernels.backends.tpu.tiles import TpuBlocks
+from mis_kernels.backends.xla.norms import rms_norm
+from mis_kernels.backends.xla.pages import write_pages
+from mis_kernels.heads import HeadShape
+from mis_kernels.operations import segment_attention
+from mis_kernels.segments import lay_out
 
 PAGE_SIZE = 64
 CONTEXT = 2000
@@ -32,7 +34,7 @@ class Program(NamedTuple):
     donated: tuple[int, ...] = ()
 
 
-def extend_step(tokens: int, blocks: TpuBlocks, context: int = CONTEXT, item: int = ITEM) -> Segments:
+def extend_step(tokens: int, blocks: TpuBlocks, context: int = CONTEXT, item: int = ITEM) -> LaidOut:
     """Lay out a step full of items behind one cached context; no item straddles a block."""
     per_block = blocks.tokens // item
     begin = np.arange(0, tokens, blocks.tokens)[:, None] + np.arange(per_block) * item
@@ -42,7 +44,7 @@ def extend_step(tokens: int, blocks: TpuBlocks, context: int = CONTEXT, item: in
     return _lay_out(starts, np.full(len(starts), item, np.int32), context, False, pages, tokens, blocks)
 
 
-def prefill_step(tokens: int, blocks: TpuBlocks) -> Segments:
+def prefill_step(tokens: int, blocks: TpuBlocks) -> LaidOut:
     """Lay out a step that computes one query of `tokens` tokens."""
     return _lay_out(
         np.zeros(1, np.int32), np.array([tokens], np.int32), 0, True, -(-tokens // PAGE_SIZE), tokens, blocks
@@ -51,7 +53,7 @@ def prefill_step(tokens: int, blocks: TpuBlocks) -> Segments:
 
 def _lay_out(
     starts: np.ndarray, lens: np.ndarray, context: int, paged: bool, pages: int, tokens: int, blocks: TpuBlocks
-) -> Segments:
+) -> LaidOut:
     return lay_out(
         starts=starts,
         lens=lens,
@@ -61,7 +63,7 @@ def _lay_out(
         page_table=np.arange(pages, dtype=np.int32)[None],
         page_size=PAGE_SIZE,
         tokens=tokens,
-        blocks=blocks,
+        backend=TpuBackend(ANY_HEADS, "bfloat16", blocks),
     )
 
 
@@ -69,42 +71,44 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-def kernel_program(layout: HeadLayout, blocks: TpuBlocks, segments: Segments, dtype: str = "bfloat16") -> Program:
+def kernel_program(heads: HeadShape, blocks: TpuBlocks, segments: LaidOut, dtype: str = "bfloat16") -> Program:
     """Return the attention kernel alone, on a step."""
     tokens, pages = segments.num_tokens, segments.page_table.size
-    q = jax.ShapeDtypeStruct((tokens, layout.heads * layout.head_dim), dtype)
-    new = jax.ShapeDtypeStruct((tokens, layout.kv_heads * layout.head_dim), dtype)
-    cache = jax.ShapeDtypeStruct((layout.kv_heads, pages, PAGE_SIZE, layout.head_dim), dtype)
+    q = jax.ShapeDtypeStruct((tokens, heads.heads * heads.head_dim), dtype)
+    new = jax.ShapeDtypeStruct((tokens, heads.kv_heads * heads.head_dim), dtype)
+    cache = jax.ShapeDtypeStruct((heads.kv_heads, pages, PAGE_SIZE, heads.head_dim), dtype)
 
-    def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments) -> Array:
+    def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> Array:
         # Projections leave heads side by side.
-        q, k, v = (x.reshape(tokens, -1, layout.head_dim) for x in (q, k, v))
-        out = pallas_tpu_attention(q, k, v, k_pages, v_pages, segments, scale=layout.head_dim**-0.5)
+        q, k, v = (x.reshape(tokens, -1, heads.head_dim) for x in (q, k, v))
+        out = tpu_attention(q, k, v, k_pages, v_pages, segments, scale=heads.head_dim**-0.5)
         return out.reshape(tokens, -1)
 
-    name = f"attention kv{layout.kv_heads} g{layout.group} d{layout.head_dim} {dtype}"
+    name = f"attention kv{heads.kv_heads} g{heads.group} d{heads.head_dim} {dtype}"
     return Program(name, attend, (q, new, new, cache, cache, _shapes(segments)))
 
 
-def layers_program(layout: HeadLayout, segments: Segments, embed: int = 1024, dtype: str = "bfloat16") -> Program:
+def layers_program(heads: HeadShape, segments: LaidOut, embed: int = 1024, dtype: str = "bfloat16") -> Program:
     """Return projections, cache writes and attention in a scan over layers that share one donated cache."""
     tokens, pages = segments.num_tokens, segments.page_table.size
-    kv_heads, group, dim = layout.kv_heads, layout.group, layout.head_dim
+    kv_heads, group, dim = heads.kv_heads, heads.group, heads.head_dim
     x = jax.ShapeDtypeStruct((tokens, embed), dtype)
     cache = jax.ShapeDtypeStruct((kv_heads, LAYERS * pages, PAGE_SIZE, dim), dtype)
-    qkv = jax.ShapeDtypeStruct((LAYERS, embed, (layout.heads + 2 * kv_heads) * dim), dtype)
-    out = jax.ShapeDtypeStruct((LAYERS, layout.heads * dim, embed), dtype)
+    qkv = jax.ShapeDtypeStruct((LAYERS, embed, (heads.heads + 2 * kv_heads) * dim), dtype)
+    out = jax.ShapeDtypeStruct((LAYERS, heads.heads * dim, embed), dtype)
 
     def step(
-        x: Array, caches: tuple[Array, Array], qkv: Array, out: Array, segments: Segments
+        x: Array, caches: tuple[Array, Array], qkv: Array, out: Array, segments: LaidOut
     ) -> tuple[Array, tuple[Array, Array]]:
         def layer(carry: tuple[Array, tuple[Array, Array]], inputs: tuple[Array, Array, Array]) -> tuple[Any, None]:
             (x, (k_pages, v_pages)), (qkv, out, index) = carry, inputs
             here = segments.shift_pages(index * pages)
             projected = jnp.dot(x, qkv, preferred_element_type=jnp.float32).astype(x.dtype)
-            q, k, v = jnp.split(projected, [layout.heads * dim, (layout.heads + kv_heads) * dim], axis=1)
+            q, k, v = jnp.split(projected, [heads.heads * dim, (heads.heads + kv_heads) * dim], axis=1)
             q, k, v = (part.reshape(tokens, -1, dim) for part in (q, k, v))
-            k_pages, v_pages = write_pages(k_pages, k, here), write_pages(v_pages, v, here)
+            k_pages, v_pages = (
+                write_pages(old, new, jnp.asarray(here.page_writes)) for old, new in ((k_pages, k), (v_pages, v))
+            )
             attended = segment_attention(q, k, v, k_pages, v_pages, here, scale=dim**-0.5)
             x = x + jnp.dot(attended.reshape(tokens, -1), out, preferred_element_type=jnp.float32).astype(x.dtype)
             return (x, (k_pages, v_pages)), None
@@ -115,15 +119,15 @@ def layers_program(layout: HeadLayout, segments: Segments, embed: int = 1024, dt
     return Program(name, step, (x, (cache, cache), qkv, out, _shapes(segments)), donated=(1,))
 
 
-def glue_program(layout: HeadLayout, tokens: int, dtype: str = "bfloat16", embed: int | None = None) -> Program:
+def glue_program(heads: HeadShape, tokens: int, dtype: str = "bfloat16", embed: int | None = None) -> Program:
     """Return the kernel that normalises and rotates queries and keys; with `embed`, behind norm and projection."""
-    dim, kv_heads, parts = layout.head_dim, layout.kv_heads, layout.group + 2
+    dim, kv_heads, parts = heads.head_dim, heads.kv_heads, heads.group + 2
     table, weight = jax.ShapeDtypeStruct((tokens, dim), jnp.float32), jax.ShapeDtypeStruct((dim,), dtype)
     weights = (table, table, weight, weight)
-    name = f"glue kv{kv_heads} g{layout.group} d{dim} {dtype}"
+    name = f"glue kv{kv_heads} g{heads.group} d{dim} {dtype}"
 
     def kernel(qkv: Array, cos: Array, sin: Array, q_norm: Array, k_norm: Array) -> tuple[Array, ...]:
-        made = pallas_tpu_norm_rope(qkv.reshape(tokens, kv_heads, parts, dim), cos, sin, q_norm, k_norm, 1e-6)
+        made = tpu_norm_rope(qkv.reshape(tokens, kv_heads, parts, dim), cos, sin, q_norm, k_norm, 1e-6)
         return tuple(x.reshape(tokens, -1) for x in made)  # as the attention kernel takes them
 
     if embed is None:

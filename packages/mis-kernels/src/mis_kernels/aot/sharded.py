@@ -9,25 +9,25 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mis_kernels.aot.programs import PAGE_SIZE, Program, extend_step
-from mis_kernels.attention.pallas_tpu import pallas_tpu_attention
-from mis_kernels.attention.shapes import HeadLayout
-from mis_kernels.attention.tiling import block_sizes
-from mis_kernels.segments import Segments
+from mis_kernels.backends import LaidOut
+from mis_kernels.backends.tpu.attention import tpu_attention
+from mis_kernels.backends.tpu.tiles import block_sizes
+from mis_kernels.heads import HeadShape
 
 
-def sharded_kernel_program(layout: HeadLayout, chip: str, mesh: Mesh, tokens: int) -> tuple[Program, Any]:
+def sharded_kernel_program(heads: HeadShape, chip: str, mesh: Mesh, tokens: int) -> tuple[Program, Any]:
     """Return the kernel under `shard_map`, and its arguments' shardings.
 
-    KV heads are sharded; with fewer of them than devices, arrays have as many as devices (`HeadLayout.spread`).
+    KV heads are sharded; with fewer of them than devices, arrays have as many as devices (`HeadShape.spread`).
     """
     devices = mesh.size
-    whole = layout.spread(devices)
-    blocks = block_sizes(chip=chip, **layout.on_device(devices)._asdict())
+    whole = heads.spread(devices)
+    blocks = block_sizes(chip=chip, **heads.on_device(devices)._asdict())
     segments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), extend_step(tokens, blocks))
     pages = segments.page_table.shape[1]
 
-    def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments) -> Array:
-        return pallas_tpu_attention(q, k, v, k_pages, v_pages, segments, scale=layout.head_dim**-0.5)
+    def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> Array:
+        return tpu_attention(q, k, v, k_pages, v_pages, segments, scale=heads.head_dim**-0.5)
 
     new, cache = P(None, "tensor"), P("tensor")
     specs = (new, new, new, cache, cache, jax.tree.map(lambda _: P(), segments))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array
 
 from mis_kernels.target import target
 
@@ -24,15 +24,10 @@ BLOCK_TOKENS = 256
 _MAX_BLOCK_BYTES = 4 * 2**20
 
 
-def pallas_tpu_norm_rope(
-    qkv: Float[Array, "tokens kv_heads group_plus_two head_dim"],
-    cos: Float32[Array, "tokens head_dim"],
-    sin: Float32[Array, "tokens head_dim"],
-    q_norm: Float[Array, " head_dim"] | None,
-    k_norm: Float[Array, " head_dim"] | None,
-    epsilon: float,
+def tpu_norm_rope(
+    qkv: Array, cos: Array, sin: Array, q_norm: Array | None, k_norm: Array | None, epsilon: float
 ) -> tuple[Array, Array, Array]:
-    """Arguments and results as in `norm_rope`."""
+    """Arguments and results as in `mis_kernels.norm_rope`."""
     tokens, kv_heads, parts, dim = qkv.shape
     group = parts - 2
     # A block's columns fill whole lanes, or are all there are.

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool
 
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits
@@ -26,19 +26,12 @@ def visibility(segments: Segments, page_size: int) -> tuple[Bool[Array, "tokens 
 
 
 def reference_attention(
-    q: Float[Array, "tokens heads head_dim"],
-    k: Float[Array, "tokens kv_heads head_dim"],
-    v: Float[Array, "tokens kv_heads head_dim"],
-    k_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
-    v_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
-    segments: Segments,
-    *,
-    scale: float,
-) -> Float[Array, "tokens heads head_dim"]:
+    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments, *, scale: float
+) -> Array:
     """Attend with one dense softmax over the whole cache and all new tokens.
 
     Memory grows with tokens x (cache + tokens); for tests and masks alone. Arguments and result as
-    in `segment_attention`.
+    in `mis_kernels.segment_attention`.
     """
     group = q.shape[1] // k.shape[1]
     page_size = k_pages.shape[2]

@@ -11,10 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int32, UInt16
 
-from mis_kernels import native
 from mis_kernels.storage import from_bits, to_bits
 
 ROWS = 32
@@ -41,6 +40,11 @@ class PackedWeight:
         """Return one layer's weight, without a copy."""
         return dataclasses.replace(self, layer=layer)
 
+    def partition(self, partition: PartitionSpec) -> "PackedWeight":
+        """Return the cuts of the tiles, in a tree like this one, where `[*stack, in, out]` is cut like `partition`."""
+        *stack, depth, columns = (*partition, *[None] * (self.tiles.ndim - 1 - len(partition)))
+        return PackedWeight(PartitionSpec(*stack, columns, depth))
+
     @property
     def is_pair(self) -> bool:
         """Whether each layer has two weights, a gate and what it gates."""
@@ -51,11 +55,9 @@ class PackedWeight:
         return self
 
 
-def is_available(dtype: DTypeLike, *dimensions: int) -> bool:
-    """Whether weights of this type with these dimensions, on each device, can be used packed here."""
-    return (
-        jnp.dtype(dtype) == jnp.bfloat16 and all(size % _TILE_DEPTH == 0 for size in dimensions) and native.is_loaded()
-    )
+def fits(*dimensions: int) -> bool:
+    """Whether weights with these dimensions can be packed: tiles are whole."""
+    return all(size % _TILE_DEPTH == 0 for size in dimensions)
 
 
 def pack(weight: UInt16[np.ndarray, "*stack in out"]) -> UInt16[np.ndarray, "*stack out_tiles in_tiles 512"]:

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array
 
-from mis_kernels.attention.pallas_tpu_fetch import Geometry
-from mis_kernels.attention.pallas_tpu_kernel import TOTAL_ROWS, attention_kernel
-from mis_kernels.attention.tiling import TpuTiles, vmem_bytes
-from mis_kernels.segments import Segments
+from mis_kernels.backends.laid_out import LaidOut
+from mis_kernels.backends.tpu.fetch import KernelShape
+from mis_kernels.backends.tpu.kernel import TOTAL_ROWS, attention_kernel
+from mis_kernels.backends.tpu.tiles import TpuTiles, vmem_bytes
 from mis_kernels.storage import from_bits
 from mis_kernels.target import target
 
@@ -27,17 +27,10 @@ _VMEM_HEADROOM = 2
 _VMEM_LIMITS = 32 * 2**20, 100 * 2**20
 
 
-def pallas_tpu_attention(
-    q: Float[Array, "tokens heads head_dim"],
-    k: Float[Array, "tokens kv_heads head_dim"],
-    v: Float[Array, "tokens kv_heads head_dim"],
-    k_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
-    v_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
-    segments: Segments,
-    *,
-    scale: float,
-) -> Float[Array, "tokens heads head_dim"]:
-    """Attend tile by tile in one kernel. Arguments and result as in `segment_attention`.
+def tpu_attention(
+    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut, *, scale: float
+) -> Array:
+    """Attend tile by tile in one kernel. Arguments and result as in `mis_kernels.segment_attention`.
 
     Raises:
         ValueError: `segments` have no tiles for this kernel, or shapes do not fit it.
@@ -48,7 +41,7 @@ def pallas_tpu_attention(
     blocks = tiles.blocks
     count = -(-tokens // blocks.tokens)
     q_tokens, new_tokens = max(tokens, blocks.tokens), max(tokens, blocks.keys)
-    geometry = Geometry(
+    shape = KernelShape(
         blocks=blocks,
         group=group,
         head_dim=head_dim,
@@ -58,9 +51,9 @@ def pallas_tpu_attention(
         by_lanes=head_dim % LANES == 0,
         scale=scale * log2(e),
     )
-    arrange = partial(_arrange, by_lanes=geometry.by_lanes)
+    arrange = partial(_arrange, by_lanes=shape.by_lanes)
     out = _call(
-        geometry,
+        shape,
         (kv_heads, count),
         _scalars(segments, tiles),
         _row_facts(segments, count * blocks.tokens),
@@ -68,14 +61,14 @@ def pallas_tpu_attention(
         *(arrange(_pad(x, new_tokens)) for x in (k, v)),
         *(from_bits(x).reshape(kv_heads, -1, head_dim) for x in (k_pages, v_pages)),
     )
-    out = out.reshape(-1, heads, head_dim) if geometry.by_lanes else out.swapaxes(0, 1)
+    out = out.reshape(-1, heads, head_dim) if shape.by_lanes else out.swapaxes(0, 1)
     return out[:tokens]
 
 
-def _tiles_of(segments: Segments, k_pages: Array) -> TpuTiles:
+def _tiles_of(segments: LaidOut, k_pages: Array) -> TpuTiles:
     tiles, page_size = segments.tiles, k_pages.shape[2]
     if not isinstance(tiles, TpuTiles):
-        raise ValueError("segments: were laid out for another implementation; pass `blocks` to `lay_out`")
+        raise ValueError(f"segments: were laid out for {segments.backend.name}, not for tpu")
     if tiles.blocks.keys % page_size:
         raise ValueError(
             f"k_pages: the page size {page_size} does not divide the kernel's tiles of {tiles.blocks.keys} keys"
@@ -91,12 +84,12 @@ def _arrange(x: Array, by_lanes: bool) -> Array:
     return x.reshape(x.shape[0], -1) if by_lanes else x.swapaxes(0, 1)
 
 
-def _scalars(segments: Segments, tiles: TpuTiles) -> tuple[Array, ...]:
+def _scalars(segments: LaidOut, tiles: TpuTiles) -> tuple[Array, ...]:
     arrays = tiles.bounds, tiles.context_id, tiles.first, tiles.used, tiles.contiguous, segments.page_table
     return tuple(jnp.asarray(x).reshape(-1) for x in arrays)
 
 
-def _row_facts(segments: Segments, rows: int) -> Array:
+def _row_facts(segments: LaidOut, rows: int) -> Array:
     """Return context, its visible length and first visible new token of each row, `[3, rows]`."""
     facts = jnp.stack([jnp.asarray(x) for x in (segments.context_id, segments.context_len, segments.segment_start)])
     extra = rows - facts.shape[1]
@@ -105,22 +98,22 @@ def _row_facts(segments: Segments, rows: int) -> Array:
 
 
 def _call(
-    geometry: Geometry,
+    shape: KernelShape,
     grid: tuple[int, int],
     scalars: tuple[Array, ...],
     facts: Array,
     q: Array,
     *hbm: Array,
 ) -> Array:
-    blocks, group, dim, dtype = geometry.blocks, geometry.group, geometry.head_dim, q.dtype
-    if geometry.by_lanes:
+    blocks, group, dim, dtype = shape.blocks, shape.group, shape.head_dim, q.dtype
+    if shape.by_lanes:
         rows = pl.BlockSpec((blocks.tokens, group * dim), lambda head, block, *_: (block, head))
     else:
         rows = pl.BlockSpec((group, blocks.tokens, dim), lambda head, block, *_: (head, block, 0))
     estimate = vmem_bytes(blocks, group=group, head_dim=dim, itemsize=dtype.itemsize)
     low, high = _VMEM_LIMITS
     return pl.pallas_call(
-        partial(attention_kernel, geometry=geometry),
+        partial(attention_kernel, shape=shape),
         out_shape=jax.ShapeDtypeStruct(q.shape, dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
@@ -131,9 +124,9 @@ def _call(
             scratch_shapes=[
                 pltpu.VMEM((2, blocks.keys, dim), dtype),
                 pltpu.VMEM((2, blocks.keys, dim), dtype),
-                pltpu.VMEM((geometry.rows, dim), dtype),
-                pltpu.VMEM((1, geometry.rows), jnp.float32),
-                pltpu.VMEM((dim + TOTAL_ROWS, geometry.rows), jnp.float32),
+                pltpu.VMEM((shape.rows, dim), dtype),
+                pltpu.VMEM((1, shape.rows), jnp.float32),
+                pltpu.VMEM((dim + TOTAL_ROWS, shape.rows), jnp.float32),
                 pltpu.SemaphoreType.DMA((2, 2)),
             ],
         ),

@@ -7,7 +7,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mis_kernels.attention.tiling import TpuBlocks
+from mis_kernels.backends.tpu.tiles import TpuBlocks
 
 Ref = Any
 Scalar = Array | int
@@ -24,7 +24,7 @@ class TileRefs(NamedTuple):
     page_table: Ref
 
 
-class Geometry(NamedTuple):
+class KernelShape(NamedTuple):
     """Static facts of one compilation."""
 
     blocks: TpuBlocks
@@ -58,15 +58,15 @@ class Scratch(NamedTuple):
 class Fetch:
     """Copies tiles from HBM into two buffers, one ahead of the computation."""
 
-    def __init__(self, tiles: TileRefs, hbm: tuple[Ref, Ref, Ref, Ref], scratch: Scratch, geometry: Geometry) -> None:
-        self.tiles, self.geometry = tiles, geometry
+    def __init__(self, tiles: TileRefs, hbm: tuple[Ref, Ref, Ref, Ref], scratch: Scratch, shape: KernelShape) -> None:
+        self.tiles, self.shape = tiles, shape
         k_new, v_new, k_pages, v_pages = hbm
         self.streams = ((k_new, k_pages, scratch.k, 0), (v_new, v_pages, scratch.v, 1))
         self.arrived = scratch.arrived
 
     def own_start(self, tile: Scalar) -> Array:
         """First new token in the buffer: the tile's, or less where the array would end."""
-        start = jnp.minimum(self.tiles.first[tile], self.geometry.new_tokens - self.geometry.blocks.keys)
+        start = jnp.minimum(self.tiles.first[tile], self.shape.new_tokens - self.shape.blocks.keys)
         return pl.multiple_of(start, 16)
 
     def start(self, head: Scalar, tile: Scalar, slot: Scalar) -> None:
@@ -87,15 +87,15 @@ class Fetch:
 
         @pl.when(jnp.logical_and(jnp.logical_not(own), run))
         def _() -> None:
-            if self.streams[0][1].shape[1] < self.geometry.blocks.keys:
+            if self.streams[0][1].shape[1] < self.shape.blocks.keys:
                 return  # a cache this small has no such run, and the copy would not even trace
             for _new, pages, buffer, index in self.streams:
-                source = pages.at[head, pl.ds(self._page(tile, 0), self.geometry.blocks.keys)]
+                source = pages.at[head, pl.ds(self._page(tile, 0), self.shape.blocks.keys)]
                 act(pltpu.make_async_copy(source, buffer.at[slot], self.arrived.at[slot, index]))
 
         @pl.when(jnp.logical_and(jnp.logical_not(own), jnp.logical_not(run)))
         def _() -> None:
-            size = self.geometry.page_size
+            size = self.shape.page_size
 
             def page(index_in_tile: Array, carry: None) -> None:
                 row = pl.multiple_of(index_in_tile * size, size)
@@ -107,17 +107,15 @@ class Fetch:
 
     def _page(self, tile: Scalar, index: Scalar) -> Array:
         """First row of the tile's page number `index` in the flattened cache."""
-        size = self.geometry.page_size
+        size = self.shape.page_size
         entry = (
-            self.tiles.context_id[tile] * self.geometry.pages_per_context
-            + lax.div(self.tiles.first[tile], size)
-            + index
+            self.tiles.context_id[tile] * self.shape.pages_per_context + lax.div(self.tiles.first[tile], size) + index
         )
         return pl.multiple_of(self.tiles.page_table[entry] * size, size)
 
     def _new(self, new: Ref, head: Scalar, tile: Scalar) -> Ref:
-        tokens = pl.ds(self.own_start(tile), self.geometry.blocks.keys)
-        if self.geometry.by_lanes:
-            dim = self.geometry.head_dim
+        tokens = pl.ds(self.own_start(tile), self.shape.blocks.keys)
+        if self.shape.by_lanes:
+            dim = self.shape.head_dim
             return new.at[tokens, pl.ds(pl.multiple_of(head * dim, dim), dim)]
         return new.at[head, tokens]

@@ -2,7 +2,7 @@
 
 Visits only tiles that some row of a block sees, and keeps one tile's logits small enough for the
 cache. Every product has at least 64 rows and every sum over keys is a product, so a row's bits do not
-depend on how many rows lie beside it, nor - thanks to the layout of `mis_kernels.tiles` - on other
+depend on how many rows lie beside it, nor - thanks to the order of keys in `tiles` - on other
 segments. Operands keep their type, products accumulate in float32: on CPUs a bfloat16 output is
 several times slower than a float32 one.
 """
@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array
 
+from mis_kernels.backends.laid_out import LaidOut
+from mis_kernels.backends.xla.tiles import CONTEXT_TILE, BlockTiles, own_block
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits, round_to, to_bits
-from mis_kernels.tiles import CONTEXT_TILE, BlockTiles, own_block
 
 _MASKED = -1e30
 _LOWEST = -1e29  # above what is masked, so that a row without any visible key gives it no weight
@@ -60,21 +61,16 @@ def _product(a: Array, b: Array, contracted: int) -> Array:
 
 
 def xla_attention(
-    q: Float[Array, "tokens heads head_dim"],
-    k: Float[Array, "tokens kv_heads head_dim"],
-    v: Float[Array, "tokens kv_heads head_dim"],
-    k_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
-    v_pages: Shaped[Array, "kv_heads pages page_size head_dim"],
-    segments: Segments,
-    *,
-    scale: float,
-) -> Float[Array, "tokens heads head_dim"]:
-    """Attend block by block. Arguments and result as in `segment_attention`."""
+    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut, *, scale: float
+) -> Array:
+    """Attend block by block. Arguments, result and errors as in `mis_kernels.segment_attention`."""
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]
     tiles = segments.tiles
     if not isinstance(tiles, BlockTiles):
-        raise ValueError("segments: laid out for a TPU; lay them out with tile lists for xla")
+        raise ValueError(f"segments: were laid out for {segments.backend.name}, not for xla")
+    if CONTEXT_TILE % k_pages.shape[2]:
+        raise ValueError(f"k_pages: the page size {k_pages.shape[2]} does not divide {CONTEXT_TILE}")
     blocks = len(tiles.starts) - 1
     # Rows of a KV head: its query heads of one token, then of the next.
     rows = to_bits(q).reshape(tokens, kv_heads, -1, head_dim).swapaxes(0, 1).reshape(kv_heads * blocks, -1, head_dim)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from mis_kernels.attention.pallas_tpu_fetch import Fetch, Geometry, Ref, Scalar, Scratch, TileRefs
-from mis_kernels.attention.tiling import KINDS
+from mis_kernels.backends.tpu.fetch import Fetch, KernelShape, Ref, Scalar, Scratch, TileRefs
+from mis_kernels.backends.tpu.tiles import KINDS
 
 FULL, LIMITED, MASKED = range(KINDS)
 TOTAL_ROWS = 16
@@ -36,12 +36,12 @@ class RowFacts(NamedTuple):
         return (self.context_len > 0) | (self.segment_start <= self.token)
 
 
-def attention_kernel(*refs: Ref, geometry: Geometry) -> None:
+def attention_kernel(*refs: Ref, shape: KernelShape) -> None:
     """Attend from one block of one KV head; grid `(kv_heads, blocks)`, sequential."""
     tiles, (facts_ref, q), hbm, out, scratch = TileRefs(*refs[:6]), refs[6:8], refs[8:12], refs[12], Scratch(*refs[13:])
-    fetch = Fetch(tiles, hbm, scratch, geometry)
+    fetch = Fetch(tiles, hbm, scratch, shape)
     (head, block), heads = (pl.program_id(0), pl.program_id(1)), pl.num_programs(0)
-    token = block * geometry.blocks.tokens + lax.broadcasted_iota(jnp.int32, (1, geometry.blocks.tokens), 1)
+    token = block * shape.blocks.tokens + lax.broadcasted_iota(jnp.int32, (1, shape.blocks.tokens), 1)
     facts = RowFacts(facts_ref[0:1], facts_ref[1:2], facts_ref[2:3], token)
     total = tiles.bounds[KINDS * pl.num_programs(1)]
 
@@ -49,7 +49,7 @@ def attention_kernel(*refs: Ref, geometry: Geometry) -> None:
     def _() -> None:
         fetch.start(head, 0, 0)
 
-    _load_rows(q, scratch.rows, geometry)
+    _load_rows(q, scratch.rows, shape)
     scratch.highest[...] = jnp.full_like(scratch.highest, LOWEST)
     scratch.weighted[...] = jnp.zeros_like(scratch.weighted)
 
@@ -64,36 +64,36 @@ def attention_kernel(*refs: Ref, geometry: Geometry) -> None:
                 fetch.start(next_head, next_tile, 1 - slot)
 
             fetch.wait(head, tile, slot)
-            _attend(kind, tile, slot, facts, tiles, fetch, scratch, geometry)
+            _attend(kind, tile, slot, facts, tiles, fetch, scratch, shape)
 
         lax.fori_loop(tiles.bounds[KINDS * block + kind], tiles.bounds[KINDS * block + kind + 1], body, None)
 
     for kind in range(KINDS):
         visit(kind)
-    _store_rows(out, facts.live, scratch, geometry)
+    _store_rows(out, facts.live, scratch, shape)
 
 
-def _load_rows(q: Ref, rows: Ref, geometry: Geometry) -> None:
-    tokens, dim = geometry.blocks.tokens, geometry.head_dim
-    for member in range(geometry.group):
+def _load_rows(q: Ref, rows: Ref, shape: KernelShape) -> None:
+    tokens, dim = shape.blocks.tokens, shape.head_dim
+    for member in range(shape.group):
         rows[member * tokens : (member + 1) * tokens] = (
-            q[:, member * dim : (member + 1) * dim] if geometry.by_lanes else q[member]
+            q[:, member * dim : (member + 1) * dim] if shape.by_lanes else q[member]
         )
 
 
-def _store_rows(out: Ref, live: Array, scratch: Scratch, geometry: Geometry) -> None:
-    tokens, dim = geometry.blocks.tokens, geometry.head_dim
-    for member in range(geometry.group):
+def _store_rows(out: Ref, live: Array, scratch: Scratch, shape: KernelShape) -> None:
+    tokens, dim = shape.blocks.tokens, shape.head_dim
+    for member in range(shape.group):
         rows = slice(member * tokens, (member + 1) * tokens)
         total = jnp.where(live, scratch.weighted[dim : dim + 1, rows], 1)
         result = jnp.where(live, scratch.weighted[:dim, rows] / total, 0).T.astype(out.dtype)
-        if geometry.by_lanes:
+        if shape.by_lanes:
             out[:, member * dim : (member + 1) * dim] = result
         else:
             out[member] = result
 
 
-def _intervals(tile: Scalar, facts: RowFacts, tiles: TileRefs, fetch: Fetch, geometry: Geometry) -> tuple[Array, Array]:
+def _intervals(tile: Scalar, facts: RowFacts, tiles: TileRefs, fetch: Fetch, shape: KernelShape) -> tuple[Array, Array]:
     """Return, for each row, the first visible key of the buffer and how many follow, `[1, rows]`."""
     own, context, first = tiles.context_id[tile] < 0, tiles.context_id[tile], tiles.first[tile]
     start = fetch.own_start(tile)
@@ -102,7 +102,7 @@ def _intervals(tile: Scalar, facts: RowFacts, tiles: TileRefs, fetch: Fetch, geo
     reach = jnp.where(facts.context_id == context, facts.context_len - first, 0)
     low = jnp.where(own, own_low, 0)
     count = jnp.maximum(jnp.where(own, facts.token + 1 - start, reach) - low, 0)
-    return jnp.concatenate([low] * geometry.group, axis=1), jnp.concatenate([count] * geometry.group, axis=1)
+    return jnp.concatenate([low] * shape.group, axis=1), jnp.concatenate([count] * shape.group, axis=1)
 
 
 def _attend(
@@ -113,17 +113,17 @@ def _attend(
     tiles: TileRefs,
     fetch: Fetch,
     scratch: Scratch,
-    geometry: Geometry,
+    shape: KernelShape,
 ) -> None:
     """Take a tile into the online softmax of every strip of rows."""
-    blocks, rows = geometry.blocks, geometry.rows
+    blocks, rows = shape.blocks, shape.rows
     strips = [slice(begin, min(begin + blocks.strip, rows)) for begin in range(0, rows, blocks.strip)]
     steps = [slice(begin, begin + blocks.key_step) for begin in range(0, blocks.keys, blocks.key_step)]
-    intervals = _intervals(tile, facts, tiles, fetch, geometry) if kind == MASKED else None
+    intervals = _intervals(tile, facts, tiles, fetch, shape) if kind == MASKED else None
     keys, values = _keys(kind, scratch.k[slot], tiles.used[tile]), _values(kind, scratch.v[slot], tiles.used[tile])
 
     def logits(strip: slice) -> list[Array]:
-        return [_dot(keys[step], scratch.rows[strip], (1, 1)) * geometry.scale for step in steps]
+        return [_dot(keys[step], scratch.rows[strip], (1, 1)) * shape.scale for step in steps]
 
     def weights(strip: slice, parts: list[Array]) -> tuple[Array, list[Array]]:
         parts = [_mask(part, step, strip, intervals) for part, step in zip(parts, steps, strict=True)]

@@ -11,16 +11,9 @@ from pathlib import Path
 
 import jax
 
-from mis_kernels.target import platform
-
 LIBRARY = "lib/native.so"  # in a folder of its own: beside modules, it would pass for one
 FUNCTIONS = ("mis_segment_attention", "mis_packed_linear", "mis_rms_norm", "mis_norm_rope")
 _NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}
-
-
-def is_loaded() -> bool:
-    """Whether the library's functions can be called on this process's devices; loads it at the first call."""
-    return platform() == "cpu" and why_not() is None
 
 
 @cache

@@ -16,16 +16,17 @@ import math
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int32
 
-IntArray = np.ndarray | Array
+from mis_kernels.backends.laid_out import Limits
+from mis_kernels.ragged import ramp
+from mis_kernels.segments import MIN_TOKENS, IntArray, Segments
 
 ROW_BLOCK = 1024
 CONTEXT_TILE = 512
 OWN_BLOCK = 128
 OWN_TILE = 128
-MIN_TOKENS = 64
-"""Steps are padded to multiples of this. With fewer rows a product on XLA:CPU takes another path."""
+ALIGNMENT = 256
+"""Segments of different contexts keep to different runs of so many rows, which visit each other's context."""
 
 
 @jax.tree_util.register_dataclass
@@ -66,30 +67,30 @@ def own_block(tokens: int) -> int:
     return math.gcd(OWN_BLOCK, row_block(tokens))
 
 
-def build_tiles(
-    *,
-    context_id: Int32[np.ndarray, " tokens"],
-    context_len: Int32[np.ndarray, " tokens"],
-    segment_of: Int32[np.ndarray, " tokens"],
-    starts: Int32[np.ndarray, " segments"],
-    tile_capacity: int | None,
-    own_rank_capacity: int | None,
-) -> BlockTiles:
-    """Cut rows into tiles. `segment_of` is -1 for rows that see no new token.
+def tile_capacity(tokens: int, limits: Limits) -> tuple[int, int]:
+    """Return how many context tiles, and how many own tiles of one block, a step within the limits may need."""
+    blocks = tokens // row_block(tokens)
+    contexts = min(limits.contexts, -(-tokens // blocks // ALIGNMENT) + 1)
+    context_tiles = blocks * contexts * -(-limits.context_tokens // CONTEXT_TILE)
+    return context_tiles, 2 * (OWN_BLOCK + limits.segment_tokens) // OWN_TILE
+
+
+def build_tiles(segments: Segments, capacity: tuple[int, ...] | None = None) -> BlockTiles:
+    """Cut rows into tiles.
+
+    Args:
+        segments: Host arrays.
+        capacity: Most context tiles, and most own tiles of one block; default: as many as there are.
 
     Raises:
         ValueError: more tiles are needed than the given capacity.
     """
-    tile_starts, tile_context, tile_index, tile_used = _context_tiles(context_id, context_len)
-    own_keys = _own_tiles(segment_of, starts)
-    return BlockTiles(
-        starts=tile_starts,
-        context_id=_fit(tile_context, tile_capacity, "tile_capacity", 0),
-        index=_fit(tile_index, tile_capacity, "tile_capacity", 0),
-        used=_fit(tile_used, tile_capacity, "tile_capacity", 0),
-        own_ranks=np.array(len(own_keys), np.int32),
-        own_keys=_fit(own_keys, own_rank_capacity, "own_rank_capacity", -1),
-    )
+    most_tiles, most_ranks = (None, None) if capacity is None else capacity
+    starts, *context = _context_tiles(np.asarray(segments.context_id), np.asarray(segments.context_len))
+    own_keys = _own_tiles(np.asarray(segments.segment_start))
+    context_id, index, used = (_fit(array, most_tiles, "context tiles", 0) for array in context)
+    ranks = np.array(len(own_keys), np.int32)
+    return BlockTiles(starts, context_id, index, used, ranks, _fit(own_keys, most_ranks, "own tiles of a block", -1))
 
 
 def _context_tiles(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -102,24 +103,22 @@ def _context_tiles(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.
     seen = np.zeros(len(pairs), np.int64)
     np.maximum.at(seen, inverse, context_len[rows])
     counts = -(-seen // CONTEXT_TILE)
-    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = ramp(counts)
     starts = np.searchsorted(np.repeat(pairs // contexts, counts), np.arange(blocks + 1))
     used = np.minimum(np.repeat(seen, counts) - index * CONTEXT_TILE, CONTEXT_TILE)
     context = np.repeat(pairs % contexts, counts)
     return tuple(array.astype(np.int32) for array in (starts, context, index, used))
 
 
-def _own_tiles(segment_of: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    block_size = own_block(len(segment_of))
-    blocks = len(segment_of) // block_size
-    rows = np.flatnonzero(segment_of >= 0)
-    # Rows of a segment are consecutive, so a run of equal (block, segment) is one crossing of a block.
-    block, segment = rows // block_size, segment_of[rows]
-    first = (
-        np.flatnonzero(np.r_[True, (block[1:] != block[:-1]) | (segment[1:] != segment[:-1])]) if len(rows) else rows
-    )
+def _own_tiles(segment_start: np.ndarray) -> np.ndarray:
+    block_size = own_block(len(segment_start))
+    blocks = len(segment_start) // block_size
+    rows = np.flatnonzero(segment_start <= np.arange(len(segment_start)))
+    # Rows of a segment are consecutive, so a run of equal (block, start) is one crossing of a block.
+    block, start = rows // block_size, segment_start[rows].astype(np.int64)
+    first = np.flatnonzero(np.r_[True, (block[1:] != block[:-1]) | (start[1:] != start[:-1])]) if len(rows) else rows
     last = np.r_[first[1:], len(rows)] - 1 if len(rows) else rows
-    block, start = block[first], starts[segment[first]].astype(np.int64)
+    block, start = block[first], start[first]
     visible = rows[last] + 1 - start
     size = np.where(visible <= OWN_TILE, 1 << np.ceil(np.log2(np.maximum(visible, 1))).astype(np.int64), 0)
     size = np.where(visible > OWN_TILE, -(-visible // OWN_TILE) * OWN_TILE, size)
@@ -129,7 +128,7 @@ def _own_tiles(segment_of: np.ndarray, starts: np.ndarray) -> np.ndarray:
     keys_per_block = np.bincount(block, weights=size, minlength=blocks).astype(np.int64)
     crossings = np.bincount(block, minlength=blocks)
     offset = np.cumsum(size) - size - np.repeat(np.cumsum(keys_per_block) - keys_per_block, crossings)
-    place = np.repeat(offset, visible) + np.arange(visible.sum()) - np.repeat(np.cumsum(visible) - visible, visible)
+    place = np.repeat(offset, visible) + ramp(visible)
     keys = np.full((-(-keys_per_block.max(initial=0) // OWN_TILE), blocks, OWN_TILE), -1, np.int32)
     key = np.repeat(start, visible) + place - np.repeat(offset, visible)
     keys[place // OWN_TILE, np.repeat(block, visible), place % OWN_TILE] = key
@@ -140,7 +139,7 @@ def _fit(array: np.ndarray, capacity: int | None, name: str, fill: int) -> np.nd
     if capacity is None:
         capacity = max(len(array), 1)
     if len(array) > capacity:
-        raise ValueError(f"{name}: the step needs {len(array)} tiles, but only {capacity} fit")
+        raise ValueError(f"capacity: the step needs {len(array)} {name}, but only {capacity} fit")
     padded = np.full((capacity, *array.shape[1:]), fill, np.int32)
     padded[: len(array)] = array
     return padded

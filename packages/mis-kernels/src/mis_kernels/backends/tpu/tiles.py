@@ -18,11 +18,11 @@ from importlib import resources
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int32
+from jaxtyping import Int64
 
+from mis_kernels.ragged import ramp
+from mis_kernels.segments import IntArray, Segments
 from mis_kernels.target import tpu_chip
-
-IntArray = np.ndarray | Array
 
 OWN_ALIGNMENT = 16
 """Own tiles start at a multiple of this: the rows of a bfloat16 tile in memory."""
@@ -73,22 +73,23 @@ class TpuTiles:
 
 
 def build_tpu_tiles(
-    *,
-    context_id: Int32[np.ndarray, " tokens"],
-    context_len: Int32[np.ndarray, " tokens"],
-    segment_start: Int32[np.ndarray, " tokens"],
-    page_table: Int32[np.ndarray, "contexts pages_per_context"],
-    page_size: int,
-    blocks: TpuBlocks,
-    tile_capacity: int | None = None,
+    segments: Segments, page_size: int, blocks: TpuBlocks, tile_capacity: int | None = None
 ) -> TpuTiles:
     """Cut rows into tiles.
+
+    Args:
+        segments: Host arrays.
+        page_size: Tokens in a page.
+        blocks: Block sizes.
+        tile_capacity: Length of the list; default: as needed.
 
     Raises:
         ValueError: the page size does not divide a tile, or more tiles are needed than fit.
     """
     if blocks.keys % page_size:
         raise ValueError(f"page_size: {page_size} does not divide the kernel's tiles of {blocks.keys} keys")
+    facts = segments.context_id, segments.context_len, segments.segment_start, segments.page_table
+    context_id, context_len, segment_start, page_table = (np.asarray(each) for each in facts)
     count = -(-len(context_id) // blocks.tokens)
     context = _context_tiles(context_id, context_len, segment_start, blocks)
     own = _own_tiles(segment_start, blocks)
@@ -118,6 +119,12 @@ def tile_capacity(tokens: int, context_tokens: int, blocks: TpuBlocks, contexts_
     return -(-tokens // blocks.tokens) * per_block
 
 
+def count_tiles(tiles: TpuTiles) -> Int64[np.ndarray, "*stack kinds"]:
+    """Count the full, limited and masked tiles of a step, or of each of a stack of steps."""
+    bounds = np.asarray(tiles.bounds)
+    return np.diff(bounds).reshape(*bounds.shape[:-1], -1, KINDS).sum(-2)
+
+
 def _context_tiles(
     context_id: np.ndarray, context_len: np.ndarray, segment_start: np.ndarray, blocks: TpuBlocks
 ) -> tuple[np.ndarray, ...]:
@@ -133,7 +140,7 @@ def _context_tiles(
     alone = np.bincount(block, minlength=1)[block] == 1  # the block's only context
 
     counts = -(-longest // blocks.keys)
-    first = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)) * blocks.keys
+    first = ramp(counts) * blocks.keys
     block, context, longest, shortest, alone = (
         np.repeat(x, counts) for x in (block, pairs % contexts, longest, shortest, alone)
     )
@@ -151,8 +158,7 @@ def _own_tiles(segment_start: np.ndarray, blocks: TpuBlocks) -> tuple[np.ndarray
     end = (rows[np.r_[where[1:], len(rows)] - 1] + 1) if len(rows) else rows
     lowest = lowest // OWN_ALIGNMENT * OWN_ALIGNMENT
     counts = -(-(end - lowest) // blocks.keys)
-    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    first = np.repeat(lowest, counts) + index * blocks.keys
+    first = np.repeat(lowest, counts) + ramp(counts) * blocks.keys
     used = np.minimum(np.repeat(end, counts) - first, blocks.keys)
     return np.repeat(block, counts), np.full(len(first), 2), np.full(len(first), -1), first, used
 
@@ -169,11 +175,13 @@ def _contiguous(
 
 @cache
 def _tuned(chip: str) -> list[dict]:
-    return json.loads((resources.files("mis_kernels") / "tuned" / f"attention_{chip}.json").read_text())["entries"]
+    return json.loads((resources.files("mis_kernels.backends.tpu") / "tuned" / f"attention_{chip}.json").read_text())[
+        "entries"
+    ]
 
 
 def block_sizes(*, chip: str, heads: int, kv_heads: int, head_dim: int, dtype: str = "bfloat16") -> TpuBlocks:
-    """Look up the block sizes for a head layout, as one device sees it.
+    """Look up the block sizes for a head shape, as one device sees it.
 
     The table's entries name the static cost that justified them; the first that matches is taken.
 

@@ -1,1 +1,0 @@
-"""Attention over ragged segments: `api` is the op, the other modules are its implementations."""

@@ -1,0 +1,154 @@
+"""What a backend is: everything that depends on the device that computes.
+
+A backend is one folder here, whose `backend.py` lists a class for each way it computes in. A class replaces what its
+device does better and leaves the rest to plain XLA. Nobody outside asks which one it is: the engine takes the first
+that fits (`mis_kernels.backends.choose`) and calls what is declared here. Arrays have the axes of
+`mis_kernels.operations`, which checks them.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int32, Shaped
+
+from mis_kernels.backends.laid_out import LaidOut, Limits
+from mis_kernels.backends.xla import norms, pages, rope, tiles
+from mis_kernels.backends.xla.attention import xla_attention
+from mis_kernels.heads import HeadShape
+from mis_kernels.segments import Segments
+from mis_kernels.storage import from_bits
+from mis_kernels.target import platform
+
+Weight = Any
+"""Weights of products as a backend stores them: an array `[*stack, in, out]`, or a tree of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """A way to compute the steps of a model on this process's devices.
+
+    Attributes:
+        name: What messages and scopes call it.
+        platforms: Where it runs: `cpu`, `gpu`, `tpu`.
+        fastest_dtype: The type that it multiplies fastest, `float32` or `bfloat16`.
+        normalised_rows: Rows of one call of the streamed log-sum-exp. By default the scored rows of a usual step:
+            the vocabulary is read once for all of them.
+        vocab_chunk: Rows of the output projection that it reads at a time; each turn costs several launches.
+        lanes: Heads of a KV cache are as wide as a multiple of this.
+        keeps_bits: Whether weights and caches of 16 bits are kept as integers (see `mis_kernels.storage`).
+        recomputes_operands: Whether the compiler would compute an operand again in every tile of a product.
+        heads: Heads of one device.
+        dtype: Type of weights and activations.
+    """
+
+    name: ClassVar[str]
+    platforms: ClassVar[tuple[str, ...]]
+    fastest_dtype: ClassVar[str] = "bfloat16"
+    normalised_rows: ClassVar[int] = 256
+    vocab_chunk: ClassVar[int] = 32_768
+    lanes: ClassVar[int] = 1
+    keeps_bits: ClassVar[bool] = False
+    recomputes_operands: ClassVar[bool] = True
+
+    heads: HeadShape
+    dtype: str
+
+    @classmethod
+    def misfit(cls, heads: HeadShape, dtype: str) -> str | None:
+        """Return why it cannot compute such a model on what code is made for here, or None if it can."""
+        return None if platform() in cls.platforms else f"runs on {' and '.join(cls.platforms)} only"
+
+    @classmethod
+    def create(cls, heads: HeadShape, dtype: str) -> Self:
+        """Return the backend for a model that fits it."""
+        return cls(heads, dtype)
+
+    @property
+    def storage_dtype(self) -> jnp.dtype:
+        """Type in which weights and caches of `dtype` are kept."""
+        return jnp.dtype(jnp.uint16 if self.keeps_bits and self.dtype == "bfloat16" else self.dtype)
+
+    @property
+    def cache_head_dim(self) -> int:
+        """Width of the heads of a KV cache, at least `head_dim`."""
+        return -(-self.heads.head_dim // self.lanes) * self.lanes
+
+    @property
+    def alignment(self) -> int:
+        """Rows that visit contexts together, so that segments of different contexts should keep apart."""
+        return tiles.ALIGNMENT
+
+    def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
+        """Return the lengths of the tile lists that fit every step of `tokens` new tokens within the limits."""
+        return tiles.tile_capacity(tokens, limits)
+
+    def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
+        """Add the tile lists that `attend` visits to segments on the host.
+
+        Args:
+            segments: Host arrays.
+            page_size: Tokens in a page.
+            capacity: Lengths of the lists, from `tile_capacity`; default: as needed.
+
+        Raises:
+            ValueError: more tiles are needed than fit, or the page size does not fit the tiles.
+        """
+        return LaidOut.of(segments, tiles.build_tiles(segments, capacity), self)
+
+    attend = staticmethod(xla_attention)
+    write_pages = staticmethod(pages.write_pages)
+    rms_norm = staticmethod(norms.rms_norm)
+    norm_rope = staticmethod(rope.norm_rope)
+
+    def packs(self, *dimensions: int, gate_bias: bool) -> bool:
+        """Whether weights with these dimensions on each device are best packed; `gate_bias`: gates have biases."""
+        return False
+
+    def pack(self, weight: Shaped[np.ndarray, "*stack in out"]) -> Weight:
+        """Return a stack of weights in host memory as `linear`, or `gated_linear` of pairs, likes them best."""
+        return weight.view(self.storage_dtype)
+
+    def partition(self, weight: Weight, partition: PartitionSpec) -> Any:
+        """Return how a stored weight is cut, a tree like it, if the plain weight is cut like `partition`."""
+        return partition
+
+    def at_layer(self, weight: Weight, layer: Int32[Array, ""]) -> Weight:
+        """Return one layer's part of a stored stack, floats if it is an array."""
+        return from_bits(lax.dynamic_index_in_dim(weight, layer, 0, keepdims=False))
+
+    def linear(
+        self, x: Float[Array, "rows in"], weight: Weight, residual: Float[Array, "rows out"] | None = None
+    ) -> Float[Array, "rows out"]:
+        """Multiply, accumulate in float32, add a residual if there is one, and return the type of `x`."""
+        product = _product(x, weight).astype(x.dtype)
+        return product if residual is None else residual + product
+
+    def gated_linear(
+        self, x: Float[Array, "rows in"], gate_up: Weight, bias: Float[Array, "2 out"] | None = None
+    ) -> Float[Array, "rows out"]:
+        """Multiply with a gate and with what it gates, and return silu(gate) * up, computed in float32.
+
+        Source: SwiGLU, arXiv 2002.05202, with the SiLU that the model families use.
+
+        Args:
+            x: Activations.
+            gate_up: `[2, in, out]`, gate first; not packed where there is a bias.
+            bias: Of both products.
+        """
+        gate, up = _product(x, gate_up[0]), _product(x, gate_up[1])
+        if bias is not None:
+            gate, up = gate + bias[0], up + bias[1]
+        return (jax.nn.silu(gate) * up).astype(x.dtype)
+
+    def materialised(self, x: Array) -> Array:
+        """Keep the compiler from computing `x` again in every tile of every product that reads it."""
+        return lax.optimization_barrier(x) if self.recomputes_operands else x
+
+
+def _product(x: Array, weight: Array) -> Array:
+    return jnp.dot(x, weight, preferred_element_type=jnp.float32)

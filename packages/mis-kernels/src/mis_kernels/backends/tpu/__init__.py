@@ -1,0 +1,1 @@
+"""Pallas kernels for TPUs: attention, writing pages, norms with RoPE."""

@@ -1,0 +1,60 @@
+"""The Pallas kernels as a backend; products and norms of hidden states are XLA's."""
+
+import dataclasses
+from typing import Self
+
+from mis_kernels.backends.laid_out import LaidOut, Limits
+from mis_kernels.backends.protocol import Backend
+from mis_kernels.backends.tpu.attention import LANES, tpu_attention
+from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
+from mis_kernels.backends.tpu.pages import write_pages
+from mis_kernels.backends.tpu.tiles import TpuBlocks, build_tpu_tiles, device_blocks, tile_capacity
+from mis_kernels.heads import HeadShape
+from mis_kernels.segments import Segments
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuBackend(Backend):
+    """The kernels, with block sizes for a chip and its heads.
+
+    A cache's heads fill lanes: XLA stores an array of narrower rows in another order, and would copy the whole cache
+    into rows of 128 and back in every step (8 GiB for Llama-3.2-1B and 131,072 tokens).
+    """
+
+    name = "tpu"
+    platforms = ("tpu",)
+    lanes = LANES
+
+    blocks: TpuBlocks
+
+    @classmethod
+    def create(cls, heads: HeadShape, dtype: str) -> Self:
+        """Look up the block sizes of this process's chip.
+
+        Raises:
+            ValueError: the tables of block sizes do not know the chip or the heads.
+        """
+        wide = heads._replace(head_dim=-(-heads.head_dim // LANES) * LANES)
+        blocks = device_blocks(**wide._asdict(), dtype=dtype)
+        assert blocks is not None, "the platform is a TPU"
+        return cls(heads, dtype, blocks)
+
+    @property
+    def alignment(self) -> int:
+        """A block: where it has one context, most of its tiles need no mask."""
+        return self.blocks.tokens
+
+    def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
+        """Return the length of the tile list."""
+        return (tile_capacity(tokens, limits.context_tokens, self.blocks),)
+
+    def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
+        """Cut rows into `TpuTiles`."""
+        return LaidOut.of(segments, build_tpu_tiles(segments, page_size, self.blocks, *capacity or ()), self)
+
+    attend = staticmethod(tpu_attention)
+    write_pages = staticmethod(write_pages)
+    norm_rope = staticmethod(tpu_norm_rope)
+
+
+BACKENDS = (TpuBackend,)

@@ -1,0 +1,1 @@
+"""Plain XLA: runs on every device."""

@@ -1,0 +1,64 @@
+"""Heads of the models we care about, whole and as one device of a tensor-parallel group sees them."""
+
+from typing import NamedTuple
+
+TENSOR_PARALLEL = (1, 4, 8)
+
+
+class HeadShape(NamedTuple):
+    """Heads of one attention layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.heads // self.kv_heads
+
+    def spread(self, devices: int) -> "HeadShape":
+        """Return the shape with as many KV heads as `devices` need; the same shape if there are enough.
+
+        With fewer KV heads than devices, each KV head is copied and its query heads are divided among the copies,
+        padded where they do not divide; so every device has one KV head.
+
+        Raises:
+            ValueError: KV heads and devices do not divide each other.
+        """
+        if self.kv_heads % devices == 0:
+            return self
+        if devices % self.kv_heads:
+            raise ValueError(f"{devices} devices and {self.kv_heads} KV heads do not divide each other")
+        group = -(-self.group // (devices // self.kv_heads))
+        return HeadShape(devices * group, devices, self.head_dim)
+
+    def on_device(self, devices: int) -> "HeadShape":
+        """Return the shape of one of `devices` tensor-parallel devices.
+
+        Raises:
+            ValueError: KV heads and devices do not divide each other.
+        """
+        whole = self.spread(devices)
+        return HeadShape(whole.heads // devices, whole.kv_heads // devices, self.head_dim)
+
+
+HEAD_SHAPES: dict[str, HeadShape] = {
+    "qwen3-0.6b": HeadShape(16, 8, 128),
+    "qwen3-1.7b": HeadShape(16, 8, 128),
+    "qwen3-4b": HeadShape(32, 8, 128),
+    "qwen3-8b": HeadShape(32, 8, 128),
+    "qwen3-32b": HeadShape(64, 8, 128),
+    "qwen2.5-0.5b": HeadShape(14, 2, 64),
+    "qwen2.5-1.5b": HeadShape(12, 2, 128),
+    "qwen2.5-3b": HeadShape(16, 2, 128),
+    "qwen2.5-7b": HeadShape(28, 4, 128),
+    "llama-3.2-1b": HeadShape(32, 8, 64),
+    "llama-3.2-3b": HeadShape(24, 8, 128),
+}
+
+
+def device_head_shapes() -> list[HeadShape]:
+    """Return each distinct shape that a device sees, over all models and tensor-parallel sizes."""
+    found = {shape.on_device(devices): None for shape in HEAD_SHAPES.values() for devices in TENSOR_PARALLEL}
+    return list(found)

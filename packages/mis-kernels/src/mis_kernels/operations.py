@@ -1,0 +1,149 @@
+"""The operations: arguments are checked here, and computed by the backend that fits."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Float32, Shaped
+
+from mis_kernels.backends import ANY_HEADS, Backend, LaidOut, choose
+from mis_kernels.heads import HeadShape
+from mis_kernels.segments import MIN_TOKENS
+from mis_kernels.storage import to_bits
+
+
+def segment_attention(
+    q: Float[Array, "tokens heads head_dim"],
+    k: Float[Array, "tokens kv_heads head_dim"],
+    v: Float[Array, "tokens kv_heads head_dim"],
+    k_pages: Shaped[Array, "kv_heads pages page_size cache_head_dim"],
+    v_pages: Shaped[Array, "kv_heads pages page_size cache_head_dim"],
+    segments: LaidOut,
+    *,
+    scale: float,
+    backend: str | None = None,
+) -> Float[Array, "tokens heads head_dim"]:
+    """Attend from packed new tokens to their contexts and their own segments.
+
+    Args:
+        q: Query rows, RoPE applied. bf16 or f32.
+        k: Keys of the new tokens, RoPE applied, same type.
+        v: Values of the new tokens, same type.
+        k_pages: Key cache. Pages must have been written before (see `write_pages`), those of this
+            step's paged segments included. Memory that no context reaches may hold anything. Same
+            type as `q`, or its bits (see `storage_dtype`); its heads may be wider, filled up with zeros
+            (see `cache_head_dim`).
+        v_pages: Value cache, likewise.
+        segments: What each token sees.
+        scale: Factor of the logits, usually `head_dim ** -0.5`.
+        backend: Name of a backend; default: the one that `segments` were laid out for. `reference` and `native`
+            take segments of any.
+
+    Returns:
+        Attention output, shape and dtype of `q`. Rows that see nothing are zero.
+
+    Raises:
+        ValueError: shapes do not fit together; names the argument.
+
+    Numerics: accumulates in f32. A row's bits do not depend on other segments with `native`, and with
+    `xla` on CPU; the other backends do not promise it.
+    """
+    _check(q, k, v, k_pages, v_pages, segments)
+    heads = HeadShape(q.shape[1], k.shape[1], q.shape[2])
+    chosen = segments.backend if backend is None else choose(heads, q.dtype.name, backend)
+    wider = k_pages.shape[3] - heads.head_dim
+    with jax.named_scope(f"attention_{chosen.name}"):
+        q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, wider))) for x in (q, k, v)) if wider else (q, k, v)
+        return chosen.attend(q, k, v, k_pages, v_pages, segments, scale=scale)[..., : heads.head_dim]
+
+
+def write_pages(
+    pages: Shaped[Array, "kv_heads pages page_size cache_head_dim"],
+    new: Float[Array, "tokens kv_heads head_dim"],
+    segments: LaidOut,
+) -> Shaped[Array, "kv_heads pages page_size cache_head_dim"]:
+    """Write the new tokens of paged segments to their pages: the paged KV cache's only write.
+
+    Whole pages are written: paged segments begin on a page boundary, and what follows a segment's
+    last token in its last page is never seen.
+
+    Args:
+        pages: Key or value cache, floats or their bits (see `storage_dtype`); donate it to keep the
+            update in place.
+        new: Keys or values of the new tokens; zeros fill them up to the cache's width (`cache_head_dim`).
+        segments: `page_writes` says where each run of `page_size` tokens goes, if anywhere.
+    """
+    new = jnp.pad(new, ((0, 0), (0, 0), (0, pages.shape[3] - new.shape[2])))
+    new = to_bits(new) if pages.dtype == jnp.uint16 else new
+    return segments.backend.write_pages(pages, new, jnp.asarray(segments.page_writes))
+
+
+def norm_rope(
+    qkv: Float[Array, "tokens kv_heads group_plus_two head_dim"],
+    cos: Float32[Array, "tokens head_dim"],
+    sin: Float32[Array, "tokens head_dim"],
+    q_norm: Float[Array, " head_dim"] | None,
+    k_norm: Float[Array, " head_dim"] | None,
+    epsilon: float,
+    *,
+    backend: Backend | str | None = None,
+) -> tuple[
+    Float[Array, "tokens heads head_dim"],
+    Float[Array, "tokens kv_heads head_dim"],
+    Float[Array, "tokens kv_heads head_dim"],
+]:
+    """Turn a fused projection into queries, keys and values.
+
+    Args:
+        qkv: Per KV head its query heads, then its key, then its value. bf16 or f32; a multiple of 64 tokens.
+        cos: Cosines of `rotary_tables`.
+        sin: Sines of `rotary_tables`.
+        q_norm: Weight of the queries' RMS norm, or None: no norm.
+        k_norm: Weight of the keys' RMS norm, given together with `q_norm`.
+        epsilon: Added to the mean square.
+        backend: Who computes it, or its name; default: the first that fits.
+
+    Returns:
+        q, k and v in the type of `qkv`; q and k normalised and rotated.
+
+    Raises:
+        ValueError: the backend is unknown or does not fit, or only one of the norms is given.
+    """
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm, k_norm: give both or neither")
+    _, kv_heads, parts, head_dim = qkv.shape
+    heads = HeadShape(kv_heads * (parts - 2), kv_heads, head_dim)
+    if not isinstance(backend, Backend):
+        backend = choose(heads, qkv.dtype.name, backend)
+    with jax.named_scope(f"norm_rope_{backend.name}"):
+        return backend.norm_rope(qkv, cos, sin, q_norm, k_norm, epsilon)
+
+
+def rms_norm(x: Float[Array, "*rows dim"], weight: Float[Array, " dim"], epsilon: float) -> Float[Array, "*rows dim"]:
+    """Root mean square normalisation (arXiv 1910.07467) in float32, by the first backend that fits."""
+    return choose(ANY_HEADS, x.dtype.name).rms_norm(x, weight, epsilon)
+
+
+def storage_dtype(dtype: DTypeLike) -> jnp.dtype:
+    """Return the type in which arrays of `dtype` are best kept here (see `mis_kernels.storage`)."""
+    return choose(ANY_HEADS, jnp.dtype(dtype).name).storage_dtype
+
+
+def cache_head_dim(head_dim: int) -> int:
+    """Return how wide a KV cache's heads are best stored here."""
+    return choose(ANY_HEADS._replace(head_dim=head_dim), "bfloat16").cache_head_dim
+
+
+def _check(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> None:
+    tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    if heads % kv_heads:
+        raise ValueError(f"q: {heads} heads are not a multiple of {kv_heads} KV heads")
+    if k.shape != (tokens, kv_heads, head_dim) or v.shape != k.shape:
+        raise ValueError(f"k, v: expected [{tokens}, {kv_heads}, {head_dim}], got {k.shape} and {v.shape}")
+    if k_pages.shape[0] != kv_heads or k_pages.shape[3] < head_dim or v_pages.shape != k_pages.shape:
+        wanted = f"[{kv_heads}, pages, page_size, {head_dim}]"
+        raise ValueError(f"k_pages, v_pages: expected {wanted}, got {k_pages.shape} and {v_pages.shape}")
+    if segments.num_tokens != tokens:
+        raise ValueError(f"segments: describe {segments.num_tokens} tokens, but q has {tokens}")
+    if tokens % MIN_TOKENS:
+        raise ValueError(f"q: {tokens} tokens; pad to a multiple of {MIN_TOKENS}")

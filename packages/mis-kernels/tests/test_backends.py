@@ -1,0 +1,151 @@
+"""Every backend on one catalogue of steps against the float32 reference, and the bits of one segment beside others."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from _pytest.mark import ParameterSet
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernel_cases import CASES, NATIVE, NEEDS_NATIVE, ON_CPU, Case, Segment, backend_of, in_float32, on_gpu
+from mis_kernels import segment_attention, to_bits
+from mis_kernels.target import compiling_for
+from mis_testing.grids import third
+
+TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
+EMULATED = {
+    ("many contexts in one block", "bfloat16"),
+    ("a query and items in one step", "float32"),
+    ("padding between segments", "bfloat16"),
+}
+
+attend = jax.jit(segment_attention, static_argnames=("scale", "backend"))
+
+
+def points() -> list[ParameterSet]:
+    """Backend, case and type; the native kernel has one type, and emulating the TPU's takes long."""
+    made = on_gpu(third([*itertools.product(["xla"], CASES, TOLERANCE)]))
+    made += [pytest.param(("native", name, "bfloat16"), marks=NEEDS_NATIVE, id=f"native-{name}") for name in CASES]
+    for name, dtype in itertools.product(CASES, TOLERANCE):
+        marks = [pytest.mark.tpu] if (name, dtype) in EMULATED else [pytest.mark.tpu, pytest.mark.full]
+        made.append(pytest.param(("tpu", name, dtype), marks=marks, id=f"tpu-{name}-{dtype}"))
+    return made
+
+
+@pytest.mark.parametrize("point", points())
+def test_equals_the_reference(point: tuple[str, str, str], interpret: bool) -> None:
+    backend, name, dtype = point
+    case = CASES[name]
+    case = dataclasses.replace(case, head_dim=max(case.head_dim, 32)) if backend == "native" else case
+    with compiling_for(interpret=interpret and backend == "tpu", bounds_checks=True):
+        arrays = case.arrays(jnp.dtype(dtype), backend_of(backend, case, dtype))
+        found = np.asarray(jax.jit(segment_attention, static_argnames="scale")(**arrays), np.float32)
+    tolerance = 1e-4 if (backend, dtype) == ("tpu", "float32") else TOLERANCE[dtype]
+    np.testing.assert_allclose(found, in_float32(arrays), atol=tolerance, rtol=tolerance)
+
+
+@NEEDS_NATIVE
+def test_the_native_kernel_takes_segments_of_any_backend() -> None:
+    case = Case([Segment(20)] * 4, contexts=(200,), head_dim=64)
+    tiled, native = (case.arrays(jnp.bfloat16, backend) for backend in ("xla", "native"))
+    np.testing.assert_array_equal(np.asarray(attend(**tiled, backend="native")), np.asarray(attend(**native)))
+
+
+@pytest.mark.parametrize("backend", [NATIVE])
+def test_native_runs_within_a_scan_over_layers(backend: str) -> None:
+    arrays = Case([Segment(20), Segment(70)], contexts=(300,), head_dim=64).arrays(jnp.bfloat16, backend)
+    scale, once = arrays.pop("scale"), segment_attention(**arrays | {"scale": 0.125})
+
+    def layers(q: jax.Array, **rest) -> jax.Array:
+        def layer(total: jax.Array, _: jax.Array) -> tuple[jax.Array, None]:
+            return total + segment_attention(q, **rest, scale=scale), None
+
+        return jax.lax.scan(layer, jnp.zeros_like(q), jnp.arange(4))[0]
+
+    np.testing.assert_allclose(np.asarray(jax.jit(layers)(**arrays), np.float32), 4 * np.asarray(once, np.float32))
+
+
+def test_native_is_refused_where_it_cannot_run() -> None:
+    arrays = Case([Segment(5)], contexts=(30,)).arrays(jnp.float32)
+    with pytest.raises(ValueError, match="backend: native computes bfloat16, not float32"):
+        segment_attention(**arrays, backend="native")
+
+
+@pytest.mark.gpu
+def test_the_comparison_notices_a_context_that_is_one_token_too_long() -> None:
+    case = Case([Segment(5)], contexts=(100,))
+    arrays = case.arrays(jnp.float32)
+    longer = Case([Segment(5, context_len=99)], contexts=(100,)).arrays(jnp.float32)
+    assert np.abs(np.asarray(attend(**longer)) - in_float32(arrays)).max() > 1e-3
+
+
+@pytest.mark.gpu
+def test_bits_kept_as_integers_give_the_same_output() -> None:
+    arrays = Case([Segment(20), Segment(130, paged=True, context=1)], contexts=(100, 64)).arrays(jnp.bfloat16)
+    as_bits = {**arrays, "k_pages": to_bits(arrays["k_pages"]), "v_pages": to_bits(arrays["v_pages"])}
+    np.testing.assert_array_equal(np.asarray(attend(**arrays)), np.asarray(attend(**as_bits)))
+
+
+@pytest.mark.gpu
+def test_rows_outside_segments_are_zero() -> None:
+    case = Case([Segment(5)], contexts=(30,), tokens=64)
+    assert not np.asarray(attend(**case.arrays(jnp.float32)))[5:].any()
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+@given(
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=12),
+    neighbours=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2)), max_size=6),
+    order=st.randoms(use_true_random=False),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    group=st.sampled_from([1, 2]),
+    tokens=st.sampled_from([3072, None]),
+)
+def test_a_segments_bits_do_not_depend_on_other_segments(
+    backend, lengths, neighbours, order, dtype, group, tokens
+) -> None:
+    """Alone and among others - more, longer, of other contexts, in any order - a segment's output is the same."""
+    contexts = (300, 0, 70)
+    chosen = Segment(lengths[0])
+    others = [Segment(n) for n in lengths[1:]] + [Segment(n, context=c) for n, c in neighbours]
+    order.shuffle(others)
+    at = order.randrange(len(others) + 1)
+    dtype, head_dim = ("bfloat16", 64) if backend == "native" else (dtype, 16)
+    alone = Case([chosen], contexts, group=group, head_dim=head_dim)
+    among = Case([*others[:at], chosen, *others[at:]], contexts, group=group, tokens=tokens, head_dim=head_dim)
+
+    def rows(case: Case, index: int) -> np.ndarray:
+        start = case.layout()[1][index]
+        arrays = case.arrays(jnp.dtype(dtype), backend_of(backend, case, dtype))
+        return np.asarray(attend(**arrays))[start : start + chosen.length]
+
+    np.testing.assert_array_equal(rows(alone, 0), rows(among, at))
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+def test_a_querys_bits_do_not_depend_on_how_it_is_chunked(backend: str) -> None:
+    whole = Case([Segment(640, paged=True)], group=1, head_dim=32)
+    arrays = whole.arrays(jnp.bfloat16, backend)
+    later = Case([Segment(128, paged=True)], contexts=(512,), group=1, head_dim=32).layout(backend)[0]
+    table = whole.page_table()
+    part = {**arrays, **{name: arrays[name][512:640] for name in "qkv"}, "segments": _on(later, table)}
+    np.testing.assert_array_equal(np.asarray(attend(**arrays))[512:640], np.asarray(attend(**part))[:128])
+
+
+def _on(segments, table):
+    return dataclasses.replace(segments, page_table=table)
+
+
+def test_bad_shapes_are_named() -> None:
+    arrays = Case([Segment(5)], contexts=(30,)).arrays(jnp.float32)
+    with pytest.raises(ValueError, match="q: 3 heads are not a multiple of 2"):
+        segment_attention(**{**arrays, "q": arrays["q"][:, :3]})
+    with pytest.raises(ValueError, match="segments: describe 64 tokens"):
+        segment_attention(**{**arrays, **{name: arrays[name][:32] for name in "qkv"}})
+    with pytest.raises(ValueError, match="backend: 'cuda' is unknown"):
+        segment_attention(**arrays, backend="cuda")

@@ -1,0 +1,128 @@
+"""Which backend fits what, what each says of its steps and weights, and that its tile lists are long enough."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+
+from kernel_cases import SMALL
+from mis_kernels import cache_head_dim, lay_out, storage_dtype
+from mis_kernels.backends import ANY_HEADS, Backend, Limits, choose, explain, fastest_dtype
+from mis_kernels.backends.native import library
+from mis_kernels.backends.native.backend import NativeBackend
+from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.xla.backend import XlaBackend, XlaCpuBackend
+from mis_kernels.heads import HeadShape
+from mis_kernels.target import compiling_for
+
+PAGE = 64
+LIMITS = Limits(contexts=4, context_tokens=1280, segment_tokens=256)
+BACKENDS = [
+    XlaCpuBackend(ANY_HEADS, "float32"),
+    TpuBackend(ANY_HEADS, "float32", SMALL),
+    NativeBackend(ANY_HEADS, "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "lacking", "chosen"),
+    [
+        (64, "bfloat16", None, "native"),
+        (1024, "bfloat16", None, "native"),
+        (48, "bfloat16", None, "native_products"),
+        (1056, "bfloat16", None, "native_products"),
+        (64, "float32", None, "xla"),
+        (64, "bfloat16", "needs a CPU with amx_tile", "xla"),
+    ],
+)
+def test_the_first_that_fits_is_chosen(
+    head_dim: int, dtype: str, lacking: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "why_not", lambda: lacking)
+    assert choose(HeadShape(4, 2, head_dim), dtype).name == chosen
+
+
+def test_reasons_of_all_that_do_not_fit_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "why_not", lambda: "needs a CPU with amx_tile")
+    reasons = "tpu runs on tpu only; native needs a CPU with amx_tile; native_products needs a CPU with amx_tile"
+    assert explain(ANY_HEADS, "bfloat16") == f"xla; {reasons}"
+    with compiling_for("v6e"):
+        assert explain(ANY_HEADS, "bfloat16") == "tpu"
+        with pytest.raises(ValueError, match=r"^backend: native runs on cpu only$"):
+            choose(ANY_HEADS, "bfloat16", "native")
+
+
+def test_devices_have_their_sizes_and_types() -> None:
+    cpu, accelerator, tpu = (kind(HeadShape(2, 1, 96), "bfloat16") for kind in (XlaCpuBackend, XlaBackend, _tpu))
+    assert [each.storage_dtype.name for each in (cpu, accelerator, tpu)] == ["uint16", "bfloat16", "bfloat16"]
+    assert [each.cache_head_dim for each in (cpu, accelerator, tpu)] == [96, 96, 128]
+    assert [each.normalised_rows for each in (cpu, accelerator, tpu)] == [128, 256, 256]
+    assert XlaCpuBackend(ANY_HEADS, "float32").storage_dtype == storage_dtype("float32") == np.float32
+    with compiling_for("v6e"):
+        assert (cache_head_dim(130), fastest_dtype()[0]) == (256, "bfloat16")
+
+
+def _tpu(heads: HeadShape, dtype: str) -> TpuBackend:
+    with compiling_for("v6e"):
+        return TpuBackend.create(heads, dtype)
+
+
+@pytest.mark.parametrize(
+    ("cut", "packed"),
+    [(P(None, None, "t"), P(None, "t", None)), (P(None, "t"), P(None, None, "t")), (P(), P(None, None, None))],
+)
+def test_packed_weights_are_cut_like_plain_ones(cut: P, packed: P) -> None:
+    """What each of two devices has of the tiles is what it would pack of its own part."""
+    backend = NativeBackend(ANY_HEADS, "bfloat16")
+    weight = np.random.default_rng(0).integers(0, 2**16, (3, 128, 64)).astype(np.uint16)
+    stored = backend.pack(weight)
+    assert backend.partition(stored, cut).tiles == packed
+    assert backend.partition(weight, cut) is cut
+    axis = [number for number, name in enumerate(cut) if name]
+    for axis_of_tiles in [number for number, name in enumerate(packed) if name]:
+        parts = np.split(weight, 2, axis[0]), np.split(stored.tiles, 2, axis_of_tiles)
+        for part, tiles in zip(*parts, strict=True):
+            np.testing.assert_array_equal(backend.pack(part).tiles, tiles)
+
+
+def test_a_plain_layer_is_a_slice_and_a_packed_one_an_index() -> None:
+    backend = NativeBackend(ANY_HEADS, "bfloat16")
+    weight = np.arange(3 * 64 * 32, dtype=np.uint16).reshape(3, 64, 32)
+    stored = backend.pack(weight)
+    assert backend.at_layer(stored, jnp.int32(1)).tiles is stored.tiles
+    found = backend.at_layer(jnp.asarray(weight), jnp.int32(1))
+    np.testing.assert_array_equal(np.asarray(found).view(np.uint16), weight[1])
+    assert [backend.packs(64, 96, gate_bias=bias) for bias in (False, True)] == [True, False]
+    assert not backend.packs(64, 48, gate_bias=False)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_step_within_the_limits_fits(backend: Backend, data: st.DataObject) -> None:
+    """Segments of different contexts keep apart as the backend asks, as the scheduler has them do."""
+    tokens, row, columns = data.draw(st.sampled_from([64, 512, 1024, 1536])), 0, []
+    for context in range(LIMITS.contexts):
+        row = -(-row // max(backend.alignment, PAGE)) * max(backend.alignment, PAGE)
+        cached = data.draw(st.integers(0, LIMITS.context_tokens - 256))
+        for length in data.draw(st.lists(st.integers(1, LIMITS.segment_tokens), max_size=20)):
+            if row + length <= tokens:
+                columns.append((row, length, context, cached))
+                row += length
+    starts, lens, contexts, cached = np.array(columns, np.int32).reshape(-1, 4).T.copy()
+    pages = LIMITS.context_tokens // PAGE
+    found = lay_out(
+        starts=starts,
+        lens=lens,
+        context_ids=contexts,
+        context_lens=cached,
+        paged=np.zeros(len(starts), bool),
+        page_table=np.arange(LIMITS.contexts * pages, dtype=np.int32).reshape(-1, pages),
+        page_size=PAGE,
+        tokens=tokens,
+        backend=backend,
+        tile_capacity=backend.tile_capacity(tokens, LIMITS),
+    )
+    assert found.backend is backend
