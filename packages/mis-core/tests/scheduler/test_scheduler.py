@@ -310,6 +310,17 @@ def test_duplicates_are_computed_once() -> None:
     assert driver.machine.computed_tokens == 64 + 2 * 20 + 2 * 21
 
 
+def test_items_whose_hashes_collide_are_not_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Zeros:
+        def integers(self, low: int, high: int, size: int, dtype: type) -> np.ndarray:
+            return np.zeros(size, dtype)
+
+    monkeypatch.setattr("mis_core.scheduler.duplicates._RNG", Zeros())
+    request = request_of(tokens(1, 64), [tokens(n, 20) for n in range(5)])
+    (answer,) = Driver().run(request)
+    assert_right(request, answer)
+
+
 def test_a_lost_cache_takes_its_requests_along_and_no_others() -> None:
     driver = Driver()
     begun, waiting = (request_of(tokens(n, 700), [tokens(9, 5)]) for n in (1, 2))
