@@ -120,7 +120,7 @@ def metric_names(expression: Any) -> Iterator[str]:
 
 def exposed() -> set[str]:
     metrics = Metrics()
-    metrics.engine.hear(dict.fromkeys((key for key, *_ in _ENGINE), 1.0))
+    metrics.engine.update(dict.fromkeys((key for key, *_ in _ENGINE), 1.0))
     metrics.engine.front = dict.fromkeys((key for key, *_ in _FRONT), 1.0)
     metrics.replied("POST", "/v1/score", 200, 0.1)
     one, nothing = np.ones(1, np.int32), np.zeros(1, np.int32)
