@@ -20,7 +20,7 @@ from mis_bench.commands.measuring import (
     vocabulary,
 )
 from mis_bench.targets.limited import TimeLimited
-from mis_bench.targets.options import with_timeout
+from mis_bench.targets.synchronous import with_timeout
 from mis_bench.workload import WorkloadNameError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mis_bench.targets.base import BlockingTarget, TargetUnavailable, check_forgets
 from mis_bench.targets.limited import TimeLimited
-from mis_bench.targets.options import with_timeout
 from mis_bench.targets.registry import make_target
+from mis_bench.targets.synchronous import with_timeout
 from mis_bench.validation.ask import Serial
 
 
