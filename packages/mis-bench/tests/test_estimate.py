@@ -6,16 +6,16 @@ import pytest
 from click.testing import CliRunner
 
 from mis_bench.cli import main
-from mis_bench.estimate.chips import CHIPS
-from mis_bench.estimate.hlo import read_operations
-from mis_bench.estimate.price import price_attention, price_program, stage_of
-from mis_bench.estimate.roofline import least_flops
 from mis_bench.estimate.run import Estimate, EstimateError, estimate
-from mis_bench.estimate.traffic import plan_requests
 from mis_bench.workload import build_workload
+from mis_core.aot.hlo import read_operations
+from mis_core.aot.roofline import least_flops
+from mis_core.aot.traffic import plan_requests
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.buckets import token_buckets
 from mis_core.scheduler.plan import StepShape
+from mis_kernels.aot.chips import CHIPS
+from mis_kernels.aot.price import price_attention, price_program, stage_of
 
 PROGRAM = Path(__file__).with_name("program.hlo").read_text()
 
@@ -64,7 +64,8 @@ def test_stages_are_those_of_the_named_scopes() -> None:
 @pytest.mark.parametrize("count", [1, 4, 8, 16])
 def test_requests_that_share_steps_are_not_padded_more_than_one_alone(count: int) -> None:
     shape = StepShape(2048, 256, 8, 40, alignment=512)
-    plans = plan_requests(build_workload(), count, shape, pages=(count + 2) * 40)
+    requests = [build_workload().another(number).request for number in range(count)]
+    plans = plan_requests(requests, shape, pages=(count + 2) * 40)
     rows = sum(next(size for size in token_buckets(2048) if size >= plan.rows) for plan in plans)
     assert sum(plan.new_tokens for plan in plans) == count * 12_000
     assert 1 - count * 12_000 / rows < 0.03
@@ -72,7 +73,7 @@ def test_requests_that_share_steps_are_not_padded_more_than_one_alone(count: int
 
 def test_the_roofline_counts_a_canonical_request() -> None:
     # 12,000 tokens through 440 million weights of the layers, and attention: between 15 and 17 TFLOP.
-    flops = least_flops(PUBLISHED["qwen3-0.6b"], build_workload(), normalised=False)
+    flops = least_flops(PUBLISHED["qwen3-0.6b"], build_workload().request, normalised=False)
     assert 14e12 < flops < 17e12
 
 

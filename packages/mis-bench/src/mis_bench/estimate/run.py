@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from mis_bench.estimate.chips import CHIPS, Chip
-from mis_bench.estimate.price import price_attention, price_norm_rope, price_page_writes, price_program
-from mis_bench.estimate.roofline import least_bytes, least_flops
 from mis_bench.workload import Workload, build_workload
+from mis_core.aot.roofline import least_bytes, least_flops
 from mis_core.models.published import PUBLISHED
+from mis_kernels.aot.chips import CHIPS, Chip
 from mis_kernels.aot.launch import run_job
+from mis_kernels.aot.price import price_attention, price_norm_rope, price_page_writes, price_program
 from mis_kernels.aot.targets import TARGETS, Target, environment
 
 # The text of a program with its embedding lookup, or copies, on the SparseCore cannot be read back.
@@ -136,7 +136,8 @@ def estimate(
         "requests": requests,
         "apply_softmax": apply_softmax,
     }
-    compiled = _compile(target, job)
+    bodies = [workload.another(number).request | {"apply_softmax": apply_softmax} for number in range(requests)]
+    compiled = _compile(target, job | {"requests": bodies})
     bundles = _schedules(job["target"], compiled["heads"])
     seconds = _price(compiled, bundles, target, PUBLISHED[model].layers, CHIPS[target.chip], dp)
     return _summary(job, workload, compiled, seconds, target)
@@ -147,8 +148,8 @@ def _compile(target: Target, job: dict[str, Any]) -> dict[str, Any]:
         raise EstimateError("An estimate needs the TPU's compiler: pip install libtpu.")
     env = environment(target, None)
     env["LIBTPU_INIT_ARGS"] += _READABLE
-    command = [sys.executable, "-m", "mis_bench.estimate.worker", json.dumps(job)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "mis_core.aot.steps"]
+    done = subprocess.run(command, input=json.dumps(job), env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EstimateError("The step was not compiled:\n" + "\n".join(done.stderr.strip().splitlines()[-15:]))
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -199,7 +200,7 @@ def _summary(
     items = len(workload.items) * requests
     config = PUBLISHED[job["model"]]
     normalised = any(step["normaliser_calls"] for step in compiled["steps"])
-    flops = requests * least_flops(config, workload, normalised=normalised) / devices
+    flops = requests * least_flops(config, workload.request, normalised=normalised) / devices
     least = max(flops / chip.flops, least_bytes(config) / job["tp"] / chip.bytes)
     largest = max(compiled["programs"].values(), key=lambda program: program["temporary_bytes"])
     published = PUBLISHED_FIGURES.get(tuple(job[name] for name in ("model", "workload", "topology", "dp", "tp")))

@@ -1,4 +1,4 @@
-"""Plans and compiles for one topology: `python -m mis_bench.estimate.worker JOB`, started by `mis_bench.estimate.run`.
+"""Plans and compiles for one topology: `python -m mis_core.aot.steps < JOB`.
 
 The compiler reads its target once, when it is loaded, so this has a process of its own. JOB and the answer, one
 line of standard output, are JSON.
@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from mis_bench.estimate.hlo import read_operations
-from mis_bench.estimate.traffic import plan_requests
-from mis_bench.workload import build_workload
+from mis_core.aot.hlo import read_operations
 from mis_core.aot.programs import compile_head, compile_step
+from mis_core.aot.traffic import plan_requests
 from mis_core.models.parallel import DATA, TENSOR, spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.buckets import PAIRS, normalised_rows, token_buckets
@@ -33,12 +32,11 @@ _CONTEXTS = 8
 def main(job: dict[str, Any]) -> dict[str, Any]:
     """Plan the requests, compile the steps that they need, and describe both."""
     target, config = TARGETS[job["target"]], PUBLISHED[job["model"]]
-    workload = build_workload(job["workload"])
-    data, tensor = job["dp"], job["tp"]
+    requests, data, tensor = job["requests"], job["dp"], job["tp"]
     devices = np.array(mesh(target).devices).reshape(-1)[: data * tensor]
     on = Mesh(devices.reshape(data, tensor), (DATA, TENSOR))
     spread, dtype = spread_heads(config, tensor), jnp.dtype("bfloat16")
-    context_pages = -(-(len(workload.query) + max(map(len, workload.items))) // PAGE_SIZE) + 1
+    context_pages = -(-max(len(body["query"]) + max(map(len, body["items"])) for body in requests) // PAGE_SIZE) + 1
     with compiling_for(target.chip):
         shape = StepShape(
             tokens=job["step_tokens"],
@@ -48,8 +46,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             alignment=Layouts.alignment(spread, dtype, on),
             shards=data,
         )
-        pages = (job["requests"] + 2) * context_pages
-        plans = plan_requests(workload, job["requests"], shape, pages, apply_softmax=job["apply_softmax"])
+        pages = (len(requests) + 2) * context_pages
+        plans = plan_requests(requests, shape, pages)
         layouts = Layouts.of_model(spread, dtype, on, shape)
         assert layouts.blocks is not None, "TPUs have block sizes"
         sizes = [next(size for size in token_buckets(shape.tokens) if size >= plan.rows) for plan in plans]
@@ -101,4 +99,4 @@ def _step(plan: StepPlan, size: int, layouts: Layouts) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(json.loads(sys.argv[1]))) + "\n")
+    sys.stdout.write(json.dumps(main(json.load(sys.stdin))) + "\n")

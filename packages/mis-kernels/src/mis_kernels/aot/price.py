@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mis_bench.estimate.chips import Chip
+from mis_kernels.aot.chips import Chip
 from mis_kernels.aot.cost import FETCH_BUNDLES
 from mis_kernels.glue.pallas_tpu import BLOCK_TOKENS
 
