@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 
-from mis_bench.targets.base import CallFailed, Target, TargetUnavailable
+from mis_bench.targets.base import BlockingTarget, CallFailed, TargetUnavailable
 from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload, build_workload
 from mis_testing.server import RunningServer, running_server
@@ -16,7 +16,7 @@ VOCABULARY = 2048
 
 
 @pytest.fixture
-def connect() -> Iterator[Callable[..., Target]]:
+def connect() -> Iterator[Callable[..., BlockingTarget]]:
     with ExitStack() as stack:
         yield lambda spec, **options: stack.enter_context(closing(make_target(spec, **options)))
 

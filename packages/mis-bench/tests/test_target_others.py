@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mis_bench.targets.base import About, CallFailed, Target, TargetUnavailable
+from mis_bench.targets.base import About, BlockingTarget, CallFailed, TargetUnavailable
 from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload, build_workload
 
@@ -29,12 +29,12 @@ def model(checkpoint_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Target]]:
-    targets: dict[str, Target] = {}
+def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., BlockingTarget]]:
+    targets: dict[str, BlockingTarget] = {}
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
-        def make(spec: str, **options: str) -> Target:
+        def make(spec: str, **options: str) -> BlockingTarget:
             key = f"{spec} {options}"
             if key not in targets:
                 targets[key] = stack.enter_context(closing(make_target(spec, model=model, options=options)))
@@ -69,7 +69,7 @@ def right(oracle: Any, asked: Workload) -> np.ndarray:
 @pytest.mark.parametrize("spec", WAYS)
 @pytest.mark.parametrize("apply_softmax", [False, True])
 def test_transformers_scores_ragged_items_in_every_way(
-    made: Callable[..., Target], oracle: Any, spec: str, apply_softmax: bool
+    made: Callable[..., BlockingTarget], oracle: Any, spec: str, apply_softmax: bool
 ) -> None:
     asked = workload(apply_softmax=apply_softmax)
     target = made(spec, dtype="float32", batch="4")
@@ -80,27 +80,29 @@ def test_transformers_scores_ragged_items_in_every_way(
 
 
 @pytest.mark.parametrize("spec", WAYS)
-def test_transformers_scores_empty_items_and_single_ones(made: Callable[..., Target], oracle: Any, spec: str) -> None:
+def test_transformers_scores_empty_items_and_single_ones(
+    made: Callable[..., BlockingTarget], oracle: Any, spec: str
+) -> None:
     target = made(spec, dtype="float32", batch="4")
     for asked in (with_empty_items(workload()), with_empty_items(workload("probe-7-1-3")), workload("probe-7-1-3")):
         np.testing.assert_allclose(target.score(asked).scores, right(oracle, asked), rtol=2e-3)
 
 
-def test_only_empty_items_in_a_batch(made: Callable[..., Target], oracle: Any) -> None:
+def test_only_empty_items_in_a_batch(made: Callable[..., BlockingTarget], oracle: Any) -> None:
     built = workload("probe-7-4-3")
     asked = Workload("empty", built.query, (np.zeros(0, np.int32),) * 5, built.label_token_ids)
     target = made("transformers-shared", dtype="float32", batch="4")
     np.testing.assert_allclose(target.score(asked).scores, right(oracle, asked), rtol=2e-3)
 
 
-def test_bfloat16_is_near_and_the_default(made: Callable[..., Target], oracle: Any) -> None:
+def test_bfloat16_is_near_and_the_default(made: Callable[..., BlockingTarget], oracle: Any) -> None:
     asked = workload(apply_softmax=True)
     target = made("transformers-shared")
     assert target.about.dtype == "bfloat16"
     assert np.abs(target.score(asked).scores - right(oracle, asked)).max() < 0.05
 
 
-def test_transformers_says_what_it_is(made: Callable[..., Target]) -> None:
+def test_transformers_says_what_it_is(made: Callable[..., BlockingTarget]) -> None:
     target = made("transformers-batched", dtype="float32", batch="4")
     about = target.about
     assert (about.name, about.backend, about.dtype) == ("transformers-batched", "transformers", "float32")
@@ -124,7 +126,7 @@ def test_a_gpu_of_transformers_is_an_accelerator(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_one_model_may_be_asked_in_another_way(made: Callable[..., Target], oracle: Any) -> None:
+def test_one_model_may_be_asked_in_another_way(made: Callable[..., BlockingTarget], oracle: Any) -> None:
     from mis_bench.targets.pytorch import PyTorch
 
     target = made("transformers-serial", dtype="float32")
@@ -146,7 +148,7 @@ def test_a_checkpoint_of_bfloat16_becomes_a_gguf_file_in_a_process_of_its_own(mo
 
 
 @pytest.mark.parametrize("apply_softmax", [False, True])
-def test_llama_cpp_scores(made: Callable[..., Target], oracle: Any, apply_softmax: bool) -> None:
+def test_llama_cpp_scores(made: Callable[..., BlockingTarget], oracle: Any, apply_softmax: bool) -> None:
     pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
     pytest.importorskip("gguf")
     target = made("llama.cpp", threads="1")
@@ -162,7 +164,7 @@ def test_llama_cpp_scores(made: Callable[..., Target], oracle: Any, apply_softma
 
 
 def test_llama_cpp_refuses_what_it_cannot_hold(
-    made: Callable[..., Target], model: Path, checkpoint_factory: Callable[..., Path]
+    made: Callable[..., BlockingTarget], model: Path, checkpoint_factory: Callable[..., Path]
 ) -> None:
     pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
     pytest.importorskip("gguf")
@@ -175,7 +177,7 @@ def test_llama_cpp_refuses_what_it_cannot_hold(
 
 
 @pytest.mark.parametrize("spec", [WAYS[0], "llama.cpp"])
-def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Target], spec: str) -> None:
+def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., BlockingTarget], spec: str) -> None:
     if spec == "llama.cpp":
         pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
         pytest.importorskip("gguf")
@@ -190,7 +192,9 @@ def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Target]
         assert caught.value.reason == "rejected"
 
 
-def test_memory_that_is_not_there_is_named(made: Callable[..., Target], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_there_is_named(
+    made: Callable[..., BlockingTarget], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fake_server import FakeServer
-from mis_bench.targets.base import CallFailed, Target, TargetUnavailable
+from mis_bench.targets.base import BlockingTarget, CallFailed, TargetUnavailable
 from mis_bench.targets.options import without_secrets
 from mis_bench.targets.registry import make_target
 from mis_bench.validation.subject import open_subject
@@ -31,7 +31,7 @@ def fake() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def connect() -> Iterator[Callable[..., Target]]:
+def connect() -> Iterator[Callable[..., BlockingTarget]]:
     with ExitStack() as stack:
         yield lambda spec, **options: stack.enter_context(closing(make_target(spec, **options)))
 
@@ -115,7 +115,7 @@ def test_a_server_that_is_validated_is_waited_for_as_long_as_a_call_may_take(
 ) -> None:
     given: list[dict[str, str]] = []
 
-    def make(spec: str, *, options: dict[str, str], **more: Any) -> Target:
+    def make(spec: str, *, options: dict[str, str], **more: Any) -> BlockingTarget:
         given.append(options)
         return make_target(spec, options=options, **more)
 

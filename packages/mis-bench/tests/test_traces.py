@@ -139,11 +139,11 @@ def test_wrong_names_are_refused_with_the_form_that_is_wanted(name: str, message
 
 
 def test_an_open_loop_takes_a_trace() -> None:
-    class Target:
+    class BlockingTarget:
         def score(self, workload: Workload) -> Reply:
             return Reply(np.zeros((workload.num_items, 2)))
 
-    timed = open_loop(Target(), build_trace("probe-5-2-3:1000:20").arrivals)  # type: ignore[arg-type]
+    timed = open_loop(BlockingTarget(), build_trace("probe-5-2-3:1000:20").arrivals)  # type: ignore[arg-type]
     assert len(timed.calls) == 20
     assert timed.failures == {}
 

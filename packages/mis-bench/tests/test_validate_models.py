@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mis_bench.artifacts.validation import ModelValidation
-from mis_bench.targets.base import About, Reply, Target
+from mis_bench.targets.base import About, BlockingTarget, Reply
 from mis_bench.targets.registry import make_target
 from mis_bench.validation.cases import Cases, build_cases
 from mis_bench.validation.run import validate
@@ -31,7 +31,7 @@ class Faulty:
 
     def __init__(
         self,
-        target: Target,
+        target: BlockingTarget,
         *,
         before: Callable[[Workload], Workload] = lambda workload: workload,
         after: Callable[[np.ndarray], np.ndarray] = lambda scores: scores,
@@ -71,7 +71,7 @@ class Shifted:
 
 
 def run(
-    subject: Subject, dtype: Dtype, cases: Cases = FEW, reference: Callable[[], Target] | str = "not here"
+    subject: Subject, dtype: Dtype, cases: Cases = FEW, reference: Callable[[], BlockingTarget] | str = "not here"
 ) -> ModelValidation:
     return validate("tiny", subject, reference=reference, dtype=dtype, cases=cases, counts=[])
 
@@ -101,7 +101,7 @@ def subject(whole: Subject) -> Subject:
     return replace(whole, delimited=None)
 
 
-def pytorch(model: Path, dtype: str) -> Callable[[], Target]:
+def pytorch(model: Path, dtype: str) -> Callable[[], BlockingTarget]:
     return partial(make_target, "transformers-serial", model=model, options={"dtype": dtype})
 
 
@@ -155,7 +155,7 @@ def test_a_token_too_few_before_the_items_fails_equivalence(subject: Subject) ->
 
 
 def test_a_wrong_delimiter_fails_its_gate(subject: Subject) -> None:
-    def delimited(token: int) -> Target:
+    def delimited(token: int) -> BlockingTarget:
         return Faulty(subject.multi, before=lambda case: replace(case, query=np.append(case.query, token ^ 1)))
 
     class Kept(Faulty):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mis_bench.targets.base import CallFailed, Reply, Scores, Target, fitting
+from mis_bench.targets.base import BlockingTarget, CallFailed, Reply, Scores, fitting
 from mis_bench.workload import Workload
 
 
@@ -74,7 +74,7 @@ class Timed:
         return [call.latency_s * 1e3 for call in self.calls if call.ok]
 
 
-def one_call(target: Target, workload: Workload, *, since: float, due: float | None = None) -> Call:
+def one_call(target: BlockingTarget, workload: Workload, *, since: float, due: float | None = None) -> Call:
     """Ask once.
 
     Args:
@@ -96,7 +96,7 @@ def one_call(target: Target, workload: Workload, *, since: float, due: float | N
 
 
 def closed_loop(
-    target: Target,
+    target: BlockingTarget,
     workloads: Iterable[Workload],
     *,
     concurrency: int = 1,
@@ -135,7 +135,7 @@ def closed_loop(
 
 
 def open_loop(
-    target: Target,
+    target: BlockingTarget,
     arrivals: Iterable[tuple[float, Workload]],
     *,
     most_at_once: int = 256,
@@ -204,7 +204,7 @@ def chunks_of(workload: Workload, size: int) -> list[Workload]:
     ]
 
 
-def ask_in_chunks(target: Target, chunks: Sequence[Workload], *, forget: bool) -> Chunked:
+def ask_in_chunks(target: BlockingTarget, chunks: Sequence[Workload], *, forget: bool) -> Chunked:
     """Ask for one chunk after the other.
 
     Args:
@@ -226,7 +226,7 @@ def ask_in_chunks(target: Target, chunks: Sequence[Workload], *, forget: bool) -
     return Chunked(calls, time.perf_counter() - began, calls[-1].failure, calls[-1].message)
 
 
-def forgetting(target: Target, workloads: Iterable[Workload]) -> Iterator[Workload]:
+def forgetting(target: BlockingTarget, workloads: Iterable[Workload]) -> Iterator[Workload]:
     """Yield workloads, each after the target forgot earlier queries; for closed loops of one caller."""
     for workload in workloads:
         target.forget()

@@ -11,7 +11,7 @@ from mis_bench.artifacts.run import RunRow
 from mis_bench.loads import Load
 from mis_bench.measure import Call, Timed, closed_loop, counted, open_loop
 from mis_bench.statistics import Interval, Latency, interval
-from mis_bench.targets.base import CallFailed, Target
+from mis_bench.targets.base import BlockingTarget, CallFailed
 from mis_bench.workload import Workload
 from mis_bench.workloads.traces import arriving
 
@@ -45,7 +45,7 @@ class Counts:
 
 
 def measure_row(
-    target: Target, name: str, load: Load, counts: Counts, on_call: Callable[[Call], None] = lambda _: None
+    target: BlockingTarget, name: str, load: Load, counts: Counts, on_call: Callable[[Call], None] = lambda _: None
 ) -> tuple[RunRow, list[CallRecord]]:
     """Measure one configuration.
 
@@ -90,7 +90,7 @@ def measure_row(
     )
 
 
-def empty_row(target: Target, name: str, load: Load, *, status: str, reason: str) -> RunRow:
+def empty_row(target: BlockingTarget, name: str, load: Load, *, status: str, reason: str) -> RunRow:
     """Return the row of a configuration that was not timed."""
     return RunRow.model_validate(
         _what(target, name, load)
@@ -101,7 +101,9 @@ def empty_row(target: Target, name: str, load: Load, *, status: str, reason: str
     )  # fmt: skip
 
 
-def _timed(target: Target, requests: Iterator[Workload], counts: Counts, on_call: Callable[[Call], None]) -> Timed:
+def _timed(
+    target: BlockingTarget, requests: Iterator[Workload], counts: Counts, on_call: Callable[[Call], None]
+) -> Timed:
     if counts.rate is not None:
         due = arriving(requests, counts.rate, total=counts.runs, seed=counts.seed)
         return open_loop(target, due, on_call=on_call)
@@ -116,7 +118,7 @@ def _ratio(warmups: list[Call], timed: Timed) -> float | None:
 
 
 def _row(
-    target: Target,
+    target: BlockingTarget,
     name: str,
     load: Load,
     warmups: list[Call],
@@ -179,7 +181,7 @@ def _interval(speed: float, timed: Timed) -> Interval | None:
     )
 
 
-def _what(target: Target, name: str, load: Load) -> dict[str, Any]:
+def _what(target: BlockingTarget, name: str, load: Load) -> dict[str, Any]:
     about = target.about
     return {
         "name": name,

@@ -10,7 +10,7 @@ from mis_bench.loads import Load
 from mis_bench.measure import Call
 from mis_bench.profiles import RunConfiguration
 from mis_bench.rows import Counts, empty_row, measure_row
-from mis_bench.targets.base import Target
+from mis_bench.targets.base import BlockingTarget
 from mis_bench.workload import Workload
 
 CSV_FIELDS = (
@@ -22,7 +22,7 @@ CSV_FIELDS = (
 
 
 def measure_rows(
-    target: Target,
+    target: BlockingTarget,
     configurations: Sequence[RunConfiguration],
     build: Callable[[str], Workload],
     counts: Counts,

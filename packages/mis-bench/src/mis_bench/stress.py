@@ -9,7 +9,7 @@ from mis_bench.artifacts.stress import ERRORS, StressTestResult
 from mis_bench.loads import Load
 from mis_bench.measure import Call, Timed, closed_loop, one_call, open_loop
 from mis_bench.statistics import Latency
-from mis_bench.targets.base import Target
+from mis_bench.targets.base import BlockingTarget
 from mis_bench.workload import Workload
 from mis_bench.workloads.traces import arriving
 
@@ -74,7 +74,7 @@ def stress_configurations(scenario: str, seconds: float | None, rate: float) -> 
 
 
 def stress_one(
-    target: Target,
+    target: BlockingTarget,
     configuration: StressConfiguration,
     build: Callable[[str], Workload],
     on_call: Callable[[Call], None] = lambda _: None,
@@ -123,7 +123,7 @@ def stress_one(
 
 
 def _loop(
-    target: Target,
+    target: BlockingTarget,
     configuration: StressConfiguration,
     requests: Iterator[Workload],
     on_call: Callable[[Call], None],

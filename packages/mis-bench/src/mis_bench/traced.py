@@ -9,7 +9,7 @@ from pathlib import Path
 from mis_bench.artifacts.parts import CallRecord, write_calls
 from mis_bench.artifacts.trace import TraceResult, TraceRow, row_name
 from mis_bench.measure import Call, Timed, closed_loop, counted, open_loop
-from mis_bench.targets.base import CallFailed, Target
+from mis_bench.targets.base import BlockingTarget, CallFailed
 from mis_bench.workload import Workload
 from mis_bench.workloads.traces import MAX_ARRIVALS, Trace
 
@@ -59,7 +59,7 @@ def warm_ups(trace: Trace, runs: int) -> list[Workload]:
 
 
 def play(
-    target: Target, trace: Trace, warmups: Sequence[Workload], on_call: Callable[[Call], None] = lambda _: None
+    target: BlockingTarget, trace: Trace, warmups: Sequence[Workload], on_call: Callable[[Call], None] = lambda _: None
 ) -> Played:
     """Warm a target up, make it forget, and play a trace to it.
 

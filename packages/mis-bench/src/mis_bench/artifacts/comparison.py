@@ -159,7 +159,7 @@ class Comparison(Artifact, schema="mis-comparison-v1"):
     """What `mis-bench compare` found.
 
     Attributes:
-        reference: Target that ratios and differences are relative to.
+        reference: BlockingTarget that ratios and differences are relative to.
         measured_together: Whether the targets took turns in one run; else their figures come from separate runs.
         portable_view: Every target at every chunk size: the same calls for all.
         best_native_view: Every target at its own best chunk size.

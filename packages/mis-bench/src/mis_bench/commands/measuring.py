@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mis_bench.targets.base import About, Target, TargetUnavailable
+from mis_bench.targets.base import About, BlockingTarget, TargetUnavailable
 from mis_bench.targets.limited import TimeLimited
 from mis_bench.targets.options import with_timeout
 from mis_bench.workload import Workload, WorkloadNameError, build_workload
@@ -83,7 +83,9 @@ def built(name: str, vocab_size: int | None, *, option: str = "--workload") -> W
 
 
 @contextmanager
-def opened(spec: str, model: Path | None, options: Mapping[str, str], timeout: float | None = None) -> Iterator[Target]:
+def opened(
+    spec: str, model: Path | None, options: Mapping[str, str], timeout: float | None = None
+) -> Iterator[BlockingTarget]:
     """Open a target, and close it at the end.
 
     Args:

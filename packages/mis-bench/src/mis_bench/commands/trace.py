@@ -46,7 +46,7 @@ def run_trace(
     Args:
         name: Of a load, or of a file.
         model: Checkpoint.
-        spec: Target.
+        spec: BlockingTarget.
         options: Of the target.
         vocab_size: Ids are folded into it, if given.
         hardware: What computes, where a server runs elsewhere.

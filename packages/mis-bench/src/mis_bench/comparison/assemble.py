@@ -45,7 +45,7 @@ def compare(
 
     Args:
         evidence: Timings and scores.
-        reference: Target that ratios and differences are relative to.
+        reference: BlockingTarget that ratios and differences are relative to.
         limits: Thresholds of correctness and the guardrail.
         command: Command line that led here.
         environment: Where.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from mis_bench.artifacts.comparison import Request
 from mis_bench.comparison.series import Series
 from mis_bench.measure import ask_in_chunks, chunks_of
-from mis_bench.targets.base import Scores, Target
+from mis_bench.targets.base import BlockingTarget, Scores
 from mis_bench.workload import Workload
 
 
@@ -20,7 +20,7 @@ class InTurn:
 
 
 def measure_in_turn(
-    targets: Mapping[str, Target],
+    targets: Mapping[str, BlockingTarget],
     workload: Workload,
     *,
     rounds: int,
@@ -65,7 +65,9 @@ def _sizes(chunk_sizes: Sequence[int], items: int) -> list[int]:
     return sorted({min(size, items) for size in chunk_sizes or [items]})
 
 
-def _ask(name: str, target: Target, workload: Workload, chunk_items: int, number: int) -> tuple[Request, Scores | None]:
+def _ask(
+    name: str, target: BlockingTarget, workload: Workload, chunk_items: int, number: int
+) -> tuple[Request, Scores | None]:
     """Ask chunk after chunk, up to the first failure; return the request, and the scores if all were answered."""
     asked = ask_in_chunks(target, chunks_of(workload, chunk_items), forget=True)
     request = Request(

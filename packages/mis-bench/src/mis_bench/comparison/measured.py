@@ -9,7 +9,7 @@ from mis_bench.artifacts.parts import WorkloadPart
 from mis_bench.comparison.assemble import Evidence
 from mis_bench.comparison.in_turn import measure_in_turn
 from mis_bench.environment import hardware_of
-from mis_bench.targets.base import Target, TargetUnavailable, check_forgets
+from mis_bench.targets.base import BlockingTarget, TargetUnavailable, check_forgets
 from mis_bench.targets.limited import TimeLimited
 from mis_bench.targets.options import with_timeout, without_secrets
 from mis_bench.targets.registry import make_target
@@ -49,7 +49,7 @@ def measured(
         on_request: As in `measure_in_turn`.
     """
     with ExitStack() as stack:
-        targets: dict[str, Target] = {}
+        targets: dict[str, BlockingTarget] = {}
         about: list[ComparedTarget] = []
         for spelling in specs:
             name = without_secrets(spelling)
@@ -75,7 +75,7 @@ def measured(
 
 
 @contextmanager
-def _opened(spelling: str, model: Path | None, timeout_s: float) -> Iterator[Target]:
+def _opened(spelling: str, model: Path | None, timeout_s: float) -> Iterator[BlockingTarget]:
     """Open a target that can forget; without that its requests would not be cold."""
     spec, *options = spelling.split(",")
     if not all("=" in each for each in options):
@@ -86,7 +86,7 @@ def _opened(spelling: str, model: Path | None, timeout_s: float) -> Iterator[Tar
         yield TimeLimited(target, timeout_s)
 
 
-def _described(name: str, target: Target, hardware: str, hourly_cost_usd: float | None) -> ComparedTarget:
+def _described(name: str, target: BlockingTarget, hardware: str, hourly_cost_usd: float | None) -> ComparedTarget:
     about = target.about
     return ComparedTarget(
         name=name,

@@ -6,7 +6,7 @@ from typing import Literal
 from mis_bench.artifacts.matrix import MatrixPlan
 from mis_bench.artifacts.matrix_row import Configuration, MatrixRow, RunRecord
 from mis_bench.measure import ask_in_chunks, chunks_of, counted
-from mis_bench.targets.base import Scores, Target
+from mis_bench.targets.base import BlockingTarget, Scores
 from mis_bench.workload import Workload
 
 Run = tuple[RunRecord, Scores | None]
@@ -20,7 +20,7 @@ def pieces(workload: Workload, plan: MatrixPlan, configuration: Configuration) -
 
 
 def measure_configuration(
-    target: Target,
+    target: BlockingTarget,
     workload: Workload,
     plan: MatrixPlan,
     configuration: Configuration,
@@ -66,7 +66,7 @@ def measure_configuration(
 
 
 def _run(
-    target: Target, calls: Sequence[Workload], phase: Literal["warmup", "timed"], cache: Literal["cold", "warm"]
+    target: BlockingTarget, calls: Sequence[Workload], phase: Literal["warmup", "timed"], cache: Literal["cold", "warm"]
 ) -> Run:
     asked = ask_in_chunks(target, calls, forget=cache == "cold")
     record = RunRecord(

@@ -23,12 +23,12 @@ from mis_bench.artifacts.matrix_row import Configuration, MatrixRow
 from mis_bench.environment import environment, hardware_of
 from mis_bench.matrix.folder import MATRIX, file_of, same_target, stored
 from mis_bench.matrix.measuring import measure_configuration, pieces
-from mis_bench.targets.base import About, Target, TargetUnavailable, check_forgets
+from mis_bench.targets.base import About, BlockingTarget, TargetUnavailable, check_forgets
 from mis_bench.workload import Workload
 
 logger = logging.getLogger("mis_bench.matrix")
 
-Open = Callable[[dict[str, str]], AbstractContextManager[Target]]
+Open = Callable[[dict[str, str]], AbstractContextManager[BlockingTarget]]
 """Opens the target with options; raises `TargetUnavailable`."""
 
 
@@ -153,14 +153,14 @@ def swept_options(plan: MatrixPlan, configuration: Configuration) -> dict[str, s
     return options
 
 
-def _opened(mission: Mission, stack: ExitStack, options: dict[str, str]) -> tuple[Target | None, str]:
+def _opened(mission: Mission, stack: ExitStack, options: dict[str, str]) -> tuple[BlockingTarget | None, str]:
     try:
         return stack.enter_context(mission.open(options)), ""
     except TargetUnavailable as error:
         return None, f"unavailable: {error}"
 
 
-def _check_cold(target: Target) -> None:
+def _check_cold(target: BlockingTarget) -> None:
     try:
         check_forgets(target)
     except TargetUnavailable as error:
@@ -168,7 +168,7 @@ def _check_cold(target: Target) -> None:
 
 
 def _chunk(
-    mission: Mission, phase: Phase, configuration: Configuration, target: Target | None, reason: str
+    mission: Mission, phase: Phase, configuration: Configuration, target: BlockingTarget | None, reason: str
 ) -> MatrixChunk:
     here, plan = environment(mission.hardware), mission.plan
     about: About | None = None

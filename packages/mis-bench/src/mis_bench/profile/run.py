@@ -19,7 +19,7 @@ from mis_bench.profile.scenarios import Plan
 from mis_bench.profile.sizes import Size, device_time_of, points_of, requests_of
 from mis_bench.profile.trace import REQUEST, Trace, read_trace, trace_files
 from mis_bench.profile.verdicts import verdicts
-from mis_bench.targets.base import Target
+from mis_bench.targets.base import BlockingTarget
 from mis_bench.workload import Workload
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Subject:
         profile_dir: The server's `--profile-dir`, if it can be read here.
     """
 
-    target: Target
+    target: BlockingTarget
     vocab_size: int | None = None
     hardware: str | None = None
     engine: "Engine | None" = None
@@ -104,7 +104,7 @@ def profile(
     )
 
 
-def _timed(target: Target, workload: Workload, count: int, on_request: Callable[[], None]) -> Timed:
+def _timed(target: BlockingTarget, workload: Workload, count: int, on_request: Callable[[], None]) -> Timed:
     """Ask once to warm up, then time requests that are all different."""
     _answered(closed_loop(target, [workload], on_call=lambda _: on_request()).calls)
     different = [workload.another(number) for number in range(1, count + 1)]  # made before the clock runs
@@ -113,7 +113,7 @@ def _timed(target: Target, workload: Workload, count: int, on_request: Callable[
     return timed
 
 
-def _marked_call(target: Target, workload: Workload) -> Call:
+def _marked_call(target: BlockingTarget, workload: Workload) -> Call:
     import jax
 
     with jax.profiler.TraceAnnotation(REQUEST, items=workload.num_items, tokens=workload.num_tokens):

@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-from mis_bench.targets.base import About, CallFailed, Reply, Target
+from mis_bench.targets.base import About, BlockingTarget, CallFailed, Reply
 from mis_bench.workload import Workload
 
 
@@ -15,7 +15,7 @@ class TimeLimited:
     of microseconds. A call that is late cannot be stopped: its helper is left behind, and the caller gets another.
     """
 
-    def __init__(self, target: Target, seconds: float) -> None:
+    def __init__(self, target: BlockingTarget, seconds: float) -> None:
         self._target, self._seconds = target, seconds
         self._callers = threading.local()
 
@@ -59,7 +59,7 @@ class TimeLimited:
 class _Helper:
     """A thread that does calls; it ends with its caller's thread, or when it is left."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: BlockingTarget) -> None:
         self._asked: SimpleQueue[tuple[Workload, Future[Reply]] | None] = SimpleQueue()
         threading.Thread(target=_serve, args=(target, self._asked), name="mis-bench-call", daemon=True).start()
 
@@ -75,7 +75,7 @@ class _Helper:
         self.leave()
 
 
-def _serve(target: Target, asked: "SimpleQueue[tuple[Workload, Future[Reply]] | None]") -> None:
+def _serve(target: BlockingTarget, asked: "SimpleQueue[tuple[Workload, Future[Reply]] | None]") -> None:
     while (each := asked.get()) is not None:
         workload, answer = each
         try:

@@ -5,12 +5,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from mis_bench.targets.base import Target, TargetUnavailable
+from mis_bench.targets.base import BlockingTarget, Capabilities, Opener, TargetUnavailable
+from mis_bench.targets.blocking import BlockingOpener
+from mis_bench.targets.options import with_timeout
+from mis_bench.targets.spec import TargetSpec
 
-Maker = Callable[[Path, Mapping[str, str]], Target]
+Maker = Callable[[Path, Mapping[str, str]], BlockingTarget]
 
 
-def make_target(spec: str, *, model: Path | None = None, options: Mapping[str, str] | None = None) -> Target:
+def make_target(spec: str, *, model: Path | None = None, options: Mapping[str, str] | None = None) -> BlockingTarget:
     """Make a target: load its weights, or check its server. Close it after use.
 
     Args:
@@ -36,13 +39,13 @@ def make_target(spec: str, *, model: Path | None = None, options: Mapping[str, s
     return _LOADED[spec](model, given)
 
 
-def _engine(model: Path, options: Mapping[str, str]) -> Target:
+def _engine(model: Path, options: Mapping[str, str]) -> BlockingTarget:
     from mis_bench.targets.engine import open_engine
 
     return open_engine(model, options)
 
 
-def _pytorch(way: str, model: Path, options: Mapping[str, str]) -> Target:
+def _pytorch(way: str, model: Path, options: Mapping[str, str]) -> BlockingTarget:
     try:
         from mis_bench.targets.pytorch import open_pytorch
     except ImportError as error:
@@ -50,7 +53,7 @@ def _pytorch(way: str, model: Path, options: Mapping[str, str]) -> Target:
     return open_pytorch(model, way, options)
 
 
-def _llama_cpp(model: Path, options: Mapping[str, str]) -> Target:
+def _llama_cpp(model: Path, options: Mapping[str, str]) -> BlockingTarget:
     try:
         from mis_bench.targets.llama_cpp import open_llama_cpp
     except ImportError as error:
@@ -58,7 +61,7 @@ def _llama_cpp(model: Path, options: Mapping[str, str]) -> Target:
     return open_llama_cpp(model, options)
 
 
-def _vllm_cpu(model: Path, options: Mapping[str, str]) -> Target:
+def _vllm_cpu(model: Path, options: Mapping[str, str]) -> BlockingTarget:
     try:
         from mis_bench.targets.vllm_cpu import open_vllm
     except ImportError as error:
@@ -68,7 +71,7 @@ def _vllm_cpu(model: Path, options: Mapping[str, str]) -> Target:
     return open_vllm(model, options)
 
 
-def _server(name: str, url: str, options: Mapping[str, str], model: Path | None) -> Target:
+def _server(name: str, url: str, options: Mapping[str, str], model: Path | None) -> BlockingTarget:
     from mis_bench.targets.completions import OpenAI
     from mis_bench.targets.http import open_server
     from mis_bench.targets.servers import VLLM, Mis, SGLang
@@ -89,3 +92,20 @@ _SERVERS = ("mis", "sglang", "vllm", "openai")
 
 SPECS = (*_LOADED, *(f"{name}=http://HOST:PORT" for name in _SERVERS))
 """How targets are spelled, for help texts."""
+
+
+def opener(target: TargetSpec, *, model: Path | None = None, timeout_s: float = 180.0) -> Opener:
+    """Return what checks and opens a target.
+
+    Args:
+        target: Which.
+        model: Directory of the checkpoint, for targets that load one; of a server's, if it can be read here.
+        timeout_s: Longest wait for a server's answer, unless its options say otherwise.
+    """
+    options = with_timeout(target.spec, target.options, timeout_s)
+    can = Capabilities(
+        forgets=not target.spec.startswith("openai="),
+        texts=target.spec == "engine" or "=" in target.spec,
+        layouts=target.spec == "engine",
+    )
+    return BlockingOpener(partial(make_target, target.spec, model=model, options=options), can)

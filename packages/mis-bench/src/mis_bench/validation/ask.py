@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from mis_bench.measure import closed_loop, forgetting
-from mis_bench.targets.base import CallFailed, Scores, Target, fitting
+from mis_bench.targets.base import BlockingTarget, CallFailed, Scores, fitting
 from mis_bench.validation.cases import one_by_one
 from mis_bench.workload import Workload
 
 
-def ask(target: Target, workload: Workload) -> Scores:
+def ask(target: BlockingTarget, workload: Workload) -> Scores:
     """Return the scores of a request.
 
     Raises:
@@ -30,7 +30,7 @@ class Serial:
             itself computes item by item.
     """
 
-    target: Target
+    target: BlockingTarget
     splits: bool
 
     def scores(self, workload: Workload) -> Scores:
@@ -53,7 +53,7 @@ class Serial:
         return one_by_one(workload) if self.splits else [workload]
 
 
-def total_milliseconds(target: Target, workloads: Sequence[Workload]) -> float:
+def total_milliseconds(target: BlockingTarget, workloads: Sequence[Workload]) -> float:
     """Return how long requests took, one after the other, the query forgotten before each.
 
     Raises:

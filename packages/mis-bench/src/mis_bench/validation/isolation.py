@@ -7,7 +7,7 @@ import numpy as np
 
 from mis_bench.artifacts.validation import Gate, judged
 from mis_bench.measure import closed_loop
-from mis_bench.targets.base import CallFailed, Scores, Target
+from mis_bench.targets.base import BlockingTarget, CallFailed, Scores
 from mis_bench.validation.ask import ask
 from mis_bench.validation.cases import with_items
 from mis_bench.validation.thresholds import ISOLATION
@@ -105,7 +105,9 @@ KINDS: dict[str, Callable[[Workload], Iterator[Variant]]] = {
 }
 
 
-def isolation_gates(target: Target, cases: Sequence[Workload], on_gate: Callable[[str], None]) -> Iterator[Gate]:
+def isolation_gates(
+    target: BlockingTarget, cases: Sequence[Workload], on_gate: Callable[[str], None]
+) -> Iterator[Gate]:
     """Test isolation, one gate for each way to disturb; then that a changed item's own score does change.
 
     Args:
@@ -141,7 +143,7 @@ def isolation_gates(target: Target, cases: Sequence[Workload], on_gate: Callable
     yield judged("sensitivity.mutated_item_min_abs_diff", measured, "above", 0.0, least_where or failure)
 
 
-def _other_requests(target: Target, cases: Sequence[Workload]) -> Gate:
+def _other_requests(target: BlockingTarget, cases: Sequence[Workload]) -> Gate:
     name, worst, where = "isolation.other_requests_max_abs_diff", 0.0, ""
     try:
         for case in cases:
@@ -162,7 +164,7 @@ def _other_requests(target: Target, cases: Sequence[Workload]) -> Gate:
     return judged(name, worst, "at most", ISOLATION, where)
 
 
-def _anew(target: Target, workload: Workload) -> Scores:
+def _anew(target: BlockingTarget, workload: Workload) -> Scores:
     target.forget()
     return ask(target, workload)
 

@@ -15,7 +15,7 @@ from mis_bench.artifacts.validation import (
     judged,
     waived,
 )
-from mis_bench.targets.base import About, Target, TargetUnavailable
+from mis_bench.targets.base import About, BlockingTarget, TargetUnavailable
 from mis_bench.validation.ask import ask
 from mis_bench.validation.cases import Cases, with_items
 from mis_bench.validation.equivalence import (
@@ -41,7 +41,7 @@ def validate(
     model: str,
     subject: Subject,
     *,
-    reference: Callable[[], Target] | str,
+    reference: Callable[[], BlockingTarget] | str,
     dtype: Dtype,
     cases: Cases,
     counts: Sequence[int],
@@ -137,7 +137,7 @@ def _delimited(subject: Subject, cases: Cases) -> Answers:
 
 
 def _parity(
-    reference: Callable[[], Target] | str, found: dict[str, Answers], cases: Sequence[Workload], dtype: str
+    reference: Callable[[], BlockingTarget] | str, found: dict[str, Answers], cases: Sequence[Workload], dtype: str
 ) -> tuple[About | None, list[Gate]]:
     about, gates = None, []
     if isinstance(reference, str):

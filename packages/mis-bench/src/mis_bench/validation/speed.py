@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from mis_bench.artifacts.validation import Gate, Performance, judged
-from mis_bench.targets.base import CallFailed, Target
+from mis_bench.targets.base import BlockingTarget, CallFailed
 from mis_bench.validation.ask import Serial, total_milliseconds
 from mis_bench.validation.thresholds import SPEEDUP, SPEEDUP_ITEMS
 from mis_bench.workload import build_workload
@@ -14,14 +14,14 @@ _WARM_UPS, _ROUNDS = 1, 3
 
 
 def speed_gates(
-    multi: Target, serial: Serial, counts: Sequence[int], vocab_size: int | None, on_gate: Callable[[str], None]
+    multi: BlockingTarget, serial: Serial, counts: Sequence[int], vocab_size: int | None, on_gate: Callable[[str], None]
 ) -> Iterator[tuple[int, Performance | None, Gate | None]]:
     """Measure the speed-up at each number of items; there is a gate from `SPEEDUP_ITEMS` items on.
 
     Queries have 300 tokens and items 20. Every round has tokens that none had before.
 
     Args:
-        multi: Target asked for all items at once.
+        multi: BlockingTarget asked for all items at once.
         serial: The same items one at a time.
         counts: Numbers of items.
         vocab_size: Tokens are folded into so many ids.
@@ -40,7 +40,7 @@ def speed_gates(
         yield count, found, judged(name, measured, "at least", SPEEDUP, detail) if is_gate else None
 
 
-def _measured(multi: Target, serial: Serial, count: int, vocab_size: int | None) -> Performance:
+def _measured(multi: BlockingTarget, serial: Serial, count: int, vocab_size: int | None) -> Performance:
     base = build_workload(f"speed-300-{count}-20")
     multi_ms, serial_ms = [], []
     for number in range(_WARM_UPS + _ROUNDS):

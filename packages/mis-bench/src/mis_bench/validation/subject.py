@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mis_bench.targets.base import Target, TargetUnavailable, check_forgets
+from mis_bench.targets.base import BlockingTarget, TargetUnavailable, check_forgets
 from mis_bench.targets.limited import TimeLimited
 from mis_bench.targets.options import with_timeout
 from mis_bench.targets.registry import make_target
@@ -22,9 +22,9 @@ class Subject:
             elsewhere, by a server's command line. The gate then puts the token at the end of the query.
     """
 
-    multi: Target
+    multi: BlockingTarget
     serial: Serial
-    delimited: Callable[[int], Target] | None = None
+    delimited: Callable[[int], BlockingTarget] | None = None
 
     def close(self) -> None:
         """Free what the targets hold."""
@@ -57,7 +57,7 @@ def open_subject(spec: str, model: Path | None, options: Mapping[str, str], time
     assert isinstance(target, EngineTarget), "that is what the registry makes of it"
     serial = TimeLimited(target.asking(scoring_algorithm="serial"), timeout_s)
 
-    def delimited(token: int) -> Target:
+    def delimited(token: int) -> BlockingTarget:
         own = {"multi_item_scoring_delimiter": str(token), "skip_warmup": "true"}  # few of its shapes are needed
         return TimeLimited(make_target(spec, model=model, options={**options, **own}), timeout_s)
 
