@@ -88,13 +88,13 @@ class Case(Part):
     workload: WorkloadPart
     load: Load = Load()
     cache: Literal["cold", "warm"] = Field(default="cold", description="Whether requests share their query.")
-    rounds: int = Field(ge=1, description="Timed windows, in each repetition.")
     warmups: int = Field(default=1, ge=0, description="Requests before them, at least.")
     chunk_items: int = Field(default=0, ge=0, description="Items of a call; 0: a request is one call.")
     layout: dict[str, str | int] = Field(
         default={}, description="Fields of every request, scoring_algorithm and so on."
     )
     is_gated: bool = Field(default=True, description="Whether its scores are checked before its speed.")
+    must_survive: bool = Field(default=False, description="Whether it must answer a small request after each window.")
     is_partial: bool = Field(default=False, description="Asked for the first items only; may not win.")
     tolerated: list[str] = Field(default=[], description="Error codes that are no failure here.")
     skip: str | None = Field(default=None, description="Why it is not measured.")
@@ -130,15 +130,26 @@ class Plan(Artifact, schema="mis-plan-v1"):
     environment: Environment
     targets: list[PlannedTarget] = Field(min_length=1)
     cases: list[Case] = Field(min_length=1)
+    rounds: int = Field(ge=1, description="In each repetition; every case has one window in each.")
     repeat: int = Field(default=1, ge=1, description="How often all is done, with targets opened anew.")
     confirm_rounds: int = Field(default=0, ge=0, description="Of the best cases, once all rounds are over.")
-    reference: str | None = Field(default=None, description="Target that others are held against.")
+    reference: str | None = Field(default=None, description="Target whose scores and speed others are held against.")
+    took_turns: bool = Field(default=True, description="False if results of several runs were put together.")
     limits: Limits = Limits()
     gates: Gates = Gates()
     slo_p99_ms: float | None = Field(default=None, gt=0, description="Objective of goodput.")
     timeout_s: float = Field(default=180.0, gt=0)
     seed: int = Field(default=0, ge=0, description="Of arrival times.")
     notes: list[str] = Field(default=[])
+
+    def turns(self, repetition: int) -> range:
+        """Return the rounds of a repetition, counted from 1 over all repetitions; the confirmation's come behind."""
+        return range(repetition * self.rounds + 1, (repetition + 1) * self.rounds + 1)
+
+    @property
+    def confirm_turns(self) -> range:
+        """Rounds of the confirmation."""
+        return range(self.repeat * self.rounds + 1, self.repeat * self.rounds + self.confirm_rounds + 1)
 
     def case(self, name: str) -> Case:
         """Return a case by its name."""
@@ -167,6 +178,7 @@ class Gate(Part):
     case: str
     repetition: int = Field(ge=0)
     name: Literal["correctness", "isolation"]
+    against: str | None = Field(default=None, description="Case of the reference, for `correctness`.")
     items: int = Field(ge=0, description="Items compared.")
     max_abs: float | None = Field(default=None, ge=0)
     mean_abs: float | None = Field(default=None, ge=0)
@@ -212,15 +224,18 @@ class Window(Part):
     began: AwareDatetime
     seconds: float = Field(ge=0)
     calls: int = Field(ge=0)
-    forgot: bool = Field(description="Whether the target was made to forget earlier queries.")
+    forgot: bool = Field(default=False, description="Whether the target was made to forget earlier queries before it.")
+    primed: bool = Field(default=False, description="Whether it was asked for the query of a warm case before it.")
     compilations: int | None = Field(default=None, ge=0, description="During it, where the target tells.")
     steps: int | None = Field(default=None, ge=0, description="Likewise, of the engine.")
     memory_bytes: int | None = Field(default=None, ge=0, description="Resident, at its end.")
     device_memory_bytes: int | None = Field(default=None, ge=0)
 
 
-Record = Annotated[Opened | Gate | Call | Window, Field(discriminator="kind")]
-_RECORD: TypeAdapter[Opened | Gate | Call | Window] = TypeAdapter(Record)
+Record = Opened | Gate | Call | Window
+"""A line of `records.jsonl`."""
+
+_RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +243,7 @@ class Results:
     """A plan and what came of it."""
 
     plan: Plan
-    records: Sequence[Opened | Gate | Call | Window]
+    records: Sequence[Record]
 
     @property
     def calls(self) -> list[Call]:
@@ -261,7 +276,7 @@ def begin(folder: Path, plan: Plan) -> None:
     (folder / RECORDS).touch()
 
 
-def append(folder: Path, records: Iterable[Opened | Gate | Call | Window]) -> None:
+def append(folder: Path, records: Iterable[Record]) -> None:
     """Add records to a folder.
 
     Raises:
@@ -300,7 +315,7 @@ def digest(scores: Scores) -> str:
     return hashlib.sha256(np.ascontiguousarray(scores, np.float64).tobytes()).hexdigest()[:16]
 
 
-def _line(record: Opened | Gate | Call | Window) -> str:
+def _line(record: Record) -> str:
     """Return a record's line; fields at their defaults are left out, so that it stays short."""
     fields = {"kind": record.kind} | record.model_dump(mode="json", exclude_defaults=True)
     return json.dumps(fields, separators=(",", ":")) + "\n"
