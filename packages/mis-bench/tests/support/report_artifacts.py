@@ -36,7 +36,7 @@ from mis_bench.artifacts.validation import (
 from mis_bench.comparison.assemble import Evidence, compare
 from mis_bench.comparison.series import Series
 from mis_bench.environment import environment
-from mis_bench.estimate.run import Estimate, Stage
+from mis_bench.estimate import Estimate, Stage
 from mis_bench.statistics import Interval
 from mis_bench.targets.base import About
 from mis_bench.workload import build_workload

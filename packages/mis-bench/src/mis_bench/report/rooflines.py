@@ -10,14 +10,14 @@ from pathlib import Path
 
 from mis_bench.artifacts.parts import WorkloadPart, prepared
 from mis_bench.environment import is_cpu
-from mis_bench.estimate.chips import CHIPS, chip_of
-from mis_bench.estimate.roofline import least_bytes, least_flops
 from mis_bench.report.lines import is_measured, short_model
 from mis_bench.report.sources import Sources
 from mis_bench.workload import Workload, WorkloadNameError, build_workload
+from mis_core.aot.roofline import least_bytes, least_flops
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig, read_model_config
 from mis_core.models.published import PUBLISHED
+from mis_kernels.aot.chips import CHIPS, chip_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _estimated(sources: Sources) -> Iterator[Point]:
         config, workload = PUBLISHED.get(each.model), build_workload(each.workload)
         if config is None or chip_name not in CHIPS:
             continue
-        flops = least_flops(config, workload, normalised=not each.apply_softmax) / (each.dp * each.tp)
+        flops = least_flops(config, workload.request, normalised=not each.apply_softmax) / (each.dp * each.tp)
         yield Point(
             f"{each.model} on {each.topology}, estimated",
             flops / (least_bytes(config) / each.tp),
@@ -91,7 +91,7 @@ def _measured(sources: Sources, roofs: Mapping[str, Roof]) -> Iterator[Point]:
             workload = _workload(row.workload)
             if config is None or workload is None or row.cache == "warm" or not is_measured(row):
                 continue
-            flops = least_flops(config, workload, normalised=not row.workload.apply_softmax) / devices
+            flops = least_flops(config, workload.request, normalised=not row.workload.apply_softmax) / devices
             weight_bytes = least_bytes(config) * (2 if row.dtype == "float32" else 1) / devices
             yield Point(
                 f"{run.target.name}, {row.workload.name}",

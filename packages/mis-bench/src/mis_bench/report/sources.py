@@ -17,7 +17,7 @@ from mis_bench.artifacts.run import RunResult
 from mis_bench.artifacts.stress import StressResult
 from mis_bench.artifacts.trace import TraceResult
 from mis_bench.artifacts.validation import ValidationResult
-from mis_bench.estimate.run import Estimate
+from mis_bench.estimate import Estimate
 
 SHOWN = (
     RunResult, TraceResult, StressResult, ScoreMatrix, Comparison, ValidationResult, PerfResult, ProfileResult,

@@ -1,8 +1,10 @@
-"""The steps that a scheduler makes of some requests for one workload, without a device."""
+"""The steps that the scheduler makes of some requests, without a device."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from mis_bench.workload import Workload
 from mis_core.scheduler.plan import StepPlan, StepShape
 from mis_core.scheduler.scheduler import Policy, Scheduler
 from mis_core.scoring.validation import Limits, parse_score_request
@@ -10,24 +12,19 @@ from mis_core.scoring.validation import Limits, parse_score_request
 _LIMITS = Limits(context_length=1 << 20, vocab_size=1 << 20)
 
 
-def plan_requests(
-    workload: Workload, count: int, shape: StepShape, pages: int, *, apply_softmax: bool = False
-) -> list[StepPlan]:
-    """Plan requests that arrive together, each with a query of its own, until all are answered.
+def plan_requests(requests: Sequence[Mapping[str, Any]], shape: StepShape, pages: int) -> list[StepPlan]:
+    """Plan requests that arrive together until all are answered.
 
     Args:
-        workload: What each request asks.
-        count: Requests.
+        requests: Bodies of `POST /v1/score`, of token ids.
         shape: Room of a step.
         pages: Pages of the KV cache.
-        apply_softmax: Ask for a softmax over the labels, which needs no pass over the vocabulary.
     """
     scheduler = Scheduler(shape, pages=pages, policy=Policy())
-    for number in range(count):
-        body = workload.another(number).request | {"apply_softmax": apply_softmax}
+    for number, body in enumerate(requests):
         scheduler.submit(number, parse_score_request(body, None, _LIMITS))
     plans, answered = [], 0
-    while answered < count:
+    while answered < len(requests):
         plan = scheduler.next_step()
         assert plan is not None, "requests that are not answered have steps to come"
         plans.append(plan)
