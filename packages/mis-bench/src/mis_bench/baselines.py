@@ -48,7 +48,7 @@ def beside(summary: Summary, baseline: Path, threshold: float) -> Beside:
         change = row.speed / then[row.name].speed - 1
         is_slower = change < -threshold
         slower |= is_slower
-        verdict = "REGRESSION" if is_slower else "ok"
+        verdict = "failed: REGRESSION" if is_slower else "ok"
         lines.append([row.name, f"{row.speed:,.2f}", f"{then[row.name].speed:,.2f}", f"{change:+.1%}", verdict])
     why = f"; for information only, since it was taken on {then[both[0].name].hardware}"
     return Beside(f"Against {baseline.name}{'' if decides else why}", lines, slower and decides)

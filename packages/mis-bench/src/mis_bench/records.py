@@ -287,10 +287,9 @@ def begin_or_resume(folder: Path, plan: Plan) -> Plan:
     if (folder / SUMMARY).exists():
         raise ArtifactError(f"{folder} already holds results.")
     earlier = read_plan(folder)
-    changed = [
-        name for name in Plan.model_fields
-        if name not in _OF_A_SITTING and getattr(earlier, name, None) != getattr(plan, name)
-    ] + [name for name in _CONDITIONS if getattr(earlier.environment, name) != getattr(plan.environment, name)]  # fmt: skip
+    planned = [name for name in Plan.model_fields if name not in _OF_A_SITTING]
+    changed = [name for name in planned if getattr(earlier, name) != getattr(plan, name)]
+    changed += [name for name in _CONDITIONS if getattr(earlier.environment, name) != getattr(plan.environment, name)]
     if changed:
         raise ArtifactError(f"{folder} holds an interrupted run that differs in {', '.join(changed)}.")
     _keep_whole_windows(folder)

@@ -1,81 +1,64 @@
-"""Rows as a table: one set of columns for every command; those that no row fills are left out."""
+"""The table of rows: one set of columns for every command and for the report; those that no row fills are left out."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 
 from mis_bench.figures import Row
+from mis_bench.statistics import Estimate, Latency
+from mis_bench.table import Cell, Table, number
+
+NAMES = ("target", "workload", "cache", "load", "items", "labels", "dtype")
+"""Columns that are left out where they say the same in every row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column.
-
-    Attributes:
-        title: Its heading.
-        cell: Text of a row; nothing where it has none.
-        is_number: Whether it is set to the right.
-    """
-
-    title: str
-    cell: Callable[[Row], str]
-    is_number: bool = True
+def _latency(of: Callable[[Latency], float]) -> Callable[[Row], Cell]:
+    return lambda row: None if row.latency is None else of(row.latency)
 
 
-def number(value: float | None) -> str:
-    """Write a figure; nothing for None."""
-    return "" if value is None else f"{value:,.2f}"
+def _value(found: Estimate | None) -> float | None:
+    return None if found is None else found.value
 
 
-def _verdict(row: Row) -> str:
+COLUMNS: Mapping[str, Callable[[Row], Cell]] = {
+    "row": lambda row: row.name,
+    "target": lambda row: row.target,
+    "workload": lambda row: row.workload,
+    "cache": lambda row: row.cache,
+    "load": lambda row: row.load,
+    "items": lambda row: row.num_items,
+    "labels": lambda row: row.num_labels,
+    "dtype": lambda row: row.dtype,
+    "calls": lambda row: row.calls,
+    "failed": lambda row: sum(row.failures.values()) or None,
+    "items/s": lambda row: _value(row.items_per_second),
+    "interval or rounds": lambda row: row.items_per_second and row.items_per_second.spread,
+    "x reference": lambda row: row.ratio and f"{number(row.ratio.value)} ({row.ratio.spread})",
+    "requests/s": lambda row: _value(row.requests_per_second),
+    "goodput/s": lambda row: row.goodput_rps,
+    "p50 ms": _latency(lambda latency: latency.p50_ms),
+    "p95 ms": _latency(lambda latency: latency.p95_ms),
+    "p99 ms": _latency(lambda latency: latency.p99_ms),
+    "mean ms": _latency(lambda latency: latency.mean_ms),
+    "std ms": _latency(lambda latency: latency.std_ms),
+    "call p95 ms": lambda row: row.chunk_p95_ms,
+    "first ms": lambda row: row.first_ms,
+    "steps/call": lambda row: row.steps_per_call,
+    "items/USD": lambda row: row.items_per_usd,
+    "max diff": lambda row: row.max_abs,
+    "mean diff": lambda row: row.mean_abs,
+    "compiled": lambda row: row.compilations or None,
+    "status": lambda row: verdict(row),
+}
+
+
+def rows_table(caption: str, rows: Iterable[Row]) -> Table:
+    """Return rows as a table."""
+    return Table.of(caption, rows, COLUMNS).without_constant(*NAMES)
+
+
+def verdict(row: Row) -> str:
+    """Return what the rules say about a row, in words."""
     if row.wins:
         return "wins"
-    why = row.reasons if row.status != "ok" else row.objections
-    return f"{row.status}: {'; '.join(why)}" if why else row.status
-
-
-def _ratio(row: Row) -> str:
-    return "" if row.ratio is None else f"{row.ratio.value:.3g} ({row.ratio.spread})"
-
-
-COLUMNS = (
-    Column("row", lambda row: row.name, is_number=False),
-    Column("target", lambda row: row.target, is_number=False),
-    Column("load", lambda row: row.load, is_number=False),
-    Column("cache", lambda row: row.cache, is_number=False),
-    Column("dtype", lambda row: row.dtype or "", is_number=False),
-    Column("items", lambda row: str(row.num_items)),
-    Column("labels", lambda row: str(row.num_labels)),
-    Column("calls", lambda row: str(row.calls)),
-    Column("failed", lambda row: str(sum(row.failures.values()) or "")),
-    Column("items/s", lambda row: number(row.items_per_second and row.items_per_second.value)),
-    Column("interval or rounds", lambda row: row.items_per_second.spread if row.items_per_second else ""),
-    Column("x reference", _ratio),
-    Column("requests/s", lambda row: number(row.requests_per_second and row.requests_per_second.value)),
-    Column("goodput/s", lambda row: number(row.goodput_rps)),
-    Column("p50 ms", lambda row: number(row.latency and row.latency.p50_ms)),
-    Column("p95 ms", lambda row: number(row.latency and row.latency.p95_ms)),
-    Column("p99 ms", lambda row: number(row.latency and row.latency.p99_ms)),
-    Column("mean ms", lambda row: number(row.latency and row.latency.mean_ms)),
-    Column("std ms", lambda row: number(row.latency and row.latency.std_ms)),
-    Column("call p95 ms", lambda row: number(row.chunk_p95_ms)),
-    Column("first ms", lambda row: number(row.first_ms)),
-    Column("steps/call", lambda row: "" if row.steps_per_call is None else f"{row.steps_per_call:.1f}"),
-    Column("items/usd", lambda row: "" if row.items_per_usd is None else f"{row.items_per_usd:,.0f}"),
-    Column("max diff", lambda row: "" if row.max_abs is None else f"{row.max_abs:.5f}"),
-    Column("status", _verdict, is_number=False),
-)
-"""All columns, in order."""
-
-
-def cells(rows: Sequence[Row]) -> tuple[list[Column], list[list[str]]]:
-    """Return the columns that say something about rows, and the rows' cells."""
-    texts = [[column.cell(row) for column in COLUMNS] for row in rows]
-    kept = [place for place in range(len(COLUMNS)) if any(line[place] for line in texts)]
-    return [COLUMNS[place] for place in kept], [[line[place] for place in kept] for line in texts]
-
-
-def as_markdown(header: Iterable[str], lines: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table, with pipes in cells escaped."""
-    titles = list(header)
-    escaped = ([cell.replace("|", "/") for cell in line] for line in [titles, ["---"] * len(titles), *lines])
-    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
+    if row.status != "ok":
+        return "; ".join([row.status, *row.reasons])
+    return f"not eligible: {'; '.join(row.objections)}" if row.objections else "ok"

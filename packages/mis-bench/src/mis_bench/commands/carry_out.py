@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
 from mis_bench.commands.bench import Bench
-from mis_bench.commands.measuring import one_sentence, progress, show
+from mis_bench.commands.measuring import one_sentence, progress
 from mis_bench.targets.options import is_secret, without_secrets
 
 if TYPE_CHECKING:
@@ -97,16 +96,10 @@ def finish(summary: "Summary") -> None:
 
 def present(summary: "Summary", results: "Results", title: str) -> None:
     """Print a summary's table, what was measured on what, and the findings."""
-    from mis_bench.tables import cells
+    from mis_bench.tables import rows_table
 
-    columns, lines = cells(summary.rows)
     plan = results.plan
-    table = Table(title=f"{title}, {plan.run_id}")
-    for column in columns:
-        table.add_column(column.title, justify="right" if column.is_number else "left")
-    for line in lines:
-        table.add_row(*line)
-    show(table)
+    rows_table(f"{title}, {plan.run_id}", summary.rows).show()
     for name, about in {each.target: each.about for each in results.opened if each.about}.items():
         options = " ".join(f"{name}={value}" for name, value in about.options.items())
         versions = " ".join(f"{name} {version}" for name, version in about.versions.items())

@@ -133,11 +133,10 @@ def _put_together(
 
 def _write_markdown(summary: "Summary", plan: "Plan", path: Path | None) -> None:
     """Write the findings and the table."""
-    from mis_bench.tables import as_markdown, cells
+    from mis_bench.tables import rows_table
 
     if path is None:
         return
-    columns, lines = cells(summary.rows)
     sentences = "".join(f"- {sentence}\n" for sentence in (*summary.findings, *plan.notes))
-    table = as_markdown([column.title for column in columns], lines)
-    path.write_text(f"# Comparison on {plan.cases[0].workload.name}\n\n{sentences}\n{table}", encoding="utf-8")
+    table = rows_table("Rows", summary.rows).as_markdown()
+    path.write_text(f"# Comparison on {plan.cases[0].workload.name}\n\n{sentences}\n{table}\n", encoding="utf-8")

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
 from mis_bench.commands.bench import ABOVE_0, Given, find_targets, measuring_options
 from mis_bench.commands.carry_out import carry_out, finish
-from mis_bench.commands.measuring import one_sentence, show
+from mis_bench.commands.measuring import one_sentence
 from mis_bench.presets import Counts, run_cases, trace_case
 from mis_bench.profiles import PROFILES, configurations, named, parameter_count
+from mis_bench.table import Table
 from mis_bench.workload import WorkloadNameError
 from mis_bench.workloads.traces import Trace, TraceError, build_trace
 
@@ -182,10 +182,5 @@ def _is_slower(summary: "Summary", baseline: Path, threshold: float) -> bool:
         found = beside(summary, baseline, threshold)
     except ArtifactError as error:
         raise click.BadParameter(str(error), param_hint="--baseline") from None
-    table = Table(title=found.title)
-    for name in ("row", "items/s", "baseline", "change", "verdict"):
-        table.add_column(name, justify="left" if name in ("row", "verdict") else "right")
-    for line in found.lines:
-        table.add_row(*line)
-    show(table)
+    Table(found.title, ("row", "items/s", "baseline", "change", "verdict"), found.lines).show()
     return found.is_regression
