@@ -28,7 +28,7 @@ from mis_core.runner.layout import Layouts
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.price import price_attention, price_norm_rope, price_page_writes
-from mis_kernels.aot.targets import TARGETS, mesh
+from mis_kernels.aot.targets import TARGETS, Target, mesh
 from mis_kernels.attention.tiling import KINDS, TpuTiles
 from mis_kernels.target import compiling_for
 
@@ -44,36 +44,39 @@ class Program(NamedTuple):
 
 def main(job: Mapping[str, Any]) -> dict[str, Any]:
     """Plan the requests, compile the steps that they need, and price them; return the fields of `StepTimes`."""
-    target, config = TARGETS[job["target"]], PUBLISHED[job["model"]]
-    data, tensor = job["dp"], job["tp"]
+    target = TARGETS[job["target"]]
+    with compiling_for(target.chip):  # sizes of tiles, blocks and calls depend on it, so all is done within
+        return _priced(job, target)
+
+
+def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    config, data, tensor = PUBLISHED[job["model"]], job["dp"], job["tp"]
     devices = np.array(mesh(target).devices).reshape(-1)[: data * tensor]
     on = Mesh(devices.reshape(data, tensor), (DATA, TENSOR))
-    with compiling_for(target.chip):
-        layouts, pages, plans = _plan(job["requests"], job["step_tokens"], config, on)
-        shape, blocks = layouts.shape, layouts.blocks
-        assert blocks is not None, "TPUs have block sizes"
-        sizes = [next(size for size in token_buckets(shape.tokens) if size >= plan.rows) for plan in plans]
-        programs = {
-            size: _read(
-                compile_step(config, on, plans[sizes.index(size)], dataclasses.replace(shape, tokens=size), pages=pages)
-            )
-            for size in sorted(set(sizes))
-        }
-        labels, normalise = map(_read, compile_head(config, on, shape))
-        tiles = [_tiles(plan, size, layouts) for plan, size in zip(plans, sizes, strict=True)]
+    layouts, pages, plans = _plan(job["requests"], job["step_tokens"], config, on)
+    shape, blocks = layouts.shape, layouts.blocks
+    assert blocks is not None, "TPUs have block sizes"
+    sizes = [next(size for size in token_buckets(shape.tokens) if size >= plan.rows) for plan in plans]
+    programs = {
+        size: _read(
+            compile_step(config, on, plans[sizes.index(size)], dataclasses.replace(shape, tokens=size), pages=pages)
+        )
+        for size in sorted(set(sizes))
+    }
     spread, chip, clock = spread_heads(config, tensor), CHIPS[target.chip], target.clock_ghz * 1e9
     kv_heads = spread.kv_heads // tensor
     head = [
-        sum(price_program(each.operations, clock, chip, writes_pages=False).values()) for each in (labels, normalise)
+        sum(price_program(_read(program).operations, clock, chip, writes_pages=False).values())
+        for program in compile_head(config, on, shape)
     ]
     stages: dict[str, float] = defaultdict(float)
-    for plan, size, counts in zip(plans, sizes, tiles, strict=True):
+    for plan, size in zip(plans, sizes, strict=True):
         writes_pages = any(shard.paged.any() for shard in plan.shards)
         for stage, seconds in price_program(programs[size].operations, clock, chip, writes_pages=writes_pages).items():
             stages[stage] += seconds
-        rows = [shard.rows for shard in plan.shards]
+        tiles, rows = _tiles(plan, size, layouts), [shard.rows for shard in plan.shards]
         stages["attention"] += config.layers * price_attention(
-            counts, rows, job["attention"], kv_heads=kv_heads, block_tokens=blocks.tokens, clock_hz=clock
+            tiles, rows, job["attention"], kv_heads=kv_heads, block_tokens=blocks.tokens, clock_hz=clock
         )
         stages["norm and RoPE"] += config.layers * price_norm_rope(size, job["norm_rope"], kv_heads, clock)
         if writes_pages:
