@@ -43,7 +43,8 @@ class Counts:
         if self.rounds is not None:
             return self.rounds
         callers = self.max_concurrency or 1
-        return 1 if self.rate else max(1, min(ROUNDS, self.runs // (callers if callers == 1 else 5 * callers)))
+        most = 1 if self.rate else max(1, min(ROUNDS, self.runs // (callers if callers == 1 else 5 * callers)))
+        return -(-self.runs // -(-self.runs // most))
 
     @property
     def load(self) -> Load:

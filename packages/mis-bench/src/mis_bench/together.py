@@ -96,8 +96,16 @@ def _renamed(name: str, results: Results, apart: Difference) -> Iterator[Record]
         if isinstance(record, Opened):
             yield record.model_copy(update={"target": name})
             continue
-        update: dict[str, object] = {"case": f"{name} {record.case}"}
-        if isinstance(record, Gate | Call) and record.max_abs is not None and record.mean_abs is not None:
-            if isinstance(record, Call) or record.name == "correctness":
-                update |= {"max_abs": record.max_abs + apart.max_abs, "mean_abs": record.mean_abs + apart.mean_abs}
-        yield record.model_copy(update=update)
+        renamed = record.model_copy(update={"case": f"{name} {record.case}"})
+        if isinstance(renamed, Call) or (isinstance(renamed, Gate) and renamed.name == "correctness"):
+            renamed = _further(renamed, apart)
+        yield renamed
+
+
+def _further(record: Gate | Call, apart: Difference) -> Gate | Call:
+    """Return a record whose differences are larger by that of the references."""
+    if record.max_abs is None or record.mean_abs is None:
+        return record
+    return record.model_copy(
+        update={"max_abs": record.max_abs + apart.max_abs, "mean_abs": record.mean_abs + apart.mean_abs}
+    )
