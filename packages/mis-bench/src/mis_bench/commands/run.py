@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from mis_bench.commands.baseline import show_beside, stored_rows
 from mis_bench.commands.gates import fail_if_missed, gate_options
 from mis_bench.commands.measuring import (
     built,
@@ -74,18 +73,6 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of those times.")
 @gate_options
-@click.option(
-    "--baseline",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    show_default="none",
-    help="run.json or run.csv of an earlier run, to compare with.",
-)
-@click.option(
-    "--regression-threshold",
-    type=click.FloatRange(0, 100, min_open=True),
-    default=10.0,
-    help="Drop of items per second against the baseline that fails, in percent.",
-)
 def run(
     profile_name: str | None,
     models: tuple[str, ...],
@@ -102,14 +89,12 @@ def run(
     concurrency: int,
     rate: float | None,
     seed: int,
-    baseline: Path | None,
-    regression_threshold: float,
     **limits: float | None,
 ) -> None:
     """Measure throughput and latency for the sizes of a profile, for named workloads, or for a trace.
 
-    Writes run.json, run.csv and calls.jsonl; for a trace trace.json and calls.jsonl. Exit status 1 if a call failed, if
-    a row missed a limit, or for a regression against --baseline.
+    Writes run.json, run.csv and calls.jsonl; for a trace trace.json and calls.jsonl. Exit status 1 if a call failed or
+    a row missed a limit.
     """  # fmt: skip
     from mis_bench.artifacts.gates import Gates
     from mis_bench.artifacts.run import RunResult
@@ -119,10 +104,10 @@ def run(
 
     gates = Gates(**limits)
     if trace_name is not None:
-        if profile_name or workloads or runs or concurrency > 1 or rate or seed or baseline:
+        if profile_name or workloads or runs or concurrency > 1 or rate or seed:
             raise click.UsageError(
                 "--trace says what is asked and when; it goes without --profile, --workload, --runs, --concurrency, "
-                "--rate, --seed and --baseline."
+                "--rate and --seed."
             )
         if len(models) > 1:
             raise click.UsageError("--trace is measured on one target; give one --model.")
@@ -131,7 +116,6 @@ def run(
             timeout=timeout, output=output, warmup_runs=warmup_runs or PROFILES["standard"].warmup_runs, gates=gates,
         )  # fmt: skip
         return
-    stored = None if baseline is None else stored_rows(baseline)
     profile = PROFILES[profile_name or "standard"]
     has_profile = profile_name is not None or not workloads
     counts = Counts(runs or profile.runs, warmup_runs or profile.warmup_runs, concurrency, rate, seed)
@@ -190,9 +174,8 @@ def run(
         )
         write_run(folder, result, records)
     present(_table(result), result, folder)
-    is_regression = stored is not None and show_beside(result, stored, regression_threshold / 100)
     fail_if_missed(result.gates_missed)
-    if is_regression or any(row.status == "failed" for row in rows):
+    if any(row.status == "failed" for row in rows):
         raise SystemExit(1)
 
 
