@@ -8,8 +8,8 @@ import pytest
 
 from mis_bench.targets.base import BlockingTarget, CallFailed, TargetUnavailable
 from mis_bench.targets.engine import EngineTarget
-from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload, build_workload
+from targets import loaded
 
 VOCABULARY = 2048
 
@@ -21,8 +21,7 @@ def model(checkpoint_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(model: Path) -> Iterator[BlockingTarget]:
-    options = {"dtype": "float32", "chunked_prefill_size": "256", "skip_warmup": "true"}
-    target = make_target("engine", model=model, options=options)
+    target = loaded("engine", model, dtype="float32", chunked_prefill_size="256", skip_warmup="true")
     yield target
     target.close()
     target.close()
@@ -109,7 +108,7 @@ def test_a_request_that_cannot_be_served_is_rejected(target: BlockingTarget) -> 
 )
 def test_wrong_options_are_named(model: Path, options: dict[str, str], message: str) -> None:
     with pytest.raises(TargetUnavailable, match=message):
-        make_target("engine", model=model, options=options)
+        loaded("engine", model, **options)
 
 
 @pytest.mark.parametrize(
@@ -118,4 +117,4 @@ def test_wrong_options_are_named(model: Path, options: dict[str, str], message: 
 )
 def test_unknown_targets_and_missing_models_are_named(spec: str, message: str) -> None:
     with pytest.raises(TargetUnavailable, match=message):
-        make_target(spec)
+        loaded(spec, None)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 
 from mis_bench.targets.base import About, BlockingTarget, CallFailed, TargetUnavailable
-from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload, build_workload
+from targets import loaded
 
 VOCABULARY = 2048
 WITHOUT_LLAMA_CPP = "needs llama.cpp, which takes minutes to compile: pip install './packages/mis-bench[llama-cpp]'"
@@ -37,7 +38,7 @@ def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Call
         def make(spec: str, **options: str) -> BlockingTarget:
             key = f"{spec} {options}"
             if key not in targets:
-                targets[key] = stack.enter_context(closing(make_target(spec, model=model, options=options)))
+                targets[key] = stack.enter_context(closing(loaded(spec, model, **options)))
             return targets[key]
 
         yield make
@@ -169,7 +170,7 @@ def test_llama_cpp_refuses_what_it_cannot_hold(
     pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
     pytest.importorskip("gguf")
     with pytest.raises(TargetUnavailable, match="qwen3 only"):
-        make_target("llama.cpp", model=checkpoint_factory("llama"))
+        loaded("llama.cpp", checkpoint_factory("llama"))
     target = made("llama.cpp", threads="1")
     with pytest.raises(CallFailed, match="at most 2048 tokens") as caught:
         target.score(workload("probe-10-1-2049"))
@@ -226,13 +227,14 @@ class FakeLLM:
 
 def test_vllm_is_asked_for_the_labels_where_it_is_installed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TargetUnavailable, match="vLLM built for CPUs"):
-        make_target("vllm-cpu", model=model)
+        loaded("vllm-cpu", model)
     monkeypatch.setattr("mis_bench.targets.vllm_cpu", None, raising=False)  # as importing it sets this, too
     fake = ModuleType("vllm")
-    fake.__dict__.update(LLM=FakeLLM, SamplingParams=SimpleNamespace, __version__="0.33.0")
+    spec = ModuleSpec("vllm", None)
+    fake.__dict__.update(LLM=FakeLLM, SamplingParams=SimpleNamespace, __version__="0.33.0", __spec__=spec)
     monkeypatch.setitem(sys.modules, "vllm", fake)
     monkeypatch.delitem(sys.modules, "mis_bench.targets.vllm_cpu", raising=False)
-    target = make_target("vllm-cpu", model=model)
+    target = loaded("vllm-cpu", model)
     asked = workload()
     labels = asked.label_token_ids.astype(float)
     wanted = [np.exp(-0.01 * labels - 40 - len(item)) for item in asked.items]
@@ -240,7 +242,7 @@ def test_vllm_is_asked_for_the_labels_where_it_is_installed(model: Path, monkeyp
     target.forget()
     assert target.about.versions == {"vllm": "0.33.0"}
     with pytest.raises(TargetUnavailable, match=r"vLLM cannot load .*: too short$"):
-        make_target("vllm-cpu", model=model, options={"context_length": "1"})
+        loaded("vllm-cpu", model, context_length="1")
     target.close()
     del sys.modules["mis_bench.targets.vllm_cpu"]  # not by monkeypatch, which would bring it back
 
@@ -255,7 +257,7 @@ def test_a_missing_extra_is_named(
     monkeypatch.delitem(sys.modules, f"mis_bench.targets.{module}", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(TargetUnavailable, match=rf"{missing}.*mis-bench\[{extra}\]"):
-        make_target(spec, model=model)
+        loaded(spec, model)
 
 
 @pytest.mark.parametrize(
@@ -268,9 +270,9 @@ def test_a_missing_extra_is_named(
 )
 def test_wrong_options_are_named(model: Path, options: dict[str, str], message: str) -> None:
     with pytest.raises(TargetUnavailable, match=message):
-        make_target("transformers-batched", model=model, options=options)
+        loaded("transformers-batched", model, **options)
 
 
 def test_a_checkpoint_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(TargetUnavailable, match="transformers cannot load"):
-        make_target("transformers-serial", model=tmp_path)
+        loaded("transformers-serial", tmp_path)

@@ -11,6 +11,7 @@ from mis_bench.commands.profile import profile
 from mis_bench.commands.report import report
 from mis_bench.commands.run import run
 from mis_bench.commands.stress import stress
+from mis_bench.commands.sweep import sweep
 from mis_bench.commands.validate import validate
 from mis_bench.commands.validate_artifacts import validate_artifacts
 from mis_bench.commands.workload import workload
@@ -28,6 +29,7 @@ main.add_command(profile)
 main.add_command(matrix)
 main.add_command(run)
 main.add_command(stress)
+main.add_command(sweep)
 main.add_command(validate_artifacts)
 main.add_command(workload)
 main.add_command(compare)

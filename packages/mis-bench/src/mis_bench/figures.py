@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from mis_bench.artifact import Part
+from mis_bench.environment import hardware_of
 from mis_bench.records import Call, Case, Gate, Opened, Plan, Results, Window
 from mis_bench.statistics import Estimate, Latency, estimate
 from mis_bench.targets.base import About
@@ -30,6 +31,7 @@ class Row(Part):
     load: str = Field(description="How requests were sent, in words.")
     chunk_items: int = Field(description="Items of a call; 0: a request was one call.")
     layout: dict[str, str | int]
+    hardware: str = Field(description="By the user's word, else the target's accelerators, else this machine's.")
     model: str | None
     dtype: str | None
     rounds: int = Field(description="Windows that were measured.")
@@ -162,6 +164,7 @@ def _row(
         load=load_in_words(case),
         chunk_items=case.chunk_items,
         layout=case.layout,
+        hardware=hardware_of(target.hardware, found.about, plan.environment.hardware),
         model=found.about.model if found.about else None,
         dtype=found.about.dtype if found.about else None,
         rounds=len(windows),

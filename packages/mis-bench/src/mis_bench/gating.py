@@ -104,7 +104,8 @@ class Gatekeeper:
         if case.workload.name not in self.truths:
             return [gate.model_copy(update={"error": "missing_reference", "message": "The reference has no scores."})]
         against, truth = self.truths[case.workload.name]
-        return [gate.model_copy(update={"against": against, **difference(scores, truth)._asdict()})]
+        kept = scores.tolist() if against == case.name else None
+        return [gate.model_copy(update={"against": against, "scores": kept, **difference(scores, truth)._asdict()})]
 
     async def _asked(self, demand: Demand, target: Target, workload: Workload) -> Sent:
         request = demand.encoded(target, GATED, workload)

@@ -23,6 +23,9 @@ from mis_bench.workload import Workload
 PLAN, RECORDS, SUMMARY = "plan.json", "records.jsonl", "summary.json"
 """Files of a folder of results."""
 
+_OF_A_SITTING = ("run_id", "command", "started", "environment", "generated_by", "notes")
+_CONDITIONS = ("hardware", "commit", "versions", "variables")  # of an environment: they change speed
+
 Phase = Literal["gate", "warmup", "timed", "confirm", "afterwards"]
 """Before speed; not counted; counted; counted again of a sweep's best; whether it still answers."""
 
@@ -182,6 +185,7 @@ class Gate(Part):
     items: int = Field(ge=0, description="Items compared.")
     max_abs: float | None = Field(default=None, ge=0)
     mean_abs: float | None = Field(default=None, ge=0)
+    scores: list[list[float]] | None = Field(default=None, description="Of the reference, to compare other runs with.")
     error: str | None = Field(default=None, description="Code of what prevented the check.")
     message: str = ""
 
@@ -266,14 +270,30 @@ class Results:
         return [record for record in self.records if isinstance(record, Opened)]
 
 
-def begin(folder: Path, plan: Plan) -> None:
-    """Write the plan into a folder, which is made if need be.
+def begin_or_resume(folder: Path, plan: Plan) -> Plan:
+    """Write a plan into a new folder, or find out that an interrupted run of the same plan can go on.
+
+    Returns:
+        The plan to carry out: that of the first sitting.
 
     Raises:
+        ArtifactError: the folder holds complete results, or another plan's.
         OSError: it cannot be written.
     """
-    plan.write(folder / PLAN)
-    (folder / RECORDS).touch()
+    if not (folder / PLAN).exists():
+        plan.write(folder / PLAN)
+        (folder / RECORDS).touch()
+        return plan
+    if (folder / SUMMARY).exists():
+        raise ArtifactError(f"{folder} already holds results.")
+    earlier = read_plan(folder)
+    planned = [name for name in Plan.model_fields if name not in _OF_A_SITTING]
+    changed = [name for name in planned if getattr(earlier, name) != getattr(plan, name)]
+    changed += [name for name in _CONDITIONS if getattr(earlier.environment, name) != getattr(plan.environment, name)]
+    if changed:
+        raise ArtifactError(f"{folder} holds an interrupted run that differs in {', '.join(changed)}.")
+    _keep_whole_windows(folder)
+    return earlier
 
 
 def append(folder: Path, records: Iterable[Record]) -> None:
@@ -287,15 +307,21 @@ def append(folder: Path, records: Iterable[Record]) -> None:
         file.write(lines)
 
 
+def read_plan(folder: Path) -> Plan:
+    """Read a folder's plan; raises `ArtifactError`."""
+    plan = read_artifact(folder / PLAN)
+    if not isinstance(plan, Plan):
+        raise ArtifactError(f"{folder / PLAN} is no {Plan.SCHEMA}.")
+    return plan
+
+
 def read_results(folder: Path) -> Results:
     """Read a folder.
 
     Raises:
         ArtifactError: it is no folder of results, or a line is no record; names the file and line.
     """
-    plan = read_artifact(folder / PLAN)
-    if not isinstance(plan, Plan):
-        raise ArtifactError(f"{folder / PLAN} is no {Plan.SCHEMA}")
+    plan = read_plan(folder)
     path = folder / RECORDS
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -308,6 +334,14 @@ def read_results(folder: Path) -> Results:
         except ValidationError as error:
             raise ArtifactError(f"{path}:{number}: {first_fault(error)}") from None
     return Results(plan, records)
+
+
+def _keep_whole_windows(folder: Path) -> None:
+    """Drop what an interruption left behind the last record of a window: a torn line, calls without their window."""
+    lines = (folder / RECORDS).read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    while lines and not lines[-1].startswith('{"kind":"window"'):
+        lines.pop()
+    (folder / RECORDS).write_text("".join(lines), encoding="utf-8")
 
 
 def digest(scores: Scores) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from mis_bench.targets.base import About, BlockingTarget, TargetUnavailable
 from mis_bench.targets.limited import TimeLimited
-from mis_bench.targets.options import with_timeout
+from mis_bench.targets.synchronous import with_timeout
 from mis_bench.workload import Workload, WorkloadNameError, build_workload
 from mis_bench.workloads.seeded import TOKEN_IDS
 

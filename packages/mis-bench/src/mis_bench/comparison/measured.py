@@ -11,8 +11,9 @@ from mis_bench.comparison.in_turn import measure_in_turn
 from mis_bench.environment import hardware_of
 from mis_bench.targets.base import BlockingTarget, TargetUnavailable, check_forgets
 from mis_bench.targets.limited import TimeLimited
-from mis_bench.targets.options import with_timeout, without_secrets
+from mis_bench.targets.options import without_secrets
 from mis_bench.targets.registry import make_target
+from mis_bench.targets.synchronous import with_timeout
 from mis_bench.workload import Workload
 
 
