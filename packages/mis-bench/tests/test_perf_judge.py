@@ -17,7 +17,7 @@ from mis_bench.perf.judge import (
     status_of,
 )
 
-WORKLOADS, PAIRS, SESSIONS = 7, 20, 3
+WORKLOADS, PAIRS, SESSIONS = 7, 20, 5
 CONFIDENCE = 1 - FALSE_ALARMS / (2 * WORKLOADS)
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import mis_bench
 
-MODULES = ("mis_bench.records", "mis_bench.summary")
+MODULES = ("mis_bench.records", "mis_bench.summary", "mis_bench.validation.gates", "mis_bench.profile.records")
 """Modules that declare kinds of artifacts; a new one is a line here."""
 
 _KINDS: dict[str, type["Artifact"]] = {}
