@@ -105,12 +105,14 @@ def opened(
 
 
 @contextmanager
-def one_sentence() -> Iterator[None]:
-    """Turn a target that cannot run into a message for people, and exit status 1."""
+def one_sentence(option: str = "--workload") -> Iterator[None]:
+    """Turn what a user can mend into a message for people, and exit status 1; 2 for a workload's name."""
     try:
         yield
     except TargetUnavailable as error:
         raise click.ClickException(str(error)) from None
+    except WorkloadNameError as error:
+        raise click.BadParameter(str(error), param_hint=option) from None
     except OSError as error:
         raise click.FileError(str(error.filename), error.strerror) from None
 
