@@ -160,9 +160,9 @@ class _Asked:
             return await found.open(), None
         if self.directory is None:
             raise TargetUnavailable("The target engine loads a checkpoint: name one with --model.")
-        from mis_bench.targets.engine import open_engine
+        from mis_bench.targets.engine import engine_config, open_engine
 
-        target = open_engine(self.directory, self.options)
+        target = open_engine(engine_config(self.directory, self.options))
         return Blocking(target), target.engine
 
 
