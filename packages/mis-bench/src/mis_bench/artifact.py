@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -101,3 +102,24 @@ def schemas() -> dict[str, str]:
         f"{name}.json": json.dumps({"$schema": _DIALECT, **kind.model_json_schema()}, indent=1) + "\n"
         for name, kind in sorted(kinds().items())
     }
+
+
+def write_schemas(folder: Path) -> None:
+    """Write the JSON schemas, and delete those of kinds that are no more.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = schemas()
+    for path in folder.glob("*.json"):
+        if path.name not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    from mis_bench import artifact  # the module that others know, not `__main__`
+
+    artifact.write_schemas(Path(sys.argv[1]))

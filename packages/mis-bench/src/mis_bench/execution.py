@@ -183,6 +183,6 @@ class _Sitting:
         target = self._targets[demand.case.target]
         requests = demand.warmups(target) if phase == "warmup" else demand.window(target, turn)
         measured = await measure(demand, target, requests, phase, turn, self._plan.timeout_s)
-        if measured.failed:
+        if measured.failed and not demand.case.must_survive:
             self._given_up.add(demand.case.name)
         return measured

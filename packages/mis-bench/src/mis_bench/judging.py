@@ -21,8 +21,9 @@ COMPARED = ("compare", "matrix")
 def judged(row: Row, found: Evidence) -> Row:
     """Return a row with its status, the reasons for it, and what there is against its winning."""
     status, reasons = _status(row, found)
+    row = row.model_copy(update={"status": status, "reasons": reasons})
     objections = list(_objections(row, found)) if found.plan.reference is not None else []
-    return row.model_copy(update={"status": status, "reasons": reasons, "objections": objections})
+    return row.model_copy(update={"objections": objections})
 
 
 def fail_targets_that_do_not_fit(plan: Plan, rows: Sequence[Row]) -> list[Row]:
@@ -159,7 +160,7 @@ def _doubts(row: Row, found: Evidence) -> Iterator[str]:
         yield "earlier requests may have left their queries: the target knows no way to forget"
     if row.compilations:
         yield f"{row.compilations} compilations in the timed window"
-    if row.warmup_ratio is not None and row.warmup_ratio > STEADY:
+    if found.case.warmups > 1 and row.warmup_ratio is not None and row.warmup_ratio > STEADY:
         yield f"the last warm-up took {row.warmup_ratio:.1f} times the timed median"
 
 

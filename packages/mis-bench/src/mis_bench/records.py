@@ -270,6 +270,16 @@ class Results:
         return [record for record in self.records if isinstance(record, Opened)]
 
 
+def begin(folder: Path, plan: Plan) -> None:
+    """Write a plan into a folder, which is made if need be.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    plan.write(folder / PLAN)
+    (folder / RECORDS).touch()
+
+
 def begin_or_resume(folder: Path, plan: Plan) -> Plan:
     """Write a plan into a new folder, or find out that an interrupted run of the same plan can go on.
 
@@ -281,8 +291,7 @@ def begin_or_resume(folder: Path, plan: Plan) -> Plan:
         OSError: it cannot be written.
     """
     if not (folder / PLAN).exists():
-        plan.write(folder / PLAN)
-        (folder / RECORDS).touch()
+        begin(folder, plan)
         return plan
     if (folder / SUMMARY).exists():
         raise ArtifactError(f"{folder} already holds results.")

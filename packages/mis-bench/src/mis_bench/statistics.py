@@ -1,10 +1,10 @@
 """Summaries of timings, and how far to trust them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from mis_bench.artifact import Part
 
@@ -15,10 +15,8 @@ FEWEST = 6
 with a confidence of 1 - 2 ** (1 - n)."""
 
 
-class Latency(BaseModel):
+class Latency(Part):
     """Latency of calls in milliseconds. Percentiles are interpolated linearly, as NumPy does."""
-
-    model_config = ConfigDict(extra="forbid")
 
     p50_ms: float = Field(ge=0)
     p95_ms: float = Field(ge=0)
@@ -36,21 +34,25 @@ class Latency(BaseModel):
         return cls(p50_ms=p50, p95_ms=p95, p99_ms=p99, mean_ms=mean, std_ms=std)
 
 
-class Estimate(Part):
-    """A figure over rounds.
+class Interval(Part):
+    """A figure with its confidence interval, or the range of its values where they are too few for one.
 
     Attributes:
-        value: Over all rounds.
-        low: Lower end of the interval; of fewer than `FEWEST` rounds the least of them.
-        high: Likewise.
-        confidence: Of the interval; None if `low` and `high` are but a range.
-        rounds: The figure in each round.
+        value: The figure.
+        low: Lower end.
+        high: Upper end.
+        confidence: Of the interval; None of a range.
     """
 
     value: float
     low: float
     high: float
     confidence: float | None = Field(gt=0, lt=1)
+
+
+class Estimate(Interval):
+    """A figure over rounds, with `rounds`, the figure in each."""
+
     rounds: list[float]
 
     @property
@@ -105,53 +107,3 @@ def _bootstrap(samples: tuple[np.ndarray, ...], statistic: Any, confidence: floa
         rng=np.random.default_rng(0),
     ).confidence_interval
     return float(found.low), float(found.high)
-
-
-class Interval(BaseModel):
-    """A figure with its confidence interval, or the range of its values where they are too few for one.
-
-    Attributes:
-        confidence: Of the interval; None of a range.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    value: float
-    low: float
-    high: float
-    confidence: float | None = Field(gt=0, lt=1)
-
-    @property
-    def kind(self) -> str:
-        """What `low` and `high` are, in words."""
-        return "range" if self.confidence is None else f"{100 * self.confidence:.4g} %"
-
-
-def interval(
-    values: Sequence[float], statistic: Callable[..., float] = np.median, *, confidence: float = 0.95, seed: int = 0
-) -> Interval:
-    """Return a statistic of a sample with its confidence interval, by the percentile bootstrap of SciPy.
-
-    Efron, Tibshirani: An Introduction to the Bootstrap, 1993, chapter 13. Of fewer than `FEWEST` values, it is the
-    least and the greatest.
-
-    Raises:
-        ValueError: there is no value.
-    """
-    if not values:
-        raise ValueError("An interval needs at least one value.")
-    value = float(statistic(values))
-    if len(values) < FEWEST:
-        return Interval(value=value, low=float(min(values)), high=float(max(values)), confidence=None)
-    from scipy import stats  # late: it takes a second, and reading artifacts does not need it
-
-    found = stats.bootstrap(
-        (np.asarray(values),),
-        statistic,
-        n_resamples=_RESAMPLES,
-        confidence_level=confidence,
-        method="percentile",
-        vectorized=False,
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return Interval(value=value, low=float(found.low), high=float(found.high), confidence=confidence)

@@ -29,6 +29,7 @@ COLUMNS: Mapping[str, Callable[[Row], Cell]] = {
     "dtype": lambda row: row.dtype,
     "calls": lambda row: row.calls,
     "failed": lambda row: sum(row.failures.values()) or None,
+    "status": lambda row: verdict(row),
     "items/s": lambda row: _value(row.items_per_second),
     "interval or rounds": lambda row: row.items_per_second.spread if row.items_per_second else None,
     "x reference": lambda row: f"{number(row.ratio.value)} ({row.ratio.spread})" if row.ratio else None,
@@ -46,7 +47,6 @@ COLUMNS: Mapping[str, Callable[[Row], Cell]] = {
     "max diff": lambda row: row.max_abs,
     "mean diff": lambda row: row.mean_abs,
     "compiled": lambda row: row.compilations or None,
-    "status": lambda row: verdict(row),
 }
 
 
