@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from mis_bench.workloads.traces import Trace
 
 
+class Outcome(NamedTuple):
+    """A summary, the results that it is of, and the folder that holds both."""
+
+    summary: "Summary"
+    results: "Results"
+    folder: Path
+
+
 def carry_out(
     bench: Bench,
     preset: str,
@@ -29,7 +37,7 @@ def carry_out(
     folder_name: str = "",
     traces: Mapping[str, "Trace"] | None = None,
     **fields: Any,
-) -> tuple["Summary", "Results"]:
+) -> Outcome:
     """Measure cases, or go on where an interrupted command ended; show and write what comes of it.
 
     Args:
@@ -43,7 +51,7 @@ def carry_out(
         **fields: Further fields of the plan.
 
     Returns:
-        The summary, and the results that it is of.
+        What came of it.
     """
     from mis_bench.artifact import ArtifactError
     from mis_bench.environment import environment
@@ -83,7 +91,7 @@ def carry_out(
         raise click.ClickException(f"Interrupted. {hint}") from None
     present(summary, results, title or preset)
     click.echo(f"Written: {folder}", err=True)
-    return summary, results
+    return Outcome(summary, results, folder)
 
 
 def finish(summary: "Summary") -> None:

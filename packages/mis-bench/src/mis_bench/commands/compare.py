@@ -101,10 +101,10 @@ def compare(
     bench.notes += [f"{name} was asked for the first {items} items only." for name, items in slow.items()]
     with one_sentence():
         cases = list(compare_cases(bench.targets, workload_name, bench.common_vocabulary, chunk_sizes, slow))
-    summary, results = carry_out(bench, "compare", cases, rounds=rounds, reference=reference, limits=limits)
+    outcome = carry_out(bench, "compare", cases, rounds=rounds, reference=reference, limits=limits)
     with one_sentence():
-        _write_markdown(summary, results.plan, markdown)
-    finish(summary)
+        _write_markdown(outcome.summary, outcome.results.plan, markdown)
+    finish(outcome.summary)
 
 
 def _put_together(

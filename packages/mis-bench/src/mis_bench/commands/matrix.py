@@ -75,7 +75,7 @@ def matrix(
         )
     )
     name = f"matrix-{without_secrets(given.targets[0])}-{part.name}-{view}".lower()
-    summary, _ = carry_out(
+    outcome = carry_out(
         bench,
         "matrix",
         cases,
@@ -84,7 +84,7 @@ def matrix(
         reference=target.name,
         folder_name=re.sub(r"[^a-z0-9.@]+", "-", name),
     )
-    finish(summary)
+    finish(outcome.summary)
 
 
 def _checked(sizes: tuple[int, ...], view: str, items: int, options: dict[str, str]) -> tuple[int, ...]:

@@ -150,7 +150,7 @@ def run(
             suffix = f"-{target.name}" if len(bench.targets) > 1 else ""
             cases += run_cases(target, rows, counts, bench.vocabulary(target), suffix)
     title = profile.name if has_profile else "workloads"
-    summary, _ = carry_out(bench, "run", cases, rounds=counts.turns, title=title, seed=seed, gates=gates)
+    summary = carry_out(bench, "run", cases, rounds=counts.turns, title=title, seed=seed, gates=gates).summary
     is_slower = baseline is not None and _is_slower(summary, baseline, regression_threshold / 100)
     finish(summary)
     if is_slower:
@@ -170,7 +170,7 @@ def _play(given: Given, name: str, warmup_runs: int, concurrency: int | None, ga
     vocab_size = bench.common_vocabulary
     trace = trace if vocab_size is None else trace.within(vocab_size)
     cases = [trace_case(target, trace, warmup_runs, concurrency, is_file) for target in bench.targets]
-    return carry_out(bench, "trace", cases, rounds=1, traces={trace.name: trace}, gates=gates)[0]
+    return carry_out(bench, "trace", cases, rounds=1, traces={trace.name: trace}, gates=gates).summary
 
 
 def _is_slower(summary: "Summary", baseline: Path, threshold: float) -> bool:

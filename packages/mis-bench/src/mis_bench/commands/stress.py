@@ -36,4 +36,4 @@ def stress(given: Given, scenarios: tuple[str, ...], seconds: float | None, rate
         found = stress_cases(target, scenarios or SCENARIOS, seconds, rate, bench.vocabulary(target))
         several = len(bench.targets) > 1
         cases += [case.model_copy(update={"name": f"{case.name}-{target.name}"}) if several else case for case in found]
-    finish(carry_out(bench, "stress", cases, rounds=1)[0])
+    finish(carry_out(bench, "stress", cases, rounds=1).summary)

@@ -51,6 +51,8 @@ def sweep(
 
     Latency counts from when a request was due. Writes report.html beside the results.
     """  # fmt: skip
+    from mis_bench.report import write_report
+
     if 0 in (*rates, *concurrencies):
         raise click.UsageError("Rates and concurrencies must be above 0.")
     bench = find_targets(given)
@@ -68,5 +70,8 @@ def sweep(
             )
         )
     reference = bench.targets[0].name if len(bench.targets) > 1 else None
-    summary, _ = carry_out(bench, "sweep", cases, rounds=rounds, reference=reference, slo_p99_ms=slo_p99_ms, seed=seed)
-    finish(summary)
+    outcome = carry_out(bench, "sweep", cases, rounds=rounds, reference=reference, slo_p99_ms=slo_p99_ms, seed=seed)
+    page = outcome.folder / "report.html"
+    write_report([outcome.folder], page)
+    click.echo(f"Plot: {page}", err=True)
+    finish(outcome.summary)
