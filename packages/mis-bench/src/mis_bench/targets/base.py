@@ -222,8 +222,7 @@ class BlockingTarget(Protocol):
         """Make it compute the next query anew, as if it had never seen it.
 
         Raises:
-            CallFailed: `rejected` by some servers, which know no way (`HttpTarget.forget`): ask them a query that is
-                new, `Workload.another`. Another reason if a server refused to.
+            CallFailed: it could not.
         """
         ...
 
@@ -234,16 +233,3 @@ class BlockingTarget(Protocol):
     def close(self) -> None:
         """Free what it holds. Closing twice is fine."""
         ...
-
-
-def check_forgets(target: BlockingTarget) -> None:
-    """Refuse a target that knows no way to forget a query; any other failure is left to the calls that will meet it.
-
-    Raises:
-        TargetUnavailable: it knows none.
-    """
-    try:
-        target.forget()
-    except CallFailed as error:
-        if error.reason == "rejected":
-            raise TargetUnavailable(str(error)) from None

@@ -102,14 +102,3 @@ def _server(target: TargetSpec, name: str, url: str, model: Path | None, timeout
 
     dialects = {"mis": Mis, "sglang": SGLang, "vllm": VLLM, "openai": OpenAI}
     return ServerOpener(target.spec, url, dialects[name], target.options, model, timeout_s)
-
-
-def make_target(spec: str, *, model: Path | None = None, options: Mapping[str, str] | None = None) -> BlockingTarget:
-    """Make a target for a command that still blocks; goes with the last of them."""
-    from mis_bench.targets.synchronous import Synchronous
-
-    found = opener(TargetSpec(spec, spec, dict(options or {})), model=model, timeout_s=300.0)
-    if not isinstance(found, BlockingOpener):
-        return Synchronous(found)
-    found.find()
-    return found.make()
