@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from bench_fakes import Done, Fakes, FakeTarget, by_alias, options_of
+from mis_bench.cli import main
 from mis_bench.targets.base import Capabilities
 from mis_bench.workload import Workload
 

@@ -104,8 +104,14 @@ def _renamed(run: _Run, apart: Difference) -> Iterator[Record]:
             yield record.model_copy(update={"target": run.target})
             continue
         renamed = record.model_copy(update={"case": f"{run.prefix} {record.case}"})
-        is_compared = isinstance(renamed, Call) or (isinstance(renamed, Gate) and renamed.name == "correctness")
-        if is_compared and renamed.max_abs is not None and renamed.mean_abs is not None:
-            further = {"max_abs": renamed.max_abs + apart.max_abs, "mean_abs": renamed.mean_abs + apart.mean_abs}
-            renamed = renamed.model_copy(update=further)
+        if isinstance(renamed, Call) or (isinstance(renamed, Gate) and renamed.name == "correctness"):
+            renamed = _further(renamed, apart)
         yield renamed
+
+
+def _further(record: Gate | Call, apart: Difference) -> Gate | Call:
+    """Return a record whose differences are larger by that of the references."""
+    if record.max_abs is None or record.mean_abs is None:
+        return record
+    further = {"max_abs": record.max_abs + apart.max_abs, "mean_abs": record.mean_abs + apart.mean_abs}
+    return record.model_copy(update=further)
