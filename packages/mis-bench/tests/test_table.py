@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mis_bench.table import Table, number, spread
+from mis_bench.table import Table, number
 
 SAMPLE = Table.of(
     "Samples",
@@ -69,9 +69,3 @@ def test_numbers_have_no_exponents(value: float | None, text: str) -> None:
 @given(st.floats(min_value=1e-9, max_value=1e12))
 def test_a_number_is_its_three_digits(value: float) -> None:
     assert float(number(value).replace(",", "")) == pytest.approx(value, rel=5e-3)
-
-
-def test_a_spread_stands_behind_its_figure() -> None:
-    assert spread(65.14, 64.8, 65.3) == "65.1 (64.8 to 65.3)"
-    assert spread(65.14, None, None) == "65.1"
-    assert spread(None, None, None) is None

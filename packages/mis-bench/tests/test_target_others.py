@@ -127,16 +127,6 @@ def test_a_gpu_of_transformers_is_an_accelerator(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_one_model_may_be_asked_in_another_way(made: Callable[..., BlockingTarget], oracle: Any) -> None:
-    from mis_bench.targets.pytorch import PyTorch
-
-    target = made("transformers-serial", dtype="float32")
-    assert isinstance(target, PyTorch)
-    other = target.otherwise("shared")
-    assert other.about.name == "transformers-shared"
-    np.testing.assert_allclose(other.score(workload()).scores, right(oracle, workload()), rtol=2e-3)
-
-
 def test_a_checkpoint_of_bfloat16_becomes_a_gguf_file_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason=WITHOUT_LLAMA_CPP)
     program = "import pathlib, sys; from mis_bench.targets.gguf import gguf_file; gguf_file(pathlib.Path(sys.argv[1]))"

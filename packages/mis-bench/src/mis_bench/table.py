@@ -103,12 +103,5 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{float(f'{value:.{digits}g}'):,.12f}".rstrip("0").rstrip(".") if value else "0"
 
 
-def spread(value: float | None, low: float | None, high: float | None) -> str | None:
-    """Return a figure with the ends of its interval, `65.1 (64.8 to 65.3)`; the figure alone without one."""
-    if value is None or low is None or high is None:
-        return None if value is None else number(value)
-    return f"{number(value)} ({number(low)} to {number(high)})"
-
-
 def _unpiped(cell: str) -> str:
     return " ".join(cell.split()).replace("|", "/")

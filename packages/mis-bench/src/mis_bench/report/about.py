@@ -11,7 +11,6 @@ from mis_bench.table import Table, number
 from mis_bench.targets.base import About
 
 _MOST_HEADLINES = 6
-_GIBIBYTE = 2**30
 
 
 def headlines(sources: Sources) -> list[Headline]:
@@ -81,21 +80,21 @@ def _headlines(sources: Sources) -> Iterator[Headline]:
 
 
 def _environments(sources: Sources) -> Iterator[Table]:
-    found: dict[str, tuple[list[str], list[list[str]]]] = {}
+    found: dict[str, list[str]] = {}
+    tables: dict[str, list[list[str]]] = {}
     for name, artifact in _artifacts(sources):
-        each = artifact.environment
-        rows = [
-            ["hardware", each.hardware],
-            ["platform", each.platform],
-            ["processors, memory", f"{each.cpu_count}, {each.memory_bytes / _GIBIBYTE:.1f} GiB"],
-            ["Python", each.python_version],
-            ["packages", ", ".join(f"{package} {version}" for package, version in each.versions.items())],
-            ["commit", f"{each.commit or 'unknown'}{', with changes' if each.is_dirty else ''}"],
-            ["variables", ", ".join(f"{variable}={value}" for variable, value in each.variables.items()) or "none"],
-        ]
-        found.setdefault(str(rows), ([], rows))[0].append(name)
-    for names, rows in found.values():
-        yield Table("Measured for " + ", ".join(_distinct(names)), ["what", "value"], rows)
+        fields = artifact.environment.model_dump(exclude={"timestamp"})
+        rows = [[field.replace("_", " "), _text(value)] for field, value in fields.items()]
+        found.setdefault(str(rows), []).append(name)
+        tables[str(rows)] = rows
+    for key, names in found.items():
+        yield Table("Measured for " + ", ".join(_distinct(names)), ["what", "value"], tables[key])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={each}" for name, each in value.items()) or "none"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _targets(abouts: list[tuple[str, About]]) -> Table:
@@ -105,7 +104,7 @@ def _targets(abouts: list[tuple[str, About]]) -> Table:
         "backend": lambda each: each[1].backend,
         "model": lambda each: each[1].model,
         "dtype": lambda each: each[1].dtype,
-        "versions": lambda each: ", ".join(f"{name} {version}" for name, version in each[1].versions.items()),
+        "versions": lambda each: _text(each[1].versions),
         "settings": lambda each: ", ".join(f"{k}={value}" for k, value in each[1].options.items() if value is not None),
     }
     table = Table.of("Targets with all their settings", abouts, columns)

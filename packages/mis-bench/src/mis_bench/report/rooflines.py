@@ -41,7 +41,7 @@ class Roof:
 @dataclass(frozen=True, slots=True)
 class _Point:
     name: str
-    group: str
+    series: str
     intensity: float  # operations a byte
     flops: float  # a second, on one device
     roof: Roof | None
@@ -64,51 +64,37 @@ def section(sources: Sources, roofs: Mapping[str, Roof]) -> Section | None:
     found = [*_estimated(sources), *(point for each in sources.measured for point in _measured(each, roofs))]
     if not found:
         return None
-    table = Table.of(
-        "Distance from the roof",
-        found,
-        {
-            "what": lambda point: point.name,
-            "FLOP per byte": lambda point: point.intensity,
-            "TFLOP/s": lambda point: point.flops / _TERA,
-            "roof TFLOP/s": lambda point: point.limit and point.limit / _TERA,
-            "share of the roof": lambda point: point.limit and f"{point.flops / point.limit:.1%}",
-        },
-    )
-    text = [
+    columns = {
+        "what": lambda point: point.name,
+        "FLOP per byte": lambda point: point.intensity,
+        "TFLOP/s": lambda point: point.flops / _TERA,
+        "roof TFLOP/s": lambda point: point.limit and point.limit / _TERA,
+        "share of the roof": lambda point: point.limit and f"{point.flops / point.limit:.1%}",
+    }
+    reading = (
+        "A point on its line could not be faster: under the flat part arithmetic limits it, under the slope memory. "
         "Operations are the fewest that a request needs, with its query computed once; bytes are the layers' weights, "
         "read once a request. Both are for one device."
-    ]
-    return Section("Roofline", [Plot(lines(_series(found), *_AXES), _reading(found))], [table], text)
+    )
+    axes = Axis("Intensity in FLOP per byte"), Axis("TFLOP/s of a device")
+    return Section("Roofline", [Plot(lines(_series(found), *axes), reading)], [Table.of(_CAPTION, found, columns)])
 
 
-_AXES = (Axis("Intensity in FLOP per byte"), Axis("TFLOP/s of a device"))
+_CAPTION = "Distance from the roof"
 
 
 def _series(found: Sequence[_Point]) -> list[Series]:
     roofs = {point.roof.name: point.roof for point in found if point.roof is not None}
     ends = [point.intensity for point in found] + [roof.flops / roof.bytes for roof in roofs.values()]
     series = []
-    for group in dict.fromkeys(point.group for point in found):
-        mine = [point for point in found if point.group == group]
+    for name in dict.fromkeys(point.series for point in found):
+        mine = [point for point in found if point.series == name]
         xs, ys = [point.intensity for point in mine], [point.flops / _TERA for point in mine]
-        series.append(Series(group, xs, ys, notes=[point.name for point in mine], style="points"))
+        series.append(Series(name, xs, ys, notes=[point.name for point in mine], style="points"))
     for name, roof in roofs.items():
         xs = [min(ends) / 3, roof.flops / roof.bytes, max(ends) * 3]
         series.append(Series(f"roof of {name}", xs, [roof.at(x) / _TERA for x in xs], style="guide"))
     return series
-
-
-def _reading(found: Sequence[_Point]) -> str:
-    known = [(point.flops / point.limit, point) for point in found if point.limit and point.roof]
-    if not known:
-        return "Higher is more arithmetic a second; no peak is known for this hardware, so no roof is drawn."
-    share, best = max(known, key=lambda each: each[0])
-    side = "arithmetic" if best.roof and best.limit == best.roof.flops else "memory"
-    return (
-        f"A point on its line could not be faster: {best.name} is closest, at {share:.0%} of what its {side} allows. "
-        "Points under the flat part are limited by arithmetic, under the slope by memory."
-    )
 
 
 def _estimated(sources: Sources) -> Iterator[_Point]:
@@ -118,23 +104,22 @@ def _estimated(sources: Sources) -> Iterator[_Point]:
         if config is None or chip not in CHIPS:
             continue
         flops = least_flops(config, workload.request, normalised=not each.apply_softmax) / (each.dp * each.tp)
-        name, seconds = f"{each.model} on {each.topology}, estimated", workload.num_items / each.items_per_second
-        yield _Point(name, name, flops * each.tp / least_bytes(config), flops / seconds, _chip_roof(chip))
+        name, rate = f"{each.model} on {each.topology}, estimated", each.items_per_second / workload.num_items
+        yield _Point(name, name, flops * each.tp / least_bytes(config), flops * rate, _chip_roof(chip))
 
 
 def _measured(source: Measured, roofs: Mapping[str, Roof]) -> Iterator[_Point]:
     about = {each.target: each.about for each in source.results.opened if each.about is not None}
     for row in source.drawn:
-        target, config, rate = about.get(row.target), _shape(row.model), row.requests_per_second
+        config, rate = _shape(row.model), row.requests_per_second
         workload = None if row.cache == "warm" else _workload(source, row.case)
-        if target is None or config is None or workload is None or rate is None:
+        if row.target not in about or config is None or workload is None or rate is None:
             continue
-        devices = int(target.options.get("tp_size") or 1) * int(target.options.get("dp_size") or 1)
-        hardware = next(each.hardware for each in source.plan.targets if each.name == row.target)
+        options = about[row.target].options
+        devices = int(options.get("tp_size") or 1) * int(options.get("dp_size") or 1)
         flops = least_flops(config, workload.request, normalised=not workload.apply_softmax) / devices
         size = least_bytes(config) * (2 if row.dtype == "float32" else 1) / devices
-        roof = _roof(hardware or target.accelerators or source.plan.environment.hardware, roofs)
-        name = f"{row.target}, {row.workload}"
+        name, roof = f"{row.target}, {row.workload}", _roof(row.hardware, roofs)
         yield _Point(name, f"{row.target}, measured", flops / size, flops * rate.value, roof)
 
 

@@ -62,11 +62,7 @@ class PyTorch(LocalModel):
             versions={"torch": torch.__version__, "transformers": transformers.__version__},
         )
         super().__init__(about, model.config.vocab_size, model.config.max_position_embeddings)
-        self._model, self._directory, self._way, self._batch = model, directory, way, batch
-
-    def otherwise(self, way: str) -> "PyTorch":
-        """Return the same model, asked in another way."""
-        return PyTorch(self._model, self._directory, way, self._batch)
+        self._model, self._way, self._batch = model, way, batch
 
     def label_logits(
         self, query: list[int], items: list[list[int]], labels: Int64[np.ndarray, " labels"], *, with_sums: bool
