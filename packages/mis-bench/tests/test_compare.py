@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from bench_fakes import Done, Fakes, FakeTarget, by_alias, options_of
+from mis_bench.cli import main
 from mis_bench.targets.base import Capabilities
 from mis_bench.workload import Workload
 
@@ -234,8 +236,12 @@ def test_matrices_of_separate_runs_are_put_together(bench: Bench, fakes: Fakes, 
     assert done.summary.winner is not None
     assert done.summary.winner.target == "engine"
     assert "At its best, slow scores 0.5 times (0.5 to 0.5)" in done.said
-    assert "slow chunk-12" in (tmp_path / "c.md").read_text()
-    assert "same" not in bench("compare", str(first.folder), str(first.folder)).said
+    assert "slow 2 chunk-12" in (tmp_path / "c.md").read_text()
+    checked = CliRunner().invoke(main, ["validate-artifacts", str(done.folder)])
+    assert checked.exit_code == 0, checked.output
+    twice = bench("compare", str(first.folder), f"slow={second.folder}", f"slow={first.folder}")
+    assert "At its best, slow scores 1 times" in twice.said
+    assert "two targets or more" in bench("compare", str(first.folder), str(first.folder)).said
 
 
 def test_matrices_whose_scores_differ_do_not_pass(bench: Bench, fakes: Fakes) -> None:

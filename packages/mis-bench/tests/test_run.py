@@ -294,6 +294,12 @@ def test_a_baseline_tells_a_slower_run(bench: Bench, fakes: Fakes) -> None:
     elsewhere = bench(*PROBE, "--baseline", str(before.folder), "--hardware", "TPU v6e-1")
     assert elsewhere.status == 0
     assert "for information only" in elsewhere.said
+    fewer = bench("run", "--workload", "probe-9-3-5", *PROBE[3:], "--workload", "probe-9-3-4", "--rate", "20")
+    assert "was measured otherwise: probe-9-3-4-cold" in bench(*PROBE, "--baseline", str(fewer.folder)).said
+    more = bench(*PROBE, "--workload", "probe-9-2-4")
+    lost = bench(*PROBE, "--baseline", str(more.folder))
+    assert lost.status == 1
+    assert "-100.0%" in lost.said
 
 
 @pytest.mark.parametrize(

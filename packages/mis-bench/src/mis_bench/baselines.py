@@ -1,54 +1,46 @@
 """A run beside an earlier one: rows of the same name, and whether one became slower."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from mis_bench.artifact import ArtifactError
 from mis_bench.records import read_results
 from mis_bench.summary import Summary, summarize
+from mis_bench.table import Table
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """Rows beside those of an earlier run.
-
-    Attributes:
-        title: What they were compared with, and whether it decides anything.
-        lines: Name, items per second now and then, change, verdict.
-        is_regression: Whether a row is slower by more than the threshold, on the same hardware.
-    """
-
-    title: str
-    lines: list[list[str]]
-    is_regression: bool
-
-
-def beside(summary: Summary, baseline: Path, threshold: float) -> Beside:
-    """Compare items per second with an earlier run's, row by row.
+def beside(summary: Summary, baseline: Path, threshold: float) -> tuple[Table, bool]:
+    """Compare items per second with an earlier run's, row by row; one that was measured then only is a regression.
 
     Args:
         summary: Of this run.
         baseline: Folder of the earlier run.
         threshold: Drop that is a regression, as a share.
 
+    Returns:
+        The table, and whether a row is a regression on the same hardware.
+
     Raises:
-        ArtifactError: the folder holds no results, or none of the same rows.
+        ArtifactError: the folder holds no results, or those of other requests or loads.
     """
-    results = read_results(baseline)
-    then = {row.name: row for row in summarize(results).rows}
-    both = [row for row in summary.rows if row.name in then]
-    if not both:
-        raise ArtifactError(f"{baseline} has none of these rows.")
-    decides = {row.hardware for row in both} == {then[row.name].hardware for row in both}
-    lines, slower = [], False
-    for row in both:
-        if not row.speed or not then[row.name].speed:
-            lines.append([row.name, "", "", "", "not measured in both"])
-            continue
-        change = row.speed / then[row.name].speed - 1
-        is_slower = change < -threshold
-        slower |= is_slower
-        verdict = "failed: REGRESSION" if is_slower else "ok"
-        lines.append([row.name, f"{row.speed:,.2f}", f"{then[row.name].speed:,.2f}", f"{change:+.1%}", verdict])
-    why = f"; for information only, since it was taken on {then[both[0].name].hardware}"
-    return Beside(f"Against {baseline.name}{'' if decides else why}", lines, slower and decides)
+    then = [row for row in summarize(read_results(baseline)).rows if row.speed]
+    now = {row.name: row for row in summary.rows}
+    unlike = [row.name for row in then if row.name in now and now[row.name].conditions != row.conditions]
+    if unlike or not any(row.name in now for row in then):
+        raise ArtifactError(f"{baseline} was measured otherwise: {', '.join(unlike) or 'no row is in both'}.")
+    speeds = {row.name: now[row.name].speed if row.name in now else 0.0 for row in then}
+    slower = [row.name for row in then if speeds[row.name] < (1 - threshold) * row.speed]
+    there = {row.hardware for row in then}
+    decides = there == {row.hardware for row in summary.rows}
+    why = "" if decides else f"; for information only, since it was taken on {', '.join(there)}"
+    table = Table.of(
+        f"Against {baseline.name}{why}",
+        then,
+        {
+            "row": lambda row: row.name,
+            "items/s": lambda row: speeds[row.name],
+            "baseline": lambda row: row.speed,
+            "change": lambda row: f"{speeds[row.name] / row.speed - 1:+.1%}",
+            "verdict": lambda row: "failed: REGRESSION" if row.name in slower else "ok",
+        },
+    )
+    return table, bool(slower) and decides

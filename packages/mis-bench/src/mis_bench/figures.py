@@ -71,6 +71,11 @@ class Row(Part):
         return self.name in (self.case, f"{self.case} confirmed")
 
     @property
+    def conditions(self) -> tuple[object, ...]:
+        """What must be alike for speeds to be compared. Items may differ: some targets are asked for a few only."""
+        return self.workload, self.cache, self.load, self.chunk_items, self.phase
+
+    @property
     def speed(self) -> float:
         """Items per second; 0 of a row without timings."""
         return 0.0 if self.items_per_second is None else self.items_per_second.value

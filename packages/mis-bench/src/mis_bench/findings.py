@@ -31,7 +31,7 @@ def label(row: Row) -> str:
 
 
 def _ratio(plan: Plan, row: Row, theirs: Sequence[Row]) -> Estimate | None:
-    same = [each for each in theirs if _calls(each) == _calls(row)]
+    same = [each for each in theirs if each.conditions == row.conditions]
     other = max(same, key=lambda each: each.speed, default=None)
     if other is None or row.target == other.target or not row.is_whole:
         return None
@@ -46,11 +46,6 @@ def ratio(plan: Plan, row: Row, other: Row) -> Estimate | None:
     if plan.took_turns and len(mine.rounds) == len(theirs.rounds):
         return estimate([a / b for a, b in zip(mine.rounds, theirs.rounds, strict=True)])
     return ratio_of_medians(mine.rounds, theirs.rounds)
-
-
-def _calls(row: Row) -> tuple[object, ...]:
-    """What must be alike for a ratio. Items may differ: a slow target may be asked for the first ones only."""
-    return row.workload, row.cache, row.load, row.chunk_items, row.phase
 
 
 def _goodput(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:

@@ -148,22 +148,16 @@ class _Asked:
             await target.close()
 
     async def _open(self) -> "tuple[Target, Engine | None]":
-        from mis_bench.targets.base import TargetUnavailable
-        from mis_bench.targets.blocking import Blocking
+        """Return the target and, if it is in this process, its engine."""
+        from mis_bench.targets.blocking import Blocking, BlockingOpener
         from mis_bench.targets.registry import opener
         from mis_bench.targets.spec import TargetSpec
 
-        if self.url is not None:
-            found = opener(
-                TargetSpec(self.spec, self.spec, self.options), model=self.directory, timeout_s=self.timeout_s
-            )
+        found = opener(TargetSpec(self.spec, self.spec, self.options), model=self.directory, timeout_s=self.timeout_s)
+        if not isinstance(found, BlockingOpener):
             return await found.open(), None
-        if self.directory is None:
-            raise TargetUnavailable("The target engine loads a checkpoint: name one with --model.")
-        from mis_bench.targets.engine import engine_config, open_engine
-
-        target = open_engine(engine_config(self.directory, self.options))
-        return Blocking(target), target.engine
+        target = found.make()
+        return Blocking(target), getattr(target, "engine", None)
 
 
 def _server(spec: str, scenario: Scenario) -> str | None:

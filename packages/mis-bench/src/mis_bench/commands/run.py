@@ -11,7 +11,6 @@ from mis_bench.commands.carry_out import carry_out, finish
 from mis_bench.commands.measuring import one_sentence
 from mis_bench.presets import Counts, run_cases, trace_case
 from mis_bench.profiles import PROFILES, configurations, named, parameter_count
-from mis_bench.table import Table
 from mis_bench.workload import WorkloadNameError
 from mis_bench.workloads.traces import Trace, TraceError, build_trace
 
@@ -179,8 +178,8 @@ def _is_slower(summary: "Summary", baseline: Path, threshold: float) -> bool:
     from mis_bench.baselines import beside
 
     try:
-        found = beside(summary, baseline, threshold)
+        table, is_slower = beside(summary, baseline, threshold)
     except ArtifactError as error:
         raise click.BadParameter(str(error), param_hint="--baseline") from None
-    Table(found.title, ("row", "items/s", "baseline", "change", "verdict"), found.lines).show()
-    return found.is_regression
+    table.show()
+    return is_slower

@@ -47,7 +47,7 @@ def compare(
         side: SideOpener(side, folder, model, OPTIONS, worker)
         for side, folder in zip(SIDES, (sources.base, sources.head), strict=True)
     }
-    begin_or_resume(folder, plan)
+    plan = begin_or_resume(folder, plan)
     results = execute(plan, openers, folder, on_progress=on_progress)
     about = {each.target: each.about for each in results.opened if each.about is not None}
     for what in ("devices", "dtype", "native"):
