@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from bench_fakes import Done, Fakes, FakeTarget, by_alias, options_of
 from mis_bench.cli import main
 from mis_bench.presets import Counts
-from mis_bench.profiles import PROFILES, configurations, parameter_count
+from mis_bench.profiles import PROFILES, parameter_count
 from mis_bench.records import RECORDS, SUMMARY, Call
 from mis_bench.targets.base import Capabilities
 from mis_bench.workload import Workload
@@ -32,10 +32,10 @@ def test_profiles_are_the_tables_of_the_runbook() -> None:
         "standard": ((1, 2, 4, 8, 16, 32), (2, 4, 8), 20, 5),
         "full": ((1, 2, 4, 8, 16, 32, 64), (2, 4, 8, 16), 50, 10),
     }
-    skipped = [row.name for row in configurations(PROFILES["full"], dtype="float32", parameters=None) if row.skip]
-    assert skipped == [f"batch-{items}-labels-{labels}" for labels in (2, 4, 8, 16) for items in (32, 64)]
-    large = [row for row in configurations(PROFILES["standard"], dtype="bfloat16", parameters=3 * 10**9) if row.skip]
-    assert [row.name for row in large] == [f"batch-32-labels-{labels}" for labels in (2, 4, 8)]
+    skipped = [sizes for *sizes, why in PROFILES["full"].sizes(dtype="float32", parameters=None) if why]
+    assert skipped == [[items, labels] for labels in (2, 4, 8, 16) for items in (32, 64)]
+    large = [sizes for *sizes, why in PROFILES["standard"].sizes(dtype="bfloat16", parameters=3 * 10**9) if why]
+    assert large == [[32, labels] for labels in (2, 4, 8)]
 
 
 def test_parameters_are_read_from_headers(tmp_path: Path) -> None:

@@ -85,7 +85,10 @@ CHANGES: dict[str, tuple[Callable[[Lines], object], str]] = {
     "more items": (lambda lines: of(lines, "call")[0].update(items=7), "has 7 items, but the workload 6"),
     "more tokens": (lambda lines: of(lines, "call")[0].update(tokens=9), "has 9 tokens, but the workload 44"),
     "no scores": (lambda lines: of(lines, "call")[0].pop("scores_sha256"), "scores belong to answered requests"),
-    "scores of a failure": (lambda lines: of(lines, "call")[0].update(error="timeout"), "scores belong to answered"),
+    "scores of a failure": (
+        lambda lines: of(lines, "call")[0].update(error="timeout"),
+        "scores belong to answered requests",
+    ),
     "windows at once": (lambda lines: of(lines, "window")[1].update(seconds=1e4), "was over"),
     "in the future": (lambda lines: of(lines, "window")[-1].update(began="2999-01-01T00:00:00Z"), "in the future"),
     "an unknown case": (lambda lines: of(lines, "call")[0].update(case="c"), "belong to no case"),

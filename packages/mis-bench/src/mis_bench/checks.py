@@ -206,49 +206,47 @@ def _case_faults(
 
 
 def _window_faults(plan: Plan, case: Case, window: Window, calls: Sequence[Call]) -> Iterator[str]:
-    load = case.load
-    if window.phase != "warmup" and len(calls) != window.calls:
-        yield f"{len(calls)} calls, but its record says {window.calls}"
-    if window.phase == "warmup":
-        if len(calls) < case.warmups:
-            yield f"{len(calls)} warm-up calls, but the plan has {case.warmups}"
-    elif load.requests is not None and window.calls != load.requests:
-        yield f"{window.calls} calls, but the plan has {load.requests}"
-    if case.cache == "warm" and not window.primed and any(call.error is None for call in calls):
-        yield "a warm case whose query was not asked for before"
     for call in calls:
         yield from (f"call {call.number}: {fault}" for fault in _call_faults(case, window, call))
-    if window.phase == "warmup":
+    if window.phase == "warmup":  # one that compiled something is repeated
+        if len(calls) < case.warmups:
+            yield f"{len(calls)} warm-up calls, but the plan has {case.warmups}"
         return
-    if len({call.number for call in calls}) != len(calls):
-        yield "requests repeat"
-    if load.max_concurrency is not None and _most_at_once(calls) > load.max_concurrency:
-        yield f"{_most_at_once(calls)} requests at once, but the plan has {load.max_concurrency}"
+    load, at_once, unprimed = case.load, _most_at_once(calls), case.cache == "warm" and not window.primed
+    arrivals: dict[int, float] = {}
     if load.rate is not None:
-        first = (window.round - 1) * (load.requests or ENDLESS) + 1
         due = islice(arrival_times(f"{plan.seed} {window.round}", load.rate), len(calls))
-        arrivals = {first + place: arrival for place, arrival in enumerate(due)}
-        if any(call.due_s != arrivals.get(call.number) for call in calls):
-            yield "requests were not due when the plan's seed says"
+        arrivals = dict(enumerate(due, (window.round - 1) * (load.requests or ENDLESS) + 1))
+    most = load.max_concurrency or len(calls)
+    rules = (
+        (len(calls) != window.calls, f"{len(calls)} calls, but its record says {window.calls}"),
+        (load.requests not in (None, window.calls), f"{window.calls} calls, but the plan has {load.requests}"),
+        (unprimed and any(call.error is None for call in calls), "a warm case whose query was not asked for before"),
+        (len({call.number for call in calls}) != len(calls), "requests repeat"),
+        (at_once > most, f"{at_once} requests at once, but the plan has {most}"),
+        (
+            load.rate is not None and any(call.due_s != arrivals.get(call.number) for call in calls),
+            "requests were not due when the plan's seed says",
+        ),
+    )
+    yield from (sentence for is_broken, sentence in rules if is_broken)
 
 
 def _call_faults(case: Case, window: Window, call: Call) -> Iterator[str]:
-    if not 0 <= call.sent_s <= call.done_s:
-        yield "was answered before it was sent"
-    if call.done_s > window.seconds + SLACK_S and window.phase != "warmup":
-        yield f"was over {call.done_s:.3f} s after the window began, which lasted {window.seconds:.3f} s"
-    if call.due_s is not None and call.sent_s < call.due_s - SLACK_S:
-        yield "was sent before it was due"
-    if sum(call.chunks_s) > call.done_s - call.sent_s + SLACK_S:
-        yield "took less time than its parts"
-    if (call.error is None) != (call.scores_sha256 is not None):
-        yield "scores belong to answered requests, and to them alone"
-    part = case.workload
-    if case.load.requests is not None or case.load.seconds is not None:
-        if call.items != part.num_items:
-            yield f"has {call.items} items, but the workload {part.num_items}"
-        if call.tokens != part.num_tokens and "text" not in part.name:
-            yield f"has {call.tokens} tokens, but the workload {part.num_tokens}"
+    part, is_trace = case.workload, case.load.requests is None and case.load.seconds is None
+    late = window.phase != "warmup" and call.done_s > window.seconds + SLACK_S
+    items = call.items if is_trace else part.num_items
+    tokens = call.tokens if is_trace or part.name.startswith("text-") else part.num_tokens
+    rules = (
+        (call.sent_s > call.done_s, "was answered before it was sent"),
+        (late, f"was over {call.done_s:.3f} s after the window began, which lasted {window.seconds:.3f} s"),
+        (call.due_s is not None and call.sent_s < call.due_s - SLACK_S, "was sent before it was due"),
+        (sum(call.chunks_s) > call.done_s - call.sent_s + SLACK_S, "took less time than its parts"),
+        ((call.error is None) != (call.scores_sha256 is not None), "scores belong to answered requests alone"),
+        (call.items != items, f"has {call.items} items, but the workload {items}"),
+        (call.tokens != tokens, f"has {call.tokens} tokens, but the workload {tokens}"),
+    )
+    yield from (sentence for is_broken, sentence in rules if is_broken)
 
 
 def _most_at_once(calls: Sequence[Call]) -> int:

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mis_bench.profiles import RunConfiguration
-from mis_bench.records import Case, Load, PlannedTarget, WorkloadPart
+from mis_bench.profiles import ITEM_TOKENS, QUERY_TOKENS, Profile
+from mis_bench.records import Cache, Case, Load, PlannedTarget, WorkloadPart
 from mis_bench.workload import Workload, build_workload
 from mis_bench.workloads.traces import Trace
 
@@ -15,6 +15,7 @@ ROUNDS = 10
 CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)
 """Items of a call that `matrix` tries."""
 
+CACHES: tuple[Cache, ...] = ("cold", "warm")
 SCENARIOS = ("large-batch", "concurrent", "sustained")
 STRESS_LABELS = 4
 
@@ -67,18 +68,31 @@ def workload_part(
 
 
 def run_cases(
-    target: PlannedTarget, rows: Sequence[RunConfiguration], counts: Counts, vocab_size: int | None, suffix: str
+    target: PlannedTarget,
+    profile: Profile | None,
+    workloads: Sequence[str],
+    counts: Counts,
+    *,
+    vocab_size: int | None,
+    parameters: int | None,
+    suffix: str,
 ) -> Iterator[Case]:
-    """Yield a case for every row of a profile and every named workload."""
-    for row in rows:
+    """Yield a case for every row of a profile, and two for every named workload: with a cold and with a warm cache."""
+    rows: list[tuple[str, str, Cache, str | None]] = []
+    if profile is not None:
+        for items, labels, skip in profile.sizes(dtype=target.options.get("dtype"), parameters=parameters):
+            workload = f"profile{labels}-{QUERY_TOKENS}-{items}-{ITEM_TOKENS}@{labels}"
+            rows.append((f"batch-{items}-labels-{labels}", workload, "cold", skip))
+    rows += [(f"{name}-{cache}", name, cache, None) for name in dict.fromkeys(workloads) for cache in CACHES]
+    for name, workload, cache, skip in rows:
         yield Case(
-            name=row.name + suffix,
+            name=name + suffix,
             target=target.name,
-            workload=workload_part(row.workload, vocab_size),
+            workload=workload_part(workload, vocab_size),
             load=counts.load,
-            cache=row.cache,
+            cache=cache,
             warmups=counts.warmup_runs,
-            skip=row.skip,
+            skip=skip,
         )
 
 
@@ -146,7 +160,7 @@ def matrix_cases(
     chunk_sizes: Sequence[int],
     algorithms: Sequence[str],
     masks: Sequence[str],
-    cache: str,
+    cache: Cache,
     warmups: int,
 ) -> Iterator[Case]:
     """Yield a case for every layout and chunk size: the client cuts the request, or in `best-native` the server."""
@@ -160,7 +174,7 @@ def matrix_cases(
             name="-".join(["chunk", str(size), *chosen]),
             target=target.name,
             workload=part,
-            cache="cold" if cache == "cold" else "warm",
+            cache=cache,
             warmups=warmups,
             chunk_items=size if view == "portable" and size < part.num_items else 0,
             layout=layout,
@@ -197,7 +211,7 @@ def sweep_cases(
     concurrencies: Sequence[int],
     max_concurrency: int | None,
     requests: int,
-    cache: str,
+    cache: Cache,
 ) -> Iterator[Case]:
     """Yield a case for every target and load; scores are checked under the first of each target."""
     part = workload_part(name, vocab_size)
@@ -211,7 +225,7 @@ def sweep_cases(
                 target=target.name,
                 workload=part,
                 load=load,
-                cache="cold" if cache == "cold" else "warm",
+                cache=cache,
                 warmups=load.max_concurrency or 1,
                 is_gated=number == 0,
             )

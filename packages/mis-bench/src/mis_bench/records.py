@@ -29,6 +29,7 @@ _CONDITIONS = ("hardware", "commit", "versions", "variables")  # of an environme
 Phase = Literal["gate", "warmup", "timed", "confirm", "afterwards"]
 """Before speed; not counted; counted; counted again of a sweep's best; whether it still answers."""
 
+Cache = Literal["cold", "warm"]
 Preset = Literal["run", "stress", "trace", "matrix", "compare", "sweep", "perf"]
 
 
@@ -90,7 +91,7 @@ class Case(Part):
     target: str = Field(description="Name of a planned target.")
     workload: WorkloadPart
     load: Load = Load()
-    cache: Literal["cold", "warm"] = Field(default="cold", description="Whether requests share their query.")
+    cache: Cache = Field(default="cold", description="Whether requests share their query.")
     warmups: int = Field(default=1, ge=0, description="Requests before them, at least.")
     chunk_items: int = Field(default=0, ge=0, description="Items of a call; 0: a request is one call.")
     layout: dict[str, str | int] = Field(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mis_bench.commands.measuring import checkpoint, vocabulary
+from mis_bench.commands.measuring import checkpoint, pairs, vocabulary
 from mis_bench.targets.base import TargetUnavailable
 from mis_bench.targets.options import is_secret, without_secrets
 from mis_bench.targets.spec import TargetSpec
@@ -47,7 +47,7 @@ def measuring_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         click.option("--target", "targets", multiple=True, default=["engine"], help=TARGET_HELP),
         click.option(
-            "--option", "options", multiple=True, metavar="NAME=VALUE", callback=_pairs,
+            "--option", "options", multiple=True, metavar="NAME=VALUE", callback=pairs,
             help="Option of every target, scoring_algorithm=packed for instance; repeatable.",
         ),
         click.option(
@@ -191,16 +191,6 @@ def numbers(kind: Callable[[str], Any], example: str) -> Callable[..., tuple[Any
         return values
 
     return parse
-
-
-def _pairs(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise click.BadParameter(f"{text[:80]!r} is not NAME=VALUE, such as dtype=float32.")
-        found[name] = value
-    return found
 
 
 def named_numbers(texts: Sequence[str], kind: Callable[[str], float], example: str) -> dict[str, float]:

@@ -8,6 +8,7 @@ from mis_bench.commands.bench import Given, find_targets, measuring_options, num
 from mis_bench.commands.carry_out import carry_out, finish
 from mis_bench.commands.measuring import one_sentence
 from mis_bench.presets import CHUNK_SIZES, matrix_cases, workload_part
+from mis_bench.records import Cache
 from mis_bench.targets.options import without_secrets
 from mis_bench.workload import CANONICAL
 
@@ -45,7 +46,7 @@ def matrix(
     chunk_sizes: tuple[int, ...],
     algorithms: tuple[str, ...],
     masks: tuple[str, ...],
-    cache: str,
+    cache: Cache,
     warmup_runs: int,
     sweep_runs: int,
     confirm_runs: int,

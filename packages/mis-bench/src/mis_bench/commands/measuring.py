@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -23,7 +22,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         (
             click.option("--target", "spec", default="engine", help="engine, or a server: mis=http://HOST:PORT."),
             click.option(
-                "--option", "options", multiple=True, metavar="NAME=VALUE", callback=_options,
+                "--option", "options", multiple=True, metavar="NAME=VALUE", callback=pairs,
                 help="Option of the target, scoring_algorithm=packed for instance; repeatable.",
             ),
             click.option(
@@ -123,8 +122,9 @@ def caption(about: About, hardware: str) -> str:
     return "\n".join([what, versions, options])
 
 
-def _options(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, Any] = {}
+def pairs(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return `NAME=VALUE` options by name; the callback of such."""
+    found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:

@@ -10,7 +10,7 @@ from mis_bench.commands.bench import ABOVE_0, Given, find_targets, measuring_opt
 from mis_bench.commands.carry_out import carry_out, finish
 from mis_bench.commands.measuring import one_sentence
 from mis_bench.presets import Counts, run_cases, trace_case
-from mis_bench.profiles import PROFILES, configurations, named, parameter_count
+from mis_bench.profiles import PROFILES, parameter_count
 from mis_bench.workload import WorkloadNameError
 from mis_bench.workloads.traces import Trace, TraceError, build_trace
 
@@ -138,16 +138,15 @@ def run(
     with one_sentence():
         for target in bench.targets:
             parameters = parameter_count(directory) if (directory := bench.directories[target.name]) else None
-            rows = [
-                *(
-                    configurations(profile, dtype=target.options.get("dtype"), parameters=parameters)
-                    if has_profile
-                    else ()
-                ),
-                *named(workloads),
-            ]
-            suffix = f"-{target.name}" if len(bench.targets) > 1 else ""
-            cases += run_cases(target, rows, counts, bench.vocabulary(target), suffix)
+            cases += run_cases(
+                target,
+                profile if has_profile else None,
+                workloads,
+                counts,
+                vocab_size=bench.vocabulary(target),
+                parameters=parameters,
+                suffix=f"-{target.name}" if len(bench.targets) > 1 else "",
+            )
     title = profile.name if has_profile else "workloads"
     summary = carry_out(bench, "run", cases, rounds=counts.turns, title=title, seed=seed, gates=gates).summary
     is_slower = baseline is not None and _is_slower(summary, baseline, regression_threshold / 100)

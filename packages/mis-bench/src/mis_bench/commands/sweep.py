@@ -6,6 +6,7 @@ from mis_bench.commands.bench import ABOVE_0, Given, find_targets, measuring_opt
 from mis_bench.commands.carry_out import carry_out, finish
 from mis_bench.commands.measuring import one_sentence
 from mis_bench.presets import sweep_cases
+from mis_bench.records import Cache
 from mis_bench.workload import CANONICAL
 
 
@@ -43,7 +44,7 @@ def sweep(
     max_concurrency: int | None,
     requests: int,
     rounds: int,
-    cache: str,
+    cache: Cache,
     slo_p99_ms: float | None,
     seed: int,
 ) -> None:

@@ -26,11 +26,8 @@ FALSE_ALARMS = 0.01
 THROUGHPUT_DROP, SINGLE_ITEM_DROP = 0.10, 0.05
 """Drops of throughput that fail, of requests with several items and with one; half of it warns."""
 
-P95_RISE, P99_RISE = 0.15, 0.20
-"""Rises of percentiles that fail, and that warn."""
-
-FEWEST_BEYOND = 5
-"""Calls of a side that must lie beyond a percentile before it is judged: 100 calls for p95, 500 for p99."""
+P95_RISE, FEWEST_CALLS = 0.15, 100
+"""Rise of p95 that fails, and the calls of a side that it takes, so that five lie beyond."""
 
 _TAIL_CONFIDENCE = 0.999
 _RESAMPLES = 4000
@@ -75,9 +72,8 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What became of a percentile; `is_enough`: whether there were enough calls to judge it."""
+    """What became of p95; `is_enough`: whether there were enough calls to judge it."""
 
-    percentile: int
     rise: Change
     is_enough: bool
     status: Status
@@ -94,7 +90,7 @@ class Compared:
         pairs: Pairs of turns.
         calls: Of each side.
         throughput: What became of it.
-        tails: p95 and p99.
+        tail: What became of p95.
         objections: What makes the figures worthless: wrong scores, compilations, failed calls.
         status: The worst of all.
     """
@@ -105,7 +101,7 @@ class Compared:
     pairs: int
     calls: int
     throughput: Throughput
-    tails: tuple[Tail, Tail]
+    tail: Tail
     objections: list[str]
     status: Status
 
@@ -147,10 +143,7 @@ def _compared(results: Results, name: str, confidence: float, *, on_cpu: bool) -
     throughput = judge_throughput(
         pairs, confidence, on_cpu=on_cpu, limit=SINGLE_ITEM_DROP if items == 1 else THROUGHPUT_DROP
     )
-    tails = (
-        judge_tail(pairs, 95, may_fail=throughput.is_quiet),
-        judge_tail(pairs, 99, may_fail=throughput.is_quiet),
-    )
+    tail = judge_tail(pairs, may_fail=throughput.is_quiet)
     before, after = (np.concatenate([turn.wall_ms for turn in side]) for side in zip(*pairs, strict=True))
     return Compared(
         name=name,
@@ -159,9 +152,9 @@ def _compared(results: Results, name: str, confidence: float, *, on_cpu: bool) -
         pairs=len(pairs),
         calls=len(before),
         throughput=throughput,
-        tails=tails,
+        tail=tail,
         objections=objections,
-        status="fail" if objections else worst([throughput.status, *(tail.status for tail in tails)]),
+        status="fail" if objections else worst([throughput.status, tail.status]),
     )
 
 
@@ -250,24 +243,22 @@ def status_of(found: Change, limit: float) -> Status:
     return "warn" if found.high < 0 and found.value <= -limit / 2 else "ok"
 
 
-def judge_tail(pairs: Sequence[Pair], percentile: int, *, may_fail: bool) -> Tail:
-    """Judge the rise of a percentile of the latency.
+def judge_tail(pairs: Sequence[Pair], *, may_fail: bool) -> Tail:
+    """Judge the rise of p95.
 
-    It counts if enough calls lie beyond the percentile, it reaches the limit, and no rise at all is excluded. p95 fails
-    then, and p99 warns. The interval is the bootstrap's over pairs: whole pairs are drawn, since calls near each other
-    share their neighbours.
+    It counts if there are enough calls, it reaches the limit, and no rise at all is excluded. The interval is the
+    bootstrap's over pairs: whole pairs are drawn, since calls near each other share their neighbours.
 
     Args:
         pairs: All pairs of the workload, with equally many calls in each turn.
-        percentile: 95 or 99.
-        may_fail: Whether the clock was quiet.
+        may_fail: Whether the clock was quiet; else it warns.
     """
     sides = [np.array([turn.wall_ms for turn in turns]) for turns in zip(*pairs, strict=True)]
-    base, head = (float(np.percentile(side, percentile)) for side in sides)
+    base, head = (float(np.percentile(side, 95)) for side in sides)
 
     def rise(index: np.ndarray, axis: int = -1) -> np.ndarray:
         drawn = np.moveaxis(index, axis, -1).astype(np.intp)
-        low, high = (np.percentile(side[drawn], percentile, axis=(-2, -1)) for side in sides)
+        low, high = (np.percentile(side[drawn], 95, axis=(-2, -1)) for side in sides)
         return high / low - 1
 
     found = stats.bootstrap(
@@ -283,12 +274,9 @@ def judge_tail(pairs: Sequence[Pair], percentile: int, *, may_fail: bool) -> Tai
     value = head / base - 1
     # The bootstrap of a percentile may miss the percentile itself where few calls lie beyond.
     interval = Change(value, min(float(found.low), value), max(float(found.high), value))
-    is_enough = sides[0].size * (1 - percentile / 100) >= FEWEST_BEYOND - 1e-9
-    limit = P95_RISE if percentile == 95 else P99_RISE
-    status: Status = "ok"
-    if is_enough and value >= limit and interval.low > 0:
-        status = "fail" if percentile == 95 and may_fail else "warn"
-    return Tail(percentile, interval, is_enough, status)
+    is_enough = sides[0].size >= FEWEST_CALLS
+    is_risen = is_enough and value >= P95_RISE and interval.low > 0
+    return Tail(interval, is_enough, "ok" if not is_risen else "fail" if may_fail else "warn")
 
 
 def _log_ratio(base: Sequence[float], head: Sequence[float]) -> float:

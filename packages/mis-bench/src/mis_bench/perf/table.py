@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from mis_bench.perf.judge import Change, Compared, Status, worst
+from mis_bench.perf.judge import FEWEST_CALLS, Change, Compared, Status, worst
 from mis_bench.records import Results
 
 WORDS: dict[Status, str] = {"ok": "OK", "warn": "WARN", "unsure": "WARN: too noisy", "fail": "FAIL"}
@@ -15,7 +15,7 @@ def as_table(results: Results, compared: Sequence[Compared]) -> Table:
     base, head = (target.spec.removeprefix("engine of ") for target in results.plan.targets)
     table = Table(title=f"{head[:12]}{head[40:]} against {base[:12]}", title_justify="left")
     table.add_column("workload")
-    for heading in ("base ms", "head ms", "items/s", "by CPU time", "p95", "p99", "pairs", "calls"):
+    for heading in ("base ms", "head ms", "items/s", "by CPU time", "p95", "pairs", "calls"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict")
     for each in compared:
@@ -25,7 +25,7 @@ def as_table(results: Results, compared: Sequence[Compared]) -> Table:
             f"{each.head_ms:.1f}",
             _interval(each.throughput.by_clock),
             _interval(each.throughput.by_cpu_time),
-            *(f"{tail.rise.value:+.0%}" if tail.is_enough else f"({tail.rise.value:+.0%})" for tail in each.tails),
+            f"{each.tail.rise.value:+.0%}" if each.tail.is_enough else f"({each.tail.rise.value:+.0%})",
             str(each.pairs),
             str(each.calls),
             _verdict(each),
@@ -40,8 +40,8 @@ def sentences(results: Results, compared: Sequence[Compared]) -> Iterator[str]:
         f"{about.accelerators or results.plan.environment.hardware}, {about.model}, {about.dtype}; "
         f"{results.plan.repeat} pairs of processes."
     )
-    if any(not tail.is_enough for each in compared for tail in each.tails):
-        yield "Percentiles in brackets come from too few calls to be judged: p95 takes 100, p99 takes 500."
+    if any(not each.tail.is_enough for each in compared):
+        yield f"p95 in brackets come from too few calls to be judged: it takes {FEWEST_CALLS}."
     native = {each.target: each.about.options.get("native") for each in results.opened if each.about is not None}
     if native.get("head") and not native.get("base"):
         yield "The head uses the native CPU library, and the base does not."
@@ -59,5 +59,6 @@ def _verdict(each: Compared) -> str:
     parts = [WORDS[each.throughput.status]]
     if each.throughput.by == "cpu":
         parts.append("by CPU time")
-    parts += [f"{WORDS[tail.status]} p{tail.percentile}" for tail in each.tails if tail.status != "ok"]
+    if each.tail.status != "ok":
+        parts.append(f"{WORDS[each.tail.status]} p95")
     return ", ".join(parts)
