@@ -1,6 +1,6 @@
 """Show that `mis-bench perf` catches a slower engine, and leaves an unchanged one alone.
 
-    python packages/mis-bench/benchmarks/injected_slowdown.py [--percent 12] [--unchanged 1] [--slowed 1] [--minutes 2]
+    python packages/mis-bench/benchmarks/injected_slowdown.py [--percent 12] [--unchanged 1] [--slowed 1]
         [OPTION ...]
 
 Compares a checkout of HEAD with HEAD as often as `--unchanged` says, and then as often as `--slowed` says after making
@@ -8,12 +8,12 @@ that checkout's engine slower: whenever the last step under way is over, it wait
 the first one began. So steps still overlap with the host's work. What was measured may be a little less than what was
 injected, since planning and answering are not slowed.
 
-`--minutes` is that of `mis-bench perf`, and further options go there as well. Exit status 1 if a comparison came out
+Further options go to `mis-bench perf`. Exit status 1 if a comparison came out
 wrong. Leave the machine alone meanwhile.
 """
 
 import argparse
-import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,6 +21,10 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from mis_bench.artifact import ArtifactError
+from mis_bench.perf.judge import NotMeasured, judge, worst
+from mis_bench.records import read_results
 
 REPOSITORY = Path(__file__).parents[3]
 RUNNER = "packages/mis-core/src/mis_core/runner/runner.py"
@@ -80,17 +84,17 @@ def slow_down(checkout: Path, percent: float) -> None:
 
 def compare(checkout: Path, options: list[str]) -> Comparison:
     """Compare a checkout with its commit."""
-    output = checkout.parent / "perf.json"
-    output.unlink(missing_ok=True)
+    output = checkout.parent / "perf"
+    shutil.rmtree(output, ignore_errors=True)
     sides = ["--repository", str(checkout), "--base", "HEAD", "--output", str(output)]
     began = time.perf_counter()
     subprocess.run([sys.executable, "-m", "mis_bench", "perf", *options, *sides], check=False)
     seconds = time.perf_counter() - began
-    if not output.exists():
-        sys.exit("The comparison was not made.")
-    found = json.loads(output.read_text())
-    changes = [each["judgement"]["throughput"]["value"] for each in found["workloads"]]
-    return Comparison(found["verdict"], changes, seconds)
+    try:
+        found = judge(read_results(output))
+    except (ArtifactError, NotMeasured) as error:
+        sys.exit(f"The comparison was not made: {error}")
+    return Comparison(worst(each.status for each in found), [each.throughput.by_clock.value for each in found], seconds)
 
 
 def several(checkout: Path, options: list[str], times: int, what: str) -> int:
@@ -109,9 +113,7 @@ def main() -> None:
     parser.add_argument("--percent", type=float, default=12.0, help="Of a step's time, that is added to it.")
     parser.add_argument("--unchanged", type=int, default=1, help="Comparisons of unchanged code.")
     parser.add_argument("--slowed", type=int, default=1, help="Comparisons of slower code.")
-    parser.add_argument("--minutes", type=float, default=2.0, help="A comparison adds no pairs after this long.")
-    chosen, others = parser.parse_known_args()
-    options = ["--minutes", str(chosen.minutes), *others]
+    chosen, options = parser.parse_known_args()
     injected = f"{1 / (1 + chosen.percent / 100) - 1:+.1%} injected"
     with tempfile.TemporaryDirectory(prefix="mis-slowdown-") as folder:
         checkout = Path(folder) / "checkout"

@@ -1,13 +1,14 @@
 """A worker that computes nothing: its times are those of its sources' `speed.json`, and a little noise.
 
-It speaks the protocol of `mis_bench.perf.worker`. `platform` other than `cpu` stands for a device that one process can
-hold at a time, as the file that `PERF_WORKER_DEVICE` names.
+It speaks the protocol of `mis_bench.perf.worker`. `PERF_WORKER_DEVICE` names a file that stands for a device which one
+process can hold at a time.
 """
 
 import json
 import os
 import random
 import sys
+import time
 from pathlib import Path
 
 core = Path(os.environ["PYTHONPATH"].split(":")[1])
@@ -15,27 +16,30 @@ speed = json.loads((core / "mis_core/speed.json").read_text())
 job = json.loads(sys.stdin.readline())
 if speed.get("dies"):
     sys.exit("the device is on fire")
-device = Path(os.environ.get("PERF_WORKER_DEVICE", "none"))
-if speed["platform"] != "cpu":
-    device.touch(exist_ok=False)
-about = {
-    "source": str(Path(speed.get("source", core)) / "mis_core/__init__.py"),
-    "version": "0.0.0",
-    "platform": speed["platform"],
-    "device": f"1 x {speed['platform']}",
-    "dtype": "bfloat16",
-    "native": speed["native"],
-}
-sys.stdout.write(json.dumps(about) + "\n")
-sys.stdout.flush()
-rng = random.Random(os.getpid())
+device = os.environ.get("PERF_WORKER_DEVICE")
+if device:
+    Path(device).touch(exist_ok=False)
+
+
+def write(answer: object) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+about = {"version": "0.0.0", "devices": "1 x cpu", "dtype": job["options"]["dtype"], "native": speed["native"]}
+write(about | {"source": str(Path(speed.get("source", core)) / "mis_core/__init__.py")})
+rng, calls = random.Random(os.getpid()), 0
 for line in sys.stdin:
     asked = json.loads(line)
-    assert "yardstick" in asked or asked["workload"] in job["requests"]
-    calls = asked.get("yardstick") or asked["calls"]
-    seconds = 0.01 if "yardstick" in asked else 0.03 * speed["slowdown"]
-    wall = [seconds * rng.lognormvariate(0, 0.01) for _ in range(calls)]
-    sys.stdout.write(json.dumps({"wall_s": wall, "cpu_s": wall}) + "\n")
-    sys.stdout.flush()
-if speed["platform"] != "cpu":
-    device.unlink()
+    if "score" in asked:
+        calls += 1
+        request, sent = asked["score"], time.perf_counter()
+        seconds = 0.03 * speed["slowdown"] * rng.lognormvariate(0, 0.01)
+        score = speed.get("score", 0.25)
+        scores = [[score for _ in request["label_token_ids"]] for _ in request["items"]]
+        times = {"sent_s": sent, "done_s": sent + seconds, "cpu_ms": seconds * 1e3}
+        write(times | {"scores": scores, "cached_tokens": 0})
+    else:
+        write({"compilations": calls * speed.get("compiles", 0)} if "counts" in asked else {})
+if device:
+    Path(device).unlink()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mis_bench.checkpoints import CheckpointError, divided, resolve_checkpoint
-from mis_testing.shapes import SHAPES, CheckpointShape
+from mis_bench.checkpoints import CheckpointError, resolve_checkpoint
+from mis_testing.shapes import SHAPES, CheckpointShape, divided
 
 
 @pytest.fixture(autouse=True)

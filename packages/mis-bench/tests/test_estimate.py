@@ -1,79 +1,14 @@
-"""`mis-bench estimate`: reading a program, pricing it, and the whole with the TPU's compiler."""
+"""`mis-bench estimate`: its figures, its messages, and the whole with the TPU's compiler."""
 
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from mis_bench.cli import main
-from mis_bench.estimate.chips import CHIPS
-from mis_bench.estimate.hlo import read_operations
-from mis_bench.estimate.price import price_attention, price_program, stage_of
-from mis_bench.estimate.roofline import least_flops
-from mis_bench.estimate.run import Estimate, EstimateError, estimate
-from mis_bench.estimate.traffic import plan_requests
-from mis_bench.workload import build_workload
-from mis_core.models.published import PUBLISHED
-from mis_core.runner.buckets import token_buckets
-from mis_core.scheduler.plan import StepShape
-
-PROGRAM = Path(__file__).with_name("program.hlo").read_text()
-
-
-def test_a_program_is_read_with_its_loops_branches_kernels_and_collectives() -> None:
-    found = {operation.name: operation for operation in read_operations(PROGRAM)}
-    assert set(found) == {"mul.1", "kernel.1", "y.1", "g.1", "r.1"}  # what a fusion calls is the fusion's
-    assert (found["mul.1"].cycles, found["mul.1"].times) == (100, 27)
-    assert (found["kernel.1"].kind, found["kernel.1"].cycles) == ("tpu_custom_call", None)
-    assert (found["y.1"].branch, found["g.1"].branch, found["r.1"].branch) == (0, 1, None)
-    assert (found["g.1"].bytes, found["g.1"].devices) == (32 * 1024 * 2, 4)
-
-
-def test_a_loop_that_hides_its_trips_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"while\.1 does not say"):
-        read_operations(PROGRAM.replace("constant(27)", "parameter(0)"))
-
-
-def described(text: str) -> list[dict[str, object]]:
-    names = ("name", "kind", "scope", "cycles", "times", "branch", "bytes", "devices")
-    return [{name: getattr(operation, name) for name in names} for operation in read_operations(text)]
-
-
-def test_a_step_pays_for_the_branch_it_takes() -> None:
-    chip = CHIPS["v6e"]
-    reads = price_program(described(PROGRAM), 1e9, chip, writes_pages=False)
-    writes = price_program(described(PROGRAM), 1e9, chip, writes_pages=True)
-    assert reads == pytest.approx({"mlp": 2700e-9, "embed": 1000e-9, "rest": 7e-9})
-    assert writes == pytest.approx({"mlp": 2700e-9, "embed": 1000e-9, "exchange": 0.75 * 65536 / (chip.link_bytes / 2)})
-
-
-def test_attention_is_priced_by_the_device_with_the_most_tiles() -> None:
-    bundles = {"full": 100, "limited": 200, "masked": 300, "rest": 50}
-    step = {"tiles": [[1, 0, 0], [1, 1, 1]], "rows": [512, 1024]}
-    seconds = price_attention(step, bundles, kv_heads=2, block_tokens=512, clock_hz=1e9)
-    assert seconds == pytest.approx(2 * (600 + 3 * 64 + 2 * 50) / 1e9)
-
-
-def test_stages_are_those_of_the_named_scopes() -> None:
-    assert stage_of("jit(step)/layers/while/body/closed_call/mlp/dot_general") == "mlp"
-    assert stage_of("jit(step)/last_layer/attention/dot_general") == "projections and norms"
-    assert stage_of("jit(step)/layers/while/body/attention/write_pages/add") == "write_pages"
-    assert stage_of("") == "rest"
-
-
-@pytest.mark.parametrize("count", [1, 4, 8, 16])
-def test_requests_that_share_steps_are_not_padded_more_than_one_alone(count: int) -> None:
-    shape = StepShape(2048, 256, 8, 40, alignment=512)
-    plans = plan_requests(build_workload(), count, shape, pages=(count + 2) * 40)
-    rows = sum(next(size for size in token_buckets(2048) if size >= plan.rows) for plan in plans)
-    assert sum(plan.new_tokens for plan in plans) == count * 12_000
-    assert 1 - count * 12_000 / rows < 0.03
-
-
-def test_the_roofline_counts_a_canonical_request() -> None:
-    # 12,000 tokens through 440 million weights of the layers, and attention: between 15 and 17 TFLOP.
-    flops = least_flops(PUBLISHED["qwen3-0.6b"], build_workload(), normalised=False)
-    assert 14e12 < flops < 17e12
+from mis_bench.estimate import Estimate, EstimateError, as_text, estimate
+from mis_core.aot.estimate import StepTimes
 
 
 @pytest.mark.parametrize(
@@ -94,7 +29,7 @@ def test_what_cannot_be_estimated_is_one_line(arguments: list[str], message: str
 
 
 def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mis_bench.estimate.run.find_spec", lambda _: None)
+    monkeypatch.setattr("mis_bench.estimate.find_spec", lambda _: None)
     done = CliRunner().invoke(main, ["estimate"])
     assert (done.exit_code, done.stderr) == (1, "Error: An estimate needs the TPU's compiler: pip install libtpu.\n")
 
@@ -144,14 +79,34 @@ def test_what_the_compiler_refuses_is_an_error() -> None:
         estimate("v6e:2x4", "qwen2.5-0.5b", SMALL, tp=3, step_tokens=512)
 
 
-def test_published_figures_are_those_of_the_same_cut_over_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = {
-        "programs": {"512": {"operations": [], "argument_bytes": 1, "temporary_bytes": 1}},
-        "steps": [{"size": 512, "normaliser_calls": 0, "new_tokens": 512}],
-    }
-    monkeypatch.setattr("mis_bench.estimate.run._compile", lambda *_: {"heads": [1, 1, 1]} | compiled)
-    monkeypatch.setattr("mis_bench.estimate.run._schedules", lambda *_: {})
-    monkeypatch.setattr("mis_bench.estimate.run._price", lambda *_: {"mlp": 1.0})
+@pytest.fixture
+def priced(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Mapping[str, Any]]]:
+    """Let steps have fixed prices; return the requests that were to be priced."""
+    asked: list[Sequence[Mapping[str, Any]]] = []
+
+    def price(target: str, model: str, requests: Sequence[Mapping[str, Any]], **cut: int) -> StepTimes:
+        asked.append(requests)
+        return StepTimes(steps=24, stages={"mlp": 0.1, "attention": 0.3}, padded_share=0.02, memory_bytes=3 << 30)
+
+    monkeypatch.setattr("mis_bench.estimate.find_spec", lambda _: object())
+    monkeypatch.setattr("mis_bench.estimate.price_requests", price)
+    return asked
+
+
+def test_figures_follow_from_the_prices_of_steps(priced: list[Sequence[Mapping[str, Any]]]) -> None:
+    found = estimate("v6e:1x1", "qwen3-0.6b", "canonical-2000-500-20", requests=8)
+    assert len({str(body["query"]) for body in priced[0]}) == 8  # no query is cached
+    assert found.milliseconds == pytest.approx(50)
+    assert found.items_per_second == pytest.approx(10_000)
+    assert [(stage.name, stage.milliseconds, stage.share) for stage in found.stages] == [
+        ("attention", pytest.approx(37.5), pytest.approx(0.75)),
+        ("mlp", pytest.approx(12.5), pytest.approx(0.25)),
+    ]
+    assert found.roofline_items_per_second == pytest.approx(29977.333029530975)
+    assert "37.50 ms 75.0%  attention" in as_text(found)
+
+
+def test_published_figures_are_those_of_the_same_cut_over_devices(priced: list[Any]) -> None:
     for cut, published in (({"tp": 4}, "141 items/s"), ({"dp": 4}, None), ({"dp": 2, "tp": 2}, None)):
         found = estimate("v6e:2x2", "qwen3-0.6b", "canonical-2000-500-20", **cut).published
         assert (found or "").startswith(published or "")

@@ -1,6 +1,5 @@
 """The slowdown that shows that `mis-bench perf` catches one."""
 
-import json
 import runpy
 import subprocess
 import sys
@@ -46,33 +45,33 @@ def test_the_share_is_added_once_nothing_is_under_way() -> None:
     assert clock.now == pytest.approx((22 + 11) * 1.12, abs=0.1)
 
 
-def test_what_was_measured_is_printed_beside_what_was_injected(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_a_checkout_is_compared_unchanged_and_slower(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = []
+    asked: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> SimpleNamespace:
-        if "worktree" in command:
-            if "add" in command:
-                runner = Path(command[-2]) / "packages/mis-core/src/mis_core/runner/runner.py"
-                runner.parent.mkdir(parents=True)
-                runner.write_text("")
-        else:
+        if "add" in command:
+            runner = Path(command[-2]) / "packages/mis-core/src/mis_core/runner/runner.py"
+            runner.parent.mkdir(parents=True)
+            runner.write_text("")
+        elif "worktree" not in command:
             asked.append(command)
-            values = [-0.001, 0.001, 0.002] if len(asked) == 1 else [-0.10, -0.106, -0.11]
-            workloads = [{"judgement": {"throughput": {"value": value}}} for value in values]
-            verdict = "ok" if len(asked) == 1 else "fail"
-            Path(command[command.index("--output") + 1]).write_text(
-                json.dumps({"verdict": verdict, "workloads": workloads})
-            )
         return SimpleNamespace(returncode=0)
 
+    def judged(_: object) -> list[SimpleNamespace]:
+        values, status = ([-0.001, 0.001, 0.002], "ok") if len(asked) == 1 else ([-0.10, -0.106, -0.11], "fail")
+        throughputs = [SimpleNamespace(by_clock=SimpleNamespace(value=value)) for value in values]
+        return [SimpleNamespace(status=status, throughput=each) for each in throughputs]
+
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--minutes", "1", "--model", "m"])
+    monkeypatch.setattr("mis_bench.records.read_results", lambda _: None)
+    monkeypatch.setattr("mis_bench.perf.judge.judge", judged)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--model", "m"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(SCRIPT), run_name="__main__")
     assert not ended.value.code
     said = capsys.readouterr().out
     assert "unchanged, 1 of 1: ok, +0.1% (-0.1% to +0.2%), 0 s" in said
     assert "-10.7% injected, 1 of 1: fail, -10.6% (-11.0% to -10.0%), 0 s" in said
-    assert all(command[3:7] == ["perf", "--minutes", "1.0", "--model"] for command in asked)
+    assert all(command[3:6] == ["perf", "--model", "m"] for command in asked)

@@ -4,14 +4,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mis_bench.perf.judge import change, judge, tail
-from mis_bench.perf.paired import Pair
-from mis_bench.perf.rules import MOST_SESSIONS, SINGLE_ITEM_DROP, Rules, decide, status_of
-from mis_bench.perf.side import Turn
-from mis_bench.statistics import Interval
+from mis_bench.perf.judge import (
+    FALSE_ALARMS,
+    SINGLE_ITEM_DROP,
+    Change,
+    Pair,
+    Turn,
+    change,
+    decide,
+    judge_tail,
+    judge_throughput,
+    status_of,
+)
 
-WORKLOADS, PAIRS = 7, 20
-RULES = Rules(WORKLOADS)
+WORKLOADS, PAIRS, SESSIONS = 7, 20, 5
+CONFIDENCE = 1 - FALSE_ALARMS / (2 * WORKLOADS)
 
 
 class Machine:
@@ -51,16 +58,11 @@ class Machine:
 
 
 def verdicts(seed: int, **machine: float) -> list[str]:
-    """Do what a comparison does: sessions until every workload is settled, or there were `MOST_SESSIONS`."""
+    """Do what a comparison does."""
     machines = [Machine(1000 * seed + number, **machine) for number in range(WORKLOADS)]
-    pairs: list[list[Pair]] = [[] for _ in machines]
-    for session in range(MOST_SESSIONS):
-        for each, found in zip(machines, pairs, strict=True):
-            found += each.session(PAIRS)
-        judged = [judge(found, RULES, on_cpu=True) for found in pairs]
-        if session and all(each.is_quiet for each in judged):
-            break
-    tails = [tail(found, 95, may_fail=each.is_quiet) for found, each in zip(pairs[:2], judged[:2], strict=True)]
+    pairs = [[pair for _ in range(SESSIONS) for pair in each.session(PAIRS, calls=3)] for each in machines]
+    judged = [judge_throughput(found, CONFIDENCE, on_cpu=True) for found in pairs]
+    tails = [judge_tail(found, may_fail=each.is_quiet) for found, each in zip(pairs[:2], judged[:2], strict=True)]
     return [each.status for each in (*judged, *tails)]
 
 
@@ -77,21 +79,21 @@ def test_a_slowdown_of_12_percent_is_caught(noise: float) -> None:
 def test_single_timings_of_the_same_machine_would_raise_alarms() -> None:
     def naive(seed: int) -> float:
         pairs = Machine(seed, noise=0.2).session(1)
-        return np.median(pairs[0].head.wall_s) / np.median(pairs[0].base.wall_s)
+        return np.median(pairs[0].head.wall_ms) / np.median(pairs[0].base.wall_ms)
 
     assert sum(naive(seed) > 1 / 0.9 for seed in range(50)) > 5
 
 
 def test_where_the_clock_is_too_noisy_only_the_cpu_can_clear_a_workload() -> None:
     pairs = Machine(3, noise=0.4).session(40)
-    assert judge(pairs, RULES, on_cpu=False).status == "unsure"
-    cleared = judge(pairs, RULES, on_cpu=True)
+    assert judge_throughput(pairs, CONFIDENCE, on_cpu=False).status == "unsure"
+    cleared = judge_throughput(pairs, CONFIDENCE, on_cpu=True)
     assert (cleared.status, cleared.by) == ("ok", "cpu")
 
 
 def test_time_that_the_cpu_does_not_see_is_caught_by_the_clock() -> None:
     pairs = [Pair(Turn([0.050], [0.050]), Turn([0.057 + 1e-5 * number], [0.050])) for number in range(40)]
-    judged = judge(pairs, RULES, on_cpu=True)
+    judged = judge_throughput(pairs, CONFIDENCE, on_cpu=True)
     assert (judged.status, judged.by) == ("fail", "clock")
 
 
@@ -100,15 +102,14 @@ def test_time_that_the_cpu_does_not_see_is_caught_by_the_clock() -> None:
 def test_a_wait_in_noise_is_never_cleared_by_cpu_time(noise: float, wait: float) -> None:
     for seed in range(12):
         machine = Machine(seed, noise=noise, wait=wait)
-        pairs = [pair for _ in range(MOST_SESSIONS) for pair in machine.session(PAIRS)]
-        assert judge(pairs, RULES, on_cpu=True).status in ("fail", "unsure")
+        pairs = [pair for _ in range(SESSIONS) for pair in machine.session(PAIRS)]
+        assert judge_throughput(pairs, CONFIDENCE, on_cpu=True).status != "ok"
 
 
 def test_what_cpu_time_may_decide() -> None:
     def decided(low: float, value: float, high: float, cpu: float) -> tuple[str, str]:
-        wall = Interval(low=low, value=value, high=high, confidence=0.99)
-        by_cpu = Interval(low=cpu - 0.01, value=cpu, high=cpu + 0.01, confidence=0.99)
-        return decide(wall, by_cpu, 0.1, on_cpu=True)
+        found = decide(Change(value, low, high), Change(cpu, cpu - 0.01, cpu + 0.01), 0.1, on_cpu=True)
+        return found.status, found.by
 
     assert decided(-0.15, -0.04, 0.07, 0.0) == ("ok", "cpu")
     assert decided(-0.15, -0.04, 0.07, -0.12) == ("fail", "cpu")
@@ -120,7 +121,7 @@ def test_what_cpu_time_may_decide() -> None:
 
 def test_what_an_interval_means() -> None:
     def status(low: float, value: float, high: float, limit: float = 0.1) -> str:
-        return status_of(Interval(low=low, value=value, high=high, confidence=0.99), limit)
+        return status_of(Change(value, low, high), limit)
 
     assert status(-0.02, 0.0, 0.02) == "ok"
     assert status(-0.09, -0.07, -0.05) == "warn"  # surely slower, surely by less than 10 %
@@ -144,7 +145,8 @@ def test_intervals_cover_as_often_as_they_say_and_agree_with_wilcoxon() -> None:
 
 
 def test_few_pairs_get_the_confidence_that_they_allow() -> None:
-    assert change([0.1, 0.1, 0.1, 0.1], 0.999).confidence == 1 - 2 / 16
+    few, wide = change([0.1, 0.2, 0.3, 0.4], 0.999), change([0.1, 0.2, 0.3, 0.4], 1 - 2 / 16)
+    assert few == wide == (pytest.approx(np.expm1(-0.25)), pytest.approx(np.expm1(-0.4)), pytest.approx(np.expm1(-0.1)))
     with pytest.raises(ValueError, match="two pairs"):
         change([0.1], 0.9)
 
@@ -153,15 +155,13 @@ def test_a_percentile_of_few_calls_fails_nobody() -> None:
     def rising(pairs: int) -> list[Pair]:
         return [Pair(Turn([0.05, 0.05], [0.05]), Turn([0.05, 0.10], [0.05])) for _ in range(pairs)]
 
-    few, enough = tail(rising(20), 99, may_fail=True), tail(rising(250), 99, may_fail=True)
-    assert (few.status, few.is_enough, few.calls) == ("ok", False, 40)
-    assert (enough.status, enough.is_enough) == ("warn", True)
-    assert tail(rising(49), 95, may_fail=True).status == "ok"
-    assert tail(rising(50), 95, may_fail=True).status == "fail"
-    assert tail(rising(50), 95, may_fail=False).status == "warn"
+    few = judge_tail(rising(49), may_fail=True)
+    assert (few.status, few.is_enough) == ("ok", False)
+    assert judge_tail(rising(50), may_fail=True).status == "fail"
+    assert judge_tail(rising(50), may_fail=False).status == "warn"
 
 
-def test_one_outlier_is_not_a_slower_tail() -> None:
+def test_one_outlier_is_not_a_slower_judge_tail() -> None:
     pairs = [Pair(Turn([0.05, 0.05], [0.05]), Turn([0.05, 0.05], [0.05])) for _ in range(49)]
     pairs.append(Pair(Turn([0.05, 0.05], [0.05]), Turn([0.9, 0.9], [0.05])))
-    assert tail(pairs, 95, may_fail=True).status == "ok"
+    assert judge_tail(pairs, may_fail=True).status == "ok"

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 from jax.experimental.compilation_cache import compilation_cache
 
-from mis_bench.artifacts.base import read_artifact
-from mis_bench.artifacts.profile import ProfileResult
+from mis_bench.artifact import read_artifact
 from mis_bench.commands.profile import profile
 from mis_bench.profile.breakdown import STAGES
+from mis_bench.profile.records import Profile, verdicts
 from mis_bench.profile.scenarios import plan_of
 from mis_bench.profile.trace import REQUEST, read_trace
 from mis_bench.workload import WorkloadNameError
@@ -45,11 +45,11 @@ def run(*arguments: str | Path) -> Result:
 
 
 @pytest.fixture(scope="module")
-def profiled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, ProfileResult, str]]:
+def profiled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Profile, str]]:
     """`profiled("single")`: the folder, the artifact and standard output of a scenario, each run once."""
-    made: dict[str, tuple[Path, ProfileResult, str]] = {}
+    made: dict[str, tuple[Path, Profile, str]] = {}
 
-    def of(scenario: str, workload: str = SMALL) -> tuple[Path, ProfileResult, str]:
+    def of(scenario: str, workload: str = SMALL) -> tuple[Path, Profile, str]:
         if scenario not in made:
             folder = tmp_path_factory.mktemp("profiles") / scenario
             engine = ("dtype=float32", "chunked_prefill_size=256", "context_length=512", "skip_warmup=true")
@@ -58,28 +58,18 @@ def profiled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
             result = run(*arguments, "--requests", "2", *options)
             assert result.exit_code == 0, result.output
             artifact = read_artifact(folder / "profile.json")
-            assert isinstance(artifact, ProfileResult)
+            assert isinstance(artifact, Profile)
             made[scenario] = folder, artifact, result.stdout
         return made[scenario]
 
     return of
 
 
-@pytest.mark.parametrize("scenario", ["single", "end-to-end", "kernels", "memory"])
-def test_artifacts_contradict_nothing(scenario: str, profiled) -> None:
-    folder, artifact, stdout = profiled(scenario)
-    assert list(artifact.inconsistencies()) == []
-    metadata = json.loads((folder / "metadata.json").read_text())
-    assert metadata["config"]["profile"] == scenario
-    assert set(metadata) == {"timestamp", "commit", "branch", "trigger", "config", "hardware", "artifacts"}
-    assert stdout.strip()
-
-
 def test_a_trace_opens_in_both_viewers(profiled) -> None:
     folder, artifact, _ = profiled("single")
     (xplane,), (perfetto,) = artifact.trace.xplane, artifact.trace.perfetto
     trace = read_trace(folder / xplane)
-    assert [mark.name for mark in trace.marks].count(REQUEST) == len(artifact.requests) == 2
+    assert [mark.name for mark in trace.marks].count(REQUEST) == len(artifact.points[0].profiled) == 2
     events = json.loads(gzip.decompress((folder / perfetto).read_bytes()))["traceEvents"]
     assert {"mis.plan", "mis.step", "mis.wait", "mis.read", "mis.answer"} <= {event.get("name") for event in events}
 
@@ -94,18 +84,18 @@ def test_steps_say_what_they_compute(profiled) -> None:
 
 def test_every_stage_of_the_model_is_told_apart(profiled) -> None:
     _, artifact, _ = profiled("kernels")
-    assert set(STAGES) - {"unattributed"} <= {each.stage for each in artifact.stages}
-    shares = {each.stage: each.share for each in artifact.stages}
+    assert set(STAGES) - {"unattributed"} <= {each.name for each in artifact.stages}
+    shares = {each.name: each.share for each in artifact.stages}
     assert sum(shares.values()) <= 1 + 1e-9
     assert shares.get("unattributed", 0) < 0.2
 
 
 def test_every_layer_is_told_apart(profiled) -> None:
     _, artifact, _ = profiled("kernels")
-    layers = {each.layer: each.share for each in artifact.layers}
-    assert {0, 1, 2} <= set(layers)
+    layers = {each.name: each.share for each in artifact.layers}
+    assert {"0", "1", "2"} <= set(layers)
     assert sum(layers.values()) <= 1 + 1e-9
-    assert layers.get(None, 0) < 0.05
+    assert layers.get("unknown", 0) < 0.05
 
 
 def test_hot_spots_are_printed(profiled) -> None:
@@ -120,27 +110,26 @@ def test_host_and_device_add_up(profiled) -> None:
     time = artifact.device
     assert 0 < time.busy_ms <= time.wall_ms
     assert time.busy_ms + time.idle_ms == pytest.approx(time.wall_ms)
-    assert artifact.trace.python_tracer_level == 1
+    assert artifact.trace.python_calls
 
 
 def test_a_request_is_told_by_stage(profiled) -> None:
-    _, artifact, _ = profiled("single")
-    for request in artifact.requests:
-        parts = (request.tokenization_ms, request.queue_wait_ms, request.model_forward_ms, request.softmax_ms)
-        assert all(part is not None for part in parts)
-        assert sum(parts) <= request.total_latency_ms
-        assert request.logprob_extraction_ms > 0
-        assert (request.num_items, request.num_label_tokens, request.sequence_lengths) == (6, 2, [65])
+    _, artifact, stdout = profiled("single")
+    (point,) = artifact.points
+    assert (point.workload.num_items, len(point.timed)) == (6, 2)
+    for call in point.timed:
+        assert {"tokenize", "queue", "device", "finish"} <= set(call.stages_ms)
+        assert sum(call.stages_ms[stage] for stage in ("tokenize", "queue", "device", "finish")) <= call.ms
+    assert "Timed requests by stage" in stdout
 
 
 def test_sizes_are_scaled(profiled) -> None:
     _, artifact, stdout = profiled("batch-scaling", "batch-30-9-4")
-    assert list(artifact.inconsistencies()) == []
     assert [point.workload.num_items for point in artifact.points] == [1, 8, 9]
     assert all(point.stages and point.device and point.latency for point in artifact.points)
-    metrics = {each.metric for each in artifact.verdicts}
+    metrics = {each.metric for each in verdicts(artifact)}
     assert {"single item, p50", "single item, p99", "batch of 8", "share of tokenization"} <= metrics
-    assert {each.verdict for each in artifact.verdicts} == {"not judged"}  # this is no TPU
+    assert {each.verdict for each in verdicts(artifact)} == {"not judged"}  # this is no TPU
     assert "not judged" in stdout
 
 
@@ -148,26 +137,12 @@ def test_memory_runs_are_not_for_latency(profiled) -> None:
     folder, artifact, stdout = profiled("memory")
     assert not artifact.is_for_latency
     assert artifact.trace is None
-    assert all(point.latency is None for point in artifact.points)
-    assert [report.stage for report in artifact.memory] == ["loaded", "served"]
+    assert "p99" not in stdout
+    assert [report.when for report in artifact.memory] == ["loaded", "served"]
     report = artifact.memory[-1]
-    assert report.largest_tensor in ("cache/keys", "cache/values")
+    assert max(report.tensors, key=lambda name: report.tensors[name].mib) in ("cache/keys", "cache/values")
     assert gzip.decompress((folder / report.pprof).read_bytes())
     assert "do not count" in stdout
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"is_for_latency": False}, "is_for_latency is False"),
-        ({"scenario": "memory"}, "memory has 0 reports"),
-        ({"stages": [{"stage": "qkv", "ms": 1, "share": 0.9, "operations": 1}] * 2}, "more than the whole"),
-    ],
-)
-def test_an_artifact_that_contradicts_itself_is_found_out(changes, fault: str, profiled) -> None:
-    _, artifact, _ = profiled("single")
-    changed = ProfileResult.model_validate(artifact.model_dump() | changes)
-    assert any(fault in each for each in changed.inconsistencies())
 
 
 @pytest.mark.parametrize(
@@ -235,6 +210,5 @@ def test_a_servers_engine_is_profiled(model: Path, tmp_path: Path) -> None:
     assert "below its --profile-dir" in " ".join(there.stdout.split())
     assert copied.exit_code == 0, copied.output
     artifact = read_artifact(tmp_path / "copied" / "profile.json")
-    assert isinstance(artifact, ProfileResult)
-    assert {"attention", "down"} <= {each.stage for each in artifact.stages}
-    assert list(artifact.inconsistencies()) == []
+    assert isinstance(artifact, Profile)
+    assert {"attention", "down"} <= {each.name for each in artifact.stages}

@@ -99,21 +99,22 @@ def test_a_tpus_operations_are_read_without_the_loops_around_them(trace: Trace) 
 
 def test_stages_are_those_of_the_named_scopes(trace: Trace) -> None:
     stages = by_stage(trace.operations)
-    assert {each.stage: round(each.ms * 1e6) for each in stages} == {
+    assert {each.name: round(each.ms * 1e6) for each in stages} == {
         "norm": 20, "down": 50, "rest_of_layers": 20, "unattributed": 5,
     }  # fmt: skip
-    assert [each.operations for each in stages] == [2, 3, 2, 1]
+    assert [each.count for each in stages] == [2, 3, 2, 1]
     assert sum(each.share for each in stages) == pytest.approx(1)
 
 
 def test_layers_are_told_by_the_turns_of_the_loop(trace: Trace) -> None:
-    layers = {each.layer: each.ms * 1e6 for each in by_layer(trace.operations)}
-    assert layers == pytest.approx({0: 30, 1: 30, 2: 30})
+    layers = {each.name: each.ms * 1e6 for each in by_layer(trace.operations)}
+    assert layers == pytest.approx({"0": 30, "1": 30, "2": 30})
 
 
 def test_what_does_not_run_in_every_layer_has_no_known_layer(trace: Trace) -> None:
     odd = [each for each in trace.operations if each.name != "fused.1" or each.begin_ns < 20]
-    assert {each.layer: each.ms * 1e6 for each in by_layer(odd)} == pytest.approx({0: 20, 1: 20, 2: 30, None: 10})
+    layers = {each.name: each.ms * 1e6 for each in by_layer(odd)}
+    assert layers == pytest.approx({"0": 20, "1": 20, "2": 30, "unknown": 10})
 
 
 def test_hot_spots_come_first(trace: Trace) -> None:
@@ -154,7 +155,7 @@ def test_no_operations_make_no_tables() -> None:
 
 def test_an_operation_of_an_unknown_program_is_unattributed() -> None:
     stray = Operation("/device:TPU:0", "jit_other", 0, "x", "", "", 0, 1)
-    assert [each.stage for each in by_stage([stray])] == ["unattributed"]
+    assert [each.name for each in by_stage([stray])] == ["unattributed"]
 
 
 def test_a_missing_and_a_broken_trace_are_named(tmp_path: Path) -> None:

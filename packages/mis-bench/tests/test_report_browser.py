@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from mis_bench.cli import main
 from page_parts import Page
-from report_artifacts import write_everything
+from report_sources import case, write_everything, write_results
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: put chromium or google-chrome on PATH")
@@ -23,14 +23,24 @@ FLAGS = (
 
 WATCH = """<script>
   const refused = [];
+  const overprinted = () => [...document.querySelectorAll(".plot")].flatMap((plot) => {
+    const names = [...plot.querySelectorAll(".legendtext, .ytick text, .xtick text, .xtitle, .ytitle")];
+    const boxes = names.map((name) => [name.textContent, name.getBoundingClientRect()]);
+    return boxes.flatMap(([text, a], place) => boxes.slice(place + 1)
+      .filter(([, b]) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2)
+      .map(([other]) => `${plot.id}: ${text} / ${other}`));
+  });
   addEventListener("securitypolicyviolation", (event) => refused.push(event.blockedURI));
   addEventListener("load", () => setTimeout(() => {
     const loaded = performance.getEntriesByType("resource").map((entry) => entry.name);
     document.body.dataset.loaded = JSON.stringify([...loaded, ...refused]);
     document.body.dataset.overflow = document.documentElement.scrollWidth - innerWidth;
+    document.body.dataset.overprinted = JSON.stringify(overprinted());
   }, 2000));
 </script>"""
-"""Placed at the top of the page: notes what was loaded or refused, and how far the page is too wide."""
+"""Placed at the top of the page: notes what was loaded or refused, how far the page is too wide, and which names of a
+plot lie on each other."""
 
 
 def render(text: str, folder: Path, width: int = 1280) -> tuple[Page, list[str]]:
@@ -53,6 +63,10 @@ def render(text: str, folder: Path, width: int = 1280) -> tuple[Page, list[str]]
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("results")
     write_everything(folder)
+    long = [f"mis=http://a-long-name-of-a-host.example.com:{port},scoring_algorithm=packed" for port in range(6)]
+    cases = [(case(name, f"probe-9-{items}-3"), 20.0 + items) for name in long for items in (1, 8, 50)]
+    write_results(folder / "many", "run", cases)
+    write_results(folder / "names", "compare", cases[::3], reference=long[0])
     output = folder / "report.html"
     done = CliRunner().invoke(main, ["report", str(folder), "--output", str(output), "--roof", "cpu=3.2,40"])
     assert done.exit_code == 0, done.output
@@ -64,7 +78,8 @@ def test_every_plot_is_drawn_and_nothing_is_loaded(report: str, tmp_path: Path, 
     page, console = render(report, tmp_path, width)
     assert console == []
     assert json.loads(page.body["data-loaded"]) == []
-    assert len(page.plots) == 9
+    assert len(page.plots) == 11
+    assert json.loads(page.body["data-overprinted"]) == []
     assert set(page.marks) == set(page.plots)
     assert all(count >= 2 for count in page.marks.values()), page.marks
     assert int(page.body["data-overflow"]) <= 0
@@ -75,11 +90,13 @@ def test_every_plot_is_drawn_and_nothing_is_loaded(report: str, tmp_path: Path, 
 def test_what_the_test_above_excludes_would_be_noticed(tmp_path: Path) -> None:
     text = (
         "<!doctype html><title>x</title><body><img src='http://127.0.0.1:9/x.png'>"
-        "<div style='width: 3000px' class=plot id=empty>wide</div><script>missing.call()</script>"
+        "<div style='width: 3000px' class=plot id=empty><i class=legendtext>wide</i>"
+        "<i class=legendtext style='position: absolute; left: 10px'>high</i></div><script>missing.call()</script>"
     )
     page, console = render(text, tmp_path)
     assert any("missing is not defined" in line for line in console)
     assert json.loads(page.body["data-loaded"]) == ["http://127.0.0.1:9/x.png"]
     assert int(page.body["data-overflow"]) > 0
+    assert json.loads(page.body["data-overprinted"]) == ["empty: wide / high"]
     assert page.plots == ["empty"]
     assert page.marks == {}

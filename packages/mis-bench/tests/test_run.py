@@ -1,49 +1,29 @@
-"""`mis-bench run`: profiles, warm-ups, what is skipped, what is marked, and what is written."""
+"""`mis-bench run` on targets without a model: what is asked, in which order, and what is said of it."""
 
-import csv
 import json
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
-from mis_bench.artifacts.base import read_artifact
-from mis_bench.artifacts.parts import unordered
-from mis_bench.artifacts.run import RunResult
-from mis_bench.checking.folders import check_path
+from bench_fakes import Done, Fakes, FakeTarget, by_alias, options_of
 from mis_bench.cli import main
-from mis_bench.commands.measuring import opened
-from mis_bench.loads import Load
-from mis_bench.measure import closed_loop, counted
-from mis_bench.profiles import PROFILES, configurations, parameter_count
-from mis_bench.rows import Counts, measure_row
-from mis_bench.statistics import Interval
-from mis_bench.targets.base import CallFailed
-from mis_bench.targets.limited import TimeLimited
-from mis_bench.workload import Workload, build_workload
+from mis_bench.presets import Counts
+from mis_bench.profiles import PROFILES, parameter_count
+from mis_bench.records import RECORDS, SUMMARY, Call
+from mis_bench.targets.base import Capabilities
+from mis_bench.workload import Workload
+
+PROBE = ("run", "--workload", "probe-9-3-4", "--runs", "12", "--warmup-runs", "2")
+Bench = Callable[..., Done]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., Result]:
-    def invoke(*arguments: str) -> Result:
-        output = [] if "--output" in arguments else ["--output", str(tmp_path / "run")]
-        return CliRunner().invoke(main, ["run", *arguments, *output])
-
-    return invoke
+def timed(done: Done, case: str) -> list[Call]:
+    return [call for call in done.results.calls if call.case == case and call.phase == "timed"]
 
 
-def result_of(folder: Path) -> RunResult:
-    found = read_artifact(folder / "run.json")
-    assert isinstance(found, RunResult)
-    return found
-
-
-def test_profiles_are_those_of_the_rfc() -> None:
+def test_profiles_are_the_tables_of_the_runbook() -> None:
     sizes = {
         name: (each.batch_sizes, each.label_counts, each.runs, each.warmup_runs) for name, each in PROFILES.items()
     }
@@ -52,290 +32,313 @@ def test_profiles_are_those_of_the_rfc() -> None:
         "standard": ((1, 2, 4, 8, 16, 32), (2, 4, 8), 20, 5),
         "full": ((1, 2, 4, 8, 16, 32, 64), (2, 4, 8, 16), 50, 10),
     }
+    skipped = [sizes for *sizes, why in PROFILES["full"].sizes(dtype="float32", parameters=None) if why]
+    assert skipped == [[items, labels] for labels in (2, 4, 8, 16) for items in (32, 64)]
+    large = [sizes for *sizes, why in PROFILES["standard"].sizes(dtype="bfloat16", parameters=3 * 10**9) if why]
+    assert large == [[32, labels] for labels in (2, 4, 8)]
 
 
-def test_full_leaves_out_large_batches_of_float32_and_of_large_models_and_says_so() -> None:
-    full = PROFILES["full"]
-    assert not any(each.skip for each in configurations(full, dtype="bfloat16", parameters=10**9))
-    for dtype, parameters in (("float32", 10**9), ("bfloat16", 3 * 10**9)):
-        rows = list(configurations(full, dtype=dtype, parameters=parameters))
-        assert len(rows) == 28
-        assert {each.name.split("-")[1] for each in rows if each.skip} == {"32", "64"}
-    assert not any(each.skip for each in configurations(PROFILES["standard"], dtype="float32", parameters=None))
+def test_parameters_are_read_from_headers(tmp_path: Path) -> None:
+    header = json.dumps({"__metadata__": {}, "a": {"shape": [3, 4]}, "b": {"shape": [5]}}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert parameter_count(tmp_path) == 17
+    assert parameter_count(tmp_path / "none") is None
 
 
-def test_a_profile_writes_an_artifact_its_table_and_every_call(run: Any, fakes: Any, tmp_path: Path) -> None:
-    done = run("--profile", "smoke")
-    assert done.exit_code == 0, done.output
-    result = result_of(tmp_path / "run")
-    assert [(row.batch_size, row.num_labels) for row in result.rows] == [(b, n) for n in (2, 4) for b in (1, 4, 16)]
-    assert {(row.num_runs, row.warmup_runs, row.timed_compilations) for row in result.rows} == {(5, 2, 0)}
-    assert all(row.status == "ok" and row.throughput_interval is not None for row in result.rows)
-    with (tmp_path / "run" / "run.csv").open(newline="") as file:
-        assert [line["name"] for line in csv.DictReader(file)] == [row.name for row in result.rows]
-    assert len((tmp_path / "run" / "calls.jsonl").read_text().splitlines()) == 6 * 7
-    assert "batch-16-labels-4" in done.stdout
-    assert "items/s" in done.stdout
-    assert fakes.opened[0].is_closed
-    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+@pytest.mark.parametrize(
+    ("counts", "turns", "requests"),
+    [
+        (Counts(5, 2), 5, 1),
+        (Counts(20, 5), 10, 2),
+        (Counts(50, 10), 10, 5),
+        (Counts(12, 2), 6, 2),
+        (Counts(80, 16, 16), 1, 80),  # many callers need long windows
+        (Counts(80, 16, 2), 8, 10),
+        (Counts(100, 5, None, 10.0), 1, 100),
+        (Counts(20, 5, rounds=4), 4, 5),
+    ],
+)
+def test_runs_are_cut_into_rounds_as_the_load_allows(counts: Counts, turns: int, requests: int) -> None:
+    assert (counts.turns, counts.load.requests) == (turns, requests)
 
 
-def test_full_measures_both_types_of_weights(run: Any, fakes: Any, tmp_path: Path) -> None:
-    assert run("--profile", "full", "--runs", "1", "--warmup-runs", "1").exit_code == 0
-    rows = result_of(tmp_path / "run").rows
-    assert [target.about.dtype for target in fakes.opened] == ["bfloat16", "float32"]
-    assert len(rows) == len({row.name for row in rows}) == 56
-    assert sum(row.status == "skipped" for row in rows) == 8
-    assert all(row.reason for row in rows if row.status == "skipped")
+def test_the_smoke_profile_is_measured_in_turns(bench: Bench, fakes: Fakes) -> None:
+    done = bench("run", "--profile", "smoke")
+    assert done.status == 0
+    assert [(row.num_items, row.num_labels) for row in done.summary.rows] == [
+        (b, n) for n in (2, 4) for b in (1, 4, 16)
+    ]
+    assert all(row.calls == 5 and row.rounds == 5 and row.status == "ok" for row in done.summary.rows)
+    assert all(row.items_per_second and row.items_per_second.confidence is None for row in done.summary.rows)
+    order = [(window.round, window.case) for window in done.results.windows if window.phase == "timed"]
+    names = [row.name for row in done.summary.rows]
+    assert order == [(turn, name) for turn in range(1, 6) for name in (names if turn % 2 else names[::-1])]
+    (target,) = fakes.opened
+    assert target.is_closed
 
 
-def test_workloads_are_rows_with_a_cold_and_a_warm_cache(run: Any, fakes: Any, tmp_path: Path) -> None:
-    assert run("--workload", "probe-9-3-4@3", "--runs", "4", "--warmup-runs", "2").exit_code == 0
-    result = result_of(tmp_path / "run")
-    assert (result.profile, [row.cache for row in result.rows]) == ("workloads", ["cold", "warm"])
-    assert {row.num_labels for row in result.rows} == {3}
-    queries = [call.query.tobytes() for call in fakes.opened[0].calls]
-    items = {call.items[0].tobytes() for call in fakes.opened[0].calls}
-    assert len(set(queries[:6])) == 6
-    assert len(set(queries[6:])) == 1
-    assert len(items) == 6  # the same in both rows, and no two of a row
-
-
-@pytest.mark.parametrize(("slower", "status"), [(0.005, "warn"), (0.0, "ok")])
-def test_kept_queries_that_are_slower_are_doubted(
-    run: Any, fakes: Any, tmp_path: Path, slower: float, status: str
-) -> None:
-    """The first row's calls compute their query: three to warm up, eight that are timed."""
-
-    def prepare(target: Any) -> None:
-        target.before = lambda number, _: fakes.clock.wait(1e-4 * (number % 3) + slower * (number >= 11))
+def test_figures_are_those_of_the_calls(bench: Bench, fakes: Fakes) -> None:
+    def prepare(target: FakeTarget) -> None:
+        target.seconds = lambda workload: 0.02
 
     fakes.prepare = prepare
-    assert run("--workload", "probe-9-3-4@3", "--runs", "8", "--warmup-runs", "3").exit_code == 0
-    cold, warm = result_of(tmp_path / "run").rows
-    assert (cold.status, warm.status) == ("ok", status)
-    assert warm.reason == (f"slower than {cold.name}, which computes the query" if slower else None)
-    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+    cold, warm = bench(*PROBE).summary.rows
+    for row in (cold, warm):
+        assert row.items_per_second
+        assert row.items_per_second.value == pytest.approx(3 / 0.02)
+        assert row.items_per_second.confidence == 0.95
+        assert row.latency
+        assert row.latency.p99_ms == pytest.approx(20)
 
 
-def test_what_does_not_fit_is_skipped_with_the_reason_and_the_rest_is_measured(
-    run: Any, fakes: Any, failing: Any, tmp_path: Path
+def test_requests_of_a_cold_case_are_all_different_and_those_of_a_warm_one_share_a_query(
+    bench: Bench, fakes: Fakes
 ) -> None:
-    fakes.prepare = lambda target: setattr(target, "before", failing("out_of_memory", items=16))
-    assert run("--profile", "smoke").exit_code == 0
-    rows = result_of(tmp_path / "run").rows
-    assert [row.status for row in rows] == ["ok", "ok", "skipped"] * 2
-    assert rows[2].reason == "out_of_memory: 16 items are too many."
-    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+    bench(*PROBE)
+    (target,) = fakes.opened
+    queries: dict[bytes, int] = {}
+    for workload in target.sent[-24:]:
+        assert not isinstance(workload.query, str)
+        queries[workload.query.tobytes()] = queries.get(workload.query.tobytes(), 0) + 1
+    assert max(queries.values()) >= 12
+    done = bench("run", "--workload", "probe-9-3-4", "--runs", "6", "--warmup-runs", "1")
+    digests = [call.scores_sha256 for call in timed(done, "probe-9-3-4-cold")]
+    assert len(set(digests)) == len(digests) == 6
 
 
-@pytest.mark.parametrize("since", [0, 4])
-def test_failures_fail_the_row_and_the_command(run: Any, fakes: Any, failing: Any, tmp_path: Path, since: int) -> None:
-    fakes.prepare = lambda target: setattr(target, "before", failing("http_error", since=since))
-    assert run("--workload", "probe-9-3-4", "--runs", "4", "--warmup-runs", "2").exit_code == 1
-    row = result_of(tmp_path / "run").rows[0]
-    assert row.status == "failed"
-    assert row.reason is not None
-    assert row.reason.startswith("http_error")
-    assert row.success_rate == (0.5 if since else 0)
-    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+def test_a_cold_case_forgets_before_every_window_and_a_warm_one_is_primed(bench: Bench, fakes: Fakes) -> None:
+    done = bench(*PROBE)
+    for window in done.results.windows:
+        assert (window.forgot, window.primed) == ((True, False) if window.case.endswith("cold") else (False, True))
 
 
-@pytest.mark.parametrize(("numbers", "expected"), [((3,), ("ok", 0, 6)), (range(99), ("warn", 4, 10))])
-def test_a_loop_that_compiles_is_repeated_and_the_last_one_marks_the_row(
-    fakes: Any, numbers: Any, expected: tuple[str, int, int]
-) -> None:
-    target = fakes.make("engine")
-
-    def before(number: int, _: Workload) -> None:
-        target.compilations += number in numbers
-
-    target.before = before
-    row, _ = measure_row(target, "row", Load(build_workload("probe-9-3-4")), Counts(runs=4, warmup_runs=2))
-    assert (row.status, row.timed_compilations, row.warmup_runs) == expected
-    assert (row.reason is None) == (row.status == "ok")
-    assert row.reason is None or "compilations in the timed window" in row.reason
-
-
-def test_calls_that_fail_in_a_loop_that_is_not_steady_fail_the_row(fakes: Any) -> None:
-    target = fakes.make("engine")
-
-    def before(number: int, _: Workload) -> None:
-        fakes.clock.wait(0.1 if number < 2 else 0)
-        if number in (3, 4):
-            raise CallFailed("http_error", "502 from /v1/score.")
-
-    target.before = before
-    row, calls = measure_row(target, "row", Load(build_workload("probe-9-3-4")), Counts(runs=5, warmup_runs=2))
-    assert (row.status, row.failure_reason_counts, row.success_rate) == ("failed", {"http_error": 2}, 0.6)
-    assert len(calls) == 7  # no second loop hides them
-
-
-def test_a_run_in_which_no_row_fits_fails(run: Any, fakes: Any, failing: Any, tmp_path: Path) -> None:
-    fakes.prepare = lambda target: setattr(target, "before", failing("rejected"))
-    done = run("--workload", "probe-9-3-4", "--runs", "4", "--warmup-runs", "2")
-    assert done.exit_code == 1
-    rows = result_of(tmp_path / "run").rows
-    assert [row.status for row in rows] == ["failed", "failed"]
-    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
-
-
-def test_a_target_that_cannot_forget_fails_its_rows(run: Any, fakes: Any, tmp_path: Path) -> None:
-    def forget() -> None:
-        raise CallFailed("http_error", "403 from /flush_cache.")
-
-    fakes.prepare = lambda target: setattr(target, "forget", forget)
-    assert run("--workload", "probe-9-3-4").exit_code == 1
-    assert {row.reason for row in result_of(tmp_path / "run").rows} == {"http_error: 403 from /flush_cache."}
-    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
-
-
-def test_a_cold_row_of_a_target_that_knows_no_way_to_forget_is_marked(run: Any, fakes: Any, tmp_path: Path) -> None:
-    def forget() -> None:
-        raise CallFailed("rejected", "It knows no way to forget.")
-
-    fakes.prepare = lambda target: setattr(target, "forget", forget)
-    assert run("--workload", "probe-9-3-4").exit_code == 0
-    cold, warm = result_of(tmp_path / "run").rows
-    assert (cold.status, warm.status) == ("warn", "ok")
-    assert cold.reason == "earlier rows or runs may have left their queries: It knows no way to forget."
-    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
-
-
-def test_a_cold_row_whose_queries_were_kept_is_marked(run: Any, fakes: Any, tmp_path: Path) -> None:
-    def prepare(target: Any) -> None:
-        score = target.score
-        target.score = lambda workload: replace(score(workload), cached_tokens=9)
+def test_kept_tokens_of_a_cold_case_are_told(bench: Bench, fakes: Fakes) -> None:
+    def prepare(target: FakeTarget) -> None:
+        target.cached_tokens = 7
 
     fakes.prepare = prepare
-    assert run("--workload", "probe-9-3-4").exit_code == 0
-    cold, warm = result_of(tmp_path / "run").rows
-    assert (cold.status, warm.status) == ("warn", "ok")
-    assert cold.reason == "the cache was not cold: replies told of up to 9 kept query tokens"
-    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+    done = bench(*PROBE)
+    cold, warm = done.summary.rows
+    assert cold.status == "warn"
+    assert "up to 7 kept query tokens" in cold.reasons[0]
+    assert warm.status == "ok"
+    assert done.status == 0
 
 
-def test_counts_that_are_not_told_or_begin_anew_are_unknown() -> None:
-    assert counted({"compilations": 3}, {"compilations": 5}, "compilations") == 2
-    assert counted({}, {"compilations": 5}, "compilations") is None
-    assert counted({"compilations": 3}, {}, "compilations") is None
-    assert counted({"compilations": 3}, {"compilations": 1}, "compilations") is None
+def test_a_target_that_cannot_forget_is_in_doubt_when_cold(bench: Bench, fakes: Fakes) -> None:
+    fakes.capabilities = Capabilities(forgets=False)
+    cold, warm = bench(*PROBE).summary.rows
+    assert "knows no way to forget" in cold.reasons[0]
+    assert warm.status == "ok"
 
 
-def test_warm_ups_go_on_until_they_are_steady(fakes: Any) -> None:
-    target = fakes.make("engine")
-    target.before = lambda number, _: fakes.clock.wait(0.1 if number < 4 else 0)
-    row, calls = measure_row(target, "row", Load(build_workload("probe-9-3-4")), Counts(runs=5, warmup_runs=2))
-    assert (row.warmup_runs, row.num_runs, row.status) == (7, 5, "ok")
-    assert [call.phase for call in calls] == ["warmup"] * 7 + ["timed"] * 5
-    assert row.latency_p99_ms is not None
-    assert row.latency_p99_ms == pytest.approx(0.02)
+def test_a_warm_case_slower_than_a_cold_one_is_in_doubt(bench: Bench, fakes: Fakes) -> None:
+    def prepare(target: FakeTarget) -> None:
+        def seconds(workload: Workload) -> float:
+            first = target.sent[0].query
+            return 0.03 if not isinstance(first, str) and (workload.query == first).all() else 0.01  # type: ignore[union-attr]
+
+        target.seconds = seconds
+
+    fakes.prepare = prepare
+    warm = bench(*PROBE).summary.rows[1]
+    assert warm.status == "warn"
+    assert "which computes the query" in warm.reasons[-1]
 
 
-def test_no_steady_state_is_marked_after_a_bounded_number_of_attempts(fakes: Any) -> None:
-    target = fakes.make("engine")
-    target.before = lambda number, _: fakes.clock.wait(0.1 if number % 5 == 4 else 0)
-    row, _ = measure_row(target, "row", Load(build_workload("probe-9-3-4")), Counts(runs=5, warmup_runs=5))
-    assert (row.status, row.warmup_runs) == ("warn", 15)
-    assert row.reason is not None
-    assert "times the timed median" in row.reason
+def test_compilations_repeat_the_warm_up_and_in_a_timed_window_are_a_warning(bench: Bench, fakes: Fakes) -> None:
+    def prepare(target: FakeTarget) -> None:
+        def before(number: int, _: Workload) -> None:
+            target.compilations += number < 7 or number == 40
+
+        target.before = before
+
+    fakes.prepare = prepare
+    done = bench("run", "--workload", "probe-9-3-4", "--runs", "24", "--warmup-runs", "2")
+    warmups = [window for window in done.results.windows if window.phase == "warmup"]
+    assert [window.compilations for window in warmups[:3]] == [2, 1, 0]
+    assert sum(row.compilations or 0 for row in done.summary.rows) == 1
+    assert any("1 compilations in the timed window" in reason for row in done.summary.rows for reason in row.reasons)
 
 
-def test_answers_of_another_shape_are_failures(fakes: Any) -> None:
-    target = fakes.make("engine")
-    target.scores = lambda workload: np.zeros((workload.num_items, 1))
-    timed = closed_loop(target, [build_workload("probe-9-3-4")])
-    assert timed.failures == {"shape_mismatch": 1}
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_scores_that_are_no_numbers_are_failures(fakes: Any, wrong: float) -> None:
-    target = fakes.make("engine")
-    target.scores = lambda workload: np.array([[0.5, 0.5], [0.5, wrong], [0.5, 0.5]])
-    timed = closed_loop(target, [build_workload("probe-9-3-4")])
-    assert timed.failures == {"missing_scores": 1}
-    assert "finite" in timed.calls[0].message
-
-
-def test_a_server_waits_as_long_as_the_command_does_unless_told_otherwise(fakes: Any) -> None:
-    for options, seconds in ({}, "400.0"), ({"timeout_s": "7"}, "7"):
-        with opened("mis=http://127.0.0.1:1", None, options, 400.0) as target:
-            assert target.about.options == {"timeout_s": seconds}
-    with opened("engine", None, {}, 400.0) as target:
-        assert target.about.options == {}
-
-
-@pytest.mark.parametrize(("low", "high", "is_fault"), [(-0.5, -0.5, False), (-0.5, -0.6, True), (0.6, 0.5, True)])
-def test_figures_below_zero_are_in_order_as_others_are(low: float, high: float, is_fault: bool) -> None:
-    found = list(unordered(Interval(value=low, low=low, high=high, confidence=0.95), "low", "high"))
-    assert bool(found) == is_fault
-
-
-def test_callers_and_arrivals(run: Any, fakes: Any, tmp_path: Path) -> None:
-    flags = ["--workload", "probe-9-3-4", "--runs", "12", "--warmup-runs", "4"]
-    assert run(*flags, "--concurrency", "4", "--output", str(tmp_path / "closed")).exit_code == 0
-    assert run(*flags, "--rate", "20000", "--output", str(tmp_path / "open")).exit_code == 0
-    closed, opened = (result_of(tmp_path / name) for name in ("closed", "open"))
-    assert (closed.concurrency, closed.rate, opened.rate) == (4, None, 20000)
-    assert closed.rows[0].throughput_interval is not None
-    assert opened.rows[0].throughput_interval is None
-    assert not [fault for each in check_path(tmp_path, below=True) for fault in each.faults]
-
-
-def test_ids_are_folded_into_the_vocabulary_of_the_checkpoint(
-    run: Any, fakes: Any, checkpoint: Path, tmp_path: Path
+def test_a_failed_call_fails_the_row_and_the_command(
+    bench: Bench, fakes: Fakes, failing: Callable[..., object]
 ) -> None:
-    size = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
-    assert run("--workload", "probe-9-3-4", "--runs", "1", "--model", str(checkpoint)).exit_code == 0
-    assert max(int(item.max()) for call in fakes.opened[0].calls for item in call.items) < size
-    assert result_of(tmp_path / "run").rows[0].workload.vocab_size == size
-    assert [each.faults for each in check_path(tmp_path / "run")] == [()]
+    def prepare(target: FakeTarget) -> None:
+        target.before = failing("http_error", since=20)  # type: ignore[assignment]
+
+    fakes.prepare = prepare
+    done = bench(*PROBE)
+    assert done.status == 1
+    assert any(row.status == "failed" and row.failures.get("http_error") for row in done.summary.rows)
+    assert "http_error: 3 items are too many." in done.said
 
 
-def test_parameters_are_counted_from_the_weight_files(checkpoint: Path, tmp_path: Path) -> None:
-    found = parameter_count(checkpoint)
-    assert found is not None
-    weights = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
-    assert weights / 4.2 < found < weights / 1.9
-    assert parameter_count(tmp_path) is None
+def test_what_does_not_fit_is_skipped_unless_nothing_fits(
+    bench: Bench, fakes: Fakes, failing: Callable[..., object]
+) -> None:
+    def prepare(target: FakeTarget) -> None:
+        target.before = failing("out_of_memory", items=16)  # type: ignore[assignment]
+
+    fakes.prepare = prepare
+    done = bench("run", "--profile", "smoke")
+    assert done.status == 0
+    assert [row.status for row in done.summary.rows] == ["ok", "ok", "skipped"] * 2
+    fakes.prepare = lambda target: setattr(target, "before", failing("out_of_memory"))
+    done = bench("run", "--profile", "smoke")
+    assert done.status == 1
+    assert {row.status for row in done.summary.rows} == {"failed"}
+
+
+def test_an_item_that_others_change_fails_the_isolation_gate_before_speed(bench: Bench, fakes: Fakes) -> None:
+    def prepare(target: FakeTarget) -> None:
+        honest = target.scores
+        target.scores = lambda workload: honest(workload) + (0.3 if workload.num_items > 1 else 0.0)
+
+    fakes.prepare = prepare
+    done = bench(*PROBE)
+    assert done.status == 1
+    assert "isolation: scores differ by up to 0.3" in done.said
+
+
+@pytest.mark.parametrize(
+    ("gate", "is_missed"),
+    [
+        (("--max-p99-ms", "9"), True),
+        (("--max-p99-ms", "11"), False),
+        (("--max-p99-over-p50", "1.5"), False),
+        (("--min-items-per-second", "301"), True),
+        (("--min-items-per-second", "299"), False),
+    ],
+)
+def test_limits_make_a_run_a_gate(bench: Bench, gate: tuple[str, str], is_missed: bool) -> None:
+    done = bench(*PROBE, *gate)
+    assert done.status == int(is_missed)
+    assert ("Gate missed" in done.said) == is_missed
+
+
+def test_rate_and_concurrency_go_together(bench: Bench, fakes: Fakes) -> None:
+    fakes.prepare = lambda target: setattr(target, "seconds", lambda _: 0.1)
+    done = bench(*PROBE, "--rate", "100", "--max-concurrency", "2")
+    (target,) = fakes.opened
+    assert target.most_at_once == 2
+    assert done.summary.rows[0].load == "100/s, at most 2 at once"
+    late = timed(done, "probe-9-3-4-cold")[-1]
+    assert late.latency_s > 0.3  # it waited for a free caller
+
+
+def test_targets_take_turns_and_are_told_apart_by_alias(bench: Bench, fakes: Fakes) -> None:
+    targets = options_of(["base=engine", "new=engine,scoring_algorithm=packed", "mis=http://h:1,api_key=secret"])
+    done = bench(*PROBE, *targets, "--option", "dtype=float32")
+    assert [target.name for target in done.results.plan.targets] == ["base", "new", "mis=http://h:1"]
+    assert by_alias(fakes)["new"].spec.options == {"dtype": "float32", "scoring_algorithm": "packed"}
+    assert "secret" not in (done.folder / "plan.json").read_text() + done.result.output
+    assert len(done.summary.rows) == 6
+
+
+def test_a_missing_target_is_found_before_anything_loads(bench: Bench, fakes: Fakes) -> None:
+    fakes.refuse = lambda spec: "It needs torch." if spec.alias == "torch" else None
+    targets = options_of(["engine", "torch=transformers-serial"])
+    done = bench(*PROBE, *targets)
+    assert (done.status, fakes.opened, done.folder.exists()) == (1, [], False)
+    assert "torch could not run: It needs torch." in done.said
+    allowed = bench(*PROBE, *targets, "--allow-missing")
+    assert allowed.status == 0
+    assert allowed.results.plan.notes == ["torch could not run: It needs torch."]
+    fakes.refuse = lambda _: "No."
+    assert bench(*PROBE, *targets, "--allow-missing").status == 1
+
+
+def test_a_target_that_does_not_open_fails_unless_it_may_be_missing(bench: Bench, fakes: Fakes) -> None:
+    fakes.refuse_late = lambda spec: "No memory." if spec.alias == "b" else None
+    targets = options_of(["a=engine", "b=engine"])
+    assert bench(*PROBE, *targets).status == 1
+    allowed = bench(*PROBE, *targets, "--allow-missing")
+    assert allowed.status == 0
+    assert [row.status for row in allowed.summary.rows] == ["ok", "ok", "skipped", "skipped"]
+    checked = CliRunner().invoke(main, ["validate-artifacts", str(allowed.folder)])
+    assert checked.exit_code == 0, checked.output
+
+
+def test_repeating_opens_targets_anew_and_counts_rounds_on(bench: Bench, fakes: Fakes) -> None:
+    done = bench(*PROBE, "--repeat", "3")
+    assert len(fakes.opened) == 3
+    assert [row.rounds for row in done.summary.rows] == [18, 18]
+    assert all(target.is_closed for target in fakes.opened)
+
+
+def test_an_interrupted_run_goes_on_where_it_ended(bench: Bench, fakes: Fakes, tmp_path: Path) -> None:
+    whole = bench(*PROBE, folder=tmp_path / "run")
+    path = whole.folder / RECORDS
+    (whole.folder / SUMMARY).unlink()
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[: len(lines) // 2]) + '{"kind":"call","ca')
+    asked = len(fakes.opened[0].sent)
+    again = bench(*PROBE, folder=tmp_path / "run")
+    assert again.status == 0
+    assert len(fakes.opened[1].sent) < asked
+    assert [row.rounds for row in again.summary.rows] == [6, 6]
+    assert CliRunner().invoke(main, ["validate-artifacts", str(again.folder)]).exit_code == 0
+    assert "already holds results" in bench(*PROBE, folder=tmp_path / "run").said
+    (whole.folder / SUMMARY).unlink()
+    assert "differs in cases" in bench(*PROBE, "--workload", "probe-9-4-4", folder=tmp_path / "run").said
+
+
+def test_a_baseline_tells_a_slower_run(bench: Bench, fakes: Fakes) -> None:
+    before = bench(*PROBE)
+    assert bench(*PROBE, "--baseline", str(before.folder)).status == 0
+    fakes.prepare = lambda target: setattr(target, "seconds", lambda _: 0.012)
+    slower = bench(*PROBE, "--baseline", str(before.folder))
+    assert slower.status == 1
+    assert "REGRESSION" in slower.said
+    elsewhere = bench(*PROBE, "--baseline", str(before.folder), "--hardware", "TPU v6e-1")
+    assert elsewhere.status == 0
+    assert "for information only" in elsewhere.said
+    fewer = bench("run", "--workload", "probe-9-3-5", *PROBE[3:], "--workload", "probe-9-3-4", "--rate", "20")
+    assert "was measured otherwise: probe-9-3-4-cold" in bench(*PROBE, "--baseline", str(fewer.folder)).said
+    more = bench(*PROBE, "--workload", "probe-9-2-4")
+    lost = bench(*PROBE, "--baseline", str(more.folder))
+    assert lost.status == 1
+    assert "-100.0%" in lost.said
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--concurrency", "16", "--runs", "4"], "needs at least as many --runs"),
+        (["--trace", "mixed:1:2", "--runs", "3"], "goes without"),
         (["--workload", "nonsense"], "Write KIND-Q-N-L"),
-        (["--option", "dtype"], "is not NAME=VALUE"),
-        (["--rate", "5", "--concurrency", "2"], "give one of the two"),
-        (["--concurrency", "9"], "at least as many --runs"),
-        (["--model", "/no/such"], "does not exist"),
-        (["--profile", "huge"], "'smoke', 'standard', 'full'"),
+        (["--target", "engine,packed"], "has no value"),
+        (["--target", "engine", "--target", "engine"], "named twice"),
+        (["--model", "random:none"], "There is no shape"),
+        (["--option", "x"], "is not NAME=VALUE"),
+        (["--hourly-cost", "engine=-1"], "is not a number"),
     ],
 )
-def test_mistakes_are_one_clear_message(run: Any, fakes: Any, arguments: list[str], message: str) -> None:
-    done = run(*arguments)
-    assert done.exit_code == 2
-    assert message in " ".join(done.stderr.split())
-    assert not fakes.opened
+def test_mistakes_are_one_sentence(bench: Bench, arguments: list[str], message: str) -> None:
+    done = bench("run", *arguments)
+    assert done.status == 2
+    assert message in done.said
 
 
-def test_a_target_that_cannot_run_is_one_sentence(run: Any, fakes: Any) -> None:
-    fakes.refuse = lambda _: "The moon is down."
-    done = run("--profile", "smoke")
-    assert (done.exit_code, done.stderr.strip().splitlines()[-1]) == (1, "Error: The moon is down.")
+def test_a_trace_is_played_when_its_requests_are_due(bench: Bench, fakes: Fakes) -> None:
+    done = bench("run", "--trace", "mixed:50:12", "--vocab-size", "500", "--max-p99-ms", "11")
+    assert done.status == 0
+    calls = timed(done, "engine")
+    assert len(calls) == 12
+    assert [call.sent_s for call in calls] == pytest.approx([call.due_s for call in calls])
+    rows = {row.name: row for row in done.summary.rows}
+    assert set(rows) == {"engine", *(f"engine of {items}" for items in {call.items for call in calls})}
+    assert sum(row.calls for name, row in rows.items() if name != "engine") == 12
+    assert max(max(map(int, workload.query)) for workload in fakes.opened[0].sent) < 500
 
 
-def test_earlier_results_are_not_overwritten(run: Any, fakes: Any) -> None:
-    assert run("--workload", "probe-9-3-4", "--runs", "1").exit_code == 0
-    done = run("--workload", "probe-9-3-4", "--runs", "1")
-    assert done.exit_code == 2
-    assert "already holds run.json" in " ".join(done.stderr.split())
-
-
-def test_a_call_that_is_late_fails_and_the_next_is_answered(fakes: Any) -> None:
-    target = fakes.make("engine")
-    target.before = lambda number, _: time.sleep(1 if number == 0 else 0)
-    limited = TimeLimited(target, 0.2)
-    with pytest.raises(CallFailed, match="No answer within") as caught:
-        limited.score(build_workload("probe-9-3-4"))
-    assert caught.value.reason == "timeout"
-    assert limited.score(build_workload("probe-9-3-4")).scores.shape == (3, 2)
+def test_a_recorded_trace_is_read_and_a_wrong_one_refused(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    CliRunner().invoke(main, ["workload", "probe-5-2-3:100:5", "--output", str(path)])
+    done = bench("run", "--trace", str(path))
+    assert done.status == 0
+    assert done.results.plan.cases[0].workload.is_recorded
+    path.write_text("{}\n")
+    assert "trace.jsonl:1" in bench("run", "--trace", str(path)).said
+    assert "no file of that name either" in bench("run", "--trace", "nonsense").said

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mis_bench.targets.base import CallFailed, Target, TargetUnavailable
+from mis_bench.targets.base import BlockingTarget, CallFailed, TargetUnavailable
 from mis_bench.targets.engine import EngineTarget
-from mis_bench.targets.registry import make_target
 from mis_bench.workload import Workload, build_workload
+from targets import loaded
 
 VOCABULARY = 2048
 
@@ -20,9 +20,8 @@ def model(checkpoint_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def target(model: Path) -> Iterator[Target]:
-    options = {"dtype": "float32", "chunked_prefill_size": "256", "skip_warmup": "true"}
-    target = make_target("engine", model=model, options=options)
+def target(model: Path) -> Iterator[BlockingTarget]:
+    target = loaded("engine", model, dtype="float32", chunked_prefill_size="256", skip_warmup="true")
     yield target
     target.close()
     target.close()
@@ -33,7 +32,7 @@ def workload() -> Workload:
     return build_workload("probe-40-6-5").within(VOCABULARY)
 
 
-def test_scores_come_with_stages_and_cached_tokens(target: Target, workload: Workload) -> None:
+def test_scores_come_with_stages_and_cached_tokens(target: BlockingTarget, workload: Workload) -> None:
     target.forget()
     cold, warm = target.score(workload), target.score(workload)
     assert cold.scores.shape == (6, 2)
@@ -43,13 +42,15 @@ def test_scores_come_with_stages_and_cached_tokens(target: Target, workload: Wor
     np.testing.assert_allclose(cold.scores, warm.scores, rtol=1e-4)
 
 
-def test_forgetting_empties_the_cache(target: Target, workload: Workload) -> None:
+def test_forgetting_empties_the_cache(target: BlockingTarget, workload: Workload) -> None:
     target.score(workload)
     target.forget()
     assert target.score(workload).cached_tokens == 0
 
 
-def test_nothing_compiles_for_a_known_shape_and_the_counter_can_hear_it(target: Target, workload: Workload) -> None:
+def test_nothing_compiles_for_a_known_shape_and_the_counter_can_hear_it(
+    target: BlockingTarget, workload: Workload
+) -> None:
     import jax
 
     for _ in range(2):
@@ -64,7 +65,7 @@ def test_nothing_compiles_for_a_known_shape_and_the_counter_can_hear_it(target: 
     assert target.counts()["compilations"] > after["compilations"]
 
 
-def test_one_engine_may_be_asked_with_other_fields(target: Target, workload: Workload) -> None:
+def test_one_engine_may_be_asked_with_other_fields(target: BlockingTarget, workload: Workload) -> None:
     assert isinstance(target, EngineTarget)
     serial = target.asking(scoring_algorithm="serial")
     steps = target.counts()["steps"]
@@ -74,7 +75,7 @@ def test_one_engine_may_be_asked_with_other_fields(target: Target, workload: Wor
     assert serial.counts() == target.counts()
 
 
-def test_it_says_what_it_is(target: Target) -> None:
+def test_it_says_what_it_is(target: BlockingTarget) -> None:
     about = target.about
     assert (about.name, about.backend, about.dtype) == ("engine", "mis-engine", "float32")
     assert about.options["chunked_prefill_size"] == 256
@@ -83,13 +84,13 @@ def test_it_says_what_it_is(target: Target) -> None:
     assert {"mis-core", "jax"} <= set(about.versions)
 
 
-def test_texts_are_scored(target: Target) -> None:
+def test_texts_are_scored(target: BlockingTarget) -> None:
     reply = target.score(build_workload("text-20-4-3").within(VOCABULARY))
     assert reply.scores.shape == (4, 2)
     assert len(np.unique(reply.scores)) == 8
 
 
-def test_a_request_that_cannot_be_served_is_rejected(target: Target) -> None:
+def test_a_request_that_cannot_be_served_is_rejected(target: BlockingTarget) -> None:
     with pytest.raises(CallFailed, match="vocabulary") as caught:
         target.score(build_workload("probe-40-6-5"))
     assert caught.value.reason == "rejected"
@@ -107,7 +108,7 @@ def test_a_request_that_cannot_be_served_is_rejected(target: Target) -> None:
 )
 def test_wrong_options_are_named(model: Path, options: dict[str, str], message: str) -> None:
     with pytest.raises(TargetUnavailable, match=message):
-        make_target("engine", model=model, options=options)
+        loaded("engine", model, **options)
 
 
 @pytest.mark.parametrize(
@@ -116,4 +117,4 @@ def test_wrong_options_are_named(model: Path, options: dict[str, str], message: 
 )
 def test_unknown_targets_and_missing_models_are_named(spec: str, message: str) -> None:
     with pytest.raises(TargetUnavailable, match=message):
-        make_target(spec)
+        loaded(spec, None)

@@ -1,24 +1,32 @@
 """Our server as a target."""
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mis_bench.targets.base import CallFailed, Target, TargetUnavailable
-from mis_bench.targets.registry import make_target
+from mis_bench.targets.base import CallFailed, TargetUnavailable, ask
 from mis_bench.workload import Workload, build_workload
 from mis_testing.server import RunningServer, running_server
+from targets import Connect
 
 VOCABULARY = 2048
 
+pytestmark = pytest.mark.anyio
+
 
 @pytest.fixture
-def connect() -> Iterator[Callable[..., Target]]:
-    with ExitStack() as stack:
-        yield lambda spec, **options: stack.enter_context(closing(make_target(spec, **options)))
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    async with AsyncExitStack() as stack:
+        yield Connect(stack)
 
 
 @pytest.fixture
@@ -27,28 +35,29 @@ def workload() -> Workload:
 
 
 @pytest.fixture(scope="module")
-def running(checkpoint_factory) -> Iterator[RunningServer]:
+def running(checkpoint_factory: Callable[..., Path]) -> Iterator[RunningServer]:
     flags = ["--dtype", "float32", "--chunked-prefill-size", "256", "--skip-warmup"]
     keys = ["--api-key", "secret", "--admin-api-key", "topsecret", "--enable-request-layout"]
     with running_server(checkpoint_factory(vocab_size=VOCABULARY), *flags, *keys) as server:
         yield server
 
 
-def test_our_server_scores_forgets_and_counts(
-    connect, running: RunningServer, workload: Workload, checkpoint_factory
+async def test_our_server_scores_forgets_and_counts(
+    connect: Connect, running: RunningServer, workload: Workload, checkpoint_factory: Callable[..., Path]
 ) -> None:
-    target = connect(f"mis={running.base_url}", options={"api_key": "secret"})
-    cold, warm = target.score(workload), target.score(workload)
-    target.forget()
-    again = target.score(workload)
+    target = await connect(f"mis={running.base_url}", api_key="secret")
+    cold, warm = await ask(target, workload), await ask(target, workload)
+    await target.forget()
+    again = await ask(target, workload)
     assert cold.scores.shape == (5, 2)
     assert cold.cached_tokens == again.cached_tokens == 0
     assert (warm.cached_tokens or 0) > 0
     np.testing.assert_allclose(cold.scores, again.scores, rtol=1e-3)
-    counts = target.counts()
-    target.score(workload)
-    assert target.counts()["requests"] == counts["requests"] + 1
-    assert target.counts()["compilations"] == counts["compilations"] == counts["mis_engine_compilations_total"]
+    counts = await target.counts()
+    await ask(target, workload)
+    after = await target.counts()
+    assert after["requests"] == counts["requests"] + 1
+    assert after["compilations"] == counts["compilations"] == counts["mis_engine_compilations_total"]
     assert counts["memory_bytes"] > 1e6
     assert counts["mis_stage_seconds_sum.device"] > 0
     about = target.about
@@ -58,31 +67,40 @@ def test_our_server_scores_forgets_and_counts(
     assert not any("secret" in str(value) for value in about.options.values())
 
 
-def test_our_server_is_flushed_with_an_admin_key_and_takes_layouts(
-    connect, running: RunningServer, workload: Workload
+async def test_our_server_is_flushed_with_an_admin_key_and_takes_layouts(
+    connect: Connect, running: RunningServer, workload: Workload
 ) -> None:
-    options = {"api_key": "secret", "admin_key": "topsecret", "scoring_algorithm": "serial"}
-    target = connect(f"mis={running.base_url}/v1", options=options)
-    target.score(workload)
-    assert target.counts()["cached_pages"] > 0
-    target.forget()
-    assert target.counts()["cached_pages"] == 0
+    keys = {"api_key": "secret", "admin_key": "topsecret"}
+    target = await connect(f"mis={running.base_url}/v1", **keys, scoring_algorithm="serial")
+    steps = (await target.counts())["steps"]
+    serial = await ask(target, workload)
+    assert (await target.counts())["steps"] > steps + 1
+    np.testing.assert_allclose(
+        (await ask(target, workload, {"scoring_algorithm": "packed"})).scores, serial.scores, rtol=1e-3
+    )
+    assert (await target.counts())["cached_pages"] > 0
+    await target.forget()
+    assert (await target.counts())["cached_pages"] == 0
 
 
-def test_many_callers_may_ask_our_server_at_once(connect, running: RunningServer, workload: Workload) -> None:
-    target = connect(f"mis={running.base_url}", options={"api_key": "secret"})
-    with ThreadPoolExecutor(12) as pool:
-        shapes = list(pool.map(lambda number: target.score(workload.another(number)).scores.shape, range(24)))
-    assert shapes == [(5, 2)] * 24
+async def test_many_callers_may_ask_our_server_at_once(
+    connect: Connect, running: RunningServer, workload: Workload
+) -> None:
+    target = await connect(f"mis={running.base_url}", api_key="secret")
+    requests = [target.prepare(workload.another(number)) for number in range(24)]
+    answers = await asyncio.gather(*map(target.call, requests))
+    together = np.stack([answer.reply.scores for answer in answers])
+    alone = [(await target.call(request)).reply.scores for request in requests]
+    np.testing.assert_allclose(together, alone, rtol=1e-3)
 
 
-def test_our_server_says_why_it_rejects(connect, running: RunningServer) -> None:
-    target = connect(f"mis={running.base_url}", options={"api_key": "secret"})
+async def test_our_server_says_why_it_rejects(connect: Connect, running: RunningServer) -> None:
+    target = await connect(f"mis={running.base_url}", api_key="secret")
     with pytest.raises(CallFailed, match=r"422: .*vocabulary") as caught:
-        target.score(build_workload("probe-6-5-3"))
+        await ask(target, build_workload("probe-6-5-3"))
     assert caught.value.reason == "rejected"
 
 
-def test_a_wrong_key_is_found_by_the_check(connect, running: RunningServer) -> None:
+async def test_a_wrong_key_is_found_by_the_check(connect: Connect, running: RunningServer) -> None:
     with pytest.raises(TargetUnavailable, match=r"failed its check \(http_error\).*401.*API key"):
-        connect(f"mis={running.base_url}", options={"api_key": "guess"})
+        await connect(f"mis={running.base_url}", api_key="guess")

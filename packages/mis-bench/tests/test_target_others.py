@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mis_bench.targets.base import About, CallFailed, Target, TargetUnavailable
-from mis_bench.targets.registry import make_target
+from mis_bench.targets.base import About, BlockingTarget, CallFailed, TargetUnavailable
 from mis_bench.workload import Workload, build_workload
+from targets import loaded
 
 VOCABULARY = 2048
 WITHOUT_LLAMA_CPP = "needs llama.cpp, which takes minutes to compile: pip install './packages/mis-bench[llama-cpp]'"
@@ -29,15 +30,15 @@ def model(checkpoint_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Target]]:
-    targets: dict[str, Target] = {}
+def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., BlockingTarget]]:
+    targets: dict[str, BlockingTarget] = {}
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
-        def make(spec: str, **options: str) -> Target:
+        def make(spec: str, **options: str) -> BlockingTarget:
             key = f"{spec} {options}"
             if key not in targets:
-                targets[key] = stack.enter_context(closing(make_target(spec, model=model, options=options)))
+                targets[key] = stack.enter_context(closing(loaded(spec, model, **options)))
             return targets[key]
 
         yield make
@@ -69,7 +70,7 @@ def right(oracle: Any, asked: Workload) -> np.ndarray:
 @pytest.mark.parametrize("spec", WAYS)
 @pytest.mark.parametrize("apply_softmax", [False, True])
 def test_transformers_scores_ragged_items_in_every_way(
-    made: Callable[..., Target], oracle: Any, spec: str, apply_softmax: bool
+    made: Callable[..., BlockingTarget], oracle: Any, spec: str, apply_softmax: bool
 ) -> None:
     asked = workload(apply_softmax=apply_softmax)
     target = made(spec, dtype="float32", batch="4")
@@ -80,27 +81,29 @@ def test_transformers_scores_ragged_items_in_every_way(
 
 
 @pytest.mark.parametrize("spec", WAYS)
-def test_transformers_scores_empty_items_and_single_ones(made: Callable[..., Target], oracle: Any, spec: str) -> None:
+def test_transformers_scores_empty_items_and_single_ones(
+    made: Callable[..., BlockingTarget], oracle: Any, spec: str
+) -> None:
     target = made(spec, dtype="float32", batch="4")
     for asked in (with_empty_items(workload()), with_empty_items(workload("probe-7-1-3")), workload("probe-7-1-3")):
         np.testing.assert_allclose(target.score(asked).scores, right(oracle, asked), rtol=2e-3)
 
 
-def test_only_empty_items_in_a_batch(made: Callable[..., Target], oracle: Any) -> None:
+def test_only_empty_items_in_a_batch(made: Callable[..., BlockingTarget], oracle: Any) -> None:
     built = workload("probe-7-4-3")
     asked = Workload("empty", built.query, (np.zeros(0, np.int32),) * 5, built.label_token_ids)
     target = made("transformers-shared", dtype="float32", batch="4")
     np.testing.assert_allclose(target.score(asked).scores, right(oracle, asked), rtol=2e-3)
 
 
-def test_bfloat16_is_near_and_the_default(made: Callable[..., Target], oracle: Any) -> None:
+def test_bfloat16_is_near_and_the_default(made: Callable[..., BlockingTarget], oracle: Any) -> None:
     asked = workload(apply_softmax=True)
     target = made("transformers-shared")
     assert target.about.dtype == "bfloat16"
     assert np.abs(target.score(asked).scores - right(oracle, asked)).max() < 0.05
 
 
-def test_transformers_says_what_it_is(made: Callable[..., Target]) -> None:
+def test_transformers_says_what_it_is(made: Callable[..., BlockingTarget]) -> None:
     target = made("transformers-batched", dtype="float32", batch="4")
     about = target.about
     assert (about.name, about.backend, about.dtype) == ("transformers-batched", "transformers", "float32")
@@ -124,16 +127,6 @@ def test_a_gpu_of_transformers_is_an_accelerator(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_one_model_may_be_asked_in_another_way(made: Callable[..., Target], oracle: Any) -> None:
-    from mis_bench.targets.pytorch import PyTorch
-
-    target = made("transformers-serial", dtype="float32")
-    assert isinstance(target, PyTorch)
-    other = target.otherwise("shared")
-    assert other.about.name == "transformers-shared"
-    np.testing.assert_allclose(other.score(workload()).scores, right(oracle, workload()), rtol=2e-3)
-
-
 def test_a_checkpoint_of_bfloat16_becomes_a_gguf_file_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason=WITHOUT_LLAMA_CPP)
     program = "import pathlib, sys; from mis_bench.targets.gguf import gguf_file; gguf_file(pathlib.Path(sys.argv[1]))"
@@ -146,7 +139,7 @@ def test_a_checkpoint_of_bfloat16_becomes_a_gguf_file_in_a_process_of_its_own(mo
 
 
 @pytest.mark.parametrize("apply_softmax", [False, True])
-def test_llama_cpp_scores(made: Callable[..., Target], oracle: Any, apply_softmax: bool) -> None:
+def test_llama_cpp_scores(made: Callable[..., BlockingTarget], oracle: Any, apply_softmax: bool) -> None:
     pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
     pytest.importorskip("gguf")
     target = made("llama.cpp", threads="1")
@@ -162,12 +155,12 @@ def test_llama_cpp_scores(made: Callable[..., Target], oracle: Any, apply_softma
 
 
 def test_llama_cpp_refuses_what_it_cannot_hold(
-    made: Callable[..., Target], model: Path, checkpoint_factory: Callable[..., Path]
+    made: Callable[..., BlockingTarget], model: Path, checkpoint_factory: Callable[..., Path]
 ) -> None:
     pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
     pytest.importorskip("gguf")
     with pytest.raises(TargetUnavailable, match="qwen3 only"):
-        make_target("llama.cpp", model=checkpoint_factory("llama"))
+        loaded("llama.cpp", checkpoint_factory("llama"))
     target = made("llama.cpp", threads="1")
     with pytest.raises(CallFailed, match="at most 2048 tokens") as caught:
         target.score(workload("probe-10-1-2049"))
@@ -175,7 +168,7 @@ def test_llama_cpp_refuses_what_it_cannot_hold(
 
 
 @pytest.mark.parametrize("spec", [WAYS[0], "llama.cpp"])
-def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Target], spec: str) -> None:
+def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., BlockingTarget], spec: str) -> None:
     if spec == "llama.cpp":
         pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
         pytest.importorskip("gguf")
@@ -190,7 +183,9 @@ def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Target]
         assert caught.value.reason == "rejected"
 
 
-def test_memory_that_is_not_there_is_named(made: Callable[..., Target], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_there_is_named(
+    made: Callable[..., BlockingTarget], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
 
@@ -222,13 +217,14 @@ class FakeLLM:
 
 def test_vllm_is_asked_for_the_labels_where_it_is_installed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TargetUnavailable, match="vLLM built for CPUs"):
-        make_target("vllm-cpu", model=model)
+        loaded("vllm-cpu", model)
     monkeypatch.setattr("mis_bench.targets.vllm_cpu", None, raising=False)  # as importing it sets this, too
     fake = ModuleType("vllm")
-    fake.__dict__.update(LLM=FakeLLM, SamplingParams=SimpleNamespace, __version__="0.33.0")
+    spec = ModuleSpec("vllm", None)
+    fake.__dict__.update(LLM=FakeLLM, SamplingParams=SimpleNamespace, __version__="0.33.0", __spec__=spec)
     monkeypatch.setitem(sys.modules, "vllm", fake)
     monkeypatch.delitem(sys.modules, "mis_bench.targets.vllm_cpu", raising=False)
-    target = make_target("vllm-cpu", model=model)
+    target = loaded("vllm-cpu", model)
     asked = workload()
     labels = asked.label_token_ids.astype(float)
     wanted = [np.exp(-0.01 * labels - 40 - len(item)) for item in asked.items]
@@ -236,7 +232,7 @@ def test_vllm_is_asked_for_the_labels_where_it_is_installed(model: Path, monkeyp
     target.forget()
     assert target.about.versions == {"vllm": "0.33.0"}
     with pytest.raises(TargetUnavailable, match=r"vLLM cannot load .*: too short$"):
-        make_target("vllm-cpu", model=model, options={"context_length": "1"})
+        loaded("vllm-cpu", model, context_length="1")
     target.close()
     del sys.modules["mis_bench.targets.vllm_cpu"]  # not by monkeypatch, which would bring it back
 
@@ -251,7 +247,7 @@ def test_a_missing_extra_is_named(
     monkeypatch.delitem(sys.modules, f"mis_bench.targets.{module}", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(TargetUnavailable, match=rf"{missing}.*mis-bench\[{extra}\]"):
-        make_target(spec, model=model)
+        loaded(spec, model)
 
 
 @pytest.mark.parametrize(
@@ -264,9 +260,9 @@ def test_a_missing_extra_is_named(
 )
 def test_wrong_options_are_named(model: Path, options: dict[str, str], message: str) -> None:
     with pytest.raises(TargetUnavailable, match=message):
-        make_target("transformers-batched", model=model, options=options)
+        loaded("transformers-batched", model, **options)
 
 
 def test_a_checkpoint_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(TargetUnavailable, match="transformers cannot load"):
-        make_target("transformers-serial", model=tmp_path)
+        loaded("transformers-serial", tmp_path)

@@ -1,25 +1,37 @@
-"""Servers of others as targets, as small fakes, and everything that can go wrong with any server."""
+"""Servers of others as targets: fakes that speak each dialect, and everything that can go wrong with any server."""
 
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from openai.types import Completion
+from openai.types.completion_create_params import CompletionCreateParamsNonStreaming
+from pydantic import TypeAdapter
 
 from fake_server import FakeServer
-from mis_bench.targets.base import CallFailed, Target, TargetUnavailable
+from mis_bench.targets import http
+from mis_bench.targets.base import CallFailed, TargetUnavailable, ask
 from mis_bench.targets.options import without_secrets
-from mis_bench.targets.registry import make_target
-from mis_bench.validation.subject import open_subject
+from mis_bench.targets.registry import opener
+from mis_bench.targets.spec import TargetSpec
 from mis_bench.workload import Workload, build_workload
 from mis_testing.server import free_port
+from targets import Connect
 
 VOCABULARY = 2048
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture
@@ -31,9 +43,9 @@ def fake() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def connect() -> Iterator[Callable[..., Target]]:
-    with ExitStack() as stack:
-        yield lambda spec, **options: stack.enter_context(closing(make_target(spec, **options)))
+async def connect() -> AsyncIterator[Connect]:
+    async with AsyncExitStack() as stack:
+        yield Connect(stack)
 
 
 @pytest.fixture
@@ -41,107 +53,331 @@ def workload() -> Workload:
     return build_workload("ragged-6-5-3").within(VOCABULARY)
 
 
-def probability(item: list[int], label: int) -> float:
-    """Any function of both will do."""
-    return 1 / (2 + sum(item) % 7 + label % 5)
+def with_labels(workload: Workload, labels: list[int], *, softmax: bool = False) -> Workload:
+    return Workload("asked", workload.query, workload.items, np.array(labels, np.int32), softmax)
+
+
+# Fakes of each kind, whose scores are any function of item and label.
+
+
+def probability(tokens: list[int], label: int) -> float:
+    return 1 / (2 + sum(tokens) % 7 + label % 5)
 
 
 def scored(body: dict[str, Any]) -> dict[str, Any]:
+    """`/v1/score`, of ours and SGLang."""
     rows = [[probability(item, label) for label in body["label_token_ids"]] for item in body["items"]]
     return {"scores": rows, "usage": {"prompt_tokens_details": {"cached_tokens": 4}}}
 
 
-def expected(workload: Workload) -> np.ndarray:
-    return np.array(scored(workload.request)["scores"])
+def generative(body: dict[str, Any]) -> dict[str, Any]:
+    """`/generative_scoring` of vLLM: the first label's score, items in any order."""
+    data = []
+    for index, item in enumerate(body["items"]):
+        weights = [probability(item, each) for each in body["label_token_ids"]]
+        score = weights[0] / sum(weights) if body["apply_softmax"] else weights[0]
+        data.append({"index": index, "object": "score", "score": score})
+    return {"data": data[::-1]}
 
 
-def test_sglang_is_asked_as_it_wants(connect, fake: FakeServer, workload: Workload) -> None:
+def completions(body: dict[str, Any]) -> dict[str, Any]:
+    """`/v1/completions`, held to the request and reply of the official client; choices in any order."""
+    extra = {"return_tokens_as_token_ids"}
+    assert set(body) - extra <= CompletionCreateParamsNonStreaming.__annotations__.keys()
+    TypeAdapter(CompletionCreateParamsNonStreaming).validate_python(body)
+    choices = []
+    for index, prompt in enumerate(body["prompt"]):
+        top = {f"token_id:{label}": math.log(probability(prompt, label)) for label in range(3, 3 + body["logprobs"])}
+        chosen = {"tokens": [*top][:1], "token_logprobs": [*top.values()][:1], "top_logprobs": [top]}
+        choices.append({"index": index, "text": "?", "finish_reason": "length", "logprobs": chosen})
+    fields = {"id": "c", "created": 1, "model": body["model"], "object": "text_completion", "choices": choices[::-1]}
+    return Completion.model_validate(fields).model_dump()
+
+
+DIALECTS = {"/v1/score": scored, "/generative_scoring": generative, "/v1/completions": completions}
+OPTIONS = {"openai": {"token_ids": "true"}}
+
+
+async def test_sglang_is_asked_as_it_wants(connect: Connect, fake: FakeServer, workload: Workload) -> None:
     info = {"version": "0.5.23", "dtype": "bfloat16", "tp_size": 1, "api_key": "secret", "nested": {"a": 1}}
     fake.routes |= {"/v1/score": scored, "/server_info": info, "/flush_cache": (200, "Cache flushed.\n")}
-    target = connect(f"sglang={fake.url}", options={"api_key": "k"})
-    reply = target.score(workload)
-    np.testing.assert_array_equal(reply.scores, expected(workload))
+    target = await connect(f"sglang={fake.url}", api_key="k")
+    reply = await ask(target, workload)
+    np.testing.assert_array_equal(reply.scores, scored(workload.request)["scores"])
     assert reply.cached_tokens == 4
     assert fake.asked("/v1/score")[-1] == workload.request | {"model": "fake"}
     assert fake.headers[-1]["authorization"] == "Bearer k"
-    target.forget()
+    await target.forget()
     assert fake.bodies[-1][0] == "/flush_cache"
     assert (target.about.dtype, target.about.versions) == ("bfloat16", {"sglang": "0.5.23"})
     assert target.about.options == {"version": "0.5.23", "dtype": "bfloat16", "tp_size": 1}
     fake.routes["/flush_cache"] = (400, "Requests are running.")
     with pytest.raises(CallFailed, match="Requests are running"):
-        target.forget()
-
-
-def generative(body: dict[str, Any]) -> dict[str, Any]:
-    label, *others = body["label_token_ids"]
-    data = []
-    for index, item in enumerate(body["items"]):
-        weights = [probability(item, each) for each in (label, *others)]
-        score = weights[0] / sum(weights) if body["apply_softmax"] else weights[0]
-        data.append({"index": index, "object": "score", "score": score})
-    return {"data": data[::-1]}  # any order
+        await target.forget()
 
 
 @pytest.mark.parametrize(("labels", "softmax", "calls"), [(2, True, 1), (2, False, 2), (3, True, 3)])
-def test_vllm_is_asked_for_every_label(
-    connect, fake: FakeServer, workload: Workload, labels: int, softmax: bool, calls: int
+async def test_vllm_is_asked_for_every_label(
+    connect: Connect, fake: FakeServer, workload: Workload, labels: int, softmax: bool, calls: int
 ) -> None:
     fake.routes |= {"/generative_scoring": generative, "/version": {"version": "0.33.0rc1"}}
-    target = connect(f"vllm={fake.url}")
-    asked = Workload("asked", workload.query, workload.items, np.arange(3, 3 + labels, dtype=np.int32), softmax)
+    target = await connect(f"vllm={fake.url}")
+    asked = with_labels(workload, list(range(3, 3 + labels)), softmax=softmax)
     before = len(fake.asked("/generative_scoring"))
-    scores = target.score(asked).scores
-    weights = expected(asked)
+    scores = (await ask(target, asked)).scores
+    weights = np.array(scored(asked.request)["scores"])
     np.testing.assert_allclose(scores, weights / weights.sum(1, keepdims=True) if softmax else weights)
     bodies = fake.asked("/generative_scoring")[before:]
     assert len(bodies) == calls
     assert all(sorted(body["label_token_ids"]) == asked.label_token_ids.tolist() for body in bodies)
     assert all(body["add_special_tokens"] is False and body["apply_softmax"] is softmax for body in bodies)
-    target.forget()
-    target.score(asked)
-    assert fake.asked("/generative_scoring")[-1]["cache_salt"] != bodies[-1]["cache_salt"]
     assert target.about.versions == {"vllm": "0.33.0rc1"}
 
 
-def test_one_that_knows_no_way_to_forget_is_not_validated(fake: FakeServer) -> None:
-    fake.routes["/v1/completions"] = completions
-    with pytest.raises(TargetUnavailable, match="knows no way to forget"):
-        open_subject(f"openai={fake.url}", None, {"token_ids": "true"}, 5.0)
-
-
-def test_a_server_that_is_validated_is_waited_for_as_long_as_a_call_may_take(
-    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("softmax", [False, True])
+async def test_completions_are_asked_for_in_batches(
+    connect: Connect, fake: FakeServer, workload: Workload, softmax: bool
 ) -> None:
-    given: list[dict[str, str]] = []
-
-    def make(spec: str, *, options: dict[str, str], **more: Any) -> Target:
-        given.append(options)
-        return make_target(spec, options=options, **more)
-
-    monkeypatch.setattr("mis_bench.validation.subject.make_target", make)
-    fake.routes |= {"/server_info": {}, "/v1/score": {"scores": [[0.5, 0.5]]}}
-    open_subject(f"mis={fake.url}", None, {}, 400.0).close()
-    assert given == [{"timeout_s": "400.0"}]
-
-
-@pytest.mark.parametrize("version", ["0.32.9", "0.9.1", "dev", None])
-def test_a_vllm_that_ignores_salts_says_that_it_cannot_forget(connect, fake: FakeServer, version: str | None) -> None:
-    fake.routes |= {"/generative_scoring": generative, "/version": {"version": version}}
-    with pytest.raises(CallFailed, match=r"knows no way to forget a query; 0\.33 is the first") as caught:
-        connect(f"vllm={fake.url}").forget()
-    assert caught.value.reason == "rejected"
+    fake.routes["/v1/completions"] = completions
+    target = await connect(f"openai={fake.url}/v1/", token_ids="true", prompts_per_call="2", logprobs="3")
+    asked = with_labels(workload, [5, 3], softmax=softmax)
+    scores = (await ask(target, asked)).scores
+    prompts = [[*workload.query.tolist(), *np.asarray(item).tolist()] for item in workload.items]
+    weights = np.array([[probability(prompt, label) for label in (5, 3)] for prompt in prompts])
+    np.testing.assert_allclose(scores, weights / weights.sum(1, keepdims=True) if softmax else weights)
+    bodies = fake.asked("/v1/completions")[1:]
+    assert [prompt for body in bodies for prompt in body["prompt"]] == prompts
+    assert [len(body["prompt"]) for body in bodies] == [2, 2, 1]
+    assert all(body["max_tokens"] == 1 and body["return_tokens_as_token_ids"] for body in bodies)
+    with pytest.raises(CallFailed, match="'token_id:9454' is not among the 3 most probable tokens after item 0"):
+        await ask(target, with_labels(workload, [5, 9454]))
 
 
-def test_a_key_is_in_no_message(connect, fake: FakeServer, workload: Workload) -> None:
-    fake.routes |= {"/v1/score": scored, "/flush_cache": (401, "Wrong key: hush.")}
-    target = connect(f"sglang={fake.url}", options={"api_key": "hush"})
-    with pytest.raises(CallFailed, match=r"Wrong key: \*\*\*"):
-        target.forget()
-    assert "hush" not in repr(target.about)
-    with pytest.raises(TargetUnavailable, match="Write no user or password") as caught:
-        connect("sglang=http://me:hush@host:1")
+async def test_labels_are_found_by_their_text(connect: Connect, fake: FakeServer, checkpoint: Path) -> None:
+    from mis_core.tokenization import Tokenizer
+
+    text = Tokenizer.from_pretrained(checkpoint).decode([65])
+    found = {"choices": [{"index": 0, "logprobs": {"top_logprobs": [{text: math.log(0.25), "?": -9.0}]}}]}
+    fake.routes["/v1/completions"] = found
+    target = await connect(f"openai={fake.url}", model=checkpoint)
+    asked = Workload("asked", "a query", (" an item",), np.array([65], np.int32))
+    assert (await ask(target, asked)).scores.tolist() == [[pytest.approx(0.25)]]
+    assert fake.asked("/v1/completions")[-1]["prompt"] == ["a query an item"]
+    assert target.about.model_sha256 is not None
+    with pytest.raises(TargetUnavailable, match="--model for its tokenizer, or token_ids=true"):
+        await connect(f"openai={fake.url}")
+
+
+# The clock.
+
+
+async def test_bodies_are_encoded_before_the_clock_and_replies_decoded_after_it(
+    connect: Connect, fake: FakeServer, workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.routes |= {"/generative_scoring": generative, "/version": {"version": "0.33"}}
+    target = await connect(f"vllm={fake.url}")
+    request = target.prepare(workload)
+    decoded_s: list[float] = []
+    decode = http.Client.decoded
+    monkeypatch.setattr(http.Client, "decoded", lambda *args: decoded_s.append(time.perf_counter()) or decode(*args))
+    monkeypatch.setattr(http, "json", None)  # nothing is encoded while the clock runs
+    began = time.perf_counter()
+    answer = await target.call(request)
+    assert began <= answer.sent_s < answer.done_s <= min(decoded_s)
+    assert len(decoded_s) == len(request.bodies) == 2
+
+
+async def test_a_request_that_was_prepared_before_the_cache_was_forgotten_is_cold_all_the_same(
+    connect: Connect, fake: FakeServer, workload: Workload
+) -> None:
+    fake.routes |= {"/v1/score": scored, "/server_info": {}}
+    target = await connect(f"mis={fake.url}")
+    request = target.prepare(workload)
+    for _ in range(2):
+        await target.call(request)
+    await target.forget()
+    await target.call(request)
+    salts = [body["cache_salt"] for body in fake.asked("/v1/score")[1:]]
+    assert salts[0] == salts[1] != salts[2]
+    other = await connect(f"mis={fake.url}")
+    await ask(other, workload)
+    assert fake.asked("/v1/score")[-1]["cache_salt"] not in salts  # nor do runs share any
+
+
+# What a target can do, and whether it can run.
+
+
+@pytest.mark.parametrize(
+    ("spec", "version", "forgets"),
+    [("mis", "1", True), ("sglang", "1", True), ("openai", "1", False), ("vllm", "0.33.0", True)]
+    + [("vllm", version, False) for version in ("0.32.9", "0.9.1", "dev", None)],
+)
+async def test_a_target_says_whether_it_can_forget(
+    connect: Connect, fake: FakeServer, spec: str, version: str | None, forgets: bool
+) -> None:
+    fake.routes |= DIALECTS | {"/version": {"version": version}, "/server_info": {}, "/flush_cache": {}}
+    found = opener(TargetSpec("t", f"{spec}={fake.url}", OPTIONS.get(spec, {})))
+    await found.check()
+    assert found.capabilities.forgets is forgets
+    assert not any(path in DIALECTS for path, _ in fake.bodies), "a check asks for no scores"
+    target = await connect(f"{spec}={fake.url}", **OPTIONS.get(spec, {}))
+    if forgets:
+        await target.forget()
+    else:
+        with pytest.raises(CallFailed, match="knows no way to forget") as caught:
+            await target.forget()
+        assert caught.value.reason == "rejected"
+
+
+async def test_only_ours_takes_layouts(connect: Connect, fake: FakeServer, workload: Workload) -> None:
+    fake.routes |= {"/v1/score": scored, "/server_info": {}}
+    layout = {"scoring_algorithm": "packed", "multi_item_scoring_chunk_size": 4}
+    ours = await connect(f"mis={fake.url}", mask_impl="dense", multi_item_scoring_chunk_size="8")
+    await ours.call(ours.prepare(workload, layout))
+    assert fake.asked("/v1/score")[-1].items() >= (layout | {"mask_impl": "dense"}).items()
+    await ours.call(ours.prepare(workload))
+    assert fake.asked("/v1/score")[-1]["multi_item_scoring_chunk_size"] == 8
+    with pytest.raises(CallFailed, match="takes no layout"):
+        (await connect(f"sglang={fake.url}")).prepare(workload, layout)
+
+
+async def checked(spec: str, **options: str) -> None:
+    """Check and open, each of which must find what is wrong."""
+    with pytest.raises(TargetUnavailable) as caught:
+        await opener(TargetSpec(spec, spec, options)).open()
+    with pytest.raises(TargetUnavailable) as earlier:
+        await opener(TargetSpec(spec, spec, options)).check()
+    assert str(caught.value) == str(earlier.value)
+    raise caught.value
+
+
+async def test_a_server_that_is_not_there_or_not_well_is_found_by_the_check(fake: FakeServer) -> None:
+    with pytest.raises(TargetUnavailable, match=r"failed its check \(connection_error\)"):
+        await checked(f"mis=http://127.0.0.1:{free_port()}")
+    fake.routes["/health"] = (503, "starting")
+    with pytest.raises(TargetUnavailable, match="503: starting"):
+        await checked(f"sglang={fake.url}")
+
+
+async def test_the_model_must_be_the_one_that_is_wanted(connect: Connect, fake: FakeServer) -> None:
+    fake.routes |= {"/v1/score": scored, "/v1/models": {"data": [{"id": "one"}, {"id": "two"}]}}
+    target = await opener(TargetSpec("t", f"sglang={fake.url}", {"model": "two"})).open()
+    assert target.about.model == "two"
+    await target.close()
+    with pytest.raises(TargetUnavailable, match="serves one, two, not three"):
+        await checked(f"sglang={fake.url}", model="three")
+    fake.routes["/v1/models"] = {"data": []}
+    with pytest.raises(TargetUnavailable, match="serves no model"):
+        await checked(f"sglang={fake.url}")
+
+
+async def test_a_server_that_cannot_score_is_found_before_anything_is_measured(
+    connect: Connect, fake: FakeServer
+) -> None:
+    fake.routes["/v1/score"] = (500, "broken")
+    with pytest.raises(TargetUnavailable, match="500: broken"):
+        await connect(f"sglang={fake.url}")
+
+
+def slow(_: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(1.0)
+    return {}
+
+
+async def test_a_server_is_given_5_seconds_for_its_health_and_30_for_a_score(
+    connect: Connect, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (http.HEALTH_TIMEOUT_S, http.PROBE_TIMEOUT_S) == (5.0, 30.0)
+    for name, path in (("HEALTH_TIMEOUT_S", "/health"), ("PROBE_TIMEOUT_S", "/v1/score")):
+        fake.routes |= {"/health": {}, "/v1/score": scored} | {path: slow}
+        with monkeypatch.context() as patch:
+            patch.setattr(http, name, 0.1)
+            with pytest.raises(TargetUnavailable, match=rf"\(timeout\).*{path} did not answer within 0.1 s"):
+                await connect(f"sglang={fake.url}")
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ("mis=http://h:1", {"api_kye": "k"}, "did you mean api_key"),
+        ("sglang=http://h:1", {"admin_key": "k"}, "has no option 'admin_key'"),
+        ("mis=http://h:1", {"timeout_s": "soon"}, "timeout_s must be a number of seconds above 0"),
+        ("openai=http://h:1", {"token_ids": "true", "logprobs": "0"}, "logprobs must be an integer of at least 1"),
+        ("openai=http://h:1", {"token_ids": "perhaps"}, "token_ids must be false or true"),
+        ("mis=localhost:30000", {}, "no address of a server"),
+        ("sglang=http://me:hush@host:1", {}, "Write no user or password"),
+    ],
+)
+async def test_mistakes_are_named_before_anything_is_sent(spec: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(TargetUnavailable, match=message) as caught:
+        opener(TargetSpec(spec, spec, options))
     assert "hush" not in str(caught.value)
+
+
+# What can go wrong with a call.
+
+FAILURES: dict[str, Any] = {
+    "timeout": slow,
+    "connection_error": lambda _: None,
+    "http_error": (503, json.dumps({"error": {"message": "The engine is not ready."}})),
+    "rejected": (400, json.dumps({"object": "error", "message": "Too long."})),
+    "out_of_memory": (500, json.dumps({"detail": "RESOURCE_EXHAUSTED: Out of memory"})),
+    "bad_json": (200, "<html>"),
+    "missing_scores": {"scores": None},
+    "shape_mismatch": {"scores": [[0.5, 0.5]]},
+}
+
+
+@pytest.mark.parametrize("reason", FAILURES)
+async def test_failures_are_named(connect: Connect, fake: FakeServer, workload: Workload, reason: str) -> None:
+    fake.routes["/v1/score"] = scored
+    target = await connect(f"sglang={fake.url}", timeout_s="0.3")
+    fake.routes["/v1/score"] = FAILURES[reason]
+    with pytest.raises(CallFailed) as caught:
+        await ask(target, workload)
+    assert caught.value.reason == reason
+    assert len(str(caught.value)) < 600
+    fake.routes["/v1/score"] = scored
+    assert (await ask(target, workload)).scores.shape == (5, 2)  # the next call is not harmed
+
+
+@pytest.mark.parametrize(
+    ("spec", "route", "reply", "reason"),
+    [
+        ("sglang", "/v1/score", {"scores": [[0.5, None]] * 5}, "missing_scores"),
+        ("sglang", "/v1/score", {"scores": [[0.5, math.nan]] * 5}, "missing_scores"),
+        ("sglang", "/v1/score", {"scores": [[0.5, 0.5]] * 4 + [[0.5]]}, "shape_mismatch"),
+        ("sglang", "/v1/score", {"scores": [[0.5] * 3] * 5}, "shape_mismatch"),
+        ("sglang", "/v1/score", {"scores": "none"}, "shape_mismatch"),
+        ("sglang", "/v1/score", {"scores": []}, "shape_mismatch"),
+        ("vllm", "/generative_scoring", {}, "missing_scores"),
+        ("vllm", "/generative_scoring", {"data": [{"score": 1.0}]}, "missing_scores"),
+        ("vllm", "/generative_scoring", {"data": [{"index": 0, "score": 1.0}]}, "shape_mismatch"),
+        ("vllm", "/generative_scoring", {"data": [{"index": i, "score": None} for i in range(5)]}, "missing_scores"),
+        ("openai", "/v1/completions", {"choices": []}, "shape_mismatch"),
+        ("openai", "/v1/completions", {"choices": [{"index": 0, "logprobs": None}]}, "missing_scores"),
+        ("openai", "/v1/completions", {"choices": [{"index": 0, "logprobs": {"top_logprobs": [1]}}]}, "missing_scores"),
+    ],
+)  # fmt: skip
+async def test_replies_that_are_not_all_there_are_refused(
+    connect: Connect, fake: FakeServer, workload: Workload, spec: str, route: str, reply: Any, reason: str
+) -> None:
+    fake.routes |= DIALECTS
+    options = {"token_ids": "true", "prompts_per_call": "1"} if spec == "openai" else {}
+    target = await connect(f"{spec}={fake.url}", **options)
+    fake.routes[route] = reply
+    with pytest.raises(CallFailed) as caught:
+        await ask(target, workload)
+    assert caught.value.reason == reason
+
+
+async def test_a_key_is_in_no_message(connect: Connect, fake: FakeServer) -> None:
+    fake.routes |= {"/v1/score": scored, "/server_info": {}, "/flush_cache": (401, "Wrong key: hush, not secret.")}
+    target = await connect(f"mis={fake.url}", api_key="secret", admin_key="hush")
+    with pytest.raises(CallFailed, match=r"Wrong key: \*\*\*, not \*\*\*"):
+        await target.forget()
+    assert fake.headers[-1]["authorization"] == "Bearer hush"
+    assert "hush" not in repr(target.about)
 
 
 @pytest.mark.parametrize(
@@ -155,209 +391,16 @@ def test_a_key_is_in_no_message(connect, fake: FakeServer, workload: Workload) -
         ("engine,scoring_algorithm=packed", "engine,scoring_algorithm=packed"),
     ],
 )
-def test_spellings_are_shown_without_secrets(spelling: str, shown: str) -> None:
+async def test_spellings_are_shown_without_secrets(spelling: str, shown: str) -> None:
     assert without_secrets(spelling) == shown
 
 
-def completions(body: dict[str, Any]) -> dict[str, Any]:
-    choices = []
-    for index, prompt in enumerate(body["prompt"]):
-        logprobs = {
-            f"token_id:{label}": math.log(probability(prompt, label)) for label in range(3, 3 + body["logprobs"])
-        }
-        choices.append({"index": index, "text": "?", "logprobs": {"top_logprobs": [logprobs]}})
-    return {"choices": choices[::-1]}
-
-
-@pytest.mark.parametrize("softmax", [False, True])
-def test_completions_are_asked_for_in_batches(connect, fake: FakeServer, workload: Workload, softmax: bool) -> None:
-    fake.routes["/v1/completions"] = completions
-    options = {"token_ids": "true", "prompts_per_call": "2", "logprobs": "3"}
-    target = connect(f"openai={fake.url}/v1/", options=options)
-    asked = Workload("asked", workload.query, workload.items, np.array([5, 3], np.int32), softmax)
-    scores = target.score(asked).scores
-    prompts = [[*workload.query.tolist(), *np.asarray(item).tolist()] for item in workload.items]
-    weights = np.array([[probability(prompt, label) for label in (5, 3)] for prompt in prompts])
-    np.testing.assert_allclose(scores, weights / weights.sum(1, keepdims=True) if softmax else weights)
-    bodies = fake.asked("/v1/completions")[1:]
-    assert [prompt for body in bodies for prompt in body["prompt"]] == prompts
-    assert [len(body["prompt"]) for body in bodies] == [2, 2, 1]
-    assert all(body["max_tokens"] == 1 and body["return_tokens_as_token_ids"] for body in bodies)
-    with pytest.raises(CallFailed, match="knows no way to forget") as caught:
-        target.forget()
-    assert caught.value.reason == "rejected"
-
-
-def test_a_label_that_is_not_among_the_most_probable_fails_the_call(
-    connect, fake: FakeServer, workload: Workload
-) -> None:
-    fake.routes["/v1/completions"] = completions
-    target = connect(f"openai={fake.url}", options={"token_ids": "true", "logprobs": "3"})
-    with pytest.raises(
-        CallFailed, match=r"'token_id:9454' is not among the 3 most probable tokens after item 0"
-    ) as caught:
-        target.score(Workload("asked", workload.query, workload.items, np.array([5, 9454], np.int32)))
-    assert caught.value.reason == "missing_scores"
-
-
-def test_labels_are_found_by_their_text(connect, fake: FakeServer, checkpoint: Path) -> None:
-    from mis_core.tokenization import Tokenizer
-
-    text = Tokenizer.from_pretrained(checkpoint).decode([65])
-    found = {"choices": [{"index": 0, "logprobs": {"top_logprobs": [{text: math.log(0.25), "?": -9.0}]}}]}
-    fake.routes["/v1/completions"] = found
-    target = connect(f"openai={fake.url}", model=checkpoint)
-    asked = Workload("asked", "a query", (" an item",), np.array([65], np.int32))
-    assert target.score(asked).scores.tolist() == [[pytest.approx(0.25)]]
-    assert fake.asked("/v1/completions")[-1]["prompt"] == ["a query an item"]
-    assert target.about.model_sha256 is not None
-    with pytest.raises(TargetUnavailable, match="--model for its tokenizer, or token_ids=true"):
-        connect(f"openai={fake.url}")
-
-
-# What can go wrong.
-
-
-def slow(_: dict[str, Any]) -> dict[str, Any]:
-    time.sleep(1.0)
-    return {}
-
-
-FAILURES = {
-    "timeout": slow,
-    "connection_error": lambda _: None,
-    "http_error": (503, json.dumps({"error": {"message": "The engine is not ready."}})),
-    "rejected": (400, json.dumps({"object": "error", "message": "Too long."})),
-    "out_of_memory": (500, json.dumps({"detail": "RESOURCE_EXHAUSTED: Out of memory"})),
-    "bad_json": (200, "<html>"),
-    "missing_scores": {"scores": None},
-    "shape_mismatch": {"scores": [[0.5, 0.5]]},
-}
-
-
-@pytest.mark.parametrize("reason", FAILURES)
-def test_failures_are_named(connect, fake: FakeServer, workload: Workload, reason: str) -> None:
-    fake.routes["/v1/score"] = scored
-    target = connect(f"sglang={fake.url}", options={"timeout_s": "0.3"})
-    fake.routes["/v1/score"] = FAILURES[reason]
-    with pytest.raises(CallFailed) as caught:
-        target.score(workload)
-    assert caught.value.reason == reason
-    assert len(str(caught.value)) < 600
-    fake.routes["/v1/score"] = scored
-    assert target.score(workload).scores.shape == (5, 2)  # the next call is not harmed
-
-
-@pytest.mark.parametrize(
-    ("scores", "reason"),
-    [
-        ([[0.5, None]] * 5, "missing_scores"),
-        ([[0.5, math.nan]] * 5, "missing_scores"),
-        ([[0.5, 0.5]] * 4 + [[0.5]], "shape_mismatch"),
-        ([[0.5] * 3] * 5, "shape_mismatch"),
-        ("none", "shape_mismatch"),
-        ([], "shape_mismatch"),
-    ],
-)
-def test_scores_that_are_not_all_there_are_refused(
-    connect, fake: FakeServer, workload: Workload, scores: Any, reason: str
+async def test_metrics_are_summed_over_labels_and_absent_where_there_are_none(
+    connect: Connect, fake: FakeServer
 ) -> None:
     fake.routes["/v1/score"] = scored
-    target = connect(f"sglang={fake.url}")
-    fake.routes["/v1/score"] = {"scores": scores}
-    with pytest.raises(CallFailed) as caught:
-        target.score(workload)
-    assert caught.value.reason == reason
-
-
-@pytest.mark.parametrize(
-    ("route", "reply", "reason"),
-    [
-        ("/generative_scoring", {}, "missing_scores"),
-        ("/generative_scoring", {"data": [{"score": 1.0}]}, "missing_scores"),
-        ("/generative_scoring", {"data": [{"index": 0, "score": 1.0}]}, "shape_mismatch"),
-        ("/generative_scoring", {"data": [{"index": i, "score": None} for i in range(5)]}, "missing_scores"),
-        ("/v1/completions", {"choices": []}, "shape_mismatch"),
-        ("/v1/completions", {"choices": [{"index": 0, "logprobs": None}]}, "missing_scores"),
-        ("/v1/completions", {"choices": [{"index": 0, "logprobs": {"top_logprobs": [None]}}]}, "missing_scores"),
-    ],
-)
-def test_replies_of_other_dialects_are_checked(
-    connect, fake: FakeServer, workload: Workload, route: str, reply: dict[str, Any], reason: str
-) -> None:
-    fake.routes |= {"/generative_scoring": generative, "/v1/completions": completions}
-    if route == "/generative_scoring":
-        target = connect(f"vllm={fake.url}")
-    else:
-        target = connect(f"openai={fake.url}", options={"token_ids": "true", "prompts_per_call": "1"})
-    fake.routes[route] = reply
-    with pytest.raises(CallFailed) as caught:
-        target.score(workload)
-    assert caught.value.reason == reason
-
-
-def test_a_server_that_is_not_there_or_not_well_is_found_by_the_check(connect, fake: FakeServer) -> None:
-    with pytest.raises(TargetUnavailable, match=r"failed its check \(connection_error\)"):
-        connect(f"mis=http://127.0.0.1:{free_port()}")
-    with pytest.raises(TargetUnavailable, match="no address of a server"):
-        connect("mis=localhost:30000")
-    fake.routes["/health"] = (503, "starting")
-    with pytest.raises(TargetUnavailable, match="503: starting"):
-        connect(f"sglang={fake.url}")
-
-
-def test_a_server_that_cannot_score_is_found_by_the_check(connect, fake: FakeServer) -> None:
-    fake.routes["/v1/score"] = (500, "broken")
-    with pytest.raises(TargetUnavailable, match="500: broken"):
-        connect(f"sglang={fake.url}")
-
-
-def test_a_server_is_given_5_seconds_for_its_health_and_30_for_a_score(
-    connect, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mis_bench.targets import http
-
-    assert (http.HEALTH_TIMEOUT_S, http.PROBE_TIMEOUT_S) == (5.0, 30.0)
-    monkeypatch.setattr(http, "HEALTH_TIMEOUT_S", 0.1)
-    fake.routes |= {"/health": slow, "/v1/score": scored}
-    with pytest.raises(TargetUnavailable, match=r"\(timeout\).*/health did not answer within 0.1 s"):
-        connect(f"sglang={fake.url}")
-    monkeypatch.setattr(http, "HEALTH_TIMEOUT_S", 5.0)
-    monkeypatch.setattr(http, "PROBE_TIMEOUT_S", 0.1)
-    fake.routes |= {"/health": {}, "/v1/score": slow}
-    with pytest.raises(TargetUnavailable, match=r"\(timeout\).*/v1/score did not answer within 0.1 s"):
-        connect(f"sglang={fake.url}")
-
-
-def test_the_model_must_be_the_one_that_is_wanted(connect, fake: FakeServer) -> None:
-    fake.routes |= {"/v1/score": scored, "/v1/models": {"data": [{"id": "one"}, {"id": "two"}]}}
-    assert connect(f"sglang={fake.url}", options={"model": "two"}).about.model == "two"
-    with pytest.raises(TargetUnavailable, match="serves one, two, not three"):
-        connect(f"sglang={fake.url}", options={"model": "three"})
-    fake.routes["/v1/models"] = {"data": []}
-    with pytest.raises(TargetUnavailable, match="serves no model"):
-        connect(f"sglang={fake.url}")
-
-
-@pytest.mark.parametrize(
-    ("spec", "options", "message"),
-    [
-        ("mis", {"api_kye": "k"}, "did you mean api_key"),
-        ("sglang", {"admin_key": "k"}, "has no option 'admin_key'"),
-        ("mis", {"timeout_s": "soon"}, "timeout_s must be a number of seconds above 0"),
-        ("openai", {"token_ids": "true", "logprobs": "0"}, "logprobs must be an integer of at least 1"),
-        ("openai", {"token_ids": "perhaps"}, "token_ids must be false or true"),
-    ],
-)
-def test_wrong_options_are_named(connect, fake: FakeServer, spec: str, options: dict[str, str], message: str) -> None:
-    with pytest.raises(TargetUnavailable, match=message):
-        connect(f"{spec}={fake.url}", options=options)
-
-
-def test_metrics_are_summed_over_labels_and_absent_where_there_are_none(connect, fake: FakeServer) -> None:
-    fake.routes["/v1/score"] = scored
-    target = connect(f"sglang={fake.url}")
-    assert target.counts() == {}
+    target = await connect(f"sglang={fake.url}")
+    assert await target.counts() == {}
     text = """# HELP x y
 sglang:num_requests_total{model="a"} 2.0
 sglang:num_requests_total{model="b c"} 3.0
@@ -368,7 +411,7 @@ process_resident_memory_bytes 1e+08
 nonsense
 """
     fake.routes["/metrics"] = (200, text)
-    assert target.counts() == {
+    assert await target.counts() == {
         "sglang:num_requests_total": 5.0,
         "sglang:stage_seconds.queue": 0.5,
         "sglang:stage_seconds.device": 1.5,

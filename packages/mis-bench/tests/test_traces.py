@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mis_bench.cli import main
-from mis_bench.measure import open_loop
-from mis_bench.targets.base import Reply
-from mis_bench.workload import Workload, WorkloadNameError, build_workload
+from mis_bench.workload import WorkloadNameError, build_workload
 from mis_bench.workloads.traces import MAX_ARRIVALS, Trace, TraceError, arriving, build_trace, poisson
 
 LINE = {"arrival_s": 0.5, "request": {"query": [1, 2], "items": [[3]], "label_token_ids": [4]}}
@@ -136,16 +134,6 @@ def test_a_file_that_is_absent_or_empty_is_named(tmp_path: Path) -> None:
 def test_wrong_names_are_refused_with_the_form_that_is_wanted(name: str, message: str) -> None:
     with pytest.raises(WorkloadNameError, match=message):
         build_trace(name)
-
-
-def test_an_open_loop_takes_a_trace() -> None:
-    class Target:
-        def score(self, workload: Workload) -> Reply:
-            return Reply(np.zeros((workload.num_items, 2)))
-
-    timed = open_loop(Target(), build_trace("probe-5-2-3:1000:20").arrivals)  # type: ignore[arg-type]
-    assert len(timed.calls) == 20
-    assert timed.failures == {}
 
 
 def test_the_command_prints_and_stores_traces(tmp_path: Path) -> None:

@@ -67,15 +67,15 @@ def environment(hardware: str | None = None) -> Environment:
     )
 
 
-def hardware_of(given: str | None, about: "About", here: Here) -> str | Here:
+def hardware_of(given: str | None, about: "About | None", here: Here) -> str | Here:
     """Return what a target computes on: what the user says, else its accelerators, else what is here.
 
     Args:
         given: The user's word, by `--hardware`.
-        about: What the target says of itself.
+        about: What the target says of itself, if it was opened.
         here: Of this machine; None where the target may be elsewhere.
     """
-    return given or about.accelerators or here
+    return given or (about.accelerators if about else None) or here
 
 
 def cpu_name() -> str:

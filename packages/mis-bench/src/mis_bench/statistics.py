@@ -1,9 +1,12 @@
 """Summaries of timings, and how far to trust them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from mis_bench.artifact import Part
 
 _RESAMPLES = 2000
 
@@ -12,10 +15,8 @@ FEWEST = 6
 with a confidence of 1 - 2 ** (1 - n)."""
 
 
-class Latency(BaseModel):
+class Latency(Part):
     """Latency of calls in milliseconds. Percentiles are interpolated linearly, as NumPy does."""
-
-    model_config = ConfigDict(extra="forbid")
 
     p50_ms: float = Field(ge=0)
     p95_ms: float = Field(ge=0)
@@ -33,51 +34,76 @@ class Latency(BaseModel):
         return cls(p50_ms=p50, p95_ms=p95, p99_ms=p99, mean_ms=mean, std_ms=std)
 
 
-class Interval(BaseModel):
+class Interval(Part):
     """A figure with its confidence interval, or the range of its values where they are too few for one.
 
     Attributes:
+        value: The figure.
+        low: Lower end.
+        high: Upper end.
         confidence: Of the interval; None of a range.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     value: float
     low: float
     high: float
     confidence: float | None = Field(gt=0, lt=1)
 
+
+class Estimate(Interval):
+    """A figure over rounds, with `rounds`, the figure in each."""
+
+    rounds: list[float]
+
     @property
-    def kind(self) -> str:
-        """What `low` and `high` are, in words."""
-        return "range" if self.confidence is None else f"{100 * self.confidence:.4g} %"
+    def spread(self) -> str:
+        """The interval in words, or the rounds where they are too few for one."""
+        if self.confidence is None:
+            return ", ".join(f"{value:,.4g}" for value in self.rounds)
+        return f"{self.low:,.4g} to {self.high:,.4g}"
 
 
-def interval(
-    values: Sequence[float], statistic: Callable[..., float] = np.median, *, confidence: float = 0.95, seed: int = 0
-) -> Interval:
-    """Return a statistic of a sample with its confidence interval, by the percentile bootstrap of SciPy.
+def estimate(rounds: Sequence[float], *, confidence: float = 0.95) -> Estimate | None:
+    """Return the median of rounds with its interval; None of no rounds.
 
-    Efron, Tibshirani: An Introduction to the Bootstrap, 1993, chapter 13. Of fewer than `FEWEST` values, it is the
-    least and the greatest.
-
-    Raises:
-        ValueError: there is no value.
+    The interval is SciPy's percentile bootstrap of the median (Efron, Tibshirani: An Introduction to the Bootstrap,
+    1993, chapter 13), from a fixed seed, so that it can be computed anew.
     """
-    if not values:
-        raise ValueError("An interval needs at least one value.")
-    value = float(statistic(values))
+    if not rounds:
+        return None
+    values = np.asarray(rounds, np.float64)
+    median, low, high = (float(each(values)) for each in (np.median, np.min, np.max))
     if len(values) < FEWEST:
-        return Interval(value=value, low=float(min(values)), high=float(max(values)), confidence=None)
-    from scipy import stats  # late: it takes a second, and reading artifacts does not need it
+        return Estimate(value=median, low=low, high=high, confidence=None, rounds=list(rounds))
+    low, high = _bootstrap((values,), lambda sample, axis: np.median(sample, axis), confidence)
+    return Estimate(value=median, low=low, high=high, confidence=confidence, rounds=list(rounds))
+
+
+def ratio_of_medians(above: Sequence[float], below: Sequence[float], *, confidence: float = 0.95) -> Estimate | None:
+    """Return the ratio of two medians of rounds that were not measured together; None if one has no rounds.
+
+    Rounds that were, belong in pairs: `estimate` of their ratios, which cancels what slows both.
+    """
+    if not above or not below:
+        return None
+    a, b = np.asarray(above, np.float64), np.asarray(below, np.float64)
+    value = float(np.median(a) / np.median(b))
+    if min(len(a), len(b)) < FEWEST:
+        low, high = float(a.min() / b.max()), float(a.max() / b.min())
+        return Estimate(value=value, low=low, high=high, confidence=None, rounds=[value])
+    low, high = _bootstrap((a, b), lambda x, y, axis: np.median(x, axis) / np.median(y, axis), confidence)
+    return Estimate(value=value, low=low, high=high, confidence=confidence, rounds=[value])
+
+
+def _bootstrap(samples: tuple[np.ndarray, ...], statistic: Any, confidence: float) -> tuple[float, float]:
+    from scipy import stats  # late: it takes a second, and few rounds do not need it
 
     found = stats.bootstrap(
-        (np.asarray(values),),
+        samples,
         statistic,
         n_resamples=_RESAMPLES,
         confidence_level=confidence,
         method="percentile",
-        vectorized=False,
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(0),
     ).confidence_interval
-    return Interval(value=value, low=float(found.low), high=float(found.high), confidence=confidence)
+    return float(found.low), float(found.high)

@@ -12,6 +12,7 @@ class Page(HTMLParser):
         marks: Lines, points and bars by the identifiers of plots that have an SVG.
         areas: Width and height of the area between the axes, in pixels, likewise.
         body: Attributes of the body.
+        text: All text of the page.
     """
 
     def __init__(self, text: str) -> None:
@@ -21,6 +22,7 @@ class Page(HTMLParser):
         self.marks: dict[str, int] = {}
         self.areas: dict[str, tuple[float, float]] = {}
         self.body: dict[str, str] = {}
+        self.text = ""
         self._tag = ""
         self._is_in_point = self._is_in_clip = False
         self.feed(text)
@@ -46,5 +48,6 @@ class Page(HTMLParser):
         self._is_in_point = tag == "g" and "point" in classes
 
     def handle_data(self, data: str) -> None:
+        self.text += data
         if self._tag == "style":
             self.loaded += ["".join(each) for each in re.findall(r"@import\s*([^;\s]+)|url\(([^)]*)\)", data)]

@@ -5,10 +5,12 @@ How the weights are scaled so that comparisons mean something: `mis_testing.weig
 """
 
 import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from mis_testing.shapes import CheckpointShape
+from mis_testing.shapes import SHAPES, CheckpointShape, divided
 from mis_testing.tokenizer import BOS_TOKENS, EOS_TOKENS, build_tokenizer, write_tokenizer
 from mis_testing.weights import write_weights
 
@@ -40,6 +42,28 @@ def tiny_checkpoint(path: str | Path, family: str = "qwen3", **sizes: Any) -> Pa
     write_tokenizer(directory, shape.family, shape.max_position_embeddings)
     write_weights(directory, shape, vocab_size)
     return directory
+
+
+def divided_checkpoint(folder: Path, shape: str, divisor: int) -> None:
+    """Write a checkpoint with random weights of a published shape, its sizes divided (`shapes.divided`).
+
+    It is written beside the folder and renamed, so that the folder is complete or absent; another process may be first.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        tiny_checkpoint(partial, **divided(SHAPES[shape], divisor))
+        partial.chmod(0o755)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def config_json(shape: CheckpointShape, vocab_size: int) -> dict[str, Any]:

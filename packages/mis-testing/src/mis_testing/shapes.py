@@ -152,3 +152,29 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-3b": _published("llama", 3072, 28, (24, 8, 128), 8192, shards=4, **_LLAMA),
 }
 """Published sizes by model name: `tiny_checkpoint(path, **SHAPES["qwen3-0.6b"])` writes one with random weights."""
+
+
+_MULTIPLE = 32  # divided widths stay a multiple of this
+
+
+def divided(sizes: dict[str, Any], divisor: int) -> dict[str, Any]:
+    """Return the sizes of a checkpoint with layers, heads and widths divided.
+
+    The width of a head, the number of query heads for each KV head, and the vocabulary stay.
+    """
+    if divisor == 1:
+        return sizes
+    heads, kv_heads = sizes["num_attention_heads"], sizes["num_key_value_heads"]
+    fewer = max(1, kv_heads // divisor)
+    return sizes | {
+        "num_hidden_layers": max(1, sizes["num_hidden_layers"] // divisor),
+        "num_attention_heads": fewer * (heads // kv_heads),
+        "num_key_value_heads": fewer,
+        "hidden_size": _rounded(sizes["hidden_size"], divisor),
+        "intermediate_size": _rounded(sizes["intermediate_size"], divisor),
+        "shards": 1,
+    }
+
+
+def _rounded(width: int, divisor: int) -> int:
+    return -(-width // (divisor * _MULTIPLE)) * _MULTIPLE

@@ -1,56 +1,26 @@
 """`mis-bench compare`: backends side by side."""
 
-import shlex
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from mis_bench.artifacts.judging import LIMITS, Limits
+from mis_bench.commands.bench import ABOVE_0, Given, find_targets, measuring_options, named_numbers
+from mis_bench.commands.carry_out import carry_out, command_line, finish, present
+from mis_bench.commands.measuring import one_sentence
+from mis_bench.presets import compare_cases
 from mis_bench.targets.options import without_secrets
 from mis_bench.workload import CANONICAL
 
 if TYPE_CHECKING:
-    from mis_bench.comparison.assemble import Evidence
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
-_ABOVE_ZERO = click.FloatRange(0, min_open=True)
-
-
-def _numbers(kind: Callable[[str], float], example: str) -> Callable[..., dict[str, float]]:
-    """Return a callback that turns `NAME=NUMBER` options into a dictionary; numbers are above zero."""
-
-    def parse(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
-        found = {}
-        for text in texts:
-            spelling, _, number = text.rpartition("=")
-            name = without_secrets(spelling)
-            try:
-                found[name] = kind(number)
-            except ValueError:
-                found[name] = 0
-            if not name or not 0 < found[name] < float("inf"):
-                raise click.BadParameter(f"{without_secrets(text)[:80]!r} is not NAME=NUMBER, such as {example}.")
-        return found
-
-    return parse
+    from mis_bench.records import Plan
+    from mis_bench.summary import Summary
 
 
 @click.command()
 @click.argument("matrices", nargs=-1, metavar="[MATRIX]...")
-@click.option("--target", "specs", multiple=True, help="Measure this target, in turn with the others; repeatable.")
-@click.option("--model", "model_spec", help="Checkpoint of targets: a directory, a name, or random:SHAPE/DIVISOR.")
-@click.option(
-    "--vocab-size",
-    type=click.IntRange(2),
-    show_default="that of --model",
-    help="Fold token ids into a vocabulary of this size; for servers with small models.",
-)
 @click.option("--workload", "workload_name", default=CANONICAL, help="KIND-Q-N-L, for targets.")
-@click.option("--rounds", type=click.IntRange(1), default=5, help="Timed rounds, after one that warms up.")
+@click.option("--rounds", type=click.IntRange(1), default=6, help="Timed rounds; six or more give an interval.")
 @click.option(
     "--chunk-size",
     "chunk_sizes",
@@ -62,161 +32,111 @@ def _numbers(kind: Callable[[str], float], example: str) -> Callable[..., dict[s
 @click.option(
     "--slow-items",
     multiple=True,
-    callback=_numbers(int, "transformers-serial=4"),
-    help="NAME=N: this target is asked for the first N items only; repeatable.",
+    metavar="TARGET=N",
+    help="This target is asked for the first N items only; repeatable.",
 )
-@click.option(
-    "--hourly-cost",
-    "hourly_cost_usd",
-    multiple=True,
-    callback=_numbers(float, "engine=0.64"),
-    help="NAME=USD of an hour of the target's machine; repeatable.",
-)
-@click.option("--timeout", "timeout_s", type=_ABOVE_ZERO, default=180.0, help="Seconds a call of a target may take.")
-@click.option(
-    "--reference",
-    callback=lambda _context, _parameter, text: text and without_secrets(text),
-    show_default="the first that ran",
-    help="Target that others are held against.",
-)
-@click.option(
-    "--guardrail-ratio",
-    type=click.FloatRange(1),
-    default=LIMITS.guardrail_ratio,
-    help="A winner's p95 over the lowest p95.",
-)
+@click.option("--reference", show_default="the first", help="Target that others are held against.")
+@click.option("--guardrail-ratio", type=click.FloatRange(1), default=1.25, help="A winner's p95 over the lowest p95.")
 @click.option(
     "--correctness-threshold-max-abs",
-    type=_ABOVE_ZERO,
-    default=LIMITS.max_abs,
+    "max_abs",
+    type=ABOVE_0,
+    default=0.02,
     help="Largest difference of label softmaxes.",
 )
 @click.option(
     "--correctness-threshold-mean-abs",
-    type=_ABOVE_ZERO,
-    default=LIMITS.mean_abs,
+    "mean_abs",
+    type=ABOVE_0,
+    default=0.01,
     help="Mean difference of label softmaxes.",
 )
-@click.option("--output", type=_FILE, help="JSON artifact to write.")
-@click.option("--markdown", type=_FILE, help="File for the Markdown, which is printed in any case.")
+@click.option(
+    "--markdown",
+    type=click.Path(dir_okay=False, path_type=Path),
+    show_default="none",
+    help="File for a report.",
+)
+@measuring_options
 def compare(
+    given: Given,
     matrices: tuple[str, ...],
-    specs: tuple[str, ...],
-    hourly_cost_usd: dict[str, float],
+    workload_name: str,
+    rounds: int,
+    chunk_sizes: tuple[int, ...],
+    slow_items: tuple[str, ...],
     reference: str | None,
-    guardrail_ratio: float,
-    correctness_threshold_max_abs: float,
-    correctness_threshold_mean_abs: float,
-    output: Path | None,
     markdown: Path | None,
-    **measuring: Any,
+    **limits: float,
 ) -> None:
     """Compare backends: which are correct, and which of those is fastest?
 
-    MATRIX is a file or folder of `mis-bench matrix`, at least two; NAME=MATRIX renames its target. With --target
-    instead, the targets are measured here, in alternating rounds; options follow a target's name, as in
-    engine,scoring_algorithm=packed.
+    MATRIX is a folder of `mis-bench matrix`, at least two; NAME=MATRIX renames its target. With --target instead, the
+    targets are measured here, in alternating rounds.
 
     Exit status 1: scores differ too much, a target could not run, or no target may win.
-    """
-    if bool(matrices) == bool(specs):
-        raise click.UsageError("Name either matrices, or targets to measure with --target.")
-    names = matrices or [without_secrets(spec) for spec in specs]
-    if len(set(names)) < max(2, len(names)):
-        raise click.UsageError("Name at least two, and none twice.")
-    from mis_bench.comparison.assemble import compare as compared
-    from mis_bench.comparison.markdown import as_markdown
-    from mis_bench.environment import environment
-
-    slow = measuring["slow_items"]
+    """  # fmt: skip
+    if matrices:
+        finish(_put_together(given, matrices, reference, limits, markdown))
+        return
+    if len(given.targets) < 2:
+        raise click.UsageError("Name at least two targets with --target, or at least two matrices.")
+    if len(given.models) > 1:
+        raise click.UsageError("Targets are compared on one model; give one --model.")
+    slow = {name: int(items) for name, items in named_numbers(slow_items, int, "transformers-serial=4").items()}
+    bench = find_targets(given, must_forget=True)
+    names = [target.name for target in bench.targets]
+    reference = (
+        without_secrets(reference) if reference else next((name for name in names if name not in slow), names[0])
+    )
+    for option, those in (("--reference", [reference]), ("--slow-items", slow)):
+        for name in those:
+            if name not in names:
+                raise click.BadParameter(f"{name!r} is no target; there are {', '.join(names)}.", param_hint=option)
     if reference in slow:
         raise click.BadParameter(
             f"{reference} is among --slow-items: others would be compared on its few items only; name another.",
             param_hint="--reference",
         )
-    here = environment()
-    evidence = (
-        _from_matrices(matrices, hourly_cost_usd)
-        if matrices
-        else _from_targets(specs, hourly_cost_usd=hourly_cost_usd, hardware=here.hardware, **measuring)
-    )
-    names = [target.name for target in evidence.targets]
-    _must_be_targets(names, {"--reference": [reference or names[0]], "--hourly-cost": hourly_cost_usd})
-    ran = [each.name for each in evidence.targets if not each.unavailable]
-    found = compared(
-        evidence,
-        reference=reference or next((name for name in (*ran, *names) if name not in slow), names[0]),
-        limits=Limits(
-            max_abs=correctness_threshold_max_abs,
-            mean_abs=correctness_threshold_mean_abs,
-            guardrail_ratio=guardrail_ratio,
-        ),
-        command=_command(specs),
-        environment=here,
-    )
-    text = as_markdown(found)
-    click.echo(text, nl=False)
-    try:
-        if output is not None:
-            found.write(output)
-        if markdown is not None:
-            markdown.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise click.FileError(str(error.filename), error.strerror) from None
-    sys.exit(0 if found.passed else 1)
+    bench.notes += [f"{name} was asked for the first {items} items only." for name, items in slow.items()]
+    with one_sentence():
+        cases = list(compare_cases(bench.targets, workload_name, bench.common_vocabulary, chunk_sizes, slow))
+    outcome = carry_out(bench, "compare", cases, rounds=rounds, reference=reference, limits=limits)
+    with one_sentence():
+        _write_markdown(outcome.summary, outcome.results.plan, markdown)
+    finish(outcome.summary)
 
 
-def _from_matrices(paths: Sequence[str], hourly_cost_usd: dict[str, float]) -> "Evidence":
-    from mis_bench.artifacts.base import ArtifactError
-    from mis_bench.comparison.matrices import NotComparable, evidence_of, read_matrix
+def _put_together(
+    given: Given, matrices: tuple[str, ...], reference: str | None, limits: dict[str, float], markdown: Path | None
+) -> "Summary":
+    """Compare results that were measured one after the other."""
+    from mis_bench.artifact import ArtifactError
+    from mis_bench.records import SUMMARY, Limits, append, begin_or_resume
+    from mis_bench.summary import summarize
+    from mis_bench.together import put_together
 
     try:
-        return evidence_of([read_matrix(path) for path in paths], hourly_cost_usd)
-    except (ArtifactError, NotComparable) as error:
+        results = put_together(matrices, reference, Limits.model_validate(limits), command_line(()))
+    except ArtifactError as error:
         raise click.BadParameter(str(error), param_hint="MATRIX") from None
+    summary = summarize(results)
+    with one_sentence():
+        if given.output is not None:
+            begin_or_resume(given.output, results.plan)
+            append(given.output, results.records)
+            summary.write(given.output / SUMMARY)
+        present(summary, results, "compare")
+        _write_markdown(summary, results.plan, markdown)
+    return summary
 
 
-def _from_targets(
-    specs: Sequence[str],
-    *,
-    model_spec: str | None,
-    vocab_size: int | None,
-    workload_name: str,
-    slow_items: dict[str, int],
-    **measuring: Any,
-) -> "Evidence":
-    from mis_bench.artifacts.parts import WorkloadPart
-    from mis_bench.commands.measuring import built, checkpoint, progress, vocabulary
-    from mis_bench.comparison.measured import measured
+def _write_markdown(summary: "Summary", plan: "Plan", path: Path | None) -> None:
+    """Write the findings and the table."""
+    from mis_bench.tables import rows_table
 
-    _must_be_targets([without_secrets(spec) for spec in specs], {"--slow-items": slow_items})
-    model = checkpoint(model_spec)
-    vocab_size = vocabulary(model, vocab_size)
-    workload = replace(built(workload_name, vocab_size), apply_softmax=True)
-    with progress() as shown:
-        task = shown.add_task("starting", total=None)
-        return measured(
-            specs,
-            workload,
-            WorkloadPart.of(workload, vocab_size=vocab_size),
-            model,
-            slow_items=slow_items,
-            on_start=lambda name: shown.update(task, description=f"starting {name}"),
-            on_request=lambda done, total, name: shown.update(task, description=name, completed=done, total=total),
-            **measuring,
-        )
-
-
-def _command(specs: Sequence[str]) -> str:
-    """Return the command line, its targets without their secrets."""
-    arguments = sys.argv[1:]
-    for spec in sorted(specs, key=len, reverse=True):
-        arguments = [each.replace(spec, without_secrets(spec)) for each in arguments]
-    return shlex.join(["mis-bench", *arguments])
-
-
-def _must_be_targets(names: Sequence[str], given: dict[str, Any]) -> None:
-    for option, those in given.items():
-        for name in those:
-            if name not in names:
-                raise click.BadParameter(f"{name!r} is no target; there are {', '.join(names)}.", param_hint=option)
+    if path is None:
+        return
+    sentences = "".join(f"- {sentence}\n" for sentence in (*summary.findings, *plan.notes))
+    table = rows_table("Rows", summary.rows).as_markdown()
+    path.write_text(f"# Comparison on {plan.cases[0].workload.name}\n\n{sentences}\n{table}\n", encoding="utf-8")

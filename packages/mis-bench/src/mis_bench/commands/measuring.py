@@ -2,20 +2,17 @@
 
 import datetime
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mis_bench.targets.base import About, Target, TargetUnavailable
-from mis_bench.targets.limited import TimeLimited
-from mis_bench.targets.options import with_timeout
-from mis_bench.workload import Workload, WorkloadNameError, build_workload
+from mis_bench.targets.base import About, TargetUnavailable
+from mis_bench.workload import WorkloadNameError
 from mis_bench.workloads.seeded import TOKEN_IDS
 
 
@@ -25,7 +22,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         (
             click.option("--target", "spec", default="engine", help="engine, or a server: mis=http://HOST:PORT."),
             click.option(
-                "--option", "options", multiple=True, metavar="NAME=VALUE", callback=_options,
+                "--option", "options", multiple=True, metavar="NAME=VALUE", callback=pairs,
                 help="Option of the target, scoring_algorithm=packed for instance; repeatable.",
             ),
             click.option(
@@ -67,48 +64,15 @@ def vocabulary(model: Path | None, given: int | None) -> int | None:
     return size if size is not None and size < TOKEN_IDS.stop else None
 
 
-def built(name: str, vocab_size: int | None, *, option: str = "--workload") -> Workload:
-    """Return a workload by its name, folded into a vocabulary.
-
-    Args:
-        name: Of the workload.
-        vocab_size: Of the vocabulary, or None.
-        option: That gave the name, for the message.
-    """
-    try:
-        workload = build_workload(name)
-    except WorkloadNameError as error:
-        raise click.BadParameter(str(error), param_hint=option) from None
-    return workload if vocab_size is None else workload.within(vocab_size)
-
-
 @contextmanager
-def opened(spec: str, model: Path | None, options: Mapping[str, str], timeout: float | None = None) -> Iterator[Target]:
-    """Open a target, and close it at the end.
-
-    Args:
-        spec: Of the target.
-        model: Checkpoint.
-        options: Of the target.
-        timeout: Seconds that a call may take; a server's connection waits as long, unless its options say otherwise.
-
-    Raises:
-        TargetUnavailable: it cannot run.
-    """
-    from mis_bench.targets.registry import make_target
-
-    options = options if timeout is None else with_timeout(spec, options, timeout)
-    with closing(make_target(spec, model=model, options=options)) as target:
-        yield target if timeout is None else TimeLimited(target, timeout)
-
-
-@contextmanager
-def one_sentence() -> Iterator[None]:
-    """Turn a target that cannot run into a message for people, and exit status 1."""
+def one_sentence(option: str = "--workload") -> Iterator[None]:
+    """Turn what a user can mend into a message for people, and exit status 1; 2 for a workload's name."""
     try:
         yield
     except TargetUnavailable as error:
         raise click.ClickException(str(error)) from None
+    except WorkloadNameError as error:
+        raise click.BadParameter(str(error), param_hint=option) from None
     except OSError as error:
         raise click.FileError(str(error.filename), error.strerror) from None
 
@@ -158,20 +122,9 @@ def caption(about: About, hardware: str) -> str:
     return "\n".join([what, versions, options])
 
 
-def present(table: Table, result: Any, folder: Path) -> None:
-    """Print an artifact's table, what it was measured on, and where the files are."""
-    show(table)
-    click.echo(caption(result.target, result.environment.hardware))
-    click.echo(f"Written: {folder}", err=True)
-
-
-def number(value: float | None) -> str:
-    """Write a figure for a table; nothing for None."""
-    return "" if value is None else f"{value:,.2f}"
-
-
-def _options(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, Any] = {}
+def pairs(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return `NAME=VALUE` options by name; the callback of such."""
+    found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:

@@ -1,27 +1,32 @@
 """`mis-bench profile`."""
 
+import asyncio
 import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
-from mis_bench.artifacts.profile import Scenario
 from mis_bench.commands.measuring import (
     caption,
     checkpoint,
     identity,
     new_folder,
     one_sentence,
-    opened,
     progress,
     show,
     target_options,
     vocabulary,
 )
-from mis_bench.targets.limited import TimeLimited
-from mis_bench.targets.options import with_timeout
+from mis_bench.profile.records import Profile, Scenario
 from mis_bench.workload import WorkloadNameError
+
+if TYPE_CHECKING:
+    from mis_bench.profile.scenarios import Plan
+    from mis_bench.targets.base import Target
+    from mis_core import Engine
 
 
 @click.command()
@@ -73,10 +78,7 @@ def profile(
     memory         what lies on the devices; no latencies
     kernels        hot spots among the operations
     """
-    from mis_bench.environment import cpu_name, hardware_of
     from mis_bench.profile.recording import ProfileError
-    from mis_bench.profile.run import Subject
-    from mis_bench.profile.run import profile as run
     from mis_bench.profile.scenarios import plan_of
     from mis_bench.profile.tables import tables
     from mis_bench.profile.trace import TraceError
@@ -89,34 +91,73 @@ def profile(
     except WorkloadNameError as error:
         raise click.BadParameter(str(error), param_hint="--workload") from None
     directory = checkpoint(model)
-    import jax  # takes a second, which help and mistakes need not
-
-    jax.config.update("jax_enable_compilation_cache", False)  # steps from its folder lack the names of operations
     began = datetime.datetime.now(datetime.UTC)
     folder = new_folder(output, identity(began, f"profile-{scenario}"), "profile.json", "traces", "memory")
-    with one_sentence(), opened(spec, directory, with_timeout(spec, options, timeout)) as target, progress() as bars:
+    with one_sentence(), progress() as bars:
         bar = bars.add_task(scenario, total=plan.requests)
-        subject = Subject(
-            TimeLimited(target, timeout),
-            vocab_size=vocabulary(directory, vocab_size),
-            hardware=hardware_of(hardware, target.about, cpu_name()),
-            engine=getattr(target, "engine", None),
-            url=url,
-            admin_key=options.get("admin_key", options.get("api_key")),
-            profile_dir=profile_dir,
-        )
+        asked = _Asked(directory, spec, options, vocabulary(directory, vocab_size), timeout, url, profile_dir)
         try:
-            result = run(plan, subject, folder, on_request=lambda: bars.advance(bar))
+            result = asyncio.run(asked.profiled(plan, folder, hardware, lambda: bars.advance(bar)))
         except (ProfileError, TraceError) as error:
             raise click.ClickException(str(error)) from None
         result.write(folder / "profile.json")
-        (folder / "metadata.json").write_text(result.metadata.model_dump_json(indent=1) + "\n", encoding="utf-8")
     click.echo(caption(result.target, result.environment.hardware))
     for table in tables(result):
         show(table)
     if url is not None and profile_dir is None and result.trace is not None:
         click.echo(f"The trace is on the server's machine, in {result.trace.server_folder} below its --profile-dir.")
     click.echo(f"Written: {folder}", err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is to be profiled."""
+
+    directory: Path | None
+    spec: str
+    options: dict[str, str]
+    vocab_size: int | None
+    timeout_s: float
+    url: str | None
+    profile_dir: Path | None
+
+    async def profiled(
+        self, plan: "Plan", folder: Path, hardware: str | None, on_request: Callable[[], None]
+    ) -> Profile:
+        """Open the target and run the scenario."""
+        import jax  # takes a second, which help and mistakes need not
+
+        from mis_bench.environment import cpu_name, environment, hardware_of
+        from mis_bench.profile.run import Subject, profile
+
+        jax.config.update("jax_enable_compilation_cache", False)  # steps from its folder lack the names of operations
+        target, engine = await self._open()
+        try:
+            subject = Subject(
+                target,
+                self.timeout_s,
+                vocab_size=self.vocab_size,
+                engine=engine,
+                url=self.url,
+                admin_key=self.options.get("admin_key", self.options.get("api_key")),
+                profile_dir=self.profile_dir,
+            )
+            where = environment(hardware_of(hardware, target.about, cpu_name()))
+            return await profile(plan, subject, folder, where, on_request=on_request)
+        finally:
+            await target.close()
+
+    async def _open(self) -> "tuple[Target, Engine | None]":
+        """Return the target and, if it is in this process, its engine."""
+        from mis_bench.targets.blocking import Blocking, BlockingOpener
+        from mis_bench.targets.registry import opener
+        from mis_bench.targets.spec import TargetSpec
+
+        found = opener(TargetSpec(self.spec, self.spec, self.options), model=self.directory, timeout_s=self.timeout_s)
+        if not isinstance(found, BlockingOpener):
+            return await found.open(), None
+        target = found.make()
+        return Blocking(target), getattr(target, "engine", None)
 
 
 def _server(spec: str, scenario: Scenario) -> str | None:

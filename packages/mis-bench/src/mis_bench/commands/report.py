@@ -43,23 +43,17 @@ def _roofs(_context: click.Context, _parameter: click.Parameter, texts: tuple[st
 def report(paths: tuple[Path, ...], output: Path, markdown: Path | None, **options: Any) -> None:
     """Write one HTML page of all that was measured; it needs no network and no other file.
 
-    PATH is an artifact of mis-bench, the JSON of `mis-bench estimate --json`, or a folder of such files.
+    PATH is a folder of results, a document of mis-bench, the JSON of `mis-bench estimate --json`, or a folder of such.
     """
-    from mis_bench.artifacts.base import ArtifactError
-    from mis_bench.report.contents import contents
-    from mis_bench.report.markdown import as_markdown
-    from mis_bench.report.page import as_html
-    from mis_bench.report.sources import read_sources
+    from mis_bench.artifact import ArtifactError
+    from mis_bench.report import write_report
 
     try:
-        found = contents(read_sources(paths), **options)
+        made = write_report(paths, output, markdown=markdown, **options)
     except ArtifactError as error:
         raise click.BadParameter(str(error), param_hint="PATH") from None
-    try:
-        output.write_text(as_html(found), encoding="utf-8")
-        click.echo(f"{output}: {len(found.sections)} sections, {output.stat().st_size / 1e6:.1f} MB")
-        if markdown is not None:
-            markdown.write_text(as_markdown(found), encoding="utf-8")
-            click.echo(str(markdown))
     except OSError as error:
         raise click.FileError(str(error.filename), error.strerror) from None
+    click.echo(f"{output}: {len(made.sections)} sections, {output.stat().st_size / 1e6:.1f} MB")
+    if markdown is not None:
+        click.echo(str(markdown))

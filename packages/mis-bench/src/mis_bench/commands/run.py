@@ -1,35 +1,37 @@
-"""`mis-bench run`."""
+"""`mis-bench run`: the sizes of a profile, named workloads, or a trace."""
 
-import datetime
-import time
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
-from mis_bench.commands.baseline import show_beside, stored_rows
-from mis_bench.commands.gates import fail_if_missed, gate_options
-from mis_bench.commands.measuring import (
-    built,
-    checkpoint,
-    identity,
-    new_folder,
-    number,
-    one_sentence,
-    opened,
-    present,
-    progress,
-    target_options,
-    vocabulary,
-)
-from mis_bench.commands.trace import run_trace
-from mis_bench.profiles import PROFILES, Profile, RunConfiguration, configurations, named, parameter_count
+from mis_bench.commands.bench import ABOVE_0, Given, find_targets, measuring_options
+from mis_bench.commands.carry_out import carry_out, finish
+from mis_bench.commands.measuring import one_sentence
+from mis_bench.presets import Counts, run_cases, trace_case
+from mis_bench.profiles import PROFILES, parameter_count
+from mis_bench.workload import WorkloadNameError
+from mis_bench.workloads.traces import Trace, TraceError, build_trace
 
 if TYPE_CHECKING:
-    from mis_bench.artifacts.parts import CallRecord
-    from mis_bench.artifacts.run import RunResult, RunRow
+    from mis_bench.summary import Summary
+
+
+def gate_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that set limits; their names are the fields of `records.Gates`."""
+    for option in (
+        click.option("--min-items-per-second", type=ABOVE_0, show_default="off", help="Fail a row that is slower."),
+        click.option(
+            "--max-p99-over-p50", type=click.FloatRange(1), show_default="off",
+            help="Fail a row whose 99th percentile is so many times its median.",
+        ),
+        click.option(
+            "--max-p99-ms", type=ABOVE_0, show_default="off", help="Fail a row with a higher 99th percentile."
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -40,13 +42,6 @@ if TYPE_CHECKING:
     show_default="standard, or none with --workload",
     help="Sizes of requests, labels, and how often each is asked.",
 )
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR; repeatable, one after the other.",
-)
-@target_options
 @click.option(
     "--workload",
     "workloads",
@@ -61,24 +56,37 @@ if TYPE_CHECKING:
     help="Measure a load instead: LOAD:RATE:COUNT[:SEED] as for the command workload, mixed:4:100 for instance, or a "
     "recorded one.",
 )
-@click.option("--runs", type=click.IntRange(1), show_default="the profile's", help="Timed calls of a row.")
+@click.option("--runs", type=click.IntRange(1), show_default="the profile's", help="Timed requests of a row.")
 @click.option(
-    "--warmup-runs", type=click.IntRange(1), show_default="the profile's", help="Calls before them, at least."
+    "--warmup-runs", type=click.IntRange(1), show_default="the profile's", help="Requests before them, at least."
 )
-@click.option("--concurrency", type=click.IntRange(1), default=1, help="Callers, each waiting for its answer.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    show_default="at most 10, 1 of an open load",
+    help="Windows that the runs are cut into; six or more give an interval.",
+)
+@click.option(
+    "--concurrency",
+    "--max-concurrency",
+    "concurrency",
+    type=click.IntRange(1),
+    show_default="1, no limit with --rate",
+    help="Callers, each waiting for its answer; with --rate most requests under way.",
+)
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=ABOVE_0,
     show_default="off",
-    help="Send calls at random times instead, this many a second, without waiting for answers.",
+    help="Send requests at random times, this many a second, without waiting for answers.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of those times.")
 @gate_options
 @click.option(
     "--baseline",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     show_default="none",
-    help="run.json or run.csv of an earlier run, to compare with.",
+    help="Results of an earlier run, to compare with.",
 )
 @click.option(
     "--regression-threshold",
@@ -86,145 +94,91 @@ if TYPE_CHECKING:
     default=10.0,
     help="Drop of items per second against the baseline that fails, in percent.",
 )
+@measuring_options
 def run(
+    given: Given,
     profile_name: str | None,
-    models: tuple[str, ...],
-    spec: str,
-    options: dict[str, str],
-    vocab_size: int | None,
-    hardware: str | None,
-    timeout: float,
-    output: Path | None,
     workloads: tuple[str, ...],
     trace_name: str | None,
     runs: int | None,
     warmup_runs: int | None,
-    concurrency: int,
+    rounds: int | None,
+    concurrency: int | None,
     rate: float | None,
     seed: int,
     baseline: Path | None,
     regression_threshold: float,
-    **limits: float | None,
+    **gates: float | None,
 ) -> None:
     """Measure throughput and latency for the sizes of a profile, for named workloads, or for a trace.
 
-    Writes run.json, run.csv and calls.jsonl; for a trace trace.json and calls.jsonl. Exit status 1 if a call failed, if
-    a row missed a limit, or for a regression against --baseline.
+    Exit status 1 if a request failed, if a row missed a limit, or for a regression against --baseline.
     """  # fmt: skip
-    from mis_bench.artifacts.gates import Gates
-    from mis_bench.artifacts.run import RunResult
-    from mis_bench.environment import environment, hardware_of
-    from mis_bench.rows import Counts
-    from mis_bench.runs import measure_rows, write_run
-
-    gates = Gates(**limits)
-    if trace_name is not None:
-        if profile_name or workloads or runs or concurrency > 1 or rate or seed or baseline:
-            raise click.UsageError(
-                "--trace says what is asked and when; it goes without --profile, --workload, --runs, --concurrency, "
-                "--rate, --seed and --baseline."
-            )
-        if len(models) > 1:
-            raise click.UsageError("--trace is measured on one target; give one --model.")
-        run_trace(
-            trace_name, models[0] if models else None, spec, options, vocab_size=vocab_size, hardware=hardware,
-            timeout=timeout, output=output, warmup_runs=warmup_runs or PROFILES["standard"].warmup_runs, gates=gates,
-        )  # fmt: skip
-        return
-    stored = None if baseline is None else stored_rows(baseline)
     profile = PROFILES[profile_name or "standard"]
+    if trace_name is not None:
+        if profile_name or workloads or runs or rounds or rate or seed or baseline:
+            raise click.UsageError(
+                "--trace says what is asked and when; it goes without --profile, --workload, --runs, --rounds, --rate, "
+                "--seed and --baseline."
+            )
+        finish(_play(given, trace_name, warmup_runs or profile.warmup_runs, concurrency, gates))
+        return
     has_profile = profile_name is not None or not workloads
-    counts = Counts(runs or profile.runs, warmup_runs or profile.warmup_runs, concurrency, rate, seed)
-    if rate is not None and concurrency > 1:
-        raise click.UsageError("--rate sends without waiting, so it has no --concurrency; give one of the two.")
-    if concurrency > min(counts.runs, counts.warmup_runs):
+    counts = Counts(
+        runs or profile.runs,
+        warmup_runs or profile.warmup_runs,
+        concurrency if rate or concurrency else 1,
+        rate,
+        rounds,
+    )
+    if not rate and (concurrency or 1) > min(counts.runs, counts.warmup_runs):
         raise click.UsageError(f"--concurrency {concurrency} needs at least as many --runs and --warmup-runs.")
-    for name in workloads:
-        built(name, None)
-    where, began = environment(hardware), time.perf_counter()
-    run_id = identity(where.timestamp, profile.name if has_profile else "workloads")
-    folder = new_folder(output, run_id, "run.json")
-    rows: list[RunRow] = []
-    records: list[CallRecord] = []
-    abouts = []
-    with one_sentence(), ExitStack() as stack:
-        bar = stack.enter_context(progress())
-        task = bar.add_task("calls", total=None)
-        # Only our own engine lets a profile choose the type of weights, unless the user already did.
-        dtypes = profile.dtypes if has_profile and spec == "engine" and "dtype" not in options else (None,)
-        groups = [(checkpoint(model), dtype) for model in models or (None,) for dtype in dtypes]
-        for model, dtype in groups:
-            with opened(spec, model, options | ({"dtype": dtype} if dtype else {}), timeout) as target:
-                abouts.append(target.about)
-                chosen = _chosen(profile if has_profile else None, workloads, target.about.dtype, model)
-                calls = (counts.runs + counts.warmup_runs) * sum(each.skip is None for each in chosen)
-                bar.update(task, total=(bar.tasks[task].total or 0) + calls)
-                vocab = vocabulary(model, vocab_size)
-                found, called = measure_rows(
-                    target,
-                    chosen,
-                    lambda name, vocab=vocab: built(name, vocab),
-                    counts,
-                    suffix=f"-{Path(target.about.model).name}-{target.about.dtype}" if len(groups) > 1 else "",
-                    on_call=lambda _: bar.advance(task),
-                    on_row=lambda row: bar.console.print(_line(row), markup=False, highlight=False),
-                )
-                rows += found
-                records += called
-        where.hardware = hardware_of(hardware, abouts[0], where.hardware)
-        result = RunResult(
-            environment=where,
-            run_id=run_id,
-            finished=datetime.datetime.now(datetime.UTC),
-            profile=profile.name if has_profile else "workloads",
-            target=abouts[0],
-            tp_size=int(abouts[0].options.get("tp_size") or 1),
-            concurrency=concurrency,
-            rate=rate,
-            seed=seed,
-            total_configurations=len(rows),
-            total_runtime_seconds=time.perf_counter() - began,
-            rows=rows,
-            gates=gates,
-            gates_missed=[miss for row in rows for miss in row.missed(gates)],
-        )
-        write_run(folder, result, records)
-    present(_table(result), result, folder)
-    is_regression = stored is not None and show_beside(result, stored, regression_threshold / 100)
-    fail_if_missed(result.gates_missed)
-    if is_regression or any(row.status == "failed" for row in rows):
+    bench = find_targets(given, dtypes=profile.dtypes if has_profile else (None,))
+    cases = []
+    with one_sentence():
+        for target in bench.targets:
+            parameters = parameter_count(directory) if (directory := bench.directories[target.name]) else None
+            cases += run_cases(
+                target,
+                profile if has_profile else None,
+                workloads,
+                counts,
+                vocab_size=bench.vocabulary(target),
+                parameters=parameters,
+                suffix=f"-{target.name}" if len(bench.targets) > 1 else "",
+            )
+    title = profile.name if has_profile else "workloads"
+    summary = carry_out(bench, "run", cases, rounds=counts.turns, title=title, seed=seed, gates=gates).summary
+    is_slower = baseline is not None and _is_slower(summary, baseline, regression_threshold / 100)
+    finish(summary)
+    if is_slower:
         raise SystemExit(1)
 
 
-def _chosen(
-    profile: Profile | None, workloads: tuple[str, ...], dtype: str | None, model: Path | None
-) -> list[RunConfiguration]:
-    parameters = None if model is None else parameter_count(model)
-    rows = [] if profile is None else list(configurations(profile, dtype=dtype, parameters=parameters))
-    return rows + list(named(workloads))
+def _play(given: Given, name: str, warmup_runs: int, concurrency: int | None, gates: dict[str, Any]) -> "Summary":
+    """Play a trace to every target."""
+    is_file = Path(name).is_file()
+    try:
+        trace = Trace.read(Path(name)) if is_file else build_trace(name)
+    except TraceError as error:
+        raise click.BadParameter(str(error), param_hint="--trace") from None
+    except WorkloadNameError as error:
+        raise click.BadParameter(f"{error} There is no file of that name either.", param_hint="--trace") from None
+    bench = find_targets(given)
+    vocab_size = bench.common_vocabulary
+    trace = trace if vocab_size is None else trace.within(vocab_size)
+    cases = [trace_case(target, trace, warmup_runs, concurrency, is_file) for target in bench.targets]
+    return carry_out(bench, "trace", cases, rounds=1, traces={trace.name: trace}, gates=gates).summary
 
 
-def _line(row: "RunRow") -> str:
-    return (
-        f"{row.name}: {row.throughput_ips:.1f} items/s" if row.num_runs else f"{row.name}: {row.status}, {row.reason}"
-    )
+def _is_slower(summary: "Summary", baseline: Path, threshold: float) -> bool:
+    """Show rows beside those of an earlier run; return whether one is slower on the same hardware."""
+    from mis_bench.artifact import ArtifactError
+    from mis_bench.baselines import beside
 
-
-def _table(result: "RunResult") -> Table:
-    table = Table(title=f"{result.profile}, {result.run_id}")
-    for name in ("row", "cache", "items", "labels", "dtype", "runs"):
-        table.add_column(name)
-    for name in ("items/s", "spread", "requests/s", "p50 ms", "p95 ms", "p99 ms", "mean ms", "std ms"):
-        table.add_column(name, justify="right")
-    table.add_column("status")
-    for row in result.rows:
-        interval = row.throughput_interval
-        table.add_row(
-            row.name, row.cache, str(row.batch_size), str(row.num_labels), row.dtype or "", str(row.num_runs),
-            number(row.throughput_ips if row.num_runs else None),
-            f"{interval.low:.1f} to {interval.high:.1f} ({interval.kind})" if interval else "",
-            number(row.throughput_rps if row.num_runs else None),
-            *(number(getattr(row, f"latency_{each}_ms")) for each in ("p50", "p95", "p99", "mean", "std")),
-            row.status if row.reason is None else f"{row.status}: {row.reason}",
-        )  # fmt: skip
-    return table
+    try:
+        table, is_slower = beside(summary, baseline, threshold)
+    except ArtifactError as error:
+        raise click.BadParameter(str(error), param_hint="--baseline") from None
+    table.show()
+    return is_slower

@@ -1,10 +1,10 @@
 """`mis-bench validate`."""
 
+import asyncio
 import datetime
 import json
 from collections.abc import Mapping
-from contextlib import closing
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -23,8 +23,8 @@ from mis_bench.commands.measuring import (
 )
 
 if TYPE_CHECKING:
-    from mis_bench.artifacts.validation import ModelValidation
-    from mis_bench.targets.base import About
+    from mis_bench.targets.base import About, Target
+    from mis_bench.validation.gates import ModelValidation
     from mis_bench.validation.thresholds import Dtype
 
 MODEL_MATRIX = tuple(
@@ -96,9 +96,9 @@ def validate(
 
     Exit status 1: a gate of a model failed, or could not be run.
     """
-    from mis_bench.artifacts.validation import ValidationResult
     from mis_bench.environment import environment, hardware_of
     from mis_bench.targets.base import TargetUnavailable
+    from mis_bench.validation.gates import Validation
     from mis_bench.validation.table import as_table, verdict
 
     chosen = tuple(dict.fromkeys(models + (MODEL_MATRIX if model_matrix else ())))
@@ -108,80 +108,90 @@ def validate(
         raise click.UsageError("A server has one model: give --model once, or not at all.")
     directories = [checkpoint(model) for model in chosen]  # a wrong name is found before an hour has passed
     path = new_folder(output, identity(datetime.datetime.now(datetime.UTC), "validate"), _FILE) / _FILE
+    if spec == "engine":
+        options = {"dtype": dtype or "bfloat16", **options}
     here = environment(hardware)
-    planned = chosen or (spec,)
-    validated: list[ModelValidation] = []
-    unavailable: dict[str, str] = {}
-    for model, directory in zip(planned, directories or (None,), strict=True):
+    found = Validation(environment=here, planned=list(chosen or (spec,)), models=[])
+    for model, directory in zip(found.planned, directories or (None,), strict=True):
+        asked = _Asked(model, directory, spec, options, timeout, dtype, counts, without_pytorch)
         try:
-            validated.append(
-                _validated(
-                    model,
-                    directory,
-                    spec,
-                    options,
-                    vocab_size=vocab_size,
-                    timeout=timeout,
-                    dtype=dtype,
-                    counts=counts,
-                    without_pytorch=without_pytorch,
-                )
-            )
+            validated = asyncio.run(asked.validated(vocabulary(directory, vocab_size)))
         except TargetUnavailable as error:
-            unavailable[model] = str(error)
+            found = found.model_copy(update={"unavailable": found.unavailable | {model: str(error)}})
         else:
-            here.hardware = hardware_of(hardware, validated[-1].about, here.hardware)
-            table = as_table(validated[-1])
-            table.caption = caption(validated[-1].about, here.hardware)
+            here = here.model_copy(update={"hardware": hardware_of(hardware, validated.about, here.hardware)})
+            found = found.model_copy(update={"environment": here, "models": [*found.models, validated]})
+            table = as_table(validated)
+            table.caption = caption(validated.about, here.hardware)
             show(table)
-        found = ValidationResult.of(here, planned, validated, unavailable)
         with one_sentence():
             found.write(path)
-    for each in validated:
+    for each in found.models:
         click.echo(verdict(each))
-    for model, why in unavailable.items():
+    for model, why in found.unavailable.items():
         click.echo(f"{model}: not validated. {why}")
     click.echo(f"Written: {path}", err=True)
     if not found.passed:
         raise SystemExit(1)
 
 
-def _validated(
-    model: str,
-    directory: Path | None,
-    spec: str,
-    options: Mapping[str, str],
-    *,
-    vocab_size: int | None,
-    timeout: float,
-    dtype: "Dtype | None",
-    counts: list[int],
-    without_pytorch: str | None,
-) -> "ModelValidation":
-    from mis_bench.targets.registry import make_target
-    from mis_bench.validation.cases import build_cases
-    from mis_bench.validation.run import steps
-    from mis_bench.validation.run import validate as run
-    from mis_bench.validation.subject import open_subject
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A model to validate."""
 
-    if spec == "engine":
-        options = {"dtype": dtype or "bfloat16", **options}
-    vocab_size = vocabulary(directory, vocab_size)
-    with closing(open_subject(spec, directory, options, timeout)) as subject, progress() as bars:
-        about = subject.multi.about
-        computed = _computed(about, dtype)
-        bar = bars.add_task(model, total=steps(counts))
-        return run(
-            model,
-            subject,
-            reference=without_pytorch
-            or partial(make_target, "transformers-serial", model=directory, options={"dtype": "float32"}),
-            dtype=computed,
-            cases=build_cases(vocab_size, _end_of_text(directory)),
-            counts=counts,
-            vocab_size=vocab_size,
-            on_gate=lambda name: bars.update(bar, description=f"{model}: {name}", advance=1),
-        )
+    model: str
+    directory: Path | None
+    spec: str
+    options: Mapping[str, str]
+    timeout_s: float
+    dtype: "Dtype | None"
+    counts: list[int]
+    without_pytorch: str | None
+
+    async def validated(self, vocab_size: int | None) -> "ModelValidation":
+        """Open its targets and measure; raises `TargetUnavailable`."""
+        from mis_bench.validation.ask import Scorer
+        from mis_bench.validation.cases import build_cases
+        from mis_bench.validation.run import Subject, closing, steps, validate
+
+        is_engine = self.spec == "engine"
+        async with closing(await self._open(self.spec, self.options)) as target:
+            computed = _computed(target.about, self.dtype)
+            serial = {"scoring_algorithm": "serial"} if is_engine else {}
+            subject = Subject(
+                multi=Scorer(target, self.timeout_s),
+                serial=Scorer(target, self.timeout_s, serial, splits=not is_engine),
+                delimited=self._delimited if is_engine else None,
+                reference=self.without_pytorch or self._pytorch,
+            )
+            with progress() as bars:
+                bar = bars.add_task(self.model, total=steps(self.counts))
+                return await validate(
+                    self.model,
+                    subject,
+                    dtype=computed,
+                    cases=build_cases(vocab_size, _end_of_text(self.directory)),
+                    counts=self.counts,
+                    vocab_size=vocab_size,
+                    on_gate=lambda name: bars.update(bar, description=f"{self.model}: {name}", advance=1),
+                )
+
+    async def _delimited(self, token: int) -> "Target":
+        own = {"multi_item_scoring_delimiter": str(token), "skip_warmup": "true"}  # few of its shapes are needed
+        return await self._open(self.spec, {**self.options, **own})
+
+    async def _pytorch(self) -> "Target":
+        return await self._open("transformers-serial", {"dtype": "float32"})
+
+    async def _open(self, spec: str, options: Mapping[str, str]) -> "Target":
+        from mis_bench.targets.base import TargetUnavailable
+        from mis_bench.targets.registry import opener
+        from mis_bench.targets.spec import TargetSpec
+
+        found = opener(TargetSpec(spec, spec, dict(options)), model=self.directory, timeout_s=self.timeout_s)
+        if not found.capabilities.forgets:
+            raise TargetUnavailable(f"{spec} cannot be validated: it knows no way to forget a query.")
+        return await found.open()
 
 
 def _computed(about: "About", given: "Dtype | None") -> "Dtype":

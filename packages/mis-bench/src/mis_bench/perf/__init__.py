@@ -1,1 +1,5 @@
-"""Two versions of the engine compared on one machine, turn by turn, and figures that were stored before."""
+"""`mis-bench perf`: two commits asked in turn, each by an engine of its own, and whether the later one is slower.
+
+`sources` puts both in place, `worker` is the program that loads either, `side` makes a target of it, `preset` plans
+the rounds, `judge` computes verdicts from the records.
+"""

@@ -1,156 +1,169 @@
-"""A worker process of one side, as its parent sees it."""
+"""An engine of other sources, in a process of its own, as a target."""
 
+import asyncio
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+import numpy as np
 
-from mis_bench.perf.errors import PerfError
 from mis_bench.perf.sources import pythonpath
+from mis_bench.targets.base import About, Answer, CallFailed, Capabilities, Layout, Reply, TargetUnavailable, fitting
+from mis_bench.workload import Workload
 
-_START_S, _ANSWER_S = 600.0, 300.0
-
-
-class About(BaseModel):
-    """What a worker says about itself.
-
-    Attributes:
-        source: File of the `mis_core` that it imported.
-        version: Of `mis_core`.
-        platform: `cpu`, `gpu` or `tpu`.
-        device: Count and kind.
-        dtype: Of weights and activations.
-        native: Whether the native CPU library is in use.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    source: str
-    version: str
-    platform: str
-    device: str
-    dtype: str
-    native: bool
+WORKER = Path(__file__).with_name("worker.py")
+_START_S = 600.0
+_MOST_BYTES = 1 << 26  # of an answer
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Calls that one side made in a row: seconds by the clock, and of all its threads on the CPU."""
+class SideOpener:
+    """Starts the process of one side.
 
-    wall_s: Sequence[float]
-    cpu_s: Sequence[float]
+    Attributes:
+        name: `base` or `head`.
+        sources: Folder that `put_in_place` filled.
+        model: Directory of the checkpoint.
+        options: Of the engine.
+        worker: Program that speaks the protocol of `worker.py`.
+    """
+
+    name: str
+    sources: Path
+    model: Path
+    options: Mapping[str, int | str]
+    worker: Path = WORKER
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """It forgets; requests are laid out as the engine likes."""
+        return Capabilities()
+
+    async def check(self) -> None:
+        """Nothing can be missing that `put_in_place` did not find."""
+
+    async def open(self) -> "Side":
+        """Start it and wait until its engine is ready.
+
+        Raises:
+            TargetUnavailable: it did not start, or runs other sources than it should.
+        """
+        errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` closes it
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", str(self.worker),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors, limit=_MOST_BYTES,
+            env=os.environ | {"PYTHONPATH": pythonpath(self.sources), "PYTHONHASHSEED": "0"},
+        )  # fmt: skip
+        side = Side(self.name, self.model, self.options, process, errors)
+        try:
+            await side.start()
+            if not Path(side.source).is_relative_to(self.sources):
+                raise TargetUnavailable(
+                    f"The {self.name} imported {side.source}, which is not the version to be measured."
+                )
+        except BaseException:
+            await side.close()
+            raise
+        return side
 
 
 class Side:
-    """One worker process. Use it as a context manager."""
+    """One side's process. Its calls are timed where the engine is, without the pipe in between."""
 
-    def __init__(self, name: str, sources: Path, job: dict[str, Any], *, worker: Path | None = None) -> None:
-        """Start the process; `wait` waits until it is ready.
+    def __init__(
+        self,
+        name: str,
+        model: Path,
+        options: Mapping[str, int | str],
+        process: asyncio.subprocess.Process,
+        errors: Any,
+    ) -> None:
+        self._process, self._errors, self._turn = process, errors, asyncio.Lock()
+        self._job = {"model": str(model), "options": dict(options)}
+        self._about = About(name=name, backend="mis-engine", model=str(model))
+        self.source = ""
 
-        Args:
-            name: `base` or `head`, for messages.
-            sources: Folder that `put_in_place` filled.
-            job: Its `model`, `options` and `requests`.
-            worker: Another program with the same protocol.
-        """
-        self.name, self._sources = name, sources
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` closes it
-        command = [sys.executable, "-P", str(worker or Path(__file__).with_name("worker.py"))]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=os.environ | {"PYTHONPATH": pythonpath(sources), "PYTHONHASHSEED": "0"},
+    async def start(self) -> None:
+        """Hand it its job; raises `TargetUnavailable` if no engine comes of it."""
+        try:
+            told = await asyncio.wait_for(self._ask(self._job), _START_S)
+        except CallFailed as error:
+            raise TargetUnavailable(str(error)) from None
+        except TimeoutError:
+            raise TargetUnavailable(f"The worker of the {self._about.name} did not start in {_START_S:g} s.") from None
+        self.source = str(told["source"])
+        self._about = About(
+            name=self._about.name,
+            backend="mis-engine",
+            model=self._about.model,
+            dtype=told["dtype"],
+            options={**self._job["options"], "devices": told["devices"], "native": told["native"]},
+            versions={"mis-core": told["version"]},
         )
-        self._send(job)
 
-    def wait(self) -> About:
-        """Wait until the engine is ready; return what it is.
+    @property
+    def about(self) -> About:
+        """What it is."""
+        return self._about
 
-        Raises:
-            PerfError: it did not start, or runs other sources than it should.
-        """
-        about = About.model_validate(self._answer(_START_S))
-        if not Path(about.source).is_relative_to(self._sources):
-            raise PerfError(f"The {self.name} imported {about.source}, which is not the version to be measured.")
-        return about
+    def prepare(self, workload: Workload, layout: Layout = {}) -> tuple[Workload, bytes]:  # noqa: B006
+        """Encode a request."""
+        return workload, _line({"score": workload.request | dict(layout)})
 
-    def turn(self, workload: str, calls: int) -> Turn:
-        """Let it call a workload some times.
+    async def call(self, request: tuple[Workload, bytes]) -> Answer:
+        """Ask; `stages_ms` has the CPU time of all threads as `cpu`. Raises `CallFailed`."""
+        workload, line = request
+        told = await self._ask(line)
+        scores = fitting(np.array(told["scores"], np.float64), workload)
+        return Answer(Reply(scores, {"cpu": told["cpu_ms"]}, told["cached_tokens"]), told["sent_s"], told["done_s"])
 
-        Raises:
-            PerfError: it ended or is stuck.
-        """
-        return Turn(**self._ask({"workload": workload, "calls": calls}))
+    async def forget(self) -> None:
+        """Drop every cached query."""
+        await self._ask({"forget": True})
 
-    def yardstick(self, products: int = 3) -> Turn:
-        """Let it multiply the same two matrices, which tells how fast the machine is just now.
+    async def counts(self) -> dict[str, float]:
+        """Return the engine's statistics."""
+        return await self._ask({"counts": True})
 
-        Raises:
-            PerfError: it ended or is stuck.
-        """
-        return Turn(**self._ask({"yardstick": products}))
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the process. Closing twice is fine."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._process.stdin.close()
         try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
+            await asyncio.wait_for(self._process.wait(), 30)
+        except TimeoutError:
             self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+            await self._process.wait()
         self._errors.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._process.kill()
-        self.close()
-
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        self._send(question)
-        return self._answer(_ANSWER_S)
-
-    def _send(self, line: dict[str, Any]) -> None:
+    async def _ask(self, question: Mapping[str, Any] | bytes) -> dict[str, Any]:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it ended; reading its answer says why
-            self._process.stdin.write(json.dumps(line) + "\n")
-            self._process.stdin.flush()
-
-    def _answer(self, limit_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None
-        watch = threading.Timer(limit_s, self._process.kill)
-        watch.start()
-        try:
-            line = self._process.stdout.readline()
-        finally:
-            watch.cancel()
+        async with self._turn:
+            try:
+                self._process.stdin.write(question if isinstance(question, bytes) else _line(question))
+                await self._process.stdin.drain()
+                line = await self._process.stdout.readline()
+            except ConnectionError:  # it ended
+                line = b""
+            except asyncio.CancelledError:  # its answer would be taken for the next one's
+                self._process.kill()
+                raise
         if not line:
-            raise self._failure()
+            raise await self._failure()
         return json.loads(line)
 
-    def _failure(self) -> PerfError:
-        status = self._process.wait()
+    async def _failure(self) -> CallFailed:
+        status = await self._process.wait()
         self._errors.seek(0)
         last = (self._errors.read().strip().splitlines() or ["it said nothing"])[-1]
-        return PerfError(f"The worker of the {self.name} ended with status {status}: {last[:300]}")
+        return CallFailed("error", f"The worker of the {self._about.name} ended with status {status}: {last[:300]}")
+
+
+def _line(question: Mapping[str, Any]) -> bytes:
+    return json.dumps(question).encode() + b"\n"

@@ -15,7 +15,10 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mis_bench.perf.errors import PerfError
+
+class PerfError(RuntimeError):
+    """The comparison cannot be made; one sentence says why and what would help."""
+
 
 PACKAGES = ("packages/mis-kernels", "packages/mis-core")
 """What is compared: the engine and all that it runs on in this repository."""

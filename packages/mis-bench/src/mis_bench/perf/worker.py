@@ -1,10 +1,9 @@
-"""One side of a comparison: a program that loads an engine and scores when it is told to.
+"""One side of a comparison: a program that loads an engine and answers what it is asked.
 
 It is run as a file, with `PYTHONPATH` naming the sources to measure, and imports only those and NumPy, so that this
-one program measures any version. The first line of standard input is its job, `{"model": FOLDER, "options": {...},
-"requests": {NAME: REQUEST, ...}}`. Once the engine is ready it writes one line of JSON that says what it is; then it
-answers every line, `{"workload": NAME, "calls": N}` or `{"yardstick": N}`, with one line, `{"wall_s": [N seconds],
-"cpu_s": [N seconds]}`. It ends with its input.
+one program measures any version. The first line of standard input is its job, `{"model": FOLDER, "options": {...}}`.
+Once the engine is ready it writes one line of JSON that says what it is; then it answers every line, `{"score":
+REQUEST}`, `{"forget": true}` or `{"counts": true}`, with one line. It ends with its input.
 """
 
 import importlib
@@ -12,12 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, TextIO
-
-import numpy as np
-
-_YARDSTICK = 768  # rows and columns; a product takes some ten milliseconds
 
 
 def main() -> None:
@@ -28,28 +22,30 @@ def main() -> None:
 
     engine = Engine.from_pretrained(job["model"], progress=False, **job["options"])
     _write(answers, _about(engine))
-    matrix = np.full((_YARDSTICK, _YARDSTICK), 0.5, np.float32)
     for line in sys.stdin:
         asked = json.loads(line)
-        if "yardstick" in asked:
-            answer = _timed(lambda: matrix @ matrix, lambda: None, asked["yardstick"])
+        if "score" in asked:
+            _write(answers, _scored(engine, asked["score"]))
+        elif "counts" in asked:
+            _write(answers, engine.statistics())
         else:
-            request = job["requests"][asked["workload"]]
-            answer = _timed(lambda body=request: engine.score(**body), engine.flush_cache, asked["calls"])
-        _write(answers, answer)
+            engine.flush_cache()
+            _write(answers, {})
     engine.close()
 
 
-def _timed(call: Callable[[], Any], prepare: Callable[[], Any], calls: int) -> dict[str, list[float]]:
-    """Time calls, and the CPU time of all threads in them; what prepares a call is not timed."""
-    wall, cpu = [], []
-    for _ in range(calls):
-        prepare()
-        began_wall, began_cpu = time.perf_counter(), time.process_time()
-        call()
-        cpu.append(time.process_time() - began_cpu)
-        wall.append(time.perf_counter() - began_wall)
-    return {"wall_s": wall, "cpu_s": cpu}
+def _scored(engine: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Score; return when, by the clock that all processes share, and the CPU time of all threads meanwhile."""
+    sent_s, began_cpu = time.perf_counter(), time.process_time()
+    result = engine.score(**request)
+    cpu_s, done_s = time.process_time() - began_cpu, time.perf_counter()
+    return {
+        "sent_s": sent_s,
+        "done_s": done_s,
+        "cpu_ms": cpu_s * 1e3,
+        "scores": result.scores.tolist(),
+        "cached_tokens": result.usage.cached_tokens,
+    }
 
 
 def _about(engine: Any) -> dict[str, Any]:
@@ -61,8 +57,7 @@ def _about(engine: Any) -> dict[str, Any]:
     return {
         "source": mis_core.__file__,
         "version": mis_core.__version__,
-        "platform": jax.default_backend(),
-        "device": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
+        "devices": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
         "dtype": engine.config.dtype,
         "native": _is_native(),
     }

@@ -5,9 +5,9 @@ threads of a CPU, all count in full, so shares are of the sum and not of the clo
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from mis_bench.artifacts.profile import DeviceTime, HostTime, LayerTime, OperationTime, StageTime
+from mis_bench.profile.records import DeviceTime, OperationTime, Slice, share_of
 from mis_bench.profile.trace import Mark, Operation, Trace
 
 UNATTRIBUTED = "unattributed"
@@ -36,51 +36,40 @@ def stage_of(scope: str) -> str:
     return "rest_of_layers" if _LOOP in parts or _LAST in parts else UNATTRIBUTED
 
 
-def by_stage(operations: Sequence[Operation]) -> list[StageTime]:
+def by_stage(operations: Sequence[Operation]) -> list[Slice]:
     """Add up operations by stage, in the order of `STAGES`; stages that did not run are left out."""
-    times: dict[str, float] = defaultdict(float)
-    counts: Counter[str] = Counter()
+    times: dict[str, list[float]] = defaultdict(list)
     for each in operations:
-        stage = stage_of(each.scope)
-        times[stage] += _ms(each)
-        counts[stage] += 1
-    total = sum(times.values())
-    return [
-        StageTime(stage=stage, ms=times[stage], share=_share(times[stage], total), operations=counts[stage])
-        for stage in STAGES
-        if stage in times
-    ]
+        times[stage_of(each.scope)].append(_ms(each))
+    return _slices({stage: times[stage] for stage in STAGES if stage in times}, operations)
 
 
-def by_layer(operations: Sequence[Operation]) -> list[LayerTime]:
+def by_layer(operations: Sequence[Operation]) -> list[Slice]:
     """Add up operations by layer.
 
     All layers but the last are one loop, whose body is compiled once; so an operation's place among its runs in
-    a step tells the layer. Where it did not run equally often in each, the layer is unknown: None.
+    a step tells the layer. Where it did not run equally often in each, the layer is `unknown`.
     """
     runs: dict[tuple[str, int, str], list[Operation]] = defaultdict(list)
-    times: dict[int | None, float] = defaultdict(float)
-    last_ms, has_last = 0.0, False
+    times: dict[int | None, list[float]] = defaultdict(list)
+    last: list[float] = []
     for each in operations:
         parts = each.scope.split("/")
         if _LOOP in parts:
             runs[each.device, each.run, f"{each.program} {each.name}"].append(each)
         elif _LAST in parts:
-            last_ms, has_last = last_ms + _ms(each), True
+            last.append(_ms(each))
     # What lies directly in the loop's body runs once in each turn.
     direct = Counter(len(group) for group in runs.values() if _is_direct(group[0]))
     turns = direct.most_common(1)[0][0] if direct else 0
     for group in runs.values():
         each_turn, left = divmod(len(group), turns) if turns else (0, 1)
         for number, each in enumerate(sorted(group, key=lambda x: x.begin_ns)):
-            times[number // each_turn if not left and each_turn else None] += _ms(each)
-    if has_last:
-        times[turns] += last_ms
-    total = sum(map(_ms, operations))
-    return [
-        LayerTime(layer=layer, ms=times[layer], share=_share(times[layer], total))
-        for layer in sorted(times, key=lambda layer: (layer is None, layer or 0))
-    ]
+            times[number // each_turn if not left and each_turn else None].append(_ms(each))
+    if last:
+        times[turns] += last
+    order = sorted(times, key=lambda layer: (layer is None, layer or 0))
+    return _slices({"unknown" if layer is None else str(layer): times[layer] for layer in order}, operations)
 
 
 def by_operation(operations: Sequence[Operation], most: int = 20) -> list[OperationTime]:
@@ -88,7 +77,7 @@ def by_operation(operations: Sequence[Operation], most: int = 20) -> list[Operat
     groups: dict[tuple[str, str, str], list[Operation]] = defaultdict(list)
     for each in operations:
         groups[each.program, each.name, each.scope].append(each)
-    total = sum(map(_ms, operations))
+    all_ms = list(map(_ms, operations))
     found = [
         OperationTime(
             operation=name,
@@ -98,22 +87,19 @@ def by_operation(operations: Sequence[Operation], most: int = 20) -> list[Operat
             scope=scope,
             runs=len(group),
             ms=sum(map(_ms, group)),
-            share=_share(sum(map(_ms, group)), total),
+            share=share_of(sum(map(_ms, group)), all_ms),
         )
         for (program, name, scope), group in groups.items()
     ]
     return sorted(found, key=lambda each: -each.ms)[:most]
 
 
-def by_mark(marks: Iterable[Mark]) -> list[HostTime]:
+def by_mark(marks: Iterable[Mark]) -> list[Slice]:
     """Add up the spans that the host marked, by name; `mis.wait` is waiting for the device."""
-    groups: dict[str, list[Mark]] = defaultdict(list)
+    times: dict[str, list[float]] = defaultdict(list)
     for mark in marks:
-        groups[mark.name].append(mark)
-    return [
-        HostTime(mark=name, ms=sum(mark.end_ns - mark.begin_ns for mark in group) * _MS, marks=len(group))
-        for name, group in sorted(groups.items())
-    ]
+        times[mark.name].append((mark.end_ns - mark.begin_ns) * _MS)
+    return [Slice(name=name, ms=sum(ms), share=None, count=len(ms)) for name, ms in sorted(times.items())]
 
 
 def device_time(trace: Trace, begin_ns: float, end_ns: float) -> DeviceTime:
@@ -123,8 +109,7 @@ def device_time(trace: Trace, begin_ns: float, end_ns: float) -> DeviceTime:
         if each.end_ns > begin_ns and each.begin_ns < end_ns:
             spans[each.device].append((max(each.begin_ns, begin_ns), min(each.end_ns, end_ns)))
     busy = sum(map(covered, spans.values())) / max(1, len(spans)) * _MS
-    wall = (end_ns - begin_ns) * _MS
-    return DeviceTime(wall_ms=wall, busy_ms=busy, idle_ms=wall - busy, busy_share=_share(busy, wall))
+    return DeviceTime(wall_ms=(end_ns - begin_ns) * _MS, busy_ms=busy)
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
@@ -145,5 +130,6 @@ def _ms(operation: Operation) -> float:
     return (operation.end_ns - operation.begin_ns) * _MS
 
 
-def _share(part: float, whole: float) -> float:
-    return min(1.0, part / whole) if whole > 0 else 0.0
+def _slices(times: Mapping[str, Sequence[float]], operations: Sequence[Operation]) -> list[Slice]:
+    all_ms = list(map(_ms, operations))
+    return [Slice(name=name, ms=sum(ms), share=share_of(sum(ms), all_ms), count=len(ms)) for name, ms in times.items()]

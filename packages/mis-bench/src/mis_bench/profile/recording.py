@@ -9,8 +9,7 @@ from typing import Any
 
 from mis_bench.profile.trace import TraceError
 
-HOST_TRACER_LEVEL = 2
-_SERVER_LEVELS = (2, 1)  # what JAX records where nobody asks for less
+_HOST_TRACER_LEVEL = 2  # as `jax.profiler.ProfileOptions` has it
 
 
 class ProfileError(Exception):
@@ -23,15 +22,13 @@ class Recording:
 
     Attributes:
         folder: Where its files are, or will be.
-        host_tracer_level: As `jax.profiler.ProfileOptions` has it.
-        python_tracer_level: 1: with every Python call.
+        python_calls: Whether it has every Python call.
         server_folder: Its folder under the server's `--profile-dir`.
         is_here: Whether the files are in `folder`, which those of a server need not be.
     """
 
     folder: Path
-    host_tracer_level: int
-    python_tracer_level: int
+    python_calls: bool
     server_folder: str | None = None
     is_here: bool = field(default=True)
 
@@ -50,7 +47,7 @@ def recording_here(folder: Path, *, python_calls: bool) -> Iterator[Recording]:
     import jax
 
     options = jax.profiler.ProfileOptions()
-    options.host_tracer_level = HOST_TRACER_LEVEL
+    options.host_tracer_level = _HOST_TRACER_LEVEL
     options.python_tracer_level = int(python_calls)
     options.enable_hlo_proto = True  # has the scopes of every operation
     try:
@@ -58,7 +55,7 @@ def recording_here(folder: Path, *, python_calls: bool) -> Iterator[Recording]:
     except RuntimeError:
         raise ProfileError("A profile is under way in this process; stop it first.") from None
     try:
-        yield Recording(folder, HOST_TRACER_LEVEL, int(python_calls))
+        yield Recording(folder, python_calls)
     finally:
         jax.profiler.stop_trace()
 
@@ -78,7 +75,7 @@ def recording_server(folder: Path, url: str, *, key: str | None, profile_dir: Pa
         TraceError: the files are not where `profile_dir` says.
     """
     started = _post(url, "/start_profile", key)
-    recording = Recording(folder, *_SERVER_LEVELS, server_folder=str(started.get("folder")), is_here=False)
+    recording = Recording(folder, python_calls=True, server_folder=str(started.get("folder")), is_here=False)
     try:
         yield recording
     finally:

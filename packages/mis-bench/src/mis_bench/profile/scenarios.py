@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from mis_bench.artifacts.profile import Scenario
+from mis_bench.profile.records import Scenario
 from mis_bench.workload import CANONICAL, WorkloadNameError, build_workload
 
 _BATCH_SIZES = (1, 8, 32, 128, 512)

@@ -1,14 +1,20 @@
 """Which part of the model an operation belongs to: from the compiled programs that a trace carries.
 
 A trace (`*.xplane.pb`) has the optimised HLO of every program that ran, in the plane `/host:metadata`. Its
-instructions keep the `jax.named_scope` they were traced under. JAX's reader of traces shows events only, so the
-few fields that matter are read here from the protobuf itself; numbers are those of `xplane.proto` and `hlo.proto`.
+instructions keep the `jax.named_scope` they were traced under. JAX's reader of traces shows events only, and XProf's
+tables have no operations of CPUs; so the few fields that matter are declared here, for protobuf to read. Numbers are
+those of `xplane.proto` and `hlo.proto`.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 _PROGRAM = re.compile(r"(.*)\((\d+)\)")
 
@@ -17,6 +23,28 @@ CONTAINERS = frozenset({"while", "conditional", "call", "async-start", "async-do
 
 Scopes = dict[int, dict[str, "Instruction"]]
 """Instructions by program id and name."""
+
+_STRING, _BYTES, _INT64 = 9, 12, 3  # FieldDescriptorProto.Type
+_MESSAGES: dict[str, list[tuple[int, str, int | str, bool]]] = {
+    "XSpace": [(1, "planes", "XPlane", True)],
+    "XPlane": [(2, "name", _STRING, False), (4, "event_metadata", "Entry", True)],
+    "Entry": [(2, "value", "XEventMetadata", False)],
+    "XEventMetadata": [(2, "name", _STRING, False), (5, "stats", "XStat", True)],
+    "XStat": [(6, "bytes_value", _BYTES, False)],
+    "HloProto": [(1, "hlo_module", "Module", False)],
+    "Module": [(3, "computations", "Computation", True)],
+    "Computation": [(2, "instructions", "Hlo", True), (5, "id", _INT64, False)],
+    "Hlo": [
+        (1, "name", _STRING, False), (2, "opcode", _STRING, False), (7, "metadata", "OpMetadata", False),
+        (38, "called_computation_ids", _INT64, True),
+    ],
+    "OpMetadata": [(2, "op_name", _STRING, False)],
+}  # fmt: skip
+"""Number, name, type and whether it is repeated, of each field, by message."""
+
+
+class ScopesError(ValueError):
+    """Bytes are no trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,110 +65,59 @@ def read_scopes(space: bytes) -> Scopes:
 
     Args:
         space: The bytes of an `*.xplane.pb` file.
+
+    Raises:
+        ScopesError: it is none.
     """
     found: Scopes = {}
-    for plane in _all(memoryview(space), 1):
-        if _text(plane, 2) != "/host:metadata":
-            continue
-        for entry in _all(plane, 4):
-            (metadata,) = _all(entry, 2)
-            named = _PROGRAM.fullmatch(_text(metadata, 2))
-            for stat in _all(metadata, 5):
-                for proto in _all(stat, 6):
-                    for module in _all(proto, 1):
-                        found[int(named.group(2)) if named else 0] = _instructions(module)
+    try:
+        for plane in _message("XSpace").FromString(space).planes:
+            for entry in plane.event_metadata if plane.name == "/host:metadata" else ():
+                named = _PROGRAM.fullmatch(entry.value.name)
+                for stat in entry.value.stats:
+                    if stat.bytes_value:
+                        module = _message("HloProto").FromString(stat.bytes_value).hlo_module
+                        found[int(named.group(2)) if named else 0] = _instructions(module.computations)
+    except DecodeError as error:
+        raise ScopesError(str(error)) from None
     return found
 
 
-@dataclass(slots=True)
-class _Raw:
-    name: str
-    kind: str
-    scope: str
-    computation: int
-    calls: list[int]
-
-
-def _instructions(module: memoryview) -> dict[str, Instruction]:
-    raw = [
-        _Raw(_text(each, 1), _text(each, 2), _scope(each), _number(computation, 5), _numbers(each, 38))
-        for computation in _all(module, 3)
-        for each in _all(computation, 2)
-    ]
-    callers = {called: each for each in raw for called in each.calls}
+def _instructions(computations: Iterable[Any]) -> dict[str, Instruction]:
+    raw = [(computation.id, each) for computation in computations for each in computation.instructions]
+    home = {each.name: computation for computation, each in raw}
+    callers = {called: each for _, each in raw for called in each.called_computation_ids}
     inside: dict[int, Counter[str]] = {}
-    for each in raw:
-        if each.scope:
-            inside.setdefault(each.computation, Counter())[each.scope] += 1
+    for computation, each in raw:
+        if each.metadata.op_name:
+            inside.setdefault(computation, Counter())[each.metadata.op_name] += 1
 
-    def scope_of(each: _Raw) -> str:
-        if each.scope:
-            return each.scope
+    def scope_of(each: Any) -> str:
+        if each.metadata.op_name:
+            return each.metadata.op_name
         # What the compiler made has no scope: take that of most of what is fused in it, or else of what calls it.
-        if each.kind == "fusion":
-            for called in each.calls:
+        if each.opcode == "fusion":
+            for called in each.called_computation_ids:
                 if called in inside:
                     return inside[called].most_common(1)[0][0]
-        caller = callers.get(each.computation)
+        caller = callers.get(home[each.name])
         return scope_of(caller) if caller is not None else ""
 
-    return {each.name: Instruction(each.kind, scope_of(each)) for each in raw}
+    return {each.name: Instruction(each.opcode, scope_of(each)) for _, each in raw}
 
 
-def _scope(instruction: memoryview) -> str:
-    return next((_text(metadata, 2) for metadata in _all(instruction, 7)), "")
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield number and value of every field: an integer, or bytes."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        match key & 7:
-            case 0:
-                value, at = _varint(message, at)
-                yield key >> 3, value
-            case 2:
-                length, at = _varint(message, at)
-                yield key >> 3, message[at : at + length]
-                at += length
-            case kind:
-                at += 8 if kind == 1 else 4  # fixed 64 and 32 bits, which nothing here needs
-
-
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-
-
-def _all(message: memoryview, number: int) -> list[memoryview]:
-    return [value for field, value in _fields(message) if field == number and isinstance(value, memoryview)]
-
-
-def _text(message: memoryview, number: int) -> str:
-    return next((str(value, "utf-8", "replace") for value in _all(message, number)), "")
-
-
-def _number(message: memoryview, number: int) -> int:
-    return next(iter(_numbers(message, number)), 0)
-
-
-def _numbers(message: memoryview, number: int) -> list[int]:
-    """Return a repeated integer, packed or not."""
-    found: list[int] = []
-    for field, value in _fields(message):
-        if field != number:
-            continue
-        if isinstance(value, int):
-            found.append(value)
-            continue
-        at = 0
-        while at < len(value):
-            each, at = _varint(value, at)
-            found.append(each)
-    return found
+@cache
+def _message(name: str) -> Any:
+    """Return the class of a message of `_MESSAGES`."""
+    file = descriptor_pb2.FileDescriptorProto(name="mis_bench/trace.proto", package="mis_bench", syntax="proto3")
+    for message, fields in _MESSAGES.items():
+        described = file.message_type.add(name=message)
+        for number, field, kind, is_repeated in fields:
+            label = 3 if is_repeated else 1  # FieldDescriptorProto.Label
+            if isinstance(kind, str):
+                described.field.add(name=field, number=number, type=11, type_name=f".mis_bench.{kind}", label=label)
+            else:
+                described.field.add(name=field, number=number, type=kind, label=label)  # pyrefly: ignore
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"mis_bench.{name}"))

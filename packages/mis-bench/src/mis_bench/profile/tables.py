@@ -1,109 +1,102 @@
 """A profile for people."""
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from mis_bench.artifacts.profile import ProfileResult
+from mis_bench.profile.records import Point, Profile, Slice, verdicts
 
 
-def tables(result: ProfileResult) -> Iterator[Table]:
+def tables(result: Profile) -> Iterator[Table]:
     """Yield the tables of a profile: figures, targets, the split of requests, stages, layers, operations, memory."""
     if result.is_for_latency:
-        yield _table(
-            "Timed requests; busy: in a profiled one",
-            ("items", "requests", "p50 ms", "p99 ms", "items/s", "busy"),
-            [
-                (
-                    str(point.workload.num_items),
-                    str(point.num_requests),
-                    _ms(point.latency.p50_ms if point.latency else None),
-                    _ms(point.latency.p99_ms if point.latency else None),
-                    f"{point.throughput_ips:,.1f}" if point.latency else "-",
-                    f"{point.device.busy_share:.0%}" if point.device else "-",
-                )
-                for point in result.points
-            ],
-        )
-    if result.verdicts:
-        yield _table(
-            "Figures beside the targets for one TPU chip",
-            ("metric", "value", "target", "alert", "verdict"),
-            [
-                (each.metric, f"{each.value:,.2f} {each.unit}", f"{each.target:g}", f"{each.alert:g}", each.verdict)
-                for each in result.verdicts
-            ],
-        )
-    if result.requests:
-        fields = ("tokenization", "queue_wait", "model_forward", "device_to_host", "logprob_extraction", "softmax")
-        yield _table(
-            "Requests under the profiler, ms",
-            ("items", "total", *(field.replace("_", " ") for field in fields)),
-            [
-                (
-                    str(each.num_items),
-                    _ms(each.total_latency_ms),
-                    *(_ms(getattr(each, f"{field}_ms")) for field in fields),
-                )
-                for each in result.requests
-            ],
-        )
+        heads = ("items", "requests", "p50 ms", "p99 ms", "items/s", "busy")
+        yield _table("Timed requests; busy: in a profiled one", heads, map(_figures, result.points))
+        yield from _split(result.points)
+    rows = [
+        (each.metric, f"{each.value:,.2f} {each.unit}", f"{each.target:g}", f"{each.alert:g}", each.verdict)
+        for each in verdicts(result)
+    ]
+    if rows:
+        heads = ("metric", "value", "target", "alert", "verdict")
+        yield _table("Figures beside the targets for one TPU chip", heads, rows)
     if result.device is not None:
         time = result.device
-        yield _table(
-            "Profiled requests: device and host",
-            ("wall ms", "devices busy ms", "only the host ms", "busy"),
-            [(_ms(time.wall_ms), _ms(time.busy_ms), _ms(time.idle_ms), f"{time.busy_share:.1%}")],
-        )
-    yield from _times(result)
-    yield from _memory(result)
-
-
-def _times(result: ProfileResult) -> Iterator[Table]:
-    if result.stages:
-        rows = [(each.stage, _ms(each.ms), f"{each.share:.1%}", str(each.operations)) for each in result.stages]
-        yield _table("Operations by stage", ("stage", "ms", "share", "operations"), rows)
-    if result.layers:
-        names = ["unknown" if each.layer is None else str(each.layer) for each in result.layers]
-        rows = [(name, _ms(each.ms), f"{each.share:.1%}") for name, each in zip(names, result.layers, strict=True)]
-        yield _table("Operations by layer", ("layer", "ms", "share"), rows)
+        heads = ("wall ms", "devices busy ms", "only the host ms", "busy")
+        row = (_ms(time.wall_ms), _ms(time.busy_ms), _ms(time.idle_ms), f"{time.busy_share:.1%}")
+        yield _table("Profiled requests: device and host", heads, [row])
+    for title, kind, slices in (
+        ("Operations by stage", "stage", result.stages),
+        ("Operations by layer", "layer", result.layers),
+        ("Marks of the host", "mark", result.host),
+    ):
+        if slices:
+            yield _table(title, (kind, "ms", "share", "count"), map(_slice, slices))
     if result.operations and result.scenario == "kernels":
         rows = [
             (each.operation, each.kind, each.stage, str(each.runs), _ms(each.ms), f"{each.share:.1%}")
             for each in result.operations
         ]
         yield _table("Hot spots", ("operation", "kind", "stage", "runs", "ms", "share"), rows)
-    if result.host:
-        rows = [(each.mark, _ms(each.ms), str(each.marks)) for each in result.host]
-        yield _table("Marks of the host", ("mark", "ms", "marks"), rows)
+    yield from _memory(result)
 
 
-def _memory(result: ProfileResult) -> Iterator[Table]:
+def _figures(point: Point) -> tuple[str, ...]:
+    latency, speed = point.latency, point.items_per_second
+    return (
+        str(point.workload.num_items),
+        str(len(point.timed)),
+        _ms(latency.p50_ms if latency else None),
+        _ms(latency.p99_ms if latency else None),
+        "-" if speed is None else f"{speed:,.1f}",
+        f"{point.device.busy_share:.0%}" if point.device else "-",
+    )
+
+
+def _split(points: Sequence[Point]) -> Iterator[Table]:
+    """Yield where the target says that requests' time went, medians."""
+    stages = list(dict.fromkeys(stage for point in points for call in point.timed for stage in call.stages_ms))
+    if stages:
+        rows = [
+            (
+                str(point.workload.num_items),
+                *(_ms(statistics.median(call.stages_ms.get(stage, 0.0) for call in point.timed)) for stage in stages),
+            )
+            for point in points
+            if point.timed
+        ]
+        yield _table("Timed requests by stage, ms", ("items", *stages), rows)
+
+
+def _slice(each: Slice) -> tuple[str, ...]:
+    return each.name, _ms(each.ms), "-" if each.share is None else f"{each.share:.1%}", str(each.count)
+
+
+def _memory(result: Profile) -> Iterator[Table]:
     if not result.memory:
         return
-    heads = ("when", "tensors MiB", "largest", "MiB", "in use MiB", "peak MiB", "process MiB")
+    heads = ("when", "tensors MiB", "in use MiB", "peak MiB", "process MiB")
     rows = [
         (
-            each.stage,
-            _ms(each.total_memory_mb),
-            each.largest_tensor,
-            _ms(each.largest_memory_mb),
-            _ms(each.device_memory_mb),
-            _ms(each.peak_memory_mb),
-            _ms(each.process_memory_mb),
+            each.when,
+            _ms(sum(tensor.mib for tensor in each.tensors.values())),
+            _ms(each.in_use_mib),
+            _ms(each.peak_mib),
+            _ms(each.process_mib),
         )
         for each in result.memory
     ]
     yield _table("Memory; latencies of this run do not count", heads, rows)
-    largest = sorted(result.memory[-1].tensors.items(), key=lambda each: -each[1].memory_mb)
-    rows = [(name, _ms(each.memory_mb), str(each.shape), each.dtype) for name, each in largest]
+    largest = sorted(result.memory[-1].tensors.items(), key=lambda each: -each[1].mib)
+    rows = [(name, _ms(each.mib), str(each.shape), each.dtype) for name, each in largest]
     yield _table("What stays on the devices", ("tensor", "MiB", "shape", "type"), rows)
 
 
-def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _table(title: str, heads: Sequence[str], rows: "Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]") -> Table:
     table = Table(title=title, title_justify="left")
     for number, head in enumerate(heads):
-        is_text = number == 0 or head in ("verdict", "largest", "kind", "stage", "shape", "type")
+        is_text = number == 0 or head in ("verdict", "kind", "stage", "shape", "type")
         table.add_column(head, justify="left" if is_text else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)

@@ -96,7 +96,7 @@ def read_trace(path: Path) -> Trace:
     try:
         content = path.read_bytes()
         return read_space(ProfileData.from_serialized_xspace(content), content)
-    except (OSError, RuntimeError, ValueError, IndexError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise TraceError(f"{path} cannot be read as a trace: {error}") from None
 
 

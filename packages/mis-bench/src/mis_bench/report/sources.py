@@ -1,133 +1,127 @@
-"""What a report is made of: artifacts of any kinds, and estimates."""
+"""What a report is made of: folders of results, other documents and estimates, all read and computed anew."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
-from mis_bench.artifacts.base import Artifact, ArtifactError, kinds, read_artifact
-from mis_bench.artifacts.comparison import Comparison
-from mis_bench.artifacts.matrix import ScoreMatrix
-from mis_bench.artifacts.perf import PerfResult
-from mis_bench.artifacts.profile import ProfileResult
-from mis_bench.artifacts.run import RunResult
-from mis_bench.artifacts.stress import StressResult
-from mis_bench.artifacts.trace import TraceResult
-from mis_bench.artifacts.validation import ValidationResult
-from mis_bench.estimate.run import Estimate
-
-SHOWN = (
-    RunResult, TraceResult, StressResult, ScoreMatrix, Comparison, ValidationResult, PerfResult, ProfileResult,
-    Estimate,
-)  # fmt: skip
-"""Kinds that a report shows."""
-
-Content = TypeVar("Content", bound=Artifact | Estimate)
+from mis_bench.artifact import ArtifactError, first_fault, read_artifact
+from mis_bench.estimate import Estimate
+from mis_bench.figures import Row
+from mis_bench.profile.records import Profile
+from mis_bench.records import PLAN, RECORDS, SUMMARY, Plan, Results, read_results
+from mis_bench.summary import Summary, summarize
+from mis_bench.validation.gates import Validation
 
 
 @dataclass(frozen=True, slots=True)
-class Source(Generic[Content]):
-    """A file and what is in it."""
+class Measured:
+    """A folder of results, with its figures.
 
-    path: Path
-    content: Content
+    Attributes:
+        name: Of the folder.
+        results: Plan and records.
+        summary: All figures, computed from them just now.
+    """
+
+    name: str
+    results: Results
+    summary: Summary
+
+    @property
+    def plan(self) -> Plan:
+        """What was to be measured."""
+        return self.results.plan
+
+    @property
+    def drawn(self) -> list[Row]:
+        """Rows whose figures may be drawn: a few answered calls of one that failed are no measurement."""
+        return [row for row in self.summary.rows if row.status in ("ok", "warn") and row.items_per_second]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document that is no folder of results: a validation, a profile."""
+
+    name: str
+    content: Validation | Profile
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """All files of a report by kind, each kind in the order of the command line."""
+    """Everything of a report, in the order of the command line."""
 
-    runs: list[Source[RunResult]] = field(default_factory=list)
-    traces: list[Source[TraceResult]] = field(default_factory=list)
-    stresses: list[Source[StressResult]] = field(default_factory=list)
-    matrices: list[Source[ScoreMatrix]] = field(default_factory=list)
-    comparisons: list[Source[Comparison]] = field(default_factory=list)
-    validations: list[Source[ValidationResult]] = field(default_factory=list)
-    perfs: list[Source[PerfResult]] = field(default_factory=list)
-    profiles: list[Source[ProfileResult]] = field(default_factory=list)
-    estimates: list[Source[Estimate]] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
+    documents: list[Document] = field(default_factory=list)
+    estimates: list[tuple[str, Estimate]] = field(default_factory=list)
 
     @property
-    def artifacts(self) -> list[Source[Any]]:
-        """All files but the estimates, which have no environment."""
-        return [
-            *self.runs, *self.traces, *self.matrices, *self.comparisons, *self.validations, *self.stresses, *self.perfs,
-            *self.profiles,
-        ]  # fmt: skip
+    def validations(self) -> list[tuple[str, Validation]]:
+        """Validations by name."""
+        return [(each.name, each.content) for each in self.documents if isinstance(each.content, Validation)]
+
+    @property
+    def profiles(self) -> list[tuple[str, Profile]]:
+        """Profiles by name."""
+        return [(each.name, each.content) for each in self.documents if isinstance(each.content, Profile)]
 
 
 def read_sources(paths: Iterable[Path]) -> Sources:
-    """Read files, and every artifact and estimate in folders.
+    """Read results, documents and estimates, and all of them in folders.
 
-    Other files of a folder are passed over: figures of single configurations, which their matrix holds too, metadata,
-    and JSON that is none of ours.
+    Other files of a folder are passed over.
 
     Raises:
-        ArtifactError: a file that was named, or that claims to be an artifact, is broken or of no use for a report; or
-            there is nothing to report.
+        ArtifactError: a file that was named, or that claims to be ours, is broken or of no use for a report; or there
+            is nothing to report.
     """
-    found: dict[Path, Source[Any]] = {}
+    found, seen = Sources(), set()
     for path, is_named in _files(paths):
-        if path.resolve() not in found and (is_named or _is_ours(path)):
-            found[path.resolve()] = Source(path, _read(path))
-            if is_named and not isinstance(found[path.resolve()].content, SHOWN):
+        if path.resolve() in seen:
+            continue
+        seen.add(path.resolve())
+        fields = _json(path, must=is_named)
+        if path.name == PLAN:
+            results = read_results(path.parent)
+            found.measured.append(Measured(path.resolve().parent.name, results, summarize(results)))
+        elif "schema_version" not in fields and {"topology", "roofline_share"} <= fields.keys():
+            found.estimates.append((path.name, _estimate(path)))
+        elif is_named or fields.get("schema_version") in (Validation.SCHEMA, Profile.SCHEMA):
+            content = read_artifact(path)
+            if not isinstance(content, Validation | Profile):
                 raise ArtifactError(f"{path}: a report shows no files of this kind.")
-
-    def of(kind: type[Content]) -> list[Source[Content]]:
-        return [source for source in found.values() if isinstance(source.content, kind)]
-
-    if not any(isinstance(source.content, SHOWN) for source in found.values()):
-        raise ArtifactError("There is no artifact and no estimate in what was named.")
-    return Sources(
-        runs=of(RunResult),
-        traces=of(TraceResult),
-        stresses=of(StressResult),
-        matrices=of(ScoreMatrix),
-        comparisons=of(Comparison),
-        validations=of(ValidationResult),
-        perfs=of(PerfResult),
-        profiles=of(ProfileResult),
-        estimates=of(Estimate),
-    )
+            found.documents.append(Document(path.name, content))
+    if not (found.measured or found.documents or found.estimates):
+        raise ArtifactError("There are no results, no document and no estimate in what was named.")
+    return found
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
+    """Yield files, and whether each was named; a file of a folder of results stands for its plan."""
     for path in paths:
         if path.is_dir():
             yield from ((each, False) for each in sorted(path.rglob("*.json")))
+        elif path.name in (PLAN, RECORDS, SUMMARY):
+            yield path.with_name(PLAN), True
         else:
             yield path, True
 
 
-def _is_ours(path: Path) -> bool:
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(fields, dict) and (fields.get("schema_version") in kinds() or _is_estimate(fields))
-
-
-def _is_estimate(fields: dict) -> bool:
-    return "schema_version" not in fields and {"topology", "roofline_share"} <= fields.keys()
-
-
-def _read(path: Path) -> Artifact | Estimate:
+def _json(path: Path, *, must: bool) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: {error}") from None
-    if not isinstance(fields, dict) or not _is_estimate(fields):
-        return read_artifact(path)
+        if must:
+            raise ArtifactError(f"{path}: {error}") from None
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _estimate(path: Path) -> Estimate:
     try:
-        return Estimate.model_validate(fields)
+        return Estimate.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ArtifactError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-
-
-def distinct(values: Iterable[str]) -> Sequence[str]:
-    """Return values once each, in order."""
-    return list(dict.fromkeys(values))
+        raise ArtifactError(f"{path}: {first_fault(error)}") from None

@@ -1,7 +1,8 @@
 """What every target is: something that scores workloads, in this process or over HTTP."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -90,8 +91,119 @@ def fitting(scores: np.ndarray, workload: Workload) -> Scores:
     return scores
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply and its times, of `time.perf_counter`.
+
+    Attributes:
+        reply: What was answered.
+        sent_s: Just before the request was handed over, its body encoded long since.
+        done_s: When the whole reply was there; it is decoded afterwards.
+    """
+
+    reply: Reply
+    sent_s: float
+    done_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a target can do; known before it is opened.
+
+    Attributes:
+        forgets: Whether `forget` works, so that the same request can be cold again.
+        texts: Whether it takes texts as well as token ids.
+        layouts: Whether `prepare` takes `scoring_algorithm`, `mask_impl` and `multi_item_scoring_chunk_size`.
+    """
+
+    forgets: bool = True
+    texts: bool = True
+    layouts: bool = False
+
+
+Layout = Mapping[str, str | int]
+"""Fields of a request that say how it is laid out in steps."""
+
+Prepared = Any
+"""A request as its target sends it, encoded before any clock starts; only that target looks into it."""
+
+
 class Target(Protocol):
-    """Something that scores. Safe to call from several threads at once."""
+    """Something that scores, in this process or over HTTP; used from one event loop, by many tasks at once."""
+
+    @property
+    def about(self) -> About:
+        """What it is."""
+        ...
+
+    def prepare(self, workload: Workload, layout: Layout = {}) -> Prepared:  # noqa: B006 - nobody changes it
+        """Encode a request.
+
+        Raises:
+            CallFailed: `rejected`: this target cannot be asked that.
+        """
+        ...
+
+    async def call(self, request: Prepared) -> Answer:
+        """Ask.
+
+        Raises:
+            CallFailed: it did not answer, or not with a finite score for each item and label; nothing else is harmed.
+        """
+        ...
+
+    async def forget(self) -> None:
+        """Make it compute the next query anew, as if it had never seen it.
+
+        Raises:
+            CallFailed: `rejected` by targets without `Capabilities.forgets`; another reason if a server refused to.
+        """
+        ...
+
+    async def counts(self) -> dict[str, float]:
+        """Return what it counts about itself since it started: `compilations`, `steps`, `memory_bytes` and so on."""
+        ...
+
+    async def close(self) -> None:
+        """Free what it holds. Closing twice is fine."""
+        ...
+
+
+class Opener(Protocol):
+    """A target that was asked for, not yet opened."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the target can do."""
+        ...
+
+    async def check(self) -> None:
+        """Look whether it can run, without loading anything: packages, options, a server's health.
+
+        Raises:
+            TargetUnavailable: it cannot; one sentence says why and what would help.
+        """
+        ...
+
+    async def open(self) -> Target:
+        """Load its weights, or connect; close the target after use.
+
+        Raises:
+            TargetUnavailable: it cannot run here after all.
+        """
+        ...
+
+
+async def ask(target: Target, workload: Workload, layout: Layout = {}) -> Reply:  # noqa: B006 - nobody changes it
+    """Prepare and call in one; for what is not timed."""
+    return (await target.call(target.prepare(workload, layout))).reply
+
+
+class BlockingTarget(Protocol):
+    """Something in this process that scores and blocks meanwhile; `Blocking` makes a `Target` of it.
+
+    Safe to call from several threads at once.
+    """
 
     @property
     def about(self) -> About:
@@ -110,8 +222,7 @@ class Target(Protocol):
         """Make it compute the next query anew, as if it had never seen it.
 
         Raises:
-            CallFailed: `rejected` by some servers, which know no way (`HttpTarget.forget`): ask them a query that is
-                new, `Workload.another`. Another reason if a server refused to.
+            CallFailed: it could not.
         """
         ...
 
@@ -122,16 +233,3 @@ class Target(Protocol):
     def close(self) -> None:
         """Free what it holds. Closing twice is fine."""
         ...
-
-
-def check_forgets(target: Target) -> None:
-    """Refuse a target that knows no way to forget a query; any other failure is left to the calls that will meet it.
-
-    Raises:
-        TargetUnavailable: it knows none.
-    """
-    try:
-        target.forget()
-    except CallFailed as error:
-        if error.reason == "rejected":
-            raise TargetUnavailable(str(error)) from None

@@ -1,15 +1,17 @@
 """The dialect of OpenAI's completions, which knows nothing of labels: they must be among the most probable tokens."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from mis_bench.targets.base import CallFailed, Reply, TargetUnavailable
-from mis_bench.targets.connection import Connection
-from mis_bench.targets.dialect import PROBE, Dialect, checked_scores
-from mis_bench.targets.options import choice, positive
+from mis_bench.targets.client import Client
+from mis_bench.targets.dialect import TOLD_WITHIN_S, Dialect, Json, checked_scores, in_order
+from mis_bench.targets.local import scores_of
+from mis_bench.targets.options import Declared
 from mis_bench.workload import Workload
 from mis_core.errors import ModelError
 from mis_core.tokenization import Tokenizer
@@ -24,65 +26,61 @@ class OpenAI(Dialect):
     """
 
     BACKEND: ClassVar[str] = "openai"
-    OPTIONS: ClassVar[tuple[str, ...]] = ("logprobs", "prompts_per_call", "token_ids")
+    PATH: ClassVar[str] = "/v1/completions"
+    OPTIONS: ClassVar[Declared] = {"logprobs": 5, "prompts_per_call": 32, "token_ids": ("false", "true")}
 
-    def __init__(self, connection: Connection, model: str, options: dict[str, str], directory: Path | None) -> None:
-        super().__init__(connection, model, options, directory)
-        self._logprobs = positive(options, "logprobs", 5)
-        self._prompts_per_call = positive(options, "prompts_per_call", 32)
+    def __init__(self, options: Mapping[str, Any], directory: Path | None) -> None:
+        super().__init__(options, directory)
+        self._prompts_per_call: int = options["prompts_per_call"]
+        self._fields: Json = {"max_tokens": 1, "temperature": 0, "logprobs": options["logprobs"]}
         self._tokenizer: Tokenizer | None = None
-        if choice(options, "token_ids", "false", "true") == "false":
-            if directory is None:
-                raise TargetUnavailable("The target openai needs --model for its tokenizer, or token_ids=true.")
-            try:
-                self._tokenizer = Tokenizer.from_pretrained(directory)
-            except ModelError as error:
-                raise TargetUnavailable(error.message) from None
+        if options["token_ids"] == "true":
+            self._fields["return_tokens_as_token_ids"] = True
+            return
+        if directory is None:
+            raise TargetUnavailable("The target openai needs --model for its tokenizer, or token_ids=true.")
+        try:
+            self._tokenizer = Tokenizer.from_pretrained(directory)
+        except ModelError as error:
+            raise TargetUnavailable(error.message) from None
 
-    def score(self, workload: Workload, *, timeout_s: float | None = None) -> Reply:
-        """Ask for the next token of every item."""
+    def bodies(self, workload: Workload) -> list[Json]:
+        """Prompts of query and item, some in each request."""
+        prompts = [_joined(workload, item) for item in workload.items]
+        size = self._prompts_per_call
+        return [{"prompt": prompts[begin : begin + size], **self._fields} for begin in range(0, len(prompts), size)]
+
+    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
+        """Log-probabilities of the labels, found by name, as probabilities or as a softmax over the labels."""
         names = [self._name(label) for label in workload.label_token_ids.tolist()]
-        rows = []
-        for begin in range(0, workload.num_items, self._prompts_per_call):
-            prompts = [_joined(workload, item) for item in workload.items[begin : begin + self._prompts_per_call]]
-            for place, found in enumerate(self._most_probable(prompts, timeout_s), begin):
-                rows.append([_logprob(found, name, place) for name in names])
+        found = self._most_probable(answers, workload.num_items)
+        rows = [[_logprob(each, name, place) for name in names] for place, each in enumerate(found)]
         logprobs = checked_scores(rows, workload)
-        if not workload.apply_softmax:
-            return Reply(np.exp(logprobs))
-        weights = np.exp(logprobs - logprobs.max(axis=1, keepdims=True))
-        return Reply(weights / weights.sum(axis=1, keepdims=True))
+        return Reply(scores_of(logprobs, None if workload.apply_softmax else np.zeros(len(rows))))
 
-    def probe(self, timeout_s: float) -> None:
-        """Ask for the next token of one item, whichever that is."""
-        self._most_probable([_joined(PROBE, PROBE.items[0])], timeout_s)
+    def check_probe(self, answers: Sequence[Json]) -> None:
+        """Any most probable tokens will do."""
+        self._most_probable(answers, 1)
 
-    def details(self) -> dict[str, Any]:
+    async def details(self, client: Client) -> Json:
         """`GET /version`, where there is one."""
         try:
-            return {"version": self.connection.get("/version", timeout_s=5.0).get("version")}
+            return {"version": (await client.get("/version", timeout_s=TOLD_WITHIN_S)).get("version")}
         except CallFailed:
             return {}
 
-    def _most_probable(self, prompts: list[Any], timeout_s: float | None) -> list[dict[str, float]]:
-        """Return log-probabilities by token, for each prompt."""
-        body = {
-            "model": self.model,
-            "prompt": prompts,
-            "max_tokens": 1,
-            "temperature": 0,
-            "logprobs": self._logprobs,
-        } | ({"return_tokens_as_token_ids": True} if self._tokenizer is None else {})
-        reply = self.connection.post("/v1/completions", body, timeout_s=timeout_s)
-        try:
-            found = {int(each["index"]): each["logprobs"]["top_logprobs"][0] for each in reply["choices"]}
-        except (IndexError, KeyError, TypeError, ValueError):
-            raise CallFailed("missing_scores", "The reply has no `top_logprobs` for each choice.") from None
-        if sorted(found) != list(range(len(prompts))):
-            raise CallFailed("shape_mismatch", f"The reply has {len(found)} choices for {len(prompts)} prompts.")
-        if not all(isinstance(each, dict) for each in found.values()):
+    def _most_probable(self, answers: Sequence[Json], num_items: int) -> list[dict[str, float]]:
+        """Return log-probabilities by token, for each item."""
+        found: list[dict[str, float]] = []
+        for answer in answers:
+            try:
+                choices = {int(each["index"]): each["logprobs"]["top_logprobs"][0] for each in answer["choices"]}
+            except (IndexError, KeyError, TypeError, ValueError):
+                raise CallFailed("missing_scores", "The reply has no `top_logprobs` for each choice.") from None
+            found += in_order(choices, min(self._prompts_per_call, num_items - len(found)), "choices")
+        if not all(isinstance(each, dict) for each in found):
             raise CallFailed("missing_scores", "`top_logprobs` holds no log-probabilities by token.")
-        return [found[index] for index in range(len(prompts))]
+        return found
 
     def _name(self, label: int) -> str:
         return f"token_id:{label}" if self._tokenizer is None else self._tokenizer.decode([label])

@@ -1,70 +1,86 @@
-"""What the dialects of servers share."""
+"""How one kind of server is asked: what a dialect describes, and what dialects share."""
 
-import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from mis_bench.targets.base import CallFailed, Reply, Scores, fitting
-from mis_bench.targets.connection import Connection
-from mis_bench.targets.options import is_secret
+from mis_bench.targets.client import Client
+from mis_bench.targets.options import Declared, is_secret
 from mis_bench.workload import Workload
 
-Option = str | int | float | bool | None
+Plain = str | int | float | bool | None
+Json = dict[str, Any]
+
+TOLD_WITHIN_S = 5.0
+"""Within this time a server must tell of itself."""
 
 PROBE = Workload("probe", np.array([1, 2, 3], np.int32), (np.array([4], np.int32),), np.array([1, 2], np.int32), True)
 """A tiny request; its ids are in every vocabulary."""
 
 
-class Dialect:
+class Dialect(ABC):
     """How one kind of server is asked.
 
     Attributes:
-        BACKEND: Name for artifacts.
+        BACKEND: Name for results.
+        PATH: Of requests.
         OPTIONS: Options it takes, beyond those of every server.
+        LAYOUTS: Whether requests may say how they are laid out.
+        forgets: How the server is made to compute the next query anew: by another `cache_salt` in requests, by
+            `POST /flush_cache`, or not at all. Final once `details` was asked for.
+        admin_key: For the flush, where it takes another key.
 
     Args:
-        connection: To the server.
-        model: Name of the served model.
-        options: Those of `OPTIONS` that were given.
+        options: Values of `OPTIONS`.
         directory: The checkpoint that is served, if it can be read here.
+
+    Raises:
+        TargetUnavailable: the options do not fit each other, or something that they need is missing.
     """
 
     BACKEND: ClassVar[str]
-    OPTIONS: ClassVar[tuple[str, ...]] = ()
+    PATH: ClassVar[str]
+    OPTIONS: ClassVar[Declared] = {}
+    LAYOUTS: ClassVar[bool] = False
 
-    def __init__(self, connection: Connection, model: str, options: dict[str, str], directory: Path | None) -> None:
-        self.connection, self.model, self.options, self.directory = connection, model, options, directory
+    def __init__(self, options: Mapping[str, Any], directory: Path | None) -> None:
+        self.forgets: Literal["salt", "flush"] | None = None
+        self.admin_key: str | None = None
 
-    def score(self, workload: Workload, *, timeout_s: float | None = None) -> Reply:
-        """Score a workload.
+    @abstractmethod
+    def bodies(self, workload: Workload) -> list[Json]:
+        """Return the bodies that ask for a workload, without `model`; they are sent one after another."""
 
-        Raises:
-            CallFailed: there is no answer, or not the right one.
-        """
-        raise NotImplementedError
-
-    def probe(self, timeout_s: float) -> None:
-        """Ask for something tiny; raises `CallFailed`."""
-        self.score(PROBE, timeout_s=timeout_s)
-
-    def forget(self) -> None:
-        """Make the server compute the next query anew.
+    @abstractmethod
+    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
+        """Read the answers to `bodies`.
 
         Raises:
-            CallFailed: `rejected` if there is no way, as here; another reason if the server refused.
+            CallFailed: `missing_scores` or `shape_mismatch`.
         """
-        raise CallFailed(
-            "rejected",
-            f"The target {self.BACKEND} knows no way to forget a query, so only new ones are cold.",
-        )
 
-    def details(self) -> dict[str, Any]:
-        """Return what the server tells of itself: `dtype`, `version`, and `options`, plain values by name."""
+    def check_probe(self, answers: Sequence[Json]) -> None:
+        """Check the answers to `PROBE`, as `reply` does."""
+        self.reply(answers, PROBE)
+
+    @property
+    def why_not_forget(self) -> str:
+        """Why `forgets` is None, in one sentence."""
+        return f"The target {self.BACKEND} knows no way to forget a query, so only new ones are cold."
+
+    async def details(self, client: Client) -> Json:
+        """Return what the server tells of itself: `dtype`, `version`, and `options`, plain values by name.
+
+        Raises:
+            CallFailed: it does not.
+        """
         return {}
 
-    def counts(self) -> dict[str, float]:
+    async def counts(self, client: Client) -> dict[str, float]:
         """Return what it counts beyond its metrics; raises `CallFailed`."""
         return {}
 
@@ -83,26 +99,19 @@ def checked_scores(values: Any, workload: Workload) -> Scores:
     return fitting(scores, workload)
 
 
-class Salt:
-    """A cache salt that changes when the cache should be forgotten. Thread-safe."""
+def in_order(entries: Mapping[int, Any], count: int, what: str) -> list[Any]:
+    """Return entries by their index.
 
-    def __init__(self) -> None:
-        self._number, self._lock = 0, threading.Lock()
-        self._prefix = np.random.default_rng().bytes(8).hex()  # no earlier run used it
-
-    def change(self) -> None:
-        """Take another salt."""
-        with self._lock:
-            self._number += 1
-
-    @property
-    def field(self) -> dict[str, str]:
-        """The field of a request."""
-        return {"cache_salt": f"{self._prefix}-{self._number}"}
+    Raises:
+        CallFailed: `shape_mismatch`: there is not one for each of `count`.
+    """
+    if sorted(entries) != list(range(count)):
+        raise CallFailed("shape_mismatch", f"The reply has {len(entries)} {what} for {count} items.")
+    return [entries[index] for index in range(count)]
 
 
-def plain(settings: Any) -> dict[str, Option]:
+def plain(settings: Any) -> dict[str, Plain]:
     """Return the settings that are plain values; never keys, which some servers tell."""
     if not isinstance(settings, dict):
         return {}
-    return {name: value for name, value in settings.items() if isinstance(value, Option) and not is_secret(name)}
+    return {name: value for name, value in settings.items() if isinstance(value, Plain) and not is_secret(name)}

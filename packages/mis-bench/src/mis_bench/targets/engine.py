@@ -14,30 +14,39 @@ import mis_core
 import mis_kernels
 from mis_bench.environment import checkpoint_sha256
 from mis_bench.targets.base import About, CallFailed, Reply, TargetUnavailable
-from mis_bench.targets.local import resident_bytes
+from mis_bench.targets.local import failure, resident_bytes
 from mis_bench.workload import Workload
 from mis_core import Engine
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, MisError, RequestError
 
 
-def open_engine(model: Path, options: Mapping[str, str], *, name: str = "engine") -> "EngineTarget":
-    """Load a checkpoint.
+def engine_config(model: Path, options: Mapping[str, str]) -> EngineConfig:
+    """Read options, without loading anything.
 
     Args:
-        model: Its directory.
+        model: Directory of the checkpoint.
         options: Fields of `EngineConfig` as text, such as `{"scoring_algorithm": "packed"}`.
-        name: What the target is called in artifacts.
 
     Raises:
-        TargetUnavailable: an option is wrong, or the engine refuses the checkpoint.
+        TargetUnavailable: an option is wrong.
     """
     try:
-        config = EngineConfig.of(str(model), _typed(options))
-        engine = Engine(config)
+        return EngineConfig.of(str(model), _typed(options))
     except MisError as error:
         raise TargetUnavailable(error.message) from None
-    return EngineTarget(engine, name=name)
+
+
+def open_engine(config: EngineConfig) -> "EngineTarget":
+    """Load a checkpoint.
+
+    Raises:
+        TargetUnavailable: the engine refuses the checkpoint, or an option does not fit it.
+    """
+    try:
+        return EngineTarget(Engine(config))
+    except MisError as error:
+        raise TargetUnavailable(error.message) from None
 
 
 class EngineTarget:
@@ -45,26 +54,19 @@ class EngineTarget:
 
     Args:
         engine: Whom to ask.
-        name: What the target is called in artifacts.
-        request: Fields for every request, `{"scoring_algorithm": "packed"}` for instance.
+        fields: Of every request, `scoring_algorithm="packed"` for instance.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        name: str = "engine",
-        request: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._engine, self._request = engine, dict(request or {})
-        fields = dataclasses.asdict(engine.config)
+    def __init__(self, engine: Engine, **fields: Any) -> None:
+        self._engine, self._fields = engine, fields
+        options = dataclasses.asdict(engine.config)
         self._about = About(
-            name=name,
+            name="engine",
             backend="mis-engine",
-            model=fields.pop("model"),
+            model=options.pop("model"),
             model_sha256=checkpoint_sha256(engine.directory),
             dtype=engine.config.dtype,
-            options=fields | engine.summary | self._request,
+            options=options | engine.summary | fields,
             versions={
                 "mis-core": mis_core.__version__,
                 "mis-kernels": mis_kernels.__version__,
@@ -85,11 +87,7 @@ class EngineTarget:
 
     def asking(self, **fields: Any) -> "EngineTarget":
         """Return the same engine with other fields in every request, `scoring_algorithm="serial"` for instance."""
-        return EngineTarget(
-            self._engine,
-            name=self._about.name,
-            request=self._request | fields,
-        )
+        return EngineTarget(self._engine, **(self._fields | fields))
 
     def score(self, workload: Workload) -> Reply:
         """Score a workload.
@@ -98,11 +96,11 @@ class EngineTarget:
             CallFailed: `rejected` (the request breaks a limit), `out_of_memory`, or `error`.
         """
         try:
-            result = self._engine.score(**workload.request, **self._request)
+            result = self._engine.score(**workload.request, **self._fields)
         except RequestError as error:
             raise CallFailed("rejected", error.message) from None
         except (EngineUnavailable, RuntimeError) as error:  # JAX's own are RuntimeErrors
-            raise CallFailed("out_of_memory" if _is_out_of_memory(error) else "error", str(error)) from error
+            raise failure(error) from error
         return Reply(result.scores.astype(np.float64), dict(result.timings_ms), result.usage.cached_tokens)
 
     def forget(self) -> None:
@@ -142,11 +140,3 @@ def _parse(name: str, text: str, kind: Any) -> Any:
 
 
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    while error is not None:
-        if "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower():
-            return True
-        error = error.__cause__ or error.__context__
-    return False

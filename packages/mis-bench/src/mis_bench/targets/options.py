@@ -1,14 +1,68 @@
 """Options of targets: text from the command line, checked by name and value."""
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from mis_bench.targets.base import TargetUnavailable
 
+Declared = Mapping[str, tuple[str, ...] | int | float | None]
+"""Options by name: the words that are allowed, the first by default; a default integer, of at least 1; a default number
+of seconds, above 0; or None for any text, None by default."""
+
+
+def read_options(spec: str, given: Mapping[str, str], declared: Declared) -> dict[str, Any]:
+    """Return every option that a target has, those that were not given at their defaults.
+
+    Args:
+        spec: The target, for messages.
+        given: As written.
+        declared: What the target takes.
+
+    Raises:
+        TargetUnavailable: the target has no such option, or it takes no such value.
+    """
+    for name in given:
+        if name not in declared:
+            near = difflib.get_close_matches(name, declared, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(declared) or 'none'}."
+            raise TargetUnavailable(f"{spec} has no option {name[:80]!r}; {hint}")
+    return {name: _read(name, given.get(name), default) for name, default in declared.items()}
+
+
+def _read(name: str, text: str | None, default: tuple[str, ...] | int | float | None) -> str | int | float | None:
+    if text is None:
+        return default[0] if isinstance(default, tuple) else default
+    match default:
+        case None:
+            return text
+        case tuple():
+            if text in default:
+                return text
+            wanted = " or ".join(default)
+        case int():
+            if text.isascii() and text.isdigit() and len(text) < 10 and int(text):
+                return int(text)
+            wanted = "an integer of at least 1"
+        case float():
+            seconds = _number(text)
+            if 0 < seconds < math.inf:
+                return seconds
+            wanted = "a number of seconds above 0"
+    raise TargetUnavailable(f"The option {name} must be {wanted}, not {text[:80]!r}.")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
 
 def is_secret(name: str) -> bool:
-    """Whether an option's value must be in no artifact, command line or log, by its name."""
+    """Whether an option's value must be in no result, command line or log, by its name."""
     low = name.lower()
     return any(word in low for word in ("key", "password", "secret", "credential")) or low.endswith("token")
 
@@ -21,45 +75,3 @@ def without_secrets(spelling: str) -> str:
     spec, *options = spelling.split(",")
     kept = [each for each in options if "=" in each and not is_secret(each.partition("=")[0])]
     return ",".join([re.sub(r"//[^/]*@", "//", spec), *kept])
-
-
-def choice(options: Mapping[str, str], name: str, *allowed: str) -> str:
-    """Return an option, the first allowed value by default.
-
-    Raises:
-        TargetUnavailable: it has another value.
-    """
-    value = options.get(name, allowed[0])
-    if value not in allowed:
-        raise TargetUnavailable(f"The option {name} must be {' or '.join(allowed)}, not {value[:80]!r}.")
-    return value
-
-
-def positive(options: Mapping[str, str], name: str, default: int) -> int:
-    """Return an option that is an integer of at least 1.
-
-    Raises:
-        TargetUnavailable: it is none.
-    """
-    text = options.get(name, str(default))
-    if text.isascii() and text.isdigit() and len(text) < 10 and int(text):
-        return int(text)
-    raise TargetUnavailable(f"The option {name} must be an integer of at least 1, not {text[:80]!r}.")
-
-
-def with_timeout(spec: str, options: Mapping[str, str], seconds: float) -> dict[str, str]:
-    """Return options with which a server's connection waits as long as its caller, unless they say otherwise."""
-    return {"timeout_s": str(seconds), **options} if "=" in spec else dict(options)
-
-
-def check_names(spec: str, options: Mapping[str, str], known: tuple[str, ...]) -> None:
-    """Refuse options that a target does not have.
-
-    Raises:
-        TargetUnavailable: names the first, and what it may have meant.
-    """
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known) or 'none'}."
-            raise TargetUnavailable(f"{spec} has no option {name[:80]!r}; {hint}")

@@ -1,38 +1,35 @@
 """Hugging Face transformers on PyTorch, in the three ways in which people score with it."""
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from jaxtyping import Int64
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from mis_bench.environment import checkpoint_sha256
-from mis_bench.targets.base import About, CallFailed, Reply, TargetUnavailable
-from mis_bench.targets.local import resident_bytes, scores_of, token_ids
-from mis_bench.targets.options import check_names, choice, positive
-from mis_bench.workload import Workload
+from mis_bench.targets.base import About, TargetUnavailable
+from mis_bench.targets.local import LocalModel, Logits, LogSumExps
 
 WAYS = ("serial", "batched", "shared")
 """How items meet the query; see `PyTorch`."""
 
 
-def open_pytorch(model: Path, way: str, options: Mapping[str, str]) -> "PyTorch":
+def open_pytorch(model: Path, way: str, *, dtype: str, batch: int) -> "PyTorch":
     """Load a checkpoint, onto a GPU if PyTorch has one.
 
     Args:
         model: Its directory.
         way: One of `WAYS`.
-        options: `dtype`, `bfloat16` (default) or `float32`; `batch`, items computed at once (16).
+        dtype: `bfloat16` or `float32`.
+        batch: Items computed at once.
 
     Raises:
-        TargetUnavailable: an option is wrong, or transformers refuses the checkpoint.
+        TargetUnavailable: transformers refuses the checkpoint.
     """
-    check_names(f"transformers-{way}", options, ("dtype", "batch"))
-    dtype, batch = choice(options, "dtype", "bfloat16", "float32"), positive(options, "batch", 16)
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
             model, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
@@ -43,7 +40,7 @@ def open_pytorch(model: Path, way: str, options: Mapping[str, str]) -> "PyTorch"
     return PyTorch(loaded.eval().to(device), model, way, batch)
 
 
-class PyTorch:
+class PyTorch(LocalModel):
     """A causal language model, asked in one of three ways.
 
     * `serial`: one forward pass for each item, of the query and the item.
@@ -54,60 +51,32 @@ class PyTorch:
     """
 
     def __init__(self, model: Any, directory: Path, way: str, batch: int) -> None:
-        self._model, self._directory, self._way, self._batch = model, directory, way, batch
-        self._lock = threading.Lock()  # one call at a time: each uses all cores, or the whole GPU
-        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-        self._about = About(
+        about = About(
             name=f"transformers-{way}",
             backend="transformers",
             model=str(directory),
             model_sha256=checkpoint_sha256(directory),
-            dtype=dtype,
+            dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
             options={"attention": "sdpa", "devices": devices(model.device), "threads": torch.get_num_threads()}
             | ({} if way == "serial" else {"batch": batch}),
             versions={"torch": torch.__version__, "transformers": transformers.__version__},
         )
+        super().__init__(about, model.config.vocab_size, model.config.max_position_embeddings)
+        self._model, self._way, self._batch = model, way, batch
 
-    def otherwise(self, way: str) -> "PyTorch":
-        """Return the same model, asked in another way."""
-        return PyTorch(self._model, self._directory, way, self._batch)
-
-    @property
-    def about(self) -> About:
-        """What it is."""
-        return self._about
-
-    def score(self, workload: Workload) -> Reply:
-        """Score a workload of token ids.
-
-        Raises:
-            CallFailed: `rejected`, or `out_of_memory`.
-        """
-        config = self._model.config
-        query, items = token_ids(workload, config.vocab_size, config.max_position_embeddings)
-        labels = torch.from_numpy(workload.label_token_ids.astype(np.int64))
-        try:
-            with self._lock, torch.inference_mode():
-                found = [
-                    self._read(states, labels, workload.apply_softmax) for states in self._last_states(query, items)
-                ]
-        except RuntimeError as error:
-            message = str(error).lower()
-            if "out of memory" in message or "can't allocate memory" in message:
-                raise CallFailed("out_of_memory", str(error).splitlines()[0]) from None
-            raise CallFailed("error", str(error).splitlines()[0]) from error
-        logits, log_sum_exp = (np.concatenate(each) for each in zip(*found, strict=True))
-        return Reply(scores_of(logits, None if workload.apply_softmax else log_sum_exp))
-
-    def forget(self) -> None:
-        """Nothing: it keeps nothing between calls."""
-
-    def counts(self) -> dict[str, float]:
-        """Return `memory_bytes`, this process's resident memory."""
-        return {"memory_bytes": float(resident_bytes())}
-
-    def close(self) -> None:
-        """Nothing: the model goes with its last target."""
+    def label_logits(
+        self, query: list[int], items: list[list[int]], labels: Int64[np.ndarray, " labels"], *, with_sums: bool
+    ) -> tuple[Logits, LogSumExps | None]:
+        """Compute all items, in the target's way."""
+        wanted = torch.from_numpy(labels)
+        logits, sums = [], []
+        with torch.inference_mode():
+            for states in self._last_states(query, items):
+                found = self._model.get_output_embeddings()(states)
+                logits.append(found[:, wanted].float().cpu().numpy())
+                if with_sums:
+                    sums.append(found.float().logsumexp(dim=1).cpu().numpy())
+        return np.concatenate(logits), np.concatenate(sums) if with_sums else None
 
     def _last_states(self, query: list[int], items: list[list[int]]) -> Iterator[torch.Tensor]:
         """Yield hidden states of the items' last tokens, `[batch, hidden]`, in order."""
@@ -144,12 +113,6 @@ class PyTorch:
         states = self._model.base_model(past_key_values=cache, **inputs).last_hidden_state
         last = torch.tensor([max(0, len(sequence) - 1) for sequence in sequences])
         return states[torch.arange(len(sequences)), last]
-
-    def _read(self, states: torch.Tensor, labels: torch.Tensor, apply_softmax: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return label logits `[rows, labels]`, and logs of the sums over the vocabulary if needed, `[rows]`."""
-        logits = self._model.get_output_embeddings()(states)
-        sums = np.zeros(0) if apply_softmax else logits.float().logsumexp(dim=1).cpu().numpy()
-        return logits[:, labels].float().cpu().numpy(), sums
 
 
 def devices(device: torch.device) -> str:

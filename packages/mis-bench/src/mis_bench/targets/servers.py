@@ -1,86 +1,88 @@
 """Dialects of servers that score: ours, SGLang and vLLM."""
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from mis_bench.targets.base import CallFailed, Reply
-from mis_bench.targets.connection import Connection
-from mis_bench.targets.dialect import Dialect, Salt, checked_scores, plain
+from mis_bench.targets.client import Client
+from mis_bench.targets.dialect import TOLD_WITHIN_S, Dialect, Json, checked_scores, in_order, plain
+from mis_bench.targets.options import Declared
 from mis_bench.workload import Workload
 
 _LAYOUT = ("scoring_algorithm", "mask_impl", "multi_item_scoring_chunk_size")
-
 _VLLM_WITH_SALT = (0, 33)
-
-_TOLD_WITHIN_S = 5.0  # what a server says of itself
 
 
 class Mis(Dialect):
     """`mis-server`.
 
-    Options: `admin_key`, with which `forget` empties the cache instead of changing the salt; and `scoring_algorithm`,
-    `mask_impl` and `multi_item_scoring_chunk_size`, which the server takes with `--enable-request-layout` only.
+    Options: `admin_key`, with which the cache is flushed instead of changing the salt; and `scoring_algorithm`,
+    `mask_impl` and `multi_item_scoring_chunk_size` of every request, which the server takes with
+    `--enable-request-layout` only.
     """
 
     BACKEND: ClassVar[str] = "mis-server"
-    OPTIONS: ClassVar[tuple[str, ...]] = ("admin_key", *_LAYOUT)
+    PATH: ClassVar[str] = "/v1/score"
+    OPTIONS: ClassVar[Declared] = dict.fromkeys(("admin_key", *_LAYOUT))
+    LAYOUTS: ClassVar[bool] = True
 
-    def __init__(self, connection: Connection, model: str, options: dict[str, str], directory: Path | None) -> None:
-        super().__init__(connection, model, options, directory)
-        self._salt = Salt()
-        self._admin_key = options.get("admin_key")
-        layout = {name: options[name] for name in _LAYOUT if name in options}
-        chunk = layout.pop("multi_item_scoring_chunk_size", None)
-        self._fields: dict[str, Any] = {"model": model, **layout}
-        if chunk is not None:
-            self._fields["multi_item_scoring_chunk_size"] = int(chunk) if chunk.isdigit() else chunk
+    def __init__(self, options: Mapping[str, Any], directory: Path | None) -> None:
+        super().__init__(options, directory)
+        self.admin_key = options["admin_key"]
+        self.forgets = "salt" if self.admin_key is None else "flush"
+        given = {name: options[name] for name in _LAYOUT if options[name] is not None}
+        self._layout = {name: int(value) if value.isdigit() else value for name, value in given.items()}
 
-    def score(self, workload: Workload, *, timeout_s: float | None = None) -> Reply:
-        """`POST /v1/score`."""
-        body = workload.request | self._fields | self._salt.field
-        return _scored(self.connection.post("/v1/score", body, timeout_s=timeout_s), workload)
+    def bodies(self, workload: Workload) -> list[Json]:
+        """One request."""
+        return [workload.request | self._layout]
 
-    def forget(self) -> None:
-        """Change the salt, or with an admin key empty the cache."""
-        if self._admin_key is None:
-            self._salt.change()
-        else:
-            self.connection.post("/flush_cache", {}, api_key=self._admin_key)
+    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
+        """Scores and the cached tokens of the usage."""
+        return _scored(answers[0], workload)
 
-    def details(self) -> dict[str, Any]:
+    async def details(self, client: Client) -> Json:
         """`GET /server_info`."""
-        info = self.connection.get("/server_info", timeout_s=_TOLD_WITHIN_S)
+        info = await client.get("/server_info", timeout_s=TOLD_WITHIN_S)
         options = plain(info.get("settings", {})) | plain(info.get("engine", {}))
         return {"dtype": options.get("dtype"), "version": info.get("version"), "options": options}
 
-    def counts(self) -> dict[str, float]:
+    async def counts(self, client: Client) -> dict[str, float]:
         """The engine's statistics."""
-        statistics = self.connection.get("/server_info", timeout_s=_TOLD_WITHIN_S).get("statistics", {})
+        statistics = (await client.get("/server_info", timeout_s=TOLD_WITHIN_S)).get("statistics", {})
         return {name: float(value) for name, value in statistics.items() if isinstance(value, int | float)}
 
 
 class SGLang(Dialect):
-    """SGLang's `/v1/score`. Without `--enable-mis` it computes item by item behind its prefix cache."""
+    """SGLang's `/v1/score`. Without `--enable-mis` it computes item by item behind its prefix cache.
+
+    It refuses to flush its cache while requests are under way.
+    """
 
     BACKEND: ClassVar[str] = "sglang"
+    PATH: ClassVar[str] = "/v1/score"
 
-    def score(self, workload: Workload, *, timeout_s: float | None = None) -> Reply:
-        """`POST /v1/score`."""
-        body = workload.request | {"model": self.model}
-        return _scored(self.connection.post("/v1/score", body, timeout_s=timeout_s), workload)
+    def __init__(self, options: Mapping[str, Any], directory: Path | None) -> None:
+        super().__init__(options, directory)
+        self.forgets = "flush"
 
-    def forget(self) -> None:
-        """Empty the cache; SGLang refuses while requests are under way."""
-        self.connection.text("POST", "/flush_cache")
+    def bodies(self, workload: Workload) -> list[Json]:
+        """One request."""
+        return [workload.request]
 
-    def details(self) -> dict[str, Any]:
+    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
+        """Scores, and the cached tokens where the usage has them."""
+        return _scored(answers[0], workload)
+
+    async def details(self, client: Client) -> Json:
         """`GET /server_info`, or its older name."""
         for path in ("/server_info", "/get_server_info"):
             try:
-                info = self.connection.get(path, timeout_s=_TOLD_WITHIN_S)
+                info = await client.get(path, timeout_s=TOLD_WITHIN_S)
             except CallFailed:
                 continue
             return {"dtype": info.get("dtype"), "version": info.get("version"), "options": plain(info)}
@@ -95,67 +97,61 @@ class VLLM(Dialect):
     """
 
     BACKEND: ClassVar[str] = "vllm"
+    PATH: ClassVar[str] = "/generative_scoring"
 
-    def __init__(self, connection: Connection, model: str, options: dict[str, str], directory: Path | None) -> None:
-        super().__init__(connection, model, options, directory)
-        self._salt = Salt()
+    def __init__(self, options: Mapping[str, Any], directory: Path | None) -> None:
+        super().__init__(options, directory)
         self._version: str | None = None
 
-    def score(self, workload: Workload, *, timeout_s: float | None = None) -> Reply:
-        """`POST /generative_scoring`, once or for each label."""
+    def bodies(self, workload: Workload) -> list[Json]:
+        """One request, or one for each label."""
         labels = workload.label_token_ids.tolist()
-        if workload.apply_softmax and len(labels) == 2:
-            first = self._first_label(workload, labels, timeout_s)
-            return Reply(np.stack([first, 1 - first], axis=1))
-        columns = [
-            self._first_label(workload, [label, *labels[:place], *labels[place + 1 :]], timeout_s)
-            for place, label in enumerate(labels)
+        orders = [[label, *labels[:place], *labels[place + 1 :]] for place, label in enumerate(labels)]
+        fields = {"apply_softmax": workload.apply_softmax, "add_special_tokens": False}
+        return [
+            workload.request | fields | {"label_token_ids": order}
+            for order in (orders[:1] if _needs_one_call(workload) else orders)
         ]
+
+    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
+        """The first label's score of each answer, its items in any order."""
+        columns = [self._column(answer, workload) for answer in answers]
+        if _needs_one_call(workload):
+            columns.append(1 - columns[0])
         return Reply(np.stack(columns, axis=1))
 
-    def forget(self) -> None:
-        """Change the salt; versions before 0.33 ignore it and keep the query, so they are refused."""
-        if _numbers(self._version) < _VLLM_WITH_SALT:
-            raise CallFailed(
-                "rejected",
-                f"vLLM {self._version or 'of an unknown version'} knows no way to forget a query; 0.33 is the first "
-                "whose scoring has a cache salt.",
-            )
-        self._salt.change()
+    @property
+    def why_not_forget(self) -> str:
+        """Versions before 0.33 ignore the salt and keep the query."""
+        return (
+            f"vLLM {self._version or 'of an unknown version'} knows no way to forget a query; 0.33 is the first whose "
+            "scoring has a cache salt."
+        )
 
-    def details(self) -> dict[str, Any]:
+    async def details(self, client: Client) -> Json:
         """`GET /version`."""
-        self._version = self.connection.get("/version", timeout_s=_TOLD_WITHIN_S).get("version")
+        self._version = (await client.get("/version", timeout_s=TOLD_WITHIN_S)).get("version")
+        found = re.match(r"(\d+)\.(\d+)", str(self._version))
+        self.forgets = "salt" if found and tuple(map(int, found.groups())) >= _VLLM_WITH_SALT else None
         return {"version": self._version}
 
-    def _first_label(self, workload: Workload, labels: list[int], timeout_s: float | None) -> np.ndarray:
-        body = workload.request | self._salt.field | {
-            "model": self.model,
-            "label_token_ids": labels,
-            "apply_softmax": workload.apply_softmax,
-            "add_special_tokens": False,
-        }  # fmt: skip
-        reply = self.connection.post("/generative_scoring", body, timeout_s=timeout_s)
+    def _column(self, answer: Json, workload: Workload) -> np.ndarray:
         try:
-            scores = {int(each["index"]): each["score"] for each in reply["data"]}
+            scores = {int(each["index"]): each["score"] for each in answer["data"]}
         except (KeyError, TypeError, ValueError):
             raise CallFailed("missing_scores", "The reply has no `data` with an index and a score each.") from None
-        if sorted(scores) != list(range(workload.num_items)):
-            raise CallFailed("shape_mismatch", f"The reply has {len(scores)} scores for {workload.num_items} items.")
-        rows = [[scores[index]] for index in range(workload.num_items)]
+        rows = [[score] for score in in_order(scores, workload.num_items, "scores")]
         return checked_scores(rows, workload.with_labels(1))[:, 0]
 
 
-def _numbers(version: object) -> tuple[int, ...]:
-    """Return the first two numbers of a version; none of what is no version."""
-    found = re.match(r"(\d+)\.(\d+)", str(version))
-    return tuple(map(int, found.groups())) if found else ()
+def _needs_one_call(workload: Workload) -> bool:
+    return workload.apply_softmax and len(workload.label_token_ids) == 2
 
 
-def _scored(reply: dict[str, Any], workload: Workload) -> Reply:
-    if reply.get("scores") is None:
+def _scored(answer: Json, workload: Workload) -> Reply:
+    if answer.get("scores") is None:
         raise CallFailed("missing_scores", "The reply has no `scores`.")
-    usage = reply.get("usage") or {}
+    usage = answer.get("usage") or {}
     details = (usage.get("prompt_tokens_details") if isinstance(usage, dict) else None) or {}
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Reply(checked_scores(reply["scores"], workload), cached_tokens=cached if isinstance(cached, int) else None)
+    return Reply(checked_scores(answer["scores"], workload), cached_tokens=cached if isinstance(cached, int) else None)

@@ -1,1 +1,4 @@
-"""Gates that a model has to pass before its scores are trusted: isolation, equivalence, parity, speed."""
+"""`mis-bench validate`: gates that a model has to pass before its scores are trusted.
+
+`cases` says what is asked, `ask` how; `isolation`, `equivalence` and `run` measure; `gates` judges.
+"""

@@ -1,66 +1,73 @@
-"""Asking targets: whole requests, or item by item, with answers that have the right shape."""
+"""Asking targets: whole requests, or item by item."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mis_bench.measure import closed_loop, forgetting
-from mis_bench.targets.base import CallFailed, Scores, Target, fitting
-from mis_bench.validation.cases import one_by_one
+from mis_bench.targets.base import Answer, CallFailed, Layout, Scores, Target
 from mis_bench.workload import Workload
 
-
-def ask(target: Target, workload: Workload) -> Scores:
-    """Return the scores of a request.
-
-    Raises:
-        CallFailed: there are none, or not one for each item and label.
-    """
-    return fitting(target.score(workload).scores, workload)
+Score = Callable[[Workload], Awaitable[Scores]]
+"""Returns scores, or raises `CallFailed`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Serial:
-    """Item by item, query and item computed anew for each.
+class Scorer:
+    """A way to ask a target.
 
     Attributes:
-        target: Whom to ask.
-        splits: Whether a request is sent for each item, and the query forgotten in between. Else the target
-            itself computes item by item.
+        target: Whom.
+        timeout_s: Seconds that a call may take.
+        layout: Fields of every request.
+        splits: Whether a request is sent for each item, and the query forgotten before each.
     """
 
     target: Target
-    splits: bool
+    timeout_s: float
+    layout: Layout = field(default_factory=dict)
+    splits: bool = False
 
-    def scores(self, workload: Workload) -> Scores:
-        """Return the scores of all items.
+    async def scores(self, workload: Workload) -> Scores:
+        """Return the scores of all items; raises `CallFailed`."""
+        if not self.splits:
+            return (await self._answer(workload)).reply.scores
+        answers = await self._one_by_one(workload)
+        return np.concatenate([answer.reply.scores for answer in answers])
 
-        Raises:
-            CallFailed: a request failed.
-        """
-        return np.concatenate([ask(self.target, part) for part in forgetting(self.target, self._parts(workload))])
+    async def anew(self, workload: Workload) -> Scores:
+        """Return the scores with the query computed again; raises `CallFailed`."""
+        await self.target.forget()
+        return await self.scores(workload)
 
-    def milliseconds(self, workload: Workload) -> float:
-        """Return how long all items took, without the time to forget.
+    async def milliseconds(self, workload: Workload) -> float:
+        """Return how long all items took, the query forgotten before each call, which is not counted."""
+        await self.target.forget()
+        answers = await self._one_by_one(workload) if self.splits else [await self._answer(workload)]
+        return 1e3 * sum(answer.done_s - answer.sent_s for answer in answers)
 
-        Raises:
-            CallFailed: a request failed.
-        """
-        return total_milliseconds(self.target, self._parts(workload))
+    async def at_once(self, workloads: Sequence[Workload], callers: int) -> list[Scores]:
+        """Return the scores of requests, so many under way at a time."""
+        permits = asyncio.Semaphore(callers)
 
-    def _parts(self, workload: Workload) -> list[Workload]:
-        return one_by_one(workload) if self.splits else [workload]
+        async def one(workload: Workload) -> Scores:
+            async with permits:
+                return await self.scores(workload)
 
+        return await asyncio.gather(*map(one, workloads))
 
-def total_milliseconds(target: Target, workloads: Sequence[Workload]) -> float:
-    """Return how long requests took, one after the other, the query forgotten before each.
+    async def _one_by_one(self, workload: Workload) -> list[Answer]:
+        answers = []
+        for item in workload.items:
+            await self.target.forget()
+            answers.append(await self._answer(replace(workload, items=(item,))))
+        return answers
 
-    Raises:
-        CallFailed: a request failed.
-    """
-    timed = closed_loop(target, forgetting(target, workloads))
-    for call in timed.calls:
-        if call.failure is not None:
-            raise CallFailed(call.failure, call.message)
-    return sum(timed.latencies_ms)
+    async def _answer(self, workload: Workload) -> Answer:
+        request = self.target.prepare(workload, self.layout)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await self.target.call(request)
+        except TimeoutError:
+            raise CallFailed("timeout", f"No answer within {self.timeout_s:g} s.") from None

@@ -58,11 +58,6 @@ def with_items(case: Workload, items: Sequence[np.ndarray | str]) -> Workload:
     return replace(case, items=tuple(items))
 
 
-def one_by_one(case: Workload) -> list[Workload]:
-    """Return a request for each item."""
-    return [with_items(case, [item]) for item in case.items]
-
-
 def _free_token(cases: Sequence[Workload], preferred: int | None) -> int:
     used = set(np.concatenate([np.concatenate([case.query, *case.items]) for case in cases]).tolist())
     candidates = [] if preferred is None else [preferred]

@@ -1,13 +1,13 @@
 """Equivalence and parity: two computations of the same scores, compared as label softmaxes and log-probabilities."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mis_bench.artifacts.validation import Difference, Gate, judged
 from mis_bench.targets.base import CallFailed, Scores
-from mis_bench.validation.thresholds import Limits
+from mis_bench.validation.ask import Score
+from mis_bench.validation.gates import FIGURES, Figure
 from mis_bench.workload import Workload
 
 
@@ -32,7 +32,7 @@ class Answers:
         return [each / each.sum(axis=1, keepdims=True) for each in self.probabilities]
 
 
-def answers(score: Callable[[Workload], Scores], cases: Sequence[Workload], *, with_softmax: bool = False) -> Answers:
+async def answers(score: Score, cases: Sequence[Workload], *, with_softmax: bool = False) -> Answers:
     """Score all cases; a failure is kept, not raised.
 
     Args:
@@ -41,8 +41,8 @@ def answers(score: Callable[[Workload], Scores], cases: Sequence[Workload], *, w
         with_softmax: Ask again with `apply_softmax`: engines compute it in another way.
     """
     try:
-        probabilities = [score(case) for case in cases]
-        softmaxes = [score(replace(case, apply_softmax=True)) for case in cases] if with_softmax else []
+        probabilities = [await score(case) for case in cases]
+        softmaxes = [await score(replace(case, apply_softmax=True)) for case in cases] if with_softmax else []
     except CallFailed as error:
         return Answers(failure=str(error))
     if min(each.min() for each in probabilities) <= 0:
@@ -50,10 +50,17 @@ def answers(score: Callable[[Workload], Scores], cases: Sequence[Workload], *, w
     return Answers(probabilities, softmaxes)
 
 
-def compare(expected: Answers, actual: Answers, names: Sequence[str]) -> tuple[Difference, str]:
-    """Return how far apart two computations are, and the worst item or why there is no figure."""
+def compare(name: str, expected: Answers, actual: Answers, names: Sequence[str]) -> list[Figure]:
+    """Measure how far apart two computations are; the detail is the worst item, or why there is no figure.
+
+    Args:
+        name: Of the gates, with `{}` for the figure's own name.
+        expected: One computation.
+        actual: The other one.
+        names: Of the cases.
+    """
     if failure := expected.failure or actual.failure:
-        return Difference(), failure
+        return [Figure(name=name.format(figure), measured=None, detail=failure) for figure in FIGURES]
     softmaxes = [
         np.abs(mine - wanted)
         for found in (actual.label_softmaxes, actual.softmaxes)
@@ -65,26 +72,15 @@ def compare(expected: Answers, actual: Answers, names: Sequence[str]) -> tuple[D
     ]
     worst = int(np.argmax([each.max() for each in softmaxes]))
     item = int(np.argmax(softmaxes[worst].max(axis=1)))
-    difference = Difference(
-        max_abs_diff=float(softmaxes[worst].max()),
-        mean_abs_diff=float(np.concatenate(softmaxes).mean()),
-        max_logprob_diff=max(float(each.max()) for each in logprobs),
+    measured = (
+        float(softmaxes[worst].max()),
+        float(np.concatenate(softmaxes).mean()),
+        max(float(each.max()) for each in logprobs),
     )
-    return difference, f"{names[worst % len(names)]}, item {item}"
-
-
-def difference_gates(name: str, compared: tuple[Difference, str], limits: Limits) -> list[Gate]:
-    """Return the three gates of a comparison.
-
-    Args:
-        name: Where the figures stand in the artifact, with `{}` for the figure's own name.
-        compared: What `compare` returned.
-        limits: Thresholds.
-    """
-    difference, detail = compared
+    detail = f"{names[worst % len(names)]}, item {item}; {order_agreement(expected, actual):.1%} of pairs in order"
     return [
-        judged(name.format(figure), getattr(difference, figure), "at most", getattr(limits, figure), detail)
-        for figure in ("max_abs_diff", "mean_abs_diff", "max_logprob_diff")
+        Figure(name=name.format(figure), measured=value, detail=detail)
+        for figure, value in zip(FIGURES, measured, strict=True)
     ]
 
 

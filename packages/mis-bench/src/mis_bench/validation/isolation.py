@@ -5,12 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mis_bench.artifacts.validation import Gate, judged
-from mis_bench.measure import closed_loop
-from mis_bench.targets.base import CallFailed, Scores, Target
-from mis_bench.validation.ask import ask
+from mis_bench.targets.base import CallFailed, Scores
+from mis_bench.validation.ask import Scorer
 from mis_bench.validation.cases import with_items
-from mis_bench.validation.thresholds import ISOLATION
+from mis_bench.validation.gates import KINDS, MUTATED, Figure
 from mis_bench.workload import Workload
 
 _APPENDED = 13  # the token that the runbook appends
@@ -93,78 +91,75 @@ def preceding_items(case: Workload) -> Iterator[Variant]:
         yield Variant(with_items(case, [*others[:count], case.items[last]]), [(last, count)])
 
 
-KINDS: dict[str, Callable[[Workload], Iterator[Variant]]] = {
-    "repetition": repetition,
-    "same_length_mutation": same_length_mutation,
-    "changed_length_mutation": changed_length_mutation,
-    "reversed_order": reversed_order,
-    "permutation": permutation,
-    "dropped_items": dropped_items,
-    "duplicated_items": duplicated_items,
-    "preceding_items": preceding_items,
-}
+_VARIANTS: dict[str, Callable[[Workload], Iterator[Variant]]] = {
+    variants.__name__: variants
+    for variants in (
+        repetition, same_length_mutation, changed_length_mutation, reversed_order, permutation, dropped_items,
+        duplicated_items, preceding_items,
+    )
+}  # fmt: skip
+assert {*_VARIANTS, "other_requests"} == set(KINDS), "every kind has a gate"
 
 
-def isolation_gates(target: Target, cases: Sequence[Workload], on_gate: Callable[[str], None]) -> Iterator[Gate]:
-    """Test isolation, one gate for each way to disturb; then that a changed item's own score does change.
+@dataclass(slots=True)
+class _Extreme:
+    """The largest, or least, difference so far, and where it was."""
+
+    value: float
+    where: str = ""
+
+
+async def isolation(scorer: Scorer, cases: Sequence[Workload], on_gate: Callable[[str], None]) -> list[Figure]:
+    """Measure isolation, in each way to disturb; then whether a changed item's own score does change.
 
     Args:
-        target: Whom to ask.
+        scorer: Whom to ask.
         cases: Requests of at least two items.
         on_gate: Told the name of each gate before it is measured.
     """
-    least_change, least_where, failure = np.inf, "", ""
+    found, least, failure = [], _Extreme(np.inf), ""
     before: dict[int, Scores] = {}
-    for kind, variants in KINDS.items():
+    for kind in KINDS:
         on_gate(name := f"isolation.{kind}_max_abs_diff")
-        worst, where = 0.0, ""
+        worst = _Extreme(0.0)
         try:
             for number, case in enumerate(cases):
-                before[number] = before[number] if number in before else _anew(target, case)
-                for variant in variants(case):
-                    after = _anew(target, variant.workload) if variant.forgets else ask(target, variant.workload)
-                    difference, place = _difference(before[number], after, variant.kept)
-                    if difference > worst:
-                        worst, where = difference, f"{case.name}, item {place}"
-                    for place in variant.changed:
-                        change = float(np.abs(after[place] - before[number][place]).max())
-                        if change < least_change:
-                            least_change, least_where = change, f"{case.name}, item {place}"
+                if number not in before:
+                    before[number] = await scorer.anew(case)
+                if kind == "other_requests":
+                    await _among_others(scorer, case, before[number], worst)
+                    continue
+                for variant in _VARIANTS[kind](case):
+                    ask = scorer.anew if variant.forgets else scorer.scores
+                    _note(case, variant, before[number], await ask(variant.workload), worst, least)
         except CallFailed as error:
             failure = str(error)
-            yield judged(name, None, "at most", ISOLATION, failure)
+            found.append(Figure(name=name, measured=None, detail=failure))
             continue
-        yield judged(name, worst, "at most", ISOLATION, where)
-    on_gate("isolation.other_requests_max_abs_diff")
-    yield _other_requests(target, cases)
-    measured = None if np.isinf(least_change) else least_change
-    yield judged("sensitivity.mutated_item_min_abs_diff", measured, "above", 0.0, least_where or failure)
+        found.append(Figure(name=name, measured=worst.value, detail=worst.where))
+    measured = None if np.isinf(least.value) else least.value
+    return [*found, Figure(name=MUTATED, measured=measured, detail=least.where or failure)]
 
 
-def _other_requests(target: Target, cases: Sequence[Workload]) -> Gate:
-    name, worst, where = "isolation.other_requests_max_abs_diff", 0.0, ""
-    try:
-        for case in cases:
-            before = _anew(target, case)
-            target.forget()
-            # Between the repetitions of the request: others of its query, and of other queries.
-            others = [variant.workload for variant in (*changed_length_mutation(case), *dropped_items(case))]
-            others += [_reversed_query(other) for other in others]
-            mixed = [each for other in others for each in (other, case)]
-            for call in closed_loop(target, mixed, concurrency=_CALLERS).calls:
-                if call.reply is None:
-                    raise CallFailed(call.failure or "error", call.message)
-                after = call.reply.scores
-                if call.workload is case and (difference := float(np.abs(after - before).max())) > worst:
-                    worst, where = difference, f"{case.name}, {_CALLERS} callers"
-    except CallFailed as error:
-        return judged(name, None, "at most", ISOLATION, str(error))
-    return judged(name, worst, "at most", ISOLATION, where)
+def _note(case: Workload, variant: Variant, before: Scores, after: Scores, worst: _Extreme, least: _Extreme) -> None:
+    difference, place = _difference(before, after, variant.kept)
+    if difference > worst.value:
+        worst.value, worst.where = difference, f"{case.name}, item {place}"
+    for place in variant.changed:
+        own = float(np.abs(after[place] - before[place]).max())
+        if own < least.value:
+            least.value, least.where = own, f"{case.name}, item {place}"
 
 
-def _anew(target: Target, workload: Workload) -> Scores:
-    target.forget()
-    return ask(target, workload)
+async def _among_others(scorer: Scorer, case: Workload, before: Scores, worst: _Extreme) -> None:
+    """Repeat the request between others of its query, and of other queries."""
+    await scorer.target.forget()
+    others = [variant.workload for variant in (*changed_length_mutation(case), *dropped_items(case))]
+    others += [_reversed_query(other) for other in others]
+    mixed = [each for other in others for each in (other, case)]
+    for after in (await scorer.at_once(mixed, _CALLERS))[1::2]:
+        if (difference := float(np.abs(after - before).max())) > worst.value:
+            worst.value, worst.where = difference, f"{case.name}, {_CALLERS} callers"
 
 
 def _difference(before: Scores, after: Scores, kept: Sequence[tuple[int, int]]) -> tuple[float, int]:

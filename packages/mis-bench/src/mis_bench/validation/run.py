@@ -1,161 +1,160 @@
 """All gates of one model, in the runbook's order."""
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mis_bench.artifacts.validation import (
-    Difference,
-    Gate,
-    Isolation,
-    ModelValidation,
-    Sensitivity,
-    judged,
-    waived,
-)
-from mis_bench.targets.base import About, Target, TargetUnavailable
-from mis_bench.validation.ask import ask
+from mis_bench.targets.base import About, CallFailed, Target, TargetUnavailable
+from mis_bench.validation.ask import Scorer
 from mis_bench.validation.cases import Cases, with_items
-from mis_bench.validation.equivalence import (
-    Answers,
-    answers,
-    compare,
-    difference_gates,
-    order_agreement,
-    swapped,
+from mis_bench.validation.equivalence import Answers, answers, compare, swapped
+from mis_bench.validation.gates import (
+    DELIMITER,
+    KINDS,
+    SERIAL,
+    SWAPPED,
+    TORCH_MULTI,
+    TORCH_SERIAL,
+    ModelValidation,
+    Timing,
+    speedup_gate,
 )
-from mis_bench.validation.isolation import KINDS, isolation_gates
-from mis_bench.validation.speed import speed_gates
-from mis_bench.validation.subject import Subject
-from mis_bench.validation.thresholds import EQUIVALENCE, PARITY, Dtype
-from mis_bench.workload import Workload
+from mis_bench.validation.isolation import isolation
+from mis_bench.validation.thresholds import Dtype
+from mis_bench.workload import Workload, build_workload
 
-_SERIAL = "equivalence_serial.{}"
-_DELIMITER = "equivalence_query_plus_delimiter.{}"
-_TORCH = {"serial": "{}_jax_serial_vs_torch_serial", "multi": "{}_jax_multi_vs_torch_serial"}
+_WARM_UPS, _ROUNDS = 1, 3
+
+Opening = Callable[[], Awaitable[Target]]
+"""Opens a target; raises `TargetUnavailable`."""
 
 
-def validate(
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is validated: a target and its variants.
+
+    Attributes:
+        multi: The target, asked for all items at once.
+        serial: The same model, item by item.
+        delimited: Opens the target with a delimiter token between query and item; None where that is decided
+            elsewhere, by a server's command line. The gate then puts the token at the end of the query.
+        reference: Opens PyTorch's target, or the reason why the user wants none.
+    """
+
+    multi: Scorer
+    serial: Scorer
+    delimited: Callable[[int], Awaitable[Target]] | None
+    reference: Opening | str
+
+
+async def validate(
     model: str,
     subject: Subject,
     *,
-    reference: Callable[[], Target] | str,
     dtype: Dtype,
     cases: Cases,
     counts: Sequence[int],
     vocab_size: int | None = None,
     on_gate: Callable[[str], None] = lambda _: None,
 ) -> ModelValidation:
-    """Measure and judge every gate.
+    """Measure what every gate judges.
 
     Args:
         model: What it is called in the artifact.
         subject: What is validated.
-        reference: Makes PyTorch's target, or the reason why the user wants none.
         dtype: `bfloat16` or `float32`: what the model computes in, which decides the thresholds.
         cases: What is asked.
         counts: Numbers of items for the speed-up.
         vocab_size: Tokens are folded into so many ids.
         on_gate: Told what is measured next, `steps` times.
     """
-    gates = list(isolation_gates(subject.multi, cases.isolated, on_gate))
+    figures = await isolation(subject.multi, cases.isolated, on_gate)
+    names = [case.name for case in cases.compared]
 
     on_gate("equivalence_serial")
-    names = [case.name for case in cases.compared]
-    multi = answers(lambda case: ask(subject.multi, case), cases.compared, with_softmax=True)
-    serial = answers(subject.serial.scores, cases.compared)
-    gates.append(_blindness(serial, dtype, names))
-    gates += difference_gates(_SERIAL, compare(serial, multi, names), EQUIVALENCE[dtype])
+    multi = await answers(subject.multi.scores, cases.compared, with_softmax=True)
+    serial = await answers(subject.serial.scores, cases.compared)
+    # Items swapped on purpose must be noticed: on nearly flat scores, every comparison passes.
+    (_, blindness, _) = compare("{}", serial, swapped(serial), names)
+    figures.append(blindness.model_copy(update={"name": SWAPPED}))
+    figures += compare(SERIAL, serial, multi, names)
 
     on_gate("equivalence_query_plus_delimiter")
-    pointwise = answers(lambda case: subject.serial.scores(_behind(case, cases.free_token)), cases.compared)
-    delimited = _delimited(subject, cases)
-    gates += difference_gates(_DELIMITER, compare(pointwise, delimited, names), EQUIVALENCE[dtype])
+    pointwise = await answers(
+        subject.serial.scores,
+        [with_items(case, [np.insert(item, 0, cases.free_token) for item in case.items]) for case in cases.compared],
+    )
+    figures += compare(DELIMITER, pointwise, await _delimited(subject, cases), names)
 
     on_gate("torch_serial")
-    about, torch_gates = _parity(reference, {"serial": serial, "multi": multi}, cases.compared, dtype)
-    gates += torch_gates
+    about, torch = await _reference(subject.reference, cases.compared)
+    figures += compare(TORCH_SERIAL, torch, serial, names) + compare(TORCH_MULTI, torch, multi, names)
 
-    performance = {}
-    for count, found, gate in speed_gates(subject.multi, subject.serial, counts, vocab_size, on_gate):
-        performance |= {count: found} if found else {}
-        gates += [gate] if gate else []
-
-    measured = {gate.name: gate.measured for gate in gates}
-
-    def part(prefix: str) -> dict[str, float | None]:
-        return {name.removeprefix(prefix): value for name, value in measured.items() if name.startswith(prefix)}
-
+    timings = []
+    for count in counts:
+        on_gate(speedup_gate(count))
+        timings.append(await _timed(subject, count, vocab_size))
     return ModelValidation(
         model=model,
         dtype=dtype,
-        about=subject.multi.about,
+        about=subject.multi.target.about,
         reference=about,
-        isolation=Isolation.model_validate(part("isolation.")),
-        sensitivity=Sensitivity.model_validate(part("sensitivity.")),
-        equivalence_serial=Difference.model_validate(part("equivalence_serial.")),
-        equivalence_query_plus_delimiter=Difference.model_validate(part("equivalence_query_plus_delimiter.")),
-        speedup_items=list(counts),
-        performance=performance,
-        gates=gates,
-        **{name: value for name, value in measured.items() if name.endswith("_vs_torch_serial")},
+        waiver=subject.reference if isinstance(subject.reference, str) else None,
+        figures=figures,
+        timings=timings,
     )
 
 
 def steps(counts: Sequence[int]) -> int:
     """Return how often `on_gate` is called."""
-    return len(KINDS) + 1 + 3 + len(counts)
+    return len(KINDS) + 3 + len(counts)
 
 
-def _blindness(serial: Answers, dtype: str, names: Sequence[str]) -> Gate:
-    """Items swapped on purpose must be noticed: on nearly flat scores, every comparison passes."""
-    found, detail = compare(serial, swapped(serial), names)
-    limit = EQUIVALENCE[dtype].mean_abs_diff
-    return judged("sensitivity.swapped_items_mean_abs_diff", found.mean_abs_diff, "above", limit, detail)
+@asynccontextmanager
+async def closing(target: Target) -> AsyncIterator[Target]:
+    """Close a target at the end."""
+    try:
+        yield target
+    finally:
+        await target.close()
 
 
-def _behind(case: Workload, token: int) -> Workload:
-    return with_items(case, [np.insert(item, 0, token) for item in case.items])
-
-
-def _delimited(subject: Subject, cases: Cases) -> Answers:
+async def _delimited(subject: Subject, cases: Cases) -> Answers:
     token = cases.free_token
     if subject.delimited is None:
-        return answers(
-            lambda case: ask(subject.multi, replace(case, query=np.append(case.query, token))),
-            cases.compared,
-            with_softmax=True,
-        )
+        behind = [replace(case, query=np.append(case.query, token)) for case in cases.compared]
+        return await answers(subject.multi.scores, behind, with_softmax=True)
     try:
-        target = subject.delimited(token)
+        target = await subject.delimited(token)
     except TargetUnavailable as error:
         return Answers(failure=str(error))
-    with closing(target):
-        return answers(lambda case: ask(target, case), cases.compared, with_softmax=True)
+    async with closing(target):
+        return await answers(replace(subject.multi, target=target).scores, cases.compared, with_softmax=True)
 
 
-def _parity(
-    reference: Callable[[], Target] | str, found: dict[str, Answers], cases: Sequence[Workload], dtype: str
-) -> tuple[About | None, list[Gate]]:
-    about, gates = None, []
+async def _reference(reference: Opening | str, cases: Sequence[Workload]) -> tuple[About | None, Answers]:
     if isinstance(reference, str):
-        expected = Answers(failure=reference)
-    else:
-        try:
-            target = reference()
-        except TargetUnavailable as error:
-            expected = Answers(failure=str(error))
-        else:
-            with closing(target):
-                about = target.about
-                expected = answers(lambda case: ask(target, case), cases)
-    for side, actual in found.items():
-        difference, detail = compare(expected, actual, [case.name for case in cases])
-        if difference.max_abs_diff is not None:
-            detail += f"; {order_agreement(expected, actual):.1%} of pairs in the same order"
-        gates += difference_gates(_TORCH[side], (difference, detail), PARITY[dtype])
-    if isinstance(reference, str):
-        gates = [waived(gate, reference) for gate in gates]
-    return about, gates
+        return None, Answers(failure=reference)
+    try:
+        target = await reference()
+    except TargetUnavailable as error:
+        return None, Answers(failure=str(error))
+    async with closing(target):
+        return target.about, await answers(Scorer(target, timeout_s=3600.0).scores, cases)
+
+
+async def _timed(subject: Subject, count: int, vocab_size: int | None) -> Timing:
+    """Time items at once and one at a time, with queries of 300 tokens and items of 20, new in every round."""
+    base = build_workload(f"speed-300-{count}-20")
+    multi_ms, serial_ms = [], []
+    try:
+        for number in range(_WARM_UPS + _ROUNDS):
+            workload = base.another(number)
+            workload = workload if vocab_size is None else workload.within(vocab_size)
+            multi_ms.append(await subject.multi.milliseconds(workload))
+            serial_ms.append(await subject.serial.milliseconds(workload))
+    except CallFailed as error:
+        return Timing(items=count, failure=str(error))
+    return Timing(items=count, multi_ms=multi_ms[_WARM_UPS:], serial_ms=serial_ms[_WARM_UPS:])

@@ -3,7 +3,7 @@
 from rich.table import Table
 from rich.text import Text
 
-from mis_bench.artifacts.validation import Gate, ModelValidation, Performance
+from mis_bench.validation.gates import ModelValidation, speedup_gate
 
 _RULES = {"at most": "<=", "at least": ">=", "above": ">"}
 _STYLES = {"passed": "green", "failed": "bold red", "not run": "bold red", "waived": "yellow"}
@@ -11,7 +11,7 @@ _STYLES = {"passed": "green", "failed": "bold red", "not run": "bold red", "waiv
 
 def verdict(model: ModelValidation) -> str:
     """Return one line: that a model passed, or which gates it did not."""
-    failed = [gate.name for gate in model.gates if not gate.passed]
+    failed = [gate.name for gate in model.gates if gate.status in ("failed", "not run")]
     return f"{model.model}: " + (f"did not pass {', '.join(failed)}" if failed else "passed every gate")
 
 
@@ -21,19 +21,15 @@ def as_table(model: ModelValidation) -> Table:
     for heading, justify in (("gate", "left"), ("measured", "right"), ("threshold", "right"), ("verdict", "left")):
         table.add_column(heading, justify=justify, no_wrap=True)
     table.add_column("detail", overflow="fold")
-    gates = {gate.name: gate for gate in model.gates}
-    speeds = {f"performance.{count}.speedup_vs_serial_p50": found for count, found in model.performance.items()}
-    for name in [name for name in gates if name not in speeds] + list(speeds):
-        table.add_row(*(_cells(gates[name]) if name in gates else _ungated(name, speeds[name])))
+    for gate in model.gates:
+        status = Text(gate.status, style=_STYLES[gate.status])
+        table.add_row(gate.name, _figure(gate.measured), f"{_RULES[gate.rule]} {gate.threshold:g}", status, gate.detail)
+    gated = {gate.name for gate in model.gates}
+    for each in model.timings:
+        if (name := speedup_gate(each.items)) not in gated:
+            table.add_row(name, _figure(each.speedup), "", "no gate", each.detail)
     return table
 
 
-def _cells(gate: Gate) -> tuple[str | Text, ...]:
-    measured = "" if gate.measured is None else f"{gate.measured:.3g}"
-    threshold = f"{_RULES[gate.rule]} {gate.threshold:g}"
-    return gate.name, measured, threshold, Text(gate.status, style=_STYLES[gate.status]), gate.detail
-
-
-def _ungated(name: str, found: Performance) -> tuple[str, ...]:
-    detail = f"{found.serial_p50_ms:.1f} ms against {found.multi_p50_ms:.1f} ms"
-    return name, f"{found.speedup_vs_serial_p50:.3g}", "", "no gate", detail
+def _figure(measured: float | None) -> str:
+    return "" if measured is None else f"{measured:.3g}"

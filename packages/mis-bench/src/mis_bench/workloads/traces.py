@@ -128,6 +128,12 @@ def arriving(requests: Iterator[Workload], rate_per_s: float, *, total: int, see
     return [Arrival(arrival_s, next(requests)) for arrival_s, _ in times]
 
 
+def arrival_times(name: str, rate_per_s: float) -> Iterator[float]:
+    """Yield the times of a Poisson process that a name decides, in seconds."""
+    for arrival_s, _ in _times(f"arrivals {name}", rate_per_s):
+        yield arrival_s
+
+
 def build_trace(name: str) -> Trace:
     """Build the trace that a name describes.
 

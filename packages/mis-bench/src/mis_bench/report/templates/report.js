@@ -22,27 +22,10 @@
     return changes;
   }
 
-  // On narrow screens the legend goes below the plot, one name a line, and gets the height it needs.
-  function fit(layout, data, width) {
-    if (width >= 560 || !layout.showlegend) return layout;
-    const names = data.filter((trace) => trace.showlegend !== false).length;
-    return {
-      ...layout,
-      height: layout.height + 22 * names + 12,
-      margin: { ...layout.margin, l: 8, r: 12, b: 64 + 22 * names + 12 },
-      legend: { ...layout.legend, orientation: "v", y: 0, yref: "container", yanchor: "bottom", x: 0 },
-    };
-  }
-
-  const config = {
-    responsive: true,
-    displayModeBar: false,
-  };
+  const config = { responsive: true, displayModeBar: false };
   for (const [identifier, { data, layout }] of Object.entries(figures)) {
     const element = document.getElementById(identifier);
-    const fitted = fit(layout, data, element.clientWidth);
-    element.style.minHeight = `${fitted.height}px`;
-    Plotly.newPlot(element, data, fitted, config).then(() => Plotly.relayout(element, theme(fitted)));
+    Plotly.newPlot(element, data, layout, config).then(() => Plotly.relayout(element, theme(layout)));
   }
   const repaint = () => {
     for (const element of document.querySelectorAll(".plot")) Plotly.relayout(element, theme(element.layout));

@@ -1,0 +1,125 @@
+"""Documents that commands write: a schema's name and version, unknown fields refused, complete or absent on disk."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import mis_bench
+
+MODULES = ("mis_bench.records", "mis_bench.summary", "mis_bench.validation.gates", "mis_bench.profile.records")
+"""Modules that declare kinds of artifacts; a new one is a line here."""
+
+_KINDS: dict[str, type["Artifact"]] = {}
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class ArtifactError(ValueError):
+    """A file is not the artifact that it should be; names the file and the field."""
+
+
+class Part(BaseModel):
+    """A part of an artifact: immutable, unknown fields are refused, and numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class Artifact(Part):
+    """A JSON file. A subclass names its schema: `class Plan(Artifact, schema="mis-plan-v1")`."""
+
+    SCHEMA: ClassVar[str]
+
+    schema_version: str = Field(default="", description="Name and version of the schema that the file follows.")
+    generated_by: str = Field(
+        default_factory=lambda: f"mis-bench {mis_bench.__version__}", pattern=r"^mis-bench \d+\.\d+\.\d+"
+    )
+
+    def __init_subclass__(cls, schema: str, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.SCHEMA = schema
+        _KINDS[schema] = cls
+        # Before pydantic collects the fields: the only value allowed, and the default.
+        cls.__annotations__["schema_version"] = Literal[schema]  # pyrefly: ignore[not-a-type]
+        described = Artifact.model_fields["schema_version"].description
+        cls.schema_version = Field(default=schema, description=described)  # pyrefly: ignore[read-only]
+
+    def faults(self) -> Iterator[str]:
+        """Yield every way in which the document contradicts itself, one sentence each."""
+        yield from ()
+
+    def write(self, path: Path) -> None:
+        """Write as indented JSON; the file is complete or absent, never half written.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+
+def kinds() -> dict[str, type[Artifact]]:
+    """Return every kind of artifact by its `schema_version`."""
+    for module in MODULES:
+        importlib.import_module(module)
+    return _KINDS
+
+
+def read_artifact(path: Path) -> Artifact:
+    """Read any artifact, checked against its schema.
+
+    Raises:
+        ArtifactError: it is no artifact, or breaks its schema; the first fault is named.
+    """
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: {error}") from None
+    known = kinds()
+    kind = known.get(fields.get("schema_version", "")) if isinstance(fields, dict) else None
+    if kind is None:
+        raise ArtifactError(f"{path}: schema_version must be one of {', '.join(sorted(known))}")
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ArtifactError(f"{path}: {first_fault(error)}") from None
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the first fault that pydantic found: where, and what."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'file'}: {first['msg']}"
+
+
+def schemas() -> dict[str, str]:
+    """Return the text of every JSON schema by its file's name, `mis-plan-v1.json` for instance."""
+    return {
+        f"{name}.json": json.dumps({"$schema": _DIALECT, **kind.model_json_schema()}, indent=1) + "\n"
+        for name, kind in sorted(kinds().items())
+    }
+
+
+def write_schemas(folder: Path) -> None:
+    """Write the JSON schemas, and delete those of kinds that are no more.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = schemas()
+    for path in folder.glob("*.json"):
+        if path.name not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    from mis_bench import artifact  # the module that others know, not `__main__`
+
+    artifact.write_schemas(Path(sys.argv[1]))

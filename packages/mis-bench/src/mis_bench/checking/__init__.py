@@ -1,1 +1,0 @@
-"""Checking artifacts: every file by itself, and the files of a folder against each other."""

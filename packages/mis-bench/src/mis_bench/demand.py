@@ -1,0 +1,108 @@
+"""Which requests a case sends: the same numbers are the same requests for every target."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from typing import Self
+
+from mis_bench.loop import Asked
+from mis_bench.records import Case, WorkloadPart
+from mis_bench.targets.base import CallFailed, Target
+from mis_bench.workload import Workload, build_workload
+from mis_bench.workloads.traces import MAX_ARRIVALS, Trace, arrival_times
+
+AFTERWARDS = "afterwards-20-1-10"
+"""The small request that a target must answer after a load that it was to survive."""
+
+GATED = 0
+"""Number of the request by which scores are checked."""
+
+ENDLESS = 1000
+"""Numbers that a window takes whose requests are not counted."""
+
+
+def build(part: WorkloadPart) -> Workload:
+    """Build the workload that a plan describes.
+
+    Raises:
+        WorkloadNameError: there is none of that name.
+    """
+    workload = replace(build_workload(part.name), apply_softmax=part.apply_softmax)
+    workload = replace(workload, items=workload.items[: part.num_items])
+    return workload if part.vocab_size is None else workload.within(part.vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The requests of a case.
+
+    Attributes:
+        case: Whose.
+        workload: The request of number 0.
+        trace: Requests and when they arrive, instead of a workload's.
+        seed: Of the times of arrival.
+    """
+
+    case: Case
+    workload: Workload
+    trace: Trace | None = None
+    seed: int = 0
+
+    @classmethod
+    def of(cls, case: Case, traces: Mapping[str, Trace], seed: int) -> Self:
+        """Return a case's demand; `traces` has those that a case names instead of a workload."""
+        trace = traces.get(case.workload.name)
+        return cls(case, build(case.workload) if trace is None else trace.arrivals[0].workload, trace, seed)
+
+    def numbered(self, number: int) -> Workload:
+        """Return the request of a number; those of a warm case share their query."""
+        other = self.workload.another(number)
+        return replace(other, query=self.workload.query) if self.case.cache == "warm" else other
+
+    def encoded(self, target: Target, number: int, workload: Workload, due_s: float | None = None) -> Asked:
+        """Encode a request, in chunks if the client is to cut it."""
+        size = self.case.chunk_items or workload.num_items
+        pieces = [
+            replace(workload, items=workload.items[start : start + size])
+            for start in range(0, workload.num_items, size)
+        ]
+        parts, refusal = [], None
+        try:
+            parts = [target.prepare(piece, self.case.layout) for piece in pieces]
+        except CallFailed as error:
+            refusal = error
+        return Asked(number, workload.num_items, workload.num_tokens, parts, due_s, refusal)
+
+    def warmups(self, target: Target) -> Iterator[Asked]:
+        """Yield warm-up requests; of a trace so many of each size. Their queries are not asked again."""
+        if self.trace is None:
+            for number in range(self.case.warmups):
+                yield self.encoded(target, MAX_ARRIVALS + number, self.numbered(MAX_ARRIVALS + number))
+            return
+        sizes = {arrival.workload.num_items: arrival.workload for arrival in reversed(self.trace.arrivals)}
+        numbers = count(MAX_ARRIVALS)
+        for size in sorted(sizes):
+            for number in islice(numbers, self.case.warmups):
+                yield self.encoded(target, number, sizes[size].another(number))
+
+    def afterwards(self, target: Target) -> Asked:
+        """Return the request that shows that a target survived."""
+        labels = len(self.workload.label_token_ids)
+        small = build_workload(f"{AFTERWARDS}@{labels}")
+        vocab_size = self.case.workload.vocab_size
+        return self.encoded(target, GATED, small if vocab_size is None else small.within(vocab_size))
+
+    def window(self, target: Target, turn: int) -> Iterator[Asked]:
+        """Yield the requests of a round; endless if the load's time decides how many there are."""
+        if self.trace is not None:
+            for number, arrival in enumerate(self.trace.arrivals):
+                yield self.encoded(target, number, arrival.workload, arrival.arrival_s)
+            return
+        load = self.case.load
+        first = (turn - 1) * (load.requests or ENDLESS) + 1
+        times = None if load.rate is None else arrival_times(f"{self.seed} {turn}", load.rate)
+        for number in count(first) if load.requests is None else range(first, first + load.requests):
+            due = None if times is None else next(times)
+            if due is not None and load.seconds is not None and due >= load.seconds:
+                return
+            yield self.encoded(target, number, self.numbered(number), due)

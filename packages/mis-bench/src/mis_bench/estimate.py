@@ -1,0 +1,181 @@
+"""`estimate`: what a workload would take on TPUs, from `mis_core.aot.estimate`, as figures of one request."""
+
+import math
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from pydantic import BaseModel, Field
+
+from mis_bench.workload import build_workload
+from mis_core.aot.estimate import StepTimes, price_requests
+from mis_core.aot.roofline import least_bytes, least_flops
+from mis_core.errors import ConfigError
+from mis_core.models.published import PUBLISHED
+from mis_kernels.aot.chips import CHIPS
+from mis_kernels.aot.targets import TARGETS
+
+TOPOLOGIES = {"v5e:1x1": "v5e", "v6e:1x1": "v6e:1x1", "v6e:2x2": "v6e:2x2", "v6e:2x4": "v6e:2x4", "v7x:1x1x1": "v7x"}
+"""Topologies by the names that users give them; `v7x:1x1x1` is one of the two devices of a chip."""
+
+NOT_MODELLED = (
+    "stalls inside a kernel or fusion, and waiting for memory where copies do not hide behind arithmetic",
+    "time between operations, launches, and the host (4 ms a canonical request, overlapped with the device)",
+    "overlap of exchanges between devices with arithmetic, and contention for links and memory",
+    "clocks below the nominal one",
+)
+
+_PACKED = "sglang-jax fork, packed chunks, TP 4, 2026-02"
+_EXTEND = "sglang-jax fork, prefill and extend, one v6e chip, 2026-02"
+PUBLISHED_FIGURES: dict[tuple[str | int, ...], tuple[float, str]] = {
+    ("qwen3-0.6b", "canonical-2000-500-20", "v6e:1x1", 1, 1): (526.0, _EXTEND),
+    ("qwen3-0.6b", "canonical-2000-500-20", "v6e:2x2", 1, 4): (141.0, _PACKED),
+}
+"""Items a second that others measured, and who, by model, workload, topology, dp and tp."""
+
+
+class EstimateError(RuntimeError):
+    """The compiler, or the topology, refused something; the message says what."""
+
+
+class Stage(BaseModel):
+    """A stage's part of one request."""
+
+    name: str
+    milliseconds: float
+    share: float
+
+
+class Estimate(BaseModel):
+    """What a workload would take.
+
+    Attributes:
+        milliseconds: Device time of one request, when requests follow each other without a gap.
+        items_per_second: Of all devices together.
+        roofline_items_per_second: By the nominal rates of arithmetic and memory, whichever is less.
+        roofline_share: The first by the second.
+        padded_share: Part of the steps' rows that is padding.
+        memory_bytes: Arguments and temporaries of the largest step on each device, weights and cache included.
+        published: A figure that others measured for the same job, or None.
+    """
+
+    topology: str
+    model: str
+    workload: str
+    workload_sha256: str
+    dp: int
+    tp: int
+    step_tokens: int
+    requests: int
+    apply_softmax: bool
+    steps: int
+    milliseconds: float
+    items_per_second: float
+    stages: list[Stage]
+    roofline_items_per_second: float
+    roofline_share: float
+    padded_share: float
+    memory_bytes: int
+    memory_limit_bytes: float
+    not_modelled: list[str] = Field(default_factory=lambda: list(NOT_MODELLED))
+    published: str | None = None
+
+
+def estimate(
+    topology: str,
+    model: str,
+    workload_name: str,
+    *,
+    dp: int = 1,
+    tp: int = 1,
+    step_tokens: int = 4096,
+    requests: int = 8,
+    apply_softmax: bool = False,
+) -> Estimate:
+    """Plan, compile and price.
+
+    Args:
+        topology: A name in `TOPOLOGIES`.
+        model: A name in `mis_core.models.published.PUBLISHED`.
+        workload_name: As `build_workload` takes it.
+        dp: Devices that tokens are cut over.
+        tp: Devices that weights and KV heads are cut over.
+        step_tokens: Token budget of a step on each device.
+        requests: Requests that arrive together, each with a query of its own.
+        apply_softmax: Ask for a softmax over the labels instead of full-vocabulary probabilities.
+
+    Raises:
+        EstimateError: the topology or the model does not exist, has too few devices, the workload is text, or
+            the compiler refused a program.
+        WorkloadNameError: the workload's name has another form.
+    """
+    for name, known, what in ((topology, TOPOLOGIES, "topology"), (model, PUBLISHED, "model")):
+        if name not in known:
+            raise EstimateError(f"There is no {what} {name!r}; choose from {', '.join(known)}.")
+    devices = math.prod(int(n) for n in topology.partition(":")[2].split("x"))
+    if dp * tp > devices:
+        raise EstimateError(f"dp {dp} x tp {tp} needs {dp * tp} devices; {topology} has {devices}.")
+    workload = build_workload(workload_name)
+    if isinstance(workload.query, str):
+        raise EstimateError(f"{workload_name} is text; an estimate has no tokenizer and needs token ids.")
+    if find_spec("libtpu") is None:
+        raise EstimateError("An estimate needs the TPU's compiler: pip install libtpu.")
+    bodies = [workload.another(number).request | {"apply_softmax": apply_softmax} for number in range(requests)]
+    target = TOPOLOGIES[topology]
+    try:
+        times = price_requests(target, model, bodies, dp=dp, tp=tp, step_tokens=step_tokens)
+    except (RuntimeError, ConfigError) as error:
+        raise EstimateError(str(error)) from None
+    config, chip = PUBLISHED[model], CHIPS[TARGETS[target].chip]
+    flops = requests * least_flops(config, workload.request, normalised=not apply_softmax) / (dp * tp)
+    least = max(flops / chip.flops, least_bytes(config) / tp / chip.bytes)
+    items = workload.num_items * requests
+    figure = PUBLISHED_FIGURES.get((model, workload_name, topology, dp, tp))
+    return Estimate(
+        topology=topology,
+        model=model,
+        workload=workload_name,
+        workload_sha256=workload.sha256,
+        dp=dp,
+        tp=tp,
+        step_tokens=step_tokens,
+        requests=requests,
+        apply_softmax=apply_softmax,
+        steps=times.steps,
+        milliseconds=times.seconds / requests * 1e3,
+        items_per_second=items / times.seconds,
+        stages=list(_stages(times, requests)),
+        roofline_items_per_second=items / least,
+        roofline_share=least / times.seconds,
+        padded_share=times.padded_share,
+        memory_bytes=times.memory_bytes,
+        memory_limit_bytes=chip.memory,
+        published=None if figure is None else f"{figure[0]:g} items/s ({figure[1]})",
+    )
+
+
+def _stages(times: StepTimes, requests: int) -> Iterator[Stage]:
+    for name, seconds in sorted(times.stages.items(), key=lambda pair: -pair[1]):
+        yield Stage(name=name, milliseconds=seconds / requests * 1e3, share=seconds / times.seconds)
+
+
+def as_text(found: Estimate) -> str:
+    """Return the figures, a line each, and the breakdown."""
+    lines = [
+        f"{found.workload}, {found.model} on {found.topology}, dp {found.dp}, tp {found.tp}, bfloat16, "
+        + ("softmax over the labels" if found.apply_softmax else "full-vocabulary probabilities"),
+        f"{found.requests} requests in {found.steps} steps of up to {found.step_tokens} tokens a device, "
+        f"{found.padded_share:.1%} padding",
+        "",
+        f"{found.items_per_second:10,.0f} items/s",
+        f"{found.milliseconds:10.2f} ms a request",
+        f"{found.roofline_share:10.0%} of the roofline, {found.roofline_items_per_second:,.0f} items/s",
+        f"{found.memory_bytes / 2**20:10,.0f} MiB of {found.memory_limit_bytes / 2**20:,.0f} a device, "
+        "with weights and cache",
+        "",
+        *(f"{stage.milliseconds:10.2f} ms {stage.share:5.1%}  {stage.name}" for stage in found.stages),
+        "",
+        "Not modelled: " + "; ".join(found.not_modelled) + ".",
+    ]
+    if found.published:
+        lines.append(f"Published for the same job: {found.published}.")
+    return "\n".join(lines)

@@ -1,1 +1,0 @@
-"""Matrix missions: chunk sizes and layouts, swept, confirmed, and resumed after an interruption."""

@@ -1,0 +1,365 @@
+"""Results: a plan, and one raw record for each thing that happened. Every figure is computed from these.
+
+A folder of results holds `plan.json`, written before anything is measured, and `records.jsonl`, to which a line is
+added as things happen. Nothing in them is a summary, so nothing in them can contradict another part: throughput,
+latencies, intervals and verdicts are in `summary.py`, which computes them anew from the records.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
+
+from mis_bench.artifact import Artifact, ArtifactError, Part, first_fault, read_artifact
+from mis_bench.environment import Environment
+from mis_bench.targets.base import About, Scores
+from mis_bench.workload import Workload
+
+PLAN, RECORDS, SUMMARY = "plan.json", "records.jsonl", "summary.json"
+"""Files of a folder of results."""
+
+_OF_A_SITTING = ("run_id", "command", "started", "environment", "generated_by", "notes")
+_CONDITIONS = ("hardware", "commit", "versions", "variables")  # of an environment: they change speed
+
+Phase = Literal["gate", "warmup", "timed", "confirm", "afterwards"]
+"""Before speed; not counted; counted; counted again of a sweep's best; whether it still answers."""
+
+Cache = Literal["cold", "warm"]
+Preset = Literal["run", "stress", "trace", "matrix", "compare", "sweep", "perf"]
+
+
+class WorkloadPart(Part):
+    """What is asked, by its checksum; of a trace, of all its requests together."""
+
+    name: str = Field(min_length=1)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="Of the first request, or of the trace.")
+    num_items: int = Field(ge=1)
+    num_tokens: int = Field(ge=1, description="Of the query, once, and of every item; characters of texts.")
+    num_labels: int = Field(ge=1)
+    apply_softmax: bool = False
+    vocab_size: int | None = Field(default=None, ge=2, description="Ids were folded into it, if given.")
+    is_recorded: bool = Field(default=False, description="Read from a file, not built from its name.")
+
+    @classmethod
+    def of(cls, workload: Workload) -> Self:
+        """Describe a workload."""
+        return cls(
+            name=workload.name,
+            sha256=workload.sha256,
+            num_items=workload.num_items,
+            num_tokens=workload.num_tokens,
+            num_labels=len(workload.label_token_ids),
+            apply_softmax=workload.apply_softmax,
+            vocab_size=workload.vocab_size,
+        )
+
+
+class Load(Part):
+    """How requests are sent in one window.
+
+    Closed: `max_concurrency` callers, each waiting for its answer. Open: requests arrive at `rate` (Poisson), or when
+    a trace says. Both: as open, with at most so many under way. Latency counts from when a request was due.
+    """
+
+    requests: int | None = Field(default=1, ge=1, description="In a window; null if `seconds` or a trace decide.")
+    seconds: float | None = Field(default=None, gt=0, description="No request is sent later.")
+    max_concurrency: int | None = Field(default=1, ge=1, description="Null: no limit, for open loads.")
+    rate: float | None = Field(default=None, gt=0, description="Requests a second; null of a closed load.")
+
+
+class PlannedTarget(Part):
+    """Whom to ask."""
+
+    name: str = Field(min_length=1, description="Alias, or its spelling without secrets.")
+    spec: str = Field(min_length=1, description="Spelling on the command line without alias, options and secrets.")
+    options: dict[str, str] = Field(default={}, description="Without secrets.")
+    model: str | None = Field(default=None, description="As --model gave it.")
+    group: int = Field(default=0, ge=0, description="Targets of a group are open together and take turns.")
+    hardware: str | None = Field(default=None, description="What it computes on, by the user's word.")
+    hourly_cost_usd: float | None = Field(default=None, gt=0)
+
+
+class Case(Part):
+    """One thing to measure: a workload asked of a target under a load. Takes its turn once a round."""
+
+    name: str = Field(min_length=1)
+    target: str = Field(description="Name of a planned target.")
+    workload: WorkloadPart
+    load: Load = Load()
+    cache: Cache = Field(default="cold", description="Whether requests share their query.")
+    warmups: int = Field(default=1, ge=0, description="Requests before them, at least.")
+    chunk_items: int = Field(default=0, ge=0, description="Items of a call; 0: a request is one call.")
+    layout: dict[str, str | int] = Field(
+        default={}, description="Fields of every request, scoring_algorithm and so on."
+    )
+    is_gated: bool = Field(default=True, description="Whether its scores are checked before its speed.")
+    must_survive: bool = Field(default=False, description="Whether it must answer a small request after each window.")
+    is_partial: bool = Field(default=False, description="Asked for the first items only; may not win.")
+    tolerated: list[str] = Field(default=[], description="Error codes that are no failure here.")
+    skip: str | None = Field(default=None, description="Why it is not measured.")
+
+
+class Limits(Part):
+    """What scores must keep to, and a winner's latency."""
+
+    max_abs: float = Field(default=0.02, gt=0, description="Largest difference of scores.")
+    mean_abs: float = Field(default=0.01, gt=0, description="Mean difference of scores.")
+    guardrail_ratio: float = Field(default=1.25, ge=1, description="p95 over the lowest eligible p95.")
+
+    def allow(self, max_abs: float, mean_abs: float) -> bool:
+        """Whether these differences pass."""
+        return max_abs <= self.max_abs and mean_abs <= self.mean_abs
+
+
+class Gates(Part):
+    """Limits of every case's figures; null sets none."""
+
+    max_p99_ms: float | None = Field(default=None, gt=0)
+    max_p99_over_p50: float | None = Field(default=None, ge=1)
+    min_items_per_second: float | None = Field(default=None, gt=0)
+
+
+class Plan(Artifact, schema="mis-plan-v1"):
+    """`plan.json`: everything that was decided before anything was measured."""
+
+    run_id: str = Field(min_length=1)
+    preset: Preset
+    command: str = Field(description="Command line, without secrets.")
+    started: AwareDatetime
+    environment: Environment
+    targets: list[PlannedTarget] = Field(min_length=1)
+    cases: list[Case] = Field(min_length=1)
+    rounds: int = Field(ge=1, description="In each repetition; every case has one window in each.")
+    repeat: int = Field(default=1, ge=1, description="How often all is done, with targets opened anew.")
+    confirm_rounds: int = Field(default=0, ge=0, description="Of the best cases, once all rounds are over.")
+    reference: str | None = Field(default=None, description="Target whose scores and speed others are held against.")
+    took_turns: bool = Field(default=True, description="False if results of several runs were put together.")
+    limits: Limits = Limits()
+    gates: Gates = Gates()
+    slo_p99_ms: float | None = Field(default=None, gt=0, description="Objective of goodput.")
+    timeout_s: float = Field(default=180.0, gt=0)
+    seed: int = Field(default=0, ge=0, description="Of arrival times.")
+    notes: list[str] = Field(default=[])
+
+    def turns(self, repetition: int) -> range:
+        """Return the rounds of a repetition, counted from 1 over all repetitions; the confirmation's come behind."""
+        return range(repetition * self.rounds + 1, (repetition + 1) * self.rounds + 1)
+
+    @property
+    def confirm_turns(self) -> range:
+        """Rounds of the confirmation."""
+        return range(self.repeat * self.rounds + 1, self.repeat * self.rounds + self.confirm_rounds + 1)
+
+    def case(self, name: str) -> Case:
+        """Return a case by its name."""
+        return next(case for case in self.cases if case.name == name)
+
+
+class Opened(Part):
+    """A target was opened, or could not be."""
+
+    kind: Literal["opened"] = "opened"
+    target: str
+    repetition: int = Field(ge=0)
+    seconds: float = Field(ge=0)
+    about: About | None = None
+    unavailable: str | None = Field(default=None, description="Why it could not be opened.")
+
+
+class Gate(Part):
+    """What a check of scores measured before speed; `Limits` judge it.
+
+    `correctness`: against the reference's answer to the same request. `isolation`: the last item alone, against the
+    same item among the others.
+    """
+
+    kind: Literal["gate"] = "gate"
+    case: str
+    repetition: int = Field(ge=0)
+    name: Literal["correctness", "isolation"]
+    against: str | None = Field(default=None, description="Case of the reference, for `correctness`.")
+    items: int = Field(ge=0, description="Items compared.")
+    max_abs: float | None = Field(default=None, ge=0)
+    mean_abs: float | None = Field(default=None, ge=0)
+    scores: list[list[float]] | None = Field(default=None, description="Of the reference, to compare other runs with.")
+    error: str | None = Field(default=None, description="Code of what prevented the check.")
+    message: str = ""
+
+
+class Call(Part):
+    """One request. Times are seconds since its window began."""
+
+    kind: Literal["call"] = "call"
+    case: str
+    phase: Phase
+    round: int = Field(ge=0, description="From 1, over all repetitions; 0 outside of rounds.")
+    number: int = Field(ge=0, description="Of the request; the same number is the same request for every target.")
+    due_s: float | None = Field(default=None, ge=0, description="When it was to be sent, in an open load.")
+    sent_s: float = Field(ge=0)
+    done_s: float = Field(ge=0)
+    items: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+    cached_tokens: int | None = Field(default=None, ge=0)
+    error: str | None = Field(default=None, description="Code, or null of an answered request.")
+    message: str = ""
+    scores_sha256: str | None = Field(default=None, description="First 16 digits, of the float64 bytes.")
+    max_abs: float | None = Field(default=None, ge=0, description="Against the reference's answer to the request.")
+    mean_abs: float | None = Field(default=None, ge=0)
+    chunks_s: list[float] = Field(default=[], description="Of each call, where a request is cut into several.")
+    stages_ms: dict[str, float] = Field(default={})
+
+    @property
+    def latency_s(self) -> float:
+        """From when it was due, or else sent, to its whole answer."""
+        return self.done_s - (self.sent_s if self.due_s is None else self.due_s)
+
+
+class Window(Part):
+    """One turn of a case: all its requests of a round, written after them."""
+
+    kind: Literal["window"] = "window"
+    case: str
+    phase: Phase
+    round: int = Field(ge=0)
+    began: AwareDatetime
+    seconds: float = Field(ge=0)
+    calls: int = Field(ge=0)
+    forgot: bool = Field(default=False, description="Whether the target was made to forget earlier queries before it.")
+    primed: bool = Field(default=False, description="Whether it was asked for the query of a warm case before it.")
+    compilations: int | None = Field(default=None, ge=0, description="During it, where the target tells.")
+    steps: int | None = Field(default=None, ge=0, description="Likewise, of the engine.")
+    memory_bytes: int | None = Field(default=None, ge=0, description="Resident, at its end.")
+    device_memory_bytes: int | None = Field(default=None, ge=0)
+
+
+Record = Opened | Gate | Call | Window
+"""A line of `records.jsonl`."""
+
+_RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A plan and what came of it."""
+
+    plan: Plan
+    records: Sequence[Record]
+
+    @property
+    def calls(self) -> list[Call]:
+        """All requests."""
+        return [record for record in self.records if isinstance(record, Call)]
+
+    @property
+    def windows(self) -> list[Window]:
+        """All windows."""
+        return [record for record in self.records if isinstance(record, Window)]
+
+    @property
+    def gates(self) -> list[Gate]:
+        """All checks of scores."""
+        return [record for record in self.records if isinstance(record, Gate)]
+
+    @property
+    def opened(self) -> list[Opened]:
+        """All targets, as they were opened."""
+        return [record for record in self.records if isinstance(record, Opened)]
+
+
+def begin(folder: Path, plan: Plan) -> None:
+    """Write a plan into a folder, which is made if need be.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    plan.write(folder / PLAN)
+    (folder / RECORDS).touch()
+
+
+def begin_or_resume(folder: Path, plan: Plan) -> Plan:
+    """Write a plan into a new folder, or find out that an interrupted run of the same plan can go on.
+
+    Returns:
+        The plan to carry out: that of the first sitting.
+
+    Raises:
+        ArtifactError: the folder holds complete results, or another plan's.
+        OSError: it cannot be written.
+    """
+    if not (folder / PLAN).exists():
+        begin(folder, plan)
+        return plan
+    if (folder / SUMMARY).exists():
+        raise ArtifactError(f"{folder} already holds results.")
+    earlier = read_plan(folder)
+    planned = [name for name in Plan.model_fields if name not in _OF_A_SITTING]
+    changed = [name for name in planned if getattr(earlier, name) != getattr(plan, name)]
+    changed += [name for name in _CONDITIONS if getattr(earlier.environment, name) != getattr(plan.environment, name)]
+    if changed:
+        raise ArtifactError(f"{folder} holds an interrupted run that differs in {', '.join(changed)}.")
+    _keep_whole_windows(folder)
+    return earlier
+
+
+def append(folder: Path, records: Iterable[Record]) -> None:
+    """Add records to a folder.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    lines = "".join(_line(record) for record in records)
+    with (folder / RECORDS).open("a", encoding="utf-8") as file:
+        file.write(lines)
+
+
+def read_plan(folder: Path) -> Plan:
+    """Read a folder's plan; raises `ArtifactError`."""
+    plan = read_artifact(folder / PLAN)
+    if not isinstance(plan, Plan):
+        raise ArtifactError(f"{folder / PLAN} is no {Plan.SCHEMA}.")
+    return plan
+
+
+def read_results(folder: Path) -> Results:
+    """Read a folder.
+
+    Raises:
+        ArtifactError: it is no folder of results, or a line is no record; names the file and line.
+    """
+    plan = read_plan(folder)
+    path = folder / RECORDS
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path}: {error}") from None
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(_RECORD.validate_json(line))
+        except ValidationError as error:
+            raise ArtifactError(f"{path}:{number}: {first_fault(error)}") from None
+    return Results(plan, records)
+
+
+def _keep_whole_windows(folder: Path) -> None:
+    """Drop what an interruption left behind the last record of a window: a torn line, calls without their window."""
+    lines = (folder / RECORDS).read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    while lines and not lines[-1].startswith('{"kind":"window"'):
+        lines.pop()
+    (folder / RECORDS).write_text("".join(lines), encoding="utf-8")
+
+
+def digest(scores: Scores) -> str:
+    """Return the checksum of scores that a call's record holds."""
+    return hashlib.sha256(np.ascontiguousarray(scores, np.float64).tobytes()).hexdigest()[:16]
+
+
+def _line(record: Record) -> str:
+    """Return a record's line; fields at their defaults are left out, so that it stays short."""
+    fields = {"kind": record.kind} | record.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps(fields, separators=(",", ":")) + "\n"

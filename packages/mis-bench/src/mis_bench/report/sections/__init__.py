@@ -1,1 +1,0 @@
-"""Sections of a report, a module each; a section is there if there is something to show."""

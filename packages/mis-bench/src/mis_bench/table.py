@@ -1,0 +1,107 @@
+"""Tables: described once by their columns, shown in a terminal, in Markdown and on the report's page."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import rich.table
+from rich.console import Console
+from rich.text import Text
+
+Cell = str | int | float | None
+Row = TypeVar("Row")
+
+_NUMBER = re.compile(r"[-+]?[\d,.]+ ?%?( to [-+]?[\d,.]+ ?%?)?( \(.*\))?|-")
+_BAD = ("fail", "missed", "not eligible", "not run", "skipped")
+_NO_TERMINAL_WIDTH = 240  # columns of a file or a pipe
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of texts; columns of numbers are set to the right.
+
+    Attributes:
+        caption: One line.
+        header: Of each column.
+        rows: As many texts each as there are columns.
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @classmethod
+    def of(cls, caption: str, rows: Iterable[Row], columns: Mapping[str, Callable[[Row], Cell]]) -> "Table":
+        """Describe a table by its columns; one that has no value in any row is left out.
+
+        Args:
+            caption: One line.
+            rows: Of any kind.
+            columns: By heading, what to write for a row: a text, a number (`number` writes it) or None.
+        """
+        rows = list(rows)
+        cells = {heading: [of_row(row) for row in rows] for heading, of_row in columns.items()}
+        kept = [heading for heading, column in cells.items() if any(cell not in (None, "") for cell in column)]
+        texts = [[text_of(cells[heading][place]) for heading in kept] for place in range(len(rows))]
+        return cls(caption, kept, texts)
+
+    def without_constant(self, *headings: str) -> "Table":
+        """Return the table without those of some columns that say the same in every row."""
+        kept = [
+            place
+            for place, heading in enumerate(self.header)
+            if heading not in headings or len({row[place] for row in self.rows}) > 1
+        ]
+        rows = [[row[place] for place in kept] for row in self.rows]
+        return Table(self.caption, [self.header[place] for place in kept], rows)
+
+    def is_numeric(self, column: int) -> bool:
+        """Whether every cell of a column is a number, a range of two, or `-`."""
+        return all(_NUMBER.fullmatch(row[column]) for row in self.rows)
+
+    def as_markdown(self) -> str:
+        """Return a Markdown table under its caption, with pipes in cells replaced."""
+        rule = ["---:" if self.is_numeric(column) else "---" for column in range(len(self.header))]
+        lines = [f"| {' | '.join(_unpiped(cell) for cell in line)} |" for line in (self.header, rule, *self.rows)]
+        return "\n".join([f"{self.caption}:", "", *lines])
+
+    def show(self) -> None:
+        """Print on standard output; where that is no terminal, without lines and the caption in one line."""
+        console = Console()
+        made = rich.table.Table(title=Text(self.caption), title_justify="left")
+        if not console.is_terminal:
+            console, made.box, made.title = Console(width=_NO_TERMINAL_WIDTH), None, None
+            console.print(Text(self.caption), soft_wrap=True)
+        for column, heading in enumerate(self.header):
+            is_numeric = self.is_numeric(column)
+            made.add_column(Text(heading), justify="right" if is_numeric else "left", overflow="fold")
+        for row in self.rows:
+            made.add_row(*(Text(cell, style="bold red" if is_bad(cell) else "") for cell in row))
+        console.print(made)
+
+
+def is_bad(cell: str) -> bool:
+    """Whether a cell is a verdict that a reader should see first."""
+    return cell.lower().startswith(_BAD)
+
+
+def text_of(value: Cell) -> str:
+    """Return a cell's text; `-` of nothing."""
+    return value or "-" if isinstance(value, str) else number(value)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number with significant digits, thousands separated, and no exponent; `-` of None.
+
+    Integers have all their digits.
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{float(f'{value:.{digits}g}'):,.12f}".rstrip("0").rstrip(".") if value else "0"
+
+
+def _unpiped(cell: str) -> str:
+    return " ".join(cell.split()).replace("|", "/")

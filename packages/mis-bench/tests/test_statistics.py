@@ -1,0 +1,65 @@
+"""Intervals, against SciPy."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from mis_bench.statistics import FEWEST, Latency, estimate, ratio_of_medians
+
+ROUNDS = st.lists(st.floats(0.1, 1e4), min_size=1, max_size=40)
+
+
+@settings(max_examples=25, deadline=None)
+@given(ROUNDS)
+def test_an_interval_is_scipys_bootstrap_of_the_median_or_a_range_of_the_rounds(rounds: list[float]) -> None:
+    found = estimate(rounds)
+    assert found is not None
+    assert found.value == np.median(rounds)
+    assert found.rounds == rounds
+    if len(rounds) < FEWEST:
+        assert (found.low, found.high, found.confidence) == (min(rounds), max(rounds), None)
+        return
+    wanted = stats.bootstrap(
+        (rounds,), np.median, n_resamples=2000, method="percentile", vectorized=False, rng=np.random.default_rng(0)
+    ).confidence_interval
+    assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high))
+    assert found.confidence == 0.95
+
+
+def test_fewer_than_six_rounds_are_shown_and_more_have_an_interval() -> None:
+    few, enough = estimate([3.0, 1.0, 2.0]), estimate([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert few is not None
+    assert enough is not None
+    assert few.spread == "3, 1, 2"
+    assert " to " in enough.spread
+    assert estimate([]) is None
+
+
+def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(5)
+    found = [estimate(rng.lognormal(size=12).tolist()) for _ in range(200)]
+    covered = np.mean([each.low <= 1 <= each.high for each in found if each is not None])
+    assert 0.88 < covered <= 1  # the median of a lognormal is 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(ROUNDS, ROUNDS)
+def test_a_ratio_of_separate_runs_is_that_of_their_medians_within_its_interval(a: list[float], b: list[float]) -> None:
+    found = ratio_of_medians(a, b)
+    assert found is not None
+    assert found.value == pytest.approx(np.median(a) / np.median(b))
+    assert found.low <= found.value * (1 + 1e-9)
+    assert found.high >= found.value * (1 - 1e-9)
+    assert (found.confidence is None) == (min(len(a), len(b)) < FEWEST)
+
+
+@given(ROUNDS)
+def test_latencies_are_numpys_percentiles(milliseconds: list[float]) -> None:
+    found = Latency.of(milliseconds)
+    assert found is not None
+    wanted = [*np.percentile(milliseconds, [50, 95, 99]), np.mean(milliseconds), np.std(milliseconds)]
+    got = [found.p50_ms, found.p95_ms, found.p99_ms, found.mean_ms, found.std_ms]
+    assert got == pytest.approx(wanted)
+    assert Latency.of([]) is None

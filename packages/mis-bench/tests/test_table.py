@@ -1,0 +1,71 @@
+"""Tables: the same cells in a terminal, in Markdown and on a page."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mis_bench.table import Table, number
+
+SAMPLE = Table.of(
+    "Samples",
+    [("a|b", 1.5, None, "failed: why"), ("c", 1234567, None, "ok")],
+    {
+        "name": lambda row: row[0],
+        "items/s": lambda row: row[1],
+        "never": lambda row: row[2],
+        "status": lambda row: row[3],
+    },
+)
+
+
+def test_a_column_without_a_value_is_left_out() -> None:
+    assert SAMPLE.header == ["name", "items/s", "status"]
+    assert SAMPLE.rows == [["a|b", "1.5", "failed: why"], ["c", "1,234,567", "ok"]]
+
+
+def test_numbers_are_set_to_the_right_and_pipes_cannot_break_a_row() -> None:
+    assert SAMPLE.as_markdown().splitlines() == [
+        "Samples:",
+        "",
+        "| name | items/s | status |",
+        "| --- | ---: | --- |",
+        "| a/b | 1.5 | failed: why |",
+        "| c | 1,234,567 | ok |",
+    ]
+
+
+def test_columns_that_say_the_same_in_every_row_are_left_out_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("t", ["a", "b", "c"], [["1", "x", "y"], ["2", "x", "y"]])
+    assert table.without_constant("a", "b").header == ["a", "c"]
+    assert table.without_constant("a", "b").rows == [["1", "y"], ["2", "y"]]
+
+
+def test_without_a_terminal_the_caption_is_one_line_and_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    caption = "a caption " * 30
+    Table(caption, ["[bold]head"], [["[red]cell"]]).show()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == caption
+    assert "[bold]head" in lines[1]
+    assert any("[red]cell" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (65.14, "65.1"),
+        (30123.0, "30,100"),
+        (30123, "30,123"),
+        (3e-4, "0.0003"),
+        (-2.5, "-2.5"),
+    ],
+)
+def test_numbers_have_no_exponents(value: float | None, text: str) -> None:
+    assert number(value) == text
+    assert Table("t", ["n"], [[text]]).is_numeric(0)
+
+
+@given(st.floats(min_value=1e-9, max_value=1e12))
+def test_a_number_is_its_three_digits(value: float) -> None:
+    assert float(number(value).replace(",", "")) == pytest.approx(value, rel=5e-3)

@@ -1,0 +1,76 @@
+"""What requests would take on TPUs that this machine does not have.
+
+The real scheduler plans the requests, the real step is compiled for the topology by the TPU's compiler, and every
+operation of it is priced: by the compiler's own estimate in cycles or, for Pallas kernels, by their schedule.
+`docs/runbooks/estimate.md` has the method and its limits.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mis_core.models.parallel import spread_heads
+from mis_core.models.published import PUBLISHED
+from mis_kernels.aot.price import kernel_bundles
+from mis_kernels.aot.targets import TARGETS, environment
+from mis_kernels.heads import HeadShape
+
+# The text of a program with its embedding lookup, or copies, on the SparseCore cannot be read back.
+_READABLE = " --xla_tpu_offload_gather_to_sparsecore=false --xla_tpu_enable_offloading_copy_to_sparsecore=false"
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Device time of requests that arrive together.
+
+    Attributes:
+        steps: Steps that all of them take.
+        stages: Seconds of all steps, by stage.
+        padded_share: Part of the steps' rows that is padding.
+        memory_bytes: Arguments and temporaries of the largest step on each device, weights and cache included.
+    """
+
+    steps: int
+    stages: dict[str, float]
+    padded_share: float
+    memory_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """All stages together."""
+        return sum(self.stages.values())
+
+
+def price_requests(
+    target: str, model: str, requests: Sequence[Mapping[str, Any]], *, dp: int, tp: int, step_tokens: int
+) -> StepTimes:
+    """Plan, compile and price.
+
+    Args:
+        target: A name in `mis_kernels.aot.targets.TARGETS`.
+        model: A name in `PUBLISHED`.
+        requests: Bodies of `POST /v1/score`, of token ids.
+        dp: Devices that tokens are cut over.
+        tp: Devices that weights and KV heads are cut over.
+        step_tokens: Token budget of a step on each device.
+
+    Raises:
+        RuntimeError: the compiler refused a program; carries the end of its output.
+        ConfigError: the model cannot be cut over so many devices.
+    """
+    spread = spread_heads(PUBLISHED[model], tp)
+    attention, norm_rope = kernel_bundles(target, HeadShape(spread.heads // tp, spread.kv_heads // tp, spread.head_dim))
+    job = {
+        "target": target, "model": model, "requests": list(requests), "dp": dp, "tp": tp,
+        "step_tokens": step_tokens, "attention": attention, "norm_rope": norm_rope,
+    }  # fmt: skip
+    env = environment(TARGETS[target], None)
+    env["LIBTPU_INIT_ARGS"] += _READABLE
+    command = [sys.executable, "-m", "mis_core.aot.steps"]
+    done = subprocess.run(command, input=json.dumps(job), env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError("The step was not compiled:\n" + "\n".join(done.stderr.strip().splitlines()[-15:]))
+    return StepTimes(**json.loads(done.stdout.strip().splitlines()[-1]))

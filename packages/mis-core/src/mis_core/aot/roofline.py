@@ -1,0 +1,42 @@
+"""The least arithmetic and memory traffic of a request, whatever the program does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mis_core.models.config import ModelConfig
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """Return the weights of one layer's products."""
+    attention = config.embed * (config.heads + 2 * config.kv_heads) * config.head_dim
+    return attention + config.heads * config.head_dim * config.embed + 3 * config.embed * config.mlp
+
+
+def least_flops(config: ModelConfig, request: Mapping[str, Any], *, normalised: bool) -> float:
+    """Return the floating-point operations of one request, the query computed once and nothing twice.
+
+    Every token passes every layer, except that queries, output projection and MLP of the last layer are for scored
+    tokens only. An attended pair is two products of `head_dim` per head.
+
+    Args:
+        config: The model's shape.
+        request: Body of `POST /v1/score`, of token ids.
+        normalised: Whether full-vocabulary probabilities are asked for.
+    """
+    query, lens = len(request["query"]), np.array([len(item) for item in request["items"]])
+    items = len(lens)
+    tokens = query + int(lens.sum())
+    kv_weights = 2 * config.embed * config.kv_heads * config.head_dim
+    products = 2 * (tokens * (config.layers - 1) + items) * layer_weights(config) + 2 * tokens * kv_weights
+    pairs = query * (query + 1) / 2 + float((lens * (query + (lens + 1) / 2)).sum())
+    last_pairs = float((query + lens).sum())
+    attention = 4 * config.heads * config.head_dim * (pairs * (config.layers - 1) + last_pairs)
+    head = 2 * items * config.embed * (config.vocab_size if normalised else len(request["label_token_ids"]))
+    return float(products + attention + head)
+
+
+def least_bytes(config: ModelConfig) -> float:
+    """Return the bytes that must be read at least once for any number of requests together: the layers' weights."""
+    return float(np.dtype(np.uint16).itemsize * config.layers * layer_weights(config))

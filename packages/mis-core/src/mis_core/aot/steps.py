@@ -1,0 +1,134 @@
+"""Plans requests, compiles their steps and prices them, for one topology: `python -m mis_core.aot.steps < JOB`.
+
+The compiler reads its target once, when it is loaded, so this has a process of its own; `mis_core.aot.estimate`
+starts it. JOB and the answer, one line of standard output, are JSON.
+"""
+
+import dataclasses
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from mis_core.aot.hlo import Operation, read_operations
+from mis_core.aot.price import price_program
+from mis_core.aot.programs import compile_head, compile_step
+from mis_core.aot.traffic import plan_requests
+from mis_core.models.parallel import DATA, TENSOR, backend_for, spread_heads
+from mis_core.models.published import PUBLISHED
+from mis_core.runner.arrays import step_arrays
+from mis_core.runner.buckets import PAIRS, token_buckets
+from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
+from mis_kernels.aot.chips import CHIPS
+from mis_kernels.aot.price import price_attention, price_norm_rope, price_page_writes
+from mis_kernels.aot.targets import TARGETS, Target, mesh
+from mis_kernels.backends import Backend
+from mis_kernels.backends.tpu.tiles import count_tiles
+from mis_kernels.target import compiling_for
+
+_CONTEXTS = 8
+
+
+class Program(NamedTuple):
+    """A compiled program: its operations, and the bytes of its arguments and temporaries on each device."""
+
+    operations: list[Operation]
+    memory_bytes: tuple[int, int]
+
+
+def main(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Plan the requests, compile the steps that they need, and price them; return the fields of `StepTimes`."""
+    target = TARGETS[job["target"]]
+    with compiling_for(target.chip):  # sizes of tiles, blocks and calls depend on it, so all is done within
+        return _priced(job, target)
+
+
+def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    config, data, tensor = PUBLISHED[job["model"]], job["dp"], job["tp"]
+    devices = np.array(mesh(target).devices).reshape(-1)[: data * tensor]
+    on = Mesh(devices.reshape(data, tensor), (DATA, TENSOR))
+    spread = spread_heads(config, tensor)
+    backend = backend_for(spread, jnp.dtype("bfloat16"), on)
+    shape, pages, plans = _plan(job["requests"], job["step_tokens"], backend, data)
+    sizes = [next(size for size in token_buckets(shape.tokens) if size >= plan.rows) for plan in plans]
+    programs = {
+        size: _read(
+            compile_step(config, on, plans[sizes.index(size)], dataclasses.replace(shape, tokens=size), pages=pages)
+        )
+        for size in sorted(set(sizes))
+    }
+    chip, clock = CHIPS[target.chip], target.clock_ghz * 1e9
+    kv_heads = spread.kv_heads // tensor
+    head = [
+        sum(price_program(_read(program).operations, clock, chip, writes_pages=False).values())
+        for program in compile_head(config, on, shape)
+    ]
+    stages: dict[str, float] = defaultdict(float)
+    for plan, size in zip(plans, sizes, strict=True):
+        writes_pages = any(shard.paged.any() for shard in plan.shards)
+        for stage, seconds in price_program(programs[size].operations, clock, chip, writes_pages=writes_pages).items():
+            stages[stage] += seconds
+        tiles, rows = _tiles(plan, size, backend, shape), [shard.rows for shard in plan.shards]
+        stages["attention"] += config.layers * price_attention(
+            tiles, rows, job["attention"], kv_heads=kv_heads, block_tokens=backend.alignment, clock_hz=clock
+        )
+        stages["norm and RoPE"] += config.layers * price_norm_rope(size, job["norm_rope"], kv_heads, clock)
+        if writes_pages:
+            stages["write_pages"] += config.layers * price_page_writes(size * data, kv_heads, spread.head_dim, chip)
+        for calls, seconds in zip(_head_calls(plan, backend), head, strict=True):
+            stages["head"] += calls * seconds
+    largest = max(programs.values(), key=lambda program: program.memory_bytes[1])
+    return {
+        "steps": len(plans),
+        "stages": stages,
+        "padded_share": 1 - sum(plan.new_tokens for plan in plans) / sum(size * data for size in sizes),
+        "memory_bytes": sum(largest.memory_bytes),
+    }
+
+
+def _plan(
+    requests: list[Mapping[str, Any]], step_tokens: int, backend: Backend, shards: int
+) -> tuple[StepShape, int, list[StepPlan]]:
+    """Return the room of a step, the pages of the cache, and the steps of all requests."""
+    longest = max(len(body["query"]) + max(map(len, body["items"])) for body in requests)
+    context_pages = -(-longest // PAGE_SIZE) + 1
+    shape = StepShape(
+        tokens=step_tokens,
+        scored=max(256, step_tokens // 8),
+        contexts=_CONTEXTS,
+        pages_per_context=context_pages,
+        alignment=backend.alignment,
+        shards=shards,
+    )
+    pages = (len(requests) + 2) * context_pages
+    return shape, pages, plan_requests(requests, shape, pages)
+
+
+def _read(compiled: jax.stages.Compiled) -> Program:
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None, "the TPU compiler reports memory"
+    assert text is not None, "the TPU compiler writes its program"
+    return Program(read_operations(text), (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
+
+
+def _tiles(plan: StepPlan, size: int, backend: Backend, shape: StepShape) -> list[list[int]]:
+    """Return how many tiles of each kind every device's attention has."""
+    segments = step_arrays(backend, shape, plan, size, min(size, shape.scored))[3]
+    return count_tiles(segments.tiles).tolist()
+
+
+def _head_calls(plan: StepPlan, backend: Backend) -> tuple[int, int]:
+    """Return how often a step's rows need the program of label logits, and that of the log-sum-exp."""
+    pairs = sum(reading.label_ids.size for reading in plan.readings)
+    normalised = sum(len(reading.items) for reading in plan.readings if reading.normalise)
+    return -(-pairs // PAIRS), -(-normalised // (backend.normalised_rows * len(plan.shards)))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(json.load(sys.stdin))) + "\n")

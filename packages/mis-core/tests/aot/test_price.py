@@ -1,0 +1,64 @@
+"""What an estimate is made of: reading a program, planning requests, pricing."""
+
+from pathlib import Path
+
+import pytest
+
+from mis_core.aot.hlo import read_operations
+from mis_core.aot.price import price_program, stage_of
+from mis_core.aot.roofline import least_flops
+from mis_core.aot.traffic import plan_requests
+from mis_core.models.published import PUBLISHED
+from mis_core.runner.buckets import token_buckets
+from mis_core.scheduler.plan import StepShape
+from mis_kernels.aot.chips import CHIPS
+
+PROGRAM = Path(__file__).with_name("program.hlo").read_text()
+
+
+def canonical(number: int) -> dict[str, object]:
+    query = [1 + (number + place) % 999 for place in range(2000)]
+    return {"query": query, "items": [[7 + item] * 20 for item in range(500)], "label_token_ids": [1, 2]}
+
+
+def test_a_program_is_read_with_its_loops_branches_kernels_and_collectives() -> None:
+    found = {operation.name: operation for operation in read_operations(PROGRAM)}
+    assert set(found) == {"mul.1", "kernel.1", "y.1", "g.1", "r.1"}  # what a fusion calls is the fusion's
+    assert (found["mul.1"].cycles, found["mul.1"].times) == (100, 27)
+    assert (found["kernel.1"].kind, found["kernel.1"].cycles) == ("tpu_custom_call", None)
+    assert (found["y.1"].branch, found["g.1"].branch, found["r.1"].branch) == (0, 1, None)
+    assert (found["g.1"].bytes, found["g.1"].devices) == (32 * 1024 * 2, 4)
+
+
+def test_a_loop_that_hides_its_trips_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"while\.1 does not say"):
+        read_operations(PROGRAM.replace("constant(27)", "parameter(0)"))
+
+
+def test_a_step_pays_for_the_branch_it_takes() -> None:
+    chip, program = CHIPS["v6e"], read_operations(PROGRAM)
+    reads = price_program(program, 1e9, chip, writes_pages=False)
+    writes = price_program(program, 1e9, chip, writes_pages=True)
+    assert reads == pytest.approx({"mlp": 2700e-9, "embed": 1000e-9, "rest": 7e-9})
+    assert writes == pytest.approx({"mlp": 2700e-9, "embed": 1000e-9, "exchange": 0.75 * 65536 / (chip.link_bytes / 2)})
+
+
+def test_stages_are_those_of_the_named_scopes() -> None:
+    assert stage_of("jit(step)/layers/while/body/closed_call/mlp/dot_general") == "mlp"
+    assert stage_of("jit(step)/last_layer/attention/dot_general") == "projections and norms"
+    assert stage_of("jit(step)/layers/while/body/attention/write_pages/add") == "write_pages"
+    assert stage_of("") == "rest"
+
+
+@pytest.mark.parametrize("count", [1, 4, 8, 16])
+def test_requests_that_share_steps_are_not_padded_more_than_one_alone(count: int) -> None:
+    shape = StepShape(2048, 256, 8, 40, alignment=512)
+    plans = plan_requests([canonical(number) for number in range(count)], shape, pages=(count + 2) * 40)
+    rows = sum(next(size for size in token_buckets(2048) if size >= plan.rows) for plan in plans)
+    assert sum(plan.new_tokens for plan in plans) == count * 12_000
+    assert 1 - count * 12_000 / rows < 0.03
+
+
+def test_the_roofline_counts_a_canonical_request() -> None:
+    # 12,000 tokens through 440 million weights of the layers, and attention: between 15 and 17 TFLOP.
+    assert 14e12 < least_flops(PUBLISHED["qwen3-0.6b"], canonical(0), normalised=False) < 17e12
