@@ -49,7 +49,7 @@ class ModelService(Service[bytes]):
 
         Raises:
             RequestError: the request breaks the contract, there is no room for it, or its deadline passed.
-            EngineUnavailable: the engine cannot answer now, or died before it answered.
+            EngineUnavailable: the engine cannot answer now, or ended before it answered.
             ClientDisconnect: the client is gone.
         """
         if not self.client.ready:

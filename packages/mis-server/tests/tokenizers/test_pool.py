@@ -79,7 +79,7 @@ async def until(condition: Callable[[], Any]) -> None:
 @pytest.fixture
 def opened(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     """`async with opened() as pool`: with one process of each kind; none is left behind."""
-    monkeypatch.setattr(tokenizer_pool, "_MOST_PROCESSES", 1)
+    monkeypatch.setattr(tokenizer_pool, "_MAX_PROCESSES", 1)
 
     @contextlib.asynccontextmanager
     async def open_() -> AsyncIterator[TokenizerPool]:

@@ -16,7 +16,7 @@ _DETOKENIZE_FIELDS = ("tokens", "model")
 
 
 class Tokens(NamedTuple):
-    """The tokens of a text; lists are JSON, so that nobody has to encode them elsewhere."""
+    """The tokens of a text; lists are JSON already, because encoding them takes time."""
 
     count: int
     ids: bytes
