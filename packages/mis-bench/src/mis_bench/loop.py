@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 import numpy as np
@@ -76,6 +76,8 @@ async def drive(
 ) -> tuple[list[Sent], float]:
     """Send requests, each when it is due and fewer than the limit are under way.
 
+    The clock of a closed loop starts when its first request is sent, that of an open one when the first could be due.
+
     Without times of arrival that is a closed loop of `max_concurrency` callers; with them an open one. A limit as well
     makes requests wait for a free caller; they are late then, and their latency counts from when they were due.
 
@@ -88,7 +90,7 @@ async def drive(
         on_sent: Told of every finished request.
 
     Returns:
-        What came of the requests, in their order, and the seconds until the last was over.
+        What came of the requests, in their order, and the seconds from the start until the last was over.
     """
     waiting = iter(requests)
     waiting = chain(list(islice(waiting, ENCODED_AHEAD)), waiting)
@@ -113,7 +115,11 @@ async def drive(
                 break
             group.create_task(send(place, asked))
             await asyncio.sleep(0)  # let it go out before the next one is encoded
-    return [found[place] for place in sorted(found)], time.perf_counter() - began
+    sent = [found[place] for place in sorted(found)]
+    is_closed = all(each.asked.due_s is None for each in sent)
+    start = min((each.sent_s for each in sent), default=0.0) if is_closed else 0.0
+    sent = [replace(each, sent_s=each.sent_s - start, done_s=each.done_s - start) for each in sent]
+    return sent, max((each.done_s for each in sent), default=0.0)
 
 
 async def _sent(target: Target, asked: Asked, began: float, timeout_s: float) -> Sent:
