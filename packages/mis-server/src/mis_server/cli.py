@@ -114,7 +114,7 @@ def _one_line_errors() -> Iterator[None]:
         raise click.ClickException(error.message) from None
 
 
-def _take_engine(options: dict[str, Any]) -> EngineConfig:
+def _pop_engine(options: dict[str, Any]) -> EngineConfig:
     """Take the model and the engine's options out of those of a command."""
     model, model_path = options.pop("model"), options.pop("model_path")
     if not (model or model_path):
@@ -129,7 +129,7 @@ def _serve(**options: Any) -> None:
 
     MODEL may also be given as --model-path or --model.
     """
-    settings = ServerConfig(engine=_take_engine(options), **options)
+    settings = ServerConfig(engine=_pop_engine(options), **options)
     log_to_stderr(settings.log_format, settings.log_level)
     # Imported late, so that --help and errors in flags need not wait for it.
     import uvloop
@@ -224,7 +224,7 @@ def _score(**options: Any) -> None:
     Each line is a text, a list of token ids, or an object with `item` and, optionally, `query` and `id`. The output has
     one line for each. To resume an interrupted run, start it again.
     """
-    engine, overwrite = _take_engine(options), options.pop("overwrite")
+    engine, overwrite = _pop_engine(options), options.pop("overwrite")
     items = Path(options.pop("items"))
     output = Path(options.pop("output") or items.with_name(f"{items.stem}.scores.jsonl"))
     if not options["labels"] and not options["label_token_ids"]:

@@ -61,9 +61,9 @@ class ModelService(Service[bytes]):
             self.metrics.answered(*answer, time.perf_counter() - began)
             return answer
 
-        return await self.take_in(request, work)
+        return await self.with_body(request, work)
 
-    async def take_in(self, request: Request, work: Callable[[bytes, Permit], Awaitable[Result]]) -> Result:
+    async def with_body(self, request: Request, work: Callable[[bytes, Permit], Awaitable[Result]]) -> Result:
         """Read the body of an HTTP request and call `work` with it and a permit, all within the deadline.
 
         Raises:

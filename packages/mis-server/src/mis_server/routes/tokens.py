@@ -61,7 +61,7 @@ async def _do(request: Request, service: ModelService, function: Callable[..., R
         lane = service.tokenizers.small if len(body) <= SMALL else service.tokenizers.large
         return await lane(job, len(body))
 
-    return await service.take_in(request, tokenized)
+    return await service.with_body(request, tokenized)
 
 
 def _json(reply: TokenizeReply | DetokenizeReply) -> Response:

@@ -1,0 +1,99 @@
+"""Names in the sources keep to the glossary, axes of arrays to the list of shapes."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
+ARRAYS = re.compile(r"(Float|Int|UInt|BFloat|Bool|Shaped|Integer|Num|Inexact)\d*")
+
+
+def table(path: str, heading: str) -> Iterator[list[str]]:
+    """Yield the cells of each row below a heading of a page."""
+    section = (ROOT / path).read_text().split(f"{heading}\n", 1)[1].split("\n## ")[0]
+    for line in section.splitlines():
+        if line.startswith("|") and not line.startswith("|---"):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def names(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield what a module names, and the line."""
+    yield path.stem, 1
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name, node.lineno
+            case ast.arg():
+                yield node.arg, node.lineno
+            case ast.Name(ctx=ast.Store()):
+                yield node.id, node.lineno
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr, node.lineno
+
+
+def axes(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the axis words of a module's annotations, and the line."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Subscript(ast.Name(kind), ast.Tuple([_, ast.Constant(str(shape))])) if ARRAYS.fullmatch(kind):
+                for axis in shape.split():
+                    yield axis, node.lineno
+
+
+def words(name: str) -> set[str]:
+    return set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_"))
+
+
+def banned_words() -> set[str]:
+    rows = list(table("docs/glossary.md", "## Words that no name has"))[1:]
+    return {word for cells in rows for word in cells[0].split(", ")}
+
+
+def known_axes() -> set[str]:
+    rows = list(table("docs/shapes.md", "# Shapes"))[1:]
+    return {word for cells in rows for word in re.findall(r"`(\w+)`", cells[0])}
+
+
+def is_known(axis: str, known: set[str]) -> bool:
+    return axis.isdecimal() or axis.removeprefix("*").removesuffix("_plus_one") in known
+
+
+def test_the_lists_are_read() -> None:
+    assert {"patience", "spare", "take"} <= banned_words()
+    assert {"tokens", "head_dim", "vocab"} <= known_axes()
+    assert len(SOURCES) > 100
+
+
+@pytest.mark.parametrize("package", ["kernels", "core", "server", "bench", "testing"])
+def test_no_name_has_a_banned_word(package: str) -> None:
+    banned = banned_words()
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in SOURCES
+        if path.parts[path.parts.index("packages") + 1] == f"mis-{package}"
+        for name, line in names(path)
+        if words(name) & banned
+    ]
+    assert found == []
+
+
+def test_axes_are_those_of_the_list() -> None:
+    known = known_axes()
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {axis}"
+        for path in SOURCES
+        for axis, line in axes(path)
+        if not is_known(axis, known)
+    ]
+    assert found == []
+
+
+def test_planted_words_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text("def spare_pages(x: Int32[Array, 'tokens wombats']) -> None:\n    self.takeAll = 1\n")
+    assert [name for name, _ in names(path) if words(name) & banned_words()] == ["spare_pages", "takeAll"]
+    assert [axis for axis, _ in axes(path) if not is_known(axis, known_axes())] == ["wombats"]
