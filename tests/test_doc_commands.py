@@ -31,7 +31,7 @@ def test_there_are_commands_to_check() -> None:
         ("mis-bench estimate --dp zero", "is not a valid integer"),
         ("mis-bench workload one two", "unexpected extra argument"),
         ("mis-bench run --target nothing", "no target nothing"),
-        ("mis-bench run --target engine,dtype=float32", "no target engine,dtype=float32"),
+        ("mis-bench run --target base=engines,dtype=float32", "no target base=engines"),
         ("mis-bench compare --target engine,nothing=1 --target llama.cpp", "no option nothing=1"),
         ("mis-bench run --option nothing=1", "no option nothing=1"),
         ("mis-server serve m --nothing 1", "No such option"),

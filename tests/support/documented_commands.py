@@ -22,6 +22,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 import mis_bench.cli
 import mis_server.cli
 from mis_bench.targets.registry import SPECS
+from mis_bench.targets.spec import TargetSpec
 from mis_core.config import EngineConfig
 
 ROOT = Path(__file__).parent.parent.parent
@@ -151,12 +152,13 @@ def _click(group: click.Group) -> Callable[[list[str]], Iterator[str]]:
 
 
 def _targets(command: str, arguments: list[str]) -> Iterator[str]:
-    """Yield targets and options of the engine that do not exist; of `compare`, options follow a target's name."""
+    """Yield targets and options of the engine that do not exist; aliases and options may stand with a target."""
     for flag, value in pairwise(arguments):
         options: list[str] = []
         if flag == "--target":
-            name, *options = value.split(",") if command == "compare" else [value]
-            if name.partition("=")[0] not in {each.partition("=")[0] for each in SPECS}:
+            target = TargetSpec.parse(value)
+            options = [f"{name}={given}" for name, given in target.options.items()]
+            if target.spec.partition("=")[0] not in {each.partition("=")[0] for each in SPECS}:
                 yield f"mis-bench {command}: there is no target {value}"
         elif flag == "--option":
             options = [value]
