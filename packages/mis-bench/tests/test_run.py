@@ -3,15 +3,19 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from bench_fakes import Done, Fakes, FakeTarget, by_alias, options_of
+from mis_bench import baselines
 from mis_bench.cli import main
 from mis_bench.presets import Counts
 from mis_bench.profiles import PROFILES, parameter_count
 from mis_bench.records import RECORDS, SUMMARY, Call
+from mis_bench.statistics import Latency
 from mis_bench.targets.base import Capabilities
 from mis_bench.workload import Workload
 
@@ -299,7 +303,39 @@ def test_a_baseline_tells_a_slower_run(bench: Bench, fakes: Fakes) -> None:
     more = bench(*PROBE, "--workload", "probe-9-2-4")
     lost = bench(*PROBE, "--baseline", str(more.folder))
     assert lost.status == 1
-    assert "-100.0%" in lost.said
+    assert "not measured" in lost.said
+
+
+@pytest.mark.parametrize(
+    ("calls", "tail_ms", "verdict"),
+    [
+        (20, {"p95_ms": 11.6}, "failed: REGRESSION, p95 +16% of 20 calls"),
+        (19, {"p95_ms": 11.6}, "warning: p95 +16% of 19 calls"),
+        (100, {"p99_ms": 12.1}, "warning: p99 +21% of 100 calls"),
+        (99, {"p99_ms": 12.1}, "ok, items/s +0.0%"),
+        (100, {"p95_ms": 11.4, "p99_ms": 11.9}, "ok, items/s +0.0%"),
+    ],
+)
+def test_a_tail_that_rose_is_judged_by_its_calls(calls: int, tail_ms: dict[str, float], verdict: str) -> None:
+    latency = Latency(p50_ms=10, p95_ms=10, p99_ms=10, mean_ms=10, std_ms=0)
+    then: Any = SimpleNamespace(speed=100.0, calls=calls, latency=latency)
+    now: Any = SimpleNamespace(speed=100.0, calls=calls, latency=latency.model_copy(update=tail_ms))
+    assert baselines._verdict(then, now, 0.1) == verdict
+
+
+@pytest.mark.parametrize(
+    ("speed", "verdict"),
+    [
+        (89.0, "failed: REGRESSION, items/s -11.0%"),
+        (94.0, "warning: items/s -6.0%"),
+        (96.0, "ok, items/s -4.0%"),
+        (0.0, "failed: REGRESSION, not measured"),
+    ],
+)
+def test_a_drop_of_throughput_warns_from_half_the_threshold(speed: float, verdict: str) -> None:
+    then: Any = SimpleNamespace(speed=100.0, calls=1, latency=None)
+    now: Any = SimpleNamespace(speed=speed, calls=1, latency=None)
+    assert baselines._verdict(then, now, 0.1) == verdict
 
 
 @pytest.mark.parametrize(
