@@ -1,8 +1,8 @@
 """A run beside an earlier one: rows of the same name, and whether one became slower.
 
 A drop of items per second beyond the threshold is a regression, beyond half of it a warning; so is a rise of p95 by
-more than 15 %, while one of p99 by more than 20 % warns. A percentile that no call lies beyond is only the slowest call:
-p95 of fewer than 20 calls warns at most, and p99 of fewer than 100 is left out.
+more than 15 %, while one of p99 by more than 20 % warns. A percentile that no call lies beyond is only the slowest
+call: p95 of fewer than 20 calls warns at most, and p99 of fewer than 100 is left out.
 """
 
 from pathlib import Path
