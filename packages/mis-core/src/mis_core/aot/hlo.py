@@ -46,11 +46,6 @@ class Operation:
     bytes: int = 0
     devices: int = 1
 
-    @property
-    def is_collective(self) -> bool:
-        """Whether devices exchange something."""
-        return self.kind.startswith(COLLECTIVES)
-
 
 @dataclass(frozen=True, slots=True)
 class _Instruction:
