@@ -23,7 +23,7 @@ ON_CPU = "not tpu_aot"  # tests marked `tpu` or `gpu` run here, too
 HOST_HALF = ("scheduler", "properties/test_seam.py", *(f"test_{name}.py" for name in (
     "config", "scoring", "tokenization", "validation", "wire",
 )))  # fmt: skip
-PRETENDING = tuple(f"test_{name}.py" for name in ("admission", "decoding", "errors", "settings"))
+PRETENDING = ("edge/test_admission.py", "tokenizers/test_decoding.py", "test_errors.py", "test_settings.py")
 QUICK = (
     "packages/mis-server/tests/test_serving.py::test_the_real_server_scores",
     *(f"packages/mis-core/tests/{name}" for name in HOST_HALF),

@@ -1,8 +1,10 @@
 """The tiers that need an accelerator hold what they promise, and none passes without a test."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,3 +35,14 @@ def test_a_test_marked_tpu_that_does_not_emulate_is_refused(tmp_path: Path) -> N
     done = run_pytest("-c", str(ROOT / "pyproject.toml"), "-p", "conftest", str(tmp_path))
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "takes the fixture `interpret`" in done.stdout + done.stderr
+
+
+def test_what_runs_before_a_commit_is_there() -> None:
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    wanted = {"HOST_HALF", "PRETENDING", "QUICK"}
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in wanted]
+    scope: dict[str, Any] = {}
+    exec(compile(ast.Module(assigned, []), "noxfile.py", "exec"), scope)
+    paths = [ROOT / test.partition("::")[0] for test in scope["QUICK"]]
+    assert len(paths) > 10
+    assert [path for path in paths if not path.exists()] == []
