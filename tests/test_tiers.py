@@ -17,7 +17,8 @@ def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
-@pytest.mark.parametrize(("mark", "least"), [("tpu", 40), pytest.param("gpu", 25, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize(("mark", "least"), [("tpu", 40), ("gpu", 25)])
 def test_a_tier_holds_many_different_tests(mark: str, least: int) -> None:
     done = run_pytest("--collect-only", "-q", "-m", mark, *MARKED)
     assert done.returncode == 0, done.stdout[-2000:]

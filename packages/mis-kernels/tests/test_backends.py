@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kernel_cases import CASES, NATIVE, NEEDS_NATIVE, ON_CPU, Case, Segment, backend_of, in_float32, on_gpu
 from mis_kernels import segment_attention, to_bits
 from mis_kernels.target import compiling_for
-from mis_testing.grids import third
+from mis_testing.grids import part
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 EMULATED = {
@@ -28,7 +28,7 @@ attend = jax.jit(segment_attention, static_argnames=("scale", "backend"))
 
 def points() -> list[ParameterSet]:
     """Backend, case and type; the native kernel has one type, and emulating the TPU's takes long."""
-    made = on_gpu(third([*itertools.product(["xla"], CASES, TOLERANCE)]))
+    made = on_gpu(part([*itertools.product(["xla"], CASES, TOLERANCE)]))
     made += [pytest.param(("native", name, "bfloat16"), marks=NEEDS_NATIVE, id=f"native-{name}") for name in CASES]
     for name, dtype in itertools.product(CASES, TOLERANCE):
         marks = [pytest.mark.tpu] if (name, dtype) in EMULATED else [pytest.mark.tpu, pytest.mark.full]

@@ -19,11 +19,11 @@ import pytest
 
 from mis_testing.server import RunningServer, running_server
 
-FLAGS = ("--dtype", "float32", "--skip-warmup", "--max-total-tokens", "8192")
+FLAGS = ("--dtype", "float32", "--skip-warmup", "--max-total-tokens", "8192", "--chunked-prefill-size", "256")
 PROBE = {"query": list(range(1, 80)), "items": [[i, i + 1, i + 2] for i in range(40)], "label_token_ids": [7, 8]}
 
 
-def long_body(items: int = 3000, seed: int = 0) -> dict[str, Any]:
+def long_body(items: int = 1500, seed: int = 0) -> dict[str, Any]:
     """A request that keeps the engine busy for seconds."""
     rows = [[(i + seed) % 900, i // 900, *range(20)] for i in range(items)]
     return {"query": list(range(1, 200)), "items": rows, "label_token_ids": [7]}
@@ -217,8 +217,8 @@ def test_a_server_that_is_told_to_stop_answers_what_it_accepted(
 
         asking: list[Future[None]] = [background.submit(keep_asking, number) for number in range(16)]
         until(lambda: len(answered) == 16)
-        slow = background.submit(asker.post, long_body(2000))
-        until(lambda: asker.tokens_under_way() > 40_000)
+        slow = background.submit(asker.post, long_body(800))
+        until(lambda: asker.tokens_under_way() > 15_000)
         told_to_stop.set()
         server.process.send_signal(signal.SIGTERM)
         for each in asking:

@@ -4,11 +4,11 @@ import unicodedata
 from collections.abc import Callable
 
 import pytest
-from hypothesis import find, given, settings
+from hypothesis import Phase, find, given, settings
 
 from mis_testing.strategies import seam_pairs, token_lists
 
-QUICK = settings(max_examples=2000, database=None, deadline=None, derandomize=True)
+QUICK = settings(max_examples=2000, database=None, deadline=None, derandomize=True, phases=[Phase.generate])
 
 
 def normalised(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from mis_testing.grids import third
+from mis_testing.grids import part
 from mis_testing.oracle import PointwiseOracle
 from mis_testing.tolerances import assert_scores_close
 
@@ -60,7 +60,7 @@ LONG_QUERY: list[int] = _random.integers(0, 900, 600).tolist()
 LONG_ITEMS: list[list[int]] = [_random.integers(0, 900, length).tolist() for length in (3, 600, 300, 1)]
 
 
-@pytest.fixture(params=third([*itertools.product(MODELS, ["float32", "bfloat16"])]))
+@pytest.fixture(params=part([*itertools.product(MODELS, ["float32", "bfloat16"])]))
 def case(request: pytest.FixtureRequest) -> tuple[str, str]:
     """Name of a model, and a type."""
     return request.param

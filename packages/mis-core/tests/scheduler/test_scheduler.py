@@ -133,7 +133,7 @@ def assert_contexts_are_apart(shard: ShardPlan, alignment: int) -> None:
     assert len(np.unique(runs)) == len(np.unique(np.stack([runs, contexts]), axis=1).T)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     batches=st.lists(st.lists(cases, min_size=1, max_size=5), min_size=1, max_size=3),
     shards=st.sampled_from([1, 1, 2, 4]),

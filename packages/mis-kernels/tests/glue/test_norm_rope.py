@@ -16,7 +16,7 @@ from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.xla.rope import norm_rope as norm_rope_reference
 from mis_kernels.target import compiling_for
 from mis_testing.bits import assert_bits_equal
-from mis_testing.grids import third
+from mis_testing.grids import part
 
 REFERENCE = jax.jit(norm_rope_reference, static_argnums=5)
 TPU = TpuBackend(ANY_HEADS, "float32", SMALL)
@@ -51,7 +51,7 @@ def by_reference(given: tuple) -> tuple:
 
 
 @pytest.mark.tpu
-@pytest.mark.parametrize("point", third([*itertools.product(LAYOUTS, ["float32", "bfloat16"], [True, False])]))
+@pytest.mark.parametrize("point", part([*itertools.product(LAYOUTS, ["float32", "bfloat16"], [True, False])]))
 def test_the_kernel_equals_plain_xla(point: tuple[tuple[int, int, int], str, bool], interpret: bool) -> None:
     layout, dtype, normed = point
     given = arguments(*layout, dtype, normed)
