@@ -23,9 +23,9 @@ from mis_core.runner.buckets import token_buckets
 from mis_core.runner.memory import Resident, cache_pages, token_budget
 from mis_core.runner.runner import Runner
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
-from mis_core.scheduler.scheduler import Policy, Scheduler
+from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
+from mis_core.scoring.request import LabelLogits, Layout, ScoreRequest, ScoreResult
 from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_blocking
 from mis_core.tokenization import Tokenizer
 from mis_kernels.backends import explain, fastest_dtype
@@ -86,13 +86,9 @@ class Engine:
             shards=config.dp_size,
         )
         runner = Runner(decoder, mesh, shape, pages)
-        policy = Policy(
-            config.scoring_algorithm,
-            config.mask_impl,
-            config.multi_item_scoring_chunk_size,
-            config.max_running_requests,
-        )
-        scheduler = Scheduler(shape, pages, policy, prefix_cache=not config.disable_radix_cache)
+        layout = Layout(config.scoring_algorithm, config.mask_impl, config.multi_item_scoring_chunk_size)
+        caches, most = not config.disable_radix_cache, config.max_running_requests
+        scheduler = Scheduler(shape, pages, layout, max_running=most, prefix_cache=caches)
         self._tokenizer: Tokenizer | None = None
         # Who asks in Python may always choose the layout.
         chosen = dataclasses.replace(config, enable_request_layout=True)

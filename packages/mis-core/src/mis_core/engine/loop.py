@@ -4,6 +4,7 @@ While one step runs, the next one is planned and queued behind it, so the device
 host; and never more than one, so that a new request gets into the step after the next.
 """
 
+import dataclasses
 import itertools
 import logging
 import threading
@@ -74,15 +75,8 @@ class EngineLoop:
     def statistics(self) -> dict[str, float]:
         """Return counts since the start, and the cache's state."""
         with self._changed:
-            cache = self._scheduler.cache
-            state = {"waiting_requests": self._scheduler.num_requests, "cached_pages": cache.cached_pages}
-            pages = {"held_pages": cache.held_pages, "free_pages": cache.free_pages, "pages": cache.pages}
-            counts = {
-                "cache_hit_tokens": cache.hit_tokens,
-                "cache_missed_tokens": cache.missed_tokens,
-                "evicted_pages": cache.evicted_pages,
-            }
-            return {**self._counts, **state, **pages, **counts}
+            waiting = {"waiting_requests": self._scheduler.num_requests}
+            return {**self._counts, **waiting, **dataclasses.asdict(self._scheduler.cache)}
 
     def memory(self) -> dict[str, Resident]:
         """Return what stays on the devices, by name; empty when closed."""

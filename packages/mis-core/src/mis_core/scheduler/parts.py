@@ -5,7 +5,9 @@ values among the new tokens of one step. A long item is computed in pages of its
 of the query.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
@@ -13,9 +15,30 @@ from jaxtyping import Int32
 from mis_core.cache import PrefixCache, PrefixLock
 from mis_core.ragged import rows_at
 from mis_core.scheduler.answer import Answer
-from mis_core.scheduler.headroom import Headroom
 from mis_core.scheduler.plan import PAGE_SIZE, StepBuilder
 from mis_core.scoring.request import ScoreRequest
+
+
+@runtime_checkable
+class NeedsPages(Protocol):
+    """A running request."""
+
+    @property
+    def missing_pages(self) -> int:
+        """Most pages that it will still allocate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """Pages of a cache beyond what all running requests may still need: why none of them ever waits for a page."""
+
+    cache: PrefixCache
+    running: Collection[NeedsPages]
+
+    @property
+    def pages(self) -> int:
+        """How many; negative while pages wait for the end of a step to be free again."""
+        return self.cache.available - sum(each.missing_pages for each in self.running)
 
 
 class QueryPrefill:
@@ -59,14 +82,6 @@ class QueryPrefill:
             context_lens=np.array([begin], np.int32),
         )
         return count
-
-    def release(self, *, count: bool = True) -> None:
-        """Let go of the pages, which stay in the cache for others.
-
-        Args:
-            count: Whether what was found and computed enters the cache's statistics.
-        """
-        self._cache.release(self.lock, count=count)
 
 
 class ShortItems:
@@ -130,7 +145,7 @@ class ShortItems:
             lens=lens,
             context_lens=self._request.context_lens[items],
         )
-        self._answer.read(builder, room, rows, items)
+        builder.read(self._answer, self._request, room, rows, items)
         self._next = last
         self.in_step += len(items)
         return int(lens.sum())
@@ -230,7 +245,7 @@ class PagedItems:
         current.done += count
         self.in_step += 1
         if current.done == len(current.tokens):
-            self._answer.read(builder, room, row, np.array([current.item], np.int32))
+            builder.read(self._answer, self._request, room, row, np.array([current.item], np.int32))
             self._retire(current)
             self._next += 1
         return count
