@@ -119,8 +119,3 @@ def make_mesh(data: int, tensor: int) -> Mesh:
             "tp_size",
         )
     return Mesh(np.array(devices[: data * tensor]).reshape(data, tensor), (DATA, TENSOR))
-
-
-def one_device() -> Mesh:
-    """Return a mesh of the first device alone."""
-    return make_mesh(1, 1)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
-from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, one_device, packs, partition, spread_heads
+from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, spread_heads
 from mis_kernels.backends import Backend, Weight
 
 _STORED_TYPES = ("BF16", "F16", "F32", "F64")
@@ -179,7 +179,7 @@ def load_decoder(
     """
     with ExitStack() as files:
         stored = _open(directory, files)
-        mesh = one_device() if mesh is None else mesh
+        mesh = make_mesh(1, 1) if mesh is None else mesh
         expected = list(tensors_of(config, mesh.shape[TENSOR]))
         _check(directory, expected, stored, config.tied)
         if config.tied and not _is_tied(stored):
