@@ -6,7 +6,7 @@ for those who want them, come from `intervals_of_lengths` and its neighbours.
 """
 
 from mis_kernels.backends.reference.attention import reference_attention, visibility
-from mis_kernels.backends.tpu.tiles import block_sizes, device_blocks, tile_capacity
+from mis_kernels.backends.tpu.tiles import block_sizes, tile_capacity
 from mis_kernels.backends.xla.norms import row_sum
 from mis_kernels.backends.xla.rope import rotary_tables
 from mis_kernels.masks import (
@@ -42,7 +42,6 @@ __all__ = [
     "block_sizes",
     "cache_head_dim",
     "dense_mask",
-    "device_blocks",
     "from_bits",
     "intervals_of_delimiters",
     "intervals_of_lengths",

@@ -1,4 +1,4 @@
-"""What is compiled: the kernel alone, and the op inside a scan over decoder layers."""
+"""What is compiled: the kernel alone, on one chip or several, and the op inside a scan over decoder layers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from mis_kernels.backends import ANY_HEADS, LaidOut
 from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
-from mis_kernels.backends.tpu.tiles import TpuBlocks
+from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes
 from mis_kernels.backends.xla.norms import rms_norm
 from mis_kernels.backends.xla.pages import write_pages
 from mis_kernels.heads import HeadShape
@@ -26,12 +28,13 @@ LAYERS = 2
 
 
 class Program(NamedTuple):
-    """A function and the shapes of its arguments."""
+    """A function and the shapes of its arguments, which are cut as `shardings` say; None: not at all."""
 
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     donated: tuple[int, ...] = ()
+    shardings: Any = None
 
 
 def extend_step(tokens: int, blocks: TpuBlocks, context: int = CONTEXT, item: int = ITEM) -> LaidOut:
@@ -86,6 +89,29 @@ def kernel_program(heads: HeadShape, blocks: TpuBlocks, segments: LaidOut, dtype
 
     name = f"attention kv{heads.kv_heads} g{heads.group} d{heads.head_dim} {dtype}"
     return Program(name, attend, (q, new, new, cache, cache, _shapes(segments)))
+
+
+def sharded_program(heads: HeadShape, chip: str, mesh: Mesh, tokens: int) -> Program:
+    """Return the kernel over several chips: KV heads are cut over the mesh's axis `tensor`, tile lists are replicated.
+
+    With fewer KV heads than devices, arrays have as many as devices (`HeadShape.spread`).
+    """
+    whole = heads.spread(mesh.size)
+    blocks = block_sizes(chip=chip, **heads.on_device(mesh.size)._asdict())
+    segments = _shapes(extend_step(tokens, blocks))
+
+    def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> Array:
+        return tpu_attention(q, k, v, k_pages, v_pages, segments, scale=heads.head_dim**-0.5)
+
+    new, cache = P(None, "tensor"), P("tensor")
+    specs = (new, new, new, cache, cache, jax.tree.map(lambda _: P(), segments))
+    function = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=new, check_vma=False)
+    q, kv = (jax.ShapeDtypeStruct((tokens, n, whole.head_dim), jnp.bfloat16) for n in (whole.heads, whole.kv_heads))
+    shape = (whole.kv_heads, segments.page_table.shape[1], PAGE_SIZE, whole.head_dim)
+    paged = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
+    arguments = (q, kv, kv, paged, paged, segments)
+    return Program(f"attention over {mesh.size} chips", function, arguments, shardings=shardings)
 
 
 def layers_program(heads: HeadShape, segments: LaidOut, embed: int = 1024, dtype: str = "bfloat16") -> Program:

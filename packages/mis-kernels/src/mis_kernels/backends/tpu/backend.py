@@ -8,9 +8,10 @@ from mis_kernels.backends.protocol import Backend
 from mis_kernels.backends.tpu.attention import LANES, tpu_attention
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.tpu.pages import write_pages
-from mis_kernels.backends.tpu.tiles import TpuBlocks, build_tpu_tiles, device_blocks, tile_capacity
+from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity
 from mis_kernels.heads import HeadShape
 from mis_kernels.segments import Segments
+from mis_kernels.target import tpu_chip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +36,9 @@ class TpuBackend(Backend):
             ValueError: the tables of block sizes do not know the chip or the heads.
         """
         wide = heads._replace(head_dim=-(-heads.head_dim // LANES) * LANES)
-        blocks = device_blocks(**wide._asdict(), dtype=dtype)
-        assert blocks is not None, "the platform is a TPU"
-        return cls(heads, dtype, blocks)
+        chip = tpu_chip()
+        assert chip is not None, "the platform is a TPU"
+        return cls(heads, dtype, block_sizes(chip=chip, **wide._asdict(), dtype=dtype))
 
     @property
     def alignment(self) -> int:

@@ -21,7 +21,6 @@ from mis_kernels.storage import from_bits, round_to, to_bits
 _MASKED = -1e30
 _LOWEST = -1e29  # above what is masked, so that a row without any visible key gives it no weight
 _TOTAL_COLUMNS = 16
-_NEVER = 2**30
 
 
 class _Softmax(NamedTuple):
