@@ -4,6 +4,7 @@ The only place that turns a host `StepPlan` into device arrays. Steps are padded
 sizes, compiled once each. Nothing here waits for the device but `Running.wait`.
 """
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -19,11 +20,11 @@ from tqdm import tqdm
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR
 from mis_core.runner.arrays import step_arrays
-from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, token_buckets
+from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, full_step, token_buckets
 from mis_core.runner.head import label_logits, log_sum_exp
 from mis_core.runner.memory import Resident
 from mis_core.runner.step import KeyValueCache, make_step
-from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 
 
 @dataclass(slots=True, eq=False)
@@ -111,21 +112,8 @@ class Runner:
         seconds = {}
         for size, dense in tqdm(shapes, desc="Compiling steps", unit="shape", disable=not progress):
             began = time.perf_counter()
-            # Segments without context fit however short the longest context is.
-            starts = np.arange(0, size, SMALLEST_STEP, dtype=np.int32)
-            none = np.zeros(len(starts), np.int32)
-            shard = ShardPlan(
-                token_ids=np.zeros(size, np.int32),
-                positions=np.zeros(size, np.int32),
-                starts=starts,
-                lens=np.full(len(starts), SMALLEST_STEP, np.int32),
-                context_ids=none,
-                context_lens=none,
-                paged=np.zeros(len(starts), bool),
-                page_table=np.zeros((self.shape.contexts, self.shape.pages_per_context), np.int32),
-                scored_rows=np.zeros(0, np.int32),
-            )
-            hidden = self._hidden(StepPlan((shard,) * self.shape.shards, (), dense))
+            plan = full_step(dataclasses.replace(self.shape, tokens=size), context=0, item=SMALLEST_STEP)
+            hidden = self._hidden(dataclasses.replace(plan, dense_mask=dense))
             self._pairs(hidden, np.zeros(1, np.int32), np.zeros(1, np.int32))[0].block_until_ready()
             self._normalised(hidden, np.zeros(1, np.int32))[0].block_until_ready()
             seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
