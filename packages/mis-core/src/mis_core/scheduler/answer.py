@@ -8,7 +8,9 @@ from mis_core.scoring.request import ScoreRequest
 
 
 class Answer:
-    """Owns a request's readings; the values of its items come in any order.
+    """Owns the readings of a request without duplicates; the values of its items come in any order.
+
+    `places` has for every item of the original request its place among the request's, or is None if they are the same.
 
     Attributes:
         id: The request's number.
@@ -16,13 +18,6 @@ class Answer:
     """
 
     def __init__(self, id: int, request: ScoreRequest, places: Int32[np.ndarray, " items"] | None) -> None:
-        """Begin with nothing read.
-
-        Args:
-            id: The request's number.
-            request: The request, without duplicates.
-            places: For every item of the original request its place among the request's, or None if the same.
-        """
         self.id = id
         self.is_cancelled = False
         self._places = slice(None) if places is None else places

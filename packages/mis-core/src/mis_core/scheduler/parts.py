@@ -118,16 +118,7 @@ class ShortItems:
         return int(self._ends[self._next - 1]) if self._next else 0
 
     def add(self, builder: StepBuilder, limit: int, most_items: int) -> int:
-        """Add the next items to a step.
-
-        Args:
-            builder: The step.
-            limit: Most tokens to add.
-            most_items: Most items to add.
-
-        Returns:
-            The tokens that were added.
-        """
+        """Add the next items to a step, at most `most_items`; return their tokens, at most `limit`."""
         first, begin = self._next, self._planned_tokens
         lock = self._query.lock
         room = builder.find_room(lock, paged=False, least=int(self._ends[first]) - begin, scored=True)
@@ -183,7 +174,6 @@ class PagedItems:
         items: Int32[np.ndarray, " paged_items"],
         query: QueryPrefill,
         answer: Answer,
-        cache: PrefixCache,
         headroom: Headroom,
         *,
         shares_query: bool,
@@ -193,7 +183,6 @@ class PagedItems:
         self._items = items
         self._query = query
         self._answer = answer
-        self._cache = cache
         self._headroom = headroom
         context_lens = request.context_lens[items]
         # Query tokens that each item computes again: those behind the last page it shares.
@@ -253,7 +242,7 @@ class PagedItems:
     def free_retired(self) -> None:
         """Free the pages of items that are done; between steps only: the step that reads them must not write them."""
         for pages in self._retired:
-            self._cache.free(pages)
+            self._headroom.cache.free(pages)
         self._retired = []
 
     def free(self) -> None:
@@ -268,7 +257,7 @@ class PagedItems:
         shared = context - int(self._repeated[self._next])
         own = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
         tokens = np.concatenate([request.query[shared:context], own])
-        pages = self._cache.allocate(int(self._pages[self._next]))
+        pages = self._headroom.cache.allocate(int(self._pages[self._next]))
         return _PagedItem(item, tokens, self._query.lock.pages[: shared // PAGE_SIZE], pages)
 
     def _retire(self, item: _PagedItem) -> None:

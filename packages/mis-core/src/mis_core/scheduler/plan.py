@@ -194,12 +194,7 @@ class StepBuilder:
     """Packs one step. `find_room` finds room; `add` fills it."""
 
     def __init__(self, shape: StepShape, tokens: int | None = None) -> None:
-        """Begin an empty step.
-
-        Args:
-            shape: What a step has room for.
-            tokens: Use at most so many tokens of each shard; default: all.
-        """
+        """Begin an empty step, which uses at most `tokens` of each shard; default: all."""
         self._tokens = shape.tokens if tokens is None else min(tokens, shape.tokens)
         self._shards = [_Shard(shape) for _ in range(shape.shards)]
         self._readings: list[Reading] = []

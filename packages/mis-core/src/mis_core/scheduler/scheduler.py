@@ -180,6 +180,6 @@ class Scheduler:
             self._cache.release(lock, count=False)
             lock = self._cache.lock(request.query[:0])
         answer = Answer(waiting.id, request, waiting.places)
-        work = Work(answer, request, choice, lock, self._cache, self._headroom, layout.chunk_size or 0)
+        work = Work(answer, request, choice, lock, self._headroom, layout.chunk_size)
         work.timings_ms["queue"] = (time.perf_counter() - waiting.arrived) * 1e3
         return work

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from mis_core.cache import PrefixCache, PrefixLock
+from mis_core.cache import PrefixLock
 from mis_core.scheduler.algorithm import Choice
 from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.parts import Headroom, PagedItems, QueryPrefill, ShortItems
@@ -15,7 +15,7 @@ _ANY = 1 << 62  # items in a step
 
 
 class Work:
-    """Plans one request, part by part.
+    """Plans one request, part by part. `headroom` says whether pages may be allocated now, and where.
 
     Attributes:
         answer: What is read of it.
@@ -29,32 +29,20 @@ class Work:
         request: ScoreRequest,
         choice: Choice,
         lock: PrefixLock,
-        cache: PrefixCache,
         headroom: Headroom,
-        chunk_size: int,
+        most_items: int | None,
     ) -> None:
-        """Begin with nothing planned.
-
-        Args:
-            answer: What is read of the request.
-            request: The request, without duplicates.
-            choice: Its layout.
-            lock: The query's pages.
-            cache: Where further pages come from.
-            headroom: Whether these may be had now.
-            chunk_size: Most items in a step; 0: as many as fit.
-        """
         self.answer = answer
         self.choice = choice
         self.timings_ms: dict[str, float] = {"plan": 0.0}
-        self._cache = cache
+        self._cache = headroom.cache
         is_serial = choice.algorithm == "serial"
         is_paged = (np.diff(request.item_starts) > LONG_ITEM) | is_serial
         short, paged = (np.flatnonzero(which).astype(np.int32) for which in (~is_paged, is_paged))
-        self._query = QueryPrefill(cache, lock)
+        self._query = QueryPrefill(headroom.cache, lock)
         self._short = ShortItems(request, short, self._query, answer)
-        self._paged = PagedItems(request, paged, self._query, answer, cache, headroom, shares_query=not is_serial)
-        self._most_items = 1 if is_serial else chunk_size or _ANY
+        self._paged = PagedItems(request, paged, self._query, answer, headroom, shares_query=not is_serial)
+        self._most_items = 1 if is_serial else most_items or _ANY
         self._num_steps = 0
         self._first_planned = 0.0
 
