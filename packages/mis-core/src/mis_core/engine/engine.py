@@ -39,7 +39,8 @@ class Engine:
     """Scores items behind a shared query.
 
     Any number of threads and coroutines may ask at once; their requests share the device's steps. Close
-    it, or use it as a context manager. In its `config`, `dtype` is the type that it computes in, never `auto`.
+    it, or use it as a context manager. In its `config`, `dtype` is the type that it computes in, never `auto`; its
+    `summary` is what was loaded, for people.
     """
 
     def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
@@ -91,13 +92,14 @@ class Engine:
         scheduler = Scheduler(shape, pages, layout, max_running=most, prefix_cache=caches)
         self._tokenizer: Tokenizer | None = None
         # Who asks in Python may always choose the layout.
-        chosen = dataclasses.replace(config, enable_request_layout=True)
-        self.limits = Limits.of(chosen, self.context_length, self.vocab_size)
+        self.limits = Limits(
+            context_length=self.context_length, vocab_size=self.vocab_size, delimiter=delimiter, layouts=True
+        )
         if not config.skip_warmup:
             logger.info("Compiling the steps of %d shapes.", len(token_buckets(budget)))
             seconds = runner.warm_up(dense_mask=config.mask_impl == "dense", progress=progress)
             logger.info("Compiled in %.1f s: %s", sum(seconds.values()), seconds)
-        self._summary: dict[str, str | int | float] = {
+        self.summary: dict[str, str | int | float] = {
             "dtype": dtype,
             "devices": f"{config.tp_size * config.dp_size} x {jax.devices()[0].device_kind}",
             "tp_size": config.tp_size,
@@ -176,11 +178,6 @@ class Engine:
     def progress(self) -> int:
         """A number that grows with every finished step."""
         return self._loop.progress
-
-    @property
-    def summary(self) -> dict[str, str | int | float]:
-        """What was loaded, for people."""
-        return self._summary
 
     def statistics(self) -> dict[str, float]:
         """Return counts of requests, steps, tokens and cache pages since the start.
