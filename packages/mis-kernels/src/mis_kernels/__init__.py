@@ -21,14 +21,7 @@ from mis_kernels.masks import (
     positions_of_delimiters,
     positions_of_lengths,
 )
-from mis_kernels.operations import (
-    cache_head_dim,
-    norm_rope,
-    rms_norm,
-    segment_attention,
-    storage_dtype,
-    write_pages,
-)
+from mis_kernels.operations import cache_head_dim, norm_rope, segment_attention, write_pages
 from mis_kernels.segments import Segments, lay_out
 from mis_kernels.storage import from_bits, to_bits
 
@@ -52,11 +45,9 @@ __all__ = [
     "positions_of_delimiters",
     "positions_of_lengths",
     "reference_attention",
-    "rms_norm",
     "rotary_tables",
     "row_sum",
     "segment_attention",
-    "storage_dtype",
     "tile_capacity",
     "to_bits",
     "visibility",

@@ -22,7 +22,7 @@ def run_job(name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
         dump.mkdir()
         path = Path(folder, "job.json")
         path.write_text(json.dumps({**job, "target": name, "dump": str(dump)}))
-        env = environment(target, str(dump) if "dtypes" in job or job["what"] == "glue" else None)
+        env = environment(target, str(dump) if job["what"] in ("kernels", "glue") else None)
         command = [sys.executable, "-m", "mis_kernels.aot.worker", str(path)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:

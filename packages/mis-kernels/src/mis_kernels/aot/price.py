@@ -26,7 +26,7 @@ def kernel_bundles(target: str, heads: HeadShape) -> tuple[Bundles, Bundles]:
     Raises:
         RuntimeError: the compiler refused one.
     """
-    (attention,) = run_job(target, {"what": "kernels", "heads": [heads], "dtypes": ["bfloat16"]})
+    (attention,) = run_job(target, {"what": "kernels", "heads": [heads]})
     (glue,) = run_job(target, {"what": "glue", "heads": [heads]})
     return attention["bundles"], glue["bundles"]
 

@@ -44,16 +44,14 @@ def _compile(program: Program, on: Mesh) -> tuple[Any, dict[str, Any]]:
     return compiled, {"name": program.name, "seconds": time.perf_counter() - begin, **sizes}
 
 
-def kernels(target: Target, shapes: list[HeadShape], dtypes: list[str], dump: Path) -> list[dict[str, Any]]:
+def kernels(target: Target, shapes: list[HeadShape], dump: Path) -> list[dict[str, Any]]:
     """Compile the kernel alone for each head shape; report its schedule and its memory."""
     rows = []
     for heads in shapes:
-        for dtype in dtypes:
-            blocks = block_sizes(chip=target.chip, **heads._asdict(), dtype=dtype)
-            _, row = _compile(kernel_program(heads, blocks, extend_step(STEP_TOKENS, blocks), dtype), mesh(target, 1))
-            itemsize = jax.numpy.dtype(dtype).itemsize
-            vmem = vmem_bytes(blocks, group=heads.group, head_dim=heads.head_dim, itemsize=itemsize)
-            rows.append(row | {"bundles": tile_bodies(read_schedule(dump, "segment_attention")), "vmem": vmem})
+        blocks = block_sizes(chip=target.chip, **heads._asdict())
+        _, row = _compile(kernel_program(heads, blocks, extend_step(STEP_TOKENS, blocks)), mesh(target, 1))
+        vmem = vmem_bytes(blocks, group=heads.group, head_dim=heads.head_dim, itemsize=2)
+        rows.append(row | {"bundles": tile_bodies(read_schedule(dump, "segment_attention")), "vmem": vmem})
     return rows
 
 
@@ -64,7 +62,7 @@ def glue(target: Target, shapes: list[HeadShape], dump: Path, embed: int | None)
     """
     rows = []
     for heads in shapes:
-        compiled, row = _compile(glue_program(heads, STEP_TOKENS, embed=embed), mesh(target, 1))
+        compiled, row = _compile(glue_program(heads, STEP_TOKENS, embed), mesh(target, 1))
         row["bundles"] = {"step": max(read_schedule(dump, "norm_rope").runs)}
         estimated = sum(int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', compiled.as_text()))
         rows.append(row | ({"xla_cycles": estimated, "tokens": STEP_TOKENS} if embed else {}))
@@ -101,7 +99,7 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
     shapes = [HeadShape(*heads) for heads in job.get("heads", [])]
     match job["what"]:
         case "kernels":
-            return kernels(target, shapes, job["dtypes"], Path(job["dump"]))
+            return kernels(target, shapes, Path(job["dump"]))
         case "glue":
             return glue(target, shapes, Path(job["dump"]), job.get("embed"))
         case "layers":

@@ -76,7 +76,7 @@ class NativeBackend(NativeProductsBackend):
 
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
         """Add nothing."""
-        return LaidOut.of(segments, None, self)
+        return LaidOut(**vars(segments), tiles=None, backend=self)
 
     attend = staticmethod(attention.native_attention)
 

@@ -12,7 +12,7 @@ _VECTOR = 16  # float32 numbers in a vector
 
 
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
-    """Arguments and result as in `mis_kernels.rms_norm`; XLA's where rows are no vectors of bfloat16."""
+    """Arguments and result as of `xla.norms.rms_norm`; XLA's where rows are no vectors of bfloat16."""
     if x.ndim != 2 or not _fits(x) or weight.dtype != x.dtype:
         return norms.rms_norm(x, weight, epsilon)
     call = jax.ffi.ffi_call("mis_rms_norm", jax.ShapeDtypeStruct(x.shape, jnp.uint16))

@@ -18,7 +18,7 @@ class ReferenceBackend(Backend):
 
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
         """Add nothing."""
-        return LaidOut.of(segments, None, self)
+        return LaidOut(**vars(segments), tiles=None, backend=self)
 
     attend = staticmethod(reference_attention)
 

@@ -51,7 +51,8 @@ class TpuBackend(Backend):
 
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
         """Cut rows into `TpuTiles`."""
-        return LaidOut.of(segments, build_tpu_tiles(segments, page_size, self.blocks, *capacity or ()), self)
+        tiles = build_tpu_tiles(segments, page_size, self.blocks, *capacity or ())
+        return LaidOut(**vars(segments), tiles=tiles, backend=self)
 
     attend = staticmethod(tpu_attention)
     write_pages = staticmethod(write_pages)
