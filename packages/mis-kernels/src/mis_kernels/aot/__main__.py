@@ -7,8 +7,7 @@ from typing import Any
 
 from mis_kernels.aot import baseline
 from mis_kernels.aot.cost import EMBED, MODEL, explain, explain_glue
-from mis_kernels.aot.launch import run_job
-from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS
+from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, run_job
 from mis_kernels.backends.tpu.tiles import block_sizes
 from mis_kernels.heads import HEAD_SHAPES, device_head_shapes
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from mis_kernels.aot.chips import Chip
 from mis_kernels.aot.cost import FETCH_BUNDLES
-from mis_kernels.aot.launch import run_job
+from mis_kernels.aot.targets import run_job
 from mis_kernels.backends.tpu.norm_rope import BLOCK_TOKENS
 from mis_kernels.heads import HeadShape
 
