@@ -5,8 +5,7 @@ values into the paged cache, `segment_attention` attends; `reference_attention` 
 for those who want them, come from `intervals_of_lengths` and its neighbours.
 """
 
-from mis_kernels.backends.reference.attention import reference_attention, visibility
-from mis_kernels.backends.tpu.tiles import block_sizes, tile_capacity
+from mis_kernels.backends.reference.backend import reference_attention, visibility
 from mis_kernels.backends.xla.norms import row_sum
 from mis_kernels.backends.xla.rope import rotary_tables
 from mis_kernels.masks import (
@@ -32,7 +31,6 @@ __all__ = [
     "Intervals",
     "Segments",
     "block_map",
-    "block_sizes",
     "cache_head_dim",
     "dense_mask",
     "from_bits",
@@ -48,7 +46,6 @@ __all__ = [
     "rotary_tables",
     "row_sum",
     "segment_attention",
-    "tile_capacity",
     "to_bits",
     "visibility",
     "write_pages",

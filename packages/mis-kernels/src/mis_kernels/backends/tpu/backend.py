@@ -5,7 +5,8 @@ from typing import Self
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.protocol import Backend
-from mis_kernels.backends.tpu.attention import LANES, tpu_attention
+from mis_kernels.backends.tpu.attention import tpu_attention
+from mis_kernels.backends.tpu.fetch import LANES
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.tpu.pages import write_pages
 from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity
