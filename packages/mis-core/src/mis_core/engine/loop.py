@@ -82,11 +82,6 @@ class EngineLoop:
         """Return what stays on the devices, by name; empty when closed."""
         return self._runner.memory() if self._runner else {}
 
-    def check(self) -> None:
-        """Assert that no page is lost."""
-        with self._changed:
-            self._scheduler.check()
-
     def close(self) -> None:
         """Stop after the step under way; requests that are not answered fail."""
         with self._changed:

@@ -84,11 +84,6 @@ def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
     return dataclasses.replace(config, heads=heads.heads, kv_heads=heads.kv_heads)
 
 
-def sum_over_devices(x: Array) -> Array:
-    """Add the parts of a product that was cut by row; within a `shard_map` over `TENSOR`."""
-    return x if lax.axis_size(TENSOR) == 1 else lax.psum(x, TENSOR)  # of one device, it would still be a copy
-
-
 def add_product(backend: Backend, residual: Array, x: Array, weight: Weight, bias: Array | None = None) -> Array:
     """Add the product with a weight that was cut by row to a residual; within a `shard_map` over `TENSOR`.
 
@@ -96,9 +91,9 @@ def add_product(backend: Backend, residual: Array, x: Array, weight: Weight, bia
     """
     if bias is not None:
         residual = residual + bias
-    if lax.axis_size(TENSOR) == 1:
+    if lax.axis_size(TENSOR) == 1:  # a sum of one part would still be a copy
         return backend.linear(x, weight, residual)
-    return residual + sum_over_devices(backend.linear(x, weight))
+    return residual + lax.psum(backend.linear(x, weight), TENSOR)
 
 
 def gather_columns(x: Array) -> Array:

@@ -34,7 +34,7 @@ class Running:
     Attributes:
         plan: The step.
         logits: Values of its (row, label) pairs, in parts of `PAIRS`.
-        normalisers: Log-sum-exp of the rows that want one, in parts of the runner's `normalised_rows`.
+        normalisers: Log-sum-exp of the rows that want one, in parts of the backend's `normalised_rows`.
     """
 
     plan: StepPlan
@@ -142,11 +142,6 @@ class Runner:
         """Return the tokens that a step is padded to, on all devices together."""
         return self._bucket(plan) * len(plan.shards)
 
-    @property
-    def normalised_rows(self) -> int:
-        """Rows of one call of the streamed log-sum-exp, which the devices along the data axis share."""
-        return self._backend.normalised_rows * self.mesh.shape[DATA]
-
     def _bucket(self, plan: StepPlan) -> int:
         return next(bucket for bucket in token_buckets(self.shape.tokens) if bucket >= plan.rows)
 
@@ -163,7 +158,7 @@ class Runner:
         return [self._label_logits(self._weights, hidden, *arrays) for arrays in padded]
 
     def _normalised(self, hidden: Array, rows: np.ndarray) -> list[Array]:
-        size = self.normalised_rows
+        size = self._backend.normalised_rows * self.mesh.shape[DATA]  # the devices along `DATA` share them
         parts = [_padded(rows[begin : begin + size], size) for begin in range(0, len(rows), size)]
         return [self._log_sum_exp(self._weights, hidden, part) for part in parts]
 
