@@ -20,7 +20,7 @@ from mis_kernels.masks import (
     positions_of_delimiters,
     positions_of_lengths,
 )
-from mis_kernels.operations import cache_head_dim, norm_rope, segment_attention, write_pages
+from mis_kernels.operations import norm_rope, segment_attention, write_pages
 from mis_kernels.segments import Segments, lay_out
 from mis_kernels.storage import from_bits, to_bits
 
@@ -31,7 +31,6 @@ __all__ = [
     "Intervals",
     "Segments",
     "block_map",
-    "cache_head_dim",
     "dense_mask",
     "from_bits",
     "intervals_of_delimiters",
