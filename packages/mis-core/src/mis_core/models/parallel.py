@@ -55,13 +55,7 @@ def backend_for(config: ModelConfig, dtype: jnp.dtype, mesh: Mesh) -> Backend:
 
 
 def packs(config: ModelConfig, devices: int, backend: Backend) -> bool:
-    """Whether every product of a layer is best made with packed weights on each of `devices`.
-
-    Args:
-        config: The model's shape, its heads spread over the devices.
-        devices: Devices along `TENSOR`.
-        backend: Who computes the model.
-    """
+    """Whether every product of a layer is best made with packed weights; heads are spread over the devices."""
     heads, kv_heads = (n * config.head_dim // devices for n in (config.heads, config.kv_heads))
     dimensions = config.embed, heads, heads + 2 * kv_heads, config.mlp // devices
     return backend.packs(*dimensions, gate_bias=config.mlp_bias)

@@ -11,7 +11,6 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, MisError
@@ -62,9 +61,7 @@ class EngineClient:
         self._supervision = asyncio.create_task(self._supervise(), name="engine supervision")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     @property
@@ -156,12 +153,7 @@ class EngineClient:
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
     async def _live_once(self) -> None:
-        """Run one engine process until it ends.
-
-        Raises:
-            ModelError: it refused the model.
-            EngineUnavailable: it ended; says how.
-        """
+        """Run one engine process until it ends, as an error says: `ModelError` if it refused the model."""
         process = await EngineProcess.start(self._command)
         self._starts += 1
         try:
