@@ -265,16 +265,16 @@ async def test_operations_on_the_engine(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with client(f"log:{log}") as engine:
         with pytest.raises(EngineUnavailable):
-            await engine.statistics()
+            await engine.operate("statistics")
         info = await engine.wait_ready()
         assert info.summary == {"devices": "1 x pretended"}
         await engine.score(request())
-        assert await engine.statistics() == {"requests": 1}
-        assert await engine.flush_cache() == 7
+        assert await engine.operate("statistics") == {"requests": 1}
+        assert await engine.operate("flush_cache") == {"freed_pages": 7}
         with pytest.raises(RequestError, match="under way"):
-            await engine.start_profile("taken")
-        await engine.start_profile("folder")
-        writing = asyncio.create_task(engine.stop_profile())
+            await engine.operate("start_profile", "taken")
+        await engine.operate("start_profile", "folder")
+        writing = asyncio.create_task(engine.operate("stop_profile"))
         await asyncio.sleep(0)
         assert (await engine.score(request())).logits.shape == (2, 2)
         assert not writing.done()

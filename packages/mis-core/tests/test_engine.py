@@ -9,8 +9,7 @@ import pytest
 
 from mis_core import Engine
 from mis_core.errors import ConfigError, EngineUnavailable, ModelError, RequestError
-from mis_kernels import storage_dtype
-from mis_kernels.backends import fastest_dtype
+from mis_kernels.backends import ANY_HEADS, choose, fastest_dtype
 from mis_kernels.backends.native import library as native
 from mis_kernels.target import compiling_for
 from mis_testing import tiny_checkpoint
@@ -143,7 +142,7 @@ def test_the_type_is_what_this_machine_multiplies_fastest(path: Path, caplog: py
         assert (engine.config.dtype, engine.summary["dtype"], engine.memory()["norm"].dtype) == (
             here,
             here,
-            storage_dtype(here).name,
+            choose(ANY_HEADS, here).storage_dtype.name,
         )
     assert f"Loading {path.name} as {here} (" in caplog.text
 

@@ -26,7 +26,7 @@ def warm(tmp_path_factory) -> Iterator[Engine]:
     options = {"context_length": 4096, "max_total_tokens": 3 * 4096, "chunked_prefill_size": 512}
     with Engine.from_pretrained(path, progress=False, **options) as engine:
         yield engine
-        engine._loop.check()
+        engine._loop._scheduler.check()
 
 
 def random_request(rng: np.random.Generator, most_items: int, longest_query: int) -> dict:
@@ -123,7 +123,7 @@ def test_cancelled_requests_free_what_they_hold(warm: Engine) -> None:
     for future in futures[1::2]:
         assert future.result(timeout=120).logits.shape == (500, 2)
     assert warm.score([1, 2], [[3]], LABELS).scores.shape == (1, 2)
-    warm._loop.check()
+    warm._loop._scheduler.check()
     assert warm.statistics()["held_pages"] == 0
 
 
@@ -138,4 +138,4 @@ def test_a_failing_step_takes_only_those_it_computed(warm: Engine, monkeypatch: 
     again = warm.score(list(range(50)), [[1], [2]], LABELS)
     assert again.usage.cached_tokens == 0
     assert_bits_equal(again.scores, expected)
-    warm._loop.check()
+    warm._loop._scheduler.check()

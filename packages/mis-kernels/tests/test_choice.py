@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 from kernel_cases import SMALL
-from mis_kernels import cache_head_dim, lay_out, storage_dtype
+from mis_kernels import lay_out
 from mis_kernels.backends import ANY_HEADS, Backend, Limits, choose, explain, fastest_dtype
 from mis_kernels.backends.native import library
 from mis_kernels.backends.native.backend import NativeBackend
@@ -59,9 +59,9 @@ def test_devices_have_their_sizes_and_types() -> None:
     assert [each.storage_dtype.name for each in (cpu, accelerator, tpu)] == ["uint16", "bfloat16", "bfloat16"]
     assert [each.cache_head_dim for each in (cpu, accelerator, tpu)] == [96, 96, 128]
     assert [each.normalised_rows for each in (cpu, accelerator, tpu)] == [128, 256, 256]
-    assert XlaCpuBackend(ANY_HEADS, "float32").storage_dtype == storage_dtype("float32") == np.float32
+    assert XlaCpuBackend(ANY_HEADS, "float32").storage_dtype == np.float32
     with compiling_for("v6e"):
-        assert (cache_head_dim(130), fastest_dtype()[0]) == (256, "bfloat16")
+        assert (choose(HeadShape(1, 1, 130), "bfloat16").cache_head_dim, fastest_dtype()[0]) == (256, "bfloat16")
 
 
 def _tpu(heads: HeadShape, dtype: str) -> TpuBackend:

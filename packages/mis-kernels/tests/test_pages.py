@@ -10,11 +10,12 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from kernel_cases import on_host
-from mis_kernels import cache_head_dim, lay_out, segment_attention, write_pages
+from mis_kernels import lay_out, segment_attention, write_pages
 from mis_kernels.backends import ANY_HEADS, Backend, LaidOut, choose
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.backends.xla.pages import write_pages as scatter
+from mis_kernels.heads import HeadShape
 from mis_kernels.segments import NOWHERE
 from mis_kernels.target import compiling_for, platform, tpu_chip
 
@@ -138,9 +139,12 @@ def test_a_cache_wider_than_the_heads_changes_nothing() -> None:
 
 
 def test_a_target_decides_what_is_chosen() -> None:
-    assert (platform(), tpu_chip(), cache_head_dim(64)) == (jax.default_backend(), None, 64)
+    def width(head_dim: int) -> int:
+        return choose(HeadShape(1, 1, head_dim), "bfloat16").cache_head_dim
+
+    assert (platform(), tpu_chip(), width(64)) == (jax.default_backend(), None, 64)
     with compiling_for("v6e"):
-        assert (platform(), tpu_chip(), cache_head_dim(64), cache_head_dim(256)) == ("tpu", "v6e", 128, 256)
+        assert (platform(), tpu_chip(), width(64), width(256)) == ("tpu", "v6e", 128, 256)
     assert tpu_chip() is None
 
 

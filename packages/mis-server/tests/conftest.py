@@ -55,27 +55,14 @@ class PretendedEngine:
         normalisers = np.full(request.num_items, 4, np.float32) if request.needs_log_sum_exp else None
         return LabelLogits(logits, normalisers, cached_tokens=1, algorithm="packed")
 
-    async def statistics(self) -> dict[str, float]:
-        self._check()
-        counts = {"steps": 3, "new_tokens": 90, "step_tokens": 128, "waiting_requests": 0}
-        return counts | {"cache_hit_tokens": 5, "cache_missed_tokens": 15, "held_pages": 2, "pages": 8}
-
-    async def flush_cache(self) -> int:
-        self._check()
-        self.operations.append("flush")
-        return 4
-
-    async def start_profile(self, directory: str) -> None:
-        self._check()
-        self.operations.append(f"start {directory}")
-
-    async def stop_profile(self) -> None:
-        self._check()
-        self.operations.append("stop")
-
-    def _check(self) -> None:
+    async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:
         if self.error is not None:
             raise self.error
+        if action != "statistics":
+            self.operations.append(action if argument is None else f"{action} {argument}")
+            return {"freed_pages": 4} if action == "flush_cache" else {}
+        counts = {"steps": 3, "new_tokens": 90, "step_tokens": 128, "waiting_requests": 0}
+        return counts | {"cache_hit_tokens": 5, "cache_missed_tokens": 15, "held_pages": 2, "pages": 8}
 
     async def _hang(self) -> None:
         try:

@@ -44,17 +44,8 @@ class Answering:
         normalisers = np.full(request.num_items, 5, np.float32) if request.needs_log_sum_exp else None
         return LabelLogits(logits, normalisers, cached_tokens=0)
 
-    async def statistics(self) -> dict[str, float]:
-        return {}
-
-    async def flush_cache(self) -> int:
-        return 0
-
-    async def start_profile(self, directory: str) -> None:
-        pass
-
-    async def stop_profile(self) -> None:
-        pass
+    async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:
+        return {"freed_pages": 0} if action == "flush_cache" else {}
 
 
 @pytest.fixture(scope="module", name="app")

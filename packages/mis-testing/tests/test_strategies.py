@@ -4,9 +4,9 @@ import unicodedata
 from collections.abc import Callable
 
 import pytest
-from hypothesis import Phase, find, given, settings
+from hypothesis import Phase, find, settings
 
-from mis_testing.strategies import seam_pairs, token_lists
+from mis_testing.strategies import seam_pairs
 
 QUICK = settings(max_examples=2000, database=None, deadline=None, derandomize=True, phases=[Phase.generate])
 
@@ -29,9 +29,3 @@ SEAMS: dict[str, Callable[[str, str], bool]] = {
 @pytest.mark.parametrize("seam", SEAMS)
 def test_the_seam_is_found(seam: str) -> None:
     assert find(seam_pairs(), lambda pair: SEAMS[seam](*pair), settings=QUICK)
-
-
-@given(lists=token_lists(50, min_length=1, max_length=4, max_lists=3))
-def test_token_lists_keep_their_bounds(lists: list[list[int]]) -> None:
-    assert 1 <= len(lists) <= 3
-    assert all(1 <= len(tokens) <= 4 and all(0 <= token < 50 for token in tokens) for tokens in lists)

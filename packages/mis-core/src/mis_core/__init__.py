@@ -34,15 +34,11 @@ __all__ = [
     "__version__",
 ]
 
-_LAZY = {"Engine": "mis_core.engine"}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name != "Engine":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+    return import_module("mis_core.engine").Engine
 
 
 def __dir__() -> list[str]:

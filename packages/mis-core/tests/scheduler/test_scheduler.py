@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from token_machine import TokenMachine, value_of
 
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
-from mis_core.scheduler.scheduler import Policy, Scheduler
+from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.request import LabelLogits, Layout, ScoreRequest
 
 SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
@@ -37,8 +37,8 @@ def request_of(query: np.ndarray, items: list[np.ndarray], **fields: object) -> 
 class Driver:
     """A scheduler and its device, with up to two steps under way, as the engine has them."""
 
-    def __init__(self, shape: StepShape = SHAPE, pages: int = PAGES, policy: Policy | None = None, **options) -> None:
-        self.scheduler = Scheduler(shape, pages, policy or Policy(), **options)
+    def __init__(self, shape: StepShape = SHAPE, pages: int = PAGES, **options) -> None:
+        self.scheduler = Scheduler(shape, pages, Layout(), **options)
         self.machine = TokenMachine(pages)
         self.answers: dict[int, LabelLogits] = {}
         self.plans: list[StepPlan] = []
@@ -230,7 +230,7 @@ class TestPrefixCache:
         assert (first.cached_tokens, second.cached_tokens) == (0, 500)
         assert driver.machine.computed_tokens - computed == 200
         counts = driver.scheduler.cache
-        assert (counts.hit_tokens, counts.missed_tokens, counts.evicted_pages) == (500, 500, 0)
+        assert (counts.cache_hit_tokens, counts.cache_missed_tokens, counts.evicted_pages) == (500, 500, 0)
 
     def test_a_longer_query_computes_the_rest_only(self) -> None:
         driver = Driver()
@@ -238,7 +238,7 @@ class TestPrefixCache:
         driver.run(request_of(query[:200], [tokens(2, 5)]))
         (answer,) = driver.run(request_of(query, [tokens(2, 5)]))
         assert answer.cached_tokens == 192  # whole pages
-        assert driver.scheduler.cache.missed_tokens == 200 + 308
+        assert driver.scheduler.cache.cache_missed_tokens == 200 + 308
 
     def test_salts_do_not_mix(self) -> None:
         driver = Driver()

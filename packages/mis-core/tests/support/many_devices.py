@@ -36,7 +36,7 @@ def main(path: str, dtype: str, meshes: str) -> None:
             cold = engine.score(QUERY, ITEMS, LABELS, return_token_logprobs=True)
             warm = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True)
             assert warm.usage.cached_tokens == len(QUERY), "the cache is shared by all devices"
-            engine._loop.check()
+            engine._loop._scheduler.check()
             weights = largest_share(engine._loop._runner._weights)
         assert cold.token_logprobs is not None
         found[f"dp {data} tp {tensor}"] = {

@@ -5,8 +5,7 @@ values into the paged cache, `segment_attention` attends; `reference_attention` 
 for those who want them, come from `intervals_of_lengths` and its neighbours.
 """
 
-from mis_kernels.backends.reference.attention import reference_attention, visibility
-from mis_kernels.backends.tpu.tiles import block_sizes, device_blocks, tile_capacity
+from mis_kernels.backends.reference.backend import reference_attention, visibility
 from mis_kernels.backends.xla.norms import row_sum
 from mis_kernels.backends.xla.rope import rotary_tables
 from mis_kernels.masks import (
@@ -21,14 +20,7 @@ from mis_kernels.masks import (
     positions_of_delimiters,
     positions_of_lengths,
 )
-from mis_kernels.operations import (
-    cache_head_dim,
-    norm_rope,
-    rms_norm,
-    segment_attention,
-    storage_dtype,
-    write_pages,
-)
+from mis_kernels.operations import norm_rope, segment_attention, write_pages
 from mis_kernels.segments import Segments, lay_out
 from mis_kernels.storage import from_bits, to_bits
 
@@ -39,10 +31,7 @@ __all__ = [
     "Intervals",
     "Segments",
     "block_map",
-    "block_sizes",
-    "cache_head_dim",
     "dense_mask",
-    "device_blocks",
     "from_bits",
     "intervals_of_delimiters",
     "intervals_of_lengths",
@@ -53,12 +42,9 @@ __all__ = [
     "positions_of_delimiters",
     "positions_of_lengths",
     "reference_attention",
-    "rms_norm",
     "rotary_tables",
     "row_sum",
     "segment_attention",
-    "storage_dtype",
-    "tile_capacity",
     "to_bits",
     "visibility",
     "write_pages",

@@ -2,10 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Shaped
 
-from mis_kernels.backends import ANY_HEADS, Backend, LaidOut, choose
+from mis_kernels.backends import Backend, LaidOut, choose
 from mis_kernels.heads import HeadShape
 from mis_kernels.segments import MIN_TOKENS
 from mis_kernels.storage import to_bits
@@ -30,8 +29,8 @@ def segment_attention(
         v: Values of the new tokens, same type.
         k_pages: Key cache. Pages must have been written before (see `write_pages`), those of this
             step's paged segments included. Memory that no context reaches may hold anything. Same
-            type as `q`, or its bits (see `storage_dtype`); its heads may be wider, filled up with zeros
-            (see `cache_head_dim`).
+            type as `q`, or its bits (see `mis_kernels.storage`); its heads may be wider, filled up with zeros
+            (see `Backend.cache_head_dim`).
         v_pages: Value cache, likewise.
         segments: What each token sees.
         scale: Factor of the logits, usually `head_dim ** -0.5`.
@@ -67,9 +66,9 @@ def write_pages(
     last token in its last page is never seen.
 
     Args:
-        pages: Key or value cache, floats or their bits (see `storage_dtype`); donate it to keep the
+        pages: Key or value cache, floats or their bits (see `mis_kernels.storage`); donate it to keep the
             update in place.
-        new: Keys or values of the new tokens; zeros fill them up to the cache's width (`cache_head_dim`).
+        new: Keys or values of the new tokens; zeros fill them up to the cache's width (`Backend.cache_head_dim`).
         segments: `page_writes` says where each run of `page_size` tokens goes, if anywhere.
     """
     new = jnp.pad(new, ((0, 0), (0, 0), (0, pages.shape[3] - new.shape[2])))
@@ -116,21 +115,6 @@ def norm_rope(
         backend = choose(heads, qkv.dtype.name, backend)
     with jax.named_scope(f"norm_rope_{backend.name}"):
         return backend.norm_rope(qkv, cos, sin, q_norm, k_norm, epsilon)
-
-
-def rms_norm(x: Float[Array, "*rows dim"], weight: Float[Array, " dim"], epsilon: float) -> Float[Array, "*rows dim"]:
-    """Root mean square normalisation (arXiv 1910.07467) in float32, by the first backend that fits."""
-    return choose(ANY_HEADS, x.dtype.name).rms_norm(x, weight, epsilon)
-
-
-def storage_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """Return the type in which arrays of `dtype` are best kept here (see `mis_kernels.storage`)."""
-    return choose(ANY_HEADS, jnp.dtype(dtype).name).storage_dtype
-
-
-def cache_head_dim(head_dim: int) -> int:
-    """Return how wide a KV cache's heads are best stored here."""
-    return choose(ANY_HEADS._replace(head_dim=head_dim), "bfloat16").cache_head_dim
 
 
 def _check(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> None:

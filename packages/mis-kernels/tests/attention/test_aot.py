@@ -9,9 +9,8 @@ import pytest
 from mis_kernels.aot import baseline
 from mis_kernels.aot.__main__ import BASELINE
 from mis_kernels.aot.cost import canonical_cost, explain
-from mis_kernels.aot.launch import run_job
 from mis_kernels.aot.schedules import Schedule, read_schedule, tile_bodies
-from mis_kernels.aot.targets import TARGETS, environment
+from mis_kernels.aot.targets import TARGETS, environment, run_job
 from mis_kernels.backends.tpu.tiles import block_sizes
 from mis_kernels.heads import HEAD_SHAPES, device_head_shapes
 
@@ -89,7 +88,7 @@ def test_the_stored_baseline_covers_every_heads_and_meets_the_targets() -> None:
 
 @pytest.mark.tpu_aot
 def test_the_kernel_compiles_for_v6e() -> None:
-    [row] = run_job("v6e:1x1", {"what": "kernels", "heads": [HEAD_SHAPES["qwen3-0.6b"]], "dtypes": ["bfloat16"]})
+    [row] = run_job("v6e:1x1", {"what": "kernels", "heads": [HEAD_SHAPES["qwen3-0.6b"]]})
     assert row["bundles"]["full"] > 0
 
 

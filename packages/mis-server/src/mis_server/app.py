@@ -19,7 +19,7 @@ from mis_server.tokenizers.pool import TokenizerPool
 
 
 def create_app(client: EngineClient, settings: ServerConfig, tokenizers: TokenizerPool) -> FastAPI:
-    """Build the application.
+    """Build the application. It takes HTTP only: neither WebSockets nor ASGI's lifespan.
 
     Args:
         client: The engine; the caller starts and closes it.

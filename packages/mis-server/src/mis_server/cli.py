@@ -5,10 +5,9 @@ import contextlib
 import dataclasses
 import os
 import tomllib
-import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import click
 from click.core import ParameterSource
@@ -79,7 +78,8 @@ def options_of(config: type[Any]) -> Iterator[click.Option]:
     for field in dataclasses.fields(config):
         if "aliases" not in field.metadata:
             continue
-        kind, is_flag = _plain_type(hints[field.name]), hints[field.name] is bool
+        hint = hints[field.name]
+        kind, is_flag = (get_args(hint) or (hint,))[0], hint is bool  # of `int | None`, `int`
         choices = field.metadata["choices"]
         flags = [_flag(field.name), *field.metadata["aliases"]]
         yield _Option(
@@ -93,13 +93,6 @@ def options_of(config: type[Any]) -> Iterator[click.Option]:
             help=field.metadata["help"],
             group=field.metadata["group"],
         )
-
-
-def _plain_type(hint: Any) -> Any:
-    """Return `int` for `int | None`."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return next(kind for kind in get_args(hint) if kind is not type(None))
-    return hint
 
 
 @contextlib.contextmanager

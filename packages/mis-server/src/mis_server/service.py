@@ -11,13 +11,12 @@ from fastapi import Depends, Request
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineClient
-from mis_core.process.wire import Ready
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
 from mis_core.scoring.service import Service, Task
 from mis_server.edge.admission import Admission, Permit
 from mis_server.edge.body import read_json_body
-from mis_server.edge.deadline import Deadline, requested_seconds
+from mis_server.edge.deadline import deadline, requested_seconds
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import Metrics
 from mis_server.tokenizers.decoding import decode_body, parse_body
@@ -42,7 +41,6 @@ class ModelService(Service[bytes]):
         self.admission = Admission(settings.max_queued_requests, settings.max_queued_tokens)
         self.metrics = Metrics()
         self._statistics: dict[str, float] = {}
-        self._limits: tuple[Ready, Limits] | None = None
 
     async def handle(self, task: Task[ScoreResult], request: Request) -> tuple[ScoreRequest, ScoreResult]:
         """Answer an HTTP request of the given task.
@@ -72,10 +70,10 @@ class ModelService(Service[bytes]):
             ClientDisconnect: the client is gone.
         """
         seconds = requested_seconds(request, self.settings.request_timeout)
-        with Deadline(request, seconds, self.settings.body_timeout) as deadline:
+        async with deadline(request, seconds, self.settings.body_timeout) as body_arrived:
             with self.admission.body():
                 body = await read_json_body(request)
-            deadline.body_arrived()
+            body_arrived()
             with self.admission.permit() as permit:
                 return await work(body, permit)
 
@@ -86,7 +84,7 @@ class ModelService(Service[bytes]):
             RequestError: the request breaks the contract.
             EngineUnavailable: the engine was never ready.
         """
-        limits, models = self._current_limits(), (self.settings.model_name,)
+        limits, models = self._limits(), (self.settings.model_name,)
         if len(source) <= SMALL:
             fields = decode_body(source)
             if not task.has_text(fields):
@@ -113,7 +111,7 @@ class ModelService(Service[bytes]):
         """Return the engine's counts, or the last known ones if it does not answer soon."""
         try:
             async with asyncio.timeout(_STATISTICS_S):
-                self._statistics = await self.client.statistics()
+                self._statistics = await self.client.operate("statistics")
         except (TimeoutError, EngineUnavailable):
             pass
         self.metrics.engine.update(self._statistics)
@@ -128,22 +126,20 @@ class ModelService(Service[bytes]):
             self.metrics.engine.front["step_budget"] = float(info.summary.get("step_tokens", 0))
         return self._statistics
 
-    def _current_limits(self) -> Limits:
+    def _limits(self) -> Limits:
         info, settings = self.client.info, self.settings
         if info is None:
             raise EngineUnavailable("The engine is not ready.")
-        if self._limits is None or self._limits[0] is not info:
-            limits = Limits.of(
-                settings.engine,
-                info.context_length,
-                info.vocab_size,
-                max_items=settings.max_items_per_request,
-                max_labels=settings.max_labels_per_request,
-                max_request_tokens=settings.max_request_tokens,
-                max_text_characters=settings.max_text_characters,
-            )
-            self._limits = info, limits
-        return self._limits[1]
+        return Limits(
+            context_length=info.context_length,
+            vocab_size=info.vocab_size,
+            max_items=settings.max_items_per_request,
+            max_labels=settings.max_labels_per_request,
+            max_request_tokens=settings.max_request_tokens,
+            max_text_characters=settings.max_text_characters,
+            delimiter=settings.engine.multi_item_scoring_delimiter,
+            layouts=settings.engine.enable_request_layout,
+        )
 
 
 async def in_thread_if_large(values: int, work: Callable[..., Result], *arguments: Any) -> Result:

@@ -11,7 +11,7 @@ import pytest
 from fastapi import Request
 
 from mis_core.errors import RequestError
-from mis_server.edge.deadline import Deadline
+from mis_server.edge.deadline import deadline
 from mis_server.edge.protocol import CONNECTION_LOST
 
 Body = Callable[..., dict[str, Any]]
@@ -91,24 +91,25 @@ def test_the_time_that_is_over_is_named(seconds: float, body_s: float, code: str
 
     async def work() -> None:
         for _ in range(20):
-            deadline, _ = deadline_of(seconds, body_s)
-            with pytest.raises(RequestError) as caught, deadline:
-                await asyncio.sleep(60)
+            limit, _ = deadline_of(seconds, body_s)
+            with pytest.raises(RequestError) as caught:
+                async with limit:
+                    await asyncio.sleep(60)
             assert caught.value.code == code
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work())
 
 
-def deadline_of(seconds: float = 60, body_s: float = 60) -> tuple[Deadline, asyncio.Future[None]]:
+def deadline_of(seconds: float = 60, body_s: float = 60) -> tuple[Any, asyncio.Future[None]]:
     lost = asyncio.get_running_loop().create_future()
-    return Deadline(Request({"type": "http", "extensions": {CONNECTION_LOST: lost}}), seconds, body_s), lost
+    return deadline(Request({"type": "http", "extensions": {CONNECTION_LOST: lost}}), seconds, body_s), lost
 
 
 @pytest.mark.anyio
 async def test_a_client_that_leaves_in_the_last_moment_ends_nothing_else() -> None:
-    deadline, lost = deadline_of()
-    with deadline:
+    limit, lost = deadline_of()
+    async with limit:
         lost.set_result(None)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -116,10 +117,10 @@ async def test_a_client_that_leaves_in_the_last_moment_ends_nothing_else() -> No
 
 @pytest.mark.anyio
 async def test_the_first_reason_counts() -> None:
-    deadline, lost = deadline_of(seconds=0)
+    limit, lost = deadline_of(seconds=0)
 
     async def work() -> None:
-        with deadline:
+        async with limit:
             try:
                 await asyncio.sleep(60)
             finally:
@@ -133,8 +134,8 @@ async def test_the_first_reason_counts() -> None:
 @pytest.mark.anyio
 async def test_who_cancels_the_task_is_heard() -> None:
     async def work() -> None:
-        deadline, lost = deadline_of()
-        with deadline:
+        limit, lost = deadline_of()
+        async with limit:
             lost.set_result(None)
             await asyncio.sleep(60)
 
@@ -148,8 +149,8 @@ async def test_who_cancels_the_task_is_heard() -> None:
 @pytest.mark.anyio
 async def test_work_may_fail_by_itself_while_it_is_given_up() -> None:
     async def work() -> None:
-        deadline, lost = deadline_of()
-        with deadline:
+        limit, lost = deadline_of()
+        async with limit:
             lost.set_result(None)
             try:
                 await asyncio.sleep(60)

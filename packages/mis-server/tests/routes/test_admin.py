@@ -19,7 +19,7 @@ def bearer(key: str) -> dict[str, str]:
 
 def test_the_cache_is_flushed(http: httpx.Client, pretended: Any) -> None:
     assert http.post("/flush_cache").json() == {"freed_pages": 4}
-    assert pretended.operations == ["flush"]
+    assert pretended.operations == ["flush_cache"]
 
 
 def test_a_profile_is_written_to_a_new_folder_of_the_operators(connect: Connect, pretended: Any) -> None:
@@ -27,7 +27,7 @@ def test_a_profile_is_written_to_a_new_folder_of_the_operators(connect: Connect,
     folder = http.post("/start_profile").json()["folder"]
     assert re.fullmatch(r"[0-9-]+", folder)
     assert http.post("/stop_profile").json()["status"] == "stopped"
-    assert pretended.operations == [f"start here/{folder}", "stop"]
+    assert pretended.operations == [f"start_profile here/{folder}", "stop_profile"]
 
 
 @pytest.mark.parametrize("code", ["profile_under_way", "no_profile"])

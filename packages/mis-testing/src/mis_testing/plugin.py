@@ -31,6 +31,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
 
 
+def _once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a function once per distinct arguments, which need not be hashable."""
+    made: dict[str, Any] = {}
+
+    def made_once(*arguments: Any, **options: Any) -> Any:
+        key = repr((arguments, sorted(options.items())))
+        if key not in made:
+            made[key] = make(*arguments, **options)
+        return made[key]
+
+    return made_once
+
+
 @pytest.fixture(scope="session")
 def interpret() -> bool:
     """Whether kernels for TPUs are emulated: everywhere but on a TPU. All that differs there for tests marked `tpu`."""
@@ -44,15 +57,8 @@ def checkpoint_factory(tmp_path_factory: pytest.TempPathFactory) -> Callable[...
     """`checkpoint_factory("llama", head_dim=64)`: `tiny_checkpoint`, once per distinct arguments."""
     from mis_testing.checkpoint import tiny_checkpoint
 
-    made: dict[str, Path] = {}
-
-    def make(family: str = "qwen3", **sizes: Any) -> Path:
-        key = repr((family, sorted(sizes.items())))
-        if key not in made:
-            made[key] = tiny_checkpoint(tmp_path_factory.mktemp(family), family, **sizes)
-        return made[key]
-
-    return make
+    make = _once(lambda family, **sizes: tiny_checkpoint(tmp_path_factory.mktemp(family), family, **sizes))
+    return lambda family="qwen3", **sizes: make(family, **sizes)
 
 
 @pytest.fixture(scope="session")
@@ -66,16 +72,8 @@ def engine_factory() -> "Iterator[Callable[..., Engine]]":
     """`engine_factory(path, dtype="float32")`: an engine, one per distinct arguments, closed at the end."""
     from mis_core import Engine
 
-    made: dict[str, Engine] = {}
     with ExitStack() as stack:
-
-        def make(path: Path, **options: Any) -> Engine:
-            key = repr((str(path), sorted(options.items())))
-            if key not in made:
-                made[key] = stack.enter_context(Engine.from_pretrained(str(path), **options))
-            return made[key]
-
-        yield make
+        yield _once(lambda path, **options: stack.enter_context(Engine.from_pretrained(str(path), **options)))
 
 
 @pytest.fixture(scope="session")
@@ -89,15 +87,7 @@ def oracle_factory() -> "Callable[..., PointwiseOracle]":
     """`oracle_factory(path, "float32")`: a `PointwiseOracle`, one per distinct arguments."""
     from mis_testing.oracle import PointwiseOracle
 
-    made: dict[tuple[Any, ...], PointwiseOracle] = {}
-
-    def make(path: Path, *options: Any) -> PointwiseOracle:
-        key = (path, *options)
-        if key not in made:
-            made[key] = PointwiseOracle(path, *options)
-        return made[key]
-
-    return make
+    return _once(PointwiseOracle)
 
 
 @pytest.fixture(scope="session")

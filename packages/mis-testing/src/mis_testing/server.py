@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _POLL_S = 0.1
 _STDERR_TAIL = 4000  # characters of standard error repeated in an error
@@ -55,31 +56,17 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(
-    model_path: str | Path,
-    *flags: str,
-    env: Mapping[str, str] | None = None,
-    ready_timeout_s: float = 180,
-    stop_timeout_s: float = 20,
-) -> Iterator[RunningServer]:
+def running_server(model_path: str | Path, *flags: str, **options: Any) -> Iterator[RunningServer]:
     """Run `mis-server serve` on a free loopback port until the block ends.
 
     Args:
         model_path: Checkpoint directory.
         *flags: Further command-line flags, `"--api-key", "secret"` for instance.
-        env: Environment variables to add to this process's own.
-        ready_timeout_s: How long loading and compiling may take.
-        stop_timeout_s: How long the server may take to stop after SIGTERM before it is killed.
-
-    Raises:
-        RuntimeError: the server ended before it was ready; with its standard error.
-        TimeoutError: it was not ready in time; with its standard error.
+        **options: As of `running_command`, which raises the same.
     """
     port = free_port()
     command = [sys.executable, "-m", "mis_server", "serve", str(model_path), "--port", str(port), *flags]
-    with running_command(
-        command, f"http://127.0.0.1:{port}", env=env, ready_timeout_s=ready_timeout_s, stop_timeout_s=stop_timeout_s
-    ) as server:
+    with running_command(command, f"http://127.0.0.1:{port}", **options) as server:
         yield server
 
 
@@ -92,7 +79,19 @@ def running_command(
     ready_timeout_s: float = 180,
     stop_timeout_s: float = 20,
 ) -> Iterator[RunningServer]:
-    """Run any command that serves `/ready` at `base_url`; otherwise as `running_server`."""
+    """Run any command that serves `/ready` at `base_url` until the block ends.
+
+    Args:
+        command: Program and arguments.
+        base_url: Where it listens.
+        env: Environment variables to add to this process's own.
+        ready_timeout_s: How long loading and compiling may take.
+        stop_timeout_s: How long the server may take to stop after SIGTERM before it is killed.
+
+    Raises:
+        RuntimeError: the server ended before it was ready; with its standard error.
+        TimeoutError: it was not ready in time; with its standard error.
+    """
     with tempfile.TemporaryDirectory(prefix="mis-testing-") as folder:
         stderr_path = Path(folder) / "stderr.txt"
         with stderr_path.open("wb") as stderr:
@@ -144,10 +143,10 @@ def _is_ready(base_url: str) -> bool:
     # No proxy: the environment's proxy must not see loopback requests.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{base_url}/ready", timeout=5) as reply:
-            return reply.status == 200
+        with opener.open(f"{base_url}/ready", timeout=5):  # any status but success is an error
+            return True
     except urllib.error.HTTPError as error:
         error.close()
-        return False
     except OSError:
-        return False
+        pass
+    return False

@@ -1,4 +1,4 @@
-"""Hypothesis strategies shared by property tests: ragged token lists, and text that is hard to cut.
+"""Hypothesis strategies shared by property tests: text that is hard to cut.
 
 Imported by tests only; `hypothesis` comes with the `plugin` extra.
 """
@@ -29,11 +29,3 @@ def seam_pairs(draw: st.DrawFn, max_pieces: int = 8) -> tuple[str, str]:
     text = draw(seam_texts(max_pieces))
     cut = draw(st.integers(0, len(text)))
     return text[:cut], text[cut:]
-
-
-def token_lists(
-    vocab_size: int, *, min_length: int = 0, max_length: int = 24, min_lists: int = 1, max_lists: int = 8
-) -> st.SearchStrategy[list[list[int]]]:
-    """Lists of token ids of different lengths, such as the items of a request."""
-    tokens = st.lists(st.integers(0, vocab_size - 1), min_size=min_length, max_size=max_length)
-    return st.lists(tokens, min_size=min_lists, max_size=max_lists)

@@ -14,6 +14,7 @@ activations have known sizes, for any width, depth and head size:
 Norm weights and biases are random too, so forgetting one shows.
 """
 
+import itertools
 import json
 import math
 import zlib
@@ -130,17 +131,8 @@ def write_weights(path: Path, shape: CheckpointShape, vocab_size: int) -> None:
 
 
 def _split(specs: list[TensorSpec], shards: int) -> list[list[TensorSpec]]:
-    """Cut the list into `shards` runs of roughly equal size, none empty."""
+    """Cut the list into `shards` runs of roughly equal length, none empty."""
     if shards > len(specs):
         raise ValueError(f"shards ({shards}) must not exceed the number of tensors ({len(specs)}).")
-    total = sum(spec.elements for spec in specs)
-    groups: list[list[TensorSpec]] = [[]]
-    placed = 0
-    for position, spec in enumerate(specs):
-        shards_left, specs_left = shards - len(groups), len(specs) - position
-        full = placed >= total * len(groups) / shards
-        if groups[-1] and shards_left and (full or specs_left == shards_left):
-            groups.append([])
-        groups[-1].append(spec)
-        placed += spec.elements
-    return groups
+    ends = [len(specs) * number // shards for number in range(shards + 1)]
+    return [specs[begin:end] for begin, end in itertools.pairwise(ends)]

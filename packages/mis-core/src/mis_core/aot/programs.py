@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -14,7 +13,7 @@ from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS
 from mis_core.runner.head import label_logits, log_sum_exp
 from mis_core.runner.step import make_step
-from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.backends import Backend
 
 
@@ -46,33 +45,6 @@ def compile_step(
     arrays = jax.tree.map(lambda x: on_mesh(x.shape, x.dtype, P(DATA)), arrays)
     step = jax.jit(make_step(graph, abstract, mesh, pages, backend), donate_argnums=1)
     return step.lower(abstract, (cache, cache), *arrays).compile()
-
-
-def items_behind_a_query(shape: StepShape, context: int, item: int) -> StepPlan:
-    """Plan a step full of items behind one cached query on every device, as the canonical workload has.
-
-    Args:
-        shape: Room of a step.
-        context: Tokens of the query.
-        item: Tokens of an item.
-    """
-    count = min(shape.tokens // item, shape.scored)
-    ints = np.arange(count, dtype=np.int32)
-    table = np.zeros((shape.contexts, shape.pages_per_context), np.int32)
-    used = -(-context // PAGE_SIZE)
-    table[0, :used] = np.arange(used)
-    shard = ShardPlan(
-        token_ids=np.zeros(count * item, np.int32),
-        positions=(context + np.tile(np.arange(item), count)).astype(np.int32),
-        starts=ints * item,
-        lens=np.full(count, item, np.int32),
-        context_ids=np.zeros(count, np.int32),
-        context_lens=np.full(count, context, np.int32),
-        paged=np.zeros(count, bool),
-        page_table=table,
-        scored_rows=ints * item + item - 1,
-    )
-    return StepPlan((shard,) * shape.shards, ())
 
 
 def compile_head(

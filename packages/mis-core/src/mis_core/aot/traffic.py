@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from mis_core.scheduler.plan import StepPlan, StepShape
-from mis_core.scheduler.scheduler import Policy, Scheduler
+from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.limits import Limits
+from mis_core.scoring.request import Layout
 from mis_core.scoring.validation import parse_score_request
 
 _LIMITS = Limits(context_length=1 << 20, vocab_size=1 << 20)
@@ -21,7 +22,7 @@ def plan_requests(requests: Sequence[Mapping[str, Any]], shape: StepShape, pages
         shape: Room of a step.
         pages: Pages of the KV cache.
     """
-    scheduler = Scheduler(shape, pages=pages, policy=Policy())
+    scheduler = Scheduler(shape, pages=pages, layout=Layout())
     for number, body in enumerate(requests):
         scheduler.submit(number, parse_score_request(body, None, _LIMITS))
     plans, answered = [], 0

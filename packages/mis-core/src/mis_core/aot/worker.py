@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from mis_core.aot.programs import compile_step, items_behind_a_query
+from mis_core.aot.programs import compile_step
 from mis_core.models.parallel import DATA, TENSOR, backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
+from mis_core.runner.buckets import full_step
 from mis_core.scheduler.plan import StepShape
 from mis_kernels.aot.targets import TARGETS, mesh
 from mis_kernels.target import compiling_for
@@ -28,7 +29,7 @@ def compile_one(topology: str, model: str, data: int, tensor: int) -> str:
     with compiling_for(target.chip):
         alignment = backend_for(spread_heads(config, tensor), jnp.dtype("bfloat16"), on).alignment
         shape = StepShape(TOKENS, 256, 8, CONTEXT_PAGES, alignment, data)
-        compiled = compile_step(config, on, items_behind_a_query(shape, CONTEXT, ITEM), shape, pages=PAGES)
+        compiled = compile_step(config, on, full_step(shape, CONTEXT, ITEM), shape, pages=PAGES)
     memory = compiled.memory_analysis()
     assert memory is not None, "the TPU compiler reports memory"
     return (

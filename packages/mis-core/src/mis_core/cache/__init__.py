@@ -1,6 +1,5 @@
 """The paged KV cache's host side: who locks which page, and which prefixes are already computed."""
 
-from mis_core.cache.pages import OutOfPages, PagePool
 from mis_core.cache.prefix import CacheStatistics, PrefixCache, PrefixLock
 
-__all__ = ["CacheStatistics", "OutOfPages", "PagePool", "PrefixCache", "PrefixLock"]
+__all__ = ["CacheStatistics", "PrefixCache", "PrefixLock"]

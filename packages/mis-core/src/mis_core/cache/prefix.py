@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
-from mis_core.cache.pages import OutOfPages, PagePool
-
 _DIGEST_BYTES = 16
 
 
@@ -32,8 +30,8 @@ class CacheStatistics:
     """Counts since the cache was made, and its state now.
 
     Attributes:
-        hit_tokens: Query tokens found in the cache.
-        missed_tokens: Query tokens that had to be computed.
+        cache_hit_tokens: Query tokens found in the cache.
+        cache_missed_tokens: Query tokens that had to be computed.
         evicted_pages: Pages whose prefix was forgotten because another needed room.
         free_pages: Pages that hold nothing.
         cached_pages: Pages in the tree, locked or not.
@@ -41,8 +39,8 @@ class CacheStatistics:
         pages: All pages.
     """
 
-    hit_tokens: int
-    missed_tokens: int
+    cache_hit_tokens: int
+    cache_missed_tokens: int
     evicted_pages: int
     free_pages: int
     cached_pages: int
@@ -114,7 +112,8 @@ class PrefixCache:
         """
         self.page_size = page_size
         self.enabled = enabled
-        self._pool = PagePool(pages)
+        self._num_pages = pages
+        self._free = list(range(pages - 1, -1, -1))  # a stack, low numbers on top
         self._nodes: dict[bytes, _Node] = {}
         # Nodes nobody locks, least recently used first. A release appends a path's last node first, so a
         # child always lies before its parent.
@@ -125,39 +124,34 @@ class PrefixCache:
     @property
     def available(self) -> int:
         """Pages that can be had: free ones and those that may be evicted."""
-        return self._pool.num_free + len(self._idle)
+        return len(self._free) + len(self._idle)
 
     @property
     def statistics(self) -> CacheStatistics:
         """Counts since the cache was made, and its state now."""
         cached = len(self._nodes)
         return CacheStatistics(
-            hit_tokens=self._hit_tokens,
-            missed_tokens=self._missed_tokens,
+            cache_hit_tokens=self._hit_tokens,
+            cache_missed_tokens=self._missed_tokens,
             evicted_pages=self._evicted_pages,
-            free_pages=self._pool.num_free,
+            free_pages=len(self._free),
             cached_pages=cached,
             held_pages=cached - len(self._idle),
-            pages=self._pool.pages,
+            pages=self._num_pages,
         )
 
     def allocate(self, count: int) -> Int32[np.ndarray, " count"]:
-        """Return `count` pages for private use, evicting what nobody locks if need be.
-
-        Raises:
-            OutOfPages: too many are locked. Nothing was evicted.
-        """
-        if count > self.available:
-            raise OutOfPages(f"{count} pages are needed, but only {self.available} can be had")
-        evicted = max(count - self._pool.num_free, 0)
+        """Return `count` pages for private use, at most `available`, evicting what nobody locks if need be."""
+        assert count <= self.available, "nobody asks for pages that cannot be had"
+        evicted = max(count - len(self._free), 0)
         for _ in range(evicted):
             self._forget(self._idle.popitem(last=False)[1])
         self._evicted_pages += evicted
-        return self._pool.allocate(count)
+        return np.array([self._free.pop() for _ in range(count)], np.int32)
 
     def free(self, pages: Int32[np.ndarray, " count"]) -> None:
         """Free private pages."""
-        self._pool.free(pages)
+        self._free.extend(pages[::-1].tolist())
 
     def lock(self, tokens: Int32[np.ndarray, " tokens"], salt: str | None = None) -> PrefixLock:
         """Begin to lock a prefix; nothing of it is found or allocated yet.
@@ -188,10 +182,7 @@ class PrefixCache:
 
         Args:
             lock: The prefix, with nothing more to match.
-            count: Tokens; whole pages, or all that is left.
-
-        Raises:
-            OutOfPages: too many pages are locked. Nothing changed.
+            count: Tokens; whole pages, or all that is left. As many pages can be had.
         """
         assert count == len(lock.tokens) - lock.done or count % self.page_size == 0, "a chunk ends on a page boundary"
         for page in self.allocate(-(-count // self.page_size)):
@@ -232,9 +223,8 @@ class PrefixCache:
             private: Pages that callers allocated and have not freed.
         """
         pages = [node.page for node in self._nodes.values()]
-        free = self._pool.free_pages().tolist()
-        assert len(set(pages + free)) == len(pages) + len(free), "a page is in two places"
-        assert len(pages) + len(free) + private == self._pool.pages, "a page leaked"
+        assert len({*pages, *self._free}) == len(pages) + len(self._free), "a page is in two places"
+        assert len(pages) + len(self._free) + private == self._num_pages, "a page leaked"
         assert all(self._nodes.get(digest) is node for digest, node in self._idle.items()), "a forgotten node idles"
         assert all((node.locks == 0) == (digest in self._idle) for digest, node in self._nodes.items()), "locks"
         parents = [node.parent for node in self._nodes.values() if node.parent is not None]
@@ -255,4 +245,4 @@ class PrefixCache:
 
     def _forget(self, node: _Node) -> None:
         del self._nodes[node.digest]
-        self._pool.free(np.array([node.page], np.int32))
+        self._free.append(node.page)

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -23,9 +22,9 @@ from mis_core.runner.buckets import token_buckets
 from mis_core.runner.memory import Resident, cache_pages, token_budget
 from mis_core.runner.runner import Runner
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
-from mis_core.scheduler.scheduler import Policy, Scheduler
+from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
+from mis_core.scoring.request import LabelLogits, Layout, ScoreRequest, ScoreResult
 from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_blocking
 from mis_core.tokenization import Tokenizer
 from mis_kernels.backends import explain, fastest_dtype
@@ -39,7 +38,8 @@ class Engine:
     """Scores items behind a shared query.
 
     Any number of threads and coroutines may ask at once; their requests share the device's steps. Close
-    it, or use it as a context manager. In its `config`, `dtype` is the type that it computes in, never `auto`.
+    it, or use it as a context manager. In its `config`, `dtype` is the type that it computes in, never `auto`; its
+    `summary` is what was loaded, for people.
     """
 
     def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
@@ -86,22 +86,19 @@ class Engine:
             shards=config.dp_size,
         )
         runner = Runner(decoder, mesh, shape, pages)
-        policy = Policy(
-            config.scoring_algorithm,
-            config.mask_impl,
-            config.multi_item_scoring_chunk_size,
-            config.max_running_requests,
-        )
-        scheduler = Scheduler(shape, pages, policy, prefix_cache=not config.disable_radix_cache)
+        layout = Layout(config.scoring_algorithm, config.mask_impl, config.multi_item_scoring_chunk_size)
+        caches, most = not config.disable_radix_cache, config.max_running_requests
+        scheduler = Scheduler(shape, pages, layout, max_running=most, prefix_cache=caches)
         self._tokenizer: Tokenizer | None = None
         # Who asks in Python may always choose the layout.
-        chosen = dataclasses.replace(config, enable_request_layout=True)
-        self.limits = Limits.of(chosen, self.context_length, self.vocab_size)
+        self.limits = Limits(
+            context_length=self.context_length, vocab_size=self.vocab_size, delimiter=delimiter, layouts=True
+        )
         if not config.skip_warmup:
             logger.info("Compiling the steps of %d shapes.", len(token_buckets(budget)))
             seconds = runner.warm_up(dense_mask=config.mask_impl == "dense", progress=progress)
             logger.info("Compiled in %.1f s: %s", sum(seconds.values()), seconds)
-        self._summary: dict[str, str | int | float] = {
+        self.summary: dict[str, str | int | float] = {
             "dtype": dtype,
             "devices": f"{config.tp_size * config.dp_size} x {jax.devices()[0].device_kind}",
             "tp_size": config.tp_size,
@@ -181,11 +178,6 @@ class Engine:
         """A number that grows with every finished step."""
         return self._loop.progress
 
-    @property
-    def summary(self) -> dict[str, str | int | float]:
-        """What was loaded, for people."""
-        return self._summary
-
     def statistics(self) -> dict[str, float]:
         """Return counts of requests, steps, tokens and cache pages since the start.
 
@@ -239,9 +231,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

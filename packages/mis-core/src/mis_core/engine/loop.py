@@ -4,10 +4,12 @@ While one step runs, the next one is planned and queued behind it, so the device
 host; and never more than one, so that a new request gets into the step after the next.
 """
 
+import dataclasses
 import itertools
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from contextvars import copy_context
@@ -27,7 +29,11 @@ _UNDER_WAY = 2
 
 
 class EngineLoop:
-    """Runs a scheduler's steps on a runner. Thread-safe."""
+    """Runs a scheduler's steps on a runner. Thread-safe.
+
+    Attributes:
+        progress: A number that grows while the device works; needs no lock, so that a stalled engine still answers.
+    """
 
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
         self._runner: Runner | None = runner
@@ -36,7 +42,7 @@ class EngineLoop:
         self._futures: dict[int, Future[LabelLogits]] = {}
         self._ids = itertools.count()
         self._is_closing = False
-        self._finished = 0
+        self.progress = 0
         self._counts = {"steps": 0, "new_tokens": 0, "step_tokens": 0, "requests": 0, "items": 0}
         here = copy_context()  # what steps are compiled for, see `mis_kernels.target`
         self._thread = threading.Thread(target=here.run, args=(self._run, runner), name="mis-engine", daemon=True)
@@ -61,11 +67,6 @@ class EngineLoop:
         future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
         return future
 
-    @property
-    def progress(self) -> int:
-        """A number that grows while the device works; needs no lock, so that a stalled engine still answers."""
-        return self._finished
-
     def flush(self) -> int:
         """Forget every prefix that no request holds; return how many pages that freed."""
         with self._changed:
@@ -74,24 +75,12 @@ class EngineLoop:
     def statistics(self) -> dict[str, float]:
         """Return counts since the start, and the cache's state."""
         with self._changed:
-            cache = self._scheduler.cache
-            state = {"waiting_requests": self._scheduler.num_requests, "cached_pages": cache.cached_pages}
-            pages = {"held_pages": cache.held_pages, "free_pages": cache.free_pages, "pages": cache.pages}
-            counts = {
-                "cache_hit_tokens": cache.hit_tokens,
-                "cache_missed_tokens": cache.missed_tokens,
-                "evicted_pages": cache.evicted_pages,
-            }
-            return {**self._counts, **state, **pages, **counts}
+            waiting = {"waiting_requests": self._scheduler.num_requests}
+            return {**self._counts, **waiting, **dataclasses.asdict(self._scheduler.cache)}
 
     def memory(self) -> dict[str, Resident]:
         """Return what stays on the devices, by name; empty when closed."""
         return self._runner.memory() if self._runner else {}
-
-    def check(self) -> None:
-        """Assert that no page is lost."""
-        with self._changed:
-            self._scheduler.check()
 
     def close(self) -> None:
         """Stop after the step under way; requests that are not answered fail."""
@@ -120,9 +109,9 @@ class EngineLoop:
             except Exception as error:  # the device's memory may be lost: whoever used it starts again
                 logger.exception("A step failed.")
                 under_way.clear()
-                self._abort(error)
+                self._fail(self._scheduler.abort, f"The engine lost this request: {type(error).__name__}.")
                 runner.reset()
-        self._fail_all(EngineUnavailable("The engine is closed."))
+        self._fail(lambda: list(self._futures), "The engine is closed.")
 
     def _next(self, *, wait: bool) -> StepPlan | None:
         """Plan a step. None: nothing to plan now, or, if `wait`, the engine closes."""
@@ -150,7 +139,7 @@ class EngineLoop:
 
     def _finish(self, running: Running) -> None:
         values = running.wait()
-        self._finished += 1
+        self.progress += 1
         with self._changed, jax.profiler.TraceAnnotation("mis.answer"):
             answered = [
                 (self._futures.pop(number), logits)
@@ -160,17 +149,10 @@ class EngineLoop:
             with suppress(InvalidStateError):  # cancelled meanwhile
                 future.set_result(logits)
 
-    def _abort(self, error: Exception) -> None:
+    def _fail(self, numbers: Callable[[], list[int]], message: str) -> None:
+        """Fail the requests that a function names, which is called under the lock."""
         with self._changed:
-            futures = [self._futures.pop(number) for number in self._scheduler.abort()]
+            futures = [self._futures.pop(number) for number in numbers()]
         for future in futures:
-            with suppress(InvalidStateError):
-                future.set_exception(EngineUnavailable(f"The engine lost this request: {type(error).__name__}."))
-
-    def _fail_all(self, error: Exception) -> None:
-        with self._changed:
-            futures = list(self._futures.values())
-            self._futures.clear()
-        for future in futures:
-            with suppress(InvalidStateError):
-                future.set_exception(error)
+            with suppress(InvalidStateError):  # cancelled meanwhile
+                future.set_exception(EngineUnavailable(message))

@@ -55,13 +55,7 @@ def backend_for(config: ModelConfig, dtype: jnp.dtype, mesh: Mesh) -> Backend:
 
 
 def packs(config: ModelConfig, devices: int, backend: Backend) -> bool:
-    """Whether every product of a layer is best made with packed weights on each of `devices`.
-
-    Args:
-        config: The model's shape, its heads spread over the devices.
-        devices: Devices along `TENSOR`.
-        backend: Who computes the model.
-    """
+    """Whether every product of a layer is best made with packed weights; heads are spread over the devices."""
     heads, kv_heads = (n * config.head_dim // devices for n in (config.heads, config.kv_heads))
     dimensions = config.embed, heads, heads + 2 * kv_heads, config.mlp // devices
     return backend.packs(*dimensions, gate_bias=config.mlp_bias)
@@ -84,11 +78,6 @@ def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
     return dataclasses.replace(config, heads=heads.heads, kv_heads=heads.kv_heads)
 
 
-def sum_over_devices(x: Array) -> Array:
-    """Add the parts of a product that was cut by row; within a `shard_map` over `TENSOR`."""
-    return x if lax.axis_size(TENSOR) == 1 else lax.psum(x, TENSOR)  # of one device, it would still be a copy
-
-
 def add_product(backend: Backend, residual: Array, x: Array, weight: Weight, bias: Array | None = None) -> Array:
     """Add the product with a weight that was cut by row to a residual; within a `shard_map` over `TENSOR`.
 
@@ -96,9 +85,9 @@ def add_product(backend: Backend, residual: Array, x: Array, weight: Weight, bia
     """
     if bias is not None:
         residual = residual + bias
-    if lax.axis_size(TENSOR) == 1:
+    if lax.axis_size(TENSOR) == 1:  # a sum of one part would still be a copy
         return backend.linear(x, weight, residual)
-    return residual + sum_over_devices(backend.linear(x, weight))
+    return residual + lax.psum(backend.linear(x, weight), TENSOR)
 
 
 def gather_columns(x: Array) -> Array:
@@ -119,8 +108,3 @@ def make_mesh(data: int, tensor: int) -> Mesh:
             "tp_size",
         )
     return Mesh(np.array(devices[: data * tensor]).reshape(data, tensor), (DATA, TENSOR))
-
-
-def one_device() -> Mesh:
-    """Return a mesh of the first device alone."""
-    return make_mesh(1, 1)

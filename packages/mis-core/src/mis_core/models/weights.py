@@ -24,7 +24,7 @@ from tqdm import tqdm
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
-from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, one_device, packs, partition, spread_heads
+from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, spread_heads
 from mis_kernels.backends import Backend, Weight
 
 _STORED_TYPES = ("BF16", "F16", "F32", "F64")
@@ -179,7 +179,7 @@ def load_decoder(
     """
     with ExitStack() as files:
         stored = _open(directory, files)
-        mesh = one_device() if mesh is None else mesh
+        mesh = make_mesh(1, 1) if mesh is None else mesh
         expected = list(tensors_of(config, mesh.shape[TENSOR]))
         _check(directory, expected, stored, config.tied)
         if config.tied and not _is_tied(stored):
@@ -203,7 +203,9 @@ def load_decoder(
                     tensor.place(part, stored[tensor.name].get_tensor(tensor.name))
                     bar.update()
                 if not _is_finite(target):
-                    name = next(each.name for each in by_target[path] if not _is_finite_as(dtype, stored, each.name))
+                    names = (tensor.name for tensor in by_target[path])
+                    as_kept = ((name, stored[name].get_tensor(name).astype(dtype)) for name in names)
+                    name = next(name for name, values in as_kept if not _is_finite(values))
                     raise ModelError(f"{directory}: tensor {name} holds NaN or infinity as {dtype.name}.")
                 loaded[path] = parameter.replace(_on_devices(path, target, mesh, backend, pack=path[-1] in packed))
         return nnx.merge(graph, nnx.from_flat_state(loaded))
@@ -222,10 +224,6 @@ def _is_finite(weight: np.ndarray) -> bool:
     exponent = bits.dtype.type(0x7F80 << 8 * (weight.itemsize - 2))
     parts = (bits[begin : begin + _CHECKED] for begin in range(0, len(bits), _CHECKED))
     return not any(((part & exponent) == exponent).any() for part in parts)
-
-
-def _is_finite_as(dtype: jnp.dtype, stored: dict[str, Any], name: str) -> bool:
-    return _is_finite(np.ascontiguousarray(stored[name].get_tensor(name), dtype))
 
 
 def _is_tied(stored: dict[str, Any]) -> bool:

@@ -11,13 +11,12 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, MisError
 from mis_core.process.engine_process import STOP_S, EngineFault, EngineProcess, RequestLost
 from mis_core.process.quarantine import Quarantine
-from mis_core.process.wire import MalformedFrame, Operate, Ready
+from mis_core.process.wire import MalformedFrame, Operate, Operation, Ready
 from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 __all__ = ["ENGINE_COMMAND", "EngineClient", "EngineFault", "RequestLost"]
@@ -36,6 +35,9 @@ class EngineClient:
     """An engine process, kept alive. Use it as an async context manager, within one event loop.
 
     Entering starts the process and returns at once; `wait_ready` waits for the model.
+
+    Attributes:
+        info: What the engine said about its model when it was last ready; None before it was ready for the first time.
     """
 
     def __init__(self, config: EngineConfig, *, command: Sequence[str] = ENGINE_COMMAND) -> None:
@@ -48,7 +50,7 @@ class EngineClient:
         self._config = config
         self._command = tuple(command)
         self._process: EngineProcess | None = None
-        self._info: Ready | None = None
+        self.info: Ready | None = None
         self._ids = itertools.count(1)
         self._quarantine = Quarantine()
         self._starts = 0
@@ -59,20 +61,13 @@ class EngineClient:
         self._supervision = asyncio.create_task(self._supervise(), name="engine supervision")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     @property
     def ready(self) -> bool:
         """Whether the engine can answer now."""
         return self._process is not None
-
-    @property
-    def info(self) -> Ready | None:
-        """What the engine said about its model when it was last ready; None before it was ready for the first time."""
-        return self._info
 
     @property
     def in_flight(self) -> int:
@@ -109,39 +104,18 @@ class EngineClient:
                 self._quarantine.blame([request])
                 raise
 
-    async def statistics(self) -> dict[str, float]:
-        """Return the engine's counts and the state of its cache.
+    async def operate(self, action: Operation, argument: str | None = None) -> dict[str, float]:
+        """Do something to the engine as a whole; return numbers by name, see `wire.Operated`.
+
+        Args:
+            action: `statistics`, `flush_cache`, `start_profile` or `stop_profile`, which returns when it is written.
+            argument: Of `start_profile`, a folder on the engine's machine.
 
         Raises:
             EngineUnavailable: the engine is starting or has ended.
+            RequestError: `profile_under_way` or `no_profile`.
         """
-        return await self._running().operate(Operate(next(self._ids), "statistics"))
-
-    async def flush_cache(self) -> int:
-        """Forget every cached query that no request is using; return how many pages that freed.
-
-        Raises:
-            EngineUnavailable: the engine is starting or has ended.
-        """
-        return int((await self._running().operate(Operate(next(self._ids), "flush_cache")))["freed_pages"])
-
-    async def start_profile(self, directory: str) -> None:
-        """Begin a JAX profile in the engine process, to be written to a folder on its machine.
-
-        Raises:
-            EngineUnavailable: the engine is starting or has ended.
-            RequestError: `profile_under_way`.
-        """
-        await self._running().operate(Operate(next(self._ids), "start_profile", directory))
-
-    async def stop_profile(self) -> None:
-        """End the profile; returns when it is written.
-
-        Raises:
-            EngineUnavailable: the engine is starting or has ended.
-            RequestError: `no_profile`.
-        """
-        await self._running().operate(Operate(next(self._ids), "stop_profile"))
+        return await self._running().operate(Operate(next(self._ids), action, argument))
 
     def _running(self) -> EngineProcess:
         if self._process is None:
@@ -179,19 +153,14 @@ class EngineClient:
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
     async def _live_once(self) -> None:
-        """Run one engine process until it ends.
-
-        Raises:
-            ModelError: it refused the model.
-            EngineUnavailable: it ended; says how.
-        """
+        """Run one engine process until it ends, as an error says: `ModelError` if it refused the model."""
         process = await EngineProcess.start(self._command)
         self._starts += 1
         try:
-            self._info = await process.configure(self._config)
+            self.info = await process.configure(self._config)
             self._process = process
             if not self._first_ready.done():
-                self._first_ready.set_result(self._info)
+                self._first_ready.set_result(self.info)
             watching = asyncio.create_task(self._kill_if_silent(process), name="engine heartbeat")
             try:
                 await process.deliver_answers()

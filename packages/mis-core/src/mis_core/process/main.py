@@ -14,11 +14,12 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from mis_core.config import EngineConfig
 from mis_core.errors import MisError
 from mis_core.process.channel import Channel
-from mis_core.process.request_table import ComputesLogits, RequestTable
+from mis_core.process.request_table import RequestTable
 from mis_core.process.wire import (
     Cancel,
     Configure,
@@ -31,12 +32,14 @@ from mis_core.process.wire import (
     encode_frame,
 )
 
+if TYPE_CHECKING:
+    from mis_core.engine import Engine
+
 logger = logging.getLogger(__name__)
 
 _REASON_CHARACTERS = 300
 
-
-EngineFactory = Callable[[EngineConfig], ComputesLogits]
+EngineFactory = Callable[[EngineConfig], "Engine"]
 
 
 def run(connection: socket.socket, make_engine: EngineFactory) -> int:
@@ -72,7 +75,7 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
     return 0
 
 
-def _load(channel: Channel, make_engine: EngineFactory, configure: Configure) -> ComputesLogits | None:
+def _load(channel: Channel, make_engine: EngineFactory, configure: Configure) -> "Engine | None":
     try:
         return make_engine(EngineConfig(**configure.options))
     except MisError as error:
@@ -108,7 +111,7 @@ def _read_messages(channel: Channel, opened: Future[RequestTable]) -> None:
     os._exit(status)
 
 
-def _load_engine(config: EngineConfig) -> ComputesLogits:
+def _load_engine(config: EngineConfig) -> "Engine":
     # Imported once the front is connected: importing JAX takes seconds and may fail with a reason to report.
     from mis_core.engine import Engine
 

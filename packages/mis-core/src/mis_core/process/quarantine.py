@@ -13,7 +13,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,18 +43,17 @@ class Quarantine:
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
         self._one_at_a_time = asyncio.Lock()
 
-    def watched(self, request: ScoreRequest) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def watched(self, request: ScoreRequest) -> AsyncIterator[None]:
         """Surround the computation of a request, until its answer is there.
 
         Raises:
             RequestRefused: on entering; the engine ended too often with it.
         """
-        if self._records and (key := _key(request)) in self._records:
-            return self._alone(key)
-        return nullcontext()
-
-    @asynccontextmanager
-    async def _alone(self, key: bytes) -> AsyncIterator[None]:
+        key = _key(request) if self._records else b""
+        if key not in self._records:
+            yield
+            return
         async with self._one_at_a_time:
             record = self._records.get(key, _Record())
             if record.num_ends >= _REFUSED_AFTER and time.monotonic() - record.last_s < _REFUSED_S:

@@ -5,63 +5,25 @@ import os
 import threading
 import time
 from concurrent.futures import Future
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.channel import Channel
 from mis_core.process.wire import Errored, Operate, Operated, Rejected, Score, Scored, encode_frame
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import LabelLogits
+
+if TYPE_CHECKING:
+    from mis_core.engine import Engine
 
 logger = logging.getLogger(__name__)
 
 _HUNG = 3  # exit status
 
 
-class ComputesLogits(Protocol):
-    """What this process needs of an engine; `mis_core.engine.Engine` is one."""
-
-    vocab_size: int
-    context_length: int
-
-    @property
-    def progress(self) -> int:
-        """A number that grows while the device works."""
-        ...
-
-    @property
-    def summary(self) -> dict[str, str | int | float]:
-        """What was loaded, for people."""
-        ...
-
-    def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
-        """Begin to compute the label logits of a request; cancelling the future frees it."""
-        ...
-
-    def statistics(self) -> dict[str, float]:
-        """Return counts since the start, and the cache's state."""
-        ...
-
-    def flush_cache(self) -> int:
-        """Forget cached prefixes; return how many pages that freed."""
-        ...
-
-    def start_profile(self, directory: str) -> None:
-        """Begin a profile."""
-        ...
-
-    def stop_profile(self) -> None:
-        """End the profile and write it."""
-        ...
-
-    def close(self) -> None:
-        """Free the device."""
-        ...
-
-
 class RequestTable:
     """The requests that the engine is working on."""
 
-    def __init__(self, channel: Channel, engine: ComputesLogits) -> None:
+    def __init__(self, channel: Channel, engine: "Engine") -> None:
         self._channel = channel
         self._engine = engine
         self._futures: dict[int, Future[LabelLogits]] = {}

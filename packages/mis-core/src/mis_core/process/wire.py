@@ -12,6 +12,7 @@ in an error, not in a wrong score.
 This module does no I/O; `client` and `main` read and write the frames.
 """
 
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -179,8 +180,6 @@ def _unpack(annotation: type, packed: Any) -> np.ndarray:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
-_engine_decoder = msgspec.msgpack.Decoder(ToEngine, dec_hook=_unpack)
-_front_decoder = msgspec.msgpack.Decoder(ToFront, dec_hook=_unpack)
 
 
 def encode_frame(message: ToEngine | ToFront) -> bytes:
@@ -210,26 +209,15 @@ def payload_size(header: bytes) -> int:
     return size
 
 
-def decode_for_engine(payload: bytes) -> ToEngine:
-    """Read a message that the front sent.
-
-    Raises:
-        MalformedFrame: it is not one.
-    """
-    return _decode(_engine_decoder, payload)
-
-
-def decode_for_front(payload: bytes) -> ToFront:
-    """Read a message that the engine sent.
-
-    Raises:
-        MalformedFrame: it is not one.
-    """
-    return _decode(_front_decoder, payload)
-
-
 def _decode(decoder: msgspec.msgpack.Decoder[_AnyMessage], payload: bytes) -> _AnyMessage:
     try:
         return decoder.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrame(f"A frame does not hold a message of the protocol: {error}") from None
+
+
+decode_for_engine = partial(_decode, msgspec.msgpack.Decoder(ToEngine, dec_hook=_unpack))
+"""Read a message that the front sent. Raises `MalformedFrame` if it is not one."""
+
+decode_for_front = partial(_decode, msgspec.msgpack.Decoder(ToFront, dec_hook=_unpack))
+"""Read a message that the engine sent. Raises `MalformedFrame` if it is not one."""

@@ -1,6 +1,8 @@
 """The few sizes that steps and heads are compiled for."""
 
-from mis_core.scheduler.plan import LONG_ITEM
+import numpy as np
+
+from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, ShardPlan, StepPlan, StepShape
 
 SMALLEST_STEP = 64
 """Fewer rows take another path in products on XLA:CPU and would change a row's bits."""
@@ -14,3 +16,30 @@ def token_buckets(budget: int) -> list[int]:
     powers = [SMALLEST_STEP << n for n in range(20) if SMALLEST_STEP << n < budget]
     between = [power * 3 // 2 for power in powers if power >= 2 * LONG_ITEM and power * 3 // 2 < budget]
     return sorted([*powers, *between, budget])
+
+
+def full_step(shape: StepShape, context: int, item: int) -> StepPlan:
+    """Plan a step full of items behind one cached query on every device.
+
+    Args:
+        shape: Room of a step.
+        context: Tokens of the query; 0: none, which fits however short the longest context is.
+        item: Tokens of an item.
+    """
+    count = min(shape.tokens // item, shape.scored)
+    ints = np.arange(count, dtype=np.int32)
+    table = np.zeros((shape.contexts, shape.pages_per_context), np.int32)
+    used = -(-context // PAGE_SIZE)
+    table[0, :used] = np.arange(used)
+    shard = ShardPlan(
+        token_ids=np.zeros(count * item, np.int32),
+        positions=(context + np.tile(np.arange(item), count)).astype(np.int32),
+        starts=ints * item,
+        lens=np.full(count, item, np.int32),
+        context_ids=np.zeros(count, np.int32),
+        context_lens=np.full(count, context, np.int32),
+        paged=np.zeros(count, bool),
+        page_table=table,
+        scored_rows=ints * item + item - 1,
+    )
+    return StepPlan((shard,) * shape.shards, ())

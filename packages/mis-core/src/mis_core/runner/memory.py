@@ -11,10 +11,9 @@ from jax.sharding import Mesh
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_core.models.config import ModelConfig
-from mis_core.models.parallel import DATA, TENSOR
+from mis_core.models.parallel import DATA, TENSOR, backend_for
 from mis_core.scheduler.algorithm import largest_safe_budget
 from mis_core.scheduler.plan import PAGE_SIZE
-from mis_kernels import cache_head_dim
 
 CPU_CACHE_TOKENS = 32_768
 CPU_BUDGET = 2048
@@ -34,11 +33,6 @@ class Resident:
         """Describe an array, cut over devices or copied to each."""
         part = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
         return cls(array.shape, array.dtype.name, part * len(array.sharding.device_set))
-
-
-def cache_bytes_per_token(config: ModelConfig, item_bytes: int, devices: int) -> int:
-    """Return the bytes that a token's keys and values take on each of `devices`."""
-    return 2 * config.layers * config.kv_heads * cache_head_dim(config.head_dim) * item_bytes // devices
 
 
 def step_bytes_per_token(config: ModelConfig, item_bytes: int, devices: int) -> int:
@@ -97,7 +91,8 @@ def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: i
             tokens = max(CPU_CACHE_TOKENS, (engine.context_length or 0) + 2 * PAGE_SIZE)
         else:
             step = budget * step_bytes_per_token(config, item_bytes, mesh.shape[TENSOR])
-            tokens = int((free - step) // cache_bytes_per_token(config, item_bytes, mesh.shape[TENSOR]))
+            heads = backend_for(config, jnp.dtype(engine.dtype), mesh).cache_head_dim * config.kv_heads
+            tokens = int((free - step) // (2 * config.layers * heads * item_bytes // mesh.shape[TENSOR]))
     pages = tokens // PAGE_SIZE
     room = (pages - 1) * PAGE_SIZE  # a long item's pages repeat up to one page of its query
     if room < (engine.context_length or PAGE_SIZE):

@@ -4,6 +4,7 @@ The only place that turns a host `StepPlan` into device arrays. Steps are padded
 sizes, compiled once each. Nothing here waits for the device but `Running.wait`.
 """
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -19,11 +20,11 @@ from tqdm import tqdm
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR
 from mis_core.runner.arrays import step_arrays
-from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, token_buckets
+from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, full_step, token_buckets
 from mis_core.runner.head import label_logits, log_sum_exp
 from mis_core.runner.memory import Resident
 from mis_core.runner.step import KeyValueCache, make_step
-from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +34,7 @@ class Running:
     Attributes:
         plan: The step.
         logits: Values of its (row, label) pairs, in parts of `PAIRS`.
-        normalisers: Log-sum-exp of the rows that want one, in parts of the runner's `normalised_rows`.
+        normalisers: Log-sum-exp of the rows that want one, in parts of the backend's `normalised_rows`.
     """
 
     plan: StepPlan
@@ -111,21 +112,8 @@ class Runner:
         seconds = {}
         for size, dense in tqdm(shapes, desc="Compiling steps", unit="shape", disable=not progress):
             began = time.perf_counter()
-            # Segments without context fit however short the longest context is.
-            starts = np.arange(0, size, SMALLEST_STEP, dtype=np.int32)
-            none = np.zeros(len(starts), np.int32)
-            shard = ShardPlan(
-                token_ids=np.zeros(size, np.int32),
-                positions=np.zeros(size, np.int32),
-                starts=starts,
-                lens=np.full(len(starts), SMALLEST_STEP, np.int32),
-                context_ids=none,
-                context_lens=none,
-                paged=np.zeros(len(starts), bool),
-                page_table=np.zeros((self.shape.contexts, self.shape.pages_per_context), np.int32),
-                scored_rows=np.zeros(0, np.int32),
-            )
-            hidden = self._hidden(StepPlan((shard,) * self.shape.shards, (), dense))
+            plan = full_step(dataclasses.replace(self.shape, tokens=size), context=0, item=SMALLEST_STEP)
+            hidden = self._hidden(dataclasses.replace(plan, dense_mask=dense))
             self._pairs(hidden, np.zeros(1, np.int32), np.zeros(1, np.int32))[0].block_until_ready()
             self._normalised(hidden, np.zeros(1, np.int32))[0].block_until_ready()
             seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
@@ -154,11 +142,6 @@ class Runner:
         """Return the tokens that a step is padded to, on all devices together."""
         return self._bucket(plan) * len(plan.shards)
 
-    @property
-    def normalised_rows(self) -> int:
-        """Rows of one call of the streamed log-sum-exp, which the devices along the data axis share."""
-        return self._backend.normalised_rows * self.mesh.shape[DATA]
-
     def _bucket(self, plan: StepPlan) -> int:
         return next(bucket for bucket in token_buckets(self.shape.tokens) if bucket >= plan.rows)
 
@@ -175,7 +158,7 @@ class Runner:
         return [self._label_logits(self._weights, hidden, *arrays) for arrays in padded]
 
     def _normalised(self, hidden: Array, rows: np.ndarray) -> list[Array]:
-        size = self.normalised_rows
+        size = self._backend.normalised_rows * self.mesh.shape[DATA]  # the devices along `DATA` share them
         parts = [_padded(rows[begin : begin + size], size) for begin in range(0, len(rows), size)]
         return [self._log_sum_exp(self._weights, hidden, part) for part in parts]
 

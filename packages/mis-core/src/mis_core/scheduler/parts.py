@@ -5,7 +5,9 @@ values among the new tokens of one step. A long item is computed in pages of its
 of the query.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
@@ -13,9 +15,30 @@ from jaxtyping import Int32
 from mis_core.cache import PrefixCache, PrefixLock
 from mis_core.ragged import rows_at
 from mis_core.scheduler.answer import Answer
-from mis_core.scheduler.headroom import Headroom
 from mis_core.scheduler.plan import PAGE_SIZE, StepBuilder
 from mis_core.scoring.request import ScoreRequest
+
+
+@runtime_checkable
+class NeedsPages(Protocol):
+    """A running request."""
+
+    @property
+    def missing_pages(self) -> int:
+        """Most pages that it will still allocate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """Pages of a cache beyond what all running requests may still need: why none of them ever waits for a page."""
+
+    cache: PrefixCache
+    running: Collection[NeedsPages]
+
+    @property
+    def pages(self) -> int:
+        """How many; negative while pages wait for the end of a step to be free again."""
+        return self.cache.available - sum(each.missing_pages for each in self.running)
 
 
 class QueryPrefill:
@@ -60,14 +83,6 @@ class QueryPrefill:
         )
         return count
 
-    def release(self, *, count: bool = True) -> None:
-        """Let go of the pages, which stay in the cache for others.
-
-        Args:
-            count: Whether what was found and computed enters the cache's statistics.
-        """
-        self._cache.release(self.lock, count=count)
-
 
 class ShortItems:
     """Plans one request's short items, in their order, as many at a time as fit.
@@ -103,16 +118,7 @@ class ShortItems:
         return int(self._ends[self._next - 1]) if self._next else 0
 
     def add(self, builder: StepBuilder, limit: int, most_items: int) -> int:
-        """Add the next items to a step.
-
-        Args:
-            builder: The step.
-            limit: Most tokens to add.
-            most_items: Most items to add.
-
-        Returns:
-            The tokens that were added.
-        """
+        """Add the next items to a step, at most `most_items`; return their tokens, at most `limit`."""
         first, begin = self._next, self._planned_tokens
         lock = self._query.lock
         room = builder.find_room(lock, paged=False, least=int(self._ends[first]) - begin, scored=True)
@@ -130,7 +136,7 @@ class ShortItems:
             lens=lens,
             context_lens=self._request.context_lens[items],
         )
-        self._answer.read(builder, room, rows, items)
+        builder.read(self._answer, self._request, room, rows, items)
         self._next = last
         self.in_step += len(items)
         return int(lens.sum())
@@ -168,7 +174,6 @@ class PagedItems:
         items: Int32[np.ndarray, " paged_items"],
         query: QueryPrefill,
         answer: Answer,
-        cache: PrefixCache,
         headroom: Headroom,
         *,
         shares_query: bool,
@@ -178,7 +183,6 @@ class PagedItems:
         self._items = items
         self._query = query
         self._answer = answer
-        self._cache = cache
         self._headroom = headroom
         context_lens = request.context_lens[items]
         # Query tokens that each item computes again: those behind the last page it shares.
@@ -230,7 +234,7 @@ class PagedItems:
         current.done += count
         self.in_step += 1
         if current.done == len(current.tokens):
-            self._answer.read(builder, room, row, np.array([current.item], np.int32))
+            builder.read(self._answer, self._request, room, row, np.array([current.item], np.int32))
             self._retire(current)
             self._next += 1
         return count
@@ -238,7 +242,7 @@ class PagedItems:
     def free_retired(self) -> None:
         """Free the pages of items that are done; between steps only: the step that reads them must not write them."""
         for pages in self._retired:
-            self._cache.free(pages)
+            self._headroom.cache.free(pages)
         self._retired = []
 
     def free(self) -> None:
@@ -253,7 +257,7 @@ class PagedItems:
         shared = context - int(self._repeated[self._next])
         own = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
         tokens = np.concatenate([request.query[shared:context], own])
-        pages = self._cache.allocate(int(self._pages[self._next]))
+        pages = self._headroom.cache.allocate(int(self._pages[self._next]))
         return _PagedItem(item, tokens, self._query.lock.pages[: shared // PAGE_SIZE], pages)
 
     def _retire(self, item: _PagedItem) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from mis_core.ragged import ramp
+from mis_core.scoring.request import ScoreRequest
 
 PAGE_SIZE = 64
 LONG_ITEM = 256
@@ -193,12 +194,7 @@ class StepBuilder:
     """Packs one step. `find_room` finds room; `add` fills it."""
 
     def __init__(self, shape: StepShape, tokens: int | None = None) -> None:
-        """Begin an empty step.
-
-        Args:
-            shape: What a step has room for.
-            tokens: Use at most so many tokens of each shard; default: all.
-        """
+        """Begin an empty step, which uses at most `tokens` of each shard; default: all."""
         self._tokens = shape.tokens if tokens is None else min(tokens, shape.tokens)
         self._shards = [_Shard(shape) for _ in range(shape.shards)]
         self._readings: list[Reading] = []
@@ -250,16 +246,16 @@ class StepBuilder:
     def read(
         self,
         owner: Any,
+        request: ScoreRequest,
         room: Room,
-        *,
         rows: Int32[np.ndarray, " items"],
         items: Int32[np.ndarray, " items"],
-        label_ids: Int32[np.ndarray, "items labels"],
-        normalise: bool,
     ) -> None:
-        """Have label logits read at some rows of a room's shard."""
-        shard = self._shards[room.shard]
-        self._readings.append(Reading(owner, items, room.shard, shard.scored, label_ids, normalise))
+        """Have the labels of some items of a request read at their last rows, in a room's shard, for an owner."""
+        shard, labels = self._shards[room.shard], request.label_ids
+        label_ids = np.broadcast_to(labels, (len(items), labels.shape[1])) if len(labels) == 1 else labels[items]
+        reading = Reading(owner, items, room.shard, shard.scored, label_ids, request.needs_log_sum_exp)
+        self._readings.append(reading)
         shard.scored_rows.append(rows)
         shard.scored += len(rows)
 

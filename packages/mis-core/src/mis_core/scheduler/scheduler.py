@@ -15,30 +15,14 @@ from jaxtyping import Int32
 
 from mis_core.cache import CacheStatistics, PrefixCache
 from mis_core.scheduler.algorithm import RequestSize, choose
+from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.duplicates import without_duplicates
-from mis_core.scheduler.headroom import Headroom
+from mis_core.scheduler.parts import Headroom
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan, StepShape
 from mis_core.scheduler.work import Work
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import LabelLogits, Layout, ScoreRequest
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How requests are laid out unless they say otherwise.
-
-    Attributes:
-        algorithm: One of `mis_core.config.ALGORITHMS`.
-        mask: One of `mis_core.config.MASKS`.
-        chunk_size: Most items of a request in a step; 0: as many as fit.
-        max_running: Most requests that take turns.
-    """
-
-    algorithm: str = "auto"
-    mask: str = "auto"
-    chunk_size: int = 0
-    max_running: int = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -52,17 +36,21 @@ class _Waiting:
 class Scheduler:
     """Plans steps for any number of requests. Use it from one thread at a time."""
 
-    def __init__(self, shape: StepShape, pages: int, policy: Policy, *, prefix_cache: bool = True) -> None:
+    def __init__(
+        self, shape: StepShape, pages: int, layout: Layout, *, max_running: int = 256, prefix_cache: bool = True
+    ) -> None:
         """Start idle.
 
         Args:
             shape: What a step has room for.
             pages: Pages of the KV cache, at least what the longest context and one page more need.
-            policy: How requests are laid out.
+            layout: How requests are laid out unless they say otherwise.
+            max_running: Most requests that take turns.
             prefix_cache: Whether queries are kept for later requests.
         """
         self._shape = shape
-        self._policy = policy
+        self._layout = layout
+        self._max_running = max_running
         self._cache = PrefixCache(pages, PAGE_SIZE, enabled=prefix_cache)
         self._waiting: deque[_Waiting] = deque()
         self._running: deque[Work] = deque()
@@ -98,7 +86,7 @@ class Scheduler:
         work = self._unread.pop(id, None)
         if work is None:
             return False
-        work.is_cancelled = True
+        work.answer.is_cancelled = True
         if work in self._running:
             self._running.remove(work)
         work.drop()
@@ -132,13 +120,12 @@ class Scheduler:
         """Take the values of a step's readings; return the requests that are now answered."""
         answered = []
         for reading, values, normaliser in zip(plan.readings, logits, normalisers, strict=True):
-            work: Work = reading.owner
-            if work.is_cancelled:
+            answer: Answer = reading.owner
+            if answer.is_cancelled:
                 continue
-            work.store(reading, values, normaliser)
-            if work.is_read:
-                del self._unread[work.id]
-                answered.append((work.id, work.result()))
+            answer.store(reading, values, normaliser)
+            if answer.is_complete:
+                answered.append((answer.id, self._unread.pop(answer.id).result()))
         return answered
 
     def check(self) -> None:
@@ -164,23 +151,22 @@ class Scheduler:
         return builder.finish(dense_mask)
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._policy.max_running:
+        while self._waiting and len(self._running) < self._max_running:
             work = self._begin(self._waiting[0])
             if work.missing_pages > self._headroom.pages:
-                work.refuse()
+                work.drop(count=False)
                 return
-            logger.debug("request %d: %s, %s", work.id, work.choice.algorithm, work.choice.reason)
+            logger.debug("request %d: %s, %s", work.answer.id, work.choice.algorithm, work.choice.reason)
             self._running.append(work)
-            self._unread[work.id] = work
+            self._unread[work.answer.id] = work
             self._waiting.popleft()
 
     def _begin(self, waiting: _Waiting) -> Work:
-        policy, shape, request = self._policy, self._shape, waiting.request
-        layout = request.layout
-        algorithm = layout.algorithm or policy.algorithm
+        shape, request = self._shape, waiting.request
+        layout = request.layout.over(self._layout)
         shared = int(request.context_lens.max())
         lock = self._cache.lock(request.query[:shared], request.cache_salt)
-        if algorithm != "serial":
+        if layout.algorithm != "serial":
             self._cache.match(lock)
         size = RequestSize(
             query_tokens=shared - lock.done,
@@ -189,11 +175,11 @@ class Scheduler:
             num_item_tokens=len(request.item_tokens),
             token_budget=shape.tokens * shape.shards,
         )
-        choice = choose(algorithm, layout.mask or policy.mask, size)
+        choice = choose(layout.algorithm or "auto", layout.mask or "auto", size)
         if choice.algorithm == "serial":
             self._cache.release(lock, count=False)
             lock = self._cache.lock(request.query[:0])
-        chunk_size = policy.chunk_size if layout.chunk_size is None else layout.chunk_size
-        work = Work(waiting.id, request, waiting.places, choice, lock, self._cache, self._headroom, chunk_size)
+        answer = Answer(waiting.id, request, waiting.places)
+        work = Work(answer, request, choice, lock, self._headroom, layout.chunk_size)
         work.timings_ms["queue"] = (time.perf_counter() - waiting.arrived) * 1e3
         return work

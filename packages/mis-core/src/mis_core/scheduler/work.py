@@ -1,66 +1,48 @@
-"""One admitted request on its way through steps: its query, its items, and its answer."""
+"""One admitted request on its way through steps: its query, its items, and what becomes of its answer."""
 
 import time
 
 import numpy as np
-from jaxtyping import Int32
 
-from mis_core.cache import PrefixCache, PrefixLock
+from mis_core.cache import PrefixLock
 from mis_core.scheduler.algorithm import Choice
 from mis_core.scheduler.answer import Answer
-from mis_core.scheduler.headroom import Headroom
-from mis_core.scheduler.parts import PagedItems, QueryPrefill, ShortItems
-from mis_core.scheduler.plan import LONG_ITEM, Reading, StepBuilder
+from mis_core.scheduler.parts import Headroom, PagedItems, QueryPrefill, ShortItems
+from mis_core.scheduler.plan import LONG_ITEM, StepBuilder
 from mis_core.scoring.request import LabelLogits, ScoreRequest
 
 _ANY = 1 << 62  # items in a step
 
 
 class Work:
-    """Plans one request, part by part, and collects what was read.
+    """Plans one request, part by part. `headroom` says whether pages may be allocated now, and where.
 
     Attributes:
-        id: The request's number.
+        answer: What is read of it.
         choice: Its layout.
         timings_ms: Milliseconds by stage.
-        is_cancelled: Whether nobody waits for it any more.
     """
 
     def __init__(
         self,
-        id: int,
+        answer: Answer,
         request: ScoreRequest,
-        places: Int32[np.ndarray, " items"] | None,
         choice: Choice,
         lock: PrefixLock,
-        cache: PrefixCache,
         headroom: Headroom,
-        chunk_size: int,
+        most_items: int | None,
     ) -> None:
-        """Begin with nothing planned.
-
-        Args:
-            id: The request's number.
-            request: The request, without duplicates.
-            places: For every item of the original request its place among the request's, or None if the same.
-            choice: Its layout.
-            lock: The query's pages.
-            cache: Where further pages come from.
-            headroom: Whether these may be had now.
-            chunk_size: Most items in a step; 0: as many as fit.
-        """
-        self.id = id
+        self.answer = answer
         self.choice = choice
         self.timings_ms: dict[str, float] = {"plan": 0.0}
-        self.is_cancelled = False
+        self._cache = headroom.cache
         is_serial = choice.algorithm == "serial"
         is_paged = (np.diff(request.item_starts) > LONG_ITEM) | is_serial
         short, paged = (np.flatnonzero(which).astype(np.int32) for which in (~is_paged, is_paged))
-        self._answer = Answer(request, self, places)
-        self._query = QueryPrefill(cache, lock)
-        self._short = ShortItems(request, short, self._query, self._answer)
-        self._paged = PagedItems(request, paged, self._query, self._answer, cache, headroom, shares_query=not is_serial)
-        self._most_items = 1 if is_serial else chunk_size or _ANY
+        self._query = QueryPrefill(headroom.cache, lock)
+        self._short = ShortItems(request, short, self._query, answer)
+        self._paged = PagedItems(request, paged, self._query, answer, headroom, shares_query=not is_serial)
+        self._most_items = 1 if is_serial else most_items or _ANY
         self._num_steps = 0
         self._first_planned = 0.0
 
@@ -68,11 +50,6 @@ class Work:
     def is_planned(self) -> bool:
         """Whether every token is in some step."""
         return self._short.is_planned and self._paged.is_planned
-
-    @property
-    def is_read(self) -> bool:
-        """Whether every item's values have arrived."""
-        return self._answer.is_complete
 
     @property
     def remaining_tokens(self) -> int:
@@ -111,26 +88,21 @@ class Work:
         self._query.is_in_step, self._short.in_step, self._paged.in_step = False, 0, 0
         self._paged.free_retired()
         if self.is_planned:
-            self._query.release()
+            self._cache.release(self._query.lock)
 
-    def refuse(self) -> None:
-        """Let go of what was matched, as if the request had not begun."""
-        self._query.release(count=False)
+    def drop(self, *, count: bool = True) -> None:
+        """Free everything; between steps only.
 
-    def drop(self) -> None:
-        """Free everything; between steps only."""
+        Args:
+            count: Whether what was found and computed of the query enters the cache's statistics.
+        """
         self._paged.free()
-        self._query.release()
-
-    def store(self, reading: Reading, logits: np.ndarray, normalisers: np.ndarray | None) -> None:
-        """Store what was read at some items."""
-        self._answer.store(reading, logits, normalisers)
-        if self.is_read:
-            self.timings_ms["device"] = (time.perf_counter() - self._first_planned) * 1e3
+        self._cache.release(self._query.lock, count=count)
 
     def result(self) -> LabelLogits:
-        """Return the values of all items of the original request."""
-        logits, normalisers = self._answer.values()
+        """Return the values of all items of the original request, now that all have been read."""
+        logits, normalisers = self.answer.values()
+        self.timings_ms["device"] = (time.perf_counter() - self._first_planned) * 1e3
         return LabelLogits(
             logits,
             normalisers,

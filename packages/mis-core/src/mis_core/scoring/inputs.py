@@ -14,23 +14,6 @@ from mis_core.tokenization import Joined, Tokenizer, join_ids
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
-    """How query and items are joined.
-
-    Attributes:
-        item_first: Whether items come before the query.
-        add_special_tokens: Whether texts get the special tokens that their tokenizer adds.
-        tokenizer: For texts.
-        limits: What the request may ask for.
-    """
-
-    item_first: bool
-    add_special_tokens: bool
-    tokenizer: Tokenizer | None
-    limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
 class IdInputs:
     """Token ids."""
 
@@ -61,7 +44,7 @@ class IdInputs:
         self.query.check_below(vocab_size)
         self.items.check_below(vocab_size)
 
-    def as_ids(self, joining: Joining) -> "IdInputs":
+    def as_ids(self, item_first: bool, special: bool) -> "IdInputs":
         """Return them as they are."""
         return self
 
@@ -80,7 +63,7 @@ class IdInputs:
         ended = TokenRows(first.param, values, first.lens + 1, first.is_nested)
         return IdInputs(self.query, ended) if item_first else IdInputs(ended, self.items)
 
-    def join(self, joining: Joining) -> Joined:
+    def join(self, item_first: bool, special: bool, limits: Limits) -> Joined:
         """Make the segments; what exceeds the limits is refused before any array of that size is made.
 
         Raises:
@@ -88,17 +71,18 @@ class IdInputs:
         """
         query, items = self.query.values, self.items
         lens = items.lens + len(query)
-        computed = int(lens.sum()) if joining.item_first else len(query) + len(items.values)
-        _check_lengths(lens, computed, joining.limits)
-        return join_ids(query, items.values, items.lens, joining.item_first)
+        computed = int(lens.sum()) if item_first else len(query) + len(items.values)
+        _check_lengths(lens, computed, limits)
+        return join_ids(query, items.values, items.lens, item_first)
 
 
 @dataclass(frozen=True, slots=True)
 class TextInputs:
-    """Texts."""
+    """Texts, and what tokenises them; None: nothing can."""
 
     query: str
     items: list[str]
+    tokenizer: Tokenizer | None
 
     @property
     def num_items(self) -> int:
@@ -118,35 +102,35 @@ class TextInputs:
     def check_below(self, vocab_size: int) -> None:
         """Ids are the tokenizer's own."""
 
-    def as_ids(self, joining: Joining) -> IdInputs:
+    def as_ids(self, item_first: bool, special: bool) -> IdInputs:
         """Tokenise query and items each for itself."""
-        assert joining.tokenizer is not None, "texts need a tokenizer"
-        query, tokens, lens = joining.tokenizer.encode_apart(
-            self.query, self.items, joining.item_first, add_special_tokens=joining.add_special_tokens
+        assert self.tokenizer is not None, "texts need a tokenizer"
+        query, tokens, lens = self.tokenizer.encode_apart(
+            self.query, self.items, item_first, add_special_tokens=special
         )
         return IdInputs(TokenRows.single("query", query), TokenRows("items", tokens, lens, is_nested=True))
 
-    def join(self, joining: Joining) -> Joined:
-        """Tokenise every joined text, and make the segments.
+    def join(self, item_first: bool, special: bool, limits: Limits) -> Joined:
+        """Tokenise every joined text, with the special tokens that are added to it or without, and make the segments.
 
         Raises:
             RequestError: `context_length_exceeded`, `too_many_tokens`, or what `Tokenizer.join` raises.
         """
-        assert joining.tokenizer is not None, "texts need a tokenizer"
-        joined = joining.tokenizer.join(
+        assert self.tokenizer is not None, "texts need a tokenizer"
+        joined = self.tokenizer.join(
             self.query,
             self.items,
-            joining.item_first,
-            add_special_tokens=joining.add_special_tokens,
-            context_length=joining.limits.context_length,
-            max_characters=joining.limits.max_text_characters,
+            item_first,
+            add_special_tokens=special,
+            context_length=limits.context_length,
+            max_characters=limits.max_text_characters,
         )
         lens = joined.context_lens + np.diff(joined.item_starts)
-        _check_lengths(lens, len(joined.query) + len(joined.item_tokens), joining.limits)
+        _check_lengths(lens, len(joined.query) + len(joined.item_tokens), limits)
         return joined
 
 
-def read_inputs(body: Mapping[str, object]) -> IdInputs | TextInputs:
+def read_inputs(body: Mapping[str, object], tokenizer: Tokenizer | None) -> IdInputs | TextInputs:
     """Read query and items.
 
     Raises:
@@ -158,7 +142,7 @@ def read_inputs(body: Mapping[str, object]) -> IdInputs | TextInputs:
     if isinstance(query, str):
         if not query:
             raise _empty_query()
-        return TextInputs(readable(query, "query", "invalid_query_type"), _read_texts(_listed(body)))
+        return TextInputs(readable(query, "query", "invalid_query_type"), _read_texts(_listed(body)), tokenizer)
     rows = query if isinstance(query, TokenRows) else _read_ids(query)
     items = body.get("items")
     return IdInputs(rows, items if isinstance(items, TokenRows) else _read_id_lists(_listed(body)))
@@ -216,11 +200,7 @@ def _check_kinds(items: list[object], wanted: tuple[type, ...], other: tuple[typ
 
 
 def _check_lengths(lens: np.ndarray, computed: int, limits: Limits) -> None:
-    """Refuse sequences beyond the context, and more tokens than a request may have.
-
-    Raises:
-        RequestError: `context_length_exceeded` or `too_many_tokens`.
-    """
+    """Refuse sequences beyond the context, and more tokens than a request may have."""
     if lens.max() > limits.context_length:
         item = int(np.argmax(lens > limits.context_length))
         raise RequestError(

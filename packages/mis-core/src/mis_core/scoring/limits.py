@@ -1,9 +1,7 @@
 """What one request may ask for."""
 
 from dataclasses import dataclass
-from typing import Any, Self
 
-from mis_core.config import EngineConfig
 from mis_core.tokenization import MAX_CHARACTERS
 
 
@@ -33,21 +31,3 @@ class Limits:
     max_scores: int = 1 << 21
     delimiter: int | None = None
     layouts: bool = False
-
-    @classmethod
-    def of(cls, config: EngineConfig, context_length: int, vocab_size: int, **most: Any) -> Self:
-        """Return the limits of an engine's requests.
-
-        Args:
-            config: The engine's options: its delimiter, and whether requests choose their layout.
-            context_length: What the engine has room for, in tokens.
-            vocab_size: Of the model.
-            most: The other fields, where they differ from their defaults.
-        """
-        return cls(
-            context_length=context_length,
-            vocab_size=vocab_size,
-            delimiter=config.multi_item_scoring_delimiter,
-            layouts=config.enable_request_layout,
-            **most,
-        )

@@ -13,7 +13,7 @@ from jaxtyping import Float32, Int32
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one request is laid out in steps, where it differs from the engine's options; None: as the engine does.
+    """How one request is laid out in steps, or all that do not say; None: not said.
 
     Attributes:
         algorithm: `auto`, `serial`, `packed` or `prefill_extend`.
@@ -24,6 +24,11 @@ class Layout:
     algorithm: str | None = None
     mask: str | None = None
     chunk_size: int | None = None
+
+    def over(self, other: "Layout") -> "Layout":
+        """Return what is said here and, for the rest, what another says."""
+        chunk_size = other.chunk_size if self.chunk_size is None else self.chunk_size
+        return Layout(self.algorithm or other.algorithm, self.mask or other.mask, chunk_size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -99,8 +99,8 @@ class InlineService(Service[Fields]):
         self._tokenizer = tokenizer  # called for requests with text only
 
     async def parse(self, task: Task[Any], source: Fields) -> ScoreRequest:
-        """Validate and tokenise a request here."""
-        return self._parse(task, source)
+        """Validate and tokenise a request."""
+        return await self._run(self._parse, task, source)
 
     async def submit(self, request: ScoreRequest) -> LabelLogits:
         """Queue a request and block until it is computed."""
@@ -112,27 +112,25 @@ class InlineService(Service[Fields]):
             raise
 
     async def finish(self, task: Task[Result], request: ScoreRequest, logits: LabelLogits) -> Result:
-        """Turn the engine's answer into the result here."""
-        return task.finish(request, logits)
+        """Turn the engine's answer into the result."""
+        return await self._run(task.finish, request, logits)
 
     def _parse(self, task: Task[Any], fields: Fields) -> ScoreRequest:
         return task.parse(fields, self._tokenizer() if task.has_text(fields) else None, self._limits, None)
 
+    async def _run(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return work(*arguments)
+
 
 class ThreadedService(InlineService):
-    """The same for asyncio: the event loop stays free."""
-
-    async def parse(self, task: Task[Any], source: Fields) -> ScoreRequest:
-        """Validate and tokenise a request in a thread."""
-        return await asyncio.to_thread(self._parse, task, source)
+    """The same for asyncio: work is done in threads, and the event loop stays free."""
 
     async def submit(self, request: ScoreRequest) -> LabelLogits:
         """Queue a request and wait until it is computed."""
         return await asyncio.wrap_future(self._queue(request))
 
-    async def finish(self, task: Task[Result], request: ScoreRequest, logits: LabelLogits) -> Result:
-        """Turn the engine's answer into the result in a thread."""
-        return await asyncio.to_thread(task.finish, request, logits)
+    async def _run(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.to_thread(work, *arguments)
 
 
 def run_blocking(answer: Coroutine[Any, Any, Result]) -> Result:

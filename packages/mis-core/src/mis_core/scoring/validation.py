@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from mis_core.errors import RequestError
 from mis_core.scoring.fields import read_bool, read_layout, read_optional_text, read_temperature, shown
-from mis_core.scoring.inputs import Joining, read_inputs
+from mis_core.scoring.inputs import read_inputs
 from mis_core.scoring.labels import check_label_count, label_matrix, read_labels
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import ScoreRequest
@@ -46,7 +46,7 @@ def parse_score_request(
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
     _check_names(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
-    inputs = read_inputs(body)
+    inputs = read_inputs(body, tokenizer)
     labels = read_labels(body, inputs.num_items)
     check_characters(limits.max_text_characters, **inputs.texts, labels=labels.texts)
     check_label_count(len(labels.texts), "labels", limits)  # before each is looked up
@@ -65,15 +65,11 @@ def parse_score_request(
     temperature = read_temperature(body, apply_softmax)
     _check_counts(inputs.num_items, label_ids, limits)
     layout = read_layout(body)
-    joining = Joining(item_first, add_special_tokens, tokenizer, limits)
     if limits.delimiter is not None:
-        inputs = inputs.as_ids(joining).delimited(limits.delimiter, item_first)
-    joined = inputs.join(joining)
+        inputs = inputs.as_ids(item_first, add_special_tokens).delimited(limits.delimiter, item_first)
+    joined = inputs.join(item_first, add_special_tokens, limits)
     return ScoreRequest(
-        joined.query,
-        joined.item_tokens,
-        joined.item_starts,
-        joined.context_lens,
+        *joined,
         label_matrix(label_ids),
         apply_softmax=apply_softmax,
         temperature=temperature,

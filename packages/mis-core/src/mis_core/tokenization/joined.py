@@ -3,7 +3,7 @@
 `ScoreRequest` states the invariants these arrays keep. Nothing here loops over items.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Integer
@@ -11,9 +11,8 @@ from jaxtyping import Int32, Integer
 from mis_core.ragged import offsets, ramp
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Joined:
-    """A query and its items in the form of `ScoreRequest`, whose fields of the same names these become.
+class Joined(NamedTuple):
+    """A query and its items in the form of `ScoreRequest`, whose first fields these become.
 
     Attributes:
         query: Shared tokens, `[query_tokens]`.

@@ -194,7 +194,7 @@ class Tokenizer:
             return None
         texts = (left + tail + item for item in items)
         tokens, lens = self._encode_all(texts, 1 + len(tail), len(items), special=False)
-        tokens, lens = _without_first(tokens, lens, left_len)
+        tokens, lens = tokens[ramp(lens) >= left_len], lens - left_len
         tokens, lens = _framed(tokens, lens, [], after, np.ones(len(items), bool))
         return cut_segments(alone, tokens, lens, len(before) + len(head)) if lens.all() else None
 
@@ -249,13 +249,6 @@ def _begin_with(tokens: np.ndarray, lens: np.ndarray, before: list[int]) -> Bool
         found[found] = tokens[begins + place] == token
         begins = (np.cumsum(lens) - lens)[found]
     return found
-
-
-def _without_first(
-    tokens: np.ndarray, lens: np.ndarray, count: int
-) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " rows"]]:
-    """Leave out the first ids of rows that lie one after the other, each of which has them."""
-    return tokens[ramp(lens) >= count], lens - count
 
 
 def _framed(

@@ -1,15 +1,13 @@
 """Command line: `python -m mis_kernels.aot [compile] [--topology ...] [--quick]`, `python -m mis_kernels.aot cost`."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from mis_kernels.aot import baseline
 from mis_kernels.aot.cost import EMBED, MODEL, explain, explain_glue
-from mis_kernels.aot.launch import run_job
-from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS
+from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, run_job
 from mis_kernels.backends.tpu.tiles import block_sizes
 from mis_kernels.heads import HEAD_SHAPES, device_head_shapes
 
@@ -23,10 +21,9 @@ def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
         models = ["qwen3-0.6b", "qwen2.5-1.5b"] if quick else list(HEAD_SHAPES)
         return [{"what": "sharded", "models": models}]
     shapes = QUICK_HEADS if quick else device_head_shapes()
-    dtypes = ["bfloat16"]
     growth = [] if quick else [{"what": "growth"}]
     return [
-        {"what": "kernels", "heads": shapes, "dtypes": dtypes},
+        {"what": "kernels", "heads": shapes},
         {"what": "glue", "heads": shapes},
         {"what": "layers", "heads": shapes},
         *growth,
@@ -66,16 +63,13 @@ def _line(name: str, row: dict[str, Any]) -> str:
     return f"{name:8} {row['name']:48} {row['seconds']:5.1f} s  {memory}" + (f", bundles: {bundles}" if bundles else "")
 
 
-def print_cost(name: str, as_json: bool) -> int:
+def print_cost(name: str) -> int:
     """Compile the kernels of the canonical model and print what its request costs."""
     target, heads = TARGETS[name], HEAD_SHAPES[MODEL]
-    [row] = run_job(name, {"what": "kernels", "heads": [heads], "dtypes": ["bfloat16"]})
+    [row] = run_job(name, {"what": "kernels", "heads": [heads]})
     blocks = block_sizes(chip=target.chip, **heads._asdict())
     [glue] = run_job(name, {"what": "glue", "heads": [heads], "embed": EMBED})
-    if as_json:
-        print(json.dumps({"target": name, "attention": row, "glue": glue}))
-    else:
-        print(explain(target, heads, blocks, row["bundles"]), explain_glue(target, heads, glue), sep="\n")
+    print(explain(target, heads, blocks, row["bundles"]), explain_glue(target, heads, glue), sep="\n")
     return 0
 
 
@@ -86,10 +80,9 @@ def main() -> int:
     parser.add_argument("--topology", choices=sorted(TARGETS), action="append", help="default: all; repeat for several")
     parser.add_argument("--quick", action="store_true", help="two head shapes per chip, a few minutes in all")
     parser.add_argument("--update-baseline", action="store_true", help="store the figures instead of comparing")
-    parser.add_argument("--json", action="store_true", help="cost: print one JSON object")
     arguments = parser.parse_args()
     if arguments.command == "cost":
-        return print_cost((arguments.topology or ["v6e:1x1"])[0], arguments.json)
+        return print_cost((arguments.topology or ["v6e:1x1"])[0])
     return compile_all(arguments.topology or list(TARGETS), arguments.quick, arguments.update_baseline)
 
 

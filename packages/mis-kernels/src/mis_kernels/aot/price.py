@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from mis_kernels.aot.chips import Chip
 from mis_kernels.aot.cost import FETCH_BUNDLES
-from mis_kernels.aot.launch import run_job
+from mis_kernels.aot.targets import run_job
 from mis_kernels.backends.tpu.norm_rope import BLOCK_TOKENS
 from mis_kernels.heads import HeadShape
 
@@ -26,7 +26,7 @@ def kernel_bundles(target: str, heads: HeadShape) -> tuple[Bundles, Bundles]:
     Raises:
         RuntimeError: the compiler refused one.
     """
-    (attention,) = run_job(target, {"what": "kernels", "heads": [heads], "dtypes": ["bfloat16"]})
+    (attention,) = run_job(target, {"what": "kernels", "heads": [heads]})
     (glue,) = run_job(target, {"what": "glue", "heads": [heads]})
     return attention["bundles"], glue["bundles"]
 

@@ -1,4 +1,4 @@
-"""What is compiled: the kernel alone, and the op inside a scan over decoder layers."""
+"""What is compiled: the kernel alone, on one chip or several, and the op inside a scan over decoder layers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from mis_kernels.backends import ANY_HEADS, LaidOut
 from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
-from mis_kernels.backends.tpu.tiles import TpuBlocks
+from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes
 from mis_kernels.backends.xla.norms import rms_norm
 from mis_kernels.backends.xla.pages import write_pages
 from mis_kernels.heads import HeadShape
@@ -23,15 +25,18 @@ PAGE_SIZE = 64
 CONTEXT = 2000
 ITEM = 20
 LAYERS = 2
+EMBED = 1024
+DTYPE = "bfloat16"
 
 
 class Program(NamedTuple):
-    """A function and the shapes of its arguments."""
+    """A function and the shapes of its arguments, which are cut as `shardings` say; None: not at all."""
 
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     donated: tuple[int, ...] = ()
+    shardings: Any = None
 
 
 def extend_step(tokens: int, blocks: TpuBlocks, context: int = CONTEXT, item: int = ITEM) -> LaidOut:
@@ -63,7 +68,7 @@ def _lay_out(
         page_table=np.arange(pages, dtype=np.int32)[None],
         page_size=PAGE_SIZE,
         tokens=tokens,
-        backend=TpuBackend(ANY_HEADS, "bfloat16", blocks),
+        backend=TpuBackend(ANY_HEADS, DTYPE, blocks),
     )
 
 
@@ -71,12 +76,12 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-def kernel_program(heads: HeadShape, blocks: TpuBlocks, segments: LaidOut, dtype: str = "bfloat16") -> Program:
+def kernel_program(heads: HeadShape, blocks: TpuBlocks, segments: LaidOut) -> Program:
     """Return the attention kernel alone, on a step."""
     tokens, pages = segments.num_tokens, segments.page_table.size
-    q = jax.ShapeDtypeStruct((tokens, heads.heads * heads.head_dim), dtype)
-    new = jax.ShapeDtypeStruct((tokens, heads.kv_heads * heads.head_dim), dtype)
-    cache = jax.ShapeDtypeStruct((heads.kv_heads, pages, PAGE_SIZE, heads.head_dim), dtype)
+    q = jax.ShapeDtypeStruct((tokens, heads.heads * heads.head_dim), DTYPE)
+    new = jax.ShapeDtypeStruct((tokens, heads.kv_heads * heads.head_dim), DTYPE)
+    cache = jax.ShapeDtypeStruct((heads.kv_heads, pages, PAGE_SIZE, heads.head_dim), DTYPE)
 
     def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> Array:
         # Projections leave heads side by side.
@@ -84,18 +89,41 @@ def kernel_program(heads: HeadShape, blocks: TpuBlocks, segments: LaidOut, dtype
         out = tpu_attention(q, k, v, k_pages, v_pages, segments, scale=heads.head_dim**-0.5)
         return out.reshape(tokens, -1)
 
-    name = f"attention kv{heads.kv_heads} g{heads.group} d{heads.head_dim} {dtype}"
+    name = f"attention kv{heads.kv_heads} g{heads.group} d{heads.head_dim} {DTYPE}"
     return Program(name, attend, (q, new, new, cache, cache, _shapes(segments)))
 
 
-def layers_program(heads: HeadShape, segments: LaidOut, embed: int = 1024, dtype: str = "bfloat16") -> Program:
+def sharded_program(heads: HeadShape, chip: str, mesh: Mesh, tokens: int) -> Program:
+    """Return the kernel over several chips: KV heads are cut over the mesh's axis `tensor`, tile lists are replicated.
+
+    With fewer KV heads than devices, arrays have as many as devices (`HeadShape.spread`).
+    """
+    whole = heads.spread(mesh.size)
+    blocks = block_sizes(chip=chip, **heads.on_device(mesh.size)._asdict())
+    segments = _shapes(extend_step(tokens, blocks))
+
+    def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> Array:
+        return tpu_attention(q, k, v, k_pages, v_pages, segments, scale=heads.head_dim**-0.5)
+
+    new, cache = P(None, "tensor"), P("tensor")
+    specs = (new, new, new, cache, cache, jax.tree.map(lambda _: P(), segments))
+    function = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=new, check_vma=False)
+    q, kv = (jax.ShapeDtypeStruct((tokens, n, whole.head_dim), DTYPE) for n in (whole.heads, whole.kv_heads))
+    shape = (whole.kv_heads, segments.page_table.shape[1], PAGE_SIZE, whole.head_dim)
+    paged = jax.ShapeDtypeStruct(shape, DTYPE)
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
+    arguments = (q, kv, kv, paged, paged, segments)
+    return Program(f"attention over {mesh.size} chips", function, arguments, shardings=shardings)
+
+
+def layers_program(heads: HeadShape, segments: LaidOut) -> Program:
     """Return projections, cache writes and attention in a scan over layers that share one donated cache."""
     tokens, pages = segments.num_tokens, segments.page_table.size
     kv_heads, group, dim = heads.kv_heads, heads.group, heads.head_dim
-    x = jax.ShapeDtypeStruct((tokens, embed), dtype)
-    cache = jax.ShapeDtypeStruct((kv_heads, LAYERS * pages, PAGE_SIZE, dim), dtype)
-    qkv = jax.ShapeDtypeStruct((LAYERS, embed, (heads.heads + 2 * kv_heads) * dim), dtype)
-    out = jax.ShapeDtypeStruct((LAYERS, heads.heads * dim, embed), dtype)
+    x = jax.ShapeDtypeStruct((tokens, EMBED), DTYPE)
+    cache = jax.ShapeDtypeStruct((kv_heads, LAYERS * pages, PAGE_SIZE, dim), DTYPE)
+    qkv = jax.ShapeDtypeStruct((LAYERS, EMBED, (heads.heads + 2 * kv_heads) * dim), DTYPE)
+    out = jax.ShapeDtypeStruct((LAYERS, heads.heads * dim, EMBED), DTYPE)
 
     def step(
         x: Array, caches: tuple[Array, Array], qkv: Array, out: Array, segments: LaidOut
@@ -115,27 +143,27 @@ def layers_program(heads: HeadShape, segments: LaidOut, embed: int = 1024, dtype
 
         return lax.scan(layer, (x, caches), (qkv, out, jnp.arange(LAYERS)))[0]
 
-    name = f"layers kv{kv_heads} g{group} d{dim} {dtype} {tokens} tokens"
+    name = f"layers kv{kv_heads} g{group} d{dim} {DTYPE} {tokens} tokens"
     return Program(name, step, (x, (cache, cache), qkv, out, _shapes(segments)), donated=(1,))
 
 
-def glue_program(heads: HeadShape, tokens: int, dtype: str = "bfloat16", embed: int | None = None) -> Program:
+def glue_program(heads: HeadShape, tokens: int, embed: int | None = None) -> Program:
     """Return the kernel that normalises and rotates queries and keys; with `embed`, behind norm and projection."""
     dim, kv_heads, parts = heads.head_dim, heads.kv_heads, heads.group + 2
-    table, weight = jax.ShapeDtypeStruct((tokens, dim), jnp.float32), jax.ShapeDtypeStruct((dim,), dtype)
+    table, weight = jax.ShapeDtypeStruct((tokens, dim), jnp.float32), jax.ShapeDtypeStruct((dim,), DTYPE)
     weights = (table, table, weight, weight)
-    name = f"glue kv{kv_heads} g{heads.group} d{dim} {dtype}"
+    name = f"glue kv{kv_heads} g{heads.group} d{dim} {DTYPE}"
 
     def kernel(qkv: Array, cos: Array, sin: Array, q_norm: Array, k_norm: Array) -> tuple[Array, ...]:
         made = tpu_norm_rope(qkv.reshape(tokens, kv_heads, parts, dim), cos, sin, q_norm, k_norm, 1e-6)
         return tuple(x.reshape(tokens, -1) for x in made)  # as the attention kernel takes them
 
     if embed is None:
-        return Program(name, kernel, (jax.ShapeDtypeStruct((tokens, kv_heads * parts * dim), dtype), *weights))
+        return Program(name, kernel, (jax.ShapeDtypeStruct((tokens, kv_heads * parts * dim), DTYPE), *weights))
 
     def behind(x: Array, norm: Array, projection: Array, *rest: Array) -> tuple[Array, ...]:
         qkv = jnp.dot(rms_norm(x, norm, 1e-6), projection, preferred_element_type=jnp.float32)
         return kernel(qkv.astype(x.dtype), *rest)
 
     shapes = (tokens, embed), (embed,), (embed, kv_heads * parts * dim)
-    return Program(f"norm, projection, {name}", behind, (*(jax.ShapeDtypeStruct(s, dtype) for s in shapes), *weights))
+    return Program(f"norm, projection, {name}", behind, (*(jax.ShapeDtypeStruct(s, DTYPE) for s in shapes), *weights))

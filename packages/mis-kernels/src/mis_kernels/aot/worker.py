@@ -14,9 +14,16 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mis_kernels.aot.programs import Program, extend_step, glue_program, kernel_program, layers_program, prefill_step
+from mis_kernels.aot.programs import (
+    Program,
+    extend_step,
+    glue_program,
+    kernel_program,
+    layers_program,
+    prefill_step,
+    sharded_program,
+)
 from mis_kernels.aot.schedules import read_schedule, tile_bodies
-from mis_kernels.aot.sharded import sharded_kernel_program
 from mis_kernels.aot.targets import TARGETS, Target, mesh
 from mis_kernels.backends.tpu.tiles import block_sizes, vmem_bytes
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
@@ -26,33 +33,25 @@ GROWTH_TOKENS = (2048, 8192, 32768)
 GROWTH_HEADS = HEAD_SHAPES["qwen3-0.6b"]
 
 
-def _compile(program: Program, on: Mesh) -> tuple[Any, float]:
+def _compile(program: Program, on: Mesh) -> tuple[Any, dict[str, Any]]:
+    """Compile; return the result, and what is reported of every program."""
     begin = time.perf_counter()
-    shardings = NamedSharding(on, PartitionSpec())
+    shardings = program.shardings or NamedSharding(on, PartitionSpec())
     jitted = jax.jit(program.function, in_shardings=shardings, donate_argnums=program.donated)
-    return jitted.lower(*program.arguments).compile(), time.perf_counter() - begin
+    compiled: Any = jitted.lower(*program.arguments).compile()
+    memory = compiled.memory_analysis()
+    sizes = {"arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes}
+    return compiled, {"name": program.name, "seconds": time.perf_counter() - begin, **sizes}
 
 
-def _memory(compiled: Any) -> dict[str, int]:
-    found = compiled.memory_analysis()
-    return {"arguments": found.argument_size_in_bytes, "temporaries": found.temp_size_in_bytes}
-
-
-def kernels(target: Target, shapes: list[HeadShape], dtypes: list[str], dump: Path) -> list[dict[str, Any]]:
+def kernels(target: Target, shapes: list[HeadShape], dump: Path) -> list[dict[str, Any]]:
     """Compile the kernel alone for each head shape; report its schedule and its memory."""
     rows = []
     for heads in shapes:
-        for dtype in dtypes:
-            blocks = block_sizes(chip=target.chip, **heads._asdict(), dtype=dtype)
-            program = kernel_program(heads, blocks, extend_step(STEP_TOKENS, blocks), dtype)
-            compiled, seconds = _compile(program, mesh(target, 1))
-            vmem = vmem_bytes(
-                blocks, group=heads.group, head_dim=heads.head_dim, itemsize=jax.numpy.dtype(dtype).itemsize
-            )
-            bundles = tile_bodies(read_schedule(dump, "segment_attention"))
-            rows.append(
-                {"name": program.name, "bundles": bundles, "vmem": vmem, "seconds": seconds, **_memory(compiled)}
-            )
+        blocks = block_sizes(chip=target.chip, **heads._asdict())
+        _, row = _compile(kernel_program(heads, blocks, extend_step(STEP_TOKENS, blocks)), mesh(target, 1))
+        vmem = vmem_bytes(blocks, group=heads.group, head_dim=heads.head_dim, itemsize=2)
+        rows.append(row | {"bundles": tile_bodies(read_schedule(dump, "segment_attention")), "vmem": vmem})
     return rows
 
 
@@ -63,24 +62,17 @@ def glue(target: Target, shapes: list[HeadShape], dump: Path, embed: int | None)
     """
     rows = []
     for heads in shapes:
-        program = glue_program(heads, STEP_TOKENS, embed=embed)
-        compiled, seconds = _compile(program, mesh(target, 1))
-        bundles = {"step": max(read_schedule(dump, "norm_rope").runs)}
+        compiled, row = _compile(glue_program(heads, STEP_TOKENS, embed), mesh(target, 1))
+        row["bundles"] = {"step": max(read_schedule(dump, "norm_rope").runs)}
         estimated = sum(int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', compiled.as_text()))
-        row = {"name": program.name, "bundles": bundles, "seconds": seconds, **_memory(compiled)}
         rows.append(row | ({"xla_cycles": estimated, "tokens": STEP_TOKENS} if embed else {}))
     return rows
 
 
 def layers(target: Target, shapes: list[HeadShape]) -> list[dict[str, Any]]:
     """Compile the op inside scanned layers for each head shape."""
-    rows = []
-    for heads in shapes:
-        blocks = block_sizes(chip=target.chip, **heads._asdict())
-        program = layers_program(heads, extend_step(STEP_TOKENS, blocks))
-        compiled, seconds = _compile(program, mesh(target, 1))
-        rows.append({"name": program.name, "seconds": seconds, **_memory(compiled)})
-    return rows
+    steps = {heads: extend_step(STEP_TOKENS, block_sizes(chip=target.chip, **heads._asdict())) for heads in shapes}
+    return [_compile(layers_program(heads, step), mesh(target, 1))[1] for heads, step in steps.items()]
 
 
 def growth(target: Target) -> list[dict[str, Any]]:
@@ -89,23 +81,16 @@ def growth(target: Target) -> list[dict[str, Any]]:
     blocks = block_sizes(chip=target.chip, **GROWTH_HEADS._asdict())
     for tokens in GROWTH_TOKENS:
         for kind, segments in (("extend", extend_step(tokens, blocks)), ("prefill", prefill_step(tokens, blocks))):
-            program = layers_program(GROWTH_HEADS, segments)
-            compiled, seconds = _compile(program, mesh(target, 1))
-            rows.append(
-                {"name": f"growth {kind} {tokens} tokens", "tokens": tokens, "seconds": seconds, **_memory(compiled)}
-            )
+            _, row = _compile(layers_program(GROWTH_HEADS, segments), mesh(target, 1))
+            rows.append(row | {"name": f"growth {kind} {tokens} tokens", "tokens": tokens})
     return rows
 
 
 def sharded(target: Target, models: list[str]) -> list[dict[str, Any]]:
     """Compile the kernel under `shard_map` over all devices of the topology."""
-    rows, on = [], mesh(target)
-    for model in models:
-        program, shardings = sharded_kernel_program(HEAD_SHAPES[model], target.chip, on, STEP_TOKENS)
-        begin = time.perf_counter()
-        compiled = jax.jit(program.function, in_shardings=shardings).lower(*program.arguments).compile()
-        rows.append({"name": f"{model} {program.name}", "seconds": time.perf_counter() - begin, **_memory(compiled)})
-    return rows
+    on = mesh(target)
+    programs = {model: sharded_program(HEAD_SHAPES[model], target.chip, on, STEP_TOKENS) for model in models}
+    return [_compile(each, on)[1] | {"name": f"{model} {each.name}"} for model, each in programs.items()]
 
 
 def main(job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -114,7 +99,7 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
     shapes = [HeadShape(*heads) for heads in job.get("heads", [])]
     match job["what"]:
         case "kernels":
-            return kernels(target, shapes, job["dtypes"], Path(job["dump"]))
+            return kernels(target, shapes, Path(job["dump"]))
         case "glue":
             return glue(target, shapes, Path(job["dump"]), job.get("embed"))
         case "layers":

@@ -1,7 +1,7 @@
 """A step as a backend takes it: its segments, and the tile lists that the backend cut them into."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -37,9 +37,3 @@ class LaidOut(Segments):
 
     tiles: Any
     backend: "Backend" = dataclasses.field(metadata={"static": True})
-
-    @classmethod
-    def of(cls, segments: Segments, tiles: Any, backend: "Backend") -> Self:
-        """Put segments and tiles together."""
-        facts = {field.name: getattr(segments, field.name) for field in dataclasses.fields(Segments)}
-        return cls(**facts, tiles=tiles, backend=backend)

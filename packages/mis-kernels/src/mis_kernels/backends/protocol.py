@@ -98,7 +98,7 @@ class Backend:
         Raises:
             ValueError: more tiles are needed than fit, or the page size does not fit the tiles.
         """
-        return LaidOut.of(segments, tiles.build_tiles(segments, capacity), self)
+        return LaidOut(**vars(segments), tiles=tiles.build_tiles(segments, capacity), backend=self)
 
     attend = staticmethod(xla_attention)
     write_pages = staticmethod(pages.write_pages)

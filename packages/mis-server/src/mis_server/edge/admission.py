@@ -4,8 +4,6 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
 from mis_core.errors import RequestError
 
@@ -15,24 +13,11 @@ _MEMORY_S = 30.0  # how far the estimate of tokens per second looks back
 
 
 class Permit:
-    """Lets one request be under way, inside `with`."""
+    """Lets one request be under way, inside `with Admission.permit()`."""
 
     def __init__(self, admission: "Admission") -> None:
+        self.tokens = 0
         self._admission = admission
-        self._tokens = 0
-
-    def __enter__(self) -> Self:
-        self._admission.check()
-        self._admission.requests += 1
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._admission.answered(self._tokens)
-        self._admission.requests -= 1
-        self._admission.tokens -= self._tokens
 
     def allocate(self, tokens: int) -> None:
         """Claim room for the request's tokens, once they are known; leaving `with` frees it.
@@ -43,7 +28,7 @@ class Permit:
         admission = self._admission
         if admission.tokens and admission.tokens + tokens > admission.max_tokens:
             raise RequestError("queue_full", f"{admission.tokens} tokens are under way; try again later.")
-        self._tokens = tokens
+        self.tokens = tokens
         admission.tokens += tokens
 
 
@@ -84,13 +69,22 @@ class Admission:
         if self.requests >= self.max_requests:
             raise RequestError("queue_full", f"{self.requests} requests are under way; try again later.")
 
-    def permit(self) -> Permit:
-        """Return a permit, to be held from the arrival of the body until the reply is made.
+    @contextlib.contextmanager
+    def permit(self) -> Iterator[Permit]:
+        """Give a permit, to be held from the arrival of the body until the reply is made.
 
         Raises:
             RequestError: on entering; `queue_full`.
         """
-        return Permit(self)
+        self.check()
+        self.requests += 1
+        permit = Permit(self)
+        try:
+            yield permit
+            self._answered(permit.tokens)
+        finally:
+            self.requests -= 1
+            self.tokens -= permit.tokens
 
     def retry_after_s(self) -> int:
         """Estimate in how many seconds half of what is under way will be answered, from 1 to 60."""
@@ -98,7 +92,7 @@ class Admission:
             return 1
         return max(1, min(_LONGEST_WAIT_S, math.ceil(self.tokens / 2 / self._rate)))
 
-    def answered(self, tokens: int) -> None:
+    def _answered(self, tokens: int) -> None:
         """Update the estimate of tokens per second with a reply."""
         now = time.monotonic()
         elapsed = max(now - self._last_answer, 1e-3)

@@ -18,9 +18,6 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, counting the bytes of its body."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         announced = headers.get("content-length", "")
         is_announced_too_large = announced.isdecimal() and int(announced) > self._max_bytes

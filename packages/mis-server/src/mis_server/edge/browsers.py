@@ -38,7 +38,7 @@ class Browsers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or refuse it."""
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        refusal = self._refusal(scope)
         await (self._app if refusal is None else error_reply(*refusal))(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> tuple[str, str] | None:

@@ -11,5 +11,4 @@ class Heads:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
-        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
+        await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive, send)

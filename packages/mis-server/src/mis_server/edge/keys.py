@@ -28,7 +28,7 @@ class ApiKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or refuse it."""
-        if scope["type"] == "lifespan" or self._is_allowed(scope):
+        if self._is_allowed(scope):
             await self._app(scope, receive, send)
             return
         reply = error_reply("invalid_api_key", "The API key is missing or wrong; send `Authorization: Bearer KEY`.")

@@ -13,19 +13,20 @@ router = APIRouter(tags=["administration"])
 @router.post("/flush_cache")
 async def flush_cache(service: ServiceOfApp) -> Flushed:
     """Empty the prefix cache, except for what requests are using."""
-    return Flushed(freed_pages=await service.client.flush_cache())
+    flushed = await service.client.operate("flush_cache")
+    return Flushed(freed_pages=int(flushed["freed_pages"]))
 
 
 @router.post("/start_profile")
 async def start_profile(service: ServiceOfApp) -> Profiling:
     """Start a JAX profile of the engine, in a new folder under `--profile-dir`."""
     name = time.strftime("%Y-%m-%d-%H-%M-%S")
-    await service.client.start_profile(f"{service.settings.profile_dir}/{name}")
+    await service.client.operate("start_profile", f"{service.settings.profile_dir}/{name}")
     return Profiling(status="started", folder=name)
 
 
 @router.post("/stop_profile")
 async def stop_profile(service: ServiceOfApp) -> Profiling:
     """Stop the profile; the reply comes when it is written."""
-    await service.client.stop_profile()
+    await service.client.operate("stop_profile")
     return Profiling(status="stopped")

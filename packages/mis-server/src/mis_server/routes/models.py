@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from mis_core.errors import RequestError
-from mis_server.schemas.models import ModelCard, ModelList
+from mis_server.schemas.operations import ModelCard, ModelList
 from mis_server.service import ModelService, ServiceOfApp
 
 router = APIRouter()

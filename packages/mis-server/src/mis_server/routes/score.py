@@ -54,7 +54,8 @@ def _encode(request: ScoreRequest, values: np.ndarray) -> msgspec.Raw:
     """Return one list per item, as long as the item's list of labels; in pieces, so that other threads get a turn."""
     is_label = request.label_ids >= 0
     is_cut = len(is_label) > 1
-    _check_finite(values[is_label] if is_cut else values)
+    if not np.isfinite(values[is_label] if is_cut else values).all():
+        raise FloatingPointError("The engine returned scores that are not finite.")
     lens = is_label.sum(axis=1).tolist()
     step = max(1, _PIECE_SCORES // values.shape[1])
     pieces = []
@@ -64,8 +65,3 @@ def _encode(request: ScoreRequest, values: np.ndarray) -> msgspec.Raw:
             rows = [row[:count] for row, count in zip(rows, lens[begin : begin + step], strict=True)]
         pieces.append(msgspec.json.encode(rows)[1:-1])
     return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
-
-
-def _check_finite(values: np.ndarray) -> None:
-    if np.count_nonzero(np.isfinite(values)) < values.size:
-        raise FloatingPointError("The engine returned scores that are not finite.")

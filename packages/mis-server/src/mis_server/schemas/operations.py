@@ -1,6 +1,6 @@
-"""Replies of the routes for operators and administrators."""
+"""Replies of the routes for operators and administrators, and of `/v1/models`, as OpenAI has them."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -39,3 +39,20 @@ class Profiling(BaseModel):
 
     status: str
     folder: str | None = None
+
+
+class ModelCard(BaseModel):
+    """A served model; `max_model_len` is its context length in tokens, null until the engine is ready."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "mis"
+    max_model_len: int | None
+
+
+class ModelList(BaseModel):
+    """All served models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

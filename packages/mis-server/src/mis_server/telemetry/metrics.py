@@ -51,31 +51,19 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self.engine = _EngineStatistics()
         self.registry.register(self.engine)
-        self._http = Counter(
-            "http_requests",
-            "Requests by route and status.",
-            ("method", "handler", "status"),
-            registry=self.registry,
-        )
+        self._http = self._counter("http_requests", "Requests by route and status.", ("method", "handler", "status"))
         self._http_seconds = self._histogram(
             "http_request_duration_seconds", "From headers to the end of the reply.", _SECONDS, ("method", "handler")
         )
-        self._algorithms = Counter(
-            "mis_requests_by_algorithm",
-            "Answered requests by the scoring algorithm used.",
-            ("algorithm",),
-            registry=self.registry,
+        self._algorithms = self._counter(
+            "mis_requests_by_algorithm", "Answered requests by the scoring algorithm used.", ("algorithm",)
         )
         self._items = self._histogram("mis_request_items", "Items per request.", _COUNTS)
-        self._prompt_tokens = Counter(
-            "mis_prompt_tokens", "Tokens of answered requests; a query counts once.", registry=self.registry
+        self._prompt_tokens = self._counter("mis_prompt_tokens", "Tokens of answered requests; a query counts once.")
+        self._cached_tokens = self._counter(
+            "mis_cached_prompt_tokens", "Prompt tokens that came from the prefix cache."
         )
-        self._cached_tokens = Counter(
-            "mis_cached_prompt_tokens",
-            "Prompt tokens that came from the prefix cache.",
-            registry=self.registry,
-        )
-        self._scored = Counter("mis_items", "Items scored.", registry=self.registry)
+        self._scored = self._counter("mis_items", "Items scored.")
         self._seconds = self._histogram(
             "mis_e2e_request_latency_seconds", "From the body's arrival to the scores.", _SECONDS
         )
@@ -87,6 +75,9 @@ class Metrics:
             "Total probability of the labels, mean over a request's items, where the full vocabulary was normalised.",
             _SHARES,
         )
+
+    def _counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(name, help, labels, registry=self.registry)
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
         return Histogram(name, help, labels, buckets=buckets, registry=self.registry)

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mis_core.errors import EngineUnavailable
@@ -58,9 +57,7 @@ class TokenizerPool:
             ]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
@@ -88,12 +85,7 @@ class TokenizerPool:
         return await answer
 
     async def _work(self, jobs: asyncio.PriorityQueue[_Job], *, kills: bool) -> None:
-        """Run one job after the other; start another process whenever one has ended.
-
-        Args:
-            jobs: The queue of one kind.
-            kills: Whether to kill the process when nobody waits for its job any more.
-        """
+        """Run jobs, each in a process that may have run others; `kills` one when nobody waits for its job any more."""
         while True:
             try:
                 process = await TokenizerProcess.start(self._tokenizer)

@@ -64,11 +64,6 @@ class TokenizerProcess:
             )
         )
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
     async def run(self, work: Callable[[Tokenizer], Result]) -> Result:
         """Call a function, sent as a pickle, with the tokenizer; return or raise what it does.
 

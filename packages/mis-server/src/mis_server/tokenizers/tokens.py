@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mis_core.errors import RequestError
+from mis_core.scoring.fields import read_optional_text
 from mis_core.scoring.token_rows import read_row
 from mis_core.scoring.validation import check_characters
 from mis_core.tokenization import Tokenizer
@@ -82,9 +83,7 @@ def _read(body: bytes, known: tuple[str, ...], served_model: str) -> Mapping[str
     for name in fields:
         if name not in known:
             raise RequestError("unknown_parameter", f"Unknown field. Known fields: {', '.join(known)}.", name[:64])
-    model = fields.get("model")
-    if model is not None and not isinstance(model, str):
-        raise RequestError("invalid_model_type", "model must be a text.", "model")
+    model = read_optional_text(fields, "model")
     if model and model != served_model:
         raise RequestError("model_not_found", "This model is not served; GET /v1/models lists the served one.", "model")
     return fields

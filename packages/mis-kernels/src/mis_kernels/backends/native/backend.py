@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Shaped
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
-from mis_kernels.backends.native import attention, library, norms, packed
+from mis_kernels.backends.native import calls, library, packed
 from mis_kernels.backends.native.packed import PackedWeight, packed_linear
 from mis_kernels.backends.protocol import Weight
 from mis_kernels.backends.xla.backend import XlaCpuBackend
@@ -55,8 +55,8 @@ class NativeProductsBackend(XlaCpuBackend):
         assert bias is None, "packed weights are gated before a bias could be added"
         return packed_linear(x, gate_up)
 
-    rms_norm = staticmethod(norms.rms_norm)
-    norm_rope = staticmethod(norms.norm_rope)
+    rms_norm = staticmethod(calls.rms_norm)
+    norm_rope = staticmethod(calls.norm_rope)
 
 
 class NativeBackend(NativeProductsBackend):
@@ -68,7 +68,7 @@ class NativeBackend(NativeProductsBackend):
     @classmethod
     def misfit(cls, heads: HeadShape, dtype: str) -> str | None:
         """It fits where products do, and whole tile registers hold a head."""
-        return super().misfit(heads, dtype) or attention.misfit(heads.head_dim)
+        return super().misfit(heads, dtype) or calls.misfit(heads.head_dim)
 
     def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
         """No tiles."""
@@ -76,9 +76,9 @@ class NativeBackend(NativeProductsBackend):
 
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
         """Add nothing."""
-        return LaidOut.of(segments, None, self)
+        return LaidOut(**vars(segments), tiles=None, backend=self)
 
-    attend = staticmethod(attention.native_attention)
+    attend = staticmethod(calls.native_attention)
 
 
 BACKENDS = (NativeBackend, NativeProductsBackend)

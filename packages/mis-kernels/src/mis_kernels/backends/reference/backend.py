@@ -1,9 +1,60 @@
-"""The reference as a backend: chosen by name alone, since plain XLA fits everything before it."""
+"""The visibility rule written out densely in float32: slow, obvious, the oracle of every test.
+
+As a backend it is chosen by name alone, since plain XLA fits everything before it.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.protocol import Backend
-from mis_kernels.backends.reference.attention import reference_attention
 from mis_kernels.segments import Segments
+from mis_kernels.storage import from_bits
+
+
+def visibility(segments: Segments, page_size: int) -> tuple[Bool[Array, "tokens keys"], Bool[Array, "tokens tokens"]]:
+    """Return what each new token sees of the cache's slots in page-table order, and of the new tokens.
+
+    Returns:
+        `[tokens, contexts * pages_per_context * page_size]` and `[tokens, tokens]`.
+    """
+    contexts, pages = jnp.asarray(segments.page_table).shape
+    slot_context = jnp.repeat(jnp.arange(contexts), pages * page_size)
+    slot_position = jnp.tile(jnp.arange(pages * page_size), contexts)
+    in_context = (slot_context == jnp.asarray(segments.context_id)[:, None]) & (
+        slot_position < jnp.asarray(segments.context_len)[:, None]
+    )
+    token = jnp.arange(segments.num_tokens)
+    in_segment = (token >= jnp.asarray(segments.segment_start)[:, None]) & (token <= token[:, None])
+    return in_context, in_segment
+
+
+def reference_attention(
+    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments, *, scale: float
+) -> Array:
+    """Attend with one dense softmax over the whole cache and all new tokens.
+
+    Memory grows with tokens x (cache + tokens); for tests and masks alone. Arguments and result as
+    in `mis_kernels.segment_attention`.
+    """
+    group = q.shape[1] // k.shape[1]
+    page_size = k_pages.shape[2]
+    slots = jnp.asarray(segments.page_table).reshape(-1)
+    visible = jnp.concatenate(visibility(segments, page_size), axis=1)
+
+    def keys_of(pages: Array, new: Array) -> Array:  # [keys, heads, head_dim]
+        cached = from_bits(pages)[:, slots].reshape(pages.shape[0], -1, pages.shape[3]).swapaxes(0, 1)
+        joined = jnp.concatenate([cached, new]).astype(jnp.float32)
+        # Memory nobody has written may hold anything, NaN included; nobody sees it.
+        joined = jnp.where(visible.any(0)[:, None, None], joined, 0)
+        return jnp.repeat(joined, group, axis=1)
+
+    with jax.default_matmul_precision("highest"):
+        logits = jnp.einsum("qhd,khd->hqk", q.astype(jnp.float32), keys_of(k_pages, k)) * scale
+        weights = jax.nn.softmax(jnp.where(visible, logits, -jnp.inf), axis=-1)
+        weights = jnp.where(visible.any(1)[:, None], weights, 0)  # a row that sees nothing is zero
+        return jnp.einsum("hqk,khd->qhd", weights, keys_of(v_pages, v)).astype(q.dtype)
 
 
 class ReferenceBackend(Backend):
@@ -18,7 +69,7 @@ class ReferenceBackend(Backend):
 
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
         """Add nothing."""
-        return LaidOut.of(segments, None, self)
+        return LaidOut(**vars(segments), tiles=None, backend=self)
 
     attend = staticmethod(reference_attention)
 

@@ -15,13 +15,12 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 from mis_kernels.backends.laid_out import LaidOut
-from mis_kernels.backends.tpu.fetch import KernelShape
+from mis_kernels.backends.tpu.fetch import LANES, KernelShape
 from mis_kernels.backends.tpu.kernel import TOTAL_ROWS, attention_kernel
 from mis_kernels.backends.tpu.tiles import TpuTiles, vmem_bytes
 from mis_kernels.storage import from_bits
 from mis_kernels.target import target
 
-LANES = 128
 _VMEM_HEADROOM = 2
 """The compiler spills registers to VMEM; the limit it gets is the estimate times this."""
 _VMEM_LIMITS = 32 * 2**20, 100 * 2**20

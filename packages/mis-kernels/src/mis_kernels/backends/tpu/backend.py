@@ -5,12 +5,14 @@ from typing import Self
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.protocol import Backend
-from mis_kernels.backends.tpu.attention import LANES, tpu_attention
+from mis_kernels.backends.tpu.attention import tpu_attention
+from mis_kernels.backends.tpu.fetch import LANES
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.tpu.pages import write_pages
-from mis_kernels.backends.tpu.tiles import TpuBlocks, build_tpu_tiles, device_blocks, tile_capacity
+from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity
 from mis_kernels.heads import HeadShape
 from mis_kernels.segments import Segments
+from mis_kernels.target import tpu_chip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +37,9 @@ class TpuBackend(Backend):
             ValueError: the tables of block sizes do not know the chip or the heads.
         """
         wide = heads._replace(head_dim=-(-heads.head_dim // LANES) * LANES)
-        blocks = device_blocks(**wide._asdict(), dtype=dtype)
-        assert blocks is not None, "the platform is a TPU"
-        return cls(heads, dtype, blocks)
+        chip = tpu_chip()
+        assert chip is not None, "the platform is a TPU"
+        return cls(heads, dtype, block_sizes(chip=chip, **wide._asdict(), dtype=dtype))
 
     @property
     def alignment(self) -> int:
@@ -50,7 +52,8 @@ class TpuBackend(Backend):
 
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
         """Cut rows into `TpuTiles`."""
-        return LaidOut.of(segments, build_tpu_tiles(segments, page_size, self.blocks, *capacity or ()), self)
+        tiles = build_tpu_tiles(segments, page_size, self.blocks, *capacity or ())
+        return LaidOut(**vars(segments), tiles=tiles, backend=self)
 
     attend = staticmethod(tpu_attention)
     write_pages = staticmethod(write_pages)

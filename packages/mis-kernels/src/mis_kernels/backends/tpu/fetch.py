@@ -9,7 +9,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 
+LANES = 128
 Ref = Any
+"""A block in VMEM or SMEM, or an array in HBM; Pallas has no public name for its type."""
 Scalar = Array | int
 
 

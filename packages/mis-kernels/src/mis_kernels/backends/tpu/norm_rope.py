@@ -5,7 +5,6 @@ KV head's columns and writes them where attention reads them: heads side by side
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +13,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
+from mis_kernels.backends.tpu.fetch import LANES, Ref
 from mis_kernels.target import target
 
-Ref = Any
-"""A block in VMEM; Pallas has no public name for its type."""
-
-LANES = 128
 BLOCK_TOKENS = 256
 _MAX_BLOCK_BYTES = 4 * 2**20
 

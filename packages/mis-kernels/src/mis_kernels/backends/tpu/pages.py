@@ -9,10 +9,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
+from mis_kernels.backends.tpu.fetch import Ref
 from mis_kernels.segments import NOWHERE
 from mis_kernels.target import target
-
-Ref = Any  # a Pallas reference
 
 
 def write_pages(pages: Array, new: Array, writes: Array) -> Array:

@@ -22,7 +22,6 @@ from jaxtyping import Int64
 
 from mis_kernels.ragged import ramp
 from mis_kernels.segments import IntArray, Segments
-from mis_kernels.target import tpu_chip
 
 OWN_ALIGNMENT = 16
 """Own tiles start at a multiple of this: the rows of a bfloat16 tile in memory."""
@@ -106,16 +105,15 @@ def build_tpu_tiles(
     return TpuTiles(bounds.astype(np.int32), *padded, blocks=blocks)
 
 
-def tile_capacity(tokens: int, context_tokens: int, blocks: TpuBlocks, contexts_per_block: int = 1) -> int:
-    """Return a length of the tile list that fits any step of one context length and short segments.
+def tile_capacity(tokens: int, context_tokens: int, blocks: TpuBlocks) -> int:
+    """Return a length of the tile list that fits any step whose blocks each have one context, and short segments.
 
     Args:
         tokens: Length of the packed array.
         context_tokens: Longest context, the step's own paged tokens included.
         blocks: Block sizes.
-        contexts_per_block: Most contexts that rows of one block belong to.
     """
-    per_block = contexts_per_block * -(-context_tokens // blocks.keys) + 1 + -(-blocks.tokens // blocks.keys)
+    per_block = -(-context_tokens // blocks.keys) + 1 + -(-blocks.tokens // blocks.keys)
     return -(-tokens // blocks.tokens) * per_block
 
 
@@ -197,18 +195,6 @@ def block_sizes(*, chip: str, heads: int, kv_heads: int, head_dim: int, dtype: s
     raise ValueError(
         f"heads, kv_heads, head_dim, dtype: no block sizes for {heads}, {kv_heads}, {head_dim}, {dtype} on {chip}"
     )
-
-
-def device_blocks(*, heads: int, kv_heads: int, head_dim: int, dtype: str = "bfloat16") -> TpuBlocks | None:
-    """Look up the block sizes for this process's devices; None where the TPU kernel does not run.
-
-    Raises:
-        ValueError: the device is a TPU that the tables do not know.
-    """
-    chip = tpu_chip()
-    if chip is None:
-        return None
-    return block_sizes(chip=chip, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
 
 
 def vmem_bytes(blocks: TpuBlocks, *, group: int, head_dim: int, itemsize: int) -> int:

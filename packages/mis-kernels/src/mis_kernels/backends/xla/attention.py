@@ -15,13 +15,11 @@ from jaxtyping import Array
 
 from mis_kernels.backends.laid_out import LaidOut
 from mis_kernels.backends.xla.tiles import CONTEXT_TILE, BlockTiles, own_block
-from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits, round_to, to_bits
 
 _MASKED = -1e30
 _LOWEST = -1e29  # above what is masked, so that a row without any visible key gives it no weight
 _TOTAL_COLUMNS = 16
-_NEVER = 2**30
 
 
 class _Softmax(NamedTuple):
@@ -81,24 +79,18 @@ def xla_attention(
         index, q = arguments
         head, block = index // blocks, index % blocks
         state = _Softmax.empty(*q.shape)
-        state = _add_context(state, q, cached, segments, tiles, head, block, scale)
-        return _add_own(state, q, new, segments, tiles, head, block, scale).result()
+        state = _add_context(state, q, cached, segments, head, block, scale)
+        return _add_own(state, q, new, segments, head, block, scale).result()
 
     out = lax.map(one_block, (jnp.arange(kv_heads * blocks), rows))
     return out.reshape(kv_heads, tokens, -1, head_dim).swapaxes(0, 1).reshape(tokens, heads, head_dim).astype(q.dtype)
 
 
 def _add_context(
-    state: _Softmax,
-    q: Array,
-    cached: tuple[Array, Array],
-    segments: Segments,
-    tiles: BlockTiles,
-    head: Array,
-    block: Array,
-    scale: float,
+    state: _Softmax, q: Array, cached: tuple[Array, Array], segments: LaidOut, head: Array, block: Array, scale: float
 ) -> _Softmax:
     """Attend from a block's rows to the cached tokens of their contexts."""
+    tiles: BlockTiles = segments.tiles
     k_pages, v_pages = cached
     page_size, head_dim = k_pages.shape[2], q.shape[1]
     pages_per_tile = CONTEXT_TILE // page_size
@@ -125,16 +117,10 @@ def _add_context(
 
 
 def _add_own(
-    state: _Softmax,
-    q: Array,
-    new: tuple[Array, Array],
-    segments: Segments,
-    tiles: BlockTiles,
-    head: Array,
-    block: Array,
-    scale: float,
+    state: _Softmax, q: Array, new: tuple[Array, Array], segments: LaidOut, head: Array, block: Array, scale: float
 ) -> _Softmax:
     """Attend from a block's rows to the new tokens of their own segments: its own-blocks side by side."""
+    tiles: BlockTiles = segments.tiles
     k, v = (x[head] for x in new)
     tokens = segments.num_tokens // (len(tiles.starts) - 1)
     group, own_tokens = len(q) // tokens, own_block(segments.num_tokens)

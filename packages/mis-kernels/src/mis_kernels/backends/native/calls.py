@@ -1,0 +1,72 @@
+"""Attention, norms and RoPE in C++ for x86-64 CPUs with AMX, called through JAX's foreign function interface.
+
+XLA:CPU works through a loop of small operations and spends most of an attention's time between its two
+products; the native kernel keeps a tile's logits in the first-level cache. Norms and RoPE take one pass over
+the projection instead of a dozen.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from mis_kernels.backends.xla import norms, rope
+from mis_kernels.segments import Segments
+from mis_kernels.storage import from_bits, to_bits
+
+_DIMENSION_STEP = 32  # numbers in a row of a tile register
+_LARGEST_HEAD = 1024
+_VECTOR = 16  # float32 numbers in a vector
+
+
+def misfit(head_dim: int) -> str | None:
+    """Return why heads of this width are not taken, or None."""
+    if head_dim % _DIMENSION_STEP or head_dim > _LARGEST_HEAD:
+        return f"needs heads of a multiple of {_DIMENSION_STEP} up to {_LARGEST_HEAD}, not {head_dim}"
+    return None
+
+
+def native_attention(
+    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: Segments, *, scale: float
+) -> Array:
+    """Attend row by row. Arguments and result as in `mis_kernels.segment_attention`; takes any segments.
+
+    Raises:
+        ValueError: type or head width are not supported.
+    """
+    if q.dtype != jnp.bfloat16 or misfit(q.shape[2]):
+        raise ValueError(f"q: native attention takes no {q.dtype} heads of {q.shape[2]}")
+    rows = (jnp.asarray(x) for x in (segments.context_id, segments.context_len, segments.segment_start))
+    call = jax.ffi.ffi_call("mis_segment_attention", jax.ShapeDtypeStruct(q.shape, jnp.uint16))
+    bits = (to_bits(x) for x in (q, k, v, k_pages, v_pages))
+    return from_bits(call(*bits, *rows, jnp.asarray(segments.page_table), scale=np.float32(scale)))
+
+
+def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
+    """Arguments and result as of `xla.norms.rms_norm`; XLA's where rows are no vectors of bfloat16."""
+    if x.ndim != 2 or not _fits(x) or weight.dtype != x.dtype:
+        return norms.rms_norm(x, weight, epsilon)
+    call = jax.ffi.ffi_call("mis_rms_norm", jax.ShapeDtypeStruct(x.shape, jnp.uint16))
+    return from_bits(call(to_bits(x), to_bits(weight), epsilon=np.float32(epsilon)))
+
+
+def norm_rope(
+    qkv: Array, cos: Array, sin: Array, q_norm: Array | None, k_norm: Array | None, epsilon: float
+) -> tuple[Array, Array, Array]:
+    """Arguments and results as in `mis_kernels.norm_rope`; XLA's where heads are no vectors of bfloat16."""
+    if not _fits(qkv):
+        return rope.norm_rope(qkv, cos, sin, q_norm, k_norm, epsilon)
+    tokens, kv_heads, parts, head_dim = qkv.shape
+    normed = q_norm is not None and k_norm is not None
+    none = jnp.zeros(head_dim, qkv.dtype)
+    weights = (to_bits(q_norm), to_bits(k_norm)) if normed else (to_bits(none), to_bits(none))
+    heads = (kv_heads * (parts - 2), kv_heads, kv_heads)
+    call = jax.ffi.ffi_call(
+        "mis_norm_rope", [jax.ShapeDtypeStruct((tokens, count, head_dim), jnp.uint16) for count in heads]
+    )
+    q, k, v = call(to_bits(qkv), cos, sin, *weights, epsilon=np.float32(epsilon), normed=np.bool_(normed))
+    return from_bits(q), from_bits(k), from_bits(v)
+
+
+def _fits(x: Array) -> bool:
+    return x.dtype == jnp.bfloat16 and x.shape[-1] % (2 * _VECTOR) == 0
