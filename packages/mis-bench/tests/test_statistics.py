@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mis_bench.statistics import FEWEST, Latency, estimate, ratio_of_medians
+from mis_bench.statistics import FEWEST, Latency, estimate
 
 ROUNDS = st.lists(st.floats(0.1, 1e4), min_size=1, max_size=40)
 
@@ -42,17 +42,6 @@ def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:
     found = [estimate(rng.lognormal(size=12).tolist()) for _ in range(200)]
     covered = np.mean([each.low <= 1 <= each.high for each in found if each is not None])
     assert 0.88 < covered <= 1  # the median of a lognormal is 1
-
-
-@settings(max_examples=15, deadline=None)
-@given(ROUNDS, ROUNDS)
-def test_a_ratio_of_separate_runs_is_that_of_their_medians_within_its_interval(a: list[float], b: list[float]) -> None:
-    found = ratio_of_medians(a, b)
-    assert found is not None
-    assert found.value == pytest.approx(np.median(a) / np.median(b))
-    assert found.low <= found.value * (1 + 1e-9)
-    assert found.high >= found.value * (1 - 1e-9)
-    assert (found.confidence is None) == (min(len(a), len(b)) < FEWEST)
 
 
 @given(ROUNDS)

@@ -3,7 +3,6 @@
 import importlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -46,10 +45,6 @@ class Artifact(Part):
         cls.__annotations__["schema_version"] = Literal[schema]  # pyrefly: ignore[not-a-type]
         described = Artifact.model_fields["schema_version"].description
         cls.schema_version = Field(default=schema, description=described)  # pyrefly: ignore[read-only]
-
-    def faults(self) -> Iterator[str]:
-        """Yield every way in which the document contradicts itself, one sentence each."""
-        yield from ()
 
     def write(self, path: Path) -> None:
         """Write as indented JSON; the file is complete or absent, never half written.
@@ -104,22 +99,8 @@ def schemas() -> dict[str, str]:
     }
 
 
-def write_schemas(folder: Path) -> None:
-    """Write the JSON schemas, and delete those of kinds that are no more.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = schemas()
-    for path in folder.glob("*.json"):
-        if path.name not in texts:
-            path.unlink()
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
     from mis_bench import artifact  # the module that others know, not `__main__`
 
-    artifact.write_schemas(Path(sys.argv[1]))
+    for name, text in artifact.schemas().items():
+        (Path(sys.argv[1]) / name).write_text(text, encoding="utf-8")
