@@ -13,7 +13,6 @@ import mis_bench
 MODULES = ("mis_bench.records", "mis_bench.summary", "mis_bench.validation.gates", "mis_bench.profile.records")
 """Modules that declare kinds of artifacts; a new one is a line here."""
 
-_KINDS: dict[str, type["Artifact"]] = {}
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -40,7 +39,6 @@ class Artifact(Part):
     def __init_subclass__(cls, schema: str, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.SCHEMA = schema
-        _KINDS[schema] = cls
         # Before pydantic collects the fields: the only value allowed, and the default.
         cls.__annotations__["schema_version"] = Literal[schema]  # pyrefly: ignore[not-a-type]
         described = Artifact.model_fields["schema_version"].description
@@ -62,7 +60,7 @@ def kinds() -> dict[str, type[Artifact]]:
     """Return every kind of artifact by its `schema_version`."""
     for module in MODULES:
         importlib.import_module(module)
-    return _KINDS
+    return {kind.SCHEMA: kind for kind in Artifact.__subclasses__()}
 
 
 def read_artifact(path: Path) -> Artifact:

@@ -3,25 +3,17 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mis_bench.artifact import ArtifactError, read_artifact
 from mis_bench.records import PLAN, SUMMARY, Plan, read_results
 from mis_bench.summary import Summary, summarize
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A file or folder, and what is wrong with it.
-
-    Attributes:
-        path: Where.
-        kind: Its schema.
-        faults: One sentence each.
-    """
+class Checked(NamedTuple):
+    """A file or folder, the name of its schema, and what is wrong with it, one sentence each."""
 
     path: Path
     kind: str

@@ -5,27 +5,13 @@ import contextlib
 import datetime
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mis_bench.demand import GATED, Demand
 from mis_bench.gating import Gatekeeper
 from mis_bench.judging import to_confirm
 from mis_bench.loop import ask_one, drive
-from mis_bench.records import (
-    SUMMARY,
-    Call,
-    Case,
-    Opened,
-    Phase,
-    Plan,
-    Record,
-    Results,
-    Window,
-    append,
-    begin,
-    read_results,
-)  # fmt: skip
+from mis_bench.records import SUMMARY, Call, Opened, Phase, Plan, Record, Results, Window, append, begin, read_results
 from mis_bench.summary import summarize
 from mis_bench.targets.base import CallFailed, Opener, Target, TargetUnavailable
 from mis_bench.workloads.traces import Trace
@@ -73,117 +59,103 @@ def execute(
         OSError: a file cannot be written.
     """
     begin(folder, plan)
-    asyncio.run(_Execution(plan, openers, folder, traces or {}, allow_missing, on_progress).run())
+    asyncio.run(_Execution(plan, folder, on_progress).run(openers, traces or {}, allow_missing=allow_missing))
     results = read_results(folder)
     summarize(results).write(folder / SUMMARY)
     return results
 
 
-@dataclass(slots=True)
 class _Execution:
-    plan: Plan
-    openers: Mapping[str, Opener]
-    folder: Path
-    traces: Mapping[str, Trace]
-    allow_missing: bool
-    on_progress: Progress
-    over: int = 0  # windows
+    """What is under way: the targets of one group, which are open together, and the cases that still take turns."""
 
-    async def run(self) -> None:
+    def __init__(self, plan: Plan, folder: Path, on_progress: Progress) -> None:
+        self.plan, self.folder, self.on_progress = plan, folder, on_progress
+        self.over = 0  # windows
+        self.targets: dict[str, Target] = {}
+        self.demands: dict[str, Demand] = {}
+        self.gatekeeper = Gatekeeper(plan, None)
+
+    async def run(self, openers: Mapping[str, Opener], traces: Mapping[str, Trace], *, allow_missing: bool) -> None:
         for repetition in range(self.plan.repeat):
-            groups = sorted({target.group for target in self.plan.targets})
-            if not any([await self._group(group, repetition) for group in groups]):
+            were_open = False
+            for group in sorted({target.group for target in self.plan.targets}):
+                names = [target.name for target in self.plan.targets if target.group == group]
+                cases = [case for case in self.plan.cases if case.target in names and case.skip is None]
+                async with contextlib.AsyncExitStack() as stack:
+                    self.targets = {}
+                    for name in names if cases else ():
+                        target = await self._opened(name, openers[name], repetition, allow_missing=allow_missing)
+                        if target is not None:
+                            stack.push_async_callback(target.close)
+                            self.targets[name] = target
+                    mine = [case for case in cases if case.target in self.targets]
+                    self.demands = {case.name: Demand.of(case, traces, self.plan.seed) for case in mine}
+                    self.gatekeeper = Gatekeeper(self.plan, self.plan.reference_among(self.targets))
+                    await self._measure_all(repetition)
+                were_open |= bool(self.targets) or not cases
+            if not were_open:
                 raise TargetUnavailable("None of the targets can run.")
 
-    async def _group(self, group: int, repetition: int) -> bool:
-        """Open a group's targets and measure their cases; return whether one could be opened."""
-        names = [target.name for target in self.plan.targets if target.group == group]
-        cases = [case for case in self.plan.cases if case.target in names and case.skip is None]
-        if not cases:
-            return True
-        async with contextlib.AsyncExitStack() as stack:
-            targets: dict[str, Target] = {}
-            for name in names:
-                if (target := await self._open(name, repetition)) is not None:
-                    stack.push_async_callback(target.close)
-                    targets[name] = target
-            sitting = _Sitting(self, targets, [case for case in cases if case.target in targets])
-            await sitting.check_scores(repetition)
-            await sitting.warm_up()
-            first = repetition * self.plan.rounds + 1
-            for turn in range(first, first + self.plan.rounds):
-                await sitting.round("timed", turn)
-            if self.plan.confirm_rounds and repetition == self.plan.repeat - 1:
-                chosen = to_confirm(self.plan, summarize(read_results(self.folder)).rows)
-                for turn in range(first + self.plan.rounds, first + self.plan.rounds + self.plan.confirm_rounds):
-                    await sitting.round("confirm", turn, chosen)
-        return bool(targets)
-
-    async def _open(self, name: str, repetition: int) -> Target | None:
-        self.tell(f"opening {name}")
+    async def _opened(self, name: str, opener: Opener, repetition: int, *, allow_missing: bool) -> Target | None:
+        self._tell(f"opening {name}")
         began, target, why = time.perf_counter(), None, None
         try:
-            target = await self.openers[name].open()
+            target = await opener.open()
         except TargetUnavailable as error:
-            if not self.allow_missing:
+            if not allow_missing:
                 raise
             why = str(error)
         seconds, about = time.perf_counter() - began, None if target is None else target.about
-        self.append([Opened(target=name, repetition=repetition, seconds=seconds, about=about, unavailable=why)])
+        self._append([Opened(target=name, repetition=repetition, seconds=seconds, about=about, unavailable=why)])
         return target
 
-    def tell(self, what: str) -> None:
-        """Report progress."""
+    async def _measure_all(self, repetition: int) -> None:
+        for case in self.gatekeeper.in_order(demand.case for demand in self.demands.values()):
+            self._tell(f"scores of {case.name}")
+            gates = await self.gatekeeper.check(self.demands[case.name], self.targets[case.target], repetition)
+            self._append(gates)
+            if gates[0].error is not None:
+                del self.demands[case.name]
+        for name in list(self.demands):
+            await self._warm_up(name)
+        first = repetition * self.plan.rounds + 1
+        for turn in range(first, first + self.plan.rounds):
+            await self._round("timed", turn, self.demands)
+        if self.plan.confirm_rounds and repetition == self.plan.repeat - 1:
+            chosen = to_confirm(self.plan, summarize(read_results(self.folder)).rows)
+            for turn in range(first + self.plan.rounds, first + self.plan.rounds + self.plan.confirm_rounds):
+                await self._round("confirm", turn, chosen)
+
+    async def _warm_up(self, name: str) -> None:
+        for _ in range(ATTEMPTS if self.demands[name].case.warmups else 0):
+            window, calls = await self._turn(name, "warmup", 0)
+            self._append([*calls, window])
+            if not window.compilations or name not in self.demands:
+                break
+
+    async def _round(self, phase: Phase, turn: int, names: Iterable[str]) -> None:
+        """Let cases take their turns; in every second round in reverse order."""
+        order = [name for name in names if name in self.demands][:: 1 if turn % 2 else -1]
+        found = [await self._turn(name, phase, turn) for name in order]
+        calls = self.gatekeeper.judge([call for _, calls in found for call in calls])
+        self._append([*calls, *(window for window, _ in found)])
+
+    async def _turn(self, name: str, phase: Phase, turn: int) -> tuple[Window, list[Call]]:
+        """Measure a window of a case, which takes no further turns if nothing is answered in it."""
+        demand = self.demands[name]
+        self._tell(f"warming up {name}" if phase == "warmup" else name)
+        window, calls = await measure(demand, self.targets[demand.case.target], phase, turn, self.plan.timeout_s)
+        if not demand.case.must_survive and all(call.error is not None for call in calls):
+            del self.demands[name]
+        return window, calls
+
+    def _tell(self, what: str) -> None:
         total = self.plan.repeat * self.plan.rounds * sum(case.skip is None for case in self.plan.cases)
         self.on_progress(what, self.over, max(self.over, total))
 
-    def append(self, records: Sequence[Record]) -> None:
-        """Write records."""
+    def _append(self, records: Sequence[Record]) -> None:
         append(self.folder, records)
         self.over += sum(isinstance(record, Window) and record.phase != "warmup" for record in records)
-
-
-class _Sitting:
-    """Targets that are open together, and their cases. A case that is not answered at all is given up."""
-
-    def __init__(self, execution: _Execution, targets: Mapping[str, Target], cases: Sequence[Case]) -> None:
-        self._execution, self._plan, self._targets = execution, execution.plan, targets
-        self._gatekeeper = Gatekeeper(execution.plan, execution.plan.reference_among(targets))
-        self._demands = {case.name: Demand.of(case, execution.traces, execution.plan.seed) for case in cases}
-        self._given_up: set[str] = set()
-
-    async def check_scores(self, repetition: int) -> None:
-        for case in self._gatekeeper.in_order(demand.case for demand in self._demands.values()):
-            self._execution.tell(f"scores of {case.name}")
-            gates = await self._gatekeeper.check(self._demands[case.name], self._targets[case.target], repetition)
-            self._execution.append(gates)
-            if gates[0].error is not None:
-                self._given_up.add(case.name)
-
-    async def warm_up(self) -> None:
-        for name, demand in self._demands.items():
-            for _ in range(ATTEMPTS):
-                if name in self._given_up or not demand.case.warmups:
-                    break
-                window, calls = await self._measured(name, "warmup", 0)
-                self._execution.append([*calls, window])
-                if not window.compilations:
-                    break
-
-    async def round(self, phase: Phase, turn: int, names: Iterable[str] | None = None) -> None:
-        """Let cases take their turns, all or some; in every second round in reverse order."""
-        order = list(self._demands if names is None else names)[:: 1 if turn % 2 else -1]
-        found = [await self._measured(name, phase, turn) for name in order if name not in self._given_up]
-        calls = self._gatekeeper.judge([call for _, calls in found for call in calls])
-        self._execution.append([*calls, *(window for window, _ in found)])
-
-    async def _measured(self, name: str, phase: Phase, turn: int) -> tuple[Window, list[Call]]:
-        demand = self._demands[name]
-        self._execution.tell(f"warming up {name}" if phase == "warmup" else name)
-        window, calls = await measure(demand, self._targets[demand.case.target], phase, turn, self._plan.timeout_s)
-        if not demand.case.must_survive and all(call.error is not None for call in calls):
-            self._given_up.add(name)
-        return window, calls
 
 
 async def measure(
@@ -208,7 +180,6 @@ async def measure(
     after = await target.counts()
     # A count that fell began anew: the target was started again, and nobody knows what it counted before.
     risen = {name: int(after[name] - before[name]) for name in before.keys() & after if after[name] >= before[name]}
-    told = {name: int(value) for name, value in after.items()}
     window = Window(
         case=case.name,
         phase=phase,
@@ -219,8 +190,6 @@ async def measure(
         forgot=forgot,
         compilations=risen.get("compilations"),
         steps=risen.get("steps"),
-        memory_bytes=told.get("memory_bytes"),
-        device_memory_bytes=told.get("device_memory_bytes"),
     )
     calls = [Call(case=case.name, phase=phase, round=turn, **dict(each)) for each in sent]
     if case.must_survive and phase == "timed":

@@ -227,8 +227,6 @@ class Window(Part):
     forgot: bool = Field(default=False, description="Whether the target was made to forget earlier queries before it.")
     compilations: int | None = Field(default=None, ge=0, description="During it, where the target tells.")
     steps: int | None = Field(default=None, ge=0, description="Likewise, of the engine.")
-    memory_bytes: int | None = Field(default=None, ge=0, description="Resident, at its end.")
-    device_memory_bytes: int | None = Field(default=None, ge=0)
 
 
 Record = Opened | Gate | Call | Window

@@ -73,3 +73,10 @@ def estimate(rounds: Sequence[float], *, confidence: float = 0.95) -> Estimate |
     ).confidence_interval
     low, high = float(found.low), float(found.high)
     return Estimate(value=median, low=low, high=high, confidence=confidence, rounds=list(rounds))
+
+
+def ratio(above: Estimate | None, below: Estimate | None) -> Estimate | None:
+    """Return the ratio of two figures that took turns, round by round; None if their rounds are not the same."""
+    if above is None or below is None or len(above.rounds) != len(below.rounds):
+        return None
+    return estimate([a / b for a, b in zip(above.rounds, below.rounds, strict=True)])

@@ -8,7 +8,7 @@ from mis_bench.artifact import Artifact
 from mis_bench.figures import Row, rows_of
 from mis_bench.judging import COMPARED, doubt_slow_caches, judged, missed, with_winner
 from mis_bench.records import Plan, Results
-from mis_bench.statistics import Estimate, estimate
+from mis_bench.statistics import ratio
 
 
 class Summary(Artifact, schema="mis-summary-v1"):
@@ -35,8 +35,7 @@ def summarize(results: Results) -> Summary:
     for case in plan.cases:
         mine = results.of(case)
         rows += [judged(row, case, mine, fits=case.target in fitting) for row in rows_of(case, mine)]
-    rows = doubt_slow_caches(rows)
-    rows = with_winner(plan, _with_ratios(rows, results.reference))
+    rows = with_winner(plan, _with_ratios(doubt_slow_caches(rows), results.reference))
     limits_missed = list(missed(plan.gates, rows))
     has_winner = plan.preset not in COMPARED or any(row.wins for row in rows)
     return Summary(
@@ -49,49 +48,38 @@ def summarize(results: Results) -> Summary:
     )
 
 
-def ratio(row: Row, other: Row) -> Estimate | None:
-    """Return the ratio of the rows' items per second in the rounds that they share; None if those are not the same."""
-    mine, theirs = row.items_per_second, other.items_per_second
-    if mine is None or theirs is None or len(mine.rounds) != len(theirs.rounds):
-        return None
-    return estimate([a / b for a, b in zip(mine.rounds, theirs.rounds, strict=True)])
-
-
 def _with_ratios(rows: Sequence[Row], reference: str | None) -> list[Row]:
-    """Return the rows with their ratios to the reference's fastest row of the same calls."""
+    """Return the rows with their ratios, round by round, to the reference's fastest row of the same calls."""
     found = []
     for row in rows:
         theirs = [each for each in rows if each.target == reference and each.conditions == row.conditions]
         other = max((each for each in theirs if each.is_whole), key=lambda each: each.speed, default=None)
         if other is not None and row.target != reference and row.is_whole:
-            row = row.model_copy(update={"ratio": ratio(row, other)})
+            row = row.model_copy(update={"ratio": ratio(row.items_per_second, other.items_per_second)})
         found.append(row)
     return found
 
 
 def _findings(plan: Plan, rows: Sequence[Row], reference: str | None) -> Iterator[str]:
-    """Yield who wins, and how far each target at its best is from the reference at its best."""
-    targets = list(dict.fromkeys(row.target for row in rows))
+    """Yield who keeps to the objective, who wins, and how far others are from the reference."""
     if plan.slo_p99_ms is not None:
-        for target in targets:
+        for target in dict.fromkeys(row.target for row in rows):
             yield _goodput(target, [row for row in rows if row.target == target], plan.slo_p99_ms)
     best = next((row for row in rows if row.wins), None)
     if best is not None and best.latency is not None:
         yield (
-            f"{_label(best)} wins: {best.speed:,.4g} items/s at a p95 of {best.latency.p95_ms:,.4g} ms, the most among "
+            f"{best.name} wins: {best.speed:,.4g} items/s at a p95 of {best.latency.p95_ms:,.4g} ms, the most among "
             "those within the guardrail."
         )
     elif plan.preset in COMPARED:
         yield "No target may win: none is correct beside another, complete and without failures."
-    at_best = {target: _at_its_best(target, rows) for target in targets}
-    theirs = at_best.get(reference or "")
-    for target, row in at_best.items():
-        if target != reference and row is not None and theirs is not None and (found := ratio(row, theirs)) is not None:
+    for row in rows if plan.preset == "compare" else ():
+        if (found := row.ratio) is not None:
             level = ", level within the noise" if found.low != found.high and found.low <= 1 <= found.high else ""
             caveat = f"; not eligible: {', '.join(row.objections)}" if row.objections else ""
             yield (
-                f"At its best, {_label(row)} scores {found.value:.3g} times ({found.low:.3g} to {found.high:.3g}) the "
-                f"items per second of {reference}{level}{caveat}."
+                f"{row.name} scores {found.value:.3g} times ({found.low:.3g} to {found.high:.3g}) the items per second "
+                f"of {reference}{level}{caveat}."
             )
 
 
@@ -105,15 +93,3 @@ def _goodput(target: str, rows: Sequence[Row], slo_p99_ms: float) -> str:
         f"{target} keeps to {objective} up to {best.requests_per_second.value:,.4g} requests/s "
         f"({best.speed:,.4g} items/s), with {best.load}."
     )
-
-
-def _at_its_best(target: str, rows: Sequence[Row]) -> Row | None:
-    """Return the fastest row of a target, if possible of those that may win."""
-    mine = [row for row in rows if row.target == target and row.is_whole and row.speed]
-    return max(mine, key=lambda row: (not row.objections, row.speed), default=None)
-
-
-def _label(row: Row) -> str:
-    """Return a row's target with what sets it apart from the target's other rows."""
-    chosen = [f"calls of {row.chunk_items} items"] if row.chunk_items else []
-    return ", ".join([row.target, *chosen, *(f"{name}={value}" for name, value in row.layout.items())])
