@@ -18,15 +18,10 @@ P95_RISE, P99_RISE = 0.15, 0.20
 
 
 def beside(summary: Summary, baseline: Path, threshold: float) -> tuple[Table, bool]:
-    """Compare items per second with an earlier run's, row by row; one that was measured then only is a regression.
-
-    Args:
-        summary: Of this run.
-        baseline: Folder of the earlier run.
-        threshold: Drop that is a regression, as a share.
+    """Compare a run with the folder of an earlier one, row by row; one that was measured then only is a regression.
 
     Returns:
-        The table, and whether a row is a regression on the same hardware.
+        The table, and whether a row is a regression (`verdict`) on the same hardware.
 
     Raises:
         ArtifactError: the folder holds no results, or those of other requests or loads.

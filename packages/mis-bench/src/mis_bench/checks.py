@@ -21,12 +21,7 @@ class Checked(NamedTuple):
 
 
 def check_path(path: Path, *, below: bool) -> list[Checked]:
-    """Check a file, or everything in a folder.
-
-    Args:
-        path: Of either.
-        below: Whether to look into folders below as well.
-    """
+    """Check a file, or everything in a folder and, if wanted, in those below it."""
     if path.is_file():
         return [_checked(path)]
     files = sorted(path.glob("**/*.json" if below else "*.json"))  # a plan stands for its folder

@@ -69,12 +69,7 @@ class Row(Part):
 
 
 def rows_of(case: Case, mine: Results) -> list[Row]:
-    """Return the rows of a case: one, one more for its confirmation, and one for every size of a trace's requests.
-
-    Args:
-        case: Which.
-        mine: Its records.
-    """
+    """Return the rows of a case: one, one more for its confirmation, and one for every size of a trace's requests."""
     timed = mine.asked("timed")
     rows = [_row(case, mine, "timed", case.name, timed)]
     if confirmed := mine.asked("confirm"):

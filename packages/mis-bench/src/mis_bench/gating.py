@@ -12,11 +12,7 @@ from mis_bench.targets.base import Scores, Target
 
 
 def difference(scores: Scores, truth: Scores) -> dict[str, float]:
-    """Compare scores, `[items, labels]` both, of the first items, as many as both have.
-
-    Returns:
-        `max_abs` and `mean_abs`, the largest and the mean absolute difference.
-    """
+    """Return `max_abs` and `mean_abs` of the first items that both have; `[items, labels]` both."""
     items = min(len(scores), len(truth))
     apart = np.abs(scores[:items] - truth[:items])
     return {"max_abs": float(apart.max()), "mean_abs": float(apart.mean())}

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from mis_bench.figures import Row, Status
 from mis_bench.records import Case, Gates, Limits, Plan, Results
+from mis_bench.table import number
 
 STEADY = 2.0
 """The last warm-up takes at most this many times the timed median."""
@@ -18,11 +19,7 @@ COMPARED = ("compare", "matrix")
 def judged(row: Row, case: Case, mine: Results, *, fits: bool) -> Row:
     """Return a row with its status, the reasons for it, and what there is against its winning.
 
-    Args:
-        row: Figures.
-        case: Whose.
-        mine: Records of the case.
-        fits: Whether its target answered any timed request, of this case or another.
+    `fits` says whether the target answered any timed request, of this case or another.
     """
     status, reasons = _status(row, case, mine, fits)
     objections = list(reasons)
@@ -97,11 +94,10 @@ def missed(gates: Gates, rows: Sequence[Row]) -> Iterator[str]:
             if limit is None:
                 continue
             if measured is None:
-                yield f"{row.name}: {gate} is {_figure(limit)}, but nothing was measured"
+                yield f"{row.name}: {gate} is {number(limit, 4)}, but nothing was measured"
             elif (measured < limit) if gate.startswith("min") else (measured > limit):
-                share, how = abs(measured / limit - 1), "little" if gate.startswith("min") else "much"
-                found = f"measured {_figure(measured)}, {100 * share:.2g} % too {how}"
-                yield f"{row.name}: {gate} is {_figure(limit)}, {found}"
+                found = f"measured {number(measured, 4)}, {100 * (measured / limit - 1):+.2g} %"
+                yield f"{row.name}: {gate} is {number(limit, 4)}, {found}"
 
 
 def _status(row: Row, case: Case, mine: Results, fits: bool) -> tuple[Status, list[str]]:
@@ -153,7 +149,3 @@ def _doubts(row: Row, case: Case, mine: Results) -> Iterator[str]:
 def _kind(row: Row) -> tuple[str, str, str]:
     layout = {name: value for name, value in row.layout.items() if name != "multi_item_scoring_chunk_size"}
     return row.target, row.workload, str(sorted(layout.items()))
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

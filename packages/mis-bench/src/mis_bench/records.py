@@ -253,11 +253,6 @@ class Results:
     calls: list[Call]
     windows: list[Window]
 
-    @property
-    def reference(self) -> str | None:
-        """The target that others were held against."""
-        return self.plan.reference_among(each.target for each in self.opened if each.about is not None)
-
     def of(self, case: Case) -> "Results":
         """Return the records of one case."""
         return Results(

@@ -9,6 +9,7 @@ from mis_bench.figures import Row, rows_of
 from mis_bench.judging import COMPARED, doubt_slow_caches, judged, missed, with_winner
 from mis_bench.records import Plan, Results
 from mis_bench.statistics import ratio
+from mis_bench.table import number
 
 
 class Summary(Artifact, schema="mis-summary-v1"):
@@ -35,7 +36,8 @@ def summarize(results: Results) -> Summary:
     for case in plan.cases:
         mine = results.of(case)
         rows += [judged(row, case, mine, fits=case.target in fitting) for row in rows_of(case, mine)]
-    rows = with_winner(plan, _with_ratios(doubt_slow_caches(rows), results.reference))
+    reference = plan.reference_among(each.target for each in results.opened if each.about is not None)
+    rows = with_winner(plan, _with_ratios(doubt_slow_caches(rows), reference))
     limits_missed = list(missed(plan.gates, rows))
     has_winner = plan.preset not in COMPARED or any(row.wins for row in rows)
     return Summary(
@@ -43,7 +45,7 @@ def summarize(results: Results) -> Summary:
         preset=plan.preset,
         rows=rows,
         missed=limits_missed,
-        findings=list(_findings(plan, rows, results.reference)),
+        findings=list(_findings(plan, rows, reference)),
         passed=has_winner and not limits_missed and all(row.status != "failed" for row in rows),
     )
 
@@ -67,10 +69,8 @@ def _findings(plan: Plan, rows: Sequence[Row], reference: str | None) -> Iterato
             yield _goodput(target, [row for row in rows if row.target == target], plan.slo_p99_ms)
     best = next((row for row in rows if row.wins), None)
     if best is not None and best.latency is not None:
-        yield (
-            f"{best.name} wins: {best.speed:,.4g} items/s at a p95 of {best.latency.p95_ms:,.4g} ms, the most among "
-            "those within the guardrail."
-        )
+        figures = f"{number(best.speed, 4)} items/s at a p95 of {number(best.latency.p95_ms, 4)} ms"
+        yield f"{best.name} wins: {figures}, the most among those within the guardrail."
     elif plan.preset in COMPARED:
         yield "No target may win: none is correct beside another, complete and without failures."
     for row in rows if plan.preset == "compare" else ():
@@ -89,7 +89,5 @@ def _goodput(target: str, rows: Sequence[Row], slo_p99_ms: float) -> str:
     objective = f"a p99 of {slo_p99_ms:g} ms"
     if best is None or best.requests_per_second is None:
         return f"{target} keeps to {objective} under none of the loads."
-    return (
-        f"{target} keeps to {objective} up to {best.requests_per_second.value:,.4g} requests/s "
-        f"({best.speed:,.4g} items/s), with {best.load}."
-    )
+    speeds = f"{number(best.requests_per_second.value, 4)} requests/s ({number(best.speed, 4)} items/s)"
+    return f"{target} keeps to {objective} up to {speeds}, with {best.load}."
