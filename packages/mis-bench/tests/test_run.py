@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from mis_bench.records import RECORDS, Call
 from mis_bench.statistics import Latency
 from mis_bench.targets.base import Capabilities
 from mis_bench.workload import Workload, build_workload
+from mis_bench.workloads.traces import arrival_times
 
 PROBE = ("run", "--workload", "probe-9-3-4", "--runs", "12", "--warmup-runs", "2")
 Bench = Callable[..., Done]
@@ -223,8 +225,10 @@ def test_limits_make_a_run_a_gate(bench: Bench, gate: tuple[str, str], is_missed
 
 def test_rate_and_concurrency_go_together(bench: Bench, fakes: Fakes) -> None:
     fakes.prepare = lambda target: setattr(target, "seconds", lambda _: 0.1)
-    done = bench(*PROBE, "--rate", "100", "--max-concurrency", "2")
+    done = bench(*PROBE, "--rate", "100", "--max-concurrency", "2", "--seed", "3")
     (target,) = fakes.opened
+    due = [call.due_s for call in timed(done, "probe-9-3-4-cold")]
+    assert due == list(islice(arrival_times("3 1", 100.0), 12))
     assert target.most_at_once == 2
     assert done.summary.rows[0].load == "100/s, at most 2 at once"
     late = timed(done, "probe-9-3-4-cold")[-1]
@@ -299,34 +303,23 @@ def test_a_baseline_tells_a_slower_run(bench: Bench, fakes: Fakes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("calls", "tail_ms", "verdict"),
+    ("speed", "calls", "tail_ms", "verdict"),
     [
-        (20, {"p95_ms": 11.6}, "failed: REGRESSION, p95 +16% of 20 calls"),
-        (19, {"p95_ms": 11.6}, "warning: p95 +16% of 19 calls"),
-        (100, {"p99_ms": 12.1}, "warning: p99 +21% of 100 calls"),
-        (99, {"p99_ms": 12.1}, "ok, items/s +0.0%"),
-        (100, {"p95_ms": 11.4, "p99_ms": 11.9}, "ok, items/s +0.0%"),
+        (100.0, 20, {"p95_ms": 11.6}, "failed: REGRESSION, p95 +16% of 20 calls"),
+        (100.0, 19, {"p95_ms": 11.6}, "warning: p95 +16% of 19 calls"),
+        (100.0, 100, {"p99_ms": 12.1}, "warning: p99 +21% of 100 calls"),
+        (100.0, 99, {"p99_ms": 12.1}, "ok, items/s +0.0%"),
+        (100.0, 100, {"p95_ms": 11.4, "p99_ms": 11.9}, "ok, items/s +0.0%"),
+        (89.0, 1, {}, "failed: REGRESSION, items/s -11.0%"),
+        (94.0, 1, {}, "warning: items/s -6.0%"),
+        (96.0, 1, {}, "ok, items/s -4.0%"),
+        (0.0, 1, {}, "failed: REGRESSION, not measured"),
     ],
 )
-def test_a_tail_that_rose_is_judged_by_its_calls(calls: int, tail_ms: dict[str, float], verdict: str) -> None:
+def test_regression_rules(speed: float, calls: int, tail_ms: dict[str, float], verdict: str) -> None:
     latency = Latency(p50_ms=10, p95_ms=10, p99_ms=10, mean_ms=10, std_ms=0)
     then: Any = SimpleNamespace(speed=100.0, calls=calls, latency=latency)
-    now: Any = SimpleNamespace(speed=100.0, calls=calls, latency=latency.model_copy(update=tail_ms))
-    assert baselines.verdict(then, now, 0.1) == verdict
-
-
-@pytest.mark.parametrize(
-    ("speed", "verdict"),
-    [
-        (89.0, "failed: REGRESSION, items/s -11.0%"),
-        (94.0, "warning: items/s -6.0%"),
-        (96.0, "ok, items/s -4.0%"),
-        (0.0, "failed: REGRESSION, not measured"),
-    ],
-)
-def test_a_drop_of_throughput_warns_from_half_the_threshold(speed: float, verdict: str) -> None:
-    then: Any = SimpleNamespace(speed=100.0, calls=1, latency=None)
-    now: Any = SimpleNamespace(speed=speed, calls=1, latency=None)
+    now: Any = SimpleNamespace(speed=speed, calls=calls, latency=latency.model_copy(update=tail_ms))
     assert baselines.verdict(then, now, 0.1) == verdict
 
 

@@ -5,6 +5,7 @@ import contextlib
 import datetime
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mis_bench.demand import GATED, Demand
@@ -59,50 +60,58 @@ def execute(
         OSError: a file cannot be written.
     """
     begin(folder, plan)
-    asyncio.run(_Execution(plan, folder, on_progress).run(openers, traces or {}, allow_missing=allow_missing))
+    asyncio.run(_Execution(plan, openers, folder, traces or {}, allow_missing, on_progress).run())
     results = read_results(folder)
     summarize(results).write(folder / SUMMARY)
     return results
 
 
+@dataclass(slots=True)
 class _Execution:
     """What is under way: the targets of one group, which are open together, and the cases that still take turns."""
 
-    def __init__(self, plan: Plan, folder: Path, on_progress: Progress) -> None:
-        self.plan, self.folder, self.on_progress = plan, folder, on_progress
-        self.over = 0  # windows
-        self.targets: dict[str, Target] = {}
-        self.demands: dict[str, Demand] = {}
-        self.gatekeeper = Gatekeeper(plan, None)
+    plan: Plan
+    openers: Mapping[str, Opener]
+    folder: Path
+    traces: Mapping[str, Trace]
+    allow_missing: bool
+    on_progress: Progress
+    over: int = 0  # windows
+    targets: dict[str, Target] = field(init=False)
+    demands: dict[str, Demand] = field(init=False)
+    gatekeeper: Gatekeeper = field(init=False)
 
-    async def run(self, openers: Mapping[str, Opener], traces: Mapping[str, Trace], *, allow_missing: bool) -> None:
+    async def run(self) -> None:
+        groups = sorted({target.group for target in self.plan.targets})
         for repetition in range(self.plan.repeat):
-            were_open = False
-            for group in sorted({target.group for target in self.plan.targets}):
-                names = [target.name for target in self.plan.targets if target.group == group]
-                cases = [case for case in self.plan.cases if case.target in names and case.skip is None]
-                async with contextlib.AsyncExitStack() as stack:
-                    self.targets = {}
-                    for name in names if cases else ():
-                        target = await self._opened(name, openers[name], repetition, allow_missing=allow_missing)
-                        if target is not None:
-                            stack.push_async_callback(target.close)
-                            self.targets[name] = target
-                    mine = [case for case in cases if case.target in self.targets]
-                    self.demands = {case.name: Demand.of(case, traces, self.plan.seed) for case in mine}
-                    self.gatekeeper = Gatekeeper(self.plan, self.plan.reference_among(self.targets))
-                    await self._measure_all(repetition)
-                were_open |= bool(self.targets) or not cases
-            if not were_open:
+            if not any([await self._group(group, repetition) for group in groups]):
                 raise TargetUnavailable("None of the targets can run.")
 
-    async def _opened(self, name: str, opener: Opener, repetition: int, *, allow_missing: bool) -> Target | None:
+    async def _group(self, group: int, repetition: int) -> bool:
+        """Open a group's targets and measure their cases; return whether one could be opened."""
+        names = [target.name for target in self.plan.targets if target.group == group]
+        cases = [case for case in self.plan.cases if case.target in names and case.skip is None]
+        if not cases:
+            return True
+        self.targets = {}
+        async with contextlib.AsyncExitStack() as stack:
+            for name in names:
+                if (target := await self._opened(name, repetition)) is not None:
+                    stack.push_async_callback(target.close)
+                    self.targets[name] = target
+            mine = [case for case in cases if case.target in self.targets]
+            self.demands = {case.name: Demand.of(case, self.traces, self.plan.seed) for case in mine}
+            self.gatekeeper = Gatekeeper(self.plan, self.plan.reference_among(self.targets))
+            await self._measure_all(repetition)
+        return bool(self.targets)
+
+    async def _opened(self, name: str, repetition: int) -> Target | None:
         self._tell(f"opening {name}")
         began, target, why = time.perf_counter(), None, None
         try:
-            target = await opener.open()
+            target = await self.openers[name].open()
         except TargetUnavailable as error:
-            if not allow_missing:
+            if not self.allow_missing:
                 raise
             why = str(error)
         seconds, about = time.perf_counter() - began, None if target is None else target.about

@@ -72,7 +72,7 @@ def to_confirm(plan: Plan, rows: Sequence[Row]) -> list[str]:
     best = winner(rows, plan.limits)
     if best is None:
         return []
-    alike = [row for row in rows if not row.objections and _kind(row) == _kind(best)]
+    alike = [row for row in rows if not row.objections and _layout(row) == _layout(best)]
     alike.sort(key=lambda row: row.chunk_items or row.num_items)
     place = alike.index(best)
     return [alike[index].case for index in sorted({0, max(0, place - 1), place, min(place + 1, len(alike) - 1)})]
@@ -146,6 +146,6 @@ def _doubts(row: Row, case: Case, mine: Results) -> Iterator[str]:
         yield f"the last warm-up took {row.warmup_ratio:.1f} times the timed median"
 
 
-def _kind(row: Row) -> tuple[str, str, str]:
-    layout = {name: value for name, value in row.layout.items() if name != "multi_item_scoring_chunk_size"}
-    return row.target, row.workload, str(sorted(layout.items()))
+def _layout(row: Row) -> dict[str, str | int]:
+    """Return a row's layout but for the size of its chunks."""
+    return {name: value for name, value in row.layout.items() if name != "multi_item_scoring_chunk_size"}
