@@ -99,6 +99,20 @@ def test_differences_within_the_limits_pass(bench: Bench, fakes: Fakes) -> None:
     assert bench("compare", *BOTH, "--correctness-threshold-mean-abs", "0.005").status == 1
 
 
+def test_nobody_wins_beside_a_reference_without_scores(
+    bench: Bench, fakes: Fakes, failing: Callable[..., Callable[[int, Workload], None]]
+) -> None:
+    def prepare(target: FakeTarget) -> None:
+        if target.spec.alias == "base":
+            target.before = failing("timeout")
+
+    fakes.prepare = prepare
+    done = bench("compare", *BOTH)
+    assert done.status == 1
+    assert [row.reasons[0].partition(": ")[0] for row in done.summary.rows] == ["timeout", "correctness"]
+    assert "missing_reference" in done.summary.rows[1].reasons[0]
+
+
 def test_a_faster_target_above_the_guardrail_does_not_win(bench: Bench, fakes: Fakes) -> None:
     def prepare(target: FakeTarget) -> None:
         if target.spec.alias == "new":

@@ -178,6 +178,9 @@ def test_a_failed_call_fails_the_row_and_the_command(
     assert done.status == 1
     assert any(row.status == "failed" and row.failures.get("http_error") for row in done.summary.rows)
     assert "http_error: 3 items are too many." in done.said
+    answered = {(call.case, call.round) for call in done.results.calls if call.error is None}
+    silent = [window.case for window in done.results.windows if (window.case, window.round) not in answered]
+    assert 0 < len(silent) == len(set(silent))  # a case that is not answered has no further turns
 
 
 def test_what_does_not_fit_is_skipped_unless_nothing_fits(
