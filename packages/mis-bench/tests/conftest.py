@@ -1,7 +1,6 @@
 """Commands whose targets are fakes, in virtual time."""
 
 import asyncio
-import datetime
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +20,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the measuring loop, and of `asyncio.run`."""
     found = Clock()
     monkeypatch.setattr("mis_bench.loop.time", SimpleNamespace(perf_counter=lambda: found.seconds))
-    moment = SimpleNamespace(now=found.now)
-    monkeypatch.setattr("mis_bench.windows.datetime", SimpleNamespace(datetime=moment, UTC=datetime.UTC))
 
     def run(main: Any) -> Any:
         with asyncio.Runner(loop_factory=lambda: VirtualLoop(found)) as runner:

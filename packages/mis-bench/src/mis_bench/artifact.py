@@ -3,7 +3,6 @@
 import importlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +13,6 @@ import mis_bench
 MODULES = ("mis_bench.records", "mis_bench.summary", "mis_bench.validation.gates", "mis_bench.profile.records")
 """Modules that declare kinds of artifacts; a new one is a line here."""
 
-_KINDS: dict[str, type["Artifact"]] = {}
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -41,15 +39,10 @@ class Artifact(Part):
     def __init_subclass__(cls, schema: str, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.SCHEMA = schema
-        _KINDS[schema] = cls
         # Before pydantic collects the fields: the only value allowed, and the default.
         cls.__annotations__["schema_version"] = Literal[schema]  # pyrefly: ignore[not-a-type]
         described = Artifact.model_fields["schema_version"].description
         cls.schema_version = Field(default=schema, description=described)  # pyrefly: ignore[read-only]
-
-    def faults(self) -> Iterator[str]:
-        """Yield every way in which the document contradicts itself, one sentence each."""
-        yield from ()
 
     def write(self, path: Path) -> None:
         """Write as indented JSON; the file is complete or absent, never half written.
@@ -67,7 +60,7 @@ def kinds() -> dict[str, type[Artifact]]:
     """Return every kind of artifact by its `schema_version`."""
     for module in MODULES:
         importlib.import_module(module)
-    return _KINDS
+    return {kind.SCHEMA: kind for kind in Artifact.__subclasses__()}
 
 
 def read_artifact(path: Path) -> Artifact:
@@ -104,22 +97,8 @@ def schemas() -> dict[str, str]:
     }
 
 
-def write_schemas(folder: Path) -> None:
-    """Write the JSON schemas, and delete those of kinds that are no more.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = schemas()
-    for path in folder.glob("*.json"):
-        if path.name not in texts:
-            path.unlink()
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
     from mis_bench import artifact  # the module that others know, not `__main__`
 
-    artifact.write_schemas(Path(sys.argv[1]))
+    for name, text in artifact.schemas().items():
+        (Path(sys.argv[1]) / name).write_text(text, encoding="utf-8")

@@ -18,15 +18,10 @@ P95_RISE, P99_RISE = 0.15, 0.20
 
 
 def beside(summary: Summary, baseline: Path, threshold: float) -> tuple[Table, bool]:
-    """Compare items per second with an earlier run's, row by row; one that was measured then only is a regression.
-
-    Args:
-        summary: Of this run.
-        baseline: Folder of the earlier run.
-        threshold: Drop that is a regression, as a share.
+    """Compare a run with the folder of an earlier one, row by row; one that was measured then only is a regression.
 
     Returns:
-        The table, and whether a row is a regression on the same hardware.
+        The table, and whether a row is a regression (`verdict`) on the same hardware.
 
     Raises:
         ArtifactError: the folder holds no results, or those of other requests or loads.
@@ -36,24 +31,22 @@ def beside(summary: Summary, baseline: Path, threshold: float) -> tuple[Table, b
     unlike = [row.name for row in then if row.name in now and now[row.name].conditions != row.conditions]
     if unlike or not any(row.name in now for row in then):
         raise ArtifactError(f"{baseline} was measured otherwise: {', '.join(unlike) or 'no row is in both'}.")
-    verdicts = {row.name: _verdict(row, now.get(row.name), threshold) for row in then}
+    verdicts = {row.name: verdict(row, now.get(row.name), threshold) for row in then}
     there = {row.hardware for row in then}
     decides = there == {row.hardware for row in summary.rows}
     why = "" if decides else f"; for information only, since it was taken on {', '.join(there)}"
-    table = Table.of(
-        f"Against {baseline.name}{why}",
-        then,
-        {
-            "row": lambda row: row.name,
-            "items/s": lambda row: now[row.name].speed if row.name in now else 0.0,
-            "baseline": lambda row: row.speed,
-            "verdict": lambda row: verdicts[row.name],
-        },
-    )
-    return table, decides and any(verdict.startswith("failed") for verdict in verdicts.values())
+    columns = {
+        "row": lambda row: row.name,
+        "items/s": lambda row: now[row.name].speed if row.name in now else 0.0,
+        "baseline": lambda row: row.speed,
+        "verdict": lambda row: verdicts[row.name],
+    }
+    is_slower = decides and any(each.startswith("failed") for each in verdicts.values())
+    return Table.of(f"Against {baseline.name}{why}", then, columns), is_slower
 
 
-def _verdict(then: Row, now: Row | None, threshold: float) -> str:
+def verdict(then: Row, now: Row | None, threshold: float) -> str:
+    """Return `ok`, `warning` or `failed` and what changed; `threshold` is the drop that fails, as a share."""
     if now is None or not now.speed:
         return "failed: REGRESSION, not measured"
     failed, warned = [], []

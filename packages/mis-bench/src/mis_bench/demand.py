@@ -27,9 +27,9 @@ def build(part: WorkloadPart) -> Workload:
     Raises:
         WorkloadNameError: there is none of that name.
     """
-    workload = replace(build_workload(part.name), apply_softmax=part.apply_softmax)
-    workload = replace(workload, items=workload.items[: part.num_items])
-    return workload if part.vocab_size is None else workload.within(part.vocab_size)
+    workload = build_workload(part.name)
+    items = workload.items[: part.num_items]
+    return replace(workload, apply_softmax=part.apply_softmax, items=items).within(part.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,8 @@ class Demand:
 
     def encoded(self, target: Target, number: int, workload: Workload, due_s: float | None = None) -> Asked:
         """Encode a request, in chunks if the client is to cut it."""
-        size = self.case.chunk_items or workload.num_items
-        pieces = [
-            replace(workload, items=workload.items[start : start + size])
-            for start in range(0, workload.num_items, size)
-        ]
+        size, items = self.case.chunk_items or workload.num_items, workload.items
+        pieces = [replace(workload, items=items[start : start + size]) for start in range(0, len(items), size)]
         parts, refusal = [], None
         try:
             parts = [target.prepare(piece, self.case.layout) for piece in pieces]
@@ -75,22 +72,18 @@ class Demand:
 
     def warmups(self, target: Target) -> Iterator[Asked]:
         """Yield warm-up requests; of a trace so many of each size. Their queries are not asked again."""
-        if self.trace is None:
-            for number in range(self.case.warmups):
-                yield self.encoded(target, MAX_ARRIVALS + number, self.numbered(MAX_ARRIVALS + number))
-            return
-        sizes = {arrival.workload.num_items: arrival.workload for arrival in reversed(self.trace.arrivals)}
+        sizes = {0: self.workload}
+        if self.trace is not None:
+            sizes = {each.workload.num_items: each.workload for each in reversed(self.trace.arrivals)}
         numbers = count(MAX_ARRIVALS)
-        for size in sorted(sizes):
+        for _, workload in sorted(sizes.items()):
             for number in islice(numbers, self.case.warmups):
-                yield self.encoded(target, number, sizes[size].another(number))
+                yield self.encoded(target, number, replace(self, workload=workload).numbered(number))
 
     def afterwards(self, target: Target) -> Asked:
         """Return the request that shows that a target survived."""
-        labels = len(self.workload.label_token_ids)
-        small = build_workload(f"{AFTERWARDS}@{labels}")
-        vocab_size = self.case.workload.vocab_size
-        return self.encoded(target, GATED, small if vocab_size is None else small.within(vocab_size))
+        small = build_workload(f"{AFTERWARDS}@{self.workload.num_labels}")
+        return self.encoded(target, GATED, small.within(self.case.workload.vocab_size))
 
     def window(self, target: Target, turn: int) -> Iterator[Asked]:
         """Yield the requests of a round; endless if the load's time decides how many there are."""

@@ -1,19 +1,20 @@
 """Carrying a plan out: scores first, then warm-ups, then rounds in which all cases take turns."""
 
 import asyncio
+import contextlib
+import datetime
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mis_bench.demand import Demand
-from mis_bench.gating import Gatekeeper, reference_of
+from mis_bench.demand import GATED, Demand
+from mis_bench.gating import Gatekeeper
 from mis_bench.judging import to_confirm
-from mis_bench.records import Case, Opened, Phase, Plan, Record, Results, Window, append, read_results
+from mis_bench.loop import ask_one, drive
+from mis_bench.records import SUMMARY, Call, Opened, Phase, Plan, Record, Results, Window, append, begin, read_results
 from mis_bench.summary import summarize
-from mis_bench.targets.base import Opener, Target, TargetUnavailable
-from mis_bench.windows import Measured, measure
+from mis_bench.targets.base import CallFailed, Opener, Target, TargetUnavailable
 from mis_bench.workloads.traces import Trace
 
 ATTEMPTS = 3
@@ -43,39 +44,46 @@ def execute(
     allow_missing: bool = False,
     on_progress: Progress = lambda *_: None,
 ) -> Results:
-    """Carry a plan out, from where its folder's records end.
+    """Carry a plan out.
 
     Args:
-        plan: What; `records.begin` has written it.
+        plan: What.
         openers: Its targets by name.
-        folder: Where records are added after every round.
+        folder: For the plan, the records, which are added after every round, and in the end the summary.
         traces: Those that cases name.
         allow_missing: Whether to go on without targets that turn out not to run.
         on_progress: See `Progress`.
 
     Raises:
         TargetUnavailable: a target cannot run after all, or none can.
-        ArtifactError: the folder holds something else.
+        ArtifactError: the folder holds results already.
         OSError: a file cannot be written.
     """
+    begin(folder, plan)
     asyncio.run(_Execution(plan, openers, folder, traces or {}, allow_missing, on_progress).run())
-    return read_results(folder)
+    results = read_results(folder)
+    summarize(results).write(folder / SUMMARY)
+    return results
 
 
 @dataclass(slots=True)
 class _Execution:
+    """What is under way: the targets of one group, which are open together, and the cases that still take turns."""
+
     plan: Plan
     openers: Mapping[str, Opener]
     folder: Path
     traces: Mapping[str, Trace]
     allow_missing: bool
     on_progress: Progress
-    done: set[tuple[str, Phase, int]] = field(default_factory=set)  # windows, those of earlier sittings as well
+    over: int = 0  # windows
+    targets: dict[str, Target] = field(init=False)
+    demands: dict[str, Demand] = field(init=False)
+    gatekeeper: Gatekeeper = field(init=False)
 
     async def run(self) -> None:
-        self.done = {(each.case, each.phase, each.round) for each in read_results(self.folder).windows}
+        groups = sorted({target.group for target in self.plan.targets})
         for repetition in range(self.plan.repeat):
-            groups = sorted({target.group for target in self.plan.targets})
             if not any([await self._group(group, repetition) for group in groups]):
                 raise TargetUnavailable("None of the targets can run.")
 
@@ -83,35 +91,22 @@ class _Execution:
         """Open a group's targets and measure their cases; return whether one could be opened."""
         names = [target.name for target in self.plan.targets if target.group == group]
         cases = [case for case in self.plan.cases if case.target in names and case.skip is None]
-        if not self._is_missing(cases, repetition):
+        if not cases:
             return True
-        async with AsyncExitStack() as stack:
-            targets: dict[str, Target] = {}
+        self.targets = {}
+        async with contextlib.AsyncExitStack() as stack:
             for name in names:
-                if (target := await self._open(name, repetition)) is not None:
+                if (target := await self._opened(name, repetition)) is not None:
                     stack.push_async_callback(target.close)
-                    targets[name] = target
-            sitting = _Sitting(self, targets, [case for case in cases if case.target in targets])
-            await sitting.check_scores(repetition)
-            await sitting.warm_up()
-            for turn in self.plan.turns(repetition):
-                await sitting.round("timed", turn, [case.name for case in sitting.cases])
-            if self.plan.confirm_rounds and repetition == self.plan.repeat - 1:
-                chosen = to_confirm(self.plan, summarize(read_results(self.folder)).rows)
-                for turn in self.plan.confirm_turns:
-                    await sitting.round("confirm", turn, chosen)
-        return bool(targets)
+                    self.targets[name] = target
+            mine = [case for case in cases if case.target in self.targets]
+            self.demands = {case.name: Demand.of(case, self.traces, self.plan.seed) for case in mine}
+            self.gatekeeper = Gatekeeper(self.plan, self.plan.reference_among(self.targets))
+            await self._measure_all(repetition)
+        return bool(self.targets)
 
-    def _is_missing(self, cases: Sequence[Case], repetition: int) -> bool:
-        """Whether something of a repetition was not measured yet."""
-        if self.plan.confirm_rounds and not any(phase == "confirm" for _, phase, _ in self.done):
-            return True
-        return any(
-            (case.name, "timed", turn) not in self.done for case in cases for turn in self.plan.turns(repetition)
-        )
-
-    async def _open(self, name: str, repetition: int) -> Target | None:
-        self.tell(f"opening {name}")
+    async def _opened(self, name: str, repetition: int) -> Target | None:
+        self._tell(f"opening {name}")
         began, target, why = time.perf_counter(), None, None
         try:
             target = await self.openers[name].open()
@@ -120,69 +115,93 @@ class _Execution:
                 raise
             why = str(error)
         seconds, about = time.perf_counter() - began, None if target is None else target.about
-        self.append([Opened(target=name, repetition=repetition, seconds=seconds, about=about, unavailable=why)])
+        self._append([Opened(target=name, repetition=repetition, seconds=seconds, about=about, unavailable=why)])
         return target
 
-    def tell(self, what: str) -> None:
-        """Report progress."""
-        over = sum(phase in ("timed", "confirm") for _, phase, _ in self.done)
-        total = self.plan.repeat * self.plan.rounds * sum(case.skip is None for case in self.plan.cases)
-        self.on_progress(what, over, max(over, total))
-
-    def append(self, records: Sequence[Record]) -> None:
-        """Write records."""
-        append(self.folder, records)
-        self.done |= {(each.case, each.phase, each.round) for each in records if isinstance(each, Window)}
-
-
-class _Sitting:
-    """Targets that are open together, and their cases. A case that is not answered at all is given up."""
-
-    def __init__(self, execution: _Execution, targets: Mapping[str, Target], cases: Sequence[Case]) -> None:
-        self._execution, self._plan, self._targets = execution, execution.plan, targets
-        self._gatekeeper = Gatekeeper(execution.plan, reference_of(execution.plan, targets))
-        self._demands = {case.name: Demand.of(case, execution.traces, execution.plan.seed) for case in cases}
-        self._given_up: set[str] = set()
-
-    @property
-    def cases(self) -> list[Case]:
-        return [demand.case for demand in self._demands.values()]
-
-    async def check_scores(self, repetition: int) -> None:
-        for case in self._gatekeeper.in_order(self.cases):
-            self._execution.tell(f"scores of {case.name}")
-            gates = await self._gatekeeper.check(self._demands[case.name], self._targets[case.target], repetition)
-            self._execution.append(gates)
+    async def _measure_all(self, repetition: int) -> None:
+        for case in self.gatekeeper.in_order(demand.case for demand in self.demands.values()):
+            self._tell(f"scores of {case.name}")
+            gates = await self.gatekeeper.check(self.demands[case.name], self.targets[case.target], repetition)
+            self._append(gates)
             if gates[0].error is not None:
-                self._given_up.add(case.name)
+                del self.demands[case.name]
+        for name in list(self.demands):
+            await self._warm_up(name)
+        first = repetition * self.plan.rounds + 1
+        for turn in range(first, first + self.plan.rounds):
+            await self._round("timed", turn, self.demands)
+        if self.plan.confirm_rounds and repetition == self.plan.repeat - 1:
+            chosen = to_confirm(self.plan, summarize(read_results(self.folder)).rows)
+            for turn in range(first + self.plan.rounds, first + self.plan.rounds + self.plan.confirm_rounds):
+                await self._round("confirm", turn, chosen)
 
-    async def warm_up(self) -> None:
-        for name, demand in self._demands.items():
-            for _ in range(ATTEMPTS):
-                if name in self._given_up or not demand.case.warmups:
-                    break
-                self._execution.tell(f"warming up {name}")
-                measured = await self._measured(demand, "warmup", 0)
-                self._execution.append([*measured.calls, measured.window])
-                if not measured.window.compilations:
-                    break
+    async def _warm_up(self, name: str) -> None:
+        for _ in range(ATTEMPTS if self.demands[name].case.warmups else 0):
+            window, calls = await self._turn(name, "warmup", 0)
+            self._append([*calls, window])
+            if not window.compilations or name not in self.demands:
+                break
 
-    async def round(self, phase: Phase, turn: int, names: Iterable[str]) -> None:
+    async def _round(self, phase: Phase, turn: int, names: Iterable[str]) -> None:
         """Let cases take their turns; in every second round in reverse order."""
-        missing = [name for name in names if (name, phase, turn) not in self._execution.done]
-        found: list[Measured] = []
-        for name in missing if turn % 2 else reversed(missing):
-            if name not in self._given_up:
-                self._execution.tell(name)
-                found.append(await self._measured(self._demands[name], phase, turn))
-        scores = {(each.window.case, number): values for each in found for number, values in each.scores.items()}
-        for each in found:
-            self._execution.append([*self._gatekeeper.judge(each.calls, scores), each.window])
+        order = [name for name in names if name in self.demands][:: 1 if turn % 2 else -1]
+        found = [await self._turn(name, phase, turn) for name in order]
+        calls = self.gatekeeper.judge([call for _, calls in found for call in calls])
+        self._append([*calls, *(window for window, _ in found)])
 
-    async def _measured(self, demand: Demand, phase: Phase, turn: int) -> Measured:
-        target = self._targets[demand.case.target]
-        requests = demand.warmups(target) if phase == "warmup" else demand.window(target, turn)
-        measured = await measure(demand, target, requests, phase, turn, self._plan.timeout_s)
-        if measured.failed and not demand.case.must_survive:
-            self._given_up.add(demand.case.name)
-        return measured
+    async def _turn(self, name: str, phase: Phase, turn: int) -> tuple[Window, list[Call]]:
+        """Measure a window of a case, which takes no further turns if nothing is answered in it."""
+        demand = self.demands[name]
+        self._tell(f"warming up {name}" if phase == "warmup" else name)
+        window, calls = await measure(demand, self.targets[demand.case.target], phase, turn, self.plan.timeout_s)
+        if not demand.case.must_survive and all(call.error is not None for call in calls):
+            del self.demands[name]
+        return window, calls
+
+    def _tell(self, what: str) -> None:
+        total = self.plan.repeat * self.plan.rounds * sum(case.skip is None for case in self.plan.cases)
+        self.on_progress(what, self.over, max(self.over, total))
+
+    def _append(self, records: Sequence[Record]) -> None:
+        append(self.folder, records)
+        self.over += sum(isinstance(record, Window) and record.phase != "warmup" for record in records)
+
+
+async def measure(
+    demand: Demand, target: Target, phase: Phase, turn: int, timeout_s: float
+) -> tuple[Window, list[Call]]:
+    """Make the target forget the queries of a cold case, or know that of a warm one; then send, and count."""
+    case, load, forgot = demand.case, demand.case.load, False
+    if case.cache == "cold":
+        with contextlib.suppress(CallFailed):  # it knows no way, or refused: what it had kept shows in the replies
+            await target.forget()
+            forgot = True
+    else:  # requests of other cases may have driven its query out
+        await ask_one(target, demand.encoded(target, GATED, demand.numbered(GATED)), timeout_s)
+    before, began = await target.counts(), datetime.datetime.now(datetime.UTC)
+    sent, seconds = await drive(
+        target,
+        demand.warmups(target) if phase == "warmup" else demand.window(target, turn),
+        max_concurrency=load.max_concurrency,
+        timeout_s=timeout_s,
+        seconds=None if phase == "warmup" else load.seconds,
+    )
+    after = await target.counts()
+    # A count that fell began anew: the target was started again, and nobody knows what it counted before.
+    risen = {name: int(after[name] - before[name]) for name in before.keys() & after if after[name] >= before[name]}
+    window = Window(
+        case=case.name,
+        phase=phase,
+        round=turn,
+        began=began,
+        seconds=seconds,
+        calls=len(sent),
+        forgot=forgot,
+        compilations=risen.get("compilations"),
+        steps=risen.get("steps"),
+    )
+    calls = [Call(case=case.name, phase=phase, round=turn, **dict(each)) for each in sent]
+    if case.must_survive and phase == "timed":
+        last = await ask_one(target, demand.afterwards(target), timeout_s)
+        calls.append(Call(case=case.name, phase="afterwards", round=turn, **dict(last)))
+    return window, calls

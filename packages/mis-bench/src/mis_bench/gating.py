@@ -1,46 +1,21 @@
 """Checks of scores: against the reference's, and of an item alone against the same item among others."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from mis_bench.demand import GATED, Demand
-from mis_bench.loop import Sent, drive
+from mis_bench.loop import ask_one
 from mis_bench.records import Call, Case, Gate, Plan
 from mis_bench.targets.base import Scores, Target
-from mis_bench.workload import Workload
 
 
-class Difference(NamedTuple):
-    """How far scores are from those that they should be.
-
-    Attributes:
-        items: Items compared: the first ones, as many as both have.
-        max_abs: Largest absolute difference.
-        mean_abs: Mean absolute difference.
-    """
-
-    items: int
-    max_abs: float
-    mean_abs: float
-
-
-def difference(scores: Scores, truth: Scores) -> Difference:
-    """Compare scores, `[items, labels]` both."""
+def difference(scores: Scores, truth: Scores) -> dict[str, float]:
+    """Return `max_abs` and `mean_abs` of the first items that both have; `[items, labels]` both."""
     items = min(len(scores), len(truth))
     apart = np.abs(scores[:items] - truth[:items])
-    return Difference(items, float(apart.max()), float(apart.mean()))
-
-
-def reference_of(plan: Plan, opened: Iterable[str]) -> str | None:
-    """Return the target that others are held against: the plan's, or the first other one that could be opened."""
-    if plan.reference is None:
-        return None
-    partial = {case.target for case in plan.cases if case.is_partial}
-    names = [target.name for target in plan.targets if target.name in set(opened) and target.name not in partial]
-    return plan.reference if plan.reference in names else next(iter(names), None)
+    return {"max_abs": float(apart.max()), "mean_abs": float(apart.mean())}
 
 
 @dataclass(slots=True)
@@ -67,47 +42,35 @@ class Gatekeeper:
         A case whose request is not answered has one gate with an error, and is not to be measured.
         """
         case, workload = demand.case, demand.numbered(GATED)
-        whole = await self._asked(demand, target, workload)
+        whole = await ask_one(target, demand.encoded(target, GATED, workload), self.plan.timeout_s)
         gate = Gate(case=case.name, repetition=repetition, name="isolation", items=0)
         if whole.scores is None:
             return [gate.model_copy(update={"error": whole.error, "message": whole.message})]
-        alone = await self._asked(demand, target, replace(workload, items=workload.items[-1:]))
+        last = demand.encoded(target, GATED, replace(workload, items=workload.items[-1:]))
+        alone = await ask_one(target, last, self.plan.timeout_s)
         update = {"error": alone.error, "message": alone.message}
         if alone.scores is not None:
-            update |= difference(alone.scores, whole.scores[-1:])._asdict()
-        return [gate.model_copy(update=update), *self._correctness(case, whole.scores, repetition)]
+            update |= {"items": 1, **difference(alone.scores, whole.scores[-1:])}
+        isolation = gate.model_copy(update=update)
+        return [isolation] if self.plan.reference is None else [isolation, self._correctness(gate, case, whole.scores)]
 
-    def judge(self, calls: Iterable[Call], scores: Mapping[tuple[str, int], Scores]) -> list[Call]:
-        """Return the calls of a round with their differences from the reference's answers to the same requests.
-
-        Args:
-            calls: Of all cases.
-            scores: Of each, by case and number.
-        """
-        found = []
+    def judge(self, calls: Sequence[Call]) -> list[Call]:
+        """Return the calls of a round with their differences from the reference's answers to the same requests."""
+        answers, found = {(call.case, call.number): call.scores for call in calls}, []
         for call in calls:
-            name = self.plan.case(call.case).workload.name
-            truth = scores.get((self.truths[name][0], call.number)) if name in self.truths else None
-            mine = scores.get((call.case, call.number))
-            if truth is not None and mine is not None:
-                _, largest, mean = difference(mine, truth)
-                call = call.model_copy(update={"max_abs": largest, "mean_abs": mean})
+            against, _ = self.truths.get(self.plan.case(call.case).workload.name, ("", None))
+            truth = answers.get((against, call.number))
+            if truth is not None and call.scores is not None:
+                call = call.model_copy(update=difference(call.scores, truth))
             found.append(call)
         return found
 
-    def _correctness(self, case: Case, scores: Scores, repetition: int) -> Sequence[Gate]:
-        if self.plan.reference is None:
-            return []
+    def _correctness(self, gate: Gate, case: Case, scores: Scores) -> Gate:
         if case.target == self.reference:
             self.truths.setdefault(case.workload.name, (case.name, scores))
-        gate = Gate(case=case.name, repetition=repetition, name="correctness", items=0)
+        gate = gate.model_copy(update={"name": "correctness"})
         if case.workload.name not in self.truths:
-            return [gate.model_copy(update={"error": "missing_reference", "message": "The reference has no scores."})]
+            return gate.model_copy(update={"error": "missing_reference", "message": "The reference has no scores."})
         against, truth = self.truths[case.workload.name]
-        kept = scores.tolist() if against == case.name else None
-        return [gate.model_copy(update={"against": against, "scores": kept, **difference(scores, truth)._asdict()})]
-
-    async def _asked(self, demand: Demand, target: Target, workload: Workload) -> Sent:
-        request = demand.encoded(target, GATED, workload)
-        (sent,), _ = await drive(target, [request], max_concurrency=1, timeout_s=self.plan.timeout_s)
-        return sent
+        items = min(len(scores), len(truth))
+        return gate.model_copy(update={"against": against, "items": items, **difference(scores, truth)})

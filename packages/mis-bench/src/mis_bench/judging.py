@@ -1,9 +1,10 @@
 """What figures mean: whether a row is clean, what may win, and which limits were missed."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from mis_bench.figures import Evidence, Row, Status
-from mis_bench.records import Gates, Limits, Plan
+from mis_bench.figures import Row, Status
+from mis_bench.records import Case, Gates, Limits, Plan, Results
+from mis_bench.table import number
 
 STEADY = 2.0
 """The last warm-up takes at most this many times the timed median."""
@@ -11,31 +12,24 @@ STEADY = 2.0
 DOES_NOT_FIT = ("rejected", "out_of_memory")
 """Error codes before the timed rounds that say that a case does not fit its target."""
 
-UNAVAILABLE = "the target could not run"
-"""Reason of a row whose target was missing, where that is allowed."""
-
 COMPARED = ("compare", "matrix")
 """Presets that look for a winner."""
 
 
-def judged(row: Row, found: Evidence) -> Row:
-    """Return a row with its status, the reasons for it, and what there is against its winning."""
-    status, reasons = _status(row, found)
-    row = row.model_copy(update={"status": status, "reasons": reasons})
-    objections = list(_objections(row, found)) if found.plan.reference is not None else []
-    return row.model_copy(update={"objections": objections})
+def judged(row: Row, case: Case, mine: Results, *, fits: bool) -> Row:
+    """Return a row with its status, the reasons for it, and what there is against its winning.
 
-
-def fail_targets_that_do_not_fit(plan: Plan, rows: Sequence[Row]) -> list[Row]:
-    """Turn the skipped rows of a target that answered nothing at all into failed ones."""
-    fits = {row.target for row in rows if row.latency is not None or UNAVAILABLE in row.reasons[:1]}
-    planned = {case.name for case in plan.cases if case.skip is None}
-    return [
-        row.model_copy(update={"status": "failed"})
-        if row.status == "skipped" and row.case in planned and row.target not in fits
-        else row
-        for row in rows
-    ]
+    `fits` says whether the target answered any timed request, of this case or another.
+    """
+    status, reasons = _status(row, case, mine, fits)
+    objections = list(reasons)
+    if row.max_abs is None and status not in ("failed", "skipped"):
+        objections.append("no scores to check")
+    if case.is_partial:
+        objections.append(f"scores compared on {case.workload.num_items} items only")
+    if mine.plan.reference is None:
+        objections = []
+    return row.model_copy(update={"status": status, "reasons": reasons, "objections": objections})
 
 
 def doubt_slow_caches(rows: Sequence[Row]) -> list[Row]:
@@ -56,8 +50,8 @@ def with_winner(plan: Plan, rows: Sequence[Row]) -> list[Row]:
     """Mark the winner, of the confirmation if there was one."""
     if plan.preset not in COMPARED:
         return list(rows)
-    phase = "confirm" if any(row.phase == "confirm" for row in rows) else "timed"
-    best = winner([row for row in rows if row.phase == phase], plan.limits)
+    confirmed = [row for row in rows if row.phase == "confirm"]
+    best = winner(confirmed or rows, plan.limits)
     return [row.model_copy(update={"wins": row is best}) for row in rows]
 
 
@@ -67,125 +61,91 @@ def winner(rows: Sequence[Row], limits: Limits) -> Row | None:
     The guardrail is the lowest p95 of rows that may win, times `limits.guardrail_ratio`. At equal speed smaller calls
     win.
     """
-    able = [row for row in rows if not row.objections and row.latency is not None and row.is_whole]
-    guardrail = min((row.latency.p95_ms for row in able if row.latency), default=0.0) * limits.guardrail_ratio
-    within = [row for row in able if row.latency and row.latency.p95_ms <= guardrail]
+    able = [(row.latency.p95_ms, row) for row in rows if not row.objections and row.latency and row.is_whole]
+    guardrail = min((p95 for p95, _ in able), default=0.0) * limits.guardrail_ratio
+    within = [row for p95, row in able if p95 <= guardrail]
     return max(within, key=lambda row: (row.speed, -row.chunk_items), default=None)
 
 
 def to_confirm(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """Return the cases by which a sweep's winner is confirmed: the smallest calls, itself, its neighbours in size."""
-    swept = [row for row in rows if row.phase == "timed"]
-    best = winner(swept, plan.limits)
+    best = winner(rows, plan.limits)
     if best is None:
         return []
-    alike = [row for row in swept if not row.objections and _kind(row) == _kind(best)]
+    alike = [row for row in rows if not row.objections and _layout(row) == _layout(best)]
     alike.sort(key=lambda row: row.chunk_items or row.num_items)
-    place = next(index for index, row in enumerate(alike) if row is best)
+    place = alike.index(best)
     return [alike[index].case for index in sorted({0, max(0, place - 1), place, min(place + 1, len(alike) - 1)})]
 
 
-def missed(gates: Gates, rows: Iterable[Row]) -> Iterator[str]:
+def missed(gates: Gates, rows: Sequence[Row]) -> Iterator[str]:
     """Yield a sentence for every limit that a row does not keep to; a row without figures keeps to none.
 
     Of a trace, throughput is that of all sizes together, and latencies those of each size.
     """
+    with_sizes = {row.case for row in rows if not row.is_whole}
     for row in rows:
-        p50, p99 = (row.latency.p50_ms, row.latency.p99_ms) if row.latency else (None, None)
-        is_size = not row.is_whole
-        figures = {
-            "max_p99_ms": p99,
-            "max_p99_over_p50": p99 / p50 if p50 and p99 is not None else None,
-            "min_items_per_second": row.speed if row.items_per_second else None,
-        }
-        has_sizes = any(each.case == row.case and not each.is_whole for each in rows)
+        figures: dict[str, float | None] = {"min_items_per_second": row.speed or None} if row.is_whole else {}
+        if not row.is_whole or row.case not in with_sizes:
+            figures["max_p99_ms"] = row.latency.p99_ms if row.latency else None
+            figures["max_p99_over_p50"] = row.latency.p99_ms / row.latency.p50_ms if row.latency else None
         for gate, measured in figures.items():
             limit: float | None = getattr(gates, gate)
-            applies = is_size if has_sizes and gate != "min_items_per_second" else not is_size
-            if limit is None or not applies:
+            if limit is None:
                 continue
             if measured is None:
-                yield f"{row.name}: {gate} is {_figure(limit)}, but nothing was measured"
+                yield f"{row.name}: {gate} is {number(limit, 4)}, but nothing was measured"
             elif (measured < limit) if gate.startswith("min") else (measured > limit):
-                share, how = abs(measured / limit - 1), "little" if gate.startswith("min") else "much"
-                found = f"measured {_figure(measured)}, {100 * share:.2g} % too {how}"
-                yield f"{row.name}: {gate} is {_figure(limit)}, {found}"
+                found = f"measured {number(measured, 4)}, {100 * (measured / limit - 1):+.2g} %"
+                yield f"{row.name}: {gate} is {number(limit, 4)}, {found}"
 
 
-def _status(row: Row, found: Evidence) -> tuple[Status, list[str]]:
-    if found.case.skip is not None:
-        return "skipped", [found.case.skip]
-    if found.unavailable is not None:
-        return "skipped", [UNAVAILABLE, found.unavailable]
-    gate = next((gate for gate in found.gates if gate.error is not None), None)
-    early = next((call for call in found.warmups if call.error is not None), gate)
-    if row.calls == 0 and early is not None:
-        status = "skipped" if early.error in DOES_NOT_FIT else "failed"
-        return status, [f"{early.error}: {early.message}"]
-    failures = list(_failures(row, found))
-    if failures:
+def _status(row: Row, case: Case, mine: Results, fits: bool) -> tuple[Status, list[str]]:
+    if case.skip is not None:
+        return "skipped", [case.skip]
+    if mine.opened and mine.opened[-1].unavailable is not None:
+        return "skipped", ["the target could not run", mine.opened[-1].unavailable]
+    early = next((record for record in (*mine.asked("warmup"), *mine.gates) if record.error is not None), None)
+    if row.calls == 0 and early is not None:  # what does not fit is skipped, where other cases of the target do
+        is_skipped = early.error in DOES_NOT_FIT and fits
+        return "skipped" if is_skipped else "failed", [f"{early.error}: {early.message}"]
+    if failures := list(_failures(row, case, mine)):
         return "failed", failures
-    doubts = list(_doubts(row, found))
+    doubts = list(_doubts(row, case, mine))
     return ("warn" if doubts else "ok"), doubts
 
 
-def _failures(row: Row, found: Evidence) -> Iterator[str]:
-    calls = [call for each in found.calls.values() for call in each]
-    bad = next((call for call in calls if call.error is not None and call.error not in found.case.tolerated), None)
+def _failures(row: Row, case: Case, mine: Results) -> Iterator[str]:
+    limits, calls = mine.plan.limits, mine.asked("timed", "confirm")
+    bad = next((call for call in calls if call.error is not None and call.error not in case.tolerated), None)
     if bad is not None:
         yield f"{bad.error}: {bad.message}"
     if not calls:
         yield "nothing was measured"
-    late = next((call for call in found.afterwards if call.error is not None), None)
+    late = next((call for call in mine.asked("afterwards") if call.error is not None), None)
     if late is not None:
         yield f"no answer afterwards: {late.error}: {late.message}"
-    limits = found.plan.limits
-    for gate in found.gates:
+    for gate in mine.gates:
         if gate.error is not None:
             yield f"{gate.name}: {gate.error}: {gate.message}"
         elif not limits.allow(gate.max_abs or 0.0, gate.mean_abs or 0.0):
             yield f"{gate.name}: scores differ by up to {gate.max_abs:.4f}, {gate.mean_abs:.4f} on average"
-    apart = [
-        call for call in calls if call.max_abs is not None and not limits.allow(call.max_abs, call.mean_abs or 0.0)
-    ]
+    apart = sum(not limits.allow(call.max_abs or 0.0, call.mean_abs or 0.0) for call in calls)
     if apart:
-        yield f"scores of {len(apart)} timed requests differ by up to {row.max_abs:.4f}"
+        yield f"scores of {apart} timed requests differ by up to {row.max_abs:.4f}"
 
 
-def _doubts(row: Row, found: Evidence) -> Iterator[str]:
-    windows = [window for each in found.windows.values() for window in each if window.phase != "warmup"]
+def _doubts(row: Row, case: Case, mine: Results) -> Iterator[str]:
     if row.cache == "cold" and row.cached_tokens:
         yield f"the cache was not cold: replies told of up to {row.cached_tokens} kept query tokens"
-    elif row.cache == "cold" and any(not window.forgot for window in windows):
+    elif row.cache == "cold" and not all(window.forgot for window in mine.windows if window.phase != "warmup"):
         yield "earlier requests may have left their queries: the target knows no way to forget"
     if row.compilations:
         yield f"{row.compilations} compilations in the timed window"
-    if found.case.warmups > 1 and row.warmup_ratio is not None and row.warmup_ratio > STEADY:
+    if case.warmups > 1 and row.warmup_ratio is not None and row.warmup_ratio > STEADY:
         yield f"the last warm-up took {row.warmup_ratio:.1f} times the timed median"
 
 
-def _objections(row: Row, found: Evidence) -> Iterator[str]:
-    if row.status in ("failed", "skipped"):
-        yield from row.reasons or [row.status]
-        return
-    if row.success_rate < 1:
-        yield f"success rate {row.success_rate:.0%}"
-    if row.latency is None:
-        yield "no timings"
-    if row.max_abs is None:
-        yield "no scores to check"
-    if found.case.is_partial:
-        yield f"scores compared on {found.case.workload.num_items} items only"
-    if row.compilations:
-        yield f"{row.compilations} compilations in timed rounds"
-    if row.cache == "cold" and row.cached_tokens:
-        yield "was not cold"
-
-
-def _kind(row: Row) -> tuple[str, str, str]:
-    layout = {name: value for name, value in row.layout.items() if name != "multi_item_scoring_chunk_size"}
-    return row.target, row.workload, str(sorted(layout.items()))
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+def _layout(row: Row) -> dict[str, str | int]:
+    """Return a row's layout but for the size of its chunks."""
+    return {name: value for name, value in row.layout.items() if name != "multi_item_scoring_chunk_size"}

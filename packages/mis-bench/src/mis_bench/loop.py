@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
 
-from mis_bench.targets.base import Answer, CallFailed, Prepared, Scores, Target
+from mis_bench.records import Sent
+from mis_bench.targets.base import Answer, CallFailed, Prepared, Target
 
 ENCODED_AHEAD = 256
 """Requests that are encoded before the clock starts. Of a longer load the rest is encoded while it runs."""
@@ -38,33 +39,6 @@ class Asked:
     refusal: CallFailed | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What came of a request. Times are seconds after the beginning.
-
-    Attributes:
-        asked: The request.
-        sent_s: When its first part was sent.
-        done_s: When its last part was answered, or failed.
-        scores: Of all items; None of a failed request.
-        error: Code of the failure, or None.
-        message: One sentence about it.
-        cached_tokens: Query tokens that the target had kept before the first part, where it tells.
-        chunks_s: Of each part, where there are several.
-        stages_ms: Of all parts together, where the target tells.
-    """
-
-    asked: Asked
-    sent_s: float
-    done_s: float
-    scores: Scores | None = None
-    error: str | None = None
-    message: str = ""
-    cached_tokens: int | None = None
-    chunks_s: list[float] = field(default_factory=list)
-    stages_ms: dict[str, float] = field(default_factory=dict)
-
-
 async def drive(
     target: Target,
     requests: Iterable[Asked],
@@ -76,10 +50,9 @@ async def drive(
 ) -> tuple[list[Sent], float]:
     """Send requests, each when it is due and fewer than the limit are under way.
 
-    The clock of a closed loop starts when its first request is sent, that of an open one when the first could be due.
-
-    Without times of arrival that is a closed loop of `max_concurrency` callers; with them an open one. A limit as well
-    makes requests wait for a free caller; they are late then, and their latency counts from when they were due.
+    Without times of arrival that is a closed loop of `max_concurrency` callers, whose clock starts when the first
+    request is sent; with them an open one. A limit as well makes requests wait for a free caller; they are late then,
+    and their latency counts from when they were due.
 
     Args:
         target: Whom to ask.
@@ -111,20 +84,26 @@ async def drive(
                 await asyncio.sleep(max(0.0, began + asked.due_s - time.perf_counter()))
             await permits.acquire()
             if seconds is not None and time.perf_counter() - began >= seconds:
-                permits.release()
                 break
             group.create_task(send(place, asked))
             await asyncio.sleep(0)  # let it go out before the next one is encoded
     sent = [found[place] for place in sorted(found)]
-    is_closed = all(each.asked.due_s is None for each in sent)
-    start = min((each.sent_s for each in sent), default=0.0) if is_closed else 0.0
-    sent = [replace(each, sent_s=each.sent_s - start, done_s=each.done_s - start) for each in sent]
+    if all(each.due_s is None for each in sent):
+        start = min((each.sent_s for each in sent), default=0.0)
+        sent = [each.model_copy(update={"sent_s": each.sent_s - start, "done_s": each.done_s - start}) for each in sent]
     return sent, max((each.done_s for each in sent), default=0.0)
+
+
+async def ask_one(target: Target, asked: Asked, timeout_s: float) -> Sent:
+    """Send one request by itself."""
+    (sent,), _ = await drive(target, [asked], max_concurrency=1, timeout_s=timeout_s)
+    return sent
 
 
 async def _sent(target: Target, asked: Asked, began: float, timeout_s: float) -> Sent:
     answers: list[Answer] = []
-    sent = time.perf_counter() - began
+    stages: dict[str, float] = {}
+    sent, error, message = time.perf_counter(), None, ""
     try:
         if asked.refusal is not None:
             raise asked.refusal
@@ -132,20 +111,22 @@ async def _sent(target: Target, asked: Asked, began: float, timeout_s: float) ->
             for part in asked.parts:
                 answers.append(await target.call(part))  # noqa: PERF401 - the next waits for its answer
     except TimeoutError:
-        message = f"No answer within {timeout_s:g} s."
-        return Sent(asked, sent, time.perf_counter() - began, error="timeout", message=message)
-    except CallFailed as error:
-        return Sent(asked, sent, time.perf_counter() - began, error=error.reason, message=str(error)[:300])
-    stages: dict[str, float] = {}
+        error, message = "timeout", f"No answer within {timeout_s:g} s."
+    except CallFailed as failure:
+        error, message = failure.reason, str(failure)[:300]
     for answer in answers:
         for stage, milliseconds in answer.reply.stages_ms.items():
             stages[stage] = stages.get(stage, 0.0) + milliseconds
     return Sent(
-        asked,
-        answers[0].sent_s - began,
-        answers[-1].done_s - began,
-        scores=np.concatenate([answer.reply.scores for answer in answers]),
-        cached_tokens=answers[0].reply.cached_tokens,
-        chunks_s=[answer.done_s - answer.sent_s for answer in answers] if len(answers) > 1 else [],
+        number=asked.number,
+        items=asked.items,
+        tokens=asked.tokens,
+        due_s=asked.due_s,
+        sent_s=(sent if error else answers[0].sent_s) - began,
+        done_s=(time.perf_counter() if error else answers[-1].done_s) - began,
+        cached_tokens=answers[0].reply.cached_tokens if answers else None,
+        error=error,
+        message=message,
         stages_ms=stages,
+        scores=None if error else np.concatenate([answer.reply.scores for answer in answers]),
     )

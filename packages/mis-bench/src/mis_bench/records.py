@@ -5,29 +5,25 @@ added as things happen. Nothing in them is a summary, so nothing in them can con
 latencies, intervals and verdicts are in `summary.py`, which computes them anew from the records.
 """
 
-import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
+from pydantic import AwareDatetime, ConfigDict, Field, SkipValidation, TypeAdapter, ValidationError
 
 from mis_bench.artifact import Artifact, ArtifactError, Part, first_fault, read_artifact
 from mis_bench.environment import Environment
-from mis_bench.targets.base import About, Scores
+from mis_bench.targets.base import About
 from mis_bench.workload import Workload
 
 PLAN, RECORDS, SUMMARY = "plan.json", "records.jsonl", "summary.json"
 """Files of a folder of results."""
 
-_OF_A_SITTING = ("run_id", "command", "started", "environment", "generated_by", "notes")
-_CONDITIONS = ("hardware", "commit", "versions", "variables")  # of an environment: they change speed
-
-Phase = Literal["gate", "warmup", "timed", "confirm", "afterwards"]
-"""Before speed; not counted; counted; counted again of a sweep's best; whether it still answers."""
+Phase = Literal["warmup", "timed", "confirm", "afterwards"]
+"""Not counted; counted; counted again of a sweep's best; whether it still answers."""
 
 Cache = Literal["cold", "warm"]
 Preset = Literal["run", "stress", "trace", "matrix", "compare", "sweep", "perf"]
@@ -48,15 +44,7 @@ class WorkloadPart(Part):
     @classmethod
     def of(cls, workload: Workload) -> Self:
         """Describe a workload."""
-        return cls(
-            name=workload.name,
-            sha256=workload.sha256,
-            num_items=workload.num_items,
-            num_tokens=workload.num_tokens,
-            num_labels=len(workload.label_token_ids),
-            apply_softmax=workload.apply_softmax,
-            vocab_size=workload.vocab_size,
-        )
+        return cls.model_validate(workload, from_attributes=True)
 
 
 class Load(Part):
@@ -138,7 +126,6 @@ class Plan(Artifact, schema="mis-plan-v1"):
     repeat: int = Field(default=1, ge=1, description="How often all is done, with targets opened anew.")
     confirm_rounds: int = Field(default=0, ge=0, description="Of the best cases, once all rounds are over.")
     reference: str | None = Field(default=None, description="Target whose scores and speed others are held against.")
-    took_turns: bool = Field(default=True, description="False if results of several runs were put together.")
     limits: Limits = Limits()
     gates: Gates = Gates()
     slo_p99_ms: float | None = Field(default=None, gt=0, description="Objective of goodput.")
@@ -146,18 +133,21 @@ class Plan(Artifact, schema="mis-plan-v1"):
     seed: int = Field(default=0, ge=0, description="Of arrival times.")
     notes: list[str] = Field(default=[])
 
-    def turns(self, repetition: int) -> range:
-        """Return the rounds of a repetition, counted from 1 over all repetitions; the confirmation's come behind."""
-        return range(repetition * self.rounds + 1, (repetition + 1) * self.rounds + 1)
-
-    @property
-    def confirm_turns(self) -> range:
-        """Rounds of the confirmation."""
-        return range(self.repeat * self.rounds + 1, self.repeat * self.rounds + self.confirm_rounds + 1)
-
     def case(self, name: str) -> Case:
         """Return a case by its name."""
         return next(case for case in self.cases if case.name == name)
+
+    def target(self, name: str) -> PlannedTarget:
+        """Return a target by its name."""
+        return next(target for target in self.targets if target.name == name)
+
+    def reference_among(self, opened: Iterable[str]) -> str | None:
+        """Return the target that others are held against: the reference, or the first other one that was opened."""
+        if self.reference is None:
+            return None
+        partial, opened = {case.target for case in self.cases if case.is_partial}, set(opened)
+        names = [target.name for target in self.targets if target.name in opened and target.name not in partial]
+        return self.reference if self.reference in names else next(iter(names), None)
 
 
 class Opened(Part):
@@ -186,37 +176,42 @@ class Gate(Part):
     items: int = Field(ge=0, description="Items compared.")
     max_abs: float | None = Field(default=None, ge=0)
     mean_abs: float | None = Field(default=None, ge=0)
-    scores: list[list[float]] | None = Field(default=None, description="Of the reference, to compare other runs with.")
     error: str | None = Field(default=None, description="Code of what prevented the check.")
     message: str = ""
 
 
-class Call(Part):
-    """One request. Times are seconds since its window began."""
+class Sent(Part):
+    """A request and what came of it. Times are seconds since its window began."""
 
-    kind: Literal["call"] = "call"
-    case: str
-    phase: Phase
-    round: int = Field(ge=0, description="From 1, over all repetitions; 0 outside of rounds.")
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
     number: int = Field(ge=0, description="Of the request; the same number is the same request for every target.")
+    items: int = Field(ge=1)
+    tokens: int = Field(ge=1)
     due_s: float | None = Field(default=None, ge=0, description="When it was to be sent, in an open load.")
     sent_s: float = Field(ge=0)
     done_s: float = Field(ge=0)
-    items: int = Field(ge=1)
-    tokens: int = Field(ge=1)
-    cached_tokens: int | None = Field(default=None, ge=0)
+    cached_tokens: int | None = Field(default=None, ge=0, description="Query tokens that the target had kept.")
     error: str | None = Field(default=None, description="Code, or null of an answered request.")
     message: str = ""
-    scores_sha256: str | None = Field(default=None, description="First 16 digits, of the float64 bytes.")
-    max_abs: float | None = Field(default=None, ge=0, description="Against the reference's answer to the request.")
-    mean_abs: float | None = Field(default=None, ge=0)
-    chunks_s: list[float] = Field(default=[], description="Of each call, where a request is cut into several.")
-    stages_ms: dict[str, float] = Field(default={})
+    stages_ms: dict[str, float] = Field(default={}, description="Where the target tells.")
+    scores: SkipValidation[np.ndarray | None] = Field(default=None, exclude=True, description="Not written.")
 
     @property
     def latency_s(self) -> float:
         """From when it was due, or else sent, to its whole answer."""
         return self.done_s - (self.sent_s if self.due_s is None else self.due_s)
+
+
+class Call(Sent):
+    """One request of a case."""
+
+    kind: Literal["call"] = "call"
+    case: str
+    phase: Phase
+    round: int = Field(ge=0, description="From 1, over all repetitions; 0 outside of rounds.")
+    max_abs: float | None = Field(default=None, ge=0, description="Against the reference's answer to the request.")
+    mean_abs: float | None = Field(default=None, ge=0)
 
 
 class Window(Part):
@@ -230,11 +225,8 @@ class Window(Part):
     seconds: float = Field(ge=0)
     calls: int = Field(ge=0)
     forgot: bool = Field(default=False, description="Whether the target was made to forget earlier queries before it.")
-    primed: bool = Field(default=False, description="Whether it was asked for the query of a warm case before it.")
     compilations: int | None = Field(default=None, ge=0, description="During it, where the target tells.")
     steps: int | None = Field(default=None, ge=0, description="Likewise, of the engine.")
-    memory_bytes: int | None = Field(default=None, ge=0, description="Resident, at its end.")
-    device_memory_bytes: int | None = Field(default=None, ge=0)
 
 
 Record = Opened | Gate | Call | Window
@@ -245,121 +237,90 @@ _RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A plan and what came of it."""
+    """A plan and what came of it, in the order in which it happened.
+
+    Attributes:
+        plan: What was decided.
+        opened: Targets, as they were opened.
+        gates: Checks of scores.
+        calls: Requests.
+        windows: Turns of cases.
+    """
 
     plan: Plan
-    records: Sequence[Record]
+    opened: list[Opened]
+    gates: list[Gate]
+    calls: list[Call]
+    windows: list[Window]
 
-    @property
-    def calls(self) -> list[Call]:
-        """All requests."""
-        return [record for record in self.records if isinstance(record, Call)]
+    def of(self, case: Case) -> "Results":
+        """Return the records of one case."""
+        return Results(
+            self.plan,
+            [each for each in self.opened if each.target == case.target],
+            [gate for gate in self.gates if gate.case == case.name],
+            [call for call in self.calls if call.case == case.name],
+            [window for window in self.windows if window.case == case.name],
+        )
 
-    @property
-    def windows(self) -> list[Window]:
-        """All windows."""
-        return [record for record in self.records if isinstance(record, Window)]
-
-    @property
-    def gates(self) -> list[Gate]:
-        """All checks of scores."""
-        return [record for record in self.records if isinstance(record, Gate)]
-
-    @property
-    def opened(self) -> list[Opened]:
-        """All targets, as they were opened."""
-        return [record for record in self.records if isinstance(record, Opened)]
+    def asked(self, *phases: Phase) -> list[Call]:
+        """Return the requests of some phases."""
+        return [call for call in self.calls if call.phase in phases]
 
 
 def begin(folder: Path, plan: Plan) -> None:
     """Write a plan into a folder, which is made if need be.
 
     Raises:
+        ArtifactError: the folder holds results already.
         OSError: it cannot be written.
     """
+    if (folder / PLAN).exists():
+        raise ArtifactError(f"{folder} already holds results.")
     plan.write(folder / PLAN)
     (folder / RECORDS).touch()
 
 
-def begin_or_resume(folder: Path, plan: Plan) -> Plan:
-    """Write a plan into a new folder, or find out that an interrupted run of the same plan can go on.
-
-    Returns:
-        The plan to carry out: that of the first sitting.
-
-    Raises:
-        ArtifactError: the folder holds complete results, or another plan's.
-        OSError: it cannot be written.
-    """
-    if not (folder / PLAN).exists():
-        begin(folder, plan)
-        return plan
-    if (folder / SUMMARY).exists():
-        raise ArtifactError(f"{folder} already holds results.")
-    earlier = read_plan(folder)
-    planned = [name for name in Plan.model_fields if name not in _OF_A_SITTING]
-    changed = [name for name in planned if getattr(earlier, name) != getattr(plan, name)]
-    changed += [name for name in _CONDITIONS if getattr(earlier.environment, name) != getattr(plan.environment, name)]
-    if changed:
-        raise ArtifactError(f"{folder} holds an interrupted run that differs in {', '.join(changed)}.")
-    _keep_whole_windows(folder)
-    return earlier
-
-
 def append(folder: Path, records: Iterable[Record]) -> None:
-    """Add records to a folder.
+    """Add records to a folder; fields at their defaults are left out, so that lines stay short.
 
     Raises:
         OSError: they cannot be written.
     """
-    lines = "".join(_line(record) for record in records)
     with (folder / RECORDS).open("a", encoding="utf-8") as file:
-        file.write(lines)
-
-
-def read_plan(folder: Path) -> Plan:
-    """Read a folder's plan; raises `ArtifactError`."""
-    plan = read_artifact(folder / PLAN)
-    if not isinstance(plan, Plan):
-        raise ArtifactError(f"{folder / PLAN} is no {Plan.SCHEMA}.")
-    return plan
+        for record in records:
+            fields = {"kind": record.kind} | record.model_dump(mode="json", exclude_defaults=True)
+            file.write(json.dumps(fields, separators=(",", ":")) + "\n")
 
 
 def read_results(folder: Path) -> Results:
     """Read a folder.
 
     Raises:
-        ArtifactError: it is no folder of results, or a line is no record; names the file and line.
+        ArtifactError: it is no folder of results, or a line is no record of its plan; names the file and line.
     """
-    plan = read_plan(folder)
-    path = folder / RECORDS
+    plan, path = read_artifact(folder / PLAN), folder / RECORDS
+    if not isinstance(plan, Plan):
+        raise ArtifactError(f"{folder / PLAN} is no {Plan.SCHEMA}.")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path}: {error}") from None
-    records = []
+    names = {case.name for case in plan.cases} | {target.name for target in plan.targets}
+    records: list[Record] = []
     for number, line in enumerate(lines, 1):
         try:
-            records.append(_RECORD.validate_json(line))
+            record = _RECORD.validate_json(line)
         except ValidationError as error:
             raise ArtifactError(f"{path}:{number}: {first_fault(error)}") from None
-    return Results(plan, records)
-
-
-def _keep_whole_windows(folder: Path) -> None:
-    """Drop what an interruption left behind the last record of a window: a torn line, calls without their window."""
-    lines = (folder / RECORDS).read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    while lines and not lines[-1].startswith('{"kind":"window"'):
-        lines.pop()
-    (folder / RECORDS).write_text("".join(lines), encoding="utf-8")
-
-
-def digest(scores: Scores) -> str:
-    """Return the checksum of scores that a call's record holds."""
-    return hashlib.sha256(np.ascontiguousarray(scores, np.float64).tobytes()).hexdigest()[:16]
-
-
-def _line(record: Record) -> str:
-    """Return a record's line; fields at their defaults are left out, so that it stays short."""
-    fields = {"kind": record.kind} | record.model_dump(mode="json", exclude_defaults=True)
-    return json.dumps(fields, separators=(",", ":")) + "\n"
+        name = record.target if isinstance(record, Opened) else record.case
+        if name not in names:
+            raise ArtifactError(f"{path}:{number}: {name} is not in the plan")
+        records.append(record)
+    return Results(
+        plan,
+        [record for record in records if isinstance(record, Opened)],
+        [record for record in records if isinstance(record, Gate)],
+        [record for record in records if isinstance(record, Call)],
+        [record for record in records if isinstance(record, Window)],
+    )

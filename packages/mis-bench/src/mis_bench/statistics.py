@@ -1,7 +1,6 @@
 """Summaries of timings, and how far to trust them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -34,26 +33,14 @@ class Latency(Part):
         return cls(p50_ms=p50, p95_ms=p95, p99_ms=p99, mean_ms=mean, std_ms=std)
 
 
-class Interval(Part):
-    """A figure with its confidence interval, or the range of its values where they are too few for one.
+class Estimate(Part):
+    """A figure over rounds with its confidence interval, or the range of the rounds where they are too few for one."""
 
-    Attributes:
-        value: The figure.
-        low: Lower end.
-        high: Upper end.
-        confidence: Of the interval; None of a range.
-    """
-
-    value: float
+    value: float = Field(description="The median of the rounds.")
     low: float
     high: float
-    confidence: float | None = Field(gt=0, lt=1)
-
-
-class Estimate(Interval):
-    """A figure over rounds, with `rounds`, the figure in each."""
-
-    rounds: list[float]
+    confidence: float | None = Field(gt=0, lt=1, description="Of the interval; null of a range.")
+    rounds: list[float] = Field(description="The figure in each.")
 
     @property
     def spread(self) -> str:
@@ -71,39 +58,25 @@ def estimate(rounds: Sequence[float], *, confidence: float = 0.95) -> Estimate |
     """
     if not rounds:
         return None
-    values = np.asarray(rounds, np.float64)
-    median, low, high = (float(each(values)) for each in (np.median, np.min, np.max))
-    if len(values) < FEWEST:
-        return Estimate(value=median, low=low, high=high, confidence=None, rounds=list(rounds))
-    low, high = _bootstrap((values,), lambda sample, axis: np.median(sample, axis), confidence)
-    return Estimate(value=median, low=low, high=high, confidence=confidence, rounds=list(rounds))
-
-
-def ratio_of_medians(above: Sequence[float], below: Sequence[float], *, confidence: float = 0.95) -> Estimate | None:
-    """Return the ratio of two medians of rounds that were not measured together; None if one has no rounds.
-
-    Rounds that were, belong in pairs: `estimate` of their ratios, which cancels what slows both.
-    """
-    if not above or not below:
-        return None
-    a, b = np.asarray(above, np.float64), np.asarray(below, np.float64)
-    value = float(np.median(a) / np.median(b))
-    if min(len(a), len(b)) < FEWEST:
-        low, high = float(a.min() / b.max()), float(a.max() / b.min())
-        return Estimate(value=value, low=low, high=high, confidence=None, rounds=[value])
-    low, high = _bootstrap((a, b), lambda x, y, axis: np.median(x, axis) / np.median(y, axis), confidence)
-    return Estimate(value=value, low=low, high=high, confidence=confidence, rounds=[value])
-
-
-def _bootstrap(samples: tuple[np.ndarray, ...], statistic: Any, confidence: float) -> tuple[float, float]:
+    median = float(np.median(rounds))
+    if len(rounds) < FEWEST:
+        return Estimate(value=median, low=min(rounds), high=max(rounds), confidence=None, rounds=list(rounds))
     from scipy import stats  # late: it takes a second, and few rounds do not need it
 
     found = stats.bootstrap(
-        samples,
-        statistic,
+        (np.asarray(rounds, np.float64),),
+        np.median,
         n_resamples=_RESAMPLES,
         confidence_level=confidence,
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return float(found.low), float(found.high)
+    low, high = float(found.low), float(found.high)
+    return Estimate(value=median, low=low, high=high, confidence=confidence, rounds=list(rounds))
+
+
+def ratio(above: Estimate | None, below: Estimate | None) -> Estimate | None:
+    """Return the ratio of two figures that took turns, round by round; None if their rounds are not the same."""
+    if above is None or below is None or len(above.rounds) != len(below.rounds):
+        return None
+    return estimate([a / b for a, b in zip(above.rounds, below.rounds, strict=True)])

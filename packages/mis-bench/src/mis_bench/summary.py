@@ -1,12 +1,15 @@
 """A summary: every figure of a folder of results, computed from its raw records and nowhere else."""
 
+from collections.abc import Iterator, Sequence
+
 from pydantic import Field
 
 from mis_bench.artifact import Artifact
-from mis_bench.figures import Row, evidence, rows_of
-from mis_bench.findings import findings, with_ratios
-from mis_bench.judging import COMPARED, doubt_slow_caches, fail_targets_that_do_not_fit, judged, missed, with_winner
-from mis_bench.records import Results
+from mis_bench.figures import Row, rows_of
+from mis_bench.judging import COMPARED, doubt_slow_caches, judged, missed, with_winner
+from mis_bench.records import Plan, Results
+from mis_bench.statistics import ratio
+from mis_bench.table import number
 
 
 class Summary(Artifact, schema="mis-summary-v1"):
@@ -27,18 +30,64 @@ class Summary(Artifact, schema="mis-summary-v1"):
 
 def summarize(results: Results) -> Summary:
     """Compute all figures of results."""
-    plan, found = results.plan, evidence(results)
-    rows = [judged(row, each) for each in found.values() for row in rows_of(each)]
-    opened = [each.target for each in results.opened if each.about is not None]
-    rows = with_winner(plan, with_ratios(plan, doubt_slow_caches(fail_targets_that_do_not_fit(plan, rows)), opened))
+    plan, rows = results.plan, []
+    answered = {call.case for call in results.asked("timed", "confirm") if call.error is None}
+    fitting = {case.target for case in plan.cases if case.name in answered}
+    for case in plan.cases:
+        mine = results.of(case)
+        rows += [judged(row, case, mine, fits=case.target in fitting) for row in rows_of(case, mine)]
+    reference = plan.reference_among(each.target for each in results.opened if each.about is not None)
+    rows = with_winner(plan, _with_ratios(doubt_slow_caches(rows), reference))
     limits_missed = list(missed(plan.gates, rows))
+    has_winner = plan.preset not in COMPARED or any(row.wins for row in rows)
     return Summary(
         run_id=plan.run_id,
         preset=plan.preset,
         rows=rows,
         missed=limits_missed,
-        findings=findings(plan, rows, opened),
-        passed=not limits_missed
-        and all(row.status != "failed" for row in rows)
-        and (plan.preset not in COMPARED or any(row.wins for row in rows)),
+        findings=list(_findings(plan, rows, reference)),
+        passed=has_winner and not limits_missed and all(row.status != "failed" for row in rows),
     )
+
+
+def _with_ratios(rows: Sequence[Row], reference: str | None) -> list[Row]:
+    """Return the rows with their ratios, round by round, to the reference's fastest row of the same calls."""
+    found = []
+    for row in rows:
+        theirs = [each for each in rows if each.target == reference and each.conditions == row.conditions]
+        other = max((each for each in theirs if each.is_whole), key=lambda each: each.speed, default=None)
+        if other is not None and row.target != reference and row.is_whole:
+            row = row.model_copy(update={"ratio": ratio(row.items_per_second, other.items_per_second)})
+        found.append(row)
+    return found
+
+
+def _findings(plan: Plan, rows: Sequence[Row], reference: str | None) -> Iterator[str]:
+    """Yield who keeps to the objective, who wins, and how far others are from the reference."""
+    if plan.slo_p99_ms is not None:
+        for target in dict.fromkeys(row.target for row in rows):
+            yield _goodput(target, [row for row in rows if row.target == target], plan.slo_p99_ms)
+    best = next((row for row in rows if row.wins), None)
+    if best is not None and best.latency is not None:
+        figures = f"{number(best.speed, 4)} items/s at a p95 of {number(best.latency.p95_ms, 4)} ms"
+        yield f"{best.name} wins: {figures}, the most among those within the guardrail."
+    elif plan.preset in COMPARED:
+        yield "No target may win: none is correct beside another, complete and without failures."
+    for row in rows if plan.preset == "compare" else ():
+        if (found := row.ratio) is not None:
+            level = ", level within the noise" if found.low != found.high and found.low <= 1 <= found.high else ""
+            caveat = f"; not eligible: {', '.join(row.objections)}" if row.objections else ""
+            yield (
+                f"{row.name} scores {found.value:.3g} times ({found.low:.3g} to {found.high:.3g}) the items per second "
+                f"of {reference}{level}{caveat}."
+            )
+
+
+def _goodput(target: str, rows: Sequence[Row], slo_p99_ms: float) -> str:
+    within = [row for row in rows if row.latency and row.latency.p99_ms <= slo_p99_ms and not row.failures]
+    best = max(within, key=lambda row: row.speed, default=None)
+    objective = f"a p99 of {slo_p99_ms:g} ms"
+    if best is None or best.requests_per_second is None:
+        return f"{target} keeps to {objective} under none of the loads."
+    speeds = f"{number(best.requests_per_second.value, 4)} requests/s ({number(best.speed, 4)} items/s)"
+    return f"{target} keeps to {objective} up to {speeds}, with {best.load}."

@@ -40,7 +40,6 @@ COLUMNS: Mapping[str, Callable[[Row], Cell]] = {
     "p99 ms": _latency(lambda latency: latency.p99_ms),
     "mean ms": _latency(lambda latency: latency.mean_ms),
     "std ms": _latency(lambda latency: latency.std_ms),
-    "call p95 ms": lambda row: row.chunk_p95_ms,
     "first ms": lambda row: row.first_ms,
     "steps/call": lambda row: row.steps_per_call,
     "items/USD": lambda row: row.items_per_usd,

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import datetime
 import selectors
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,10 +47,6 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._epoch = datetime.datetime.now(datetime.UTC)
-
-    def now(self, _zone: object = None) -> datetime.datetime:
-        return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.seconds)
 
 
 class FakeTarget:

@@ -19,7 +19,7 @@ from mis_bench.records import (
     Window,
     WorkloadPart,
     append,
-    begin_or_resume,
+    begin,
 )
 from mis_bench.targets.base import About
 from mis_bench.workload import CANONICAL, build_workload
@@ -72,7 +72,7 @@ def write_results(
         rounds=rounds,
         **fields,
     )
-    begin_or_resume(folder, plan)
+    begin(folder, plan)
     drawn = random.Random(f"{folder.name} {preset}")
     for name in names:
         why = "It is published for CUDA only." if name in missing else None

@@ -38,7 +38,7 @@ def carry_out(
     traces: Mapping[str, "Trace"] | None = None,
     **fields: Any,
 ) -> Outcome:
-    """Measure cases, or go on where an interrupted command ended; show and write what comes of it.
+    """Measure cases; show and write what comes of it.
 
     Args:
         bench: The targets.
@@ -56,7 +56,7 @@ def carry_out(
     from mis_bench.artifact import ArtifactError
     from mis_bench.environment import environment
     from mis_bench.execution import execute
-    from mis_bench.records import SUMMARY, Plan, begin_or_resume
+    from mis_bench.records import Plan
     from mis_bench.summary import summarize
 
     given = bench.given
@@ -72,7 +72,6 @@ def carry_out(
     )  # fmt: skip
     try:
         with one_sentence(), progress() as bar:
-            plan = begin_or_resume(folder, plan)
             task = bar.add_task(preset, total=None)
             results = execute(
                 plan,
@@ -83,12 +82,10 @@ def carry_out(
                 on_progress=lambda what, over, total: bar.update(task, description=what, completed=over, total=total),
             )
             summary = summarize(results)
-            summary.write(folder / SUMMARY)
     except ArtifactError as error:
         raise click.BadParameter(f"{error} Name another folder.", param_hint="--output") from None
     except KeyboardInterrupt:
-        hint = f"{folder} keeps the rounds that are done: repeat the command with --output {folder} to go on."
-        raise click.ClickException(f"Interrupted. {hint}") from None
+        raise click.ClickException(f"Interrupted. {folder} keeps the records of what was done.") from None
     present(summary, results, title or preset)
     click.echo(f"Written: {folder}", err=True)
     return Outcome(summary, results, folder)

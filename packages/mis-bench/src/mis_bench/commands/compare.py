@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mis_bench.commands.bench import ABOVE_0, Given, find_targets, measuring_options, named_numbers
-from mis_bench.commands.carry_out import carry_out, command_line, finish, present
+from mis_bench.commands.carry_out import carry_out, finish
 from mis_bench.commands.measuring import one_sentence
 from mis_bench.presets import compare_cases
 from mis_bench.targets.options import without_secrets
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("matrices", nargs=-1, metavar="[MATRIX]...")
-@click.option("--workload", "workload_name", default=CANONICAL, help="KIND-Q-N-L, for targets.")
+@click.option("--workload", "workload_name", default=CANONICAL, help="KIND-Q-N-L, or another name of a workload.")
 @click.option("--rounds", type=click.IntRange(1), default=6, help="Timed rounds; six or more give an interval.")
 @click.option(
     "--chunk-size",
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
 @measuring_options
 def compare(
     given: Given,
-    matrices: tuple[str, ...],
     workload_name: str,
     rounds: int,
     chunk_sizes: tuple[int, ...],
@@ -71,16 +69,12 @@ def compare(
 ) -> None:
     """Compare backends: which are correct, and which of those is fastest?
 
-    MATRIX is a folder of `mis-bench matrix`, at least two; NAME=MATRIX renames its target. With --target instead, the
-    targets are measured here, in alternating rounds.
+    They take turns in alternating rounds.
 
     Exit status 1: scores differ too much, a target could not run, or no target may win.
     """  # fmt: skip
-    if matrices:
-        finish(_put_together(given, matrices, reference, limits, markdown))
-        return
     if len(given.targets) < 2:
-        raise click.UsageError("Name at least two targets with --target, or at least two matrices.")
+        raise click.UsageError("Name at least two targets with --target.")
     if len(given.models) > 1:
         raise click.UsageError("Targets are compared on one model; give one --model.")
     slow = {name: int(items) for name, items in named_numbers(slow_items, int, "transformers-serial=4").items()}
@@ -105,30 +99,6 @@ def compare(
     with one_sentence():
         _write_markdown(outcome.summary, outcome.results.plan, markdown)
     finish(outcome.summary)
-
-
-def _put_together(
-    given: Given, matrices: tuple[str, ...], reference: str | None, limits: dict[str, float], markdown: Path | None
-) -> "Summary":
-    """Compare results that were measured one after the other."""
-    from mis_bench.artifact import ArtifactError
-    from mis_bench.records import SUMMARY, Limits, append, begin_or_resume
-    from mis_bench.summary import summarize
-    from mis_bench.together import put_together
-
-    try:
-        results = put_together(matrices, reference, Limits.model_validate(limits), command_line(()))
-    except ArtifactError as error:
-        raise click.BadParameter(str(error), param_hint="MATRIX") from None
-    summary = summarize(results)
-    with one_sentence():
-        if given.output is not None:
-            begin_or_resume(given.output, results.plan)
-            append(given.output, results.records)
-            summary.write(given.output / SUMMARY)
-        present(summary, results, "compare")
-        _write_markdown(summary, results.plan, markdown)
-    return summary
 
 
 def _write_markdown(summary: "Summary", plan: "Plan", path: Path | None) -> None:

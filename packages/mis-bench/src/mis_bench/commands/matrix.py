@@ -53,10 +53,10 @@ def matrix(
 ) -> None:
     """Find the chunk size and layout with most items a second, and confirm it.
 
-    The same command resumes an interrupted one. Exit status 1 if no configuration may win.
+    Exit status 1 if no configuration may win.
     """  # fmt: skip
     if len(given.targets) > 1 or len(given.models) > 1:
-        raise click.UsageError("A matrix is of one target and one model; `mis-bench compare` puts matrices together.")
+        raise click.UsageError("A matrix is of one target and one model; `mis-bench report` shows several.")
     swept = bool(set(algorithms) | set(masks) != {"auto"} or (view == "best-native" and any(chunk_sizes)))
     bench = find_targets(given, must_forget=cache == "cold", layouts=swept)
     (target,) = bench.targets

@@ -9,7 +9,7 @@ from mis_bench.execution import Progress, execute
 from mis_bench.perf.preset import OPTIONS, PAIRS, SIDES, plan_of
 from mis_bench.perf.side import WORKER, SideOpener
 from mis_bench.perf.sources import PerfError, Sources
-from mis_bench.records import Results, begin_or_resume
+from mis_bench.records import Results
 
 
 def compare(
@@ -47,7 +47,6 @@ def compare(
         side: SideOpener(side, folder, model, OPTIONS, worker)
         for side, folder in zip(SIDES, (sources.base, sources.head), strict=True)
     }
-    plan = begin_or_resume(folder, plan)
     results = execute(plan, openers, folder, on_progress=on_progress)
     about = {each.target: each.about for each in results.opened if each.about is not None}
     for what in ("devices", "dtype", "native"):
