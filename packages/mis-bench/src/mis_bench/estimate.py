@@ -1,13 +1,12 @@
 """`estimate`: what a workload would take on TPUs, from `mis_core.aot.estimate`, as figures of one request."""
 
 import math
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 from pydantic import BaseModel, Field
 
 from mis_bench.workload import build_workload
-from mis_core.aot.estimate import StepTimes, price_requests
+from mis_core.aot.estimate import price_requests
 from mis_core.aot.roofline import least_bytes, least_flops
 from mis_core.errors import ConfigError
 from mis_core.models.published import PUBLISHED
@@ -23,14 +22,6 @@ NOT_MODELLED = (
     "overlap of exchanges between devices with arithmetic, and contention for links and memory",
     "clocks below the nominal one",
 )
-
-_PACKED = "sglang-jax fork, packed chunks, TP 4, 2026-02"
-_EXTEND = "sglang-jax fork, prefill and extend, one v6e chip, 2026-02"
-PUBLISHED_FIGURES: dict[tuple[str | int, ...], tuple[float, str]] = {
-    ("qwen3-0.6b", "canonical-2000-500-20", "v6e:1x1", 1, 1): (526.0, _EXTEND),
-    ("qwen3-0.6b", "canonical-2000-500-20", "v6e:2x2", 1, 4): (141.0, _PACKED),
-}
-"""Items a second that others measured, and who, by model, workload, topology, dp and tp."""
 
 
 class EstimateError(RuntimeError):
@@ -55,7 +46,6 @@ class Estimate(BaseModel):
         roofline_share: The first by the second.
         padded_share: Part of the steps' rows that is padding.
         memory_bytes: Arguments and temporaries of the largest step on each device, weights and cache included.
-        published: A figure that others measured for the same job, or None.
     """
 
     topology: str
@@ -77,7 +67,6 @@ class Estimate(BaseModel):
     memory_bytes: int
     memory_limit_bytes: float
     not_modelled: list[str] = Field(default_factory=lambda: list(NOT_MODELLED))
-    published: str | None = None
 
 
 def estimate(
@@ -129,7 +118,10 @@ def estimate(
     flops = requests * least_flops(config, workload.request, normalised=not apply_softmax) / (dp * tp)
     least = max(flops / chip.flops, least_bytes(config) / tp / chip.bytes)
     items = workload.num_items * requests
-    figure = PUBLISHED_FIGURES.get((model, workload_name, topology, dp, tp))
+    stages = [
+        Stage(name=name, milliseconds=seconds / requests * 1e3, share=seconds / times.seconds)
+        for name, seconds in sorted(times.stages.items(), key=lambda pair: -pair[1])
+    ]
     return Estimate(
         topology=topology,
         model=model,
@@ -143,24 +135,18 @@ def estimate(
         steps=times.steps,
         milliseconds=times.seconds / requests * 1e3,
         items_per_second=items / times.seconds,
-        stages=list(_stages(times, requests)),
+        stages=stages,
         roofline_items_per_second=items / least,
         roofline_share=least / times.seconds,
         padded_share=times.padded_share,
         memory_bytes=times.memory_bytes,
         memory_limit_bytes=chip.memory,
-        published=None if figure is None else f"{figure[0]:g} items/s ({figure[1]})",
     )
-
-
-def _stages(times: StepTimes, requests: int) -> Iterator[Stage]:
-    for name, seconds in sorted(times.stages.items(), key=lambda pair: -pair[1]):
-        yield Stage(name=name, milliseconds=seconds / requests * 1e3, share=seconds / times.seconds)
 
 
 def as_text(found: Estimate) -> str:
     """Return the figures, a line each, and the breakdown."""
-    lines = [
+    lines = (
         f"{found.workload}, {found.model} on {found.topology}, dp {found.dp}, tp {found.tp}, bfloat16, "
         + ("softmax over the labels" if found.apply_softmax else "full-vocabulary probabilities"),
         f"{found.requests} requests in {found.steps} steps of up to {found.step_tokens} tokens a device, "
@@ -175,7 +161,5 @@ def as_text(found: Estimate) -> str:
         *(f"{stage.milliseconds:10.2f} ms {stage.share:5.1%}  {stage.name}" for stage in found.stages),
         "",
         "Not modelled: " + "; ".join(found.not_modelled) + ".",
-    ]
-    if found.published:
-        lines.append(f"Published for the same job: {found.published}.")
+    )
     return "\n".join(lines)
