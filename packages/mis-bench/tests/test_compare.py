@@ -1,14 +1,11 @@
 """Comparisons: planted slowdowns and planted wrong scores are found, and nothing else is."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from bench_fakes import Done, Fakes, FakeTarget, by_alias, options_of
-from mis_bench.cli import main
 from mis_bench.targets.base import Capabilities
 from mis_bench.workload import Workload
 
@@ -128,7 +125,7 @@ def test_slow_targets_are_asked_for_the_first_items_and_cannot_win(bench: Bench,
 
 
 def test_calls_of_equal_size_are_compared(bench: Bench, fakes: Fakes) -> None:
-    done = bench("compare", *BOTH, "--chunk-size", "2", "--chunk-size", "6")
+    done = bench("compare", *BOTH, "--chunk-sizes", "2,6")
     rows = {row.name: row for row in done.summary.rows}
     assert rows["new, calls of 2"].ratio is not None
     assert rows["new, calls of 2"].ratio.value == pytest.approx(1)
@@ -136,10 +133,11 @@ def test_calls_of_equal_size_are_compared(bench: Bench, fakes: Fakes) -> None:
     assert rows["new, calls of 2"].chunk_p95_ms == pytest.approx(10)
 
 
-def test_money_is_counted(bench: Bench, fakes: Fakes) -> None:
-    done = bench("compare", *BOTH, "--hourly-cost", "new=2")
+def test_money_is_counted_and_machines_are_named(bench: Bench, fakes: Fakes) -> None:
+    done = bench("compare", *BOTH, "--hourly-cost", "new=2", "--hardware", "8 x A", "--hardware", "new=1 x B")
     base, new = done.summary.rows
     assert (base.items_per_usd, new.items_per_usd) == (None, pytest.approx(new.speed * 3600 / 2))
+    assert (base.hardware, new.hardware) == ("8 x A", "1 x B")
 
 
 def test_targets_that_cannot_forget_are_not_compared(bench: Bench, fakes: Fakes) -> None:
@@ -155,9 +153,8 @@ def test_targets_that_cannot_forget_are_not_compared(bench: Bench, fakes: Fakes)
         (["--target", "engine"], "at least two targets"),
         ([*BOTH, "--reference", "nobody"], "is no target"),
         ([*BOTH, "--slow-items", "nobody=2"], "is no target"),
-        ([*BOTH, "--slow-items", "base=1", "--reference", "base"], "others would be compared on its few items"),
-        ([*BOTH, "--slow-items", "base"], "is not a number"),
-        (["no/such/folder", "none/either"], "plan.json"),
+        ([*BOTH, "--slow-items", "base=1", "--reference", "base"], "compared on the few items of base"),
+        ([*BOTH, "--slow-items", "base"], "is not a valid integer range"),
     ],
 )
 def test_mistakes_are_one_sentence(bench: Bench, arguments: list[str], message: str) -> None:
@@ -169,11 +166,6 @@ def test_mistakes_are_one_sentence(bench: Bench, arguments: list[str], message: 
 MATRIX = ("matrix", "--workload", "probe-20-12-4", "--chunk-sizes", "1,2,4,12")
 
 
-def per_call(seconds: float) -> Callable[[FakeTarget], None]:
-    """A call takes as long whatever its size: the largest is best."""
-    return lambda target: setattr(target, "seconds", lambda _: seconds)
-
-
 def test_a_matrix_finds_and_confirms_the_best_chunk_size(bench: Bench, fakes: Fakes) -> None:
     fakes.prepare = lambda target: setattr(
         target, "seconds", lambda workload: 0.01 if workload.num_items <= 4 else 0.05
@@ -181,21 +173,23 @@ def test_a_matrix_finds_and_confirms_the_best_chunk_size(bench: Bench, fakes: Fa
     done = bench(*MATRIX)
     assert done.status == 0
     assert done.summary.winner is not None
-    assert (done.summary.winner.case, done.summary.winner.phase) == ("chunk-4", "confirm")
+    assert (done.summary.winner.case, done.summary.winner.phase) == ("engine, calls of 4", "confirm")
     confirmed = [row.case for row in done.summary.rows if row.phase == "confirm"]
-    assert confirmed == ["chunk-1", "chunk-2", "chunk-4", "chunk-12"]
+    assert confirmed == ["engine, calls of 1", "engine, calls of 2", "engine, calls of 4", "engine"]
     assert {row.rounds for row in done.summary.rows} == {5, 7}
 
 
-def test_layouts_of_a_matrix_go_with_the_requests(bench: Bench, fakes: Fakes) -> None:
-    done = bench(*MATRIX, "--view", "best-native", "--algorithm", "packed", "--algorithm", "auto", "--mask", "dense")
+def test_the_native_view_sends_requests_whole_and_settings_are_targets(bench: Bench, fakes: Fakes) -> None:
+    fakes.prepare = lambda target: setattr(
+        target, "seconds", lambda _: 0.01 if "scoring_algorithm" in target.spec.options else 0.02
+    )
+    targets = options_of(["auto=engine", "packed=engine,scoring_algorithm=packed"])
+    done = bench("matrix", "--workload", "probe-20-12-4", "--view", "best-native", *targets)
     assert done.status == 0
-    (target,) = fakes.opened
-    layouts = [dict(layout) for layout in target.layouts]
-    assert {"scoring_algorithm": "packed", "mask_impl": "dense", "multi_item_scoring_chunk_size": 4} in layouts
-    assert {workload.num_items for workload in target.sent} == {1, 12}  # the server cuts
-    fakes.capabilities = Capabilities()
-    assert "takes no layout" in bench(*MATRIX, "--algorithm", "packed").said
+    assert [row.name for row in done.summary.rows] == ["auto", "packed", "packed confirmed"]
+    assert done.summary.winner is not None
+    assert done.summary.winner.name == "packed confirmed"
+    assert {workload.num_items for target in fakes.opened for workload in target.sent} == {1, 12}
 
 
 def test_chunks_whose_scores_differ_from_the_smallest_may_not_win(bench: Bench, fakes: Fakes) -> None:
@@ -207,53 +201,18 @@ def test_chunks_whose_scores_differ_from_the_smallest_may_not_win(bench: Bench, 
     done = bench(*MATRIX)
     assert done.status == 1
     assert done.summary.winner is not None
-    assert done.summary.winner.case == "chunk-4"
+    assert done.summary.winner.case == "engine, calls of 4"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--chunk-sizes", "0,4"], "0 is for --view best-native"),
-        (["--chunk-sizes", "13"], "more than the workload's 12 items"),
-        (["--chunk-sizes", "x"], "is not a list of numbers"),
-        (["--option", "multi_item_scoring_chunk_size=4"], "is what a matrix sweeps"),
-        (options_of(["a=engine", "b=engine"]), "one target"),
+        (["--chunk-sizes", "0,4"], "0 is not in the range x>=1"),
+        (["--chunk-sizes", "x"], "is not a valid integer"),
+        (["--model", "a", "--model", "b"], "one --model"),
     ],
 )
 def test_a_wrong_matrix_is_refused(bench: Bench, arguments: list[str], message: str) -> None:
     done = bench("matrix", "--workload", "probe-20-12-4", *arguments)
     assert done.status == 2
     assert message in done.said
-
-
-def test_matrices_of_separate_runs_are_put_together(bench: Bench, fakes: Fakes, tmp_path: Path) -> None:
-    first = bench(*MATRIX)
-    fakes.prepare = per_call(0.02)
-    second = bench(*MATRIX, "--target", "other=engine")
-    done = bench("compare", str(first.folder), f"slow={second.folder}", "--markdown", str(tmp_path / "c.md"))
-    assert done.status == 0
-    assert "engine, calls" not in done.said
-    assert done.summary.winner is not None
-    assert done.summary.winner.target == "engine"
-    assert "At its best, slow scores 0.5 times (0.5 to 0.5)" in done.said
-    assert "slow 2 chunk-12" in (tmp_path / "c.md").read_text()
-    checked = CliRunner().invoke(main, ["validate-artifacts", str(done.folder)])
-    assert checked.exit_code == 0, checked.output
-    twice = bench("compare", str(first.folder), f"slow={second.folder}", f"slow={first.folder}")
-    assert "At its best, slow scores 1 times" in twice.said
-    assert "two targets or more" in bench("compare", str(first.folder), str(first.folder)).said
-
-
-def test_matrices_whose_scores_differ_do_not_pass(bench: Bench, fakes: Fakes) -> None:
-    first = bench(*MATRIX)
-    fakes.prepare = lambda target: setattr(target, "scores", lambda workload: np.full((workload.num_items, 2), 0.5))
-    second = bench(*MATRIX, "--target", "other=engine")
-    done = bench("compare", str(first.folder), str(second.folder))
-    assert done.status == 1
-    assert "scores differ" in done.said
-
-
-def test_different_requests_are_not_put_together(bench: Bench, fakes: Fakes) -> None:
-    first = bench(*MATRIX)
-    second = bench("matrix", "--workload", "probe-20-11-4", "--chunk-sizes", "1,4", "--target", "other=engine")
-    assert "Different requests cannot be compared" in bench("compare", str(first.folder), str(second.folder)).said

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from bench_fakes import Done, Fakes, FakeTarget, by_alias, options_of
 from mis_bench import baselines
 from mis_bench.cli import main
-from mis_bench.presets import Counts
+from mis_bench.commands.run import rounds_of
 from mis_bench.profiles import PROFILES, parameter_count
-from mis_bench.records import RECORDS, SUMMARY, Call
+from mis_bench.records import Call
 from mis_bench.statistics import Latency
 from mis_bench.targets.base import Capabilities
 from mis_bench.workload import Workload
@@ -37,9 +37,9 @@ def test_profiles_are_the_tables_of_the_runbook() -> None:
         "full": ((1, 2, 4, 8, 16, 32, 64), (2, 4, 8, 16), 50, 10),
     }
     skipped = [sizes for *sizes, why in PROFILES["full"].sizes(dtype="float32", parameters=None) if why]
-    assert skipped == [[items, labels] for labels in (2, 4, 8, 16) for items in (32, 64)]
+    assert skipped == [[labels, items] for labels in (2, 4, 8, 16) for items in (32, 64)]
     large = [sizes for *sizes, why in PROFILES["standard"].sizes(dtype="bfloat16", parameters=3 * 10**9) if why]
-    assert large == [[32, labels] for labels in (2, 4, 8)]
+    assert large == [[labels, 32] for labels in (2, 4, 8)]
 
 
 def test_parameters_are_read_from_headers(tmp_path: Path) -> None:
@@ -50,20 +50,20 @@ def test_parameters_are_read_from_headers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "turns", "requests"),
+    ("runs", "callers", "rate", "rounds"),
     [
-        (Counts(5, 2), 5, 1),
-        (Counts(20, 5), 10, 2),
-        (Counts(50, 10), 10, 5),
-        (Counts(12, 2), 6, 2),
-        (Counts(80, 16, 16), 1, 80),  # many callers need long windows
-        (Counts(80, 16, 2), 8, 10),
-        (Counts(100, 5, None, 10.0), 1, 100),
-        (Counts(20, 5, rounds=4), 4, 5),
+        (5, 1, None, 5),
+        (20, 1, None, 10),
+        (12, None, None, 6),
+        (80, 16, None, 1),  # many callers need long windows
+        (80, 2, None, 8),
+        (100, None, 10.0, 1),
     ],
 )
-def test_runs_are_cut_into_rounds_as_the_load_allows(counts: Counts, turns: int, requests: int) -> None:
-    assert (counts.turns, counts.load.requests) == (turns, requests)
+def test_runs_are_cut_into_rounds_as_the_load_allows(
+    runs: int, callers: int | None, rate: float | None, rounds: int
+) -> None:
+    assert rounds_of(runs, callers, rate) == rounds
 
 
 def test_the_smoke_profile_is_measured_in_turns(bench: Bench, fakes: Fakes) -> None:
@@ -271,21 +271,12 @@ def test_repeating_opens_targets_anew_and_counts_rounds_on(bench: Bench, fakes: 
     assert all(target.is_closed for target in fakes.opened)
 
 
-def test_an_interrupted_run_goes_on_where_it_ended(bench: Bench, fakes: Fakes, tmp_path: Path) -> None:
-    whole = bench(*PROBE, folder=tmp_path / "run")
-    path = whole.folder / RECORDS
-    (whole.folder / SUMMARY).unlink()
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[: len(lines) // 2]) + '{"kind":"call","ca')
-    asked = len(fakes.opened[0].sent)
+def test_results_are_never_overwritten(bench: Bench, fakes: Fakes, tmp_path: Path) -> None:
+    assert bench(*PROBE, folder=tmp_path / "run").status == 0
     again = bench(*PROBE, folder=tmp_path / "run")
-    assert again.status == 0
-    assert len(fakes.opened[1].sent) < asked
-    assert [row.rounds for row in again.summary.rows] == [6, 6]
-    assert CliRunner().invoke(main, ["validate-artifacts", str(again.folder)]).exit_code == 0
-    assert "already holds results" in bench(*PROBE, folder=tmp_path / "run").said
-    (whole.folder / SUMMARY).unlink()
-    assert "differs in cases" in bench(*PROBE, "--workload", "probe-9-4-4", folder=tmp_path / "run").said
+    assert again.status == 2
+    assert "already holds plan.json" in again.said
+    assert len(fakes.opened) == 1
 
 
 def test_a_baseline_tells_a_slower_run(bench: Bench, fakes: Fakes) -> None:
@@ -342,13 +333,14 @@ def test_a_drop_of_throughput_warns_from_half_the_threshold(speed: float, verdic
     ("arguments", "message"),
     [
         (["--concurrency", "16", "--runs", "4"], "needs at least as many --runs"),
-        (["--trace", "mixed:1:2", "--runs", "3"], "goes without"),
+        (["--trace", "mixed:1:2", "--runs", "3"], "leave out --profile"),
+        (["--trace", "nonsense"], "Write LOAD:RATE:COUNT"),
         (["--workload", "nonsense"], "Write KIND-Q-N-L"),
         (["--target", "engine,packed"], "has no value"),
         (["--target", "engine", "--target", "engine"], "named twice"),
         (["--model", "random:none"], "There is no shape"),
         (["--option", "x"], "is not NAME=VALUE"),
-        (["--hourly-cost", "engine=-1"], "is not a number"),
+        (["--hourly-cost", "engine=-1"], "not in the range x>0"),
     ],
 )
 def test_mistakes_are_one_sentence(bench: Bench, arguments: list[str], message: str) -> None:
@@ -367,14 +359,3 @@ def test_a_trace_is_played_when_its_requests_are_due(bench: Bench, fakes: Fakes)
     assert set(rows) == {"engine", *(f"engine of {items}" for items in {call.items for call in calls})}
     assert sum(row.calls for name, row in rows.items() if name != "engine") == 12
     assert max(max(map(int, workload.query)) for workload in fakes.opened[0].sent) < 500
-
-
-def test_a_recorded_trace_is_read_and_a_wrong_one_refused(bench: Bench, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    CliRunner().invoke(main, ["workload", "probe-5-2-3:100:5", "--output", str(path)])
-    done = bench("run", "--trace", str(path))
-    assert done.status == 0
-    assert done.results.plan.cases[0].workload.is_recorded
-    path.write_text("{}\n")
-    assert "trace.jsonl:1" in bench("run", "--trace", str(path)).said
-    assert "no file of that name either" in bench("run", "--trace", "nonsense").said

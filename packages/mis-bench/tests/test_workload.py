@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mis_bench.workload import CANONICAL, MAX_LABELS, MAX_TOKENS, WorkloadNameError, build_workload
-from mis_bench.workloads.kinds import PRODUCTION
-from mis_bench.workloads.seeded import TOKEN_IDS
+from mis_bench.workload import (
+    CANONICAL,
+    MAX_LABELS,
+    MAX_TOKENS,
+    PRODUCTION,
+    TOKEN_IDS,
+    WorkloadNameError,
+    build_workload,
+)
 
 CANONICAL_SHA256 = "5cfbd10a9c1588abddfe4c9a7ad5f5dc2789d390ded8505c99a70fe36943574e"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from mis_bench.workload import CANONICAL, WorkloadNameError
+from mis_bench.workload import CANONICAL
 
 
 @click.command()
@@ -28,8 +28,6 @@ def estimate(topology: str, model_shape: str, workload_name: str, as_json: bool,
 
     try:
         found = run(topology, model_shape, workload_name, **options)
-    except WorkloadNameError as error:
-        raise click.BadParameter(str(error), param_hint="--workload") from None
     except EstimateError as error:
         raise click.ClickException(str(error)) from None
     click.echo(found.model_dump_json() if as_json else as_text(found))
