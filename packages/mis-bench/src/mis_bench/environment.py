@@ -66,13 +66,7 @@ def environment(hardware: str | None = None) -> Environment:
 
 
 def hardware_of(given: str | None, about: "About | None", here: str) -> str:
-    """Return what a target computes on: what the user says, else its accelerators, else what is here.
-
-    Args:
-        given: The user's word, by `--hardware`.
-        about: What the target says of itself, if it was opened.
-        here: Of this machine.
-    """
+    """Return what a target computes on: what the user gave, else the accelerators it tells of, else what is here."""
     return given or (about.accelerators if about else None) or here
 
 

@@ -50,16 +50,6 @@ class Table:
         texts = [[_text(cells[heading][place]) for heading in kept] for place in range(len(rows))]
         return cls(caption, kept, texts)
 
-    def without_constant(self, *headings: str) -> "Table":
-        """Return the table without those of some columns that say the same in every row."""
-        kept = [
-            place
-            for place, heading in enumerate(self.header)
-            if heading not in headings or len({row[place] for row in self.rows}) > 1
-        ]
-        rows = [[row[place] for place in kept] for row in self.rows]
-        return Table(self.caption, [self.header[place] for place in kept], rows)
-
     def is_numeric(self, column: int) -> bool:
         """Whether every cell of a column is a number, a range of two, or `-`."""
         return all(_NUMBER.fullmatch(row[column]) for row in self.rows)
@@ -108,7 +98,13 @@ def _text(value: Cell) -> str:
 
 def rows_table(caption: str, rows: Iterable["Row"]) -> Table:
     """Return rows of a summary as a table, the same for every command and for the report."""
-    return Table.of(caption, rows, _COLUMNS).without_constant(*_NAMES)
+    rows = list(rows)
+    shown = {
+        heading: of_row
+        for heading, of_row in _COLUMNS.items()
+        if heading not in _NAMES or len({of_row(row) for row in rows}) > 1
+    }
+    return Table.of(caption, rows, shown)
 
 
 def _verdict(row: "Row") -> str:

@@ -144,13 +144,7 @@ class Workload:
 
 
 class Sizes(NamedTuple):
-    """Sizes of a workload.
-
-    Attributes:
-        query: Tokens of the query; words in a `text`.
-        items: Number of items.
-        item: Tokens of an item, their mean where lengths differ; words in a `text`.
-    """
+    """Tokens of the query, number of items, tokens of an item on average; words in a `text`."""
 
     query: int
     items: int
@@ -195,29 +189,18 @@ def ragged(name: str, sizes: Sizes) -> Inputs:
     return ids[: sizes.query], tuple(np.split(ids[sizes.query :], np.cumsum(lengths)[:-1]))
 
 
-def duplicates(name: str, sizes: Sizes) -> Inputs:
-    """Return items that take turns among a tenth as many, rounded up."""
-    distinct = -(-sizes.items // 10)
-    query, items = uniform(name, sizes._replace(items=distinct))
-    return query, tuple(items[number % distinct] for number in range(sizes.items))
-
-
 def text(name: str, sizes: Sizes) -> Inputs:
-    """Return a query and items of words; items begin with a space, so that they can follow the query."""
-    drawn = iter(_words(name, sizes.total))
-    query = " ".join(next(drawn) for _ in range(sizes.query))
-    return query, tuple("".join(f" {next(drawn)}" for _ in range(sizes.item)) for _ in range(sizes.items))
+    """Return a query and items of words; items begin with a space, so that they can follow the query.
+
+    Words have two or three syllables, such as `lomi` or `sateru`.
+    """
+    drawn = integers(name, 4 * sizes.total).reshape(-1, 4).tolist()
+    words = ["".join(_SYLLABLES[part % len(_SYLLABLES)] for part in row[: 2 + row[3] % 2]) for row in drawn]
+    rows = np.reshape(words[sizes.query :], (sizes.items, sizes.item))
+    return " ".join(words[: sizes.query]), tuple(f" {' '.join(row)}" for row in rows)
 
 
-def _words(name: str, count: int) -> list[str]:
-    """Return words of two or three syllables, such as `lomi` or `sateru`."""
-    drawn = integers(name, 4 * count).reshape(count, 4)
-    return ["".join(_SYLLABLES[part % len(_SYLLABLES)] for part in row[: 2 + row[3] % 2]) for row in drawn.tolist()]
-
-
-KINDS: dict[str, Callable[[str, Sizes], Inputs]] = {
-    "ragged": ragged, "duplicates": duplicates, "text": text,
-}  # fmt: skip
+KINDS: dict[str, Callable[[str, Sizes], Inputs]] = {"ragged": ragged, "text": text}
 """First words of names that mean more than other tokens; any other word is `uniform`."""
 
 PRODUCTION = {
@@ -236,8 +219,7 @@ def build_workload(name: str = CANONICAL) -> Workload:
 
     Args:
         name: `KIND-Q-N-L`, such as `canonical-2000-500-20`, or a name of `PRODUCTION`, such as `track_low`; both may
-            end in `@` and a number of labels. The KINDs `ragged`, `duplicates` and `text` are explained in
-            `mis_bench.workloads.kinds`; any other word stands for other tokens.
+            end in `@` and a number of labels. The KINDs are those of `KINDS`; any other word stands for other tokens.
 
     Raises:
         WorkloadNameError: the name has another form, or asks for more than `MAX_TOKENS` tokens or `MAX_LABELS` labels.

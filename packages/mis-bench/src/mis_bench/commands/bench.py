@@ -23,7 +23,7 @@ from mis_bench.commands.measuring import (
     progress,
     vocabulary,
 )
-from mis_bench.records import PLAN, SUMMARY, Case, Plan, PlannedTarget, Results, WorkloadPart, begin
+from mis_bench.records import PLAN, SUMMARY, Case, Plan, PlannedTarget, WorkloadPart, begin
 from mis_bench.targets import registry
 from mis_bench.targets.base import Opener, TargetUnavailable
 from mis_bench.targets.options import is_secret, without_secrets
@@ -95,7 +95,8 @@ class Bench:
     Attributes:
         planned: Targets that can run, as the plan has them.
         openers: By name of a target.
-        directories: Checkpoints, likewise.
+        vocab_size: Of all requests: what the user said or, once targets are found, the smallest of their checkpoints';
+            None if all ids occur in every vocabulary.
         notes: Which targets were left out.
     """
 
@@ -111,7 +112,6 @@ class Bench:
     output: Path | None
     planned: list[PlannedTarget] = field(default_factory=list)
     openers: dict[str, Opener] = field(default_factory=dict)
-    directories: dict[str, Path | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def find(self, *, dtypes: Sequence[str | None] = (None,), must_forget: bool = False) -> list[PlannedTarget]:
@@ -130,8 +130,10 @@ class Bench:
             specs = [TargetSpec.parse(text) for text in self.targets]
         except TargetUnavailable as error:
             raise click.BadParameter(str(error), param_hint="--target") from None
+        sizes: list[int | None] = []
         for group, (model, dtype) in enumerate(product(self.models or (None,), dtypes)):
             directory = checkpoint(model)
+            sizes.append(vocabulary(directory, self.vocab_size))
             for spec in specs:
                 chosen = self.options | spec.options
                 ending = [Path(model).name] if model and len(self.models) > 1 else []
@@ -141,6 +143,7 @@ class Bench:
                 elif dtype != dtypes[0]:
                     continue
                 self._add(TargetSpec("-".join([spec.alias, *ending]), spec.spec, chosen), group, model, directory)
+        self.vocab_size = min((size for size in sizes if size), default=None)
         why = asyncio.run(check(self.openers))
         for name, opener in self.openers.items():
             if must_forget and not opener.capabilities.forgets:
@@ -158,7 +161,6 @@ class Bench:
         if name in self.openers:
             raise click.UsageError(f"The target {name} is named twice; tell them apart: ALIAS={name}.")
         self.openers[name] = registry.opener(target, model=directory, timeout_s=self.timeout)
-        self.directories[name] = directory
         self.planned.append(
             PlannedTarget(
                 name=name,
@@ -171,15 +173,9 @@ class Bench:
             )
         )
 
-    @property
-    def vocabulary(self) -> int | None:
-        """Size of the vocabulary that ids of all requests are folded into; None if all ids occur in every target's."""
-        sizes = [vocabulary(self.directories[target.name], self.vocab_size) for target in self.planned]
-        return min((size for size in sizes if size), default=None)
-
     def part(self, name: str, *, softmax: bool = False, items: int | None = None) -> WorkloadPart:
         """Describe the workload of a name, or its first items; raises `WorkloadNameError`."""
-        workload = build_workload(name).within(self.vocabulary)
+        workload = build_workload(name).within(self.vocab_size)
         return WorkloadPart.of(replace(workload, apply_softmax=softmax, items=workload.items[:items]))
 
     def named(self, name: str, target: PlannedTarget) -> str:
@@ -196,22 +192,14 @@ class Bench:
         traces: Mapping[str, Trace] | None = None,
         **fields: Any,
     ) -> "tuple[Summary, Path]":
-        """Measure cases, write the results and show them.
+        """Measure cases, each so often in turn as there are rounds; write the results and show them.
 
-        Args:
-            preset: Name of the command.
-            cases: What to measure.
-            rounds: How often each case has its turn.
-            title: Of the table; the preset's name by default.
-            traces: Those that cases name.
-            **fields: Further fields of the plan.
-
-        Returns:
-            What came of it, and its folder.
+        `fields` are further ones of the plan, `traces` those that cases name. Returns what came of it, and its folder.
         """
         from mis_bench.environment import environment
         from mis_bench.execution import execute
         from mis_bench.summary import summarize
+        from mis_bench.table import rows_table
 
         started = datetime.datetime.now(datetime.UTC)
         run_id = identity(started, title or preset)
@@ -236,7 +224,12 @@ class Bench:
             )
         summary = summarize(results)
         summary.write(folder / SUMMARY)
-        _present(summary, results, title or preset)
+        rows_table(f"{title or preset}, {run_id}", summary.rows).show()
+        for name, about in {each.target: each.about for each in results.opened if each.about}.items():
+            hardware = next(row.hardware for row in summary.rows if row.target == name)
+            click.echo(f"{name}: {caption(about, hardware)}")
+        for sentence in (*summary.findings, *self.notes):
+            click.echo(sentence)
         click.echo(f"Written: {folder}", err=True)
         return summary, folder
 
@@ -247,18 +240,6 @@ def finish(summary: "Summary") -> None:
         click.echo(f"Gate missed: {miss}.", err=True)
     if not summary.passed:
         raise SystemExit(1)
-
-
-def _present(summary: "Summary", results: Results, title: str) -> None:
-    """Print a summary's table, what was measured on what, and the findings."""
-    from mis_bench.table import rows_table
-
-    rows_table(f"{title}, {summary.run_id}", summary.rows).show()
-    for name, about in {each.target: each.about for each in results.opened if each.about}.items():
-        hardware = next(row.hardware for row in summary.rows if row.target == name)
-        click.echo(f"{name}: {caption(about, hardware)}")
-    for sentence in (*summary.findings, *results.plan.notes):
-        click.echo(sentence)
 
 
 def _command_line(targets: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """`mis-bench run`: the sizes of a profile, named workloads, or a trace."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -10,7 +11,6 @@ import click
 
 from mis_bench.commands.bench import POSITIVE, Bench, finish, measuring_options
 from mis_bench.commands.measuring import ABOVE_0, adding
-from mis_bench.profiles import ITEM_TOKENS, PROFILES, QUERY_TOKENS, Profile, parameter_count
 from mis_bench.records import Cache, Case, Gates, Load, WorkloadPart
 from mis_bench.workloads.traces import build_trace
 
@@ -21,6 +21,34 @@ ROUNDS = 10
 """Most rounds that the requests of a row are cut into."""
 
 CACHES: tuple[Cache, ...] = ("cold", "warm")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a profile measures: requests with a query of 128 tokens and items of 20.
+
+    Attributes:
+        batch_sizes: Items per request.
+        label_counts: Labels per item.
+        runs: Timed requests of a row.
+        warmup_runs: Requests before them.
+        dtypes: Types of weights, for targets that let one choose; None stands for the target's default.
+    """
+
+    batch_sizes: tuple[int, ...]
+    label_counts: tuple[int, ...]
+    runs: int
+    warmup_runs: int
+    dtypes: tuple[str | None, ...] = (None,)
+
+
+PROFILES = {
+    "smoke": Profile((1, 4, 16), (2, 4), runs=5, warmup_runs=2),
+    "standard": Profile((1, 2, 4, 8, 16, 32), (2, 4, 8), runs=20, warmup_runs=5),
+    "full": Profile(
+        (1, 2, 4, 8, 16, 32, 64), (2, 4, 8, 16), runs=50, warmup_runs=10, dtypes=("bfloat16", "float32")
+    ),
+}  # fmt: skip
 
 gate_options = adding(
     click.option("--max-p99-ms", type=ABOVE_0, show_default="off", help="Fail a row with a higher 99th percentile."),
@@ -86,15 +114,14 @@ def run(
 
     Exit status 1 if a request failed, if a row missed a limit, or for a regression against --baseline.
     """
+    from mis_bench.baselines import beside
+
     gates = Gates.model_validate({name: given.pop(name) for name in Gates.model_fields})
     bench, profile = Bench(**given), PROFILES[profile_name or "standard"]
     warmups = warmup_runs or profile.warmup_runs
     if trace_name is not None:
         if profile_name or workloads or runs or rounds or rate or baseline:
-            raise click.UsageError(
-                "--trace says what is asked and when: leave out --profile, --workload, --runs, --rounds, --rate and "
-                "--baseline."
-            )
+            raise click.UsageError("--trace goes without --profile, --workload, --runs, --rounds, --rate, --baseline.")
         finish(_play(bench, trace_name, warmups, callers, gates))
         return
     runs = runs or profile.runs
@@ -107,7 +134,10 @@ def run(
     cases = list(_cases(bench, chosen, workloads, load, warmups))
     title = (profile_name or "standard") if chosen else "workloads"
     summary, _ = bench.measure("run", cases, rounds=rounds, title=title, gates=gates)
-    is_slower = baseline is not None and _is_slower(summary, baseline, regression_threshold / 100)
+    is_slower = False
+    if baseline is not None:
+        table, is_slower = beside(summary, baseline, regression_threshold / 100)
+        table.show()
     finish(summary)
     if is_slower:
         raise SystemExit(1)
@@ -127,11 +157,9 @@ def _cases(bench: Bench, profile: Profile | None, workloads: Sequence[str], load
     """Yield a case for every row of a profile, and two for every named workload: with a cold and with a warm cache."""
     for target in bench.planned:
         case = partial(Case, target=target.name, load=load, warmups=warmups)
-        directory, dtype = bench.directories[target.name], target.options.get("dtype")
-        parameters = parameter_count(directory) if directory else None
-        for labels, items, skip in profile.sizes(dtype=dtype, parameters=parameters) if profile else ():
-            workload = bench.part(f"profile{labels}-{QUERY_TOKENS}-{items}-{ITEM_TOKENS}@{labels}")
-            yield case(name=bench.named(f"batch-{items}-labels-{labels}", target), workload=workload, skip=skip)
+        for labels, items in product(profile.label_counts, profile.batch_sizes) if profile else ():
+            workload = bench.part(f"profile{labels}-128-{items}-20@{labels}")
+            yield case(name=bench.named(f"batch-{items}-labels-{labels}", target), workload=workload)
         for name, cache in product(dict.fromkeys(workloads), CACHES):
             yield case(name=bench.named(f"{name}-{cache}", target), workload=bench.part(name), cache=cache)
 
@@ -140,7 +168,7 @@ def _play(bench: Bench, name: str, warmups: int, callers: int | None, gates: Gat
     """Play a trace to every target."""
     drawn = build_trace(name)
     bench.find()
-    trace = drawn.within(bench.vocabulary)
+    trace = drawn.within(bench.vocab_size)
     asked = [arrival.workload for arrival in trace.arrivals]
     whole = {
         "name": trace.name,
@@ -160,12 +188,3 @@ def _play(bench: Bench, name: str, warmups: int, callers: int | None, gates: Gat
         for target in bench.planned
     ]
     return bench.measure("trace", cases, rounds=1, traces={trace.name: trace}, gates=gates)[0]
-
-
-def _is_slower(summary: "Summary", baseline: Path, threshold: float) -> bool:
-    """Show rows beside those of an earlier run; return whether one is slower on the same hardware."""
-    from mis_bench.baselines import beside
-
-    table, is_slower = beside(summary, baseline, threshold)
-    table.show()
-    return is_slower

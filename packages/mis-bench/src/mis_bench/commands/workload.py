@@ -14,7 +14,7 @@ def workload(name: str, output: Path | None) -> None:
     """Print a workload as JSON.
 
     NAME is KIND-Q-N-L: Q query tokens and N items of L tokens, all alike in length. The KIND ragged varies the
-    lengths, duplicates repeats items, text has words for tokens; any other word stands for other tokens. Or NAME is
+    lengths, text has words for tokens; any other word stands for other tokens. Or NAME is
     that of a request met in production: track_low, track_mean, track_high, home_low, home_mean or home_high. An
     ending such as @8 asks for 8 labels. The JSON holds the name, a checksum, and the body for POST /v1/score.
     """
