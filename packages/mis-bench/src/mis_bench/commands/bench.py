@@ -67,17 +67,14 @@ measuring_options = adding(
         help="[ALIAS=]TARGET[,OPTION=VALUE]...: engine, a server such as mis=http://HOST:PORT, and so on; repeatable. "
         "Targets take turns.",
     ),
+    click.option("--model", "models", multiple=True, help="A directory, a name, or random:SHAPE/DIVISOR; repeatable."),
     click.option(
-        "--model", "models", multiple=True,
-        help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR; several are measured one after the other.",
+        "--hardware", multiple=True, callback=by_target(click.STRING), metavar="[TARGET=]TEXT",
+        help="What a server elsewhere computes on; repeatable.",
     ),
     click.option(
-        "--hardware", multiple=True, metavar="[TARGET=]TEXT", callback=by_target(click.STRING),
-        show_default="this machine's", help="What computes, where a server runs elsewhere; repeatable.",
-    ),
-    click.option(
-        "--hourly-cost", multiple=True, metavar="[TARGET=]USD", callback=by_target(ABOVE_0),
-        help="US dollars an hour of a target's machine, or of all; repeatable.",
+        "--hourly-cost", multiple=True, callback=by_target(ABOVE_0), metavar="[TARGET=]USD",
+        help="Of a target's machine, or of all; repeatable.",
     ),
     click.option("--repeat", type=POSITIVE, default=1, help="Do all of it so often, with targets opened anew."),
     click.option("--allow-missing", is_flag=True, help="Go on without targets that cannot run."),

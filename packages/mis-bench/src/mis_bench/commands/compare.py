@@ -23,9 +23,13 @@ chunk_sizes_option = click.option(
 @click.option("--rounds", type=POSITIVE, default=6, help="Timed rounds; six or more give an interval.")
 @chunk_sizes_option
 @click.option(
-    "--slow-items", "slow", multiple=True, metavar="TARGET=N", callback=by_target(POSITIVE),
-    help="This target is asked for the first N items only; repeatable.",
-)  # fmt: skip
+    "--slow-items",
+    "slow",
+    multiple=True,
+    callback=by_target(POSITIVE),
+    metavar="TARGET=N",
+    help="Ask it for N items only.",
+)
 @click.option("--reference", show_default="the first", help="Target that others are held against.")
 @click.option("--guardrail-ratio", type=click.FloatRange(1), default=1.25, help="A winner's p95 over the lowest p95.")
 @click.option("--correctness-threshold-max-abs", "max_abs", type=ABOVE_0, default=0.02, help="Of label softmaxes.")
@@ -64,10 +68,7 @@ def compare(
 
 @click.command()
 @workload_option
-@click.option(
-    "--view", type=click.Choice(["portable", "best-native"]), default="portable",
-    help="portable: the client cuts the request into calls of every size. best-native: it is sent whole.",
-)  # fmt: skip
+@click.option("--view", type=click.Choice(["portable", "best-native"]), default="portable")
 @chunk_sizes_option
 @click.option("--cache", type=click.Choice(["cold", "warm"]), default="cold", help="cold: queries are forgotten.")
 @click.option("--sweep-runs", type=POSITIVE, default=5, help="Rounds of every size.")
@@ -83,6 +84,8 @@ def matrix(
     **given: Any,
 ) -> None:
     """Find the target and the number of items in a call with most items a second, and confirm it.
+
+    In the view portable the client cuts the request into calls of every size; in best-native it is sent whole.
 
     Exit status 1 if none may win.
     """

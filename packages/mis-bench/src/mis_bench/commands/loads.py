@@ -14,17 +14,13 @@ SUSTAINED_RATE = 10.0
 
 
 @click.command()
-@click.option(
-    "--scenario", "scenarios", type=click.Choice(SCENARIOS), multiple=True, show_default="all",
-    help="large-batch: 50, 100 and 200 items. concurrent: 4, 8 and 16 callers. sustained: a load that lasts.",
-)  # fmt: skip
-@click.option(
-    "--seconds", type=ABOVE_0, show_default="30, sustained 300",
-    help="How long each concurrent and sustained load lasts.",
-)  # fmt: skip
+@click.option("--scenario", "scenarios", type=click.Choice(SCENARIOS), multiple=True, show_default="all")
+@click.option("--seconds", type=ABOVE_0, show_default="30, sustained 300", help="How long a load lasts.")
 @measuring_options
 def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> None:
     """Put a target under loads that it must survive: sequences of at most 128 tokens, and 4 labels.
+
+    large-batch: 50, 100 and 200 items. concurrent: 4, 8 and 16 callers. sustained: 10 requests of 16 items a second.
 
     Exit status 1 if a request failed, but for running out of memory with 200 items, or if the target answers no more
     afterwards.
@@ -59,17 +55,9 @@ def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> N
 
 @click.command()
 @workload_option
-@click.option(
-    "--rates", callback=numbers(ABOVE_0), show_default="none",
-    help="Open loads: requests a second, behind commas, arriving at random.",
-)  # fmt: skip
-@click.option(
-    "--concurrencies", callback=numbers(POSITIVE), show_default="1,2,4,8 without --rates",
-    help="Closed loads: callers, behind commas, each waiting for its answer.",
-)  # fmt: skip
-@click.option(
-    "--max-concurrency", type=POSITIVE, show_default="no limit", help="Most requests under way in an open load."
-)
+@click.option("--rates", callback=numbers(ABOVE_0), help="Open loads: requests a second, at random, behind commas.")
+@click.option("--concurrencies", callback=numbers(POSITIVE), help="Closed loads: callers; 1,2,4,8 without --rates.")
+@click.option("--max-concurrency", type=POSITIVE, show_default="no limit", help="Most under way in an open load.")
 @click.option("--requests", type=POSITIVE, default=20, help="Requests of a load in a round.")
 @click.option("--rounds", type=POSITIVE, default=3, help="Six or more give an interval.")
 @click.option("--cache", type=click.Choice(["cold", "warm"]), default="cold", help="warm: requests share their query.")

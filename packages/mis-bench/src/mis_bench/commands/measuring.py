@@ -41,19 +41,14 @@ def adding(*those: Decorator) -> Decorator:
 
 SHARED = (
     click.option(
-        "--option", "options", multiple=True, metavar="NAME=VALUE", callback=pairs,
-        help="Option of every target, scoring_algorithm=packed for instance; repeatable.",
+        "--option", "options", multiple=True, metavar="NAME=VALUE", callback=pairs, help="Of every target; repeatable."
     ),
     click.option(
-        "--vocab-size", type=click.IntRange(2), show_default="that of --model",
-        help="Fold token ids into a vocabulary of this size; for servers with small models.",
+        "--vocab-size", type=click.IntRange(2), show_default="that of --model", help="For servers with small models."
     ),
     click.option("--timeout", type=ABOVE_0, default=180.0, help="Seconds a request may take."),
-    click.option(
-        "--output", type=click.Path(file_okay=False, path_type=Path), show_default="in results/",
-        help="Folder for what is written.",
-    ),
-)  # fmt: skip
+    click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder; a new one in results/."),
+)
 """Options of every command that asks a target."""
 
 target_options = adding(

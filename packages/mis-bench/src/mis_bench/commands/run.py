@@ -1,11 +1,10 @@
 """`mis-bench run`: the sizes of a profile, named workloads, or a trace."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -23,23 +22,14 @@ ROUNDS = 10
 CACHES: tuple[Cache, ...] = ("cold", "warm")
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What a profile measures: requests with a query of 128 tokens and items of 20.
-
-    Attributes:
-        batch_sizes: Items per request.
-        label_counts: Labels per item.
-        runs: Timed requests of a row.
-        warmup_runs: Requests before them.
-        dtypes: Types of weights, for targets that let one choose; None stands for the target's default.
-    """
+class Profile(NamedTuple):
+    """Items and labels of requests, which have a query of 128 tokens and items of 20, and how often they are sent."""
 
     batch_sizes: tuple[int, ...]
     label_counts: tuple[int, ...]
     runs: int
     warmup_runs: int
-    dtypes: tuple[str | None, ...] = (None,)
+    dtypes: tuple[str | None, ...] = (None,)  # of our engine's weights; None: as it likes
 
 
 PROFILES = {
@@ -52,10 +42,7 @@ PROFILES = {
 
 gate_options = adding(
     click.option("--max-p99-ms", type=ABOVE_0, show_default="off", help="Fail a row with a higher 99th percentile."),
-    click.option(
-        "--max-p99-over-p50", type=click.FloatRange(1), show_default="off",
-        help="Fail a row whose 99th percentile is so many times its median.",
-    ),
+    click.option("--max-p99-over-p50", type=click.FloatRange(1), show_default="off", help="The same, over its median."),
     click.option("--min-items-per-second", type=ABOVE_0, show_default="off", help="Fail a row that is slower."),
 )  # fmt: skip
 """Adds the options that set limits; their names are the fields of `records.Gates`."""
@@ -63,39 +50,29 @@ gate_options = adding(
 
 @click.command()
 @click.option(
-    "--profile", "profile_name", type=click.Choice(list(PROFILES)), show_default="standard, or none with --workload",
-    help="Sizes of requests, labels, and how often each is asked.",
-)  # fmt: skip
-@click.option(
-    "--workload", "workloads", multiple=True, help="Add a workload, with a cold and with a warm cache; repeatable."
+    "--profile", "profile_name", type=click.Choice(list(PROFILES)), show_default="standard, or none with --workload"
 )
+@click.option("--workload", "workloads", multiple=True, help="Add a workload, cold and warm; repeatable.")
 @click.option(
     "--trace", "trace_name", metavar="LOAD:RATE:COUNT[:SEED]",
     help="Measure COUNT requests that arrive RATE a second instead: of LOAD mixed (3, 30 and 500 items) or a workload.",
 )  # fmt: skip
 @click.option("--runs", type=POSITIVE, show_default="the profile's", help="Timed requests of a row.")
 @click.option("--warmup-runs", type=POSITIVE, show_default="the profile's", help="Requests before them, at least.")
+@click.option("--rounds", type=POSITIVE, show_default="10 at most", help="Windows of the runs; six give an interval.")
 @click.option(
-    "--rounds", type=POSITIVE, show_default="at most 10, 1 of an open load",
-    help="Windows that the runs are cut into; six or more give an interval.",
-)  # fmt: skip
-@click.option(
-    "--concurrency", "--max-concurrency", "callers", type=POSITIVE, show_default="1, no limit with --rate",
-    help="Callers, each waiting for its answer; with --rate most requests under way.",
-)  # fmt: skip
-@click.option(
-    "--rate", type=ABOVE_0, show_default="off",
-    help="Send requests at random times, this many a second, without waiting for answers.",
-)  # fmt: skip
+    "--concurrency",
+    "--max-concurrency",
+    "callers",
+    type=POSITIVE,
+    help="Most requests under way; 1, or any with --rate.",
+)
+@click.option("--rate", type=ABOVE_0, show_default="off", help="Requests a second, at random times, as they are due.")
 @gate_options
 @click.option(
-    "--baseline", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Results of an earlier run, to compare with.",
-)  # fmt: skip
-@click.option(
-    "--regression-threshold", type=click.FloatRange(0, 100, min_open=True), default=10.0,
-    help="Drop of items per second against the baseline that fails, in percent.",
-)  # fmt: skip
+    "--baseline", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Earlier results to compare with."
+)
+@click.option("--regression-threshold", type=ABOVE_0, default=10.0, help="Percent of items/s whose loss fails.")
 @measuring_options
 def run(
     profile_name: str | None,
@@ -166,9 +143,9 @@ def _cases(bench: Bench, profile: Profile | None, workloads: Sequence[str], load
 
 def _play(bench: Bench, name: str, warmups: int, callers: int | None, gates: Gates) -> "Summary":
     """Play a trace to every target."""
-    drawn = build_trace(name)
+    trace = build_trace(name)
     bench.find()
-    trace = drawn.within(bench.vocab_size)
+    trace = trace.within(bench.vocab_size)
     asked = [arrival.workload for arrival in trace.arrivals]
     whole = {
         "name": trace.name,
