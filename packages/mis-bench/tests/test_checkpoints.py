@@ -51,7 +51,7 @@ def test_divided_shapes_are_valid_and_no_larger(shape: str, divisor: int) -> Non
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("random:qwen9", "not 'qwen9'; shapes are .*qwen3-0.6b"),
+        ("random:qwen9", "no shape 'qwen9'; known are .*qwen3-0.6b"),
         ("random:qwen3-0.6b/", "DIVISOR"),
         ("random:qwen3-0.6b/0", "DIVISOR"),
         ("random:qwen3-0.6b/two", "DIVISOR"),

@@ -326,7 +326,7 @@ def test_a_drop_of_throughput_warns_from_half_the_threshold(speed: float, verdic
         (["--workload", "nonsense"], "Write KIND-Q-N-L"),
         (["--target", "engine,packed"], "has no value"),
         (["--target", "engine", "--target", "engine"], "named twice"),
-        (["--model", "random:none"], "shapes are"),
+        (["--model", "random:none"], "There is no shape"),
         (["--option", "x"], "is not NAME=VALUE"),
         (["--hourly-cost", "engine=-1"], "not in the range x>0"),
     ],
