@@ -41,8 +41,18 @@ def test_a_workload_is_stored_and_summed_up(run: CliRunner, tmp_path: Path) -> N
 def test_mistakes_are_one_clear_message_and_a_failure(run: CliRunner, arguments: list[str], message: str) -> None:
     result = run.invoke(main, arguments)
     assert result.exit_code != 0
+    assert isinstance(result.exception, SystemExit)
     assert message in " ".join(result.stderr.split())
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", ["run", "stress", "matrix", "sweep"])
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("engine", "name one with --model"), ("nothing", "There is no target"), ("engine,x", "has no value")],
+)
+def test_a_target_that_cannot_be_is_one_sentence(run: CliRunner, command: str, target: str, message: str) -> None:
+    test_mistakes_are_one_clear_message_and_a_failure(run, [command, "--target", target], message)
 
 
 def test_a_title_is_one_line_however_narrow_its_columns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
 """`mis-bench run` on targets without a model: what is asked, in which order, and what is said of it."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -15,9 +14,8 @@ from click.testing import CliRunner
 from bench_fakes import Done, Fakes, FakeTarget, by_alias, options_of
 from mis_bench import baselines
 from mis_bench.cli import main
-from mis_bench.presets import Counts
-from mis_bench.profiles import PROFILES, parameter_count
-from mis_bench.records import RECORDS, Call
+from mis_bench.commands.run import PROFILES, rounds_of
+from mis_bench.records import Call
 from mis_bench.statistics import Latency
 from mis_bench.targets.base import Capabilities
 from mis_bench.workload import Workload, build_workload
@@ -40,34 +38,24 @@ def test_profiles_are_the_tables_of_the_runbook() -> None:
         "standard": ((1, 2, 4, 8, 16, 32), (2, 4, 8), 20, 5),
         "full": ((1, 2, 4, 8, 16, 32, 64), (2, 4, 8, 16), 50, 10),
     }
-    skipped = [sizes for *sizes, why in PROFILES["full"].sizes(dtype="float32", parameters=None) if why]
-    assert skipped == [[items, labels] for labels in (2, 4, 8, 16) for items in (32, 64)]
-    large = [sizes for *sizes, why in PROFILES["standard"].sizes(dtype="bfloat16", parameters=3 * 10**9) if why]
-    assert large == [[32, labels] for labels in (2, 4, 8)]
-
-
-def test_parameters_are_read_from_headers(tmp_path: Path) -> None:
-    header = json.dumps({"__metadata__": {}, "a": {"shape": [3, 4]}, "b": {"shape": [5]}}).encode()
-    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert parameter_count(tmp_path) == 17
-    assert parameter_count(tmp_path / "none") is None
+    assert PROFILES["full"].dtypes == ("bfloat16", "float32")
 
 
 @pytest.mark.parametrize(
-    ("counts", "turns", "requests"),
+    ("runs", "callers", "rate", "rounds"),
     [
-        (Counts(5, 2), 5, 1),
-        (Counts(20, 5), 10, 2),
-        (Counts(50, 10), 10, 5),
-        (Counts(12, 2), 6, 2),
-        (Counts(80, 16, 16), 1, 80),  # many callers need long windows
-        (Counts(80, 16, 2), 8, 10),
-        (Counts(100, 5, None, 10.0), 1, 100),
-        (Counts(20, 5, rounds=4), 4, 5),
+        (5, 1, None, 5),
+        (20, 1, None, 10),
+        (12, None, None, 6),
+        (80, 16, None, 1),  # many callers need long windows
+        (80, 2, None, 8),
+        (100, None, 10.0, 1),
     ],
 )
-def test_runs_are_cut_into_rounds_as_the_load_allows(counts: Counts, turns: int, requests: int) -> None:
-    assert (counts.turns, counts.load.requests) == (turns, requests)
+def test_runs_are_cut_into_rounds_as_the_load_allows(
+    runs: int, callers: int | None, rate: float | None, rounds: int
+) -> None:
+    assert rounds_of(runs, callers, rate) == rounds
 
 
 def test_the_smoke_profile_is_measured_in_turns(bench: Bench, fakes: Fakes) -> None:
@@ -278,13 +266,12 @@ def test_repeating_opens_targets_anew_and_counts_rounds_on(bench: Bench, fakes: 
     assert all(target.is_closed for target in fakes.opened)
 
 
-def test_results_are_never_overwritten(bench: Bench, tmp_path: Path) -> None:
-    whole = bench(*PROBE, folder=tmp_path / "run")
-    written = (whole.folder / RECORDS).read_text()
+def test_results_are_never_overwritten(bench: Bench, fakes: Fakes, tmp_path: Path) -> None:
+    assert bench(*PROBE, folder=tmp_path / "run").status == 0
     again = bench(*PROBE, folder=tmp_path / "run")
     assert again.status == 2
-    assert "already holds results" in again.said
-    assert (whole.folder / RECORDS).read_text() == written
+    assert "already holds plan.json" in again.said
+    assert len(fakes.opened) == 1
 
 
 def test_a_baseline_tells_a_slower_run(bench: Bench, fakes: Fakes) -> None:
@@ -331,12 +318,13 @@ def test_regression_rules(speed: float, calls: int, tail_ms: dict[str, float], v
     [
         (["--concurrency", "16", "--runs", "4"], "needs at least as many --runs"),
         (["--trace", "mixed:1:2", "--runs", "3"], "goes without"),
+        (["--trace", "nonsense"], "Write LOAD:RATE:COUNT"),
         (["--workload", "nonsense"], "Write KIND-Q-N-L"),
         (["--target", "engine,packed"], "has no value"),
         (["--target", "engine", "--target", "engine"], "named twice"),
         (["--model", "random:none"], "There is no shape"),
         (["--option", "x"], "is not NAME=VALUE"),
-        (["--hourly-cost", "engine=-1"], "is not a number"),
+        (["--hourly-cost", "engine=-1"], "not in the range x>0"),
     ],
 )
 def test_mistakes_are_one_sentence(bench: Bench, arguments: list[str], message: str) -> None:
@@ -355,14 +343,3 @@ def test_a_trace_is_played_when_its_requests_are_due(bench: Bench, fakes: Fakes)
     assert set(rows) == {"engine", *(f"engine of {items}" for items in {call.items for call in calls})}
     assert sum(row.calls for name, row in rows.items() if name != "engine") == 12
     assert max(max(map(int, workload.query)) for workload in fakes.opened[0].sent) < 500
-
-
-def test_a_recorded_trace_is_read_and_a_wrong_one_refused(bench: Bench, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    CliRunner().invoke(main, ["workload", "probe-5-2-3:100:5", "--output", str(path)])
-    done = bench("run", "--trace", str(path))
-    assert done.status == 0
-    assert done.results.plan.cases[0].workload.is_recorded
-    path.write_text("{}\n")
-    assert "trace.jsonl:1" in bench("run", "--trace", str(path)).said
-    assert "no file of that name either" in bench("run", "--trace", "nonsense").said

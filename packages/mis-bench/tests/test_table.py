@@ -1,10 +1,13 @@
 """Tables: the same cells in a terminal, in Markdown and on a page."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mis_bench.table import Table, number
+from mis_bench.table import Table, number, rows_table
 
 SAMPLE = Table.of(
     "Samples",
@@ -34,10 +37,16 @@ def test_numbers_are_set_to_the_right_and_pipes_cannot_break_a_row() -> None:
     ]
 
 
-def test_columns_that_say_the_same_in_every_row_are_left_out_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    table = Table("t", ["a", "b", "c"], [["1", "x", "y"], ["2", "x", "y"]])
-    assert table.without_constant("a", "b").header == ["a", "c"]
-    assert table.without_constant("a", "b").rows == [["1", "y"], ["2", "y"]]
+def test_names_that_are_the_same_in_every_row_are_left_out() -> None:
+    row = dict.fromkeys(("dtype", "items_per_second", "ratio", "requests_per_second", "latency")) | {
+        "name": "a", "target": "t", "workload": "w", "cache": "cold", "load": "1 caller", "num_items": 3, "calls": 2,
+        "num_labels": 2, "failures": {}, "wins": False, "status": "ok", "objections": [], "goodput_rps": None,
+        "chunk_p95_ms": None, "first_ms": None, "steps_per_call": None, "items_per_usd": None, "max_abs": None,
+        "mean_abs": None, "compilations": None,
+    }  # fmt: skip
+    rows: list[Any] = [SimpleNamespace(**row), SimpleNamespace(**row | {"name": "b", "num_items": 4})]
+    assert rows_table("t", rows).header == ["row", "items", "calls", "status"]
+    assert rows_table("t", rows[:1]).header == ["row", "calls", "status"]
 
 
 def test_without_a_terminal_the_caption_is_one_line_and_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ Lines = list[dict[str, Any]]
 @pytest.fixture
 def folder(bench: Bench) -> Path:
     """A comparison in closed and open loads, with a confirmation."""
-    done = bench("compare", *options_of(["a=engine", "b=engine"]), "--workload", "probe-20-6-4", "--chunk-size", "3")
+    done = bench("compare", *options_of(["a=engine", "b=engine"]), "--workload", "probe-20-6-4", "--chunk-sizes", "3")
     assert done.status == 0
     return done.folder
 
@@ -55,11 +55,9 @@ def test_what_commands_write_is_without_faults(bench: Bench, folder: Path, tmp_p
     bench("stress", "--seconds", "1", folder=tmp_path / "all" / "stress")
     bench("sweep", "--workload", "probe-9-3-4", "--rates", "9", folder=tmp_path / "all" / "sweep")
     shutil.copytree(folder, tmp_path / "all" / "compare")
-    found = checked(tmp_path / "all", "--all", "-v")
+    found = checked(tmp_path / "all", "--all")
     assert found.exit_code == 0, found.output
     assert found.stdout.endswith("6 checked, 0 faults\n")
-    as_json = json.loads(checked(folder, "--json").stdout)
-    assert (as_json["valid"], as_json["files"][0]["schema"]) == (True, "mis-plan-v1")
     assert checked(tmp_path / "all").exit_code == 2
 
 

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mis_bench.workload import CANONICAL, MAX_LABELS, MAX_TOKENS, WorkloadNameError, build_workload
-from mis_bench.workloads.kinds import PRODUCTION
-from mis_bench.workloads.seeded import TOKEN_IDS
+from mis_bench.workload import (
+    CANONICAL,
+    MAX_LABELS,
+    MAX_TOKENS,
+    PRODUCTION,
+    TOKEN_IDS,
+    WorkloadNameError,
+    build_workload,
+)
 
 CANONICAL_SHA256 = "5cfbd10a9c1588abddfe4c9a7ad5f5dc2789d390ded8505c99a70fe36943574e"
 
@@ -29,7 +35,6 @@ def test_the_canonical_workload_never_changes() -> None:
     ("name", "sha256"),
     [
         ("ragged-50-10-6", "264df157a6a00edff276715674f83d20a757e6c8fa7f7fd64b3afe71fa40fc4a"),
-        ("duplicates-50-25-6", "2f7f1dba21baeac0c1d293644bda04849a1242ad087ed7fd1049e58af296b841"),
         ("text-20-5-4", "fe1143751b49f2cf2e56bad22437639424a79080dac5a506c0d8ea0ce1e4c7cb"),
         ("track_low@4", "ed39fb107444f6a4771c4b757bbf1fe8f80e0d9458cc4fed95b73022049542e9"),
     ],
@@ -100,17 +105,6 @@ def test_ragged_lengths_do_vary() -> None:
 
 
 @given(SIZES)
-def test_duplicates_come_from_a_tenth(sizes: tuple[int, int, int]) -> None:
-    query, items, length = sizes
-    workload = build_workload(f"duplicates-{query}-{items}-{length}")
-    assert {len(item) for item in workload.items} == {length}
-    distinct = {tuple(item) for item in workload.items}
-    assert len(workload.items) == items
-    assert len(distinct) <= -(-items // 10)
-    assert len(distinct) == -(-items // 10) or length < 4  # short ones may be equal by chance
-
-
-@given(SIZES)
 def test_texts_have_as_many_words_as_the_name_says_and_items_can_follow_the_query(sizes: tuple[int, int, int]) -> None:
     query, items, length = sizes
     workload = build_workload(f"text-{query}-{items}-{length}")
@@ -163,7 +157,7 @@ def test_too_many_labels_are_refused() -> None:
         build_workload("probe-3-1-1@1025")
 
 
-@pytest.mark.parametrize("kind", ["probe", "ragged", "duplicates", "text"])
+@pytest.mark.parametrize("kind", ["probe", "ragged", "text"])
 @given(number=st.integers(1, 1000))
 @settings(max_examples=20)
 def test_another_workload_has_the_same_sizes_and_nothing_in_common(kind: str, number: int) -> None:

@@ -1,13 +1,12 @@
 """Checkpoints by name: a directory, a model's name, or random weights of a published shape."""
 
 import os
+import re
 from pathlib import Path
 
 import mis_bench
 from mis_core.errors import ModelError
 from mis_core.hub import resolve_model
-
-_RANDOM = "random:"
 
 
 class CheckpointError(ValueError):
@@ -25,8 +24,9 @@ def resolve_checkpoint(spec: str) -> Path:
     Raises:
         CheckpointError: there is none of that name, or it cannot be written.
     """
-    if spec.startswith(_RANDOM):
-        return _random(spec.removeprefix(_RANDOM))
+    kind, _, name = spec.partition(":")
+    if kind == "random":
+        return _random(name)
     try:
         return resolve_model(spec)
     except ModelError as error:
@@ -39,16 +39,15 @@ def _random(name: str) -> Path:
         from mis_testing.shapes import SHAPES
     except ImportError:
         raise CheckpointError("Random checkpoints need mis-testing: pip install 'mis-bench[random]'.") from None
-    shape, _, digits = name.partition("/")
+    match = re.fullmatch(r"([^/]*)(?:/([1-9][0-9]{0,8}))?", name)
+    shape, divisor = match.groups("1") if match else ("", "")
     if shape not in SHAPES:
-        raise CheckpointError(f"There is no shape {shape[:80]!r}; known are {', '.join(sorted(SHAPES))}.")
-    if "/" in name and not (digits.isascii() and digits.isdigit() and int(digits) > 0):
-        raise CheckpointError(f"Write random:{shape}/DIVISOR with an integer of at least 1, not {digits[:80]!r}.")
-    divisor = int(digits or 1)
+        known = ", ".join(sorted(SHAPES))
+        raise CheckpointError(f"There is no shape {name[:80]!r}; known are {known}, also as SHAPE/DIVISOR.")
     folder = cache_folder() / f"{shape}-{divisor}-{mis_bench.__version__}"
     if not folder.is_dir():
         try:
-            divided_checkpoint(folder, shape, divisor)
+            divided_checkpoint(folder, shape, int(divisor))
         except OSError as error:
             raise CheckpointError(f"The checkpoint {folder} cannot be written: {error.strerror or error}.") from None
     return folder
@@ -56,5 +55,4 @@ def _random(name: str) -> Path:
 
 def cache_folder() -> Path:
     """Return where made files are kept: `~/.cache/mis-bench`, or `mis-bench` under `XDG_CACHE_HOME`."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "mis-bench"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mis-bench"

@@ -10,14 +10,12 @@ import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
     from mis_bench.targets.base import About
-
-Here = TypeVar("Here", str, str | None)
 
 _PACKAGES = (
     "mis-bench", "mis-core", "mis-kernels", "mis-server", "jax", "jaxlib", "libtpu", "numpy", "torch", "transformers",
@@ -67,14 +65,8 @@ def environment(hardware: str | None = None) -> Environment:
     )
 
 
-def hardware_of(given: str | None, about: "About | None", here: Here) -> str | Here:
-    """Return what a target computes on: what the user says, else its accelerators, else what is here.
-
-    Args:
-        given: The user's word, by `--hardware`.
-        about: What the target says of itself, if it was opened.
-        here: Of this machine; None where the target may be elsewhere.
-    """
+def hardware_of(given: str | None, about: "About | None", here: str) -> str:
+    """Return what a target computes on: what the user gave, else the accelerators it tells of, else what is here."""
     return given or (about.accelerators if about else None) or here
 
 

@@ -1,13 +1,12 @@
 """`estimate`: what a workload would take on TPUs, from `mis_core.aot.estimate`, as figures of one request."""
 
 import math
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 from pydantic import BaseModel, Field
 
 from mis_bench.workload import build_workload
-from mis_core.aot.estimate import StepTimes, price_requests
+from mis_core.aot.estimate import price_requests
 from mis_core.aot.roofline import least_bytes, least_flops
 from mis_core.errors import ConfigError
 from mis_core.models.published import PUBLISHED
@@ -24,17 +23,33 @@ NOT_MODELLED = (
     "clocks below the nominal one",
 )
 
-_PACKED = "sglang-jax fork, packed chunks, TP 4, 2026-02"
-_EXTEND = "sglang-jax fork, prefill and extend, one v6e chip, 2026-02"
-PUBLISHED_FIGURES: dict[tuple[str | int, ...], tuple[float, str]] = {
-    ("qwen3-0.6b", "canonical-2000-500-20", "v6e:1x1", 1, 1): (526.0, _EXTEND),
-    ("qwen3-0.6b", "canonical-2000-500-20", "v6e:2x2", 1, 4): (141.0, _PACKED),
-}
-"""Items a second that others measured, and who, by model, workload, topology, dp and tp."""
-
 
 class EstimateError(RuntimeError):
     """The compiler, or the topology, refused something; the message says what."""
+
+
+class Asked(BaseModel):
+    """What to estimate.
+
+    Attributes:
+        topology: A name in `TOPOLOGIES`.
+        model: A name in `mis_core.models.published.PUBLISHED`.
+        workload: As `build_workload` takes it.
+        dp: Devices that tokens are cut over.
+        tp: Devices that weights and KV heads are cut over.
+        step_tokens: Token budget of a step on each device.
+        requests: Requests that arrive together, each with a query of its own.
+        apply_softmax: Ask for a softmax over the labels instead of full-vocabulary probabilities.
+    """
+
+    topology: str
+    model: str
+    workload: str
+    dp: int = 1
+    tp: int = 1
+    step_tokens: int = 4096
+    requests: int = 8
+    apply_softmax: bool = False
 
 
 class Stage(BaseModel):
@@ -45,7 +60,7 @@ class Stage(BaseModel):
     share: float
 
 
-class Estimate(BaseModel):
+class Estimate(Asked):
     """What a workload would take.
 
     Attributes:
@@ -55,18 +70,9 @@ class Estimate(BaseModel):
         roofline_share: The first by the second.
         padded_share: Part of the steps' rows that is padding.
         memory_bytes: Arguments and temporaries of the largest step on each device, weights and cache included.
-        published: A figure that others measured for the same job, or None.
     """
 
-    topology: str
-    model: str
-    workload: str
     workload_sha256: str
-    dp: int
-    tp: int
-    step_tokens: int
-    requests: int
-    apply_softmax: bool
     steps: int
     milliseconds: float
     items_per_second: float
@@ -77,105 +83,72 @@ class Estimate(BaseModel):
     memory_bytes: int
     memory_limit_bytes: float
     not_modelled: list[str] = Field(default_factory=lambda: list(NOT_MODELLED))
-    published: str | None = None
+
+    def __str__(self) -> str:
+        """Return the figures, a line each, and the breakdown."""
+        memory = f"{self.memory_bytes / 2**20:10,.0f} MiB of {self.memory_limit_bytes / 2**20:,.0f} a device"
+        lines = (
+            f"{self.workload}, {self.model} on {self.topology}, dp {self.dp}, tp {self.tp}, bfloat16, "
+            + ("softmax over the labels" if self.apply_softmax else "full-vocabulary probabilities"),
+            f"{self.requests} requests in {self.steps} steps of up to {self.step_tokens} tokens a device, "
+            f"{self.padded_share:.1%} padding",
+            "",
+            f"{self.items_per_second:10,.0f} items/s",
+            f"{self.milliseconds:10.2f} ms a request",
+            f"{self.roofline_share:10.0%} of the roofline, {self.roofline_items_per_second:,.0f} items/s",
+            f"{memory}, with weights and cache",
+            "",
+            *(f"{stage.milliseconds:10.2f} ms {stage.share:5.1%}  {stage.name}" for stage in self.stages),
+            "",
+            "Not modelled: " + "; ".join(self.not_modelled) + ".",
+        )
+        return "\n".join(lines)
 
 
-def estimate(
-    topology: str,
-    model: str,
-    workload_name: str,
-    *,
-    dp: int = 1,
-    tp: int = 1,
-    step_tokens: int = 4096,
-    requests: int = 8,
-    apply_softmax: bool = False,
-) -> Estimate:
+def estimate(asked: Asked) -> Estimate:
     """Plan, compile and price.
-
-    Args:
-        topology: A name in `TOPOLOGIES`.
-        model: A name in `mis_core.models.published.PUBLISHED`.
-        workload_name: As `build_workload` takes it.
-        dp: Devices that tokens are cut over.
-        tp: Devices that weights and KV heads are cut over.
-        step_tokens: Token budget of a step on each device.
-        requests: Requests that arrive together, each with a query of its own.
-        apply_softmax: Ask for a softmax over the labels instead of full-vocabulary probabilities.
 
     Raises:
         EstimateError: the topology or the model does not exist, has too few devices, the workload is text, or
             the compiler refused a program.
         WorkloadNameError: the workload's name has another form.
     """
-    for name, known, what in ((topology, TOPOLOGIES, "topology"), (model, PUBLISHED, "model")):
+    dp, tp, requests = asked.dp, asked.tp, asked.requests
+    for name, known, what in ((asked.topology, TOPOLOGIES, "topology"), (asked.model, PUBLISHED, "model")):
         if name not in known:
             raise EstimateError(f"There is no {what} {name!r}; choose from {', '.join(known)}.")
-    devices = math.prod(int(n) for n in topology.partition(":")[2].split("x"))
+    devices = math.prod(int(n) for n in asked.topology.partition(":")[2].split("x"))
     if dp * tp > devices:
-        raise EstimateError(f"dp {dp} x tp {tp} needs {dp * tp} devices; {topology} has {devices}.")
-    workload = build_workload(workload_name)
+        raise EstimateError(f"dp {dp} x tp {tp} needs {dp * tp} devices; {asked.topology} has {devices}.")
+    workload = build_workload(asked.workload)
     if isinstance(workload.query, str):
-        raise EstimateError(f"{workload_name} is text; an estimate has no tokenizer and needs token ids.")
+        raise EstimateError(f"{asked.workload} is text; an estimate has no tokenizer and needs token ids.")
     if find_spec("libtpu") is None:
         raise EstimateError("An estimate needs the TPU's compiler: pip install libtpu.")
-    bodies = [workload.another(number).request | {"apply_softmax": apply_softmax} for number in range(requests)]
-    target = TOPOLOGIES[topology]
+    bodies = [workload.another(number).request | {"apply_softmax": asked.apply_softmax} for number in range(requests)]
+    target = TOPOLOGIES[asked.topology]
     try:
-        times = price_requests(target, model, bodies, dp=dp, tp=tp, step_tokens=step_tokens)
+        times = price_requests(target, asked.model, bodies, dp=dp, tp=tp, step_tokens=asked.step_tokens)
     except (RuntimeError, ConfigError) as error:
         raise EstimateError(str(error)) from None
-    config, chip = PUBLISHED[model], CHIPS[TARGETS[target].chip]
-    flops = requests * least_flops(config, workload.request, normalised=not apply_softmax) / (dp * tp)
+    config, chip = PUBLISHED[asked.model], CHIPS[TARGETS[target].chip]
+    flops = requests * least_flops(config, workload.request, normalised=not asked.apply_softmax) / (dp * tp)
     least = max(flops / chip.flops, least_bytes(config) / tp / chip.bytes)
     items = workload.num_items * requests
-    figure = PUBLISHED_FIGURES.get((model, workload_name, topology, dp, tp))
+    stages = [
+        Stage(name=name, milliseconds=seconds / requests * 1e3, share=seconds / times.seconds)
+        for name, seconds in sorted(times.stages.items(), key=lambda pair: -pair[1])
+    ]
     return Estimate(
-        topology=topology,
-        model=model,
-        workload=workload_name,
+        **asked.model_dump(),
         workload_sha256=workload.sha256,
-        dp=dp,
-        tp=tp,
-        step_tokens=step_tokens,
-        requests=requests,
-        apply_softmax=apply_softmax,
         steps=times.steps,
         milliseconds=times.seconds / requests * 1e3,
         items_per_second=items / times.seconds,
-        stages=list(_stages(times, requests)),
+        stages=stages,
         roofline_items_per_second=items / least,
         roofline_share=least / times.seconds,
         padded_share=times.padded_share,
         memory_bytes=times.memory_bytes,
         memory_limit_bytes=chip.memory,
-        published=None if figure is None else f"{figure[0]:g} items/s ({figure[1]})",
     )
-
-
-def _stages(times: StepTimes, requests: int) -> Iterator[Stage]:
-    for name, seconds in sorted(times.stages.items(), key=lambda pair: -pair[1]):
-        yield Stage(name=name, milliseconds=seconds / requests * 1e3, share=seconds / times.seconds)
-
-
-def as_text(found: Estimate) -> str:
-    """Return the figures, a line each, and the breakdown."""
-    lines = [
-        f"{found.workload}, {found.model} on {found.topology}, dp {found.dp}, tp {found.tp}, bfloat16, "
-        + ("softmax over the labels" if found.apply_softmax else "full-vocabulary probabilities"),
-        f"{found.requests} requests in {found.steps} steps of up to {found.step_tokens} tokens a device, "
-        f"{found.padded_share:.1%} padding",
-        "",
-        f"{found.items_per_second:10,.0f} items/s",
-        f"{found.milliseconds:10.2f} ms a request",
-        f"{found.roofline_share:10.0%} of the roofline, {found.roofline_items_per_second:,.0f} items/s",
-        f"{found.memory_bytes / 2**20:10,.0f} MiB of {found.memory_limit_bytes / 2**20:,.0f} a device, "
-        "with weights and cache",
-        "",
-        *(f"{stage.milliseconds:10.2f} ms {stage.share:5.1%}  {stage.name}" for stage in found.stages),
-        "",
-        "Not modelled: " + "; ".join(found.not_modelled) + ".",
-    ]
-    if found.published:
-        lines.append(f"Published for the same job: {found.published}.")
-    return "\n".join(lines)

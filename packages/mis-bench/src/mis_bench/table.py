@@ -3,14 +3,18 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import rich.table
 from rich.console import Console
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from mis_bench.figures import Row
+
 Cell = str | int | float | None
-Row = TypeVar("Row")
+Described = TypeVar("Described")
 
 _NUMBER = re.compile(r"[-+]?[\d,.]+ ?%?( to [-+]?[\d,.]+ ?%?)?( \(.*\))?|-")
 _BAD = ("fail", "missed", "not eligible", "not run", "skipped")
@@ -32,7 +36,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     @classmethod
-    def of(cls, caption: str, rows: Iterable[Row], columns: Mapping[str, Callable[[Row], Cell]]) -> "Table":
+    def of(cls, caption: str, rows: Iterable[Described], columns: Mapping[str, Callable[[Described], Cell]]) -> "Table":
         """Describe a table by its columns; one that has no value in any row is left out.
 
         Args:
@@ -43,18 +47,8 @@ class Table:
         rows = list(rows)
         cells = {heading: [of_row(row) for row in rows] for heading, of_row in columns.items()}
         kept = [heading for heading, column in cells.items() if any(cell not in (None, "") for cell in column)]
-        texts = [[text_of(cells[heading][place]) for heading in kept] for place in range(len(rows))]
+        texts = [[_text(cells[heading][place]) for heading in kept] for place in range(len(rows))]
         return cls(caption, kept, texts)
-
-    def without_constant(self, *headings: str) -> "Table":
-        """Return the table without those of some columns that say the same in every row."""
-        kept = [
-            place
-            for place, heading in enumerate(self.header)
-            if heading not in headings or len({row[place] for row in self.rows}) > 1
-        ]
-        rows = [[row[place] for place in kept] for row in self.rows]
-        return Table(self.caption, [self.header[place] for place in kept], rows)
 
     def is_numeric(self, column: int) -> bool:
         """Whether every cell of a column is a number, a range of two, or `-`."""
@@ -63,8 +57,8 @@ class Table:
     def as_markdown(self) -> str:
         """Return a Markdown table under its caption, with pipes in cells replaced."""
         rule = ["---:" if self.is_numeric(column) else "---" for column in range(len(self.header))]
-        lines = [f"| {' | '.join(_unpiped(cell) for cell in line)} |" for line in (self.header, rule, *self.rows)]
-        return "\n".join([f"{self.caption}:", "", *lines])
+        cells = [[" ".join(cell.split()).replace("|", "/") for cell in row] for row in (self.header, rule, *self.rows)]
+        return "\n".join([f"{self.caption}:", "", *(f"| {' | '.join(row)} |" for row in cells)])
 
     def show(self) -> None:
         """Print on standard output; where that is no terminal, without lines and the caption in one line."""
@@ -74,8 +68,8 @@ class Table:
             console, made.box, made.title = Console(width=_NO_TERMINAL_WIDTH), None, None
             console.print(Text(self.caption), soft_wrap=True)
         for column, heading in enumerate(self.header):
-            is_numeric = self.is_numeric(column)
-            made.add_column(Text(heading), justify="right" if is_numeric else "left", overflow="fold")
+            justify = "right" if self.is_numeric(column) else "left"
+            made.add_column(Text(heading), justify=justify, overflow="fold")
         for row in self.rows:
             made.add_row(*(Text(cell, style="bold red" if is_bad(cell) else "") for cell in row))
         console.print(made)
@@ -84,11 +78,6 @@ class Table:
 def is_bad(cell: str) -> bool:
     """Whether a cell is a verdict that a reader should see first."""
     return cell.lower().startswith(_BAD)
-
-
-def text_of(value: Cell) -> str:
-    """Return a cell's text; `-` of nothing."""
-    return value or "-" if isinstance(value, str) else number(value)
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -103,5 +92,64 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{float(f'{value:.{digits}g}'):,.12f}".rstrip("0").rstrip(".") if value else "0"
 
 
-def _unpiped(cell: str) -> str:
-    return " ".join(cell.split()).replace("|", "/")
+def _text(value: Cell) -> str:
+    return value or "-" if isinstance(value, str) else number(value)
+
+
+def rows_table(caption: str, rows: Iterable["Row"]) -> Table:
+    """Return rows of a summary as a table, the same for every command and for the report."""
+    rows = list(rows)
+    shown = {
+        heading: of_row
+        for heading, of_row in _COLUMNS.items()
+        if heading not in _NAMES or len({of_row(row) for row in rows}) > 1
+    }
+    return Table.of(caption, rows, shown)
+
+
+def _verdict(row: "Row") -> str:
+    """Return what the rules say about a row, in words."""
+    if row.wins:
+        return "wins"
+    if row.status != "ok":
+        return "; ".join([row.status, *row.reasons])
+    return f"not eligible: {'; '.join(row.objections)}" if row.objections else "ok"
+
+
+def _part(name: str, part: str, row: "Row") -> Cell:
+    """Return a part of a figure that a row may lack."""
+    return getattr(getattr(row, name), part, None)
+
+
+_NAMES = ("target", "workload", "cache", "load", "items", "labels", "dtype")
+"""Columns that are left out where they say the same in every row."""
+
+_COLUMNS: Mapping[str, Callable[["Row"], Cell]] = {
+    "row": lambda row: row.name,
+    "target": lambda row: row.target,
+    "workload": lambda row: row.workload,
+    "cache": lambda row: row.cache,
+    "load": lambda row: row.load,
+    "items": lambda row: row.num_items,
+    "labels": lambda row: row.num_labels,
+    "dtype": lambda row: row.dtype,
+    "calls": lambda row: row.calls,
+    "failed": lambda row: sum(row.failures.values()) or None,
+    "status": _verdict,
+    "items/s": partial(_part, "items_per_second", "value"),
+    "interval or rounds": partial(_part, "items_per_second", "spread"),
+    "x reference": lambda row: f"{number(row.ratio.value)} ({row.ratio.spread})" if row.ratio else None,
+    "requests/s": partial(_part, "requests_per_second", "value"),
+    "goodput/s": lambda row: row.goodput_rps,
+    "p50 ms": partial(_part, "latency", "p50_ms"),
+    "p95 ms": partial(_part, "latency", "p95_ms"),
+    "p99 ms": partial(_part, "latency", "p99_ms"),
+    "mean ms": partial(_part, "latency", "mean_ms"),
+    "std ms": partial(_part, "latency", "std_ms"),
+    "first ms": lambda row: row.first_ms,
+    "steps/call": lambda row: row.steps_per_call,
+    "items/USD": lambda row: row.items_per_usd,
+    "max diff": lambda row: row.max_abs,
+    "mean diff": lambda row: row.mean_abs,
+    "compiled": lambda row: row.compilations or None,
+}

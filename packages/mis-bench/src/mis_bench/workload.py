@@ -1,21 +1,19 @@
 """Workloads: the same name gives the same tokens, on every machine and with every version.
 
 A name is `KIND-Q-N-L`, Q query tokens and N items of L tokens each, or one of `PRODUCTION`; `@8` at its end asks
-for 8 labels. The canonical one is `canonical-2000-500-20`. Token ids are read off SHAKE-256 of the name, not drawn
-from a library's random generator, whose stream may change between releases; `Workload.sha256` proves it.
+for 8 labels. The canonical one is `canonical-2000-500-20`. Numbers are read off SHAKE-256 of the name, not drawn from a
+library's generator, whose stream may change between releases; `Workload.sha256` proves it.
 """
 
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
-
-from mis_bench.workloads.kinds import KINDS, PRODUCTION, Sizes, labels, uniform
-from mis_bench.workloads.seeded import TOKEN_IDS
+from jaxtyping import Int32, UInt32
 
 CANONICAL = "canonical-2000-500-20"
 
@@ -25,8 +23,22 @@ MAX_TOKENS = 2_000_000
 MAX_LABELS = 1024
 """Most labels of a workload; what a server accepts by default."""
 
-_NAME = re.compile(r"([a-z][a-z0-9_]*)-([1-9][0-9]{0,17})-([1-9][0-9]{0,17})-([1-9][0-9]{0,17})")
-_LABELS = re.compile(r"[1-9][0-9]{0,17}")
+_NUMBER = "([1-9][0-9]{0,17})"
+_NAME = re.compile(f"([a-z][a-z0-9_]*)-{_NUMBER}-{_NUMBER}-{_NUMBER}")
+
+LABEL_TOKEN_IDS = (9454, 2753)
+"""The labels scored, unless a name asks for more."""
+
+TOKEN_IDS = range(1000, 100_000)
+"""Ids that occur: ordinary tokens, and no special ones, in the vocabularies of Qwen 2, Qwen 3 and Llama 3."""
+
+_SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
+
+Tokens = Int32[np.ndarray, " tokens"] | str
+"""Token ids, or a text."""
+
+Inputs = tuple[Tokens, tuple[Tokens, ...]]
+"""A query and items."""
 
 
 class WorkloadNameError(ValueError):
@@ -95,14 +107,15 @@ class Workload:
         """
         if vocab_size is None:
             return self
-        label_token_ids = self.label_token_ids % vocab_size
-        if isinstance(self.query, str):
-            return replace(self, label_token_ids=label_token_ids, vocab_size=vocab_size)
+
+        def folded(tokens: Tokens) -> Tokens:
+            return tokens if isinstance(tokens, str) else tokens % vocab_size
+
         return replace(
             self,
-            query=self.query % vocab_size,
-            items=tuple(np.asarray(item, np.int32) % vocab_size for item in self.items),
-            label_token_ids=label_token_ids,
+            query=folded(self.query),
+            items=tuple(map(folded, self.items)),
+            label_token_ids=self.label_token_ids % vocab_size,
             vocab_size=vocab_size,
         )
 
@@ -122,8 +135,83 @@ class Workload:
             items = tuple(f" {number}{item}" for item in self.items)
             return replace(self, query=f"{number} {self.query}", items=items)
         ids = TOKEN_IDS if self.vocab_size is None else range(self.vocab_size)
-        items = tuple(_shifted(np.asarray(item, np.int32), number, ids) for item in self.items)
-        return replace(self, query=_shifted(self.query, number, ids), items=items)
+
+        def shifted(tokens: Tokens) -> Tokens:
+            assert not isinstance(tokens, str), "query and items are of one kind"
+            return (ids.start + (tokens - ids.start + number) % len(ids)).astype(np.int32)
+
+        return replace(self, query=shifted(self.query), items=tuple(map(shifted, self.items)))
+
+
+class Sizes(NamedTuple):
+    """Tokens of the query, number of items, tokens of an item on average; words in a `text`."""
+
+    query: int
+    items: int
+    item: int
+
+    @property
+    def total(self) -> int:
+        """Tokens or words altogether."""
+        return self.query + self.items * self.item
+
+
+def integers(name: str, count: int) -> UInt32[np.ndarray, " count"]:
+    """Return integers below 2^32; a longer draw of the same name begins with the shorter one."""
+    return np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * count), "<u4")
+
+
+def tokens(name: str, count: int) -> Int32[np.ndarray, " count"]:
+    """Return token ids of `TOKEN_IDS`."""
+    return (TOKEN_IDS.start + integers(name, count) % len(TOKEN_IDS)).astype(np.int32)
+
+
+def labels(count: int) -> Int32[np.ndarray, " labels"]:
+    """Return different label ids; more labels begin with the fewer."""
+    drawn = dict.fromkeys([*LABEL_TOKEN_IDS, *tokens("labels", 2 * count).tolist()])
+    return np.array(list(drawn)[:count], np.int32)
+
+
+def uniform(name: str, sizes: Sizes) -> Inputs:
+    """Return items of equal length, all different."""
+    ids = tokens(name, sizes.total)
+    return ids[: sizes.query], tuple(ids[sizes.query :].reshape(sizes.items, sizes.item))
+
+
+def ragged(name: str, sizes: Sizes) -> Inputs:
+    """Return items of 1 to `2 * sizes.item - 1` tokens with a mean of exactly `sizes.item`.
+
+    Half of the lengths are drawn, the other half mirror them about the mean.
+    """
+    drawn = 1 + integers(f"lengths of {name}", sizes.items // 2).astype(np.int64) % (2 * sizes.item - 1)
+    lengths = np.concatenate([drawn, [sizes.item] * (sizes.items % 2), 2 * sizes.item - drawn]).astype(np.int64)
+    ids = tokens(name, sizes.total)
+    return ids[: sizes.query], tuple(np.split(ids[sizes.query :], np.cumsum(lengths)[:-1]))
+
+
+def text(name: str, sizes: Sizes) -> Inputs:
+    """Return a query and items of words; items begin with a space, so that they can follow the query.
+
+    Words have two or three syllables, such as `lomi` or `sateru`.
+    """
+    drawn = integers(name, 4 * sizes.total).reshape(-1, 4).tolist()
+    words = ["".join(_SYLLABLES[part % len(_SYLLABLES)] for part in row[: 2 + row[3] % 2]) for row in drawn]
+    rows = np.reshape(words[sizes.query :], (sizes.items, sizes.item))
+    return " ".join(words[: sizes.query]), tuple(f" {' '.join(row)}" for row in rows)
+
+
+KINDS: dict[str, Callable[[str, Sizes], Inputs]] = {"ragged": ragged, "text": text}
+"""First words of names that mean more than other tokens; any other word is `uniform`."""
+
+PRODUCTION = {
+    "track_low": Sizes(183, 16, 26),
+    "track_mean": Sizes(420, 96, 55),
+    "track_high": Sizes(483, 128, 63),
+    "home_low": Sizes(155, 8, 30),
+    "home_mean": Sizes(275, 34, 50),
+    "home_high": Sizes(2375, 256, 70),
+}
+"""Sizes of requests met in production: recommendations of tracks and of a home page, by load."""
 
 
 def build_workload(name: str = CANONICAL) -> Workload:
@@ -131,45 +219,30 @@ def build_workload(name: str = CANONICAL) -> Workload:
 
     Args:
         name: `KIND-Q-N-L`, such as `canonical-2000-500-20`, or a name of `PRODUCTION`, such as `track_low`; both may
-            end in `@` and a number of labels. The KINDs `ragged`, `duplicates` and `text` are explained in
-            `mis_bench.workloads.kinds`; any other word stands for other tokens.
+            end in `@` and a number of labels. The KINDs are those of `KINDS`; any other word stands for other tokens.
 
     Raises:
         WorkloadNameError: the name has another form, or asks for more than `MAX_TOKENS` tokens or `MAX_LABELS` labels.
     """
     inputs, at, digits = name.partition("@")
-    kind, sizes = _sizes(inputs)
-    if at and _LABELS.fullmatch(digits) is None:
-        raise WorkloadNameError(f"Write {inputs}@8 for 8 labels: a number of at least 1 after the @.")
-    label_count = int(digits) if at else 2
-    if label_count > MAX_LABELS:
-        raise WorkloadNameError(f"{inputs} has {label_count:,} labels; at most {MAX_LABELS:,} are allowed.")
-    query, items = KINDS.get(kind, uniform)(inputs, sizes)
-    return Workload(name, query, items, labels(label_count))
-
-
-def _sizes(name: str) -> tuple[str, Sizes]:
-    """Return the kind and sizes."""
-    if name in PRODUCTION:
-        return name, PRODUCTION[name]
-    match = _NAME.fullmatch(name)
-    if match is None:
+    match = _NAME.fullmatch(inputs)
+    kind = match[1] if match else inputs
+    sizes = Sizes(*map(int, match.groups()[1:])) if match else PRODUCTION.get(inputs)
+    if sizes is None or (at and not re.fullmatch(_NUMBER, digits)):
         raise WorkloadNameError(
-            f"{name[:80]!r} is not a workload. Write KIND-Q-N-L for Q query tokens and N items of L tokens, "
-            f"all at least 1, such as {CANONICAL}; or one of {', '.join(PRODUCTION)}."
+            f"{name[:40]!r} is not a workload. Write KIND-Q-N-L for Q query tokens and N items of L tokens, such as "
+            f"{CANONICAL}; or one of {', '.join(PRODUCTION)}; and @8 behind it for 8 labels."
         )
-    sizes = Sizes(*(int(digits) for digits in match.groups()[1:]))
-    if sizes.total > MAX_TOKENS:
-        raise WorkloadNameError(f"{name} has {sizes.total:,} tokens; at most {MAX_TOKENS:,} are allowed.")
-    return match[1], sizes
+    num_labels = int(digits) if at else 2
+    for count, most, what in ((sizes.total, MAX_TOKENS, "tokens"), (num_labels, MAX_LABELS, "labels")):
+        if count > most:
+            raise WorkloadNameError(f"{name} has {count:,} {what}; at most {most:,} are allowed.")
+    query, items = KINDS.get(kind, uniform)(inputs, sizes)
+    return Workload(name, query, items, labels(num_labels))
 
 
-def _shifted(tokens: Int32[np.ndarray, " count"], number: int, ids: range) -> Int32[np.ndarray, " count"]:
-    return (ids.start + (tokens - ids.start + number) % len(ids)).astype(np.int32)
-
-
-def _plain(value: Int32[np.ndarray, " count"] | str) -> list[int] | str:
-    return value if isinstance(value, str) else value.tolist()
+def _plain(tokens: Tokens) -> list[int] | str:
+    return tokens if isinstance(tokens, str) else tokens.tolist()
 
 
 def _canonical_json(value: Any) -> bytes:

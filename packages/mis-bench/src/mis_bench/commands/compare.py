@@ -1,112 +1,120 @@
-"""`mis-bench compare`: backends side by side."""
+"""`mis-bench compare` and `mis-bench matrix`: which target is best, and in calls of how many items."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
-from mis_bench.commands.bench import ABOVE_0, Given, find_targets, measuring_options, named_numbers
-from mis_bench.commands.carry_out import carry_out, finish
-from mis_bench.commands.measuring import one_sentence
-from mis_bench.presets import compare_cases
+from mis_bench.commands.bench import POSITIVE, Bench, by_target, finish, measuring_options, numbers, workload_option
+from mis_bench.commands.measuring import ABOVE_0
+from mis_bench.records import Cache, Case
 from mis_bench.targets.options import without_secrets
-from mis_bench.workload import CANONICAL
 
-if TYPE_CHECKING:
-    from mis_bench.records import Plan
-    from mis_bench.summary import Summary
+CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)
+"""Items of a call that `matrix` tries."""
+
+chunk_sizes_option = click.option(
+    "--chunk-sizes", callback=numbers(POSITIVE), help="Items of a call, behind commas; the client cuts the request."
+)
 
 
 @click.command()
-@click.option("--workload", "workload_name", default=CANONICAL, help="KIND-Q-N-L, or another name of a workload.")
-@click.option("--rounds", type=click.IntRange(1), default=6, help="Timed rounds; six or more give an interval.")
-@click.option(
-    "--chunk-size",
-    "chunk_sizes",
-    type=click.IntRange(1),
-    multiple=True,
-    show_default="all items",
-    help="Items of a call; repeatable.",
-)
+@workload_option
+@click.option("--rounds", type=POSITIVE, default=6, help="Timed rounds; six or more give an interval.")
+@chunk_sizes_option
 @click.option(
     "--slow-items",
+    "slow",
     multiple=True,
+    callback=by_target(POSITIVE),
     metavar="TARGET=N",
-    help="This target is asked for the first N items only; repeatable.",
+    help="Ask it for N items only.",
 )
 @click.option("--reference", show_default="the first", help="Target that others are held against.")
 @click.option("--guardrail-ratio", type=click.FloatRange(1), default=1.25, help="A winner's p95 over the lowest p95.")
-@click.option(
-    "--correctness-threshold-max-abs",
-    "max_abs",
-    type=ABOVE_0,
-    default=0.02,
-    help="Largest difference of label softmaxes.",
-)
-@click.option(
-    "--correctness-threshold-mean-abs",
-    "mean_abs",
-    type=ABOVE_0,
-    default=0.01,
-    help="Mean difference of label softmaxes.",
-)
-@click.option(
-    "--markdown",
-    type=click.Path(dir_okay=False, path_type=Path),
-    show_default="none",
-    help="File for a report.",
-)
+@click.option("--correctness-threshold-max-abs", "max_abs", type=ABOVE_0, default=0.02, help="Of label softmaxes.")
+@click.option("--correctness-threshold-mean-abs", "mean_abs", type=ABOVE_0, default=0.01, help="Of label softmaxes.")
 @measuring_options
 def compare(
-    given: Given,
     workload_name: str,
     rounds: int,
     chunk_sizes: tuple[int, ...],
-    slow_items: tuple[str, ...],
+    slow: dict[str, int],
     reference: str | None,
-    markdown: Path | None,
-    **limits: float,
+    guardrail_ratio: float,
+    max_abs: float,
+    mean_abs: float,
+    **given: Any,
 ) -> None:
-    """Compare backends: which are correct, and which of those is fastest?
-
-    They take turns in alternating rounds.
+    """Compare backends, measured in alternating rounds: which are correct, and which of those is fastest?
 
     Exit status 1: scores differ too much, a target could not run, or no target may win.
-    """  # fmt: skip
-    if len(given.targets) < 2:
-        raise click.UsageError("Name at least two targets with --target.")
-    if len(given.models) > 1:
-        raise click.UsageError("Targets are compared on one model; give one --model.")
-    slow = {name: int(items) for name, items in named_numbers(slow_items, int, "transformers-serial=4").items()}
-    bench = find_targets(given, must_forget=True)
-    names = [target.name for target in bench.targets]
-    reference = (
-        without_secrets(reference) if reference else next((name for name in names if name not in slow), names[0])
-    )
-    for option, those in (("--reference", [reference]), ("--slow-items", slow)):
-        for name in those:
-            if name not in names:
-                raise click.BadParameter(f"{name!r} is no target; there are {', '.join(names)}.", param_hint=option)
+    """
+    bench = Bench(**given)
+    if len(bench.targets) < 2 or len(bench.models) > 1:
+        raise click.UsageError("Name at least two targets with --target, and one --model.")
+    names = [target.name for target in bench.find(must_forget=True)]
+    reference = without_secrets(reference or next((name for name in names if name not in slow), names[0]))
+    for name in (reference, *slow):
+        if name not in names:
+            raise click.UsageError(f"{name!r} is no target; there are {', '.join(names)}.")
     if reference in slow:
-        raise click.BadParameter(
-            f"{reference} is among --slow-items: others would be compared on its few items only; name another.",
-            param_hint="--reference",
-        )
+        raise click.UsageError(f"Others would be compared on the few items of {reference}: name another --reference.")
     bench.notes += [f"{name} was asked for the first {items} items only." for name, items in slow.items()]
-    with one_sentence():
-        cases = list(compare_cases(bench.targets, workload_name, bench.common_vocabulary, chunk_sizes, slow))
-    outcome = carry_out(bench, "compare", cases, rounds=rounds, reference=reference, limits=limits)
-    with one_sentence():
-        _write_markdown(outcome.summary, outcome.results.plan, markdown)
-    finish(outcome.summary)
+    cases = _cases(bench, workload_name, chunk_sizes, slow=slow)
+    limits = {"guardrail_ratio": guardrail_ratio, "max_abs": max_abs, "mean_abs": mean_abs}
+    finish(bench.measure("compare", cases, rounds=rounds, reference=reference, limits=limits)[0])
 
 
-def _write_markdown(summary: "Summary", plan: "Plan", path: Path | None) -> None:
-    """Write the findings and the table."""
-    from mis_bench.tables import rows_table
+@click.command()
+@workload_option
+@click.option("--view", type=click.Choice(["portable", "best-native"]), default="portable")
+@chunk_sizes_option
+@click.option("--cache", type=click.Choice(["cold", "warm"]), default="cold", help="cold: queries are forgotten.")
+@click.option("--sweep-runs", type=POSITIVE, default=5, help="Rounds of every size.")
+@click.option("--confirm-runs", type=click.IntRange(0), default=7, help="Rounds of those that are confirmed.")
+@measuring_options
+def matrix(
+    workload_name: str,
+    view: str,
+    chunk_sizes: tuple[int, ...],
+    cache: Cache,
+    sweep_runs: int,
+    confirm_runs: int,
+    **given: Any,
+) -> None:
+    """Find the target and the number of items in a call with most items a second, and confirm it.
 
-    if path is None:
-        return
-    sentences = "".join(f"- {sentence}\n" for sentence in (*summary.findings, *plan.notes))
-    table = rows_table("Rows", summary.rows).as_markdown()
-    path.write_text(f"# Comparison on {plan.cases[0].workload.name}\n\n{sentences}\n{table}\n", encoding="utf-8")
+    In the view portable the client cuts the request into calls of every size; in best-native it is sent whole.
+
+    Exit status 1 if none may win.
+    """
+    bench = Bench(**given)
+    if len(bench.models) > 1:
+        raise click.UsageError("A matrix is of one --model.")
+    reference = bench.find(must_forget=cache == "cold")[0].name
+    sizes = chunk_sizes or (() if view == "best-native" else CHUNK_SIZES)
+    cases = _cases(bench, workload_name, sizes, cache=cache)
+    finish(bench.measure("matrix", cases, rounds=sweep_runs, confirm_rounds=confirm_runs, reference=reference)[0])
+
+
+def _cases(
+    bench: Bench, workload_name: str, sizes: Sequence[int], *, slow: Mapping[str, int] = {}, cache: Cache = "cold"
+) -> list[Case]:
+    """Return a case for every target and size of its calls, all items by default; slow targets get the first few."""
+    cases = []
+    for target in bench.planned:
+        part = bench.part(workload_name, softmax=True, items=slow.get(target.name))
+        for size in sorted({min(size, part.num_items) for size in sizes or [part.num_items]}):
+            is_whole = size == part.num_items
+            cases.append(
+                Case(
+                    name=target.name if is_whole else f"{target.name}, calls of {size}",
+                    target=target.name,
+                    workload=part,
+                    cache=cache,
+                    chunk_items=0 if is_whole else size,
+                    is_partial=target.name in slow,
+                )
+            )
+    return cases

@@ -1,4 +1,4 @@
-"""What the commands that measure one target share: options, the opened target, progress, tables, folders."""
+"""What commands that ask a target share: options, checkpoints, progress, folders, and mistakes in one sentence."""
 
 import datetime
 import json
@@ -11,38 +11,52 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mis_bench.artifact import ArtifactError
 from mis_bench.targets.base import About, TargetUnavailable
-from mis_bench.workload import WorkloadNameError
-from mis_bench.workloads.seeded import TOKEN_IDS
+from mis_bench.workload import TOKEN_IDS, WorkloadNameError
+
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+ABOVE_0 = click.FloatRange(0, min_open=True)
 
 
-def target_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name a target and what it computes on."""
-    for option in reversed(
-        (
-            click.option("--target", "spec", default="engine", help="engine, or a server: mis=http://HOST:PORT."),
-            click.option(
-                "--option", "options", multiple=True, metavar="NAME=VALUE", callback=pairs,
-                help="Option of the target, scoring_algorithm=packed for instance; repeatable.",
-            ),
-            click.option(
-                "--vocab-size", type=click.IntRange(2), show_default="that of --model",
-                help="Fold token ids into a vocabulary of this size; for servers with small models.",
-            ),
-            click.option(
-                "--hardware", show_default="this machine's", help="What computes, where a server runs elsewhere."
-            ),
-            click.option(
-                "--timeout", type=click.FloatRange(0, min_open=True), default=180.0, help="Seconds a call may take."
-            ),
-            click.option(
-                "--output", type=click.Path(file_okay=False, path_type=Path),
-                show_default="in results/, named after the command", help="Folder for the artifacts.",
-            ),
-        )
-    ):  # fmt: skip
-        command = option(command)
-    return command
+def pairs(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return `NAME=VALUE` options by name; the callback of such."""
+    wrong = next((text for text in texts if "=" not in text[1:]), None)
+    if wrong is not None:
+        raise click.BadParameter(f"{wrong[:80]!r} is not NAME=VALUE, such as dtype=float32.")
+    return dict(text.split("=", 1) for text in texts)
+
+
+def adding(*those: Decorator) -> Decorator:
+    """Return a decorator that adds options, in the order of the help."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(those):
+            command = option(command)
+        return command
+
+    return add
+
+
+SHARED = (
+    click.option(
+        "--option", "options", multiple=True, metavar="NAME=VALUE", callback=pairs, help="Of every target; repeatable."
+    ),
+    click.option(
+        "--vocab-size", type=click.IntRange(2), show_default="that of --model", help="For servers with small models."
+    ),
+    click.option("--timeout", type=ABOVE_0, default=180.0, help="Seconds a request may take."),
+    click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder; a new one in results/."),
+)
+"""Options of every command that asks a target."""
+
+target_options = adding(
+    click.option("--target", "spec", default="engine", help="engine, or a server: mis=http://HOST:PORT."),
+    click.option("--hardware", show_default="this machine's", help="What computes, where a server runs elsewhere."),
+    *SHARED,
+)
+"""Adds the options that name one target."""
 
 
 def checkpoint(spec: str | None) -> Path | None:
@@ -65,20 +79,20 @@ def vocabulary(model: Path | None, given: int | None) -> int | None:
 
 
 @contextmanager
-def one_sentence(option: str = "--workload") -> Iterator[None]:
-    """Turn what a user can mend into a message for people, and exit status 1; 2 for a workload's name."""
+def one_sentence() -> Iterator[None]:
+    """Turn what a user can mend into a message for people, and exit status 1; 2 if it was in the command line."""
     try:
         yield
     except TargetUnavailable as error:
         raise click.ClickException(str(error)) from None
-    except WorkloadNameError as error:
-        raise click.BadParameter(str(error), param_hint=option) from None
+    except (WorkloadNameError, ArtifactError) as error:
+        raise click.BadParameter(str(error)) from None
     except OSError as error:
         raise click.FileError(str(error.filename), error.strerror) from None
 
 
 def new_folder(output: Path | None, run_id: str, *files: str) -> Path:
-    """Return the folder for a run's artifacts; one that holds such files already is refused."""
+    """Return the folder for a run's results; one that holds such files already is refused."""
     folder = output or Path("results") / run_id
     for name in files:
         if (folder / name).exists():
@@ -93,15 +107,8 @@ def identity(began: datetime.datetime, what: str) -> str:
 
 def progress() -> Progress:
     """Return a progress bar on standard error, with the time left."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True))
 
 
 def show(table: Table) -> None:
@@ -116,18 +123,7 @@ def show(table: Table) -> None:
 
 def caption(about: About, hardware: str) -> str:
     """Return what a reader of a table must know: target, versions and every option."""
-    options = " ".join(f"{name}={value}" for name, value in about.options.items())
-    versions = " ".join(f"{name} {version}" for name, version in about.versions.items())
     what = f"{about.name} ({about.backend}), {about.model}, {about.dtype or 'dtype unknown'}, {hardware}"
-    return "\n".join([what, versions, options])
-
-
-def pairs(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return `NAME=VALUE` options by name; the callback of such."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise click.BadParameter(f"{text[:80]!r} is not NAME=VALUE, such as dtype=float32.")
-        found[name] = value
-    return found
+    versions = " ".join(f"{name} {version}" for name, version in about.versions.items())
+    given = " ".join(f"{name}={value}" for name, value in about.options.items())
+    return "\n".join(text for text in (what, versions, given) if text)

@@ -1,184 +1,167 @@
 """`mis-bench run`: the sizes of a profile, named workloads, or a trace."""
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from mis_bench.commands.bench import ABOVE_0, Given, find_targets, measuring_options
-from mis_bench.commands.carry_out import carry_out, finish
-from mis_bench.commands.measuring import one_sentence
-from mis_bench.presets import Counts, run_cases, trace_case
-from mis_bench.profiles import PROFILES, parameter_count
-from mis_bench.workload import WorkloadNameError
-from mis_bench.workloads.traces import Trace, TraceError, build_trace
+from mis_bench.commands.bench import POSITIVE, Bench, finish, measuring_options
+from mis_bench.commands.measuring import ABOVE_0, adding
+from mis_bench.records import Cache, Case, Gates, Load, WorkloadPart
+from mis_bench.workloads.traces import build_trace
 
 if TYPE_CHECKING:
     from mis_bench.summary import Summary
 
+ROUNDS = 10
+"""Most rounds that the requests of a row are cut into."""
 
-def gate_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that set limits; their names are the fields of `records.Gates`."""
-    for option in (
-        click.option("--min-items-per-second", type=ABOVE_0, show_default="off", help="Fail a row that is slower."),
-        click.option(
-            "--max-p99-over-p50", type=click.FloatRange(1), show_default="off",
-            help="Fail a row whose 99th percentile is so many times its median.",
-        ),
-        click.option(
-            "--max-p99-ms", type=ABOVE_0, show_default="off", help="Fail a row with a higher 99th percentile."
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+CACHES: tuple[Cache, ...] = ("cold", "warm")
+
+
+class Profile(NamedTuple):
+    """Items and labels of requests, which have a query of 128 tokens and items of 20, and how often they are sent."""
+
+    batch_sizes: tuple[int, ...]
+    label_counts: tuple[int, ...]
+    runs: int
+    warmup_runs: int
+    dtypes: tuple[str | None, ...] = (None,)  # of our engine's weights; None: as it likes
+
+
+PROFILES = {
+    "smoke": Profile((1, 4, 16), (2, 4), runs=5, warmup_runs=2),
+    "standard": Profile((1, 2, 4, 8, 16, 32), (2, 4, 8), runs=20, warmup_runs=5),
+    "full": Profile(
+        (1, 2, 4, 8, 16, 32, 64), (2, 4, 8, 16), runs=50, warmup_runs=10, dtypes=("bfloat16", "float32")
+    ),
+}  # fmt: skip
+
+gate_options = adding(
+    click.option("--max-p99-ms", type=ABOVE_0, show_default="off", help="Fail a row with a higher 99th percentile."),
+    click.option("--max-p99-over-p50", type=click.FloatRange(1), show_default="off", help="The same, over its median."),
+    click.option("--min-items-per-second", type=ABOVE_0, show_default="off", help="Fail a row that is slower."),
+)  # fmt: skip
+"""Adds the options that set limits; their names are the fields of `records.Gates`."""
 
 
 @click.command()
 @click.option(
-    "--profile",
-    "profile_name",
-    type=click.Choice(list(PROFILES)),
-    show_default="standard, or none with --workload",
-    help="Sizes of requests, labels, and how often each is asked.",
+    "--profile", "profile_name", type=click.Choice(list(PROFILES)), show_default="standard, or none with --workload"
 )
+@click.option("--workload", "workloads", multiple=True, help="Add a workload, cold and warm; repeatable.")
 @click.option(
-    "--workload",
-    "workloads",
-    multiple=True,
-    help="Add a workload by name, with a cold and with a warm cache; repeatable.",
-)
-@click.option(
-    "--trace",
-    "trace_name",
-    metavar="NAME|FILE",
-    show_default="none",
-    help="Measure a load instead: LOAD:RATE:COUNT[:SEED] as for the command workload, mixed:4:100 for instance, or a "
-    "recorded one.",
-)
-@click.option("--runs", type=click.IntRange(1), show_default="the profile's", help="Timed requests of a row.")
-@click.option(
-    "--warmup-runs", type=click.IntRange(1), show_default="the profile's", help="Requests before them, at least."
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(1),
-    show_default="at most 10, 1 of an open load",
-    help="Windows that the runs are cut into; six or more give an interval.",
-)
+    "--trace", "trace_name", metavar="LOAD:RATE:COUNT[:SEED]",
+    help="Measure COUNT requests that arrive RATE a second instead: of LOAD mixed (3, 30 and 500 items) or a workload.",
+)  # fmt: skip
+@click.option("--runs", type=POSITIVE, show_default="the profile's", help="Timed requests of a row.")
+@click.option("--warmup-runs", type=POSITIVE, show_default="the profile's", help="Requests before them, at least.")
+@click.option("--rounds", type=POSITIVE, show_default="10 at most", help="Windows of the runs; six give an interval.")
 @click.option(
     "--concurrency",
     "--max-concurrency",
-    "concurrency",
-    type=click.IntRange(1),
-    show_default="1, no limit with --rate",
-    help="Callers, each waiting for its answer; with --rate most requests under way.",
+    "callers",
+    type=POSITIVE,
+    help="Most requests under way; 1, or any with --rate.",
 )
-@click.option(
-    "--rate",
-    type=ABOVE_0,
-    show_default="off",
-    help="Send requests at random times, this many a second, without waiting for answers.",
-)
-@click.option("--seed", type=click.IntRange(0), default=0, help="Of those times.")
+@click.option("--rate", type=ABOVE_0, show_default="off", help="Requests a second, at random times, as they are due.")
 @gate_options
 @click.option(
-    "--baseline",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    show_default="none",
-    help="Results of an earlier run, to compare with.",
+    "--baseline", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Earlier results to compare with."
 )
-@click.option(
-    "--regression-threshold",
-    type=click.FloatRange(0, 100, min_open=True),
-    default=10.0,
-    help="Drop of items per second against the baseline that fails, in percent.",
-)
+@click.option("--regression-threshold", type=ABOVE_0, default=10.0, help="Percent of items/s whose loss fails.")
 @measuring_options
 def run(
-    given: Given,
     profile_name: str | None,
     workloads: tuple[str, ...],
     trace_name: str | None,
     runs: int | None,
     warmup_runs: int | None,
     rounds: int | None,
-    concurrency: int | None,
+    callers: int | None,
     rate: float | None,
-    seed: int,
     baseline: Path | None,
     regression_threshold: float,
-    **gates: float | None,
+    **given: Any,
 ) -> None:
     """Measure throughput and latency for the sizes of a profile, for named workloads, or for a trace.
 
     Exit status 1 if a request failed, if a row missed a limit, or for a regression against --baseline.
-    """  # fmt: skip
-    profile = PROFILES[profile_name or "standard"]
+    """
+    from mis_bench.baselines import beside
+
+    gates = Gates.model_validate({name: given.pop(name) for name in Gates.model_fields})
+    bench, profile = Bench(**given), PROFILES[profile_name or "standard"]
+    warmups = warmup_runs or profile.warmup_runs
     if trace_name is not None:
-        if profile_name or workloads or runs or rounds or rate or seed or baseline:
-            raise click.UsageError(
-                "--trace says what is asked and when; it goes without --profile, --workload, --runs, --rounds, --rate, "
-                "--seed and --baseline."
-            )
-        finish(_play(given, trace_name, warmup_runs or profile.warmup_runs, concurrency, gates))
+        if profile_name or workloads or runs or rounds or rate or baseline:
+            raise click.UsageError("--trace goes without --profile, --workload, --runs, --rounds, --rate, --baseline.")
+        finish(_play(bench, trace_name, warmups, callers, gates))
         return
-    has_profile = profile_name is not None or not workloads
-    counts = Counts(
-        runs or profile.runs,
-        warmup_runs or profile.warmup_runs,
-        concurrency if rate or concurrency else 1,
-        rate,
-        rounds,
-    )
-    if not rate and (concurrency or 1) > min(counts.runs, counts.warmup_runs):
-        raise click.UsageError(f"--concurrency {concurrency} needs at least as many --runs and --warmup-runs.")
-    bench = find_targets(given, dtypes=profile.dtypes if has_profile else (None,))
-    cases = []
-    with one_sentence():
-        for target in bench.targets:
-            parameters = parameter_count(directory) if (directory := bench.directories[target.name]) else None
-            cases += run_cases(
-                target,
-                profile if has_profile else None,
-                workloads,
-                counts,
-                vocab_size=bench.vocabulary(target),
-                parameters=parameters,
-                suffix=f"-{target.name}" if len(bench.targets) > 1 else "",
-            )
-    title = profile.name if has_profile else "workloads"
-    summary = carry_out(bench, "run", cases, rounds=counts.turns, title=title, seed=seed, gates=gates).summary
-    is_slower = baseline is not None and _is_slower(summary, baseline, regression_threshold / 100)
+    runs = runs or profile.runs
+    if not rate and (callers or 1) > min(runs, warmups):
+        raise click.UsageError(f"--concurrency {callers} needs at least as many --runs and --warmup-runs.")
+    rounds = rounds or rounds_of(runs, callers, rate)
+    load = Load(requests=-(-runs // rounds), max_concurrency=callers if rate else callers or 1, rate=rate)
+    chosen = profile if profile_name or not workloads else None
+    bench.find(dtypes=chosen.dtypes if chosen else (None,))
+    cases = list(_cases(bench, chosen, workloads, load, warmups))
+    title = (profile_name or "standard") if chosen else "workloads"
+    summary, _ = bench.measure("run", cases, rounds=rounds, title=title, gates=gates)
+    is_slower = False
+    if baseline is not None:
+        table, is_slower = beside(summary, baseline, regression_threshold / 100)
+        table.show()
     finish(summary)
     if is_slower:
         raise SystemExit(1)
 
 
-def _play(given: Given, name: str, warmup_runs: int, concurrency: int | None, gates: dict[str, Any]) -> "Summary":
+def rounds_of(runs: int, callers: int | None, rate: float | None) -> int:
+    """Return how many windows the requests of a row are cut into, unless the user says.
+
+    Many callers need long ones, or else their beginning and end are most of what is measured.
+    """
+    callers = callers or 1
+    most = 1 if rate else max(1, min(ROUNDS, runs // (callers if callers == 1 else 5 * callers)))
+    return -(-runs // -(-runs // most))
+
+
+def _cases(bench: Bench, profile: Profile | None, workloads: Sequence[str], load: Load, warmups: int) -> Iterator[Case]:
+    """Yield a case for every row of a profile, and two for every named workload: with a cold and with a warm cache."""
+    for target in bench.planned:
+        case = partial(Case, target=target.name, load=load, warmups=warmups)
+        for labels, items in product(profile.label_counts, profile.batch_sizes) if profile else ():
+            workload = bench.part(f"profile{labels}-128-{items}-20@{labels}")
+            yield case(name=bench.named(f"batch-{items}-labels-{labels}", target), workload=workload)
+        for name, cache in product(dict.fromkeys(workloads), CACHES):
+            yield case(name=bench.named(f"{name}-{cache}", target), workload=bench.part(name), cache=cache)
+
+
+def _play(bench: Bench, name: str, warmups: int, callers: int | None, gates: Gates) -> "Summary":
     """Play a trace to every target."""
-    is_file = Path(name).is_file()
-    try:
-        trace = Trace.read(Path(name)) if is_file else build_trace(name)
-    except TraceError as error:
-        raise click.BadParameter(str(error), param_hint="--trace") from None
-    except WorkloadNameError as error:
-        raise click.BadParameter(f"{error} There is no file of that name either.", param_hint="--trace") from None
-    bench = find_targets(given)
-    vocab_size = bench.common_vocabulary
-    trace = trace if vocab_size is None else trace.within(vocab_size)
-    cases = [trace_case(target, trace, warmup_runs, concurrency, is_file) for target in bench.targets]
-    return carry_out(bench, "trace", cases, rounds=1, traces={trace.name: trace}, gates=gates).summary
-
-
-def _is_slower(summary: "Summary", baseline: Path, threshold: float) -> bool:
-    """Show rows beside those of an earlier run; return whether one is slower on the same hardware."""
-    from mis_bench.artifact import ArtifactError
-    from mis_bench.baselines import beside
-
-    try:
-        table, is_slower = beside(summary, baseline, threshold)
-    except ArtifactError as error:
-        raise click.BadParameter(str(error), param_hint="--baseline") from None
-    table.show()
-    return is_slower
+    trace = build_trace(name)
+    bench.find()
+    trace = trace.within(bench.vocab_size)
+    asked = [arrival.workload for arrival in trace.arrivals]
+    whole = {
+        "name": trace.name,
+        "sha256": trace.sha256,
+        "num_items": sum(workload.num_items for workload in asked),
+        "num_tokens": sum(workload.num_tokens for workload in asked),
+    }
+    cases = [
+        Case(
+            name=target.name,
+            target=target.name,
+            workload=WorkloadPart.of(asked[0]).model_copy(update=whole),
+            load=Load(requests=None, max_concurrency=callers),
+            warmups=warmups,
+            is_gated=False,
+        )
+        for target in bench.planned
+    ]
+    return bench.measure("trace", cases, rounds=1, traces={trace.name: trace}, gates=gates)[0]

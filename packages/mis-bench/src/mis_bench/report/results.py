@@ -9,8 +9,7 @@ from mis_bench.report.page import Section
 from mis_bench.report.plots import Axis, Plot, Series, bars, lines
 from mis_bench.report.sources import Measured
 from mis_bench.statistics import Estimate
-from mis_bench.table import Table, number
-from mis_bench.tables import rows_table
+from mis_bench.table import Table, number, rows_table
 
 TITLES = {
     "compare": "Comparison",

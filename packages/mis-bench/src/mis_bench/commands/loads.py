@@ -1,0 +1,106 @@
+"""`mis-bench stress` and `mis-bench sweep`: loads that must be survived, and throughput against latency."""
+
+from typing import Any
+
+import click
+
+from mis_bench.commands.bench import POSITIVE, Bench, finish, measuring_options, numbers, workload_option
+from mis_bench.commands.measuring import ABOVE_0
+from mis_bench.records import Cache, Case, Load
+
+SCENARIOS = ("large-batch", "concurrent", "sustained")
+SUSTAINED_RATE = 10.0
+"""Requests a second of the sustained load."""
+
+
+@click.command()
+@click.option("--scenario", "scenarios", type=click.Choice(SCENARIOS), multiple=True, show_default="all")
+@click.option("--seconds", type=ABOVE_0, show_default="30, sustained 300", help="How long a load lasts.")
+@measuring_options
+def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> None:
+    """Put a target under loads that it must survive: sequences of at most 128 tokens, and 4 labels.
+
+    large-batch: 50, 100 and 200 items. concurrent: 4, 8 and 16 callers. sustained: 10 requests of 16 items a second.
+
+    Exit status 1 if a request failed, but for running out of memory with 200 items, or if the target answers no more
+    afterwards.
+    """
+    bench = Bench(**given)
+    short = Load(requests=None, seconds=seconds or 30.0)
+    long = Load(requests=None, seconds=seconds or 300.0, max_concurrency=None, rate=SUSTAINED_RATE)
+    loads = {
+        "large-batch": [(f"{items}", items, Load(requests=5)) for items in (50, 100, 200)],
+        "concurrent": [
+            (f"{callers}x{items}", items, short.model_copy(update={"max_concurrency": callers}))
+            for callers, items in ((4, 8), (8, 8), (16, 4))
+        ],
+        "sustained": [("16", 16, long)],
+    }
+    cases = [
+        Case(
+            name=bench.named(f"{scenario}-{sizes}", target),
+            target=target.name,
+            workload=bench.part(f"stress-100-{items}-20@4"),
+            load=load,
+            is_gated=False,
+            must_survive=True,
+            tolerated=["out_of_memory"] if items == 200 else [],
+        )
+        for target in bench.find()
+        for scenario in dict.fromkeys(scenarios or SCENARIOS)
+        for sizes, items, load in loads[scenario]
+    ]
+    finish(bench.measure("stress", cases, rounds=1)[0])
+
+
+@click.command()
+@workload_option
+@click.option("--rates", callback=numbers(ABOVE_0), help="Open loads: requests a second, at random, behind commas.")
+@click.option("--concurrencies", callback=numbers(POSITIVE), help="Closed loads: callers; 1,2,4,8 without --rates.")
+@click.option("--max-concurrency", type=POSITIVE, show_default="no limit", help="Most under way in an open load.")
+@click.option("--requests", type=POSITIVE, default=20, help="Requests of a load in a round.")
+@click.option("--rounds", type=POSITIVE, default=3, help="Six or more give an interval.")
+@click.option("--cache", type=click.Choice(["cold", "warm"]), default="cold", help="warm: requests share their query.")
+@click.option("--slo-p99-ms", type=ABOVE_0, show_default="none", help="Objective: goodput is what keeps to it.")
+@measuring_options
+def sweep(
+    workload_name: str,
+    rates: tuple[float, ...],
+    concurrencies: tuple[int, ...],
+    max_concurrency: int | None,
+    requests: int,
+    rounds: int,
+    cache: Cache,
+    slo_p99_ms: float | None,
+    **given: Any,
+) -> None:
+    """Sweep rates and concurrencies: one throughput-latency plot, and goodput under an objective.
+
+    Latency counts from when a request was due. Writes report.html beside the results.
+    """
+    from mis_bench.report import write_report
+
+    bench = Bench(**given)
+    callers = concurrencies or (() if rates else (1, 2, 4, 8))
+    loads = {f"x{each}": Load(requests=max(requests, each), max_concurrency=each) for each in callers}
+    loads |= {f"{rate:g}/s": Load(requests=requests, max_concurrency=max_concurrency, rate=rate) for rate in rates}
+    planned, part = bench.find(), bench.part(workload_name)
+    cases = [
+        Case(
+            name=f"{target.name} {name}",
+            target=target.name,
+            workload=part,
+            load=load,
+            cache=cache,
+            warmups=load.max_concurrency or 1,
+            is_gated=load is next(iter(loads.values())),  # scores are checked under the first load of each target
+        )
+        for target in planned
+        for name, load in loads.items()
+    ]
+    reference = planned[0].name if len(planned) > 1 else None
+    summary, folder = bench.measure("sweep", cases, rounds=rounds, reference=reference, slo_p99_ms=slo_p99_ms)
+    page = folder / "report.html"
+    write_report([folder], page)
+    click.echo(f"Plot: {page}", err=True)
+    finish(summary)
