@@ -212,7 +212,7 @@ def test_the_native_view_sends_requests_whole_and_settings_are_targets(bench: Be
     targets = options_of(["auto=engine", "packed=engine,scoring_algorithm=packed"])
     done = bench("matrix", "--workload", "probe-20-12-4", "--view", "best-native", *targets)
     assert done.status == 0
-    assert [row.name for row in done.summary.rows] == ["auto", "packed", "packed confirmed"]
+    assert {row.chunk_items for row in done.summary.rows} == {0}
     assert done.summary.winner is not None
     assert done.summary.winner.name == "packed confirmed"
     assert {workload.num_items for target in fakes.opened for workload in target.sent} == {1, 12}
