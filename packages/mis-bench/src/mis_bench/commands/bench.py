@@ -11,8 +11,7 @@ import click
 
 from mis_bench.commands.measuring import checkpoint, pairs, vocabulary
 from mis_bench.targets.base import TargetUnavailable
-from mis_bench.targets.options import is_secret, without_secrets
-from mis_bench.targets.spec import TargetSpec
+from mis_bench.targets.spec import TargetSpec, is_secret, without_secrets
 
 if TYPE_CHECKING:
     from mis_bench.records import PlannedTarget
@@ -147,9 +146,7 @@ def find_targets(
                 name = "-".join([spec.alias, *(Path(each).name for each in ending if each)])
                 if name in bench.openers:
                     raise click.UsageError(f"The target {name} is named twice; tell them apart: ALIAS={name}.")
-                bench.openers[name] = opener(
-                    TargetSpec(name, spec.spec, chosen), model=directory, timeout_s=given.timeout
-                )
+                bench.openers[name] = opener(TargetSpec(name, spec.spec, chosen), model=directory)
                 bench.directories[name] = directory
                 bench.targets.append(
                     PlannedTarget(

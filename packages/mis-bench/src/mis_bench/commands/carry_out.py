@@ -11,7 +11,7 @@ import click
 
 from mis_bench.commands.bench import Bench
 from mis_bench.commands.measuring import one_sentence, progress
-from mis_bench.targets.options import is_secret, without_secrets
+from mis_bench.targets.spec import is_secret, without_secrets
 
 if TYPE_CHECKING:
     from mis_bench.records import Case, Results

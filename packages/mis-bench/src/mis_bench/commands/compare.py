@@ -9,7 +9,7 @@ from mis_bench.commands.bench import ABOVE_0, Given, find_targets, measuring_opt
 from mis_bench.commands.carry_out import carry_out, command_line, finish, present
 from mis_bench.commands.measuring import one_sentence
 from mis_bench.presets import compare_cases
-from mis_bench.targets.options import without_secrets
+from mis_bench.targets.spec import without_secrets
 from mis_bench.workload import CANONICAL
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from mis_bench.commands.carry_out import carry_out, finish
 from mis_bench.commands.measuring import one_sentence
 from mis_bench.presets import CHUNK_SIZES, matrix_cases, workload_part
 from mis_bench.records import Cache
-from mis_bench.targets.options import without_secrets
+from mis_bench.targets.spec import without_secrets
 from mis_bench.workload import CANONICAL
 
 

@@ -1,6 +1,5 @@
 """Checkpoints as llama.cpp reads them."""
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,6 @@ from mis_bench.checkpoints import cache_folder
 from mis_bench.environment import checkpoint_sha256
 from mis_bench.targets.base import TargetUnavailable
 
-_OF_LAYER = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_OF_MODEL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-
-
-def vocab_size(directory: Path) -> int:
-    """Return the rows of the embedding."""
-    return int(_config(directory)["vocab_size"])
-
 
 def gguf_file(directory: Path) -> Path:
     """Return a Qwen3 checkpoint's GGUF file, without a vocabulary; written once, into `~/.cache/mis-bench`.
@@ -41,8 +20,8 @@ def gguf_file(directory: Path) -> Path:
     Raises:
         TargetUnavailable: the checkpoint is of another family, or the file cannot be written.
     """
-    config = _config(directory)
-    if config.get("model_type") != "qwen3":  # names and settings below are that family's
+    config = json.loads((directory / "config.json").read_text())
+    if config.get("model_type") != "qwen3":  # the settings below are that family's
         raise TargetUnavailable(f"llama.cpp is compared on qwen3 only, and {directory} is {config.get('model_type')}.")
     file = cache_folder() / f"{checkpoint_sha256(directory)}.gguf"
     if not file.exists():
@@ -58,14 +37,11 @@ def gguf_file(directory: Path) -> Path:
     return file
 
 
-def _config(directory: Path) -> dict[str, Any]:
-    return json.loads((directory / "config.json").read_text())
-
-
 def _write(directory: Path, config: dict[str, Any], file: Path) -> None:
     """Write names and settings as llama.cpp's own converter gives them."""
+    layers = config["num_hidden_layers"]
     writer = gguf.GGUFWriter(str(file), "qwen3")
-    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -78,13 +54,11 @@ def _write(directory: Path, config: dict[str, Any], file: Path) -> None:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    names = dict(_OF_MODEL)
-    for layer, (ours, theirs) in itertools.product(range(config["num_hidden_layers"]), _OF_LAYER.items()):
-        names[f"model.layers.{layer}.{ours}"] = f"blk.{layer}.{theirs}"
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, layers)
     for part in sorted(directory.glob("*.safetensors")):
         with safe_open(part, framework="np") as stored:
             for name in stored.keys():  # noqa: SIM118 - not a mapping
-                _add(writer, names[name.removesuffix(".weight")] + ".weight", stored.get_tensor(name))
+                _add(writer, names.get_name(name, try_suffixes=(".weight",)), stored.get_tensor(name))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
