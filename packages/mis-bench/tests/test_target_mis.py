@@ -67,13 +67,12 @@ async def test_our_server_scores_forgets_and_counts(
 
 
 async def test_our_server_takes_layouts(connect: Connect, running: RunningServer, workload: Workload) -> None:
-    target = await connect(f"mis={running.base_url}/v1", api_key="secret", scoring_algorithm="serial")
+    target = await connect(f"mis={running.base_url}/v1", api_key="secret")
     steps = (await target.counts())["steps"]
-    serial = await ask(target, workload)
+    serial = await ask(target, workload, {"scoring_algorithm": "serial"})
     assert (await target.counts())["steps"] > steps + 1
-    np.testing.assert_allclose(
-        (await ask(target, workload, {"scoring_algorithm": "packed"})).scores, serial.scores, rtol=1e-3
-    )
+    packed = await ask(target, workload, {"scoring_algorithm": "packed"})
+    np.testing.assert_allclose(packed.scores, serial.scores, rtol=1e-3)
 
 
 async def test_many_callers_may_ask_our_server_at_once(

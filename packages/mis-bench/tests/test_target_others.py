@@ -112,8 +112,8 @@ def test_a_gpu_of_transformers_is_an_accelerator(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_checkpoint_of_bfloat16_becomes_a_gguf_file_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("gguf", reason=WITHOUT_LLAMA_CPP)
-    program = "import pathlib, sys; from mis_bench.targets.gguf import gguf_file; gguf_file(pathlib.Path(sys.argv[1]))"
+    pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
+    program = "import pathlib, sys, mis_bench.targets.llama_cpp as t; t.gguf_file(pathlib.Path(sys.argv[1]))"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program, str(model)], env=environment, capture_output=True, text=True, check=False
@@ -125,7 +125,6 @@ def test_a_checkpoint_of_bfloat16_becomes_a_gguf_file_in_a_process_of_its_own(mo
 @pytest.mark.parametrize("apply_softmax", [False, True])
 def test_llama_cpp_scores(made: Callable[..., Local], oracle: Any, apply_softmax: bool) -> None:
     pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
-    pytest.importorskip("gguf")
     target = made("llama.cpp", threads="1")
     asked = workload(apply_softmax=apply_softmax)
     scores, wanted = target.score(asked).scores, right(oracle, asked)
@@ -142,7 +141,6 @@ def test_llama_cpp_refuses_what_it_cannot_hold(
     made: Callable[..., Local], model: Path, checkpoint_factory: Callable[..., Path]
 ) -> None:
     pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
-    pytest.importorskip("gguf")
     with pytest.raises(TargetUnavailable, match="qwen3 only"):
         Local("llama.cpp", checkpoint_factory("llama"))
     target = made("llama.cpp", threads="1")
@@ -155,7 +153,6 @@ def test_llama_cpp_refuses_what_it_cannot_hold(
 def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Local], spec: str) -> None:
     if spec == "llama.cpp":
         pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
-        pytest.importorskip("gguf")
     target = made(spec, **({"threads": "1"} if spec == "llama.cpp" else {}))
     for asked, message in (
         (build_workload("text-5-2-2"), "takes token ids"),

@@ -118,11 +118,9 @@ class Target(Protocol):
     @property
     def about(self) -> About:
         """What it is."""
-        ...
 
     def prepare(self, workload: Workload, layout: Layout = {}) -> Prepared:  # noqa: B006 - nobody changes it
         """Encode a request; raises `CallFailed` (`rejected`) if this target cannot be asked that."""
-        ...
 
     async def call(self, request: Prepared) -> Answer:
         """Ask, and wait as long as it takes.
@@ -130,7 +128,6 @@ class Target(Protocol):
         Raises:
             CallFailed: it did not answer, or not with a finite score for each item and label; nothing else is harmed.
         """
-        ...
 
     async def forget(self) -> None:
         """Make it compute the next query anew, as if it had never seen it.
@@ -138,15 +135,12 @@ class Target(Protocol):
         Raises:
             CallFailed: `rejected` by targets without `Capabilities.forgets`; another reason if a server refused to.
         """
-        ...
 
     async def counts(self) -> dict[str, float]:
         """Return what it counts about itself since it started: `compilations`, `steps`, `memory_bytes` and so on."""
-        ...
 
     async def close(self) -> None:
         """Free what it holds. Closing twice is fine."""
-        ...
 
 
 class Opener(Protocol):
@@ -155,7 +149,6 @@ class Opener(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """What the target can do; of a server final after `check`, since it may depend on its version."""
-        ...
 
     async def check(self) -> None:
         """Look whether it can run, without loading anything: packages, a server's health.
@@ -163,7 +156,6 @@ class Opener(Protocol):
         Raises:
             TargetUnavailable: it cannot; one sentence says why and what would help.
         """
-        ...
 
     async def open(self) -> Target:
         """Load its weights, or connect; close the target after use.
@@ -171,7 +163,6 @@ class Opener(Protocol):
         Raises:
             TargetUnavailable: it cannot run here after all.
         """
-        ...
 
 
 def fitting(values: Any, workload: Workload) -> Scores:
@@ -192,16 +183,14 @@ def fitting(values: Any, workload: Workload) -> Scores:
     return scores
 
 
-def scores_of(logits: Scores, log_sum_exps: Float[np.ndarray, " items"] | None) -> Scores:
-    """Turn label logits into full-vocabulary probabilities, or a softmax over the labels.
-
-    Args:
-        logits: Of the labels, of any floating type.
-        log_sum_exps: Logs of the sums of the exponentials of all logits; None for the softmax over the labels.
-    """
+def scores_of(logprobs: Scores, workload: Workload) -> Scores:
+    """Turn log-probabilities of the labels in the whole vocabulary into the scores that a workload asks for."""
     from scipy.special import softmax  # late: `--help` does not need it
 
-    logits = logits.astype(np.float64)
-    if log_sum_exps is None:
-        return softmax(logits, axis=1)
-    return np.exp(logits - log_sum_exps.astype(np.float64)[:, None])
+    return softmax(logprobs, axis=1) if workload.apply_softmax else np.exp(logprobs)
+
+
+def is_out_of_memory(message: str) -> bool:
+    """Whether an error says so, in the words of XLA, CUDA or a CPU's allocator."""
+    words = ("resource_exhausted", "out of memory", "can't allocate memory")
+    return any(each in message.lower() for each in words)

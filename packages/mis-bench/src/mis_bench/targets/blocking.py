@@ -9,23 +9,28 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int64
 
-from mis_bench.targets.base import About, Answer, CallFailed, Capabilities, Layout, Reply, Target, fitting, scores_of
+from mis_bench.targets.base import (
+    About,
+    Answer,
+    CallFailed,
+    Capabilities,
+    Layout,
+    Reply,
+    Target,
+    fitting,
+    is_out_of_memory,
+    scores_of,
+)
 from mis_bench.workload import Workload
 from mis_core.errors import MisError, RequestError
 
-Found = TypeVar("Found")
-Logits = Float[np.ndarray, "items labels"]
-LogSumExps = Float[np.ndarray, " items"]
-
 MOST_AT_ONCE = 256
 """Threads of a target: calls under way; more wait for one."""
-
-_NO_MEMORY = ("resource_exhausted", "out of memory", "can't allocate memory")
 
 
 class BlockingTarget(ABC):
@@ -96,7 +101,7 @@ class Blocking:
         await self._in_thread(self._target.close)
         self._threads.shutdown(wait=False)
 
-    async def _in_thread(self, function: Callable[[], Found]) -> Found:
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
 
@@ -137,25 +142,17 @@ class LocalModel(BlockingTarget):
         self._lock = threading.Lock()
 
     @abstractmethod
-    def label_logits(
-        self, query: list[int], items: list[list[int]], labels: Int64[np.ndarray, " labels"], *, with_sums: bool
-    ) -> tuple[Logits, LogSumExps | None]:
-        """Return logits of the labels after every item, and the logs of the sums of exponentials of all logits.
-
-        Args:
-            query: Token ids, at least one.
-            items: Token ids of each, at least one.
-            labels: Token ids.
-            with_sums: Whether the sums are needed.
-        """
+    def label_logprobs(
+        self, query: list[int], items: list[list[int]], labels: Int64[np.ndarray, " labels"]
+    ) -> Float[np.ndarray, "items labels"]:
+        """Return the labels' log-probabilities after every item; query and items have at least one token each."""
 
     def score(self, workload: Workload, layout: Layout) -> Reply:
         """Score a workload of token ids; raises `CallFailed`, `rejected`, for what this model cannot take."""
         query, items = self._token_ids(workload)
-        labels, with_sums = workload.label_token_ids.astype(np.int64), not workload.apply_softmax
         with self._lock:
-            logits, sums = self.label_logits(query, items, labels, with_sums=with_sums)
-        return Reply(scores_of(logits, sums if with_sums else None))
+            logprobs = self.label_logprobs(query, items, workload.label_token_ids.astype(np.int64))
+        return Reply(scores_of(logprobs.astype(np.float64), workload))
 
     def _token_ids(self, workload: Workload) -> tuple[list[int], list[list[int]]]:
         if isinstance(workload.query, str):
@@ -198,7 +195,7 @@ def _failure(error: Exception) -> CallFailed:
         return CallFailed("rejected", message)
     cause: BaseException | None = error
     while cause is not None:
-        if any(words in str(cause).lower() for words in _NO_MEMORY):
+        if is_out_of_memory(str(cause)):
             return CallFailed("out_of_memory", message)
         cause = cause.__cause__ or cause.__context__
     return CallFailed("error", message)

@@ -5,7 +5,7 @@ import json
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -13,8 +13,17 @@ import httpx
 import numpy as np
 
 from mis_bench.environment import checkpoint_sha256
-from mis_bench.targets.base import About, Answer, CallFailed, Capabilities, Layout, Reply, TargetUnavailable
-from mis_bench.targets.spec import Options, is_secret
+from mis_bench.targets.base import (
+    About,
+    Answer,
+    CallFailed,
+    Capabilities,
+    Layout,
+    Reply,
+    TargetUnavailable,
+    is_out_of_memory,
+)
+from mis_bench.targets.spec import Options, is_secret, read_options
 from mis_bench.workload import Workload
 
 Json = dict[str, Any]
@@ -28,18 +37,14 @@ PROBE_TIMEOUT_S = 30.0
 PROBE = Workload("probe", np.array([1, 2, 3], np.int32), (np.array([4], np.int32),), np.array([1, 2], np.int32), True)
 """A tiny request; its ids are in every vocabulary."""
 
+_ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?(/[^@]*)?")
 _RESIDENT = re.compile(r"^process_resident_memory_bytes (\S+)", re.MULTILINE)
 _REJECTED = (400, 413, 422)
 _SHOWN = 300  # characters of a server's own words in an error
 
 
 class ServerOptions(Options):
-    """What every server takes.
-
-    Attributes:
-        api_key: Bearer token, if the server wants one.
-        model: Name that must be served.
-    """
+    """What every server takes: the bearer token, if it wants one, and the name of the model that it must serve."""
 
     api_key: str | None = None
     model: str | None = None
@@ -58,30 +63,38 @@ class Server(ABC):
     Attributes:
         BACKEND: Name for results.
         PATH: Of requests.
+        INFO: Where it tells of itself.
+        OPTIONS: What the target takes.
         LAYOUTS: Whether requests may say how they are laid out.
+        options: As given.
         forgets: How the server is made to compute the next query anew: by another `cache_salt` in requests, by
             `POST /flush_cache`, or not at all. Final after `check`.
         about: What it is, by its own account; there after `check`.
 
     Args:
         spec: `KIND=http://HOST:PORT`; a trailing `/v1` is dropped.
-        options: What the kind takes.
+        given: Options as written.
         directory: The checkpoint that is served, if it can be read here.
 
     Raises:
-        TargetUnavailable: that is no address, or something is missing that the options need.
+        TargetUnavailable: that is no address, or an option is wrong.
     """
 
     BACKEND: ClassVar[str]
     PATH: ClassVar[str]
+    INFO: ClassVar[str] = "/version"
+    OPTIONS: ClassVar[type[ServerOptions]] = ServerOptions
     LAYOUTS: ClassVar[bool] = False
+    forgets: Literal["salt", "flush"] | None = None
     about: About
 
-    def __init__(self, spec: str, options: ServerOptions, directory: Path | None) -> None:
-        self._spec, self._options, self._directory = spec, options, directory
-        self._url = _address(spec.partition("=")[2])
+    def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
+        url = spec.partition("=")[2]
+        if _ADDRESS.fullmatch(url) is None:
+            raise TargetUnavailable("That is no address of a server; write http://HOST:PORT, without user or password.")
+        self.options = read_options(spec, given, self.OPTIONS)
+        self._spec, self._url, self._directory = spec, url.rstrip("/").removesuffix("/v1"), directory
         self._salt, self._run = 0, np.random.default_rng().bytes(8).hex()  # no earlier run used it
-        self.forgets: Literal["salt", "flush"] | None = None
 
     @abstractmethod
     def bodies(self, workload: Workload) -> list[Json]:
@@ -92,12 +105,8 @@ class Server(ABC):
         """Read the answers to `bodies`; raises `CallFailed`, `missing_scores` or `shape_mismatch`."""
 
     async def details(self) -> Json:
-        """Return what the server tells of itself: `dtype`, `version`, and `options`, plain values by name.
-
-        Raises:
-            CallFailed: it does not; that is no reason not to ask it.
-        """
-        return {"version": (await self.get("/version")).get("version")}
+        """Return its settings, `version` and `dtype` among them; raises `CallFailed` if it does not tell."""
+        return await self.get(self.INFO)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -105,20 +114,12 @@ class Server(ABC):
         return Capabilities(forgets=self.forgets is not None, layouts=self.LAYOUTS)
 
     async def check(self) -> None:
-        """Ask for the server's health, model and details.
-
-        Raises:
-            TargetUnavailable: it is not well within 5 s, or serves another model.
-        """
+        """Ask for the server's health, model and details; raises `TargetUnavailable`."""
         await self._connect(self._describe)
         await self.close()
 
     async def open(self) -> Self:
-        """Connect, check again, and ask one tiny request, which must be answered within 30 s.
-
-        Raises:
-            TargetUnavailable: the server fails a check.
-        """
+        """Connect, check again, and ask one tiny request; raises `TargetUnavailable`."""
         await self._connect(self._describe, self._probe)
         return self
 
@@ -168,13 +169,12 @@ class Server(ABC):
 
     async def _connect(self, *steps: Callable[[], Awaitable[None]]) -> None:
         """Make connections, as many as there will be calls under way, and take steps; raises `TargetUnavailable`."""
-        key = self._options.api_key
+        key = self.options.api_key
         self._http = httpx.AsyncClient(
             base_url=self._url,
             headers={"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {}),
             # Idle connections are dropped before a server would do it, in the middle of the next request perhaps.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
-            timeout=None,  # who asks has a deadline
             verify=self._url.startswith("https"),  # reading the certificates takes a while
             trust_env=False,  # a proxy would be measured too
         )
@@ -187,26 +187,28 @@ class Server(ABC):
 
     async def _describe(self) -> None:
         await self._send("GET", "/health", timeout_s=TOLD_TIMEOUT_S)
-        model, details = await self._model(), {}
+        model = await self._model()
+        told, sha256 = {}, None
         with contextlib.suppress(CallFailed):
-            details = await self.details()
-        version = details.get("version")
-        own = {name: value for name, value in self._options if name != "model" and value is not None}
+            told = await self.details()
+        with contextlib.suppress(OSError, ValueError):  # it is not here
+            sha256 = checkpoint_sha256(self._directory or Path(model))
+        own = self.options.model_dump(exclude={"model"}, exclude_none=True)
         self.about = About(
             name=self._spec,
             backend=self.BACKEND,
             model=model,
-            model_sha256=_checksum(self._directory or Path(model)),
-            dtype=details.get("dtype"),
-            options={name: value for name, value in (details.get("options", {}) | own).items() if not is_secret(name)},
-            versions={self.BACKEND: version} if version else {},
+            model_sha256=sha256,
+            dtype=told.get("dtype"),
+            options={name: value for name, value in (told | own).items() if _is_plain(value) and not is_secret(name)},
+            versions={self.BACKEND: told["version"]} if told.get("version") else {},
         )
 
     async def _model(self) -> str:
         """Return the name of the served model, which must be the wanted one."""
         models = (await self.get("/v1/models")).get("data")
         names = [str(each["id"]) for each in models if "id" in each] if isinstance(models, list) else []
-        wanted = self._options.model or next(iter(names), "a model")
+        wanted = self.options.model or next(iter(names), "a model")
         if wanted not in names:
             raise CallFailed("rejected", f"it serves {', '.join(names) or 'no model'}, not {wanted}.")
         return wanted
@@ -218,17 +220,22 @@ class Server(ABC):
     async def _send(
         self, method: str, path: str, body: bytes | None = None, *, timeout_s: float | None = None
     ) -> httpx.Response:
-        """Send a request and return the whole reply, of status 200; raises `CallFailed`."""
+        """Send a request and return the whole reply, of status 200; raises `CallFailed`.
+
+        Calls have no time limit here: who makes them has one.
+        """
         try:
             reply = await self._http.request(method, path, content=body, timeout=timeout_s)
         except httpx.TimeoutException:
             raise CallFailed("timeout", f"{self._url}{path} did not answer within {timeout_s:g} s.") from None
         except httpx.HTTPError as error:
             raise CallFailed("connection_error", f"{self._url}{path}: {error or type(error).__name__}") from None
-        if reply.status_code != 200:
-            text = self._shown(_message(reply))
-            raise CallFailed(_reason(reply.status_code, text), f"{path} answered {reply.status_code}: {text}")
-        return reply
+        if reply.status_code == 200:
+            return reply
+        reason = "rejected" if reply.status_code in _REJECTED else "http_error"
+        if is_out_of_memory(reply.text):  # with a status of 500 or 400
+            reason = "out_of_memory"
+        raise CallFailed(reason, f"{path} answered {reply.status_code}: {self._shown(reply.text)}")
 
     def _decoded(self, reply: httpx.Response) -> Json:
         try:
@@ -247,48 +254,11 @@ class Server(ABC):
 
     def _shown(self, text: str) -> str:
         """Shorten a server's words, which may repeat the key that it was sent."""
-        for name, value in self._options:
-            if value and is_secret(name):
-                text = text.replace(value, "***")
+        if self.options.api_key:
+            text = text.replace(self.options.api_key, "***")
         text = " ".join(text.split())
         return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-def _address(url: str) -> str:
-    """Return a server's address; raises `TargetUnavailable`."""
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL()
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise TargetUnavailable(f"{url[:80]!r} is no address of a server; write http://HOST:PORT.")
-    if parsed.userinfo:  # it would be in results and messages
-        raise TargetUnavailable("Write no user or password into a server's address; api_key is for what it wants.")
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def _message(reply: httpx.Response) -> str:
-    """Return the error's sentence, nested as OpenAI has it or flat."""
-    try:
-        body = reply.json()
-    except ValueError:
-        return reply.text
-    if isinstance(body, dict):
-        body = body.get("error", body)
-    if isinstance(body, dict):
-        body = body.get("message", body.get("detail", body))
-    return str(body)
-
-
-def _reason(status: int, text: str) -> str:
-    """Name an error; some servers run out of memory with a status of 500, others 400."""
-    if "out of memory" in text.lower() or "resource_exhausted" in text.lower():
-        return "out_of_memory"
-    return "rejected" if status in _REJECTED else "http_error"
-
-
-def _checksum(directory: Path) -> str | None:
-    try:
-        return checkpoint_sha256(directory)
-    except (OSError, ValueError):
-        return None
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)

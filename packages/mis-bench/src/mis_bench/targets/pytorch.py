@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from mis_bench.environment import checkpoint_sha256
 from mis_bench.targets.base import About, TargetUnavailable
-from mis_bench.targets.blocking import LocalModel, Logits, LogSumExps
+from mis_bench.targets.blocking import LocalModel
 
 
 class PyTorch(LocalModel):
@@ -59,20 +59,18 @@ class PyTorch(LocalModel):
         )
         super().__init__(about, model.config.vocab_size, model.config.max_position_embeddings)
 
-    def label_logits(
-        self, query: list[int], items: list[list[int]], labels: Int64[np.ndarray, " labels"], *, with_sums: bool
-    ) -> tuple[Logits, LogSumExps | None]:
+    def label_logprobs(
+        self, query: list[int], items: list[list[int]], labels: Int64[np.ndarray, " labels"]
+    ) -> Float[np.ndarray, "items labels"]:
         """Compute all items, in the target's way."""
-        wanted = torch.from_numpy(labels)
-        logits, sums = [], []
         batches = (items[begin : begin + self._batch] for begin in range(0, len(items), self._batch))
+        found = []
         with torch.inference_mode():
             for states in self._last_states(query, batches):
-                found = self._model.get_output_embeddings()(states)
-                logits.append(found[:, wanted].float().cpu().numpy())
-                if with_sums:
-                    sums.append(found.float().logsumexp(dim=1).cpu().numpy())
-        return np.concatenate(logits), np.concatenate(sums) if with_sums else None
+                logits = self._model.get_output_embeddings()(states).float()
+                logprobs = logits[:, torch.from_numpy(labels)] - logits.logsumexp(dim=1, keepdim=True)
+                found.append(logprobs.cpu().numpy())
+        return np.concatenate(found)
 
     def _last_states(self, query: list[int], batches: Iterator[list[list[int]]]) -> Iterator[torch.Tensor]:
         """Yield hidden states of the items' last tokens, `[batch, hidden]`, in order."""

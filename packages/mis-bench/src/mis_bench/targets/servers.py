@@ -11,7 +11,6 @@ from pydantic import PositiveInt
 
 from mis_bench.targets.base import CallFailed, Reply, TargetUnavailable, fitting, scores_of
 from mis_bench.targets.http import Json, Server, ServerOptions
-from mis_bench.targets.spec import read_options
 from mis_bench.workload import Workload
 from mis_core.errors import ModelError
 from mis_core.tokenization import Tokenizer
@@ -19,26 +18,16 @@ from mis_core.tokenization import Tokenizer
 _VLLM_WITH_SALT = (0, 33)
 
 
-class MisOptions(ServerOptions):
-    """Options of `mis`.
+class SGLang(Server):
+    """SGLang's `/v1/score`. Without `--enable-mis` it computes item by item behind its prefix cache.
 
-    Attributes:
-        admin_key: For `mis-bench profile`, if the server has one.
-        scoring_algorithm: Of every request; the server takes it and the others with `--enable-request-layout` only.
-        mask_impl: Likewise.
-        multi_item_scoring_chunk_size: Likewise.
+    It refuses to flush its cache while requests are under way.
     """
 
-    admin_key: str | None = None
-    scoring_algorithm: str | None = None
-    mask_impl: str | None = None
-    multi_item_scoring_chunk_size: int | None = None
-
-
-class _Score(Server):
-    """`/v1/score`: one request, whose usage tells of cached tokens."""
-
+    BACKEND: ClassVar[str] = "sglang"
     PATH: ClassVar[str] = "/v1/score"
+    INFO: ClassVar[str] = "/server_info"
+    forgets = "flush"
 
     def bodies(self, workload: Workload) -> list[Json]:
         """One request."""
@@ -53,52 +42,31 @@ class _Score(Server):
         return Reply(fitting(answer["scores"], workload), cached_tokens=details.get("cached_tokens"))
 
 
-class Mis(_Score):
-    """`mis-server`."""
+class MisOptions(ServerOptions):
+    """Options of `mis`; `admin_key` is for `mis-bench profile`, if the server has one."""
+
+    admin_key: str | None = None
+
+
+class Mis(SGLang):
+    """`mis-server`, which speaks as SGLang does and more; takes layouts if started with `--enable-request-layout`."""
 
     BACKEND: ClassVar[str] = "mis-server"
+    OPTIONS: ClassVar[type[ServerOptions]] = MisOptions
     LAYOUTS: ClassVar[bool] = True
-
-    def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
-        options = read_options(spec, given, MisOptions)
-        super().__init__(spec, options, directory)
-        self.forgets = "salt"
-        self._layout = options.model_dump(exclude_none=True, exclude={"api_key", "model", "admin_key"})
-
-    def bodies(self, workload: Workload) -> list[Json]:
-        """One request, laid out as the options say."""
-        return [workload.request | self._layout]
+    forgets = "salt"
 
     async def details(self) -> Json:
         """`GET /server_info`."""
-        info = await self.get("/server_info")
-        options = _plain(info.get("settings", {})) | _plain(info.get("engine", {}))
-        return {"dtype": options.get("dtype"), "version": info.get("version"), "options": options}
+        info = await super().details()
+        return {"version": info.get("version")} | info.get("settings", {}) | info.get("engine", {})
 
     async def counts(self) -> dict[str, float]:
         """The engine's statistics, too."""
         counts = await super().counts()
         with contextlib.suppress(CallFailed):
-            counts |= (await self.get("/server_info")).get("statistics", {})
+            counts |= (await self.get(self.INFO)).get("statistics", {})
         return counts
-
-
-class SGLang(_Score):
-    """SGLang's `/v1/score`. Without `--enable-mis` it computes item by item behind its prefix cache.
-
-    It refuses to flush its cache while requests are under way.
-    """
-
-    BACKEND: ClassVar[str] = "sglang"
-
-    def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
-        super().__init__(spec, read_options(spec, given, ServerOptions), directory)
-        self.forgets = "flush"
-
-    async def details(self) -> Json:
-        """`GET /server_info`."""
-        info = await self.get("/server_info")
-        return {"dtype": info.get("dtype"), "version": info.get("version"), "options": _plain(info)}
 
 
 class VLLM(Server):
@@ -110,9 +78,6 @@ class VLLM(Server):
 
     BACKEND: ClassVar[str] = "vllm"
     PATH: ClassVar[str] = "/generative_scoring"
-
-    def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
-        super().__init__(spec, read_options(spec, given, ServerOptions), directory)
 
     def bodies(self, workload: Workload) -> list[Json]:
         """One request, or one for each label."""
@@ -135,10 +100,10 @@ class VLLM(Server):
 
     async def details(self) -> Json:
         """Its version: before 0.33 the server ignores the salt and keeps the query."""
-        told = await super().details()
-        found = re.match(r"(\d+)\.(\d+)", str(told["version"]))
+        info = await super().details()
+        found = re.match(r"(\d+)\.(\d+)", str(info.get("version")))
         self.forgets = "salt" if found and tuple(map(int, found.groups())) >= _VLLM_WITH_SALT else None
-        return told
+        return info
 
 
 class OpenAIOptions(ServerOptions):
@@ -162,13 +127,14 @@ class OpenAI(Server):
 
     BACKEND: ClassVar[str] = "openai"
     PATH: ClassVar[str] = "/v1/completions"
+    OPTIONS: ClassVar[type[ServerOptions]] = OpenAIOptions
 
     def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
-        options = read_options(spec, given, OpenAIOptions)
-        super().__init__(spec, options, directory)
-        self._fields: Json = {"max_tokens": 1, "temperature": 0, "logprobs": options.logprobs}
+        super().__init__(spec, given, directory)
+        assert isinstance(self.options, OpenAIOptions)
+        self._fields: Json = {"max_tokens": 1, "temperature": 0, "logprobs": self.options.logprobs}
         self._tokenizer: Tokenizer | None = None
-        if options.token_ids:
+        if self.options.token_ids:
             self._fields["return_tokens_as_token_ids"] = True
             return
         if directory is None:
@@ -180,8 +146,8 @@ class OpenAI(Server):
 
     def bodies(self, workload: Workload) -> list[Json]:
         """One request, a prompt of query and item for each."""
-        query, *items = workload.request["query"], *workload.request["items"]
-        return [{"prompt": [query + item for item in items], **self._fields}]
+        request = workload.request
+        return [{"prompt": [request["query"] + item for item in request["items"]], **self._fields}]
 
     def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
         """Log-probabilities of the labels, found by name, as probabilities or as a softmax over the labels."""
@@ -191,20 +157,21 @@ class OpenAI(Server):
         except (IndexError, KeyError, TypeError, ValueError):
             raise CallFailed("missing_scores", "The reply has no `top_logprobs` for each choice.") from None
         names = [self._name(label) for label in workload.label_token_ids.tolist()]
-        for place, name in ((place, name) for place, top in enumerate(tops) for name in names if name not in top):
-            raise CallFailed(
-                "missing_scores",
-                f"The label {name!r} is not among the {len(tops[place])} most probable tokens after item {place}; "
-                "this target cannot tell its probability.",
-            )
+        for place, top in enumerate(tops):
+            if missing := set(names) - set(top):
+                raise CallFailed(
+                    "missing_scores",
+                    f"The label {min(missing)!r} is not among the {len(top)} most probable tokens after item {place}; "
+                    "this target cannot tell its probability.",
+                )
         logprobs = fitting([[top[name] for name in names] for top in tops], workload)
-        return Reply(scores_of(logprobs, None if workload.apply_softmax else np.zeros(len(tops))))
+        return Reply(scores_of(logprobs, workload))
 
     def _name(self, label: int) -> str:
         return f"token_id:{label}" if self._tokenizer is None else self._tokenizer.decode([label])
 
 
-KINDS: Mapping[str, type[Mis | SGLang | VLLM | OpenAI]] = {"mis": Mis, "sglang": SGLang, "vllm": VLLM, "openai": OpenAI}
+KINDS: Mapping[str, type[Server]] = {"mis": Mis, "sglang": SGLang, "vllm": VLLM, "openai": OpenAI}
 """By the name of a target on the command line."""
 
 
@@ -217,7 +184,3 @@ def _in_order(entries: Mapping[int, Any], count: int) -> list[Any]:
     if sorted(entries) != list(range(count)):
         raise CallFailed("shape_mismatch", f"The reply has {len(entries)} scores for {count} items.")
     return [entries[index] for index in range(count)]
-
-
-def _plain(settings: Json) -> Json:
-    return {name: value for name, value in settings.items() if isinstance(value, str | int | float | bool | None)}
