@@ -123,18 +123,10 @@ class Target(Protocol):
         """Encode a request; raises `CallFailed` (`rejected`) if this target cannot be asked that."""
 
     async def call(self, request: Prepared) -> Answer:
-        """Ask, and wait as long as it takes.
-
-        Raises:
-            CallFailed: it did not answer, or not with a finite score for each item and label; nothing else is harmed.
-        """
+        """Ask, and wait as long as it takes; raises `CallFailed` without a finite score for each item and label."""
 
     async def forget(self) -> None:
-        """Make it compute the next query anew, as if it had never seen it.
-
-        Raises:
-            CallFailed: `rejected` by targets without `Capabilities.forgets`; another reason if a server refused to.
-        """
+        """Make it compute the next query anew, as if it had never seen it; raises `CallFailed` if it cannot."""
 
     async def counts(self) -> dict[str, float]:
         """Return what it counts about itself since it started: `compilations`, `steps`, `memory_bytes` and so on."""
@@ -151,18 +143,10 @@ class Opener(Protocol):
         """What the target can do; of a server final after `check`, since it may depend on its version."""
 
     async def check(self) -> None:
-        """Look whether it can run, without loading anything: packages, a server's health.
-
-        Raises:
-            TargetUnavailable: it cannot; one sentence says why and what would help.
-        """
+        """Look whether it can run, without loading anything: packages, a server. Raises `TargetUnavailable`."""
 
     async def open(self) -> Target:
-        """Load its weights, or connect; close the target after use.
-
-        Raises:
-            TargetUnavailable: it cannot run here after all.
-        """
+        """Load its weights, or connect; close the target after use. Raises `TargetUnavailable`."""
 
 
 def fitting(values: Any, workload: Workload) -> Scores:

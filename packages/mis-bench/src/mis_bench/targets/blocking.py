@@ -5,10 +5,11 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from mis_bench.targets.base import (
     Layout,
     Reply,
     Target,
+    TargetUnavailable,
     fitting,
     is_out_of_memory,
     scores_of,
@@ -46,13 +48,7 @@ class BlockingTarget(ABC):
 
     @abstractmethod
     def score(self, workload: Workload, layout: Layout) -> Reply:
-        """Score a workload.
-
-        Raises:
-            CallFailed: it did not answer; nothing else is harmed.
-            MisError: likewise, in the engine's words.
-            RuntimeError: likewise, in a library's.
-        """
+        """Score a workload; raises `CallFailed`, or an engine's `MisError` or a library's `RuntimeError` instead."""
 
     def forget(self) -> None:  # noqa: B027 - most need no other
         """Make it compute the next query anew; nothing to do where nothing is kept between calls."""
@@ -72,13 +68,8 @@ class Blocking:
     """
 
     def __init__(self, target: BlockingTarget) -> None:
-        self._target = target
+        self.about, self._target = target.about, target
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="mis-bench-call")
-
-    @property
-    def about(self) -> About:
-        """What it is."""
-        return self._target.about
 
     def prepare(self, workload: Workload, layout: Layout = {}) -> tuple[Workload, Layout]:  # noqa: B006
         """Keep the workload as it is: nothing is encoded for this process."""
@@ -112,16 +103,20 @@ class BlockingOpener:
     Attributes:
         make: Makes it; raises `TargetUnavailable`.
         capabilities: What it can do.
-        find: Looks whether it can run, without loading anything; raises `TargetUnavailable`.
+        packages: Those that it needs.
+        extra: The extra of mis-bench that has them.
     """
 
     make: Callable[[], BlockingTarget]
     capabilities: Capabilities
-    find: Callable[[], None] = lambda: None
+    packages: Sequence[str] = ()
+    extra: str = ""
 
     async def check(self) -> None:
-        """Look whether it can run."""
-        self.find()
+        """Look for packages without importing them; raises `TargetUnavailable`."""
+        for package in self.packages:
+            if find_spec(package) is None:
+                raise TargetUnavailable(f"There is no package {package} here: pip install 'mis-bench[{self.extra}]'.")
 
     async def open(self) -> Target:
         """Load it; in a thread, since that takes long."""

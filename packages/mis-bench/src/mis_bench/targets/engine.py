@@ -23,15 +23,7 @@ from mis_core.errors import MisError
 
 
 def engine_config(model: Path, options: Mapping[str, str]) -> EngineConfig:
-    """Read options, without loading anything.
-
-    Args:
-        model: Directory of the checkpoint.
-        options: Fields of `EngineConfig` as text, such as `{"scoring_algorithm": "packed"}`.
-
-    Raises:
-        TargetUnavailable: an option is wrong.
-    """
+    """Read fields of `EngineConfig` from text, without loading anything; raises `TargetUnavailable`."""
     fields: Any = {field.name: (field.type, None) for field in dataclasses.fields(EngineConfig)}
     schema = create_model("EngineOptions", __config__=ConfigDict(extra="allow"), **fields)  # `of` refuses what is more
     try:
@@ -80,10 +72,7 @@ class EngineTarget(BlockingTarget):
         self.engine.flush_cache()
 
     def counts(self) -> dict[str, float]:
-        """Return the engine's statistics, and `memory_bytes`, the resident memory of this process.
-
-        `device_memory_bytes` is what lies on accelerators, where they tell.
-        """
+        """Return the engine's statistics and memory, `device_memory_bytes` where accelerators tell."""
         counts = self.engine.statistics() | super().counts()
         used = [stats["bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
         return counts | {"device_memory_bytes": float(sum(used))} if used else counts

@@ -138,12 +138,7 @@ class Server(ABC):
         return Answer(self.reply([self._decoded(reply) for reply in replies], request.workload), sent, done)
 
     async def forget(self) -> None:
-        """Change the cache salt of requests to come, or flush the cache.
-
-        Raises:
-            CallFailed: `rejected` if there is no way: ask a query that is new (`Workload.another`). Another reason if
-                the server refused to.
-        """
+        """Change the cache salt of requests to come, or flush the cache; raises `CallFailed` if neither works."""
         if self.forgets == "salt":
             self._salt += 1
         elif self.forgets == "flush":
@@ -200,7 +195,11 @@ class Server(ABC):
             model=model,
             model_sha256=sha256,
             dtype=told.get("dtype"),
-            options={name: value for name, value in (told | own).items() if _is_plain(value) and not is_secret(name)},
+            options={
+                name: value
+                for name, value in (told | own).items()
+                if isinstance(value, str | int | float | None) and not is_secret(name)
+            },
             versions={self.BACKEND: told["version"]} if told.get("version") else {},
         )
 
@@ -258,7 +257,3 @@ class Server(ABC):
             text = text.replace(self.options.api_key, "***")
         text = " ".join(text.split())
         return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float)

@@ -122,11 +122,7 @@ def _log_sum_exp(logits: np.ndarray) -> float:
 
 
 def gguf_file(directory: Path) -> Path:
-    """Return a Qwen3 checkpoint's GGUF file, without a vocabulary; written once, into `~/.cache/mis-bench`.
-
-    Raises:
-        TargetUnavailable: the checkpoint is of another family, or the file cannot be written.
-    """
+    """Return a Qwen3 checkpoint's GGUF file, without a vocabulary; written once, into `~/.cache/mis-bench`."""
     config = json.loads((directory / "config.json").read_text())
     if config.get("model_type") != "qwen3":  # the settings below are that family's
         raise TargetUnavailable(f"llama.cpp is compared on qwen3 only, and {directory} is {config.get('model_type')}.")

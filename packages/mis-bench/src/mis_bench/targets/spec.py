@@ -54,11 +54,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 
 def read_options(spec: str, given: Mapping[str, str], schema: type[Schema]) -> Schema:
-    """Return a target's options, those that were not given at their defaults.
-
-    Raises:
-        TargetUnavailable: the target has no such option, or it takes no such value.
-    """
+    """Return a target's options, those that were not given at their defaults; raises `TargetUnavailable`."""
     try:
         return schema.model_validate(given)
     except ValidationError as error:
