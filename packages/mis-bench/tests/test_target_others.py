@@ -163,6 +163,8 @@ def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Local],
         with pytest.raises(CallFailed, match=message) as caught:
             target.score(asked)
         assert caught.value.reason == "rejected"
+    with pytest.raises(CallFailed, match="takes no layout"):
+        target.score(workload(), {"scoring_algorithm": "packed"})
 
 
 def test_memory_that_is_not_there_is_named(made: Callable[..., Local], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from openai.types.completion_create_params import CompletionCreateParamsNonStrea
 from pydantic import TypeAdapter
 
 from fake_server import FakeServer
-from mis_bench.targets import http, servers
+from mis_bench.targets import http
 from mis_bench.targets.base import CallFailed, TargetUnavailable
 from mis_bench.targets.registry import opener
 from mis_bench.targets.spec import TargetSpec, without_secrets
@@ -234,7 +234,8 @@ async def test_only_ours_takes_layouts(connect: Connect, fake: FakeServer, workl
     ours = await connect(f"mis={fake.url}")
     await ours.call(ours.prepare(workload, layout))
     assert fake.asked("/v1/score")[-1].items() >= layout.items()
-    assert {kind for kind in servers.KINDS if servers.KINDS[kind].LAYOUTS} == {"mis"}
+    with pytest.raises(CallFailed, match="takes no layout"):
+        (await connect(f"sglang={fake.url}")).prepare(workload, layout)
 
 
 async def checked(spec: str, **options: str) -> None:

@@ -144,6 +144,8 @@ class LocalModel(BlockingTarget):
 
     def score(self, workload: Workload, layout: Layout) -> Reply:
         """Score a workload of token ids; raises `CallFailed`, `rejected`, for what this model cannot take."""
+        if layout:
+            raise CallFailed("rejected", "This target takes no layout with a request.")
         query, items = self._token_ids(workload)
         with self._lock:
             logprobs = self.label_logprobs(query, items, workload.label_token_ids.astype(np.int64))

@@ -124,7 +124,9 @@ class Server(ABC):
         return self
 
     def prepare(self, workload: Workload, layout: Layout = {}) -> Request:  # noqa: B006 - nobody changes it
-        """Encode the bodies."""
+        """Encode the bodies; raises `CallFailed`, `rejected`, for a layout that the server does not take."""
+        if layout and not self.LAYOUTS:
+            raise CallFailed("rejected", f"{self._spec} takes no layout with a request.")
         fields = {"model": self.about.model, **layout}
         bodies = [json.dumps(body | fields, separators=(",", ":")).encode() for body in self.bodies(workload)]
         return Request(workload, tuple(bodies))
