@@ -156,7 +156,7 @@ def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Local],
     target = made(spec, **({"threads": "1"} if spec == "llama.cpp" else {}))
     for asked, message in (
         (build_workload("text-5-2-2"), "takes token ids"),
-        (build_workload("probe-5-2-2"), "exceeds the vocabulary of 2048"),
+        (replace(workload(), label_token_ids=np.array([3, VOCABULARY], np.int32)), "exceeds the vocabulary of 2048"),
         (workload("probe-9000-1-1"), "exceed the context"),
         (replace(workload(), items=(np.zeros(0, np.int32),)), "no empty item"),
     ):
@@ -165,6 +165,14 @@ def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Local],
         assert caught.value.reason == "rejected"
     with pytest.raises(CallFailed, match="takes no layout"):
         target.score(workload(), {"scoring_algorithm": "packed"})
+
+
+def test_scores_that_are_not_finite_fail_the_call(made: Callable[..., Local], monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = np.full((9, 2), np.nan)
+    monkeypatch.setattr("mis_bench.targets.pytorch.PyTorch.label_logprobs", lambda *_: nothing)
+    with pytest.raises(CallFailed, match="not finite") as caught:
+        made("transformers-serial", dtype="float32").score(workload())
+    assert caught.value.reason == "missing_scores"
 
 
 def test_memory_that_is_not_there_is_named(made: Callable[..., Local], monkeypatch: pytest.MonkeyPatch) -> None:
