@@ -17,8 +17,9 @@ from mis_bench.perf.judge import judge
 from mis_bench.perf.side import SideOpener
 from mis_bench.perf.sources import PerfError, default_base, put_in_place, resolve
 from mis_bench.records import read_results
-from mis_bench.targets.base import TargetUnavailable, ask
+from mis_bench.targets.base import TargetUnavailable
 from mis_bench.workload import build_workload
+from targets import ask
 
 REPOSITORY = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("perf_worker.py")

@@ -13,7 +13,7 @@ from mis_bench.profile.records import MemoryReport, Point, Profile, Scenario, Te
 from mis_bench.profile.run import Subject, profile
 from mis_bench.profile.scenarios import plan_of
 from mis_bench.records import WorkloadPart
-from mis_bench.targets.base import About, CallFailed, Reply
+from mis_bench.targets.base import About, CallFailed, Layout, Reply
 from mis_bench.targets.blocking import Blocking
 from mis_bench.workload import Workload, build_workload
 
@@ -77,7 +77,7 @@ def test_peak_memory_of_a_device_should_be_low(gibibytes: int, verdict: str) -> 
 class Refusing:
     about = About("fake", "fake", "nothing")
 
-    def score(self, workload: Workload) -> Reply:
+    def score(self, workload: Workload, layout: Layout) -> Reply:
         raise CallFailed("rejected", "The item is too long.")
 
     def close(self) -> None: ...

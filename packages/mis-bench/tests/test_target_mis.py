@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mis_bench.targets.base import CallFailed, TargetUnavailable, ask
+from mis_bench.targets.base import CallFailed, TargetUnavailable
 from mis_bench.workload import Workload, build_workload
 from mis_testing.server import RunningServer, running_server
-from targets import Connect
+from targets import Connect, ask
 
 VOCABULARY = 2048
 
@@ -37,8 +37,8 @@ def workload() -> Workload:
 @pytest.fixture(scope="module")
 def running(checkpoint_factory: Callable[..., Path]) -> Iterator[RunningServer]:
     flags = ["--dtype", "float32", "--chunked-prefill-size", "256", "--skip-warmup"]
-    keys = ["--api-key", "secret", "--admin-api-key", "topsecret", "--enable-request-layout"]
-    with running_server(checkpoint_factory(vocab_size=VOCABULARY), *flags, *keys) as server:
+    more = ["--api-key", "secret", "--enable-request-layout"]
+    with running_server(checkpoint_factory(vocab_size=VOCABULARY), *flags, *more) as server:
         yield server
 
 
@@ -57,9 +57,8 @@ async def test_our_server_scores_forgets_and_counts(
     await ask(target, workload)
     after = await target.counts()
     assert after["requests"] == counts["requests"] + 1
-    assert after["compilations"] == counts["compilations"] == counts["mis_engine_compilations_total"]
+    assert after["compilations"] == counts["compilations"]
     assert counts["memory_bytes"] > 1e6
-    assert counts["mis_stage_seconds_sum.device"] > 0
     about = target.about
     assert (about.backend, about.dtype, about.options["step_tokens"]) == ("mis-server", "float32", 256)
     assert about.model == str(checkpoint_factory(vocab_size=VOCABULARY))
@@ -67,20 +66,13 @@ async def test_our_server_scores_forgets_and_counts(
     assert not any("secret" in str(value) for value in about.options.values())
 
 
-async def test_our_server_is_flushed_with_an_admin_key_and_takes_layouts(
-    connect: Connect, running: RunningServer, workload: Workload
-) -> None:
-    keys = {"api_key": "secret", "admin_key": "topsecret"}
-    target = await connect(f"mis={running.base_url}/v1", **keys, scoring_algorithm="serial")
+async def test_our_server_takes_layouts(connect: Connect, running: RunningServer, workload: Workload) -> None:
+    target = await connect(f"mis={running.base_url}/v1", api_key="secret")
     steps = (await target.counts())["steps"]
-    serial = await ask(target, workload)
+    serial = await ask(target, workload, {"scoring_algorithm": "serial"})
     assert (await target.counts())["steps"] > steps + 1
-    np.testing.assert_allclose(
-        (await ask(target, workload, {"scoring_algorithm": "packed"})).scores, serial.scores, rtol=1e-3
-    )
-    assert (await target.counts())["cached_pages"] > 0
-    await target.forget()
-    assert (await target.counts())["cached_pages"] == 0
+    packed = await ask(target, workload, {"scoring_algorithm": "packed"})
+    np.testing.assert_allclose(packed.scores, serial.scores, rtol=1e-3)
 
 
 async def test_many_callers_may_ask_our_server_at_once(

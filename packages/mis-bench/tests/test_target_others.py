@@ -1,21 +1,20 @@
-"""transformers, llama.cpp and vLLM in this process agree with an oracle, in every way of asking."""
+"""transformers and llama.cpp in this process agree with an oracle, in every way of asking."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from importlib.machinery import ModuleSpec
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mis_bench.targets.base import About, BlockingTarget, CallFailed, TargetUnavailable
+from mis_bench.targets.base import About, CallFailed, TargetUnavailable
 from mis_bench.workload import Workload, build_workload
-from targets import loaded
+from targets import Local
 
 VOCABULARY = 2048
 WITHOUT_LLAMA_CPP = "needs llama.cpp, which takes minutes to compile: pip install './packages/mis-bench[llama-cpp]'"
@@ -30,15 +29,15 @@ def model(checkpoint_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., BlockingTarget]]:
-    targets: dict[str, BlockingTarget] = {}
+def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Local]]:
+    targets: dict[str, Local] = {}
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
-        def make(spec: str, **options: str) -> BlockingTarget:
+        def make(spec: str, **options: str) -> Local:
             key = f"{spec} {options}"
             if key not in targets:
-                targets[key] = stack.enter_context(closing(loaded(spec, model, **options)))
+                targets[key] = stack.enter_context(closing(Local(spec, model, **options)))
             return targets[key]
 
         yield make
@@ -56,12 +55,6 @@ def workload(name: str = "ragged-40-9-5", *, apply_softmax: bool = False) -> Wor
     return Workload(name, built.query, built.items, built.label_token_ids, apply_softmax)
 
 
-def with_empty_items(built: Workload) -> Workload:
-    empty = np.zeros(0, np.int32)
-    items = (empty, *built.items[:2], empty, *built.items[2:], empty)
-    return Workload("gaps", built.query, items, built.label_token_ids, built.apply_softmax)
-
-
 def right(oracle: Any, asked: Workload) -> np.ndarray:
     sequences = [[*np.asarray(asked.query).tolist(), *np.asarray(item).tolist()] for item in asked.items]
     return oracle.score(sequences, asked.label_token_ids.tolist(), apply_softmax=asked.apply_softmax)
@@ -70,7 +63,7 @@ def right(oracle: Any, asked: Workload) -> np.ndarray:
 @pytest.mark.parametrize("spec", WAYS)
 @pytest.mark.parametrize("apply_softmax", [False, True])
 def test_transformers_scores_ragged_items_in_every_way(
-    made: Callable[..., BlockingTarget], oracle: Any, spec: str, apply_softmax: bool
+    made: Callable[..., Local], oracle: Any, spec: str, apply_softmax: bool
 ) -> None:
     asked = workload(apply_softmax=apply_softmax)
     target = made(spec, dtype="float32", batch="4")
@@ -81,29 +74,20 @@ def test_transformers_scores_ragged_items_in_every_way(
 
 
 @pytest.mark.parametrize("spec", WAYS)
-def test_transformers_scores_empty_items_and_single_ones(
-    made: Callable[..., BlockingTarget], oracle: Any, spec: str
-) -> None:
+def test_transformers_scores_a_single_item(made: Callable[..., Local], oracle: Any, spec: str) -> None:
+    asked = workload("probe-7-1-3")
     target = made(spec, dtype="float32", batch="4")
-    for asked in (with_empty_items(workload()), with_empty_items(workload("probe-7-1-3")), workload("probe-7-1-3")):
-        np.testing.assert_allclose(target.score(asked).scores, right(oracle, asked), rtol=2e-3)
-
-
-def test_only_empty_items_in_a_batch(made: Callable[..., BlockingTarget], oracle: Any) -> None:
-    built = workload("probe-7-4-3")
-    asked = Workload("empty", built.query, (np.zeros(0, np.int32),) * 5, built.label_token_ids)
-    target = made("transformers-shared", dtype="float32", batch="4")
     np.testing.assert_allclose(target.score(asked).scores, right(oracle, asked), rtol=2e-3)
 
 
-def test_bfloat16_is_near_and_the_default(made: Callable[..., BlockingTarget], oracle: Any) -> None:
+def test_bfloat16_is_near_and_the_default(made: Callable[..., Local], oracle: Any) -> None:
     asked = workload(apply_softmax=True)
     target = made("transformers-shared")
     assert target.about.dtype == "bfloat16"
     assert np.abs(target.score(asked).scores - right(oracle, asked)).max() < 0.05
 
 
-def test_transformers_says_what_it_is(made: Callable[..., BlockingTarget]) -> None:
+def test_transformers_says_what_it_is(made: Callable[..., Local]) -> None:
     target = made("transformers-batched", dtype="float32", batch="4")
     about = target.about
     assert (about.name, about.backend, about.dtype) == ("transformers-batched", "transformers", "float32")
@@ -128,8 +112,8 @@ def test_a_gpu_of_transformers_is_an_accelerator(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_checkpoint_of_bfloat16_becomes_a_gguf_file_in_a_process_of_its_own(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("gguf", reason=WITHOUT_LLAMA_CPP)
-    program = "import pathlib, sys; from mis_bench.targets.gguf import gguf_file; gguf_file(pathlib.Path(sys.argv[1]))"
+    pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
+    program = "import pathlib, sys, mis_bench.targets.llama_cpp as t; t.gguf_file(pathlib.Path(sys.argv[1]))"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program, str(model)], env=environment, capture_output=True, text=True, check=False
@@ -139,14 +123,13 @@ def test_a_checkpoint_of_bfloat16_becomes_a_gguf_file_in_a_process_of_its_own(mo
 
 
 @pytest.mark.parametrize("apply_softmax", [False, True])
-def test_llama_cpp_scores(made: Callable[..., BlockingTarget], oracle: Any, apply_softmax: bool) -> None:
+def test_llama_cpp_scores(made: Callable[..., Local], oracle: Any, apply_softmax: bool) -> None:
     pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
-    pytest.importorskip("gguf")
     target = made("llama.cpp", threads="1")
-    for asked in (workload(apply_softmax=apply_softmax), with_empty_items(workload(apply_softmax=apply_softmax))):
-        scores, wanted = target.score(asked).scores, right(oracle, asked)
-        assert np.abs(scores - wanted).max() < (0.05 if apply_softmax else 0.05 * wanted.max())
-        np.testing.assert_allclose(target.score(asked).scores, scores)
+    asked = workload(apply_softmax=apply_softmax)
+    scores, wanted = target.score(asked).scores, right(oracle, asked)
+    assert np.abs(scores - wanted).max() < (0.05 if apply_softmax else 0.05 * wanted.max())
+    np.testing.assert_allclose(target.score(asked).scores, scores)
     many = workload("probe-10-70-2", apply_softmax=True)  # several batches
     others = made("transformers-batched", dtype="float32", batch="70").score(many)
     assert np.abs(target.score(many).scores - others.scores).max() < 0.05
@@ -155,12 +138,11 @@ def test_llama_cpp_scores(made: Callable[..., BlockingTarget], oracle: Any, appl
 
 
 def test_llama_cpp_refuses_what_it_cannot_hold(
-    made: Callable[..., BlockingTarget], model: Path, checkpoint_factory: Callable[..., Path]
+    made: Callable[..., Local], model: Path, checkpoint_factory: Callable[..., Path]
 ) -> None:
     pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
-    pytest.importorskip("gguf")
     with pytest.raises(TargetUnavailable, match="qwen3 only"):
-        loaded("llama.cpp", checkpoint_factory("llama"))
+        Local("llama.cpp", checkpoint_factory("llama"))
     target = made("llama.cpp", threads="1")
     with pytest.raises(CallFailed, match="at most 2048 tokens") as caught:
         target.score(workload("probe-10-1-2049"))
@@ -168,73 +150,40 @@ def test_llama_cpp_refuses_what_it_cannot_hold(
 
 
 @pytest.mark.parametrize("spec", [WAYS[0], "llama.cpp"])
-def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., BlockingTarget], spec: str) -> None:
+def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Local], spec: str) -> None:
     if spec == "llama.cpp":
         pytest.importorskip("llama_cpp", reason=WITHOUT_LLAMA_CPP)
-        pytest.importorskip("gguf")
     target = made(spec, **({"threads": "1"} if spec == "llama.cpp" else {}))
     for asked, message in (
         (build_workload("text-5-2-2"), "takes token ids"),
-        (build_workload("probe-5-2-2"), "exceeds the vocabulary of 2048"),
+        (replace(workload(), label_token_ids=np.array([3, VOCABULARY], np.int32)), "exceeds the vocabulary of 2048"),
         (workload("probe-9000-1-1"), "exceed the context"),
+        (replace(workload(), items=(np.zeros(0, np.int32),)), "no empty item"),
     ):
         with pytest.raises(CallFailed, match=message) as caught:
             target.score(asked)
         assert caught.value.reason == "rejected"
+    with pytest.raises(CallFailed, match="takes no layout"):
+        target.score(workload(), {"scoring_algorithm": "packed"})
 
 
-def test_memory_that_is_not_there_is_named(
-    made: Callable[..., BlockingTarget], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_that_are_not_finite_fail_the_call(made: Callable[..., Local], monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = np.full((9, 2), np.nan)
+    monkeypatch.setattr("mis_bench.targets.pytorch.PyTorch.label_logprobs", lambda *_: nothing)
+    with pytest.raises(CallFailed, match="not finite") as caught:
+        made("transformers-serial", dtype="float32").score(workload())
+    assert caught.value.reason == "missing_scores"
+
+
+def test_memory_that_is_not_there_is_named(made: Callable[..., Local], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
 
     target = made("transformers-serial", dtype="float32")
-    monkeypatch.setattr(target, "_last_states", full)
+    monkeypatch.setattr("mis_bench.targets.pytorch.PyTorch._last_states", full)
     with pytest.raises(CallFailed, match="allocate memory") as caught:
         target.score(workload())
     assert caught.value.reason == "out_of_memory"
-
-
-class FakeLLM:
-    """As much of vLLM as the target uses; log-probabilities are the label's number."""
-
-    def __init__(self, **options: Any) -> None:
-        if options["max_model_len"] == 1:
-            raise ValueError("too short\nmore")
-        self.resets = 0
-
-    def generate(self, prompts: list[dict[str, Any]], asked: Any, use_tqdm: bool) -> list[Any]:
-        def answer(prompt: list[int]) -> Any:
-            found = {label: SimpleNamespace(logprob=-0.01 * label - len(prompt)) for label in asked.logprob_token_ids}
-            return SimpleNamespace(outputs=[SimpleNamespace(logprobs=[found])])
-
-        return [answer(prompt["prompt_token_ids"]) for prompt in prompts]
-
-    def reset_prefix_cache(self) -> None:
-        self.resets += 1
-
-
-def test_vllm_is_asked_for_the_labels_where_it_is_installed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TargetUnavailable, match="vLLM built for CPUs"):
-        loaded("vllm-cpu", model)
-    monkeypatch.setattr("mis_bench.targets.vllm_cpu", None, raising=False)  # as importing it sets this, too
-    fake = ModuleType("vllm")
-    spec = ModuleSpec("vllm", None)
-    fake.__dict__.update(LLM=FakeLLM, SamplingParams=SimpleNamespace, __version__="0.33.0", __spec__=spec)
-    monkeypatch.setitem(sys.modules, "vllm", fake)
-    monkeypatch.delitem(sys.modules, "mis_bench.targets.vllm_cpu", raising=False)
-    target = loaded("vllm-cpu", model)
-    asked = workload()
-    labels = asked.label_token_ids.astype(float)
-    wanted = [np.exp(-0.01 * labels - 40 - len(item)) for item in asked.items]
-    np.testing.assert_allclose(target.score(asked).scores, np.stack(wanted))
-    target.forget()
-    assert target.about.versions == {"vllm": "0.33.0"}
-    with pytest.raises(TargetUnavailable, match=r"vLLM cannot load .*: too short$"):
-        loaded("vllm-cpu", model, context_length="1")
-    target.close()
-    del sys.modules["mis_bench.targets.vllm_cpu"]  # not by monkeypatch, which would bring it back
 
 
 @pytest.mark.parametrize(
@@ -247,22 +196,22 @@ def test_a_missing_extra_is_named(
     monkeypatch.delitem(sys.modules, f"mis_bench.targets.{module}", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(TargetUnavailable, match=rf"{missing}.*mis-bench\[{extra}\]"):
-        loaded(spec, model)
+        Local(spec, model)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "int8"}, "dtype must be bfloat16 or float32, not 'int8'"),
-        ({"batch": "none"}, "batch must be an integer of at least 1"),
-        ({"bach": "3"}, "did you mean batch"),
+        ({"dtype": "int8"}, "'dtype' of transformers-batched: Input should be 'bfloat16' or 'float32'"),
+        ({"batch": "none"}, "'batch' of transformers-batched: Input should be a valid integer"),
+        ({"bach": "3"}, "Known options: dtype, batch"),
     ],
 )
 def test_wrong_options_are_named(model: Path, options: dict[str, str], message: str) -> None:
     with pytest.raises(TargetUnavailable, match=message):
-        loaded("transformers-batched", model, **options)
+        Local("transformers-batched", model, **options)
 
 
 def test_a_checkpoint_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(TargetUnavailable, match="transformers cannot load"):
-        loaded("transformers-serial", tmp_path)
+        Local("transformers-serial", tmp_path)

@@ -62,7 +62,7 @@ class Shifted:
         self.about = About("shifted", "transformers", str(model))
         self.oracle = PointwiseOracle(model, dtype)
 
-    def score(self, workload: Workload) -> Reply:
+    def score(self, workload: Workload, layout: Layout) -> Reply:
         sequences = [[*workload.query, *item] for item in workload.items]
         begin = len(workload.query)
         positions = [[place + (place >= begin) for place in range(len(each))] for each in sequences]

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from mis_bench.artifact import read_artifact
 from mis_bench.cli import main
-from mis_bench.targets.base import About, CallFailed, Capabilities, Reply, Target, TargetUnavailable
+from mis_bench.targets.base import About, CallFailed, Capabilities, Layout, Reply, Target, TargetUnavailable
 from mis_bench.targets.blocking import Blocking, BlockingOpener
 from mis_bench.targets.spec import TargetSpec
 from mis_bench.validation.ask import Scorer
@@ -53,16 +53,16 @@ class Fake:
     def about(self) -> About:
         return About("fake", "fake", "a model", dtype=self.dtype, options={"devices": self.devices})
 
-    def score(self, workload: Workload) -> Reply:
+    def score(self, workload: Workload, layout: Layout = {}) -> Reply:  # noqa: B006
         with self.lock:
             self.at_once += 1
-        time.sleep(self.seconds)
+        time.sleep(self.seconds + 0.1 * bool(layout))  # item by item
         query = np.asarray(workload.query)
         query = query if self.delimiter is None else np.append(query, self.delimiter)
         logits = np.stack([self.logits(np.append(query, item), workload) for item in workload.items])
         odds = np.exp(logits)
         scores = odds / odds.sum(1, keepdims=True) if workload.apply_softmax else odds / 1e4
-        scores = scores if self.fault is None else self.fault(self, workload, scores)
+        scores = scores if self.fault is None or layout else self.fault(self, workload, scores)
         with self.lock:
             self.at_once -= 1
         self.cached.add(query.tobytes())
@@ -80,10 +80,6 @@ class Fake:
 
     def close(self) -> None:
         self.is_closed = True
-
-    def asking(self, **_: object) -> "Fake":
-        """Return what computes item by item, which takes longer."""
-        return Fake(None, self.seed, self.delimiter, self.seconds + 0.1, self.dtype, self.devices)
 
 
 def opening(make: Callable[..., Fake]) -> Callable[..., object]:
@@ -339,7 +335,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def make(
         multi: Fake | None = None, reference: Callable[..., Fake] = Fake, broken: dict[str, BaseException] | None = None
     ):
-        def opener(target: TargetSpec, *, model: Path | None, timeout_s: float) -> BlockingOpener:
+        def opener(target: TargetSpec, *, model: Path | None) -> BlockingOpener:
             def made() -> Fake:
                 if target.spec != "engine":
                     return reference()

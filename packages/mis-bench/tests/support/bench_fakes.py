@@ -140,7 +140,7 @@ class Fakes:
     refuse_late: Callable[[TargetSpec], str | None] = lambda _spec: None
     capabilities: Capabilities = dataclasses.field(default_factory=lambda: Capabilities(layouts=True))
 
-    def opener(self, spec: TargetSpec, *, model: Path | None = None, timeout_s: float = 180.0) -> "FakeOpener":
+    def opener(self, spec: TargetSpec, *, model: Path | None = None) -> "FakeOpener":
         return FakeOpener(self, spec)
 
 

@@ -1,13 +1,19 @@
 """Targets for tests, opened as commands open them."""
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from mis_bench.targets.base import BlockingTarget, Target
-from mis_bench.targets.blocking import BlockingOpener
+from mis_bench.targets.base import About, Layout, Reply, Target
 from mis_bench.targets.registry import opener
 from mis_bench.targets.spec import TargetSpec
+from mis_bench.workload import Workload
+
+
+async def ask(target: Target, workload: Workload, layout: Layout = {}) -> Reply:  # noqa: B006 - nobody changes it
+    """Prepare and call in one."""
+    return (await target.call(target.prepare(workload, layout))).reply
 
 
 class Connect:
@@ -22,9 +28,26 @@ class Connect:
         return target
 
 
-def loaded(spec: str, model: Path | None, **options: str) -> BlockingTarget:
-    """Load a target of this process, without what makes it asynchronous."""
-    found = opener(TargetSpec(spec, spec, options), model=model)
-    assert isinstance(found, BlockingOpener)
-    found.find()
-    return found.make()
+class Local:
+    """A target of this process, checked and opened, without what makes it asynchronous."""
+
+    def __init__(self, spec: str, model: Path | None, **options: str) -> None:
+        found = opener(TargetSpec(spec, spec, options), model=model)
+        asyncio.run(found.check())
+        self.target = asyncio.run(found.open())
+
+    @property
+    def about(self) -> About:
+        return self.target.about
+
+    def score(self, workload: Workload, layout: Layout = {}) -> Reply:  # noqa: B006 - nobody changes it
+        return asyncio.run(ask(self.target, workload, layout))
+
+    def forget(self) -> None:
+        asyncio.run(self.target.forget())
+
+    def counts(self) -> dict[str, float]:
+        return asyncio.run(self.target.counts())
+
+    def close(self) -> None:
+        asyncio.run(self.target.close())

@@ -26,8 +26,7 @@ from mis_bench.commands.measuring import (
 from mis_bench.records import PLAN, Case, Plan, PlannedTarget, WorkloadPart
 from mis_bench.targets import registry
 from mis_bench.targets.base import Opener, TargetUnavailable
-from mis_bench.targets.options import is_secret, without_secrets
-from mis_bench.targets.spec import TargetSpec
+from mis_bench.targets.spec import TargetSpec, is_secret, without_secrets
 from mis_bench.workload import CANONICAL, build_workload
 from mis_bench.workloads.traces import Trace
 
@@ -157,7 +156,7 @@ class Bench:
         name = target.alias
         if name in self.openers:
             raise click.UsageError(f"The target {name} is named twice; tell them apart: ALIAS={name}.")
-        self.openers[name] = registry.opener(target, model=directory, timeout_s=self.timeout)
+        self.openers[name] = registry.opener(target, model=directory)
         self.planned.append(
             PlannedTarget(
                 name=name,

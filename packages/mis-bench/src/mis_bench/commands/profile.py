@@ -153,7 +153,7 @@ class _Asked:
         from mis_bench.targets.registry import opener
         from mis_bench.targets.spec import TargetSpec
 
-        found = opener(TargetSpec(self.spec, self.spec, self.options), model=self.directory, timeout_s=self.timeout_s)
+        found = opener(TargetSpec(self.spec, self.spec, self.options), model=self.directory)
         if not isinstance(found, BlockingOpener):
             return await found.open(), None
         target = found.make()

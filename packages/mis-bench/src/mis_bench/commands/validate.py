@@ -188,7 +188,7 @@ class _Asked:
         from mis_bench.targets.registry import opener
         from mis_bench.targets.spec import TargetSpec
 
-        found = opener(TargetSpec(spec, spec, dict(options)), model=self.directory, timeout_s=self.timeout_s)
+        found = opener(TargetSpec(spec, spec, dict(options)), model=self.directory)
         if not found.capabilities.forgets:
             raise TargetUnavailable(f"{spec} cannot be validated: it knows no way to forget a query.")
         return await found.open()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from mis_bench.profile.records import MemoryReport, Tensor
-from mis_bench.targets.local import resident_bytes
+from mis_bench.targets.blocking import resident_bytes
 
 if TYPE_CHECKING:
     from mis_core import Engine

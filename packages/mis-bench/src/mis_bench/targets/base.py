@@ -47,6 +47,21 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply and its times, of `time.perf_counter`.
+
+    Attributes:
+        reply: What was answered.
+        sent_s: Just before the request was handed over, its body encoded long since.
+        done_s: When the whole reply was there; it is decoded afterwards.
+    """
+
+    reply: Reply
+    sent_s: float
+    done_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class About:
     """What a target is, for the artifact of a run.
 
@@ -77,52 +92,21 @@ class About:
         return devices if devices and not devices.endswith(" cpu") else None
 
 
-def fitting(scores: np.ndarray, workload: Workload) -> Scores:
-    """Return the scores if there is a finite one for each item and label.
-
-    Raises:
-        CallFailed: `shape_mismatch` or `missing_scores`.
-    """
-    wanted = (workload.num_items, len(workload.label_token_ids))
-    if scores.shape != wanted:
-        raise CallFailed("shape_mismatch", f"{workload.name}: scores of shape {scores.shape}, expected {wanted}")
-    if not np.isfinite(scores).all():
-        raise CallFailed("missing_scores", f"{workload.name}: some scores are null or not finite")
-    return scores
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A reply and its times, of `time.perf_counter`.
-
-    Attributes:
-        reply: What was answered.
-        sent_s: Just before the request was handed over, its body encoded long since.
-        done_s: When the whole reply was there; it is decoded afterwards.
-    """
-
-    reply: Reply
-    sent_s: float
-    done_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a target can do; known before it is opened.
+    """What a target can do.
 
     Attributes:
         forgets: Whether `forget` works, so that the same request can be cold again.
-        texts: Whether it takes texts as well as token ids.
         layouts: Whether `prepare` takes `scoring_algorithm`, `mask_impl` and `multi_item_scoring_chunk_size`.
     """
 
     forgets: bool = True
-    texts: bool = True
     layouts: bool = False
 
 
 Layout = Mapping[str, str | int]
-"""Fields of a request that say how it is laid out in steps."""
+"""Fields of a request that say how it is laid out in steps, for targets that take them (`Capabilities.layouts`)."""
 
 Prepared = Any
 """A request as its target sends it, encoded before any clock starts; only that target looks into it."""
@@ -134,39 +118,21 @@ class Target(Protocol):
     @property
     def about(self) -> About:
         """What it is."""
-        ...
 
     def prepare(self, workload: Workload, layout: Layout = {}) -> Prepared:  # noqa: B006 - nobody changes it
-        """Encode a request.
-
-        Raises:
-            CallFailed: `rejected`: this target cannot be asked that.
-        """
-        ...
+        """Encode a request; raises `CallFailed` (`rejected`) if this target cannot be asked that."""
 
     async def call(self, request: Prepared) -> Answer:
-        """Ask.
-
-        Raises:
-            CallFailed: it did not answer, or not with a finite score for each item and label; nothing else is harmed.
-        """
-        ...
+        """Ask, and wait as long as it takes; raises `CallFailed` without a finite score for each item and label."""
 
     async def forget(self) -> None:
-        """Make it compute the next query anew, as if it had never seen it.
-
-        Raises:
-            CallFailed: `rejected` by targets without `Capabilities.forgets`; another reason if a server refused to.
-        """
-        ...
+        """Make it compute the next query anew, as if it had never seen it; raises `CallFailed` if it cannot."""
 
     async def counts(self) -> dict[str, float]:
         """Return what it counts about itself since it started: `compilations`, `steps`, `memory_bytes` and so on."""
-        ...
 
     async def close(self) -> None:
         """Free what it holds. Closing twice is fine."""
-        ...
 
 
 class Opener(Protocol):
@@ -174,62 +140,41 @@ class Opener(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the target can do."""
-        ...
+        """What the target can do; of a server final after `check`, since it may depend on its version."""
 
     async def check(self) -> None:
-        """Look whether it can run, without loading anything: packages, options, a server's health.
-
-        Raises:
-            TargetUnavailable: it cannot; one sentence says why and what would help.
-        """
-        ...
+        """Look whether it can run, without loading anything: packages, a server. Raises `TargetUnavailable`."""
 
     async def open(self) -> Target:
-        """Load its weights, or connect; close the target after use.
-
-        Raises:
-            TargetUnavailable: it cannot run here after all.
-        """
-        ...
+        """Load its weights, or connect; close the target after use. Raises `TargetUnavailable`."""
 
 
-async def ask(target: Target, workload: Workload, layout: Layout = {}) -> Reply:  # noqa: B006 - nobody changes it
-    """Prepare and call in one; for what is not timed."""
-    return (await target.call(target.prepare(workload, layout))).reply
+def fitting(values: Any, workload: Workload) -> Scores:
+    """Return scores as an array if there is a finite one for each item and label.
 
-
-class BlockingTarget(Protocol):
-    """Something in this process that scores and blocks meanwhile; `Blocking` makes a `Target` of it.
-
-    Safe to call from several threads at once.
+    Raises:
+        CallFailed: `shape_mismatch` or `missing_scores`.
     """
+    wanted = (workload.num_items, len(workload.label_token_ids))
+    try:
+        scores = np.array(values, np.float64)
+    except (TypeError, ValueError):
+        raise CallFailed("shape_mismatch", f"{workload.name}: the scores are no table of numbers.") from None
+    if scores.shape != wanted:
+        raise CallFailed("shape_mismatch", f"{workload.name}: scores of shape {scores.shape}, expected {wanted}")
+    if not np.isfinite(scores).all():
+        raise CallFailed("missing_scores", f"{workload.name}: some scores are null or not finite")
+    return scores
 
-    @property
-    def about(self) -> About:
-        """What it is."""
-        ...
 
-    def score(self, workload: Workload) -> Reply:
-        """Score a workload.
+def scores_of(logprobs: Scores, workload: Workload) -> Scores:
+    """Turn log-probabilities of the labels in the whole vocabulary into the scores that a workload asks for."""
+    from scipy.special import softmax  # late: `--help` does not need it
 
-        Raises:
-            CallFailed: it did not answer; nothing else is harmed.
-        """
-        ...
+    return softmax(logprobs, axis=1) if workload.apply_softmax else np.exp(logprobs)
 
-    def forget(self) -> None:
-        """Make it compute the next query anew, as if it had never seen it.
 
-        Raises:
-            CallFailed: it could not.
-        """
-        ...
-
-    def counts(self) -> dict[str, float]:
-        """Return what it counts about itself since it started: `compilations`, `steps`, `memory_bytes` and so on."""
-        ...
-
-    def close(self) -> None:
-        """Free what it holds. Closing twice is fine."""
-        ...
+def is_out_of_memory(message: str) -> bool:
+    """Whether an error says so, in the words of XLA, CUDA or a CPU's allocator."""
+    words = ("resource_exhausted", "out of memory", "can't allocate memory")
+    return any(each in message.lower() for each in words)

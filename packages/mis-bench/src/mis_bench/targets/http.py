@@ -1,241 +1,261 @@
-"""Servers over HTTP as targets."""
+"""A server over HTTP as a target: its connections, checks and calls. Kinds of servers are in `servers`."""
 
 import contextlib
 import json
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+import httpx
 import numpy as np
 
 from mis_bench.environment import checkpoint_sha256
-from mis_bench.targets.base import About, Answer, CallFailed, Capabilities, Layout, TargetUnavailable
-from mis_bench.targets.client import Client
-from mis_bench.targets.dialect import PROBE, Dialect, Json
-from mis_bench.targets.options import is_secret, read_options
+from mis_bench.targets.base import (
+    About,
+    Answer,
+    CallFailed,
+    Capabilities,
+    Layout,
+    Reply,
+    TargetUnavailable,
+    is_out_of_memory,
+)
+from mis_bench.targets.spec import Options, is_secret, read_options
 from mis_bench.workload import Workload
 
-HEALTH_TIMEOUT_S = 5.0
-"""Within this time a server must say that it is well before anything is measured, and which model it serves."""
+Json = dict[str, Any]
+
+TOLD_TIMEOUT_S = 5.0
+"""Within this time a server must say that it is well, which model it serves, and what else it tells of itself."""
 
 PROBE_TIMEOUT_S = 30.0
-"""Within this time it must answer a tiny request."""
+"""Within this time it must answer a tiny request before anything is measured, and forget a query."""
 
-_SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(\{.*\})? (\S+)(?: \d+)?")
-_STAGE = re.compile(r"[{,]stage=\"(\w+)\"[,}]")
-_IGNORED = ("_bucket", "_created")
+PROBE = Workload("probe", np.array([1, 2, 3], np.int32), (np.array([4], np.int32),), np.array([1, 2], np.int32), True)
+"""A tiny request; its ids are in every vocabulary."""
+
+_ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?(/[^@]*)?")
+_RESIDENT = re.compile(r"^process_resident_memory_bytes (\S+)", re.MULTILINE)
+_REJECTED = (400, 413, 422)
+_SHOWN = 300  # characters of a server's own words in an error
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class ServerOptions(Options):
+    """What every server takes: the bearer token, if it wants one, and the name of the model that it must serve."""
+
+    api_key: str | None = None
+    model: str | None = None
+
+
+class Request(NamedTuple):
     """A workload and the bodies that ask for it, whose answers are read together."""
 
     workload: Workload
     bodies: tuple[bytes, ...]
 
 
-class Server:
-    """A server. `ServerOpener` makes it."""
+class Server(ABC):
+    """A server, from its first check to the last call; its own opener.
 
-    def __init__(self, about: About, client: Client, dialect: Dialect) -> None:
-        self._about, self._client, self._dialect = about, client, dialect
-        self._salt, self._run = 0, np.random.default_rng().bytes(8).hex()  # no earlier run used it
-
-    @property
-    def about(self) -> About:
-        """What it is, by its own account."""
-        return self._about
-
-    def prepare(self, workload: Workload, layout: Layout = {}) -> Request:  # noqa: B006 - nobody changes it
-        """Encode the bodies; raises `CallFailed`, `rejected`, for a layout that the server does not take."""
-        if layout and not self._dialect.LAYOUTS:
-            raise CallFailed("rejected", f"{self.about.name} takes no layout with a request.")
-        fields = {"model": self._about.model, **layout}
-        bodies = self._dialect.bodies(workload)
-        return Request(workload, tuple(json.dumps(body | fields, separators=(",", ":")).encode() for body in bodies))
-
-    async def call(self, request: Request) -> Answer:
-        """Send the bodies, one after another; raises `CallFailed`."""
-        sent, done, answers = await self._exchange(request, None)
-        return Answer(self._dialect.reply(answers, request.workload), sent, done)
-
-    async def probe(self) -> None:
-        """Ask for something tiny; raises `CallFailed`."""
-        *_, answers = await self._exchange(self.prepare(PROBE), PROBE_TIMEOUT_S)
-        self._dialect.check_probe(answers)
-
-    async def forget(self) -> None:
-        """Change the cache salt of requests to come, or flush the cache, as the dialect says.
-
-        Raises:
-            CallFailed: `rejected` if there is no way: ask a query that is new (`Workload.another`). Another reason if
-                the server refused to.
-        """
-        if self._dialect.forgets == "salt":
-            self._salt += 1
-        elif self._dialect.forgets == "flush":
-            await self._client.send("POST", "/flush_cache", b"{}", api_key=self._dialect.admin_key)
-        else:
-            raise CallFailed("rejected", self._dialect.why_not_forget)
-
-    async def counts(self) -> dict[str, float]:
-        """Return the server's metrics (`parse_metrics`), and for `mis` its engine's statistics.
-
-        `mis_stage_seconds_sum.queue`, for instance, is the time that requests have waited. `memory_bytes` is the
-        resident memory of the process that answers HTTP. What a server does not tell is absent.
-        """
-        counts: dict[str, float] = {}
-        with contextlib.suppress(CallFailed):
-            counts = parse_metrics((await self._client.send("GET", "/metrics", timeout_s=HEALTH_TIMEOUT_S)).text)
-        if "process_resident_memory_bytes" in counts:
-            counts["memory_bytes"] = counts["process_resident_memory_bytes"]
-        try:
-            return counts | await self._dialect.counts(self._client)
-        except CallFailed:
-            return counts
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.close()
-
-    async def _exchange(self, request: Request, timeout_s: float | None) -> tuple[float, float, list[Json]]:
-        """Return when the first body was sent and the last reply complete, and the replies, decoded after that."""
-        bodies = [self._salted(body) for body in request.bodies]
-        sent = time.perf_counter()
-        replies = [await self._client.send("POST", self._dialect.PATH, body, timeout_s=timeout_s) for body in bodies]
-        done = time.perf_counter()
-        return sent, done, [self._client.decoded(reply) for reply in replies]
-
-    def _salted(self, body: bytes) -> bytes:
-        """Add the salt of today to an encoded object."""
-        if self._dialect.forgets != "salt":
-            return body
-        return b'%s,"cache_salt":"%s-%d"}' % (body[:-1], self._run.encode(), self._salt)
-
-
-class ServerOpener:
-    """A server that was asked for.
+    Attributes:
+        BACKEND: Name for results.
+        PATH: Of requests.
+        INFO: Where it tells of itself.
+        OPTIONS: What the target takes.
+        LAYOUTS: Whether requests may say how they are laid out.
+        options: As given.
+        forgets: How the server is made to compute the next query anew: by another `cache_salt` in requests, by
+            `POST /flush_cache`, or not at all. Final after `check`.
+        about: What it is, by its own account; there after `check`.
 
     Args:
-        spec: Name of the target.
-        url: Address of the server.
-        dialect: How it is asked.
-        options: `api_key`, `timeout_s`, `model` (the name that must be served), and the dialect's own.
+        spec: `KIND=http://HOST:PORT`; a trailing `/v1` is dropped.
+        given: Options as written.
         directory: The checkpoint that is served, if it can be read here.
-        timeout_s: Longest wait for an answer, unless the options say otherwise.
 
     Raises:
-        TargetUnavailable: an option is wrong, or that is no address.
+        TargetUnavailable: that is no address, or an option is wrong.
     """
 
-    def __init__(
-        self,
-        spec: str,
-        url: str,
-        dialect: type[Dialect],
-        options: Mapping[str, str],
-        directory: Path | None,
-        timeout_s: float,
-    ) -> None:
-        declared = {"api_key": None, "timeout_s": float(timeout_s), "model": None, **dialect.OPTIONS}
-        self._values: dict[str, Any] = read_options(spec, options, declared)
-        self._spec, self._url, self._directory = spec, url, directory
-        self._given = {name: value for name, value in options.items() if name in dialect.OPTIONS}
-        self._dialect = dialect(self._values, directory)
-        self._client()
+    BACKEND: ClassVar[str]
+    PATH: ClassVar[str]
+    INFO: ClassVar[str] = "/version"
+    OPTIONS: ClassVar[type[ServerOptions]] = ServerOptions
+    LAYOUTS: ClassVar[bool] = False
+    forgets: Literal["salt", "flush"] | None = None
+    about: About
+
+    def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
+        url = spec.partition("=")[2]
+        if _ADDRESS.fullmatch(url) is None:
+            raise TargetUnavailable("That is no address of a server; write http://HOST:PORT, without user or password.")
+        self.options = read_options(spec, given, self.OPTIONS)
+        self._spec, self._url, self._directory = spec, url.rstrip("/").removesuffix("/v1"), directory
+        self._salt, self._run = 0, np.random.default_rng().bytes(8).hex()  # no earlier run used it
+
+    @abstractmethod
+    def bodies(self, workload: Workload) -> list[Json]:
+        """Return the bodies that ask for a workload, without `model`; they are sent one after another."""
+
+    @abstractmethod
+    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
+        """Read the answers to `bodies`; raises `CallFailed`, `missing_scores` or `shape_mismatch`."""
+
+    async def details(self) -> Json:
+        """Return its settings, `version` and `dtype` among them; raises `CallFailed` if it does not tell."""
+        return await self.get(self.INFO)
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the server can do; what depends on its version is known after `check`."""
-        return Capabilities(forgets=self._dialect.forgets is not None, texts=True, layouts=self._dialect.LAYOUTS)
+        """What the server can do; final after `check`."""
+        return Capabilities(forgets=self.forgets is not None, layouts=self.LAYOUTS)
 
     async def check(self) -> None:
-        """Ask for the server's health and model.
+        """Ask for the server's health, model and details; raises `TargetUnavailable`."""
+        await self._connect(self._describe)
+        await self.close()
 
-        Raises:
-            TargetUnavailable: it is not well within 5 s, or serves another model.
-        """
-        async with self._client() as client:
-            await self._described(client)
+    async def open(self) -> Self:
+        """Connect, check again, and ask one tiny request; raises `TargetUnavailable`."""
+        await self._connect(self._describe, self._probe)
+        return self
 
-    async def open(self) -> Server:
-        """Connect, check again, and ask one tiny request, which must be answered within 30 s.
+    def prepare(self, workload: Workload, layout: Layout = {}) -> Request:  # noqa: B006 - nobody changes it
+        """Encode the bodies; raises `CallFailed`, `rejected`, for a layout that the server does not take."""
+        if layout and not self.LAYOUTS:
+            raise CallFailed("rejected", f"{self._spec} takes no layout with a request.")
+        fields = {"model": self.about.model, **layout}
+        bodies = [json.dumps(body | fields, separators=(",", ":")).encode() for body in self.bodies(workload)]
+        return Request(workload, tuple(bodies))
 
-        Raises:
-            TargetUnavailable: the server fails a check.
-        """
-        client = self._client()
+    async def call(self, request: Request) -> Answer:
+        """Send the bodies, one after another; raises `CallFailed`."""
+        bodies = [self._salted(body) for body in request.bodies]
+        sent = time.perf_counter()
+        replies = [await self._send("POST", self.PATH, body) for body in bodies]
+        done = time.perf_counter()
+        return Answer(self.reply([self._decoded(reply) for reply in replies], request.workload), sent, done)
+
+    async def forget(self) -> None:
+        """Change the cache salt of requests to come, or flush the cache; raises `CallFailed` if neither works."""
+        if self.forgets == "salt":
+            self._salt += 1
+        elif self.forgets == "flush":
+            await self._send("POST", "/flush_cache", b"{}", timeout_s=PROBE_TIMEOUT_S)
+        else:
+            raise CallFailed("rejected", f"{self._spec} knows no way to forget a query, so only new ones are cold.")
+
+    async def counts(self) -> dict[str, float]:
+        """Return `memory_bytes`, the resident memory of the process that answers HTTP, where it tells."""
         try:
-            target = Server(await self._described(client), client, self._dialect)
-            await target.probe()
-        except CallFailed as error:
-            await client.close()
-            raise self._failed(error) from None
-        except TargetUnavailable:
-            await client.close()
-            raise
-        return target
+            found = _RESIDENT.search((await self._send("GET", "/metrics", timeout_s=TOLD_TIMEOUT_S)).text)
+        except CallFailed:
+            return {}
+        return {"memory_bytes": float(found[1])} if found else {}
 
-    def _client(self) -> Client:
-        return Client(self._url, api_key=self._values["api_key"], timeout_s=self._values["timeout_s"])
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
 
-    async def _described(self, client: Client) -> About:
+    async def get(self, path: str) -> Json:
+        """Get a JSON object that the server tells of itself; raises `CallFailed`."""
+        return self._decoded(await self._send("GET", path, timeout_s=TOLD_TIMEOUT_S))
+
+    async def _connect(self, *steps: Callable[[], Awaitable[None]]) -> None:
+        """Make connections, as many as there will be calls under way, and take steps; raises `TargetUnavailable`."""
+        key = self.options.api_key
+        self._http = httpx.AsyncClient(
+            base_url=self._url,
+            headers={"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {}),
+            # Idle connections are dropped before a server would do it, in the middle of the next request perhaps.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
+            verify=self._url.startswith("https"),  # reading the certificates takes a while
+            trust_env=False,  # a proxy would be measured too
+        )
         try:
-            await client.send("GET", "/health", timeout_s=HEALTH_TIMEOUT_S)
-            model = await self._model(client)
-            details = await self._dialect.details(client)
+            for step in steps:
+                await step()
         except CallFailed as error:
-            raise self._failed(error) from None
-        backend, version = self._dialect.BACKEND, details.get("version")
-        return About(
+            await self.close()
+            raise TargetUnavailable(f"{self._spec} failed its check ({error.reason}): {error}") from None
+
+    async def _describe(self) -> None:
+        await self._send("GET", "/health", timeout_s=TOLD_TIMEOUT_S)
+        model = await self._model()
+        told, sha256 = {}, None
+        with contextlib.suppress(CallFailed):
+            told = await self.details()
+        with contextlib.suppress(OSError, ValueError):  # it is not here
+            sha256 = checkpoint_sha256(self._directory or Path(model))
+        own = self.options.model_dump(exclude={"model"}, exclude_none=True)
+        self.about = About(
             name=self._spec,
-            backend=backend,
+            backend=self.BACKEND,
             model=model,
-            model_sha256=_checksum(self._directory or Path(model)),
-            dtype=details.get("dtype"),
-            options=details.get("options", {}) | {k: value for k, value in self._given.items() if not is_secret(k)},
-            versions={backend: version} if version else {},
+            model_sha256=sha256,
+            dtype=told.get("dtype"),
+            options={
+                name: value
+                for name, value in (told | own).items()
+                if isinstance(value, str | int | float | None) and not is_secret(name)
+            },
+            versions={self.BACKEND: told["version"]} if told.get("version") else {},
         )
 
-    async def _model(self, client: Client) -> str:
+    async def _model(self) -> str:
         """Return the name of the served model, which must be the wanted one."""
-        models = (await client.get("/v1/models", timeout_s=HEALTH_TIMEOUT_S)).get("data")
+        models = (await self.get("/v1/models")).get("data")
         names = [str(each["id"]) for each in models if "id" in each] if isinstance(models, list) else []
-        wanted = self._values["model"]
-        if wanted is not None and wanted not in names:
-            raise TargetUnavailable(f"{client.url} serves {', '.join(names) or 'no model'}, not {wanted}.")
-        if not names:
-            raise TargetUnavailable(f"{client.url} serves no model.")
-        return wanted or names[0]
+        wanted = self.options.model or next(iter(names), "a model")
+        if wanted not in names:
+            raise CallFailed("rejected", f"it serves {', '.join(names) or 'no model'}, not {wanted}.")
+        return wanted
 
-    def _failed(self, error: CallFailed) -> TargetUnavailable:
-        return TargetUnavailable(f"{self._spec} failed its check ({error.reason}): {error}")
+    async def _probe(self) -> None:
+        body = self._salted(self.prepare(PROBE).bodies[0])
+        self._decoded(await self._send("POST", self.PATH, body, timeout_s=PROBE_TIMEOUT_S))
 
+    async def _send(
+        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float | None = None
+    ) -> httpx.Response:
+        """Send a request and return the whole reply, of status 200; raises `CallFailed`.
 
-def parse_metrics(text: str) -> dict[str, float]:
-    """Return values of Prometheus' text format by name, `NAME.STAGE` where there is a label `stage`.
-
-    Those of other labels are summed, buckets and times of creation left out.
-    """
-    values: dict[str, float] = {}
-    for line in text.splitlines():
-        match = _SAMPLE.fullmatch(line)
-        if match is None or match[1].endswith(_IGNORED):
-            continue
-        stage = _STAGE.search(match[2] or "")
-        name = f"{match[1]}.{stage[1]}" if stage else match[1]
+        Calls have no time limit here: who makes them has one.
+        """
         try:
-            values[name] = values.get(name, 0.0) + float(match[3])
+            reply = await self._http.request(method, path, content=body, timeout=timeout_s)
+        except httpx.TimeoutException:
+            raise CallFailed("timeout", f"{self._url}{path} did not answer within {timeout_s:g} s.") from None
+        except httpx.HTTPError as error:
+            raise CallFailed("connection_error", f"{self._url}{path}: {error or type(error).__name__}") from None
+        if reply.status_code == 200:
+            return reply
+        reason = "rejected" if reply.status_code in _REJECTED else "http_error"
+        if is_out_of_memory(reply.text):  # with a status of 500 or 400
+            reason = "out_of_memory"
+        raise CallFailed(reason, f"{path} answered {reply.status_code}: {self._shown(reply.text)}")
+
+    def _decoded(self, reply: httpx.Response) -> Json:
+        try:
+            value = reply.json()
         except ValueError:
-            continue
-    return values
+            value = None
+        if not isinstance(value, dict):
+            raise CallFailed("bad_json", f"{reply.url.path} answered no JSON object: {self._shown(reply.text)}")
+        return value
 
+    def _salted(self, body: bytes) -> bytes:
+        """Add the salt of today to an encoded object."""
+        if self.forgets != "salt":
+            return body
+        return b'%s,"cache_salt":"%s-%d"}' % (body[:-1], self._run.encode(), self._salt)
 
-def _checksum(directory: Path) -> str | None:
-    try:
-        return checkpoint_sha256(directory)
-    except (OSError, ValueError):
-        return None
+    def _shown(self, text: str) -> str:
+        """Shorten a server's words, which may repeat the key that it was sent."""
+        if self.options.api_key:
+            text = text.replace(self.options.api_key, "***")
+        text = " ".join(text.split())
+        return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

@@ -1,63 +1,24 @@
-"""Dialects of servers that score: ours, SGLang and vLLM."""
+"""Kinds of servers: ours, SGLang, vLLM, and completions as OpenAI has them."""
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import PositiveInt
 
-from mis_bench.targets.base import CallFailed, Reply
-from mis_bench.targets.client import Client
-from mis_bench.targets.dialect import TOLD_WITHIN_S, Dialect, Json, checked_scores, in_order, plain
-from mis_bench.targets.options import Declared
+from mis_bench.targets.base import CallFailed, Reply, TargetUnavailable, fitting, scores_of
+from mis_bench.targets.http import Json, Server, ServerOptions
 from mis_bench.workload import Workload
+from mis_core.errors import ModelError
+from mis_core.tokenization import Tokenizer
 
-_LAYOUT = ("scoring_algorithm", "mask_impl", "multi_item_scoring_chunk_size")
 _VLLM_WITH_SALT = (0, 33)
 
 
-class Mis(Dialect):
-    """`mis-server`.
-
-    Options: `admin_key`, with which the cache is flushed instead of changing the salt; and `scoring_algorithm`,
-    `mask_impl` and `multi_item_scoring_chunk_size` of every request, which the server takes with
-    `--enable-request-layout` only.
-    """
-
-    BACKEND: ClassVar[str] = "mis-server"
-    PATH: ClassVar[str] = "/v1/score"
-    OPTIONS: ClassVar[Declared] = dict.fromkeys(("admin_key", *_LAYOUT))
-    LAYOUTS: ClassVar[bool] = True
-
-    def __init__(self, options: Mapping[str, Any], directory: Path | None) -> None:
-        super().__init__(options, directory)
-        self.admin_key = options["admin_key"]
-        self.forgets = "salt" if self.admin_key is None else "flush"
-        given = {name: options[name] for name in _LAYOUT if options[name] is not None}
-        self._layout = {name: int(value) if value.isdigit() else value for name, value in given.items()}
-
-    def bodies(self, workload: Workload) -> list[Json]:
-        """One request."""
-        return [workload.request | self._layout]
-
-    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
-        """Scores and the cached tokens of the usage."""
-        return _scored(answers[0], workload)
-
-    async def details(self, client: Client) -> Json:
-        """`GET /server_info`."""
-        info = await client.get("/server_info", timeout_s=TOLD_WITHIN_S)
-        options = plain(info.get("settings", {})) | plain(info.get("engine", {}))
-        return {"dtype": options.get("dtype"), "version": info.get("version"), "options": options}
-
-    async def counts(self, client: Client) -> dict[str, float]:
-        """The engine's statistics."""
-        statistics = (await client.get("/server_info", timeout_s=TOLD_WITHIN_S)).get("statistics", {})
-        return {name: float(value) for name, value in statistics.items() if isinstance(value, int | float)}
-
-
-class SGLang(Dialect):
+class SGLang(Server):
     """SGLang's `/v1/score`. Without `--enable-mis` it computes item by item behind its prefix cache.
 
     It refuses to flush its cache while requests are under way.
@@ -65,10 +26,8 @@ class SGLang(Dialect):
 
     BACKEND: ClassVar[str] = "sglang"
     PATH: ClassVar[str] = "/v1/score"
-
-    def __init__(self, options: Mapping[str, Any], directory: Path | None) -> None:
-        super().__init__(options, directory)
-        self.forgets = "flush"
+    INFO: ClassVar[str] = "/server_info"
+    forgets = "flush"
 
     def bodies(self, workload: Workload) -> list[Json]:
         """One request."""
@@ -76,20 +35,41 @@ class SGLang(Dialect):
 
     def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
         """Scores, and the cached tokens where the usage has them."""
-        return _scored(answers[0], workload)
-
-    async def details(self, client: Client) -> Json:
-        """`GET /server_info`, or its older name."""
-        for path in ("/server_info", "/get_server_info"):
-            try:
-                info = await client.get(path, timeout_s=TOLD_WITHIN_S)
-            except CallFailed:
-                continue
-            return {"dtype": info.get("dtype"), "version": info.get("version"), "options": plain(info)}
-        return {}
+        (answer,) = answers
+        if answer.get("scores") is None:
+            raise CallFailed("missing_scores", "The reply has no `scores`.")
+        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        return Reply(fitting(answer["scores"], workload), cached_tokens=details.get("cached_tokens"))
 
 
-class VLLM(Dialect):
+class MisOptions(ServerOptions):
+    """Options of `mis`; `admin_key` is for `mis-bench profile`, if the server has one."""
+
+    admin_key: str | None = None
+
+
+class Mis(SGLang):
+    """`mis-server`, which speaks as SGLang does and more; takes layouts if started with `--enable-request-layout`."""
+
+    BACKEND: ClassVar[str] = "mis-server"
+    OPTIONS: ClassVar[type[ServerOptions]] = MisOptions
+    LAYOUTS: ClassVar[bool] = True
+    forgets = "salt"
+
+    async def details(self) -> Json:
+        """`GET /server_info`."""
+        info = await super().details()
+        return {"version": info.get("version")} | info.get("settings", {}) | info.get("engine", {})
+
+    async def counts(self) -> dict[str, float]:
+        """The engine's statistics, too."""
+        counts = await super().counts()
+        with contextlib.suppress(CallFailed):
+            counts |= (await self.get(self.INFO)).get("statistics", {})
+        return counts
+
+
+class VLLM(Server):
     """vLLM's `/generative_scoring`.
 
     It answers with the first label's score only. Two labels with a softmax need one call, since they sum to 1;
@@ -99,59 +79,108 @@ class VLLM(Dialect):
     BACKEND: ClassVar[str] = "vllm"
     PATH: ClassVar[str] = "/generative_scoring"
 
-    def __init__(self, options: Mapping[str, Any], directory: Path | None) -> None:
-        super().__init__(options, directory)
-        self._version: str | None = None
-
     def bodies(self, workload: Workload) -> list[Json]:
         """One request, or one for each label."""
         labels = workload.label_token_ids.tolist()
-        orders = [[label, *labels[:place], *labels[place + 1 :]] for place, label in enumerate(labels)]
         fields = {"apply_softmax": workload.apply_softmax, "add_special_tokens": False}
-        return [
-            workload.request | fields | {"label_token_ids": order}
-            for order in (orders[:1] if _needs_one_call(workload) else orders)
-        ]
+        orders = [[label, *labels[:place], *labels[place + 1 :]] for place, label in enumerate(labels)]
+        asked = orders[:1] if _needs_one_call(workload) else orders
+        return [workload.request | fields | {"label_token_ids": order} for order in asked]
 
     def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
         """The first label's score of each answer, its items in any order."""
-        columns = [self._column(answer, workload) for answer in answers]
-        if _needs_one_call(workload):
-            columns.append(1 - columns[0])
-        return Reply(np.stack(columns, axis=1))
-
-    @property
-    def why_not_forget(self) -> str:
-        """Versions before 0.33 ignore the salt and keep the query."""
-        return (
-            f"vLLM {self._version or 'of an unknown version'} knows no way to forget a query; 0.33 is the first whose "
-            "scoring has a cache salt."
-        )
-
-    async def details(self, client: Client) -> Json:
-        """`GET /version`."""
-        self._version = (await client.get("/version", timeout_s=TOLD_WITHIN_S)).get("version")
-        found = re.match(r"(\d+)\.(\d+)", str(self._version))
-        self.forgets = "salt" if found and tuple(map(int, found.groups())) >= _VLLM_WITH_SALT else None
-        return {"version": self._version}
-
-    def _column(self, answer: Json, workload: Workload) -> np.ndarray:
         try:
-            scores = {int(each["index"]): each["score"] for each in answer["data"]}
+            found = [{int(each["index"]): each["score"] for each in answer["data"]} for answer in answers]
         except (KeyError, TypeError, ValueError):
             raise CallFailed("missing_scores", "The reply has no `data` with an index and a score each.") from None
-        rows = [[score] for score in in_order(scores, workload.num_items, "scores")]
-        return checked_scores(rows, workload.with_labels(1))[:, 0]
+        columns = np.array([_in_order(scores, workload.num_items) for scores in found], np.float64)
+        if _needs_one_call(workload):
+            columns = np.stack([columns[0], 1 - columns[0]])
+        return Reply(fitting(columns.T, workload))
+
+    async def details(self) -> Json:
+        """Its version: before 0.33 the server ignores the salt and keeps the query."""
+        info = await super().details()
+        found = re.match(r"(\d+)\.(\d+)", str(info.get("version")))
+        self.forgets = "salt" if found and tuple(map(int, found.groups())) >= _VLLM_WITH_SALT else None
+        return info
+
+
+class OpenAIOptions(ServerOptions):
+    """Options of `openai`.
+
+    Attributes:
+        logprobs: How many tokens to ask for; 5 is the most that OpenAI allows, other servers allow more.
+        token_ids: Ask a server of vLLM's kind to name tokens by id. Otherwise labels are found by their text, for
+            which a directory must hold the tokenizer.
+    """
+
+    logprobs: PositiveInt = 5
+    token_ids: bool = False
+
+
+class OpenAI(Server):
+    """`/v1/completions` of one token behind every item, with the most probable tokens' log-probabilities.
+
+    It knows nothing of labels: they must be among the most probable tokens.
+    """
+
+    BACKEND: ClassVar[str] = "openai"
+    PATH: ClassVar[str] = "/v1/completions"
+    OPTIONS: ClassVar[type[ServerOptions]] = OpenAIOptions
+
+    def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
+        super().__init__(spec, given, directory)
+        assert isinstance(self.options, OpenAIOptions)
+        self._fields: Json = {"max_tokens": 1, "temperature": 0, "logprobs": self.options.logprobs}
+        self._tokenizer: Tokenizer | None = None
+        if self.options.token_ids:
+            self._fields["return_tokens_as_token_ids"] = True
+            return
+        if directory is None:
+            raise TargetUnavailable("The target openai needs --model for its tokenizer, or token_ids=true.")
+        try:
+            self._tokenizer = Tokenizer.from_pretrained(directory)
+        except ModelError as error:
+            raise TargetUnavailable(error.message) from None
+
+    def bodies(self, workload: Workload) -> list[Json]:
+        """One request, a prompt of query and item for each."""
+        request = workload.request
+        return [{"prompt": [request["query"] + item for item in request["items"]], **self._fields}]
+
+    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
+        """Log-probabilities of the labels, found by name, as probabilities or as a softmax over the labels."""
+        try:
+            found = {int(each["index"]): each["logprobs"]["top_logprobs"][0] for each in answers[0]["choices"]}
+            tops = [dict[str, float](top) for top in _in_order(found, workload.num_items)]
+        except (IndexError, KeyError, TypeError, ValueError):
+            raise CallFailed("missing_scores", "The reply has no `top_logprobs` for each choice.") from None
+        names = [self._name(label) for label in workload.label_token_ids.tolist()]
+        for place, top in enumerate(tops):
+            if missing := set(names) - set(top):
+                raise CallFailed(
+                    "missing_scores",
+                    f"The label {min(missing)!r} is not among the {len(top)} most probable tokens after item {place}; "
+                    "this target cannot tell its probability.",
+                )
+        logprobs = fitting([[top[name] for name in names] for top in tops], workload)
+        return Reply(scores_of(logprobs, workload))
+
+    def _name(self, label: int) -> str:
+        return f"token_id:{label}" if self._tokenizer is None else self._tokenizer.decode([label])
+
+
+KINDS: Mapping[str, type[Server]] = {"mis": Mis, "sglang": SGLang, "vllm": VLLM, "openai": OpenAI}
+"""By the name of a target on the command line."""
 
 
 def _needs_one_call(workload: Workload) -> bool:
     return workload.apply_softmax and len(workload.label_token_ids) == 2
 
 
-def _scored(answer: Json, workload: Workload) -> Reply:
-    if answer.get("scores") is None:
-        raise CallFailed("missing_scores", "The reply has no `scores`.")
-    usage = answer.get("usage") or {}
-    details = (usage.get("prompt_tokens_details") if isinstance(usage, dict) else None) or {}
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Reply(checked_scores(answer["scores"], workload), cached_tokens=cached if isinstance(cached, int) else None)
+def _in_order(entries: Mapping[int, Any], count: int) -> list[Any]:
+    """Return one entry for each of `count` items, by their index; raises `CallFailed`, `shape_mismatch`."""
+    if sorted(entries) != list(range(count)):
+        raise CallFailed("shape_mismatch", f"The reply has {len(entries)} scores for {count} items.")
+    return [entries[index] for index in range(count)]
