@@ -95,7 +95,7 @@ def compare(checkout: Path, options: list[str]) -> Comparison:
         found = judge(read_results(output))
     except (ArtifactError, PerfError) as error:
         sys.exit(f"The comparison was not made: {error}")
-    return Comparison(worst(each.status for each in found), [each.throughput.by_clock.value for each in found], seconds)
+    return Comparison(worst(each.status for each in found), [each.by_clock.value for each in found], seconds)
 
 
 def several(checkout: Path, options: list[str], times: int, what: str) -> int:

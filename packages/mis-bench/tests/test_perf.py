@@ -3,7 +3,6 @@
 import json
 import subprocess
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from mis_bench.cli import main
 from mis_bench.perf import judge as judging
-from mis_bench.perf import plan
+from mis_bench.perf import plan, side
 from mis_bench.perf.judge import judge
 from mis_bench.perf.side import Side
 from mis_bench.perf.sources import PerfError, default_base, put_in_place, resolve
@@ -70,7 +69,8 @@ def checkout(tmp_path: Path) -> Checkout:
 @pytest.fixture
 def perf(checkout: Checkout, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Run the command on the repository, with workers that compute nothing."""
-    monkeypatch.setattr(plan, "compare", partial(plan.compare, pairs=10, worker=WORKER))
+    monkeypatch.setattr(plan, "PAIRS", 10)
+    monkeypatch.setattr(side, "WORKER", WORKER)
     monkeypatch.setattr(judging, "_RESAMPLES", 300)
 
     def run(*arguments: str) -> Result:
@@ -197,8 +197,8 @@ def test_the_head_is_the_working_tree_with_new_and_without_deleted_files(checkou
     assert (head / CORE / "src/mis_core/new.py").is_file()
     assert not (head / CORE / "src/mis_core/__init__.py").exists()
     assert (base / CORE / "src/mis_core/__init__.py").is_file()
-    for side in (base, head):
-        assert (side / KERNELS / "src/mis_kernels/lib/native.so").read_text() == "compiled"
+    for folder in (base, head):
+        assert (folder / KERNELS / "src/mis_kernels/lib/native.so").read_text() == "compiled"
 
 
 def test_the_checkout_is_left_as_it_is(checkout: Checkout, tmp_path: Path) -> None:
@@ -216,19 +216,19 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
 
 def test_a_side_is_an_engine_of_the_sources_that_it_is_given(checkpoint: Path) -> None:
     workload = build_workload("probe-30-3-4@2").within(960)
-    side = Side(REPOSITORY, checkpoint, {"chunked_prefill_size": 256, "max_total_tokens": 1024})
+    head = Side(REPOSITORY, checkpoint, {"chunked_prefill_size": 256, "max_total_tokens": 1024})
     try:
-        assert side.about.accelerators is None
-        reply = side.score(workload)
+        assert head.about.accelerators is None
+        reply = head.score(workload)
         assert reply.scores.shape == (3, 2)
         assert min(reply.stages_ms["engine"], reply.stages_ms["cpu"]) > 0
-        assert side.counts()["compilations"] >= 0
-        assert side.score(workload).cached_tokens
-        side.forget()
-        assert side.score(workload).cached_tokens == 0
+        assert head.counts()["compilations"] >= 0
+        assert head.score(workload).cached_tokens
+        head.forget()
+        assert head.score(workload).cached_tokens == 0
     finally:
-        side.close()
-        side.close()
+        head.close()
+        head.close()
 
 
 def test_an_engine_that_does_not_start_says_why(checkpoint: Path) -> None:

@@ -22,6 +22,8 @@ from mis_bench.table import Cell, Table
 Status = Literal["ok", "warn", "unsure", "fail"]
 """From good to bad. `unsure`: the machine was too noisy to exclude a regression; it counts as a warning."""
 
+Clock = Literal["clock", "cpu"]
+
 Times = Float[np.ndarray, "2 pairs calls"]
 """Milliseconds of a workload's calls, of the base and of the head; the turns of a pair were next to each other."""
 
@@ -51,23 +53,6 @@ class Change(NamedTuple):
         return f"{self.value:+.1%} ({self.low:+.1%} to {self.high:+.1%})"
 
 
-class Throughput(NamedTuple):
-    """What became of a workload's throughput, by the clock and by CPU time, and which of them decided."""
-
-    by_clock: Change
-    by_cpu_time: Change
-    status: Status
-    by: Literal["clock", "cpu"]
-
-
-class Tail(NamedTuple):
-    """What became of p95; `is_enough`: whether there were enough calls to judge it."""
-
-    rise: Change
-    is_enough: bool
-    status: Status
-
-
 @dataclass(frozen=True, slots=True)
 class Compared:
     """One workload.
@@ -75,21 +60,29 @@ class Compared:
     Attributes:
         name: Of the workload.
         wall_ms: By the clock.
-        throughput: What became of it.
-        tail: What became of p95.
+        by_clock: Change of throughput by the clock.
+        by_cpu: Likewise by CPU time.
+        throughput: What that means.
+        decided_by: Which of them decided.
+        p95: Change of the latency's 95th percentile.
+        tail: What that means.
         objections: What makes the figures worthless: wrong scores, compilations, failed calls, a warm cache.
     """
 
     name: str
     wall_ms: Times
-    throughput: Throughput
-    tail: Tail
+    by_clock: Change
+    by_cpu: Change
+    throughput: Status
+    decided_by: Clock
+    p95: Change
+    tail: Status
     objections: Sequence[str]
 
     @property
     def status(self) -> Status:
         """The worst of all."""
-        return "fail" if self.objections else worst([self.throughput.status, self.tail.status])
+        return "fail" if self.objections else worst([self.throughput, self.tail])
 
 
 def judge(results: Results) -> list[Compared]:
@@ -119,15 +112,13 @@ def _compared(results: Results, name: str, reasons: Mapping[str, Sequence[str]],
         np.array([[[call.stages_ms[clock] for call in turn] for turn in side] for side in zip(*pairs, strict=True)])
         for clock in ("engine", "cpu")
     )
-    throughput = decide(
-        change(log_ratios(wall), confidence),
-        change(log_ratios(cpu), confidence),
-        SINGLE_ITEM_DROP if cases[0].workload.num_items == 1 else THROUGHPUT_DROP,
-        on_cpu=len({target.group for target in results.plan.targets}) == 1,
-    )
+    by_clock, by_cpu = (change(log_ratios(times), confidence) for times in (wall, cpu))
+    limit = SINGLE_ITEM_DROP if cases[0].workload.num_items == 1 else THROUGHPUT_DROP
+    on_cpu = len({target.group for target in results.plan.targets}) == 1
+    throughput, decided_by = decide(by_clock, by_cpu, limit, on_cpu=on_cpu)
     # A clock too noisy for the middle of the calls says less about their end.
-    is_quiet = throughput.by == "clock" and throughput.status != "unsure"
-    return Compared(name, wall, throughput, judge_tail(wall, may_fail=is_quiet), objections)
+    p95, tail = judge_tail(wall, may_fail=decided_by == "clock" and throughput != "unsure")
+    return Compared(name, wall, by_clock, by_cpu, throughput, decided_by, p95, tail, objections)
 
 
 def worst(statuses: Iterable[Status]) -> Status:
@@ -154,7 +145,7 @@ def change(ratios: Float[np.ndarray, " pairs"], confidence: float) -> Change:
     return Change(math.expm1(-float(np.median(walsh))), math.expm1(-float(high)), math.expm1(-float(low)))
 
 
-def decide(wall: Change, cpu: Change, limit: float, *, on_cpu: bool) -> Throughput:
+def decide(wall: Change, cpu: Change, limit: float, *, on_cpu: bool) -> tuple[Status, Clock]:
     """Say what two changes of a workload's throughput mean together, by the clock and by CPU time, and which decides.
 
     The clock decides, since it is what callers wait. Where neighbours made it too noisy, CPU time decides, if the CPU
@@ -167,8 +158,8 @@ def decide(wall: Change, cpu: Change, limit: float, *, on_cpu: bool) -> Throughp
         by_cpu = status_of(cpu, limit)
         shows_no_drop = wall.low <= 0 <= wall.high and wall.value > -limit / 2
         if by_cpu == "fail" or shows_no_drop:
-            return Throughput(wall, cpu, by_cpu, "cpu")
-    return Throughput(wall, cpu, status, "clock")
+            return by_cpu, "cpu"
+    return status, "clock"
 
 
 def status_of(found: Change, limit: float) -> Status:
@@ -182,10 +173,10 @@ def status_of(found: Change, limit: float) -> Status:
     return "warn" if found.high < 0 and found.value <= -limit / 2 else "ok"
 
 
-def judge_tail(wall_ms: Times, *, may_fail: bool) -> Tail:
-    """Judge the rise of p95.
+def judge_tail(wall_ms: Times, *, may_fail: bool) -> tuple[Change, Status]:
+    """Return the change of p95, and what it means.
 
-    It counts if there are enough calls, it reaches the limit, and no rise at all is excluded. The interval is the
+    A rise counts if there are enough calls, it reaches the limit, and no rise at all is excluded. The interval is the
     bootstrap's over pairs: whole pairs are drawn, since calls near each other share their neighbours.
 
     Args:
@@ -200,9 +191,9 @@ def judge_tail(wall_ms: Times, *, may_fail: bool) -> Tail:
     low, high = np.quantile(rises, [beyond, 1 - beyond])
     # The bootstrap of a percentile may miss the percentile itself where few calls lie beyond.
     rise = Change(float(value), float(min(low, value)), float(max(high, value)))
-    is_enough = pairs * calls >= FEWEST_CALLS
-    is_risen = is_enough and rise.value >= P95_RISE and rise.low > 0
-    return Tail(rise, is_enough, "ok" if not is_risen else "fail" if may_fail else "warn")
+    if pairs * calls < FEWEST_CALLS or rise.value < P95_RISE or rise.low <= 0:
+        return rise, "ok"
+    return rise, "fail" if may_fail else "warn"
 
 
 def table_of(results: Results, compared: Sequence[Compared]) -> Table:
@@ -215,9 +206,9 @@ def table_of(results: Results, compared: Sequence[Compared]) -> Table:
             "workload": lambda each: each.name,
             "base ms": lambda each: float(np.median(each.wall_ms[0])),
             "head ms": lambda each: float(np.median(each.wall_ms[1])),
-            "items/s": lambda each: str(each.throughput.by_clock),
-            "by CPU time": lambda each: str(each.throughput.by_cpu_time),
-            "p95": lambda each: f"{each.tail.rise.value:+.0%}" + ("" if each.tail.is_enough else " (too few calls)"),
+            "items/s": lambda each: str(each.by_clock),
+            "by CPU time": lambda each: str(each.by_cpu),
+            "p95": _tail,
             "pairs": lambda each: each.wall_ms.shape[1],
             "calls": lambda each: each.wall_ms[0].size,
             "verdict": _verdict,
@@ -238,12 +229,16 @@ def sentences(results: Results, compared: Sequence[Compared]) -> Iterator[str]:
     yield f"Verdict: {_WORDS[worst(each.status for each in compared)]}"
 
 
+def _tail(each: Compared) -> Cell:
+    return f"{each.p95.value:+.0%}" + (" (too few calls)" if each.wall_ms[0].size < FEWEST_CALLS else "")
+
+
 def _verdict(each: Compared) -> Cell:
     if each.objections:
         return f"{_WORDS['fail']}, {'; '.join(each.objections)}"
-    by = " by CPU time" if each.throughput.by == "cpu" else ""
-    tail = "" if each.tail.status == "ok" else f", {_WORDS[each.tail.status]} p95"
-    return f"{_WORDS[each.throughput.status]}{by}{tail}"
+    by = " by CPU time" if each.decided_by == "cpu" else ""
+    tail = "" if each.tail == "ok" else f", {_WORDS[each.tail]} p95"
+    return f"{_WORDS[each.throughput]}{by}{tail}"
 
 
 def _signed_ranks(count: int) -> Float[np.ndarray, " sums"]:

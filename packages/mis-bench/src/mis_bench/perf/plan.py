@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mis_bench.environment import environment
 from mis_bench.execution import Progress, execute
-from mis_bench.perf.side import WORKER, Side
+from mis_bench.perf.side import Side
 from mis_bench.perf.sources import SIDES, PerfError, Sources
 from mis_bench.records import Case, Load, Plan, PlannedTarget, Results, WorkloadPart, begin
 from mis_bench.targets.base import Capabilities
@@ -39,8 +39,6 @@ def compare(
     folder: Path,
     *,
     sessions: int,
-    pairs: int = PAIRS,
-    worker: Path = WORKER,
     on_progress: Progress = lambda *_: None,
 ) -> Results:
     """Measure both sides.
@@ -51,17 +49,14 @@ def compare(
         vocab_size: Of a vocabulary that token ids must be folded into, or None.
         folder: For plan and records.
         sessions: Pairs of processes.
-        pairs: Turns of each side at each workload, in a session.
-        worker: Program that speaks the protocol of `perf/worker.py`.
         on_progress: Told what is done.
 
     Raises:
         TargetUnavailable: a side does not start, or they cannot be compared.
     """
-    begin(folder, plan := _plan(sources, model, vocab_size, sessions, pairs))
+    begin(folder, plan := _plan(sources, model, vocab_size, sessions))
     openers = {
-        side: BlockingOpener(partial(Side, sources.folder / side, model, OPTIONS, worker), Capabilities())
-        for side in SIDES
+        side: BlockingOpener(partial(Side, sources.folder / side, model, OPTIONS), Capabilities()) for side in SIDES
     }
     results = execute(plan, openers, folder, on_progress=on_progress)
     uses_native = {each.target: each.about.options["native"] for each in results.opened if each.about is not None}
@@ -70,7 +65,7 @@ def compare(
     return results
 
 
-def _plan(sources: Sources, model: Path, vocab_size: int | None, sessions: int, pairs: int) -> Plan:
+def _plan(sources: Sources, model: Path, vocab_size: int | None, sessions: int) -> Plan:
     """Plan a comparison.
 
     A session is a repetition, with both processes started anew: a process's place in memory alone moves its speed.
@@ -100,7 +95,7 @@ def _plan(sources: Sources, model: Path, vocab_size: int | None, sessions: int, 
             for name, spelling in WORKLOADS.items()
             for side in SIDES
         ],
-        rounds=pairs,
+        rounds=PAIRS,
         repeat=sessions,
         reference="base",
         notes=["Both sides have the same sources: every difference is noise."] if sources.are_equal else [],

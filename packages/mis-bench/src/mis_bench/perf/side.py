@@ -18,6 +18,7 @@ from mis_bench.targets.base import About, BlockingTarget, CallFailed, Layout, Re
 from mis_bench.workload import Workload
 
 WORKER = Path(__file__).with_name("worker.py")
+"""The program of a side's process."""
 
 
 class Side(BlockingTarget):
@@ -27,17 +28,16 @@ class Side(BlockingTarget):
         sources: Folder of the side, `base` or `head`, as `put_in_place` filled it.
         model: Directory of the checkpoint.
         options: Of the engine.
-        worker: Program that speaks the protocol of `worker.py`.
 
     Raises:
         TargetUnavailable: no engine came of it, or it runs other sources than it should.
     """
 
-    def __init__(self, sources: Path, model: Path, options: Mapping[str, int | str], worker: Path = WORKER) -> None:
+    def __init__(self, sources: Path, model: Path, options: Mapping[str, int | str]) -> None:
         self._name, self._turn = sources.name, threading.Lock()
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` closes it
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(worker)],
+            [sys.executable, "-P", str(WORKER)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
             env=os.environ | {"PYTHONPATH": pythonpath(sources), "PYTHONHASHSEED": "0"},
         )  # fmt: skip
