@@ -15,15 +15,12 @@ from mis_bench.commands.measuring import (
     identity,
     new_folder,
     one_sentence,
-    progress,
     target_options,
     vocabulary,
 )
 
 if TYPE_CHECKING:
-    from mis_bench.validation.cases import Cases
-    from mis_bench.validation.gates import Dtype, ModelValidation
-    from mis_bench.validation.run import Subject
+    from mis_bench.validation.gates import Dtype
 
 MODEL_MATRIX = tuple(
     f"random:{shape}/8"
@@ -78,9 +75,9 @@ def validate(
     """
     from mis_bench.environment import environment, hardware_of
     from mis_bench.targets.base import TargetUnavailable
+    from mis_bench.validation import run
     from mis_bench.validation.cases import build_cases
     from mis_bench.validation.gates import Validation
-    from mis_bench.validation.run import Subject
 
     chosen = tuple(dict.fromkeys(models + (MODEL_MATRIX if model_matrix else ())))
     if spec == "engine" and not chosen:
@@ -95,10 +92,12 @@ def validate(
     here = environment(hardware)
     found = Validation(environment=here, planned=list(directories), models=[])
     for model, directory in directories.items():
-        subject = Subject(model, spec, options, directory, dtype, without_pytorch or None, timeout)
+        subject = run.Subject(model, spec, options, directory, dtype, without_pytorch or None, timeout)
         cases = build_cases(vocabulary(directory, vocab_size), _end_of_text(directory))
         try:
-            validated = _validated(subject, cases, sorted({1, 8, 32, *more}))
+            validated = asyncio.run(
+                run.validate(subject, cases, sorted({1, 8, 32, *more}), partial(click.echo, err=True))
+            )
         except TargetUnavailable as error:
             found = found.model_copy(update={"unavailable": found.unavailable | {model: str(error)}})
         else:
@@ -117,15 +116,6 @@ def validate(
     click.echo(f"Written: {path}", err=True)
     if not found.passed:
         raise SystemExit(1)
-
-
-def _validated(subject: "Subject", cases: "Cases", counts: list[int]) -> "ModelValidation":
-    from mis_bench.validation.run import validate
-
-    with progress() as bars:
-        bar = bars.add_task(subject.model, total=None)
-        tell = partial(bars.update, bar, advance=1)
-        return asyncio.run(validate(subject, cases, counts, lambda gate: tell(description=f"{subject.model}: {gate}")))
 
 
 def _end_of_text(directory: Path | None) -> int | None:

@@ -101,8 +101,7 @@ async def isolation(scorer: Scorer, cases: Sequence[Workload], on_gate: Callable
     before: list[Scores] = []
     mutated: list[_Moved] = []
     for kind in KINDS:
-        gate = Gate(name=f"isolation.{kind}_max_abs_diff", threshold=ISOLATION)
-        on_gate(gate.name)
+        on_gate(name := f"isolation.{kind}_max_abs_diff")
         kept: list[_Moved] = []
         try:
             before = before or [(await scorer.ask(case, anew=True)).scores for case in cases]
@@ -114,15 +113,13 @@ async def isolation(scorer: Scorer, cases: Sequence[Workload], on_gate: Callable
                     after = (await scorer.ask(variant.workload, anew=variant.forgets)).scores
                     kept += [_moved(case, old, scores[old], after[new]) for old, new in variant.kept]
                     mutated += [_moved(case, place, scores[place], after[place]) for place in variant.mutated]
-            worst = max(kept)
-            measured = {"measured": worst.by, "detail": worst.where if worst.by else ""}
+            most, where = max(kept)
         except CallFailed as error:
-            measured = {"detail": str(error)}
-        gates.append(gate.model_copy(update=measured))
-    sensitivity = Gate(name="sensitivity.mutated_item_min_abs_diff", rule="above", threshold=0.0)
-    least = min(mutated, default=None)
-    measured = {"measured": least.by, "detail": least.where} if least else {"detail": "no changed item was scored"}
-    return [*gates, sensitivity.model_copy(update=measured)]
+            most, where = None, str(error)
+        gates.append(Gate(name=name, threshold=ISOLATION, measured=most, detail=where if most != 0 else ""))
+    least, where = min(mutated, default=(None, "no changed item was scored"))
+    name = "sensitivity.mutated_item_min_abs_diff"
+    return [*gates, Gate(name=name, rule="above", threshold=0.0, measured=least, detail=where)]
 
 
 async def _among_others(scorer: Scorer, case: Workload, before: Scores) -> list[_Moved]:

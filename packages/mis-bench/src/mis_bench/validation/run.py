@@ -31,6 +31,9 @@ from mis_bench.workload import Workload
 
 _WARM_UPS, _ROUNDS = 1, 3
 
+Answers = list[Scores] | str
+"""Scores of all cases, or why there are none. The first are full-vocabulary probabilities, none of them 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -72,27 +75,6 @@ class Subject:
             await target.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """One computation's scores of all cases, or why there are none.
-
-    Attributes:
-        probabilities: Of each label over the full vocabulary, for each case.
-        softmaxes: Label softmaxes as the computation itself returned them; empty if they follow from the
-            probabilities.
-        failure: One sentence, if it failed.
-    """
-
-    probabilities: Sequence[Scores] = ()
-    softmaxes: Sequence[Scores] = ()
-    failure: str = ""
-
-    @property
-    def label_softmaxes(self) -> list[Scores]:
-        """Probabilities of the labels among themselves, by case."""
-        return [each / each.sum(axis=1, keepdims=True) for each in self.probabilities]
-
-
 async def validate(
     subject: Subject, cases: Cases, counts: Sequence[int], on_gate: Callable[[str], None] = lambda _: None
 ) -> ModelValidation:
@@ -108,6 +90,7 @@ async def validate(
         TargetUnavailable: the target cannot run here, or there are no thresholds for the type it computes in.
     """
     is_engine, compared, token = subject.spec == "engine", cases.compared, cases.free_token
+    softmaxed = [*compared, *(replace(case, apply_softmax=True) for case in compared)]  # computed in another way
     timings: list[Timing] = []
     async with subject.opened(subject.spec, subject.options) as target:
         dtype = _computed(target.about, subject.dtype)
@@ -117,7 +100,7 @@ async def validate(
 
         on_gate("equivalence_serial")
         one_by_one = await _answers(serial, compared)
-        at_once = await _answers(multi, compared, with_softmax=True)
+        at_once = await _answers(multi, softmaxed)
         gates.append(_sensitivity(one_by_one, compared, EQUIVALENCE[dtype]))
         gates += _compare("equivalence_serial.{}", EQUIVALENCE[dtype], one_by_one, at_once, compared)
 
@@ -128,30 +111,26 @@ async def validate(
         expected = await _answers(serial, before_items)
         if is_engine:  # few of its shapes are needed
             delimited = {**subject.options, "multi_item_scoring_delimiter": str(token), "skip_warmup": "true"}
-            actual = await _answers_of(subject, subject.spec, delimited, compared, with_softmax=True)
+            actual = await _answers_of(subject, subject.spec, delimited, softmaxed)
         else:  # a server's delimiter is a matter of its command line
-            behind_query = [replace(case, query=np.append(case.query, token)) for case in compared]
-            actual = await _answers(multi, behind_query, with_softmax=True)
+            actual = await _answers(multi, [replace(case, query=np.append(case.query, token)) for case in softmaxed])
         gates += _compare("equivalence_query_plus_delimiter.{}", EQUIVALENCE[dtype], expected, actual, compared)
 
         on_gate("torch_serial")
-        torch = Answers(failure=subject.waiver or "")
-        if not subject.waiver:
-            torch = await _answers_of(subject, "transformers-serial", {"dtype": "float32"}, compared)
+        torch = subject.waiver or await _answers_of(subject, "transformers-serial", {"dtype": "float32"}, compared)
         for name, answers in (("serial", one_by_one), ("multi", at_once)):
             parity = _compare(f"{{}}_jax_{name}_vs_torch_serial", PARITY[dtype], torch, answers, compared)
             gates += [gate.model_copy(update={"is_waived": bool(subject.waiver)}) for gate in parity]
 
         for count in counts:
-            gate = Gate(name=f"performance.{count}.speedup_vs_serial_p50", rule="at least", threshold=SPEEDUP)
-            on_gate(gate.name)
+            on_gate(name := f"performance.{count}.speedup_vs_serial_p50")
             try:
                 timings.append(await _timed(multi, serial, cases, count))
-                measured = {"measured": timings[-1].speedup}
+                speedup, why = timings[-1].speedup, ""
             except CallFailed as error:
-                measured = {"detail": str(error)}
+                speedup, why = None, str(error)
             if count >= SPEEDUP_ITEMS:
-                gates.append(gate.model_copy(update=measured))
+                gates.append(Gate(name=name, rule="at least", threshold=SPEEDUP, measured=speedup, detail=why))
     return ModelValidation(model=subject.model, dtype=dtype, about=target.about, gates=gates, timings=timings)
 
 
@@ -166,27 +145,21 @@ def _computed(about: About, given: Dtype | None) -> Dtype:
     return cast("Dtype", computed)
 
 
-async def _answers(scorer: Scorer, cases: Sequence[Workload], *, with_softmax: bool = False) -> Answers:
-    """Score all cases; `with_softmax` also with `apply_softmax`, which engines compute in another way."""
-    softmaxed = [replace(case, apply_softmax=True) for case in cases if with_softmax]
+async def _answers(scorer: Scorer, cases: Sequence[Workload]) -> Answers:
     try:
-        found = [(await scorer.ask(case)).scores for case in (*cases, *softmaxed)]
+        found = [(await scorer.ask(case)).scores for case in cases]
     except CallFailed as error:
-        return Answers(failure=str(error))
-    if min(each.min() for each in found) <= 0:
-        return Answers(failure="a probability is 0, and has no logarithm")
-    return Answers(found[: len(cases)], found[len(cases) :])
+        return str(error)
+    return found if min(each.min() for each in found) > 0 else "a probability is 0, and has no logarithm"
 
 
-async def _answers_of(
-    subject: Subject, spec: str, options: Mapping[str, str], cases: Sequence[Workload], *, with_softmax: bool = False
-) -> Answers:
-    """Return another target's answers; it is open only for them."""
+async def _answers_of(subject: Subject, spec: str, options: Mapping[str, str], cases: Sequence[Workload]) -> Answers:
+    """Ask another target, which is open only for that."""
     try:
         async with subject.opened(spec, options) as target:
-            return await _answers(Scorer(target, timeout_s=3600.0), cases, with_softmax=with_softmax)
+            return await _answers(Scorer(target, timeout_s=3600.0), cases)
     except TargetUnavailable as error:
-        return Answers(failure=str(error))
+        return str(error)
 
 
 def _compare(
@@ -194,39 +167,40 @@ def _compare(
 ) -> list[Gate]:
     """Measure how far apart two computations are; the detail is the worst item, or why there is no figure.
 
-    `name` has `{}` for the figure's own name.
+    `name` has `{}` for the figure's own name. `actual` may go on with label softmaxes of the same cases.
     """
-    gates = [Gate(name=name.format(figure), threshold=limit) for figure, limit in zip(FIGURES, limits, strict=True)]
-    if failure := expected.failure or actual.failure:
-        return [gate.model_copy(update={"detail": failure}) for gate in gates]
-    wanted = [*expected.label_softmaxes, *expected.label_softmaxes]
-    found = [*actual.label_softmaxes, *actual.softmaxes]
-    softmaxes = [np.abs(mine - theirs) for mine, theirs in zip(found, wanted, strict=False)]
-    both = zip(actual.probabilities, expected.probabilities, strict=True)
-    logprobs = [np.abs(np.log(mine) - np.log(theirs)) for mine, theirs in both]
-    worst = int(np.argmax([each.max() for each in softmaxes]))
-    item = int(np.argmax(softmaxes[worst].max(axis=1)))
-    in_order = f"{_order_agreement(expected, actual):.1%} of pairs in order"
-    detail = f"{cases[worst % len(cases)].name}, item {item}; {in_order}"
-    measured = softmaxes[worst].max(), np.concatenate(softmaxes).mean(), np.concatenate(logprobs).max()
+    measured: Sequence[float | None] = [None] * len(FIGURES)
+    if isinstance(expected, str) or isinstance(actual, str):
+        detail = next(each for each in (expected, actual) if isinstance(each, str))
+    else:
+        logprobs = [np.abs(np.log(mine) - np.log(theirs)) for mine, theirs in zip(actual, expected, strict=False)]
+        wanted = [each / each.sum(axis=1, keepdims=True) for each in expected]
+        found = [each / each.sum(axis=1, keepdims=True) for each in actual[: len(cases)]] + actual[len(cases) :]
+        softmaxes = [np.abs(mine - theirs) for mine, theirs in zip(found, wanted + wanted, strict=False)]
+        worst = int(np.argmax([each.max() for each in softmaxes]))
+        item = int(np.argmax(softmaxes[worst].max(axis=1)))
+        in_order = f"{_order_agreement(wanted, found[: len(cases)]):.1%} of pairs in order"
+        detail = f"{cases[worst % len(cases)].name}, item {item}; {in_order}"
+        figures = softmaxes[worst].max(), np.concatenate(softmaxes).mean(), np.concatenate(logprobs).max()
+        measured = [float(figure) for figure in figures]
     return [
-        gate.model_copy(update={"measured": float(value), "detail": detail})
-        for gate, value in zip(gates, measured, strict=True)
+        Gate(name=name.format(figure), threshold=limit, measured=value, detail=detail)
+        for figure, limit, value in zip(FIGURES, limits, measured, strict=True)
     ]
 
 
 def _sensitivity(found: Answers, cases: Sequence[Workload], limits: Sequence[float]) -> Gate:
     """Give every item the scores of the one before it, which must be noticed: flat scores pass every comparison."""
-    swapped = replace(found, probabilities=[np.roll(each, 1, axis=0) for each in found.probabilities])
+    swapped = found if isinstance(found, str) else [np.roll(each, 1, axis=0) for each in found]
     (_, mean, _) = _compare("sensitivity.swapped_items_{}", limits, found, swapped, cases)
     return mean.model_copy(update={"rule": "above"})
 
 
-def _order_agreement(expected: Answers, actual: Answers) -> float:
+def _order_agreement(expected: Sequence[Scores], actual: Sequence[Scores]) -> float:
     """Return the share of pairs of items, within a case, that both computations put in the same order."""
     mine, wanted = (
         [np.sign(np.subtract.outer(each[:, 0], each[:, 0]))[np.triu_indices(len(each), 1)] for each in softmaxes]
-        for softmaxes in (actual.label_softmaxes, expected.label_softmaxes)
+        for softmaxes in (actual, expected)
     )
     return float((np.concatenate(mine) == np.concatenate(wanted)).mean())
 
