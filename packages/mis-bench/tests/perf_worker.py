@@ -25,7 +25,7 @@ def write(answer: object) -> None:
     sys.stdout.flush()
 
 
-about = {"version": "0.0.0", "devices": "1 x cpu", "dtype": job["options"]["dtype"], "native": speed["native"]}
+about = {"version": "0.0.0", "devices": "1 x cpu", "dtype": job["options"]["dtype"]}
 write(about | {"source": str(Path(speed.get("source", core)) / "mis_core/__init__.py")})
 rng, calls = random.Random(os.getpid()), 0
 for line in sys.stdin:

@@ -218,13 +218,9 @@ def table_of(results: Results, compared: Sequence[Compared]) -> Table:
 
 def sentences(results: Results, compared: Sequence[Compared]) -> Iterator[str]:
     """Yield what a reader of the table must know, and the verdict last."""
-    about = {each.target: each.about for each in results.opened if each.about is not None}
-    head, plan = about["head"], results.plan
-    hardware = head.accelerators or plan.environment.hardware
-    yield f"{hardware}, {head.model}, {head.dtype}; {plan.repeat} pairs of processes."
-    if not about["base"].options["native"] and hardware == plan.environment.hardware:
-        both = "The head uses the native CPU library, and the base does not."
-        yield both if head.options["native"] else "Neither side uses the native CPU library."
+    plan, about = results.plan, next(each.about for each in results.opened if each.about is not None)
+    hardware = about.accelerators or plan.environment.hardware
+    yield f"{hardware}, {about.model}, {about.dtype}; {plan.repeat} pairs of processes."
     yield from plan.notes
     yield f"Verdict: {_WORDS[worst(each.status for each in compared)]}"
 

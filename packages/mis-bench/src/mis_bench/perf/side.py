@@ -53,7 +53,7 @@ class Side(BlockingTarget):
             backend="mis-engine",
             model=str(model),
             dtype=told["dtype"],
-            options={**options, "devices": told["devices"], "native": told["native"]},
+            options={**options, "devices": told["devices"]},
             versions={"mis-core": told["version"]},
         )
 

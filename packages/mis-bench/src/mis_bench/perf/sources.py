@@ -37,14 +37,12 @@ class Sources:
 
     Attributes:
         folder: Holds a folder for each side, `base` and `head`.
-        base: Commit of the base, forty hexadecimal digits.
-        head: Commit that the working tree is on; behind it `with changes`, if there are some.
+        commits: By side, forty hexadecimal digits; behind the head's `with changes`, if the working tree has some.
         are_equal: Whether both sides have the same files: then any difference is noise.
     """
 
     folder: Path
-    base: str
-    head: str
+    commits: dict[str, str]
     are_equal: bool
 
 
@@ -78,7 +76,7 @@ def put_in_place(repository: Path, base: str | None, folder: Path) -> Sources:
     elif (folder / "base" / _LIBRARY).is_dir():  # half a minute saved, and the same bytes on both sides
         shutil.copytree(folder / "base" / _LIBRARY, folder / "head" / _LIBRARY)
     head = resolve(repository, "HEAD") + (" with changes" if is_dirty else "")
-    return Sources(folder, commit, head, are_equal=_are_same(repository, commit, tree, *PACKAGES))
+    return Sources(folder, {"base": commit, "head": head}, are_equal=_are_same(repository, commit, tree, *PACKAGES))
 
 
 def default_base(repository: Path, is_dirty: bool) -> str:

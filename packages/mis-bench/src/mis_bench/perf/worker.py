@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 
@@ -56,13 +55,11 @@ def _about(engine: Any) -> dict[str, Any]:
 
     import mis_core
 
-    maps = Path("/proc/self/maps")  # not every version tells which of its libraries it uses
     return {
         "source": mis_core.__file__,
         "version": mis_core.__version__,
         "devices": f"{len(jax.devices())} x {jax.devices()[0].device_kind}",
         "dtype": engine.config.dtype,
-        "native": maps.exists() and "/mis_kernels/lib/native.so" in maps.read_text(),
     }
 
 
