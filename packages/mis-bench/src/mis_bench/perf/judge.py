@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from mis_bench.perf.sources import SIDES, PerfError
 from mis_bench.records import Call, Results
@@ -24,8 +23,8 @@ Status = Literal["ok", "warn", "unsure", "fail"]
 
 Clock = Literal["clock", "cpu"]
 
-Times = Float[np.ndarray, "2 pairs calls"]
-"""Milliseconds of a workload's calls, of the base and of the head; the turns of a pair were next to each other."""
+Times = np.ndarray
+"""Milliseconds of a workload's calls, `[2, pairs, calls]`: of the base and of the head, whose turns made pairs."""
 
 FALSE_ALARMS = 0.01
 """Most comparisons of unchanged code, as a share, that any of their intervals may mislead."""
@@ -126,14 +125,14 @@ def worst(statuses: Iterable[Status]) -> Status:
     return max(statuses, key=list(_WORDS).index)
 
 
-def log_ratios(times: Times) -> Float[np.ndarray, " pairs"]:
-    """Return the log ratios of the pairs' median times, head over base."""
+def log_ratios(times: Times) -> np.ndarray:
+    """Return the log ratios of the pairs' median times, head over base, `[pairs]`."""
     base, head = np.log(np.median(times, axis=-1))
     return head - base
 
 
-def change(ratios: Float[np.ndarray, " pairs"], confidence: float) -> Change:
-    """Return the relative change of throughput, from log ratios of time of at least two pairs.
+def change(ratios: np.ndarray, confidence: float) -> Change:
+    """Return the relative change of throughput, from log ratios of time, `[pairs]`, at least two.
 
     Fewer pairs than the confidence needs get what they allow, `1 - 2 ** (1 - pairs)`.
     """
@@ -237,7 +236,7 @@ def _verdict(each: Compared) -> Cell:
     return f"{_WORDS[each.throughput]}{by}{tail}"
 
 
-def _signed_ranks(count: int) -> Float[np.ndarray, " sums"]:
+def _signed_ranks(count: int) -> np.ndarray:
     """Return the probabilities of the sums 0, 1, ... of signed ranks of so many symmetric values."""
     chances = np.ones(1)
     for rank in range(1, count + 1):
