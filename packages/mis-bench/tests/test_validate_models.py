@@ -115,14 +115,14 @@ def run(monkeypatch: pytest.MonkeyPatch):
     ) -> ModelValidation:
         opened: list[Faulty] = []
 
-        def opener(target: TargetSpec, *, model: Path, timeout_s: float) -> Opener:
+        def opener(target: TargetSpec, *, model: Path, **options: float) -> Opener:
             token = target.options.get("multi_item_scoring_delimiter")
             if target.spec == "transformers-serial":
                 assert reference is not None
                 return reference
             if token and delimited:
                 return delimited(opened[0], int(token))
-            opened.append(change(genuine(target, model=model, timeout_s=timeout_s)))
+            opened.append(change(genuine(target, model=model, **options)))
             return opened[-1]
 
         monkeypatch.setattr(registry, "opener", opener)

@@ -104,7 +104,7 @@ def opening(monkeypatch: pytest.MonkeyPatch, clock: Clock):
         delimited: Callable[[int], Fake] = lambda token: Fake(delimiter=token),
         broken: dict[str, BaseException] | None = None,
     ) -> None:
-        def opener(spec: TargetSpec, *, model: Path | None, timeout_s: float) -> Fake:
+        def opener(spec: TargetSpec, *, model: Path | None, **_: object) -> Fake:
             if spec.spec == "transformers-serial":
                 return reference()
             if error := (broken or {}).get(str(model)):

@@ -83,8 +83,13 @@ class Workload:
         document = {"name": self.name, "sha256": self.sha256, "request": self.request}
         return _canonical_json(document).decode()
 
-    def within(self, vocab_size: int) -> "Workload":
-        """Return the workload with every token id folded into a vocabulary, for tiny checkpoints; texts stay."""
+    def within(self, vocab_size: int | None) -> "Workload":
+        """Return the workload with every token id folded into a vocabulary, for tiny checkpoints; texts stay.
+
+        None changes nothing.
+        """
+        if vocab_size is None:
+            return self
         label_token_ids = self.label_token_ids % vocab_size
         if isinstance(self.query, str):
             return replace(self, label_token_ids=label_token_ids, vocab_size=vocab_size)

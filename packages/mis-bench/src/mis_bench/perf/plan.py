@@ -100,6 +100,5 @@ def _plan(sources: Sources, model: Path, vocab_size: int | None, sessions: int) 
 
 def _part(name: str, vocab_size: int | None) -> WorkloadPart:
     """Describe a workload; more than two labels ask for a softmax over them, so that both heads are measured."""
-    workload = build_workload(name)
-    workload = replace(workload, apply_softmax=len(workload.label_token_ids) > 2)
-    return WorkloadPart.of(workload if vocab_size is None else workload.within(vocab_size))
+    workload = build_workload(name).within(vocab_size)
+    return WorkloadPart.of(replace(workload, apply_softmax=len(workload.label_token_ids) > 2))

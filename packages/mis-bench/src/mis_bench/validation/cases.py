@@ -34,7 +34,7 @@ class Cases:
 
     def to_time(self, items: int, number: int) -> Workload:
         """Return a request of so many items of 20 tokens behind a query of 300; another number is another request."""
-        return _folded(build_workload(f"speed-300-{items}-20").another(number), self.vocab_size)
+        return build_workload(f"speed-300-{items}-20").another(number).within(self.vocab_size)
 
 
 def build_cases(vocab_size: int | None = None, preferred: int | None = None) -> Cases:
@@ -47,7 +47,7 @@ def build_cases(vocab_size: int | None = None, preferred: int | None = None) -> 
     items = tuple(np.array(item, np.int32) for item in _ITEMS)
     fixed = Workload("runbook", np.array(_QUERY, np.int32), items, np.array(_LABELS, np.int32))
     others = map(build_workload, ("ragged-300-32-40", "even-64-16-20", "steps-700-120-20"))
-    fixed, ragged, even, steps = (_folded(case, vocab_size) for case in (fixed, *others))
+    fixed, ragged, even, steps = (case.within(vocab_size) for case in (fixed, *others))
     used = {int(token) for case in (fixed, ragged, even, steps) for part in (case.query, *case.items) for token in part}
     free = [token for token in (preferred, *range(len(used) + 1)) if token is not None and token not in used]
     softmaxes = (replace(case, apply_softmax=True) for case in (fixed, ragged))
@@ -100,7 +100,3 @@ class Scorer:
                 raise CallFailed(each.error or "error", each.message)
             found.append(Scored(each.scores, 1e3 * (each.done_s - each.sent_s)))
         return found
-
-
-def _folded(workload: Workload, vocab_size: int | None) -> Workload:
-    return workload if vocab_size is None else workload.within(vocab_size)
