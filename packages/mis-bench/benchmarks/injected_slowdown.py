@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mis_bench.artifact import ArtifactError
-from mis_bench.perf.judge import NotMeasured, judge, worst
+from mis_bench.perf.judge import judge, worst
+from mis_bench.perf.sources import PerfError
 from mis_bench.records import read_results
 
 REPOSITORY = Path(__file__).parents[3]
@@ -92,9 +93,9 @@ def compare(checkout: Path, options: list[str]) -> Comparison:
     seconds = time.perf_counter() - began
     try:
         found = judge(read_results(output))
-    except (ArtifactError, NotMeasured) as error:
+    except (ArtifactError, PerfError) as error:
         sys.exit(f"The comparison was not made: {error}")
-    return Comparison(worst(each.status for each in found), [each.throughput.by_clock.value for each in found], seconds)
+    return Comparison(worst(each.status for each in found), [each.by_clock.value for each in found], seconds)
 
 
 def several(checkout: Path, options: list[str], times: int, what: str) -> int:

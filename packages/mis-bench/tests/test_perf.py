@@ -1,10 +1,8 @@
 """`mis-bench perf`: two versions put in place, taking turns, and judged."""
 
-import asyncio
 import json
 import subprocess
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,14 +10,13 @@ from click.testing import CliRunner, Result
 
 from mis_bench.cli import main
 from mis_bench.perf import judge as judging
-from mis_bench.perf import run as module
+from mis_bench.perf import plan, side
 from mis_bench.perf.judge import judge
-from mis_bench.perf.side import SideOpener
+from mis_bench.perf.side import Side
 from mis_bench.perf.sources import PerfError, default_base, put_in_place, resolve
 from mis_bench.records import read_results
 from mis_bench.targets.base import TargetUnavailable
 from mis_bench.workload import build_workload
-from targets import ask
 
 REPOSITORY = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("perf_worker.py")
@@ -50,7 +47,7 @@ class Checkout:
         (self.path / name).write_text(text)
 
     def speed(self, slowdown: float = 1.0, **more: object) -> None:
-        says = {"slowdown": slowdown, "native": True} | more
+        says = {"slowdown": slowdown} | more
         self.write(f"{CORE}/src/mis_core/speed.json", json.dumps(says))
 
     def git(self, *arguments: str) -> str:
@@ -72,7 +69,8 @@ def checkout(tmp_path: Path) -> Checkout:
 @pytest.fixture
 def perf(checkout: Checkout, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Run the command on the repository, with workers that compute nothing."""
-    monkeypatch.setattr(module, "compare", partial(module.compare, pairs=10, worker=WORKER))
+    monkeypatch.setattr(plan, "PAIRS", 10)
+    monkeypatch.setattr(side, "WORKER", WORKER)
     monkeypatch.setattr(judging, "_RESAMPLES", 300)
 
     def run(*arguments: str) -> Result:
@@ -93,7 +91,7 @@ def test_equal_commits_are_not_flagged(checkout: Checkout, perf: Callable[..., R
     ]  # fmt: skip
     compared = judge(found)
     assert {each.status for each in compared} == {"ok"}
-    assert {each.pairs for each in compared} == {30}  # three sessions
+    assert {each.wall_ms.shape for each in compared} == {(2, 30, 3)}  # three sessions
     assert {case.workload.num_items for case in found.plan.cases} == {1, 4, 16, 50}
 
 
@@ -123,10 +121,10 @@ def test_a_slowdown_of_12_percent_fails_and_a_speedup_passes(
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ({"score": 0.3}, "head: scores differ by up to 0.0500"),
-        ({"compiles": 1}, "head: compiled"),
-        ({"native": False}, "The native differs: base True, head False"),
-        ({"source": "/usr/lib"}, "not the version to be measured"),
+        ({"score": 0.3}, "head: correctness: scores differ by up to 0.0500"),
+        ({"compiles": 1}, "head: 90 compilations in the timed window"),
+        ({"cached_tokens": 5}, "head: the cache was not cold"),
+        ({"source": "/usr/lib"}, "which is not to be measured"),
         ({"dies": True}, "worker of the head ended with status 1: the device is on fire"),
     ],
 )
@@ -150,12 +148,23 @@ def test_an_accelerator_is_held_by_one_process_at_a_time(
     assert "FAIL" in result.stdout
 
 
-def test_a_library_that_compiles_on_one_side_only_is_refused(checkout: Checkout, perf: Callable[..., Result]) -> None:
-    checkout.write(f"{KERNELS}/hatch_build.py", "raise SystemExit('error: expected ;')")
+def test_a_library_that_does_not_compile_is_refused_with_what_the_compiler_says(
+    checkout: Checkout, perf: Callable[..., Result]
+) -> None:
+    checkout.write(f"{KERNELS}/hatch_build.py", "raise RuntimeError('error: expected ;')")
     result = perf()
     assert result.exit_code == 1
-    assert "one side only" in result.stderr
+    assert "native library of the head does not compile" in result.stderr
     assert "expected ;" in result.stderr
+
+
+def test_a_machine_that_the_library_is_not_for_measures_without_it(
+    checkout: Checkout, perf: Callable[..., Result]
+) -> None:
+    checkout.write(f"{KERNELS}/hatch_build.py", "raise SystemExit('no C++ compiler was found')")
+    checkout.commit("no compiler")
+    result = perf("--base", "HEAD", "--sessions", "1")
+    assert result.exit_code == 0, result.output
 
 
 def test_an_unknown_commit_is_named(perf: Callable[..., Result]) -> None:
@@ -179,42 +188,46 @@ def test_the_head_is_the_working_tree_with_new_and_without_deleted_files(checkou
     checkout.write(f"{CORE}/src/mis_core/new.py", "")
     (checkout.path / CORE / "src/mis_core/__init__.py").unlink()
     sources = put_in_place(checkout.path, "HEAD", tmp_path / "sides")
-    assert sources.is_dirty
+    base, head = sources.folder / "base", sources.folder / "head"
+    assert sources.commits["head"] == f"{sources.commits['base']} with changes"
     assert not sources.are_equal
-    assert (sources.head / CORE / "src/mis_core/new.py").is_file()
-    assert not (sources.head / CORE / "src/mis_core/__init__.py").exists()
-    assert (sources.base / CORE / "src/mis_core/__init__.py").is_file()
-    for side in (sources.base, sources.head):
-        assert (side / KERNELS / "src/mis_kernels/lib/native.so").read_text() == "compiled"
+    assert (head / CORE / "src/mis_core/new.py").is_file()
+    assert not (head / CORE / "src/mis_core/__init__.py").exists()
+    assert (base / CORE / "src/mis_core/__init__.py").is_file()
+    for folder in (base, head):
+        assert (folder / KERNELS / "src/mis_kernels/lib/native.so").read_text() == "compiled"
+
+
+def test_the_checkout_is_left_as_it_is(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.write(f"{CORE}/src/mis_core/new.py", "")
+    before = checkout.git("status", "--porcelain")
+    assert "new.py" in before
+    put_in_place(checkout.path, "HEAD", tmp_path / "sides")
+    assert checkout.git("status", "--porcelain") == before
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PerfError, match="git checkout"):
+    with pytest.raises(PerfError, match="git"):
         put_in_place(tmp_path, None, tmp_path / "sides")
 
 
 def test_a_side_is_an_engine_of_the_sources_that_it_is_given(checkpoint: Path) -> None:
-    asyncio.run(use_a_side(checkpoint))
-
-
-async def use_a_side(checkpoint: Path) -> None:
-    opener = SideOpener("head", REPOSITORY, checkpoint, {"chunked_prefill_size": 256, "max_total_tokens": 1024})
-    side = await opener.open()
+    workload = build_workload("probe-30-3-4@2").within(960)
+    head = Side(REPOSITORY, checkpoint, {"chunked_prefill_size": 256, "max_total_tokens": 1024})
     try:
-        assert side.about.accelerators is None
-        answer = await side.call(side.prepare(build_workload("probe-30-3-4@2").within(960)))
-        assert answer.reply.scores.shape == (3, 2)
-        assert answer.done_s > answer.sent_s
-        assert answer.reply.stages_ms["cpu"] > 0
-        assert (await side.counts())["compilations"] >= 0
-        again = await ask(side, build_workload("probe-30-3-4@2").within(960))
-        assert again.cached_tokens
-        await side.forget()
-        assert (await ask(side, build_workload("probe-30-3-4@2").within(960))).cached_tokens == 0
+        assert head.about.accelerators is None
+        reply = head.score(workload)
+        assert reply.scores.shape == (3, 2)
+        assert min(reply.stages_ms["engine"], reply.stages_ms["cpu"]) > 0
+        assert head.counts()["compilations"] >= 0
+        assert head.score(workload).cached_tokens
+        head.forget()
+        assert head.score(workload).cached_tokens == 0
     finally:
-        await side.close()
+        head.close()
+        head.close()
 
 
 def test_an_engine_that_does_not_start_says_why(checkpoint: Path) -> None:
-    with pytest.raises(TargetUnavailable, match=r"worker of the base ended.*chunked_pre"):
-        asyncio.run(SideOpener("base", REPOSITORY, checkpoint, {"chunked_prefil_size": 256}).open())
+    with pytest.raises(TargetUnavailable, match=r"worker of the .* ended.*chunked_pre"):
+        Side(REPOSITORY, checkpoint, {"chunked_prefil_size": 256})

@@ -7,13 +7,13 @@ from scipy import stats
 from mis_bench.perf.judge import (
     FALSE_ALARMS,
     SINGLE_ITEM_DROP,
+    THROUGHPUT_DROP,
     Change,
-    Pair,
-    Turn,
+    Times,
     change,
     decide,
     judge_tail,
-    judge_throughput,
+    log_ratios,
     status_of,
 )
 
@@ -33,18 +33,19 @@ class Machine:
         self.noise, self.slowdown, self.wait = noise, slowdown, wait
         self.neighbour, self.clock = 0.0, 0.0
 
-    def session(self, pairs: int, calls: int = 2) -> list[Pair]:
-        bias = dict(zip(("base", "head"), self.rng.normal(0, 0.01, 2), strict=True))
-        bias["head"] += np.log1p(self.slowdown)
+    def sessions(self, sessions: int, pairs: int, calls: int = 2) -> tuple[Times, Times]:
+        """Return what the clock and the CPU say, each `[2, sessions * pairs, calls]`."""
         found = []
-        for number in range(pairs):
-            order = ("base", "head") if number % 2 else ("head", "base")
-            waits = {"base": 0.0, "head": np.log1p(self.wait)}
-            turns = {side: self.turn(bias[side], calls, waits[side]) for side in order}
-            found.append(Pair(**turns))
-        return found
+        for _ in range(sessions):
+            base, head = self.rng.normal(0, 0.01, 2)
+            sides = [(base, 0.0), (head + np.log1p(self.slowdown), np.log1p(self.wait))]
+            for number in range(pairs):
+                turns = [self.turn(*side, calls) for side in (sides if number % 2 else reversed(sides))]
+                found.append(turns if number % 2 else turns[::-1])
+        wall, cpu = np.moveaxis(np.array(found), (2, 1), (0, 1))
+        return wall, cpu
 
-    def turn(self, bias: float, calls: int, wait: float) -> Turn:
+    def turn(self, bias: float, wait: float, calls: int) -> tuple[list[float], list[float]]:
         wall, cpu = [], []
         for _ in range(calls):
             self.clock += 0.1
@@ -54,16 +55,24 @@ class Machine:
             slow = bias + wait + self.neighbour + drift
             wall.append(0.05 * np.exp(slow + self.noise * abs(self.rng.standard_t(3))))
             cpu.append(0.05 * np.exp(bias + 0.05 * self.neighbour + 0.02 * self.rng.standard_t(3)))
-        return Turn(wall, cpu)
+        return wall, cpu
+
+
+def judged(wall: Times, cpu: Times, *, on_cpu: bool = True) -> tuple[str, str]:
+    changes = (change(log_ratios(times), CONFIDENCE) for times in (wall, cpu))
+    return decide(*changes, THROUGHPUT_DROP, on_cpu=on_cpu)
 
 
 def verdicts(seed: int, **machine: float) -> list[str]:
     """Do what a comparison does."""
     machines = [Machine(1000 * seed + number, **machine) for number in range(WORKLOADS)]
-    pairs = [[pair for _ in range(SESSIONS) for pair in each.session(PAIRS, calls=3)] for each in machines]
-    judged = [judge_throughput(found, CONFIDENCE, on_cpu=True) for found in pairs]
-    tails = [judge_tail(found, may_fail=each.is_quiet) for found, each in zip(pairs[:2], judged[:2], strict=True)]
-    return [each.status for each in (*judged, *tails)]
+    times = [each.sessions(SESSIONS, PAIRS, calls=3) for each in machines]
+    throughputs = [judged(*each) for each in times]
+    tails = [
+        judge_tail(wall, may_fail=by == "clock" and status != "unsure")
+        for (wall, _), (status, by) in zip(times[:2], throughputs[:2], strict=True)
+    ]
+    return [*(status for status, _ in throughputs), *(status for _, status in tails)]
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2], ids=["quiet", "shared", "loud"])
@@ -78,38 +87,34 @@ def test_a_slowdown_of_12_percent_is_caught(noise: float) -> None:
 
 def test_single_timings_of_the_same_machine_would_raise_alarms() -> None:
     def naive(seed: int) -> float:
-        pairs = Machine(seed, noise=0.2).session(1)
-        return np.median(pairs[0].head.wall_ms) / np.median(pairs[0].base.wall_ms)
+        wall, _ = Machine(seed, noise=0.2).sessions(1, 1)
+        return float(np.exp(log_ratios(wall)[0]))
 
     assert sum(naive(seed) > 1 / 0.9 for seed in range(50)) > 5
 
 
 def test_where_the_clock_is_too_noisy_only_the_cpu_can_clear_a_workload() -> None:
-    pairs = Machine(3, noise=0.4).session(40)
-    assert judge_throughput(pairs, CONFIDENCE, on_cpu=False).status == "unsure"
-    cleared = judge_throughput(pairs, CONFIDENCE, on_cpu=True)
-    assert (cleared.status, cleared.by) == ("ok", "cpu")
+    times = Machine(3, noise=0.4).sessions(1, 40)
+    assert judged(*times, on_cpu=False) == ("unsure", "clock")
+    assert judged(*times) == ("ok", "cpu")
 
 
 def test_time_that_the_cpu_does_not_see_is_caught_by_the_clock() -> None:
-    pairs = [Pair(Turn([0.050], [0.050]), Turn([0.057 + 1e-5 * number], [0.050])) for number in range(40)]
-    judged = judge_throughput(pairs, CONFIDENCE, on_cpu=True)
-    assert (judged.status, judged.by) == ("fail", "clock")
+    cpu = np.full((2, 40, 1), 50.0)
+    assert judged(np.stack([cpu[0], 57 + 0.01 * np.arange(40)[:, None]]), cpu) == ("fail", "clock")
 
 
 @pytest.mark.parametrize("wait", [0.12, 0.15])
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2], ids=["quiet", "shared", "loud"])
 def test_a_wait_in_noise_is_never_cleared_by_cpu_time(noise: float, wait: float) -> None:
     for seed in range(12):
-        machine = Machine(seed, noise=noise, wait=wait)
-        pairs = [pair for _ in range(SESSIONS) for pair in machine.session(PAIRS)]
-        assert judge_throughput(pairs, CONFIDENCE, on_cpu=True).status != "ok"
+        status, _ = judged(*Machine(seed, noise=noise, wait=wait).sessions(SESSIONS, PAIRS))
+        assert status != "ok"
 
 
 def test_what_cpu_time_may_decide() -> None:
     def decided(low: float, value: float, high: float, cpu: float) -> tuple[str, str]:
-        found = decide(Change(value, low, high), Change(cpu, cpu - 0.01, cpu + 0.01), 0.1, on_cpu=True)
-        return found.status, found.by
+        return decide(Change(value, low, high), Change(cpu, cpu - 0.01, cpu + 0.01), 0.1, on_cpu=True)
 
     assert decided(-0.15, -0.04, 0.07, 0.0) == ("ok", "cpu")
     assert decided(-0.15, -0.04, 0.07, -0.12) == ("fail", "cpu")
@@ -137,7 +142,7 @@ def test_intervals_cover_as_often_as_they_say_and_agree_with_wilcoxon() -> None:
     missed = 0
     for _ in range(400):
         sample = rng.standard_t(2, 12)
-        found = change(sample.tolist(), 0.9)
+        found = change(sample, 0.9)
         missed += not found.low <= 0 <= found.high
         excludes_zero = stats.wilcoxon(sample).pvalue < 0.1
         assert (not found.low <= 0 <= found.high) == excludes_zero
@@ -145,23 +150,38 @@ def test_intervals_cover_as_often_as_they_say_and_agree_with_wilcoxon() -> None:
 
 
 def test_few_pairs_get_the_confidence_that_they_allow() -> None:
-    few, wide = change([0.1, 0.2, 0.3, 0.4], 0.999), change([0.1, 0.2, 0.3, 0.4], 1 - 2 / 16)
+    ratios = np.array([0.1, 0.2, 0.3, 0.4])
+    few, wide = change(ratios, 0.999), change(ratios, 1 - 2 / 16)
     assert few == wide == (pytest.approx(np.expm1(-0.25)), pytest.approx(np.expm1(-0.4)), pytest.approx(np.expm1(-0.1)))
-    with pytest.raises(ValueError, match="two pairs"):
-        change([0.1], 0.9)
 
 
 def test_a_percentile_of_few_calls_fails_nobody() -> None:
-    def rising(pairs: int) -> list[Pair]:
-        return [Pair(Turn([0.05, 0.05], [0.05]), Turn([0.05, 0.10], [0.05])) for _ in range(pairs)]
+    def rising(pairs: int) -> Times:
+        return np.array([[[50.0, 50.0]] * pairs, [[50.0, 100.0]] * pairs])
 
-    few = judge_tail(rising(49), may_fail=True)
-    assert (few.status, few.is_enough) == ("ok", False)
-    assert judge_tail(rising(50), may_fail=True).status == "fail"
-    assert judge_tail(rising(50), may_fail=False).status == "warn"
+    def status(pairs: int, *, may_fail: bool = True) -> str:
+        return judge_tail(rising(pairs), may_fail=may_fail)[1]
+
+    assert [status(49), status(50), status(50, may_fail=False)] == ["ok", "fail", "warn"]
 
 
-def test_one_outlier_is_not_a_slower_judge_tail() -> None:
-    pairs = [Pair(Turn([0.05, 0.05], [0.05]), Turn([0.05, 0.05], [0.05])) for _ in range(49)]
-    pairs.append(Pair(Turn([0.05, 0.05], [0.05]), Turn([0.9, 0.9], [0.05])))
-    assert judge_tail(pairs, may_fail=True).status == "ok"
+def test_one_outlier_is_not_a_slower_tail() -> None:
+    wall = np.full((2, 50, 2), 50.0)
+    wall[1, -1] = 900.0
+    assert judge_tail(wall, may_fail=True)[1] == "ok"
+
+
+def test_the_interval_of_a_tail_is_the_bootstrap_of_scipy() -> None:
+    wall, _ = Machine(7, noise=0.05).sessions(1, 60)
+
+    def rise(index: np.ndarray, axis: int) -> np.ndarray:
+        base, head = np.percentile(wall[:, np.moveaxis(index, axis, -1).astype(int)], 95, axis=(-2, -1))
+        return head / base - 1
+
+    wanted = stats.bootstrap(
+        (np.arange(60),), rise, n_resamples=4000, confidence_level=0.999, method="percentile", vectorized=True,
+        rng=np.random.default_rng(1),
+    ).confidence_interval  # fmt: skip
+    found, _ = judge_tail(wall, may_fail=True)
+    assert found.low == pytest.approx(wanted.low, abs=0.03)
+    assert found.high == pytest.approx(wanted.high, abs=0.03)

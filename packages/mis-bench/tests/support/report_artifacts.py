@@ -2,7 +2,7 @@
 
 from mis_bench.profile.records import Point, Profile, Slice, Timed
 from mis_bench.records import WorkloadPart
-from mis_bench.validation.gates import SERIAL, Figure, ModelValidation, Timing, Validation
+from mis_bench.validation.gates import Gate, ModelValidation, Timing, Validation
 from mis_bench.workload import build_workload
 from report_sources import HERE, about
 
@@ -13,10 +13,11 @@ def validation(**fields: object) -> Validation:
         model="/models/Qwen3-0.6B",
         dtype="bfloat16",
         about=about(),
-        waiver="no PyTorch here",
-        figures=[
-            Figure(name="isolation.permutation_max_abs_diff", measured=0.0),
-            Figure(name=SERIAL.format("max_abs_diff"), measured=0.3, detail="planted"),
+        gates=[
+            Gate(name="isolation.permutation_max_abs_diff", threshold=0.0, measured=0.0),
+            Gate(name="equivalence_serial.max_abs_diff", threshold=0.02, measured=0.3, detail="planted"),
+            Gate(name="equivalence_serial.mean_abs_diff", threshold=0.01, detail="It was not answered."),
+            Gate(name="max_abs_diff_jax_multi_vs_torch_serial", threshold=0.02, detail="no PyTorch", is_waived=True),
         ],
         timings=[Timing(items=items, multi_ms=[ms], serial_ms=[ms * ratio]) for items, ms, ratio in speeds],
     )

@@ -1,4 +1,4 @@
 """`mis-bench validate`: gates that a model has to pass before its scores are trusted.
 
-`cases` says what is asked, `ask` how; `isolation`, `equivalence` and `run` measure; `gates` judges.
+`cases` says what is asked, and asks; `isolation`, `equivalence` and `run` measure; `gates` judges.
 """

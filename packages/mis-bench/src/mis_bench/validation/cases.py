@@ -1,10 +1,13 @@
-"""What is scored: the runbook's fixed request, and random ones that any machine makes alike."""
+"""What is scored, the runbook's fixed request and random ones, alike on every machine; and how targets are asked."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from mis_bench.loop import Asked, drive
+from mis_bench.targets.base import CallFailed, Layout, Scores, Target
 from mis_bench.workload import Workload, build_workload
 
 _QUERY = (1957, 1437, 25975, 25)
@@ -21,11 +24,17 @@ class Cases:
         compared: What is compared with serial scores and with PyTorch; probabilities, from which label softmaxes
             follow.
         free_token: A token in none of them, for a delimiter.
+        vocab_size: Tokens are folded into so many ids; None: they are not.
     """
 
     isolated: tuple[Workload, ...]
     compared: tuple[Workload, ...]
     free_token: int
+    vocab_size: int | None
+
+    def to_time(self, items: int, number: int) -> Workload:
+        """Return a request of so many items of 20 tokens behind a query of 300; another number is another request."""
+        return build_workload(f"speed-300-{items}-20").another(number).within(self.vocab_size)
 
 
 def build_cases(vocab_size: int | None = None, preferred: int | None = None) -> Cases:
@@ -35,30 +44,59 @@ def build_cases(vocab_size: int | None = None, preferred: int | None = None) -> 
         vocab_size: Every token is folded into so many ids; None leaves them, for vocabularies of 100,000 and more.
         preferred: The token to take for the delimiter, if it is free; an end-of-text token is natural.
     """
-    fixed = Workload(
-        "runbook",
-        np.array(_QUERY, np.int32),
-        tuple(np.array(item, np.int32) for item in _ITEMS),
-        np.array(_LABELS, np.int32),
-    )
-    compared = fixed, build_workload("ragged-300-32-40"), build_workload("even-64-16-20")
-    isolated = *compared[:2], build_workload("steps-700-120-20")
-    if vocab_size is not None:
-        compared = tuple(case.within(vocab_size) for case in compared)
-        isolated = tuple(case.within(vocab_size) for case in isolated)
-    return Cases(
-        isolated=(*isolated, *(replace(case, apply_softmax=True) for case in isolated[:2])),
-        compared=compared,
-        free_token=_free_token((*isolated, *compared), preferred),
-    )
+    items = tuple(np.array(item, np.int32) for item in _ITEMS)
+    fixed = Workload("runbook", np.array(_QUERY, np.int32), items, np.array(_LABELS, np.int32))
+    others = map(build_workload, ("ragged-300-32-40", "even-64-16-20", "steps-700-120-20"))
+    fixed, ragged, even, steps = (case.within(vocab_size) for case in (fixed, *others))
+    used = {int(token) for case in (fixed, ragged, even, steps) for part in (case.query, *case.items) for token in part}
+    free = [token for token in (preferred, *range(len(used) + 1)) if token is not None and token not in used]
+    softmaxes = (replace(case, apply_softmax=True) for case in (fixed, ragged))
+    return Cases((fixed, ragged, steps, *softmaxes), (fixed, ragged, even), free[0], vocab_size)
 
 
-def with_items(case: Workload, items: Sequence[np.ndarray | str]) -> Workload:
-    """Return the request with other items."""
-    return replace(case, items=tuple(items))
+class Scored(NamedTuple):
+    """Scores, and the milliseconds that they took."""
+
+    scores: Scores
+    ms: float
 
 
-def _free_token(cases: Sequence[Workload], preferred: int | None) -> int:
-    used = set(np.concatenate([np.concatenate([case.query, *case.items]) for case in cases]).tolist())
-    candidates = [] if preferred is None else [preferred]
-    return next(token for token in (*candidates, *range(len(used) + 1)) if token not in used)
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A way to ask a target.
+
+    Attributes:
+        target: Whom.
+        timeout_s: Seconds that a request may take.
+        layout: Fields of every request.
+        splits: Whether a request is sent for each item, and the query forgotten before each.
+    """
+
+    target: Target
+    timeout_s: float
+    layout: Layout = field(default_factory=dict)
+    splits: bool = False
+
+    async def ask(self, workload: Workload, *, anew: bool = False) -> Scored:
+        """Ask; if `anew`, the query is forgotten before, which is not timed. Raises `CallFailed`."""
+        parts = [replace(workload, items=(item,)) for item in workload.items] if self.splits else [workload]
+        found: list[Scored] = []
+        for part in parts:
+            if anew or self.splits:
+                await self.target.forget()
+            found += await self.at_once([part])
+        return Scored(np.concatenate([each.scores for each in found]), sum(each.ms for each in found))
+
+    async def at_once(self, workloads: Sequence[Workload], callers: int = 1) -> list[Scored]:
+        """Ask several requests, so many under way at a time; raises `CallFailed`."""
+        requests = [
+            Asked(number, each.num_items, each.num_tokens, [self.target.prepare(each, self.layout)])
+            for number, each in enumerate(workloads)
+        ]
+        sent, _ = await drive(self.target, requests, max_concurrency=callers, timeout_s=self.timeout_s)
+        found = []
+        for each in sent:
+            if each.scores is None:
+                raise CallFailed(each.error or "error", each.message)
+            found.append(Scored(each.scores, 1e3 * (each.done_s - each.sent_s)))
+        return found

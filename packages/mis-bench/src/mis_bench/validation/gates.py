@@ -1,77 +1,68 @@
-"""What `validate` measured, raw, and the gates that judge it: verdicts are computed, never stored."""
+"""What `validate` measured, and the gates that judge it: verdicts are computed, never stored."""
 
+import operator
 import statistics
-from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field
 
 from mis_bench.artifact import Artifact, Part
 from mis_bench.environment import Environment
+from mis_bench.table import Table
 from mis_bench.targets.base import About
-from mis_bench.validation.thresholds import EQUIVALENCE, ISOLATION, PARITY, SPEEDUP, SPEEDUP_ITEMS, Dtype
 
-Rule = Literal["at most", "at least", "above"]
-
-Status = Literal["passed", "failed", "not run", "waived"]
-
-KINDS = (
-    "repetition", "same_length_mutation", "changed_length_mutation", "reversed_order", "permutation", "dropped_items",
-    "duplicated_items", "preceding_items", "other_requests",
-)  # fmt: skip
-"""What may happen around an item that leaves its score alone."""
+Dtype = Literal["bfloat16", "float32"]
 
 FIGURES = ("max_abs_diff", "mean_abs_diff", "max_logprob_diff")
-"""How far two computations of the same scores are apart: label softmaxes, and log-probabilities of labels."""
+"""How far two computations of the same scores are apart: label softmaxes, and full-vocabulary log-probabilities of
+labels. A softmax over the labels hides a fault that moves all labels alike; log-probabilities find it."""
 
-MUTATED, SWAPPED = "sensitivity.mutated_item_min_abs_diff", "sensitivity.swapped_items_mean_abs_diff"
-"""Differences that planted faults make: a comparison that overlooks them proves nothing."""
+# bfloat16 keeps 8 bits: logits between 16 and 32 come in steps of 0.125, and two steps may go wrong.
+EQUIVALENCE: dict[Dtype, Sequence[float]] = {"bfloat16": (0.02, 0.01, 0.25), "float32": (1e-5, 1e-5, 1e-4)}
+"""Largest figures by dtype: the target against its own pointwise scores."""
 
-SERIAL, DELIMITER = "equivalence_serial.{}", "equivalence_query_plus_delimiter.{}"
-TORCH_SERIAL, TORCH_MULTI = "{}_jax_serial_vs_torch_serial", "{}_jax_multi_vs_torch_serial"
-"""`jax` is the target, `torch` the reference; `serial` is item by item, `multi` all in one request."""
+PARITY: dict[Dtype, Sequence[float]] = {"bfloat16": (0.02, 0.01, 0.25), "float32": (1e-4, 1e-4, 1e-3)}
+"""Largest figures by dtype: the target against transformers on PyTorch."""
+
+ISOLATION = 0.0
+"""Scores of items that were left alone keep their bits."""
+
+SPEEDUP, SPEEDUP_ITEMS = 3.0, 32
+"""Least speed-up over serial scoring, and the number of items from which on it is judged."""
+
+_HOLDS = {"at most": operator.le, "at least": operator.ge, "above": operator.gt}
 
 
-class Figure(Part):
-    """One measurement."""
+class Gate(Part):
+    """One figure against its threshold."""
 
-    name: str = Field(description="Of the gate that judges it.")
-    measured: float | None = Field(description="Null if there is no figure; `detail` says why.")
+    name: str
+    rule: Literal["at most", "at least", "above"] = "at most"
+    threshold: float
+    measured: float | None = Field(default=None, description="Null if there is no figure; `detail` says why.")
     detail: str = Field(default="", description="Where the figure comes from.")
+    is_waived: bool = Field(default=False, description="Whether the user did without it.")
+
+    @property
+    def status(self) -> Literal["passed", "failed", "not run", "waived"]:
+        """The verdict."""
+        if self.measured is None:
+            return "waived" if self.is_waived else "not run"
+        return "passed" if _HOLDS[self.rule](self.measured, self.threshold) else "failed"
 
 
 class Timing(Part):
     """Many items in one request against the same items one at a time."""
 
     items: int = Field(ge=1)
-    multi_ms: list[float] = Field(default=[], description="Every timed request.")
-    serial_ms: list[float] = Field(default=[], description="Every timed pass over the items, one at a time.")
-    failure: str = Field(default="", description="Why there are none.")
+    multi_ms: list[float] = Field(min_length=1, description="Every timed request.")
+    serial_ms: list[float] = Field(min_length=1, description="Every timed pass over the items, one at a time.")
 
     @property
-    def speedup(self) -> float | None:
+    def speedup(self) -> float:
         """Median of the passes over median of the requests."""
-        if not self.multi_ms:
-            return None
         return statistics.median(self.serial_ms) / statistics.median(self.multi_ms)
-
-    @property
-    def detail(self) -> str:
-        """Both medians, or why there are none."""
-        if not self.multi_ms:
-            return self.failure
-        return f"{statistics.median(self.serial_ms):.1f} ms against {statistics.median(self.multi_ms):.1f} ms"
-
-
-class Gate(NamedTuple):
-    """One figure against its threshold."""
-
-    name: str
-    measured: float | None
-    rule: Rule
-    threshold: float
-    status: Status
-    detail: str
 
 
 class ModelValidation(Part):
@@ -80,39 +71,31 @@ class ModelValidation(Part):
     model: str
     dtype: Dtype = Field(description="What it computes in; decides the thresholds.")
     about: About
-    reference: About | None = None
-    waiver: str | None = Field(default=None, min_length=1, description="Why gates against PyTorch are waived.")
-    figures: list[Figure]
+    gates: list[Gate]
     timings: list[Timing]
-
-    @property
-    def gates(self) -> list[Gate]:
-        """Every gate that there must be, with its verdict; one without a figure did not pass."""
-        found = {figure.name: figure for figure in self.figures}
-        found |= {
-            name: Figure(name=name, measured=timing.speedup, detail=timing.detail)
-            for timing in self.timings
-            for name in [speedup_gate(timing.items)]
-        }
-        missing = Figure(name="", measured=None, detail="It was not measured.")
-        return [
-            self._judged(found.get(name, missing), name, rule, threshold)
-            for name, (rule, threshold) in rules(self.dtype, [timing.items for timing in self.timings]).items()
-        ]
 
     @property
     def passed(self) -> bool:
         """Whether every gate passed or was waived."""
         return all(gate.status in ("passed", "waived") for gate in self.gates)
 
-    def _judged(self, figure: Figure, name: str, rule: Rule, threshold: float) -> Gate:
-        status: Status
-        if figure.measured is None:
-            is_waived = self.waiver is not None and name.endswith("_vs_torch_serial")
-            status = "waived" if is_waived else "not run"
-        else:
-            status = "passed" if holds(figure.measured, rule, threshold) else "failed"
-        return Gate(name, figure.measured, rule, threshold, status, figure.detail)
+    @property
+    def verdict(self) -> str:
+        """One line: that the model passed, or which gates it did not."""
+        failed = [gate.name for gate in self.gates if gate.status in ("failed", "not run")]
+        return f"{self.model}: " + (f"did not pass {', '.join(failed)}" if failed else "passed every gate")
+
+    @property
+    def table(self) -> Table:
+        """The gates, for people."""
+        columns = {
+            "gate": lambda gate: gate.name,
+            "measured": lambda gate: gate.measured,
+            "threshold": lambda gate: f"{gate.rule} {gate.threshold:g}",
+            "verdict": lambda gate: gate.status,
+            "detail": lambda gate: gate.detail,
+        }
+        return Table.of(self.model, self.gates, columns)
 
 
 class Validation(Artifact, schema="mis-validation-v2"):
@@ -127,30 +110,3 @@ class Validation(Artifact, schema="mis-validation-v2"):
     def passed(self) -> bool:
         """Whether every planned model passed every gate."""
         return {model.model for model in self.models if model.passed} == set(self.planned)
-
-
-def rules(dtype: Dtype, counts: list[int]) -> Mapping[str, tuple[Rule, float]]:
-    """Return rule and threshold of every gate by its name; speed-ups have one from `SPEEDUP_ITEMS` items on."""
-    found: dict[str, tuple[Rule, float]] = {}
-    for kind in KINDS:
-        found[f"isolation.{kind}_max_abs_diff"] = "at most", ISOLATION
-    found[MUTATED], found[SWAPPED] = ("above", 0.0), ("above", EQUIVALENCE[dtype].mean_abs_diff)
-    for names, limits in (((SERIAL, DELIMITER), EQUIVALENCE), ((TORCH_SERIAL, TORCH_MULTI), PARITY)):
-        for name in names:
-            for figure in FIGURES:
-                found[name.format(figure)] = "at most", getattr(limits[dtype], figure)
-    for count in [count for count in counts if count >= SPEEDUP_ITEMS] or [SPEEDUP_ITEMS]:  # one must be judged
-        found[speedup_gate(count)] = "at least", SPEEDUP
-    return found
-
-
-def speedup_gate(items: int) -> str:
-    """Return the name of the gate of a speed-up."""
-    return f"performance.{items}.speedup_vs_serial_p50"
-
-
-def holds(measured: float, rule: Rule, threshold: float) -> bool:
-    """Return whether a figure keeps a rule."""
-    if rule == "at most":
-        return measured <= threshold
-    return measured >= threshold if rule == "at least" else measured > threshold

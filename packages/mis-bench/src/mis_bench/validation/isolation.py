@@ -1,14 +1,14 @@
 """Isolation: what happens to other items, or to other requests, leaves every bit of an item's scores alone."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from mis_bench.targets.base import CallFailed, Scores
-from mis_bench.validation.ask import Scorer
-from mis_bench.validation.cases import with_items
-from mis_bench.validation.gates import KINDS, MUTATED, Figure
+from mis_bench.validation.cases import Scorer
+from mis_bench.validation.gates import ISOLATION, Gate
 from mis_bench.workload import Workload
 
 _APPENDED = 13  # the token that the runbook appends
@@ -17,181 +17,133 @@ _CALLERS = 4
 _SEED = 20260207
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A request in which something changed, and which scores may not.
+KINDS = (
+    "repetition", "same_length_mutation", "changed_length_mutation", "reversed_order", "permutation", "dropped_items",
+    "duplicated_items", "preceding_items", "other_requests",
+)  # fmt: skip
+"""What may happen around an item that leaves its score alone."""
+
+
+class Variant(NamedTuple):
+    """A request in which something changed.
 
     Attributes:
         workload: The changed request.
-        kept: Pairs of an item's place before and after.
-        changed: Places of items that changed where they are, so that their scores must change as well.
+        kept: Places, before and after, of items that were left alone.
+        mutated: Places of items that changed where they are, so that their scores must change as well.
         forgets: Whether the target forgets the query first.
     """
 
     workload: Workload
     kept: Sequence[tuple[int, int]]
-    changed: Sequence[int] = ()
+    mutated: Sequence[int] = ()
     forgets: bool = False
 
 
-def repetition(case: Workload) -> Iterator[Variant]:
-    """The same again, with the query cached and anew."""
-    same = [(place, place) for place in range(case.num_items)]
-    yield Variant(case, same)
-    yield Variant(case, same, forgets=True)
+class _Moved(NamedTuple):
+    """How far an item's score moved."""
+
+    by: float
+    where: str
 
 
-def same_length_mutation(case: Workload) -> Iterator[Variant]:
-    """One token of an item changes: of the first, the second, the last; then of all items but the last."""
-    for places in [[0], [1], [case.num_items - 1], list(range(case.num_items - 1))]:
-        yield _changed(case, {place: _mutated(case, place) for place in places})
-
-
-def changed_length_mutation(case: Workload) -> Iterator[Variant]:
-    """Items get longer or shorter: a token more, many more, all but one gone; then all items but the last."""
-    items, last = case.items, case.num_items - 1
-    longest = int(np.argmax([len(item) for item in items]))
-    yield _changed(case, {1: _longer(items[1], 1)})
-    yield _changed(case, {0: _longer(items[0], 70)})
-    yield _changed(case, {longest: np.asarray(items[longest][:1])})
-    yield _changed(case, {place: _longer(items[place], 1 + place % 5) for place in range(last)})
-
-
-def reversed_order(case: Workload) -> Iterator[Variant]:
-    """The last item comes first."""
-    yield _reordered(case, range(case.num_items)[::-1])
-
-
-def permutation(case: Workload) -> Iterator[Variant]:
-    """Items in two random orders."""
+def variants(case: Workload) -> dict[str, list[Variant]]:
+    """Return what may happen to a request of at least two items of token ids, by kind."""
+    items, places, last = [np.asarray(item) for item in case.items], range(case.num_items), case.num_items - 1
+    longest = max(places, key=lambda place: len(items[place]))
     random = np.random.default_rng(_SEED)
-    for _ in range(2):
-        yield _reordered(case, random.permutation(case.num_items).tolist())
+    same = Variant(case, [(place, place) for place in places])
+
+    def reordered(*order: int) -> Variant:
+        kept = [(old, new) for new, old in enumerate(order)]
+        return Variant(replace(case, items=tuple(items[place] for place in order)), kept)
+
+    def changed(new: Mapping[int, np.ndarray]) -> Variant:
+        workload = replace(case, items=tuple(new.get(place, items[place]) for place in places))
+        return Variant(workload, [(place, place) for place in places if place not in new])
+
+    def mutated(*which: int) -> Variant:
+        return changed({place: _mutated(items[place]) for place in which})._replace(mutated=which)
+
+    def longer(by: Mapping[int, int]) -> Variant:
+        return changed({place: _longer(items[place], count) for place, count in by.items()})
+
+    def preceded(count: int) -> Variant:
+        others = [_longer(items[number % last], number // last) for number in range(count)]
+        return Variant(replace(case, items=(*others, items[last])), [(last, count)])
+
+    return {
+        "repetition": [same, same, same._replace(forgets=True)],  # the second time the query is surely cached
+        "same_length_mutation": [mutated(0), mutated(1), mutated(last), mutated(*places[:-1])],
+        "changed_length_mutation": [
+            longer({1: 1}), longer({0: 70}), changed({longest: items[longest][:1]}),
+            longer({place: 1 + place % 5 for place in places[:-1]}),
+        ],
+        "reversed_order": [reordered(*places[::-1])],
+        "permutation": [reordered(*random.permutation(case.num_items).tolist()) for _ in range(2)],
+        "dropped_items": [reordered(*places[1:]), reordered(*places[::2]), reordered(case.num_items // 2)],
+        "duplicated_items": [reordered(0, *places), reordered(*places, *places)],
+        "preceding_items": [preceded(count) for count in _PRECEDING],
+    }  # fmt: skip
 
 
-def dropped_items(case: Workload) -> Iterator[Variant]:
-    """Without the first item; without every other one; one item alone."""
-    yield _reordered(case, range(1, case.num_items))
-    yield _reordered(case, range(0, case.num_items, 2))
-    yield _reordered(case, [case.num_items // 2])
+async def isolation(scorer: Scorer, cases: Sequence[Workload], on_gate: Callable[[str], None]) -> list[Gate]:
+    """Measure isolation, in each way to disturb, and whether a changed item's own score does change.
 
-
-def duplicated_items(case: Workload) -> Iterator[Variant]:
-    """The first item twice; then every item twice."""
-    yield _reordered(case, [0, *range(case.num_items)])
-    yield _reordered(case, [*range(case.num_items)] * 2)
-
-
-def preceding_items(case: Workload) -> Iterator[Variant]:
-    """The last item behind 0, 1, 5, 10 and 20 others."""
-    last = case.num_items - 1
-    rounds = range(-(-_PRECEDING[-1] // last))
-    others = [_longer(case.items[place], turn) for turn in rounds for place in range(last)]
-    for count in _PRECEDING:
-        yield Variant(with_items(case, [*others[:count], case.items[last]]), [(last, count)])
-
-
-_VARIANTS: dict[str, Callable[[Workload], Iterator[Variant]]] = {
-    variants.__name__: variants
-    for variants in (
-        repetition, same_length_mutation, changed_length_mutation, reversed_order, permutation, dropped_items,
-        duplicated_items, preceding_items,
-    )
-}  # fmt: skip
-assert {*_VARIANTS, "other_requests"} == set(KINDS), "every kind has a gate"
-
-
-@dataclass(slots=True)
-class _Extreme:
-    """The largest, or least, difference so far, and where it was."""
-
-    value: float
-    where: str = ""
-
-
-async def isolation(scorer: Scorer, cases: Sequence[Workload], on_gate: Callable[[str], None]) -> list[Figure]:
-    """Measure isolation, in each way to disturb; then whether a changed item's own score does change.
+    A scorer that overlooks changes proves nothing by keeping scores.
 
     Args:
         scorer: Whom to ask.
         cases: Requests of at least two items.
         on_gate: Told the name of each gate before it is measured.
     """
-    found, least, failure = [], _Extreme(np.inf), ""
-    before: dict[int, Scores] = {}
+    gates: list[Gate] = []
+    before: list[Scores] = []
+    mutated: list[_Moved] = []
     for kind in KINDS:
         on_gate(name := f"isolation.{kind}_max_abs_diff")
-        worst = _Extreme(0.0)
+        kept: list[_Moved] = []
         try:
-            for number, case in enumerate(cases):
-                if number not in before:
-                    before[number] = await scorer.anew(case)
+            before = before or [(await scorer.ask(case, anew=True)).scores for case in cases]
+            for case, scores in zip(cases, before, strict=True):
                 if kind == "other_requests":
-                    await _among_others(scorer, case, before[number], worst)
+                    kept += await _among_others(scorer, case, scores)
                     continue
-                for variant in _VARIANTS[kind](case):
-                    ask = scorer.anew if variant.forgets else scorer.scores
-                    _note(case, variant, before[number], await ask(variant.workload), worst, least)
+                for variant in variants(case)[kind]:
+                    after = (await scorer.ask(variant.workload, anew=variant.forgets)).scores
+                    kept += [_moved(case, old, scores[old], after[new]) for old, new in variant.kept]
+                    mutated += [_moved(case, place, scores[place], after[place]) for place in variant.mutated]
+            most, where = max(kept)
         except CallFailed as error:
-            failure = str(error)
-            found.append(Figure(name=name, measured=None, detail=failure))
-            continue
-        found.append(Figure(name=name, measured=worst.value, detail=worst.where))
-    measured = None if np.isinf(least.value) else least.value
-    return [*found, Figure(name=MUTATED, measured=measured, detail=least.where or failure)]
+            most, where = None, str(error)
+        gates.append(Gate(name=name, threshold=ISOLATION, measured=most, detail=where if most != 0 else ""))
+    least, where = min(mutated, default=(None, "no changed item was scored"))
+    name = "sensitivity.mutated_item_min_abs_diff"
+    return [*gates, Gate(name=name, rule="above", threshold=0.0, measured=least, detail=where)]
 
 
-def _note(case: Workload, variant: Variant, before: Scores, after: Scores, worst: _Extreme, least: _Extreme) -> None:
-    difference, place = _difference(before, after, variant.kept)
-    if difference > worst.value:
-        worst.value, worst.where = difference, f"{case.name}, item {place}"
-    for place in variant.changed:
-        own = float(np.abs(after[place] - before[place]).max())
-        if own < least.value:
-            least.value, least.where = own, f"{case.name}, item {place}"
-
-
-async def _among_others(scorer: Scorer, case: Workload, before: Scores, worst: _Extreme) -> None:
+async def _among_others(scorer: Scorer, case: Workload, before: Scores) -> list[_Moved]:
     """Repeat the request between others of its query, and of other queries."""
     await scorer.target.forget()
-    others = [variant.workload for variant in (*changed_length_mutation(case), *dropped_items(case))]
-    others += [_reversed_query(other) for other in others]
-    mixed = [each for other in others for each in (other, case)]
-    for after in (await scorer.at_once(mixed, _CALLERS))[1::2]:
-        if (difference := float(np.abs(after - before).max())) > worst.value:
-            worst.value, worst.where = difference, f"{case.name}, {_CALLERS} callers"
+    possible = variants(case)
+    others = [each.workload for kind in ("changed_length_mutation", "dropped_items") for each in possible[kind]]
+    others += [replace(other, query=np.asarray(other.query)[::-1].copy()) for other in others]
+    answers = await scorer.at_once([each for other in others for each in (other, case)], _CALLERS)
+    return [
+        _Moved(float(np.abs(each.scores - before).max()), f"{case.name}, {_CALLERS} callers") for each in answers[1::2]
+    ]
 
 
-def _difference(before: Scores, after: Scores, kept: Sequence[tuple[int, int]]) -> tuple[float, int]:
-    """Return the largest difference of items that were left alone, and the item's place before."""
-    places, now = (list(each) for each in zip(*kept, strict=True))
-    differences = np.abs(after[now] - before[places]).max(axis=1)
-    row = int(np.argmax(differences))
-    return float(differences[row]), places[row]
+def _moved(case: Workload, place: int, before: Scores, after: Scores) -> _Moved:
+    return _Moved(float(np.abs(after - before).max()), f"{case.name}, item {place}")
 
 
-def _changed(case: Workload, new: dict[int, np.ndarray]) -> Variant:
-    items = [new.get(place, item) for place, item in enumerate(case.items)]
-    changed = [place for place in new if len(new[place]) == len(case.items[place])]
-    return Variant(with_items(case, items), [(p, p) for p in range(case.num_items) if p not in new], changed)
+def _longer(item: np.ndarray, by: int) -> np.ndarray:
+    return np.append(item, np.full(by, _APPENDED, np.int32))
 
 
-def _reordered(case: Workload, places: Sequence[int]) -> Variant:
-    return Variant(
-        with_items(case, [case.items[place] for place in places]), [(old, new) for new, old in enumerate(places)]
-    )
-
-
-def _longer(item: np.ndarray | str, by: int) -> np.ndarray:
-    return np.append(np.asarray(item), np.full(by, _APPENDED, np.int32))
-
-
-def _mutated(case: Workload, place: int) -> np.ndarray:
+def _mutated(item: np.ndarray) -> np.ndarray:
     """The item with the token in its middle one up, or down if it is odd: vocabularies of even size hold both."""
-    item = np.array(case.items[place])
+    item = item.copy()
     item[len(item) // 2] ^= 1
     return item
-
-
-def _reversed_query(workload: Workload) -> Workload:
-    return replace(workload, query=np.asarray(workload.query)[::-1].copy())

@@ -1,160 +1,215 @@
-"""All gates of one model, in the runbook's order."""
+"""All gates of one model, in the runbook's order.
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+Equivalence and parity: two computations of the same scores, compared as label softmaxes and log-probabilities.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 
-from mis_bench.targets.base import About, CallFailed, Target, TargetUnavailable
-from mis_bench.validation.ask import Scorer
-from mis_bench.validation.cases import Cases, with_items
-from mis_bench.validation.equivalence import Answers, answers, compare, swapped
+from mis_bench.targets import registry
+from mis_bench.targets.base import About, CallFailed, Scores, Target, TargetUnavailable
+from mis_bench.targets.spec import TargetSpec
+from mis_bench.validation.cases import Cases, Scorer
 from mis_bench.validation.gates import (
-    DELIMITER,
-    KINDS,
-    SERIAL,
-    SWAPPED,
-    TORCH_MULTI,
-    TORCH_SERIAL,
+    EQUIVALENCE,
+    FIGURES,
+    PARITY,
+    SPEEDUP,
+    SPEEDUP_ITEMS,
+    Dtype,
+    Gate,
     ModelValidation,
     Timing,
-    speedup_gate,
 )
 from mis_bench.validation.isolation import isolation
-from mis_bench.validation.thresholds import Dtype
-from mis_bench.workload import Workload, build_workload
+from mis_bench.workload import Workload
 
 _WARM_UPS, _ROUNDS = 1, 3
 
-Opening = Callable[[], Awaitable[Target]]
-"""Opens a target; raises `TargetUnavailable`."""
+Answers = list[Scores] | str
+"""Scores of all cases, or why there are none. The first are full-vocabulary probabilities, none of them 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is validated: a target and its variants.
+    """What is validated.
 
     Attributes:
-        multi: The target, asked for all items at once.
-        serial: The same model, item by item.
-        delimited: Opens the target with a delimiter token between query and item; None where that is decided
-            elsewhere, by a server's command line. The gate then puts the token at the end of the query.
-        reference: Opens PyTorch's target, or the reason why the user wants none.
+        model: What it is called in the artifact.
+        spec: Its target: `engine`, or a server.
+        options: Of the target.
+        directory: Of the checkpoint, for the engine and PyTorch.
+        dtype: What it computes in, by the user's word.
+        waiver: Why the user wants no comparison with PyTorch, or None.
+        timeout_s: Seconds that a request may take.
     """
 
-    multi: Scorer
-    serial: Scorer
-    delimited: Callable[[int], Awaitable[Target]] | None
-    reference: Opening | str
+    model: str
+    spec: str
+    options: Mapping[str, str]
+    directory: Path | None
+    dtype: Dtype | None = None
+    waiver: str | None = None
+    timeout_s: float = 180.0
+
+    @asynccontextmanager
+    async def opened(self, spec: str, options: Mapping[str, str]) -> AsyncIterator[Target]:
+        """Open a target of its checkpoint for a while.
+
+        Raises:
+            TargetUnavailable: it cannot run here, or knows no way to forget a query.
+        """
+        found = registry.opener(TargetSpec(spec, spec, dict(options)), model=self.directory)
+        await found.check()
+        if not found.capabilities.forgets:
+            raise TargetUnavailable(f"{spec} cannot be validated: it knows no way to forget a query.")
+        target = await found.open()
+        try:
+            yield target
+        finally:
+            await target.close()
 
 
 async def validate(
-    model: str,
-    subject: Subject,
-    *,
-    dtype: Dtype,
-    cases: Cases,
-    counts: Sequence[int],
-    vocab_size: int | None = None,
-    on_gate: Callable[[str], None] = lambda _: None,
+    subject: Subject, cases: Cases, counts: Sequence[int], on_gate: Callable[[str], None] = lambda _: None
 ) -> ModelValidation:
     """Measure what every gate judges.
 
     Args:
-        model: What it is called in the artifact.
         subject: What is validated.
-        dtype: `bfloat16` or `float32`: what the model computes in, which decides the thresholds.
         cases: What is asked.
         counts: Numbers of items for the speed-up.
-        vocab_size: Tokens are folded into so many ids.
-        on_gate: Told what is measured next, `steps` times.
+        on_gate: Told what is measured next.
+
+    Raises:
+        TargetUnavailable: the target cannot run here, or there are no thresholds for the type it computes in.
     """
-    figures = await isolation(subject.multi, cases.isolated, on_gate)
-    names = [case.name for case in cases.compared]
+    is_engine, compared, token = subject.spec == "engine", cases.compared, cases.free_token
+    softmaxed = [*compared, *(replace(case, apply_softmax=True) for case in compared)]  # computed in another way
+    timings: list[Timing] = []
+    async with subject.opened(subject.spec, subject.options) as target:
+        dtype = _computed(target.about, subject.dtype)
+        multi = Scorer(target, subject.timeout_s)
+        serial = replace(multi, layout={"scoring_algorithm": "serial"}) if is_engine else replace(multi, splits=True)
+        gates = await isolation(multi, cases.isolated, on_gate)
 
-    on_gate("equivalence_serial")
-    multi = await answers(subject.multi.scores, cases.compared, with_softmax=True)
-    serial = await answers(subject.serial.scores, cases.compared)
-    # Items swapped on purpose must be noticed: on nearly flat scores, every comparison passes.
-    (_, blindness, _) = compare("{}", serial, swapped(serial), names)
-    figures.append(blindness.model_copy(update={"name": SWAPPED}))
-    figures += compare(SERIAL, serial, multi, names)
+        on_gate("equivalence_serial")
+        one_by_one = await _answers(serial, compared)
+        at_once = await _answers(multi, softmaxed)
+        gates.append(_sensitivity(one_by_one, compared, EQUIVALENCE[dtype]))
+        gates += _compare("equivalence_serial.{}", EQUIVALENCE[dtype], one_by_one, at_once, compared)
 
-    on_gate("equivalence_query_plus_delimiter")
-    pointwise = await answers(
-        subject.serial.scores,
-        [with_items(case, [np.insert(item, 0, cases.free_token) for item in case.items]) for case in cases.compared],
-    )
-    figures += compare(DELIMITER, pointwise, await _delimited(subject, cases), names)
+        on_gate("equivalence_query_plus_delimiter")
+        before_items = [
+            replace(case, items=tuple(np.insert(item, 0, token) for item in case.items)) for case in compared
+        ]
+        expected = await _answers(serial, before_items)
+        if is_engine:  # few of its shapes are needed
+            delimited = {**subject.options, "multi_item_scoring_delimiter": str(token), "skip_warmup": "true"}
+            actual = await _answers_of(subject, subject.spec, delimited, softmaxed)
+        else:  # a server's delimiter is a matter of its command line
+            actual = await _answers(multi, [replace(case, query=np.append(case.query, token)) for case in softmaxed])
+        gates += _compare("equivalence_query_plus_delimiter.{}", EQUIVALENCE[dtype], expected, actual, compared)
 
-    on_gate("torch_serial")
-    about, torch = await _reference(subject.reference, cases.compared)
-    figures += compare(TORCH_SERIAL, torch, serial, names) + compare(TORCH_MULTI, torch, multi, names)
+        on_gate("torch_serial")
+        torch = subject.waiver or await _answers_of(subject, "transformers-serial", {"dtype": "float32"}, compared)
+        for name, answers in (("serial", one_by_one), ("multi", at_once)):
+            parity = _compare(f"{{}}_jax_{name}_vs_torch_serial", PARITY[dtype], torch, answers, compared)
+            gates += [gate.model_copy(update={"is_waived": bool(subject.waiver)}) for gate in parity]
 
-    timings = []
-    for count in counts:
-        on_gate(speedup_gate(count))
-        timings.append(await _timed(subject, count, vocab_size))
-    return ModelValidation(
-        model=model,
-        dtype=dtype,
-        about=subject.multi.target.about,
-        reference=about,
-        waiver=subject.reference if isinstance(subject.reference, str) else None,
-        figures=figures,
-        timings=timings,
-    )
-
-
-def steps(counts: Sequence[int]) -> int:
-    """Return how often `on_gate` is called."""
-    return len(KINDS) + 3 + len(counts)
+        for count in counts:
+            on_gate(name := f"performance.{count}.speedup_vs_serial_p50")
+            try:
+                timings.append(await _timed(multi, serial, cases, count))
+                speedup, why = timings[-1].speedup, ""
+            except CallFailed as error:
+                speedup, why = None, str(error)
+            if count >= SPEEDUP_ITEMS:
+                gates.append(Gate(name=name, rule="at least", threshold=SPEEDUP, measured=speedup, detail=why))
+    return ModelValidation(model=subject.model, dtype=dtype, about=target.about, gates=gates, timings=timings)
 
 
-@asynccontextmanager
-async def closing(target: Target) -> AsyncIterator[Target]:
-    """Close a target at the end."""
+def _computed(about: About, given: Dtype | None) -> Dtype:
+    """Return the type that a target computes in: what it says itself, else what the user says."""
+    computed = (given or "bfloat16") if about.dtype in (None, "auto") else about.dtype
+    if computed not in EQUIVALENCE:
+        known = " and ".join(EQUIVALENCE)
+        raise TargetUnavailable(f"{about.name} computes in {computed}; there are thresholds for {known}.")
+    if given not in (None, computed):
+        raise TargetUnavailable(f"{about.name} computes in {computed}, not in {given}; leave --dtype out.")
+    return cast("Dtype", computed)
+
+
+async def _answers(scorer: Scorer, cases: Sequence[Workload]) -> Answers:
     try:
-        yield target
-    finally:
-        await target.close()
-
-
-async def _delimited(subject: Subject, cases: Cases) -> Answers:
-    token = cases.free_token
-    if subject.delimited is None:
-        behind = [replace(case, query=np.append(case.query, token)) for case in cases.compared]
-        return await answers(subject.multi.scores, behind, with_softmax=True)
-    try:
-        target = await subject.delimited(token)
-    except TargetUnavailable as error:
-        return Answers(failure=str(error))
-    async with closing(target):
-        return await answers(replace(subject.multi, target=target).scores, cases.compared, with_softmax=True)
-
-
-async def _reference(reference: Opening | str, cases: Sequence[Workload]) -> tuple[About | None, Answers]:
-    if isinstance(reference, str):
-        return None, Answers(failure=reference)
-    try:
-        target = await reference()
-    except TargetUnavailable as error:
-        return None, Answers(failure=str(error))
-    async with closing(target):
-        return target.about, await answers(Scorer(target, timeout_s=3600.0).scores, cases)
-
-
-async def _timed(subject: Subject, count: int, vocab_size: int | None) -> Timing:
-    """Time items at once and one at a time, with queries of 300 tokens and items of 20, new in every round."""
-    base = build_workload(f"speed-300-{count}-20")
-    multi_ms, serial_ms = [], []
-    try:
-        for number in range(_WARM_UPS + _ROUNDS):
-            workload = base.another(number)
-            workload = workload if vocab_size is None else workload.within(vocab_size)
-            multi_ms.append(await subject.multi.milliseconds(workload))
-            serial_ms.append(await subject.serial.milliseconds(workload))
+        found = [(await scorer.ask(case)).scores for case in cases]
     except CallFailed as error:
-        return Timing(items=count, failure=str(error))
-    return Timing(items=count, multi_ms=multi_ms[_WARM_UPS:], serial_ms=serial_ms[_WARM_UPS:])
+        return str(error)
+    return found if min(each.min() for each in found) > 0 else "a probability is 0, and has no logarithm"
+
+
+async def _answers_of(subject: Subject, spec: str, options: Mapping[str, str], cases: Sequence[Workload]) -> Answers:
+    """Ask another target, which is open only for that."""
+    try:
+        async with subject.opened(spec, options) as target:
+            return await _answers(Scorer(target, timeout_s=3600.0), cases)
+    except TargetUnavailable as error:
+        return str(error)
+
+
+def _compare(
+    name: str, limits: Sequence[float], expected: Answers, actual: Answers, cases: Sequence[Workload]
+) -> list[Gate]:
+    """Measure how far apart two computations are; the detail is the worst item, or why there is no figure.
+
+    `name` has `{}` for the figure's own name. `actual` may go on with label softmaxes of the same cases.
+    """
+    measured: Sequence[float | None] = [None] * len(FIGURES)
+    if isinstance(expected, str) or isinstance(actual, str):
+        detail = next(each for each in (expected, actual) if isinstance(each, str))
+    else:
+        logprobs = [np.abs(np.log(mine) - np.log(theirs)) for mine, theirs in zip(actual, expected, strict=False)]
+        wanted = [each / each.sum(axis=1, keepdims=True) for each in expected]
+        found = [each / each.sum(axis=1, keepdims=True) for each in actual[: len(cases)]] + actual[len(cases) :]
+        softmaxes = [np.abs(mine - theirs) for mine, theirs in zip(found, wanted + wanted, strict=False)]
+        worst = int(np.argmax([each.max() for each in softmaxes]))
+        item = int(np.argmax(softmaxes[worst].max(axis=1)))
+        in_order = f"{_order_agreement(wanted, found[: len(cases)]):.1%} of pairs in order"
+        detail = f"{cases[worst % len(cases)].name}, item {item}; {in_order}"
+        figures = softmaxes[worst].max(), np.concatenate(softmaxes).mean(), np.concatenate(logprobs).max()
+        measured = [float(figure) for figure in figures]
+    return [
+        Gate(name=name.format(figure), threshold=limit, measured=value, detail=detail)
+        for figure, limit, value in zip(FIGURES, limits, measured, strict=True)
+    ]
+
+
+def _sensitivity(found: Answers, cases: Sequence[Workload], limits: Sequence[float]) -> Gate:
+    """Give every item the scores of the one before it, which must be noticed: flat scores pass every comparison."""
+    swapped = found if isinstance(found, str) else [np.roll(each, 1, axis=0) for each in found]
+    (_, mean, _) = _compare("sensitivity.swapped_items_{}", limits, found, swapped, cases)
+    return mean.model_copy(update={"rule": "above"})
+
+
+def _order_agreement(expected: Sequence[Scores], actual: Sequence[Scores]) -> float:
+    """Return the share of pairs of items, within a case, that both computations put in the same order."""
+    mine, wanted = (
+        [np.sign(np.subtract.outer(each[:, 0], each[:, 0]))[np.triu_indices(len(each), 1)] for each in softmaxes]
+        for softmaxes in (actual, expected)
+    )
+    return float((np.concatenate(mine) == np.concatenate(wanted)).mean())
+
+
+async def _timed(multi: Scorer, serial: Scorer, cases: Cases, count: int) -> Timing:
+    """Time items at once and one at a time, with requests that are new in every round."""
+    times = []
+    for number in range(_WARM_UPS + _ROUNDS):
+        case = cases.to_time(count, number)
+        times.append([(await scorer.ask(case, anew=True)).ms for scorer in (multi, serial)])
+    multi_ms, serial_ms = map(list, zip(*times[_WARM_UPS:], strict=True))
+    return Timing(items=count, multi_ms=multi_ms, serial_ms=serial_ms)
