@@ -101,7 +101,6 @@ def test_host_and_device_add_up(profiled) -> None:
     folder, artifact, _ = profiled("end-to-end")
     time = artifact.device
     assert 0 < time.busy_ms <= time.wall_ms
-    assert time.busy_ms + time.idle_ms == pytest.approx(time.wall_ms)
     planes = ProfileData.from_file(str(folder / artifact.traces[0])).planes
     assert any(event.name.startswith("$") for plane in planes for line in plane.lines for event in line.events)
 
@@ -120,7 +119,7 @@ def test_a_request_is_told_by_stage(profiled) -> None:
 def test_sizes_are_scaled(profiled) -> None:
     _, artifact, stdout = profiled("batch-scaling", "batch-30-9-4")
     assert [point.workload.num_items for point in artifact.points] == [1, 8, 9]
-    assert all(point.stages and point.device and point.latency for point in artifact.points)
+    assert all(point.device and point.latency for point in artifact.points)
     metrics = {each.metric for each in verdicts(artifact)}
     assert {"single item, p50", "single item, p99", "batch of 8", "share of tokenization"} <= metrics
     assert {each.verdict for each in verdicts(artifact)} == {"not judged"}  # this is no TPU

@@ -61,7 +61,7 @@ def test_a_profile_is_stopped_when_a_request_fails(there: Path, tmp_path: Path, 
     [
         (BUSY, "refuses /start_profile: .*A profile is under way"),
         (httpx.Response(401, json={}), "admin_key=KEY"),
-        (httpx.Response(502, text="<html>"), "status 502"),
+        (httpx.Response(502, text="<html>"), "502 <html>"),
         (httpx.ConnectError("refused"), "does not answer"),
     ],
 )

@@ -18,9 +18,8 @@ from mis_bench.commands.measuring import (
     target_options,
     vocabulary,
 )
-from mis_bench.profile.records import Profile, ProfileError, Scenario
+from mis_bench.profile.records import Profile, Scenario
 from mis_bench.profile.scenarios import plan_of
-from mis_bench.workload import WorkloadNameError
 
 if TYPE_CHECKING:
     from mis_bench.targets.base import Target
@@ -68,10 +67,8 @@ def profile(
         raise click.BadParameter(message, param_hint="--target")
     if url and (scenario == "memory" or profile_dir is None):
         raise click.UsageError("A server is profiled with --profile-dir, and cannot tell what lies on its devices.")
-    try:
+    with one_sentence():
         plan = plan_of(scenario, name, requests)
-    except WorkloadNameError as error:
-        raise click.BadParameter(str(error), param_hint="--workload") from None
     directory = checkpoint(model)
     run_id = identity(datetime.datetime.now(datetime.UTC), f"profile-{scenario}")
     folder = new_folder(output, run_id, "profile.json", "traces", "memory")
@@ -85,11 +82,11 @@ def profile(
         try:
             size = vocabulary(directory, vocab_size)
             subject = run.Subject(target, timeout, vocab_size=size, engine=engine, on_request=on_request)
-            traces = folder / "traces"
-            if profile_dir is None:
-                recording = recording_here(traces, python_calls=scenario == "end-to-end")
+            traces, key = folder / "traces", options.get("admin_key", options.get("api_key"))
+            if url and profile_dir:
+                recording = recording_server(traces, url, profile_dir, key)
             else:
-                recording = recording_server(traces, url, profile_dir, options.get("admin_key", options.get("api_key")))
+                recording = recording_here(traces, python_calls=scenario == "end-to-end")
             where = environment(hardware_of(hardware, target.about, cpu_name()))
             return await run.profile(plan, subject, recording, folder, where)
         finally:
@@ -97,10 +94,7 @@ def profile(
 
     with one_sentence(), progress() as bars:
         bar = bars.add_task(scenario, total=plan.requests)
-        try:
-            result = asyncio.run(profiled_of(lambda: bars.advance(bar)))
-        except ProfileError as error:
-            raise click.ClickException(str(error)) from None
+        result = asyncio.run(profiled_of(lambda: bars.advance(bar)))
         result.write(folder / "profile.json")
     click.echo(caption(result.target, result.environment.hardware))
     for table in tables(result):

@@ -10,22 +10,15 @@ import jax
 
 from mis_bench.profile.records import ProfileError
 
-_HOST_TRACER_LEVEL = 2  # as `jax.profiler.ProfileOptions` has it
-
 
 @contextmanager
 def recording_here(folder: Path, *, python_calls: bool) -> Iterator[None]:
-    """Record this process until the block ends.
-
-    Args:
-        folder: For the files.
-        python_calls: Also record every Python call, which slows the host down.
+    """Record this process until the block ends; every Python call as well slows the host down.
 
     Raises:
         ProfileError: a profile is under way in this process.
     """
     options = jax.profiler.ProfileOptions()
-    options.host_tracer_level = _HOST_TRACER_LEVEL
     options.python_tracer_level = int(python_calls)
     options.enable_hlo_proto = True  # has the scopes of every operation
     try:
@@ -66,8 +59,8 @@ def _post(url: str, path: str, key: str | None) -> dict[str, str]:
         reply = httpx.post(url.rstrip("/") + path, headers=headers, timeout=300)  # large traces take a while to write
     except httpx.HTTPError as error:
         raise ProfileError(f"{url} does not answer: {error}.") from None
-    if reply.status_code == 401:
-        raise ProfileError(f"{url} refuses {path}: give its key with --option admin_key=KEY.")
     if reply.is_error:
-        raise ProfileError(f"{url} refuses {path}: status {reply.status_code}, {reply.text[:300]}")
+        is_locked = reply.status_code == 401
+        why = "give its key with --option admin_key=KEY." if is_locked else f"{reply.status_code} {reply.text[:300]}"
+        raise ProfileError(f"{url} refuses {path}: {why}")
     return reply.json()

@@ -9,13 +9,13 @@ from mis_bench.artifact import Artifact, Part
 from mis_bench.environment import Environment
 from mis_bench.records import WorkloadPart
 from mis_bench.statistics import Latency
-from mis_bench.targets.base import About
+from mis_bench.targets.base import About, TargetUnavailable
 
 Scenario = Literal["end-to-end", "single", "batch-scaling", "memory", "kernels"]
 
 
-class ProfileError(Exception):
-    """A scenario cannot be profiled, or its trace cannot be read; one sentence says why and what would help."""
+class ProfileError(TargetUnavailable):
+    """A target cannot be profiled, or its trace cannot be read; one sentence says why and what would help."""
 
 
 class Slice(Part):
@@ -45,14 +45,9 @@ class DeviceTime(Part):
     busy_ms: float = Field(ge=0)
 
     @property
-    def idle_ms(self) -> float:
-        """The host's alone: nothing ran."""
-        return self.wall_ms - self.busy_ms
-
-    @property
     def busy_share(self) -> float:
         """Busy part of the clock."""
-        return min(1.0, self.busy_ms / self.wall_ms) if self.wall_ms else 0.0
+        return self.busy_ms / self.wall_ms
 
 
 class Timed(Part):
@@ -70,7 +65,6 @@ class Point(Part):
     profiled: list[Timed]
     peak_mib: float | None = Field(default=None, description="Most on one device so far; null on CPUs.")
     device: DeviceTime | None = Field(default=None, description="Of the profiled requests.")
-    stages: list[Slice] = Field(default=[], description="Likewise.")
 
     @property
     def latency(self) -> Latency | None:
@@ -100,11 +94,6 @@ class MemoryReport(Part):
     peak_mib: float | None = Field(ge=0, description="Most on one device so far; null on CPUs.")
     process_mib: float = Field(ge=0, description="Resident memory of this process.")
     pprof: str = Field(description="Device memory profile beside the artifact, for pprof.")
-
-    @property
-    def total_mib(self) -> float:
-        """Of all tensors."""
-        return sum(tensor.mib for tensor in self.tensors.values())
 
 
 class Profile(Artifact, schema="mis-profile-v2"):

@@ -1,6 +1,6 @@
 """The scenarios: what each asks, how often, and what it records."""
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from mis_bench.profile.records import Scenario
 from mis_bench.workload import CANONICAL, Workload, WorkloadNameError, build_workload
@@ -8,21 +8,13 @@ from mis_bench.workload import CANONICAL, Workload, WorkloadNameError, build_wor
 _BATCH_SIZES = (1, 8, 32, 128, 512)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a scenario asks.
-
-    Attributes:
-        scenario: Its name.
-        workloads: Names of the workloads, asked one after the other.
-        timed: Requests of each that are timed, without a profiler.
-        profiled: Requests of each under the profiler, after those.
-    """
+class Plan(NamedTuple):
+    """What a scenario asks, one workload after the other."""
 
     scenario: Scenario
     workloads: tuple[str, ...]
-    timed: int
-    profiled: int
+    timed: int  # requests of each workload without a profiler
+    profiled: int  # requests of each under the profiler, after those
 
     @property
     def requests(self) -> int:
@@ -40,22 +32,15 @@ _PLANS = (
 
 
 def plan_of(scenario: Scenario, workload: str | None, timed: int | None) -> Plan:
-    """Return what a scenario does.
-
-    Args:
-        scenario: Its name.
-        workload: Name of the workload; default: the scenario's own. `batch-scaling` needs KIND-Q-N-L and asks
-            fewer items first.
-        timed: Timed requests of each size; default: the scenario's own.
+    """Return what a scenario asks, with another workload or another number of timed requests if these are given.
 
     Raises:
-        WorkloadNameError: there is no such workload, or it cannot be scaled.
+        WorkloadNameError: there is no such workload, or `batch-scaling` cannot ask fewer of its items.
     """
     plan = next(plan for plan in _PLANS if plan.scenario == scenario)
     names = plan.workloads if workload is None else (workload,)
     workloads = [build_workload(name) for name in names]
-    return replace(
-        plan,
+    return plan._replace(
         workloads=_scaled(workloads[0]) if scenario == "batch-scaling" else names,
         timed=plan.timed if timed is None else timed,
     )

@@ -17,11 +17,9 @@ def _tables(result: Profile) -> Iterator[Table]:
     yield _requests(result)
     header = ["metric", "value", "unit", "target", "alert", "verdict"]
     yield _table("Figures beside the targets for one TPU chip", header, verdicts(result))
-    yield _table(
-        "Profiled requests: device and host",
-        ["wall ms", "devices busy ms", "only the host ms", "busy"],
-        [(each.wall_ms, each.busy_ms, each.idle_ms, f"{each.busy_share:.1%}") for each in [result.device] if each],
-    )
+    times = [result.device] if result.device else []
+    rows = [(each.wall_ms, each.busy_ms, each.wall_ms - each.busy_ms, f"{each.busy_share:.1%}") for each in times]
+    yield _table("Profiled requests", ["wall ms", "devices busy ms", "only the host ms", "busy"], rows)
     rows = [(each.name, each.ms, f"{result.share(each):.1%}", each.count) for each in result.stages]
     yield _table("Operations by stage", ["stage", "ms", "share", "count"], rows)
     rows = [(each.name, each.ms, each.count) for each in result.host]
@@ -32,11 +30,12 @@ def _tables(result: Profile) -> Iterator[Table]:
             for each in result.operations
         ]
         yield _table("Hot spots", ["operation", "kind", "stage", "runs", "ms", "share"], rows)
-    yield _table(
-        "Memory; latencies of this run do not count",
-        ["when", "tensors MiB", "peak of a device MiB", "process MiB"],
-        [(each.when, each.total_mib, each.peak_mib, each.process_mib) for each in result.memory],
-    )
+    rows = [
+        (each.when, sum(tensor.mib for tensor in each.tensors.values()), each.peak_mib, each.process_mib)
+        for each in result.memory
+    ]
+    header = ["when", "tensors MiB", "peak of a device MiB", "process MiB"]
+    yield _table("Memory; latencies of this run do not count", header, rows)
     tensors = sorted(result.memory[-1].tensors.items(), key=lambda each: -each[1].mib) if result.memory else []
     rows = [(name, each.mib, str(each.shape), each.dtype) for name, each in tensors]
     yield _table("What stays on the devices", ["tensor", "MiB", "shape", "type"], rows)

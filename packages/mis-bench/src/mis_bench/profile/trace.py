@@ -1,14 +1,13 @@
 """What ran when, and for which part of the model: operations of the devices and marks of the host, from a trace.
 
 JAX's reader of traces (`*.xplane.pb`) shows events. Which part of the model an operation belongs to is in the compiled
-programs, which the trace carries as well, with the `jax.named_scope` that every instruction was traced under. No reader
-shows those of CPUs; so the few fields that matter are declared here, for protobuf to read. Numbers are those of
-`xplane.proto` and `hlo.proto`.
+programs, which the trace carries as well, with the `jax.named_scope` that every instruction was traced under. XProf's
+tables are empty for CPUs (2.24); so the few fields that matter are declared here, for protobuf to read. Numbers are
+those of `xplane.proto` and `hlo.proto`.
 """
 
 import re
 from bisect import bisect_right
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,7 +25,7 @@ _MARKS = ("mis.", "mis_bench.")
 _PROGRAM = re.compile(r"(.*)\((\d+)\)")
 _CONTAINERS = ("while", "conditional", "call", "async-start", "async-done")  # their time is that of what is inside
 
-_STRING, _BYTES, _INT64, _MESSAGE = 9, 12, 3, 11  # FieldDescriptorProto.Type
+_STRING, _BYTES = 9, 12  # FieldDescriptorProto.Type
 _ONE, _MANY = 1, 3  # FieldDescriptorProto.Label
 _FIELDS: dict[str, list[tuple[int, str, int | str, int]]] = {
     "XSpace": [(1, "planes", "XPlane", _MANY)],
@@ -36,39 +35,24 @@ _FIELDS: dict[str, list[tuple[int, str, int | str, int]]] = {
     "XStat": [(6, "bytes_value", _BYTES, _ONE)],
     "HloProto": [(1, "hlo_module", "Module", _ONE)],
     "Module": [(3, "computations", "Computation", _MANY)],
-    "Computation": [(2, "instructions", "Hlo", _MANY), (5, "id", _INT64, _ONE)],
-    "Hlo": [
-        (1, "name", _STRING, _ONE), (2, "opcode", _STRING, _ONE), (7, "metadata", "OpMetadata", _ONE),
-        (38, "called_computation_ids", _INT64, _MANY),
-    ],
+    "Computation": [(2, "instructions", "Hlo", _MANY)],
+    "Hlo": [(1, "name", _STRING, _ONE), (2, "opcode", _STRING, _ONE), (7, "metadata", "OpMetadata", _ONE)],
     "OpMetadata": [(2, "op_name", _STRING, _ONE)],
-}  # fmt: skip
+}
 """Number, name, type and label of each field, by message."""
-
 
 Programs = Mapping[int, Mapping[str, tuple[str, str]]]
 """Kind and scope of every instruction, by program id and by the instruction's name."""
 
 
 class Operation(NamedTuple):
-    """One run of an operation of a compiled program.
+    """One run of an operation of a compiled program, by the trace's clock."""
 
-    Attributes:
-        device: Plane of the trace: `/device:TPU:0`, or `/host:CPU`.
-        program: Name of the compiled program, `jit_step` for instance.
-        name: Name of its instruction.
-        kind: Opcode, `fusion` for instance; empty if the trace has no such program.
-        scope: Named scopes that it was traced under, such as `jit(step)/layers/while/body/mlp/down/dot_general`; may
-            be empty.
-        begin_ns: When it began, by the trace's clock.
-        end_ns: When it was complete.
-    """
-
-    device: str
-    program: str
-    name: str
-    kind: str
-    scope: str
+    device: str  # plane of the trace: `/device:TPU:0`, or `/host:CPU`
+    program: str  # `jit_step` for instance
+    name: str  # of its instruction
+    kind: str  # opcode, `fusion` for instance; empty if the trace has no such program
+    scope: str  # such as `jit(step)/layers/while/body/mlp/down/dot_general`; empty of what the compiler made
     begin_ns: float
     end_ns: float
 
@@ -103,7 +87,7 @@ def read_trace(path: Path) -> Trace:
 
     try:
         content = path.read_bytes()
-        return _trace(ProfileData.from_serialized_xspace(content), read_programs(content))
+        return _trace(ProfileData.from_serialized_xspace(content), _programs(content))
     except (OSError, RuntimeError, ValueError, DecodeError) as error:
         raise ProfileError(f"{path} cannot be read as a trace: {error}") from None
 
@@ -147,46 +131,20 @@ def _of_tpu(device: str, lines: Mapping[str, Sequence[Any]], programs: Programs)
         yield Operation(device, program, name, kind, scope, event.start_ns, event.end_ns)
 
 
-def read_programs(space: bytes) -> Programs:
-    """Read the instructions of all programs in a trace, which are in its plane `/host:metadata`.
-
-    Args:
-        space: The bytes of an `*.xplane.pb` file.
-
-    Raises:
-        DecodeError: it is none.
-    """
+def _programs(space: bytes) -> Programs:
+    """Read the instructions of all programs in a trace, which are in its plane `/host:metadata`."""
     found: dict[int, Mapping[str, tuple[str, str]]] = {}
     for plane in _message("XSpace").FromString(space).planes:
         for entry in plane.event_metadata if plane.name == "/host:metadata" else ():
             named = _PROGRAM.fullmatch(entry.value.name)
-            for stat in entry.value.stats:
-                if stat.bytes_value:
-                    module = _message("HloProto").FromString(stat.bytes_value).hlo_module
-                    found[int(named[2]) if named else 0] = _instructions(module.computations)
+            for content in [stat.bytes_value for stat in entry.value.stats if stat.bytes_value]:
+                computations = _message("HloProto").FromString(content).hlo_module.computations
+                found[int(named[2]) if named else 0] = {
+                    each.name: (each.opcode, each.metadata.op_name)
+                    for computation in computations
+                    for each in computation.instructions
+                }
     return found
-
-
-def _instructions(computations: Iterable[Any]) -> dict[str, tuple[str, str]]:
-    raw = [(computation.id, each) for computation in computations for each in computation.instructions]
-    home = {each.name: computation for computation, each in raw}
-    callers = {called: each for _, each in raw for called in each.called_computation_ids}
-    inside: dict[int, Counter[str]] = defaultdict(Counter)
-    for computation, each in raw:
-        if each.metadata.op_name:
-            inside[computation][each.metadata.op_name] += 1
-
-    def scope_of(each: Any) -> str:
-        if each.metadata.op_name:
-            return each.metadata.op_name
-        # What the compiler made has no scope: take that of most of what is fused in it, or else of what calls it.
-        fused = [inside[called] for called in each.called_computation_ids if called in inside]
-        if each.opcode == "fusion" and fused:
-            return fused[0].most_common(1)[0][0]
-        caller = callers.get(home[each.name])
-        return scope_of(caller) if caller is not None else ""
-
-    return {each.name: (each.opcode, scope_of(each)) for _, each in raw}
 
 
 @cache
@@ -196,11 +154,9 @@ def _message(name: str) -> Any:
     for message, fields in _FIELDS.items():
         described = file.message_type.add(name=message)
         for number, field, kind, label in fields:
-            added = described.field.add(name=field, number=number, label=label)  # pyrefly: ignore
-            if isinstance(kind, str):
-                added.type, added.type_name = _MESSAGE, f".mis_bench.{kind}"  # pyrefly: ignore
-            else:
-                added.type = kind  # pyrefly: ignore
+            is_message = isinstance(kind, str)
+            what = {"type_name": f".mis_bench.{kind}"} if is_message else {"type": kind}
+            described.field.add(name=field, number=number, label=label, **what)  # pyrefly: ignore
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"mis_bench.{name}"))

@@ -12,7 +12,10 @@ from mis_bench.targets.base import About
 def overview(sources: Sources) -> Section:
     """Return the first section: a line for every folder and file, with what came of it and its command."""
     rows = [
-        *([each.name, each.plan.preset, _outcome(each), each.plan.command] for each in sources.measured),
+        *(
+            [each.name, each.results.plan.preset, _outcome(each), each.results.plan.command]
+            for each in sources.measured
+        ),
         *([name, "validate", passed([each]), "-"] for name, each in sources.validations),
         *([name, f"profile, {each.scenario}", "-", "-"] for name, each in sources.profiles),
         *([name, "estimate", f"{number(each.items_per_second)} items/s", "-"] for name, each in sources.estimates),
@@ -43,7 +46,7 @@ def sections(sources: Sources) -> Iterator[Section]:
 def _outcome(each: Measured) -> str:
     verdict = "passed" if each.summary.passed else "failed"
     best = each.summary.winner or max(each.drawn, key=lambda row: row.speed, default=None)
-    if best is None or each.plan.preset == "perf":
+    if best is None or each.results.plan.preset == "perf":
         return verdict
     return f"{verdict}; {'winner' if best.wins else 'fastest'}: {best.name}, {number(best.speed)} items/s"
 

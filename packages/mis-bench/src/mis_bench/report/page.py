@@ -3,7 +3,7 @@
 import datetime
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jinja2
 from plotly.offline import get_plotlyjs
@@ -13,20 +13,12 @@ from mis_bench.report.plots import Plot
 from mis_bench.table import Table, is_bad
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the page.
-
-    Attributes:
-        title: Its heading.
-        plots: Plots with something in them.
-        tables: The same figures, exactly.
-        text: What else there is to say.
-    """
+class Section(NamedTuple):
+    """A part of the page."""
 
     title: str
     plots: Sequence[Plot] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[Table] = ()  # the same figures, exactly
     text: Sequence[str] = ()
 
 

@@ -3,8 +3,7 @@
 import html
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -22,46 +21,29 @@ _AREA_PX, _AXIS_PX = 360, 84
 _MARK = {"dash": "dot", "color": GREY, "width": 1.5}
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
+class Plot(NamedTuple):
     """A plot and one sentence that says what to read off it, for eyes and for screen readers."""
 
     figure: go.Figure
     reading: str
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """An axis.
+class Axis(NamedTuple):
+    """An axis, of numbers or of names, the first at the top."""
 
-    Attributes:
-        title: With the unit.
-        kind: Of numbers, or of `names`, the first at the top.
-        mark: Where a dotted line runs across the plot.
-    """
-
-    title: str
+    title: str  # with the unit
     kind: Literal["log", "linear", "names"] = "log"
-    mark: float | None = None
+    mark: float | None = None  # where a dotted line runs across the plot
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """What has one name in the legend.
-
-    Attributes:
-        name: That name.
-        x: Numbers.
-        y: Numbers, which a line connects, or names.
-        ends: Low and high end of each interval, of `y`, or of `x` beside names; empty draws none.
-        notes: What to show of a point under the pointer, beside its figures.
-    """
+class Series(NamedTuple):
+    """What has one name in the legend: points beside names, or points of numbers with a line through them."""
 
     name: str
     x: Sequence[float]
-    y: Sequence[Any]
-    ends: Sequence[tuple[float, float]] = ()
-    notes: Sequence[str] = ()
+    y: Sequence[Any]  # numbers or names
+    ends: Sequence[tuple[float, float]] = ()  # low and high end of each interval, of `y`, or of `x` beside names
+    notes: Sequence[str] = ()  # shown of each point under the pointer, beside its figures
 
 
 def draw(series: Sequence[Series], x: Axis, y: Axis) -> go.Figure:
@@ -72,7 +54,7 @@ def draw(series: Sequence[Series], x: Axis, y: Axis) -> go.Figure:
     beside_names = y.kind == "names"
     xs, ys = [value for each in series for value in each.x], [value for each in series for value in each.y]
     ends = [end for each in series for pair in each.ends for end in pair]
-    legend_lines = sum(_num_lines(_broken(each.name, _LEGEND_CHARACTERS)) for each in series)
+    legend_lines = sum(len(_lines(each.name, _LEGEND_CHARACTERS)) for each in series)
     legend_px = LINE_PX * (legend_lines + 1) if len(series) > 1 else 0
     made = go.Figure([_trace(place, each, beside_names) for place, each in enumerate(series)])
     made.update_layout(
@@ -88,11 +70,11 @@ def draw(series: Sequence[Series], x: Axis, y: Axis) -> go.Figure:
     )
     if beside_names:
         names = list(dict.fromkeys(ys))
-        labels = [_broken(str(name), _TICK_CHARACTERS) for name in names]
-        row_px = LINE_PX * (max(map(_num_lines, labels), default=0) + 1)
+        labels = [_lines(name, _TICK_CHARACTERS) for name in names]
+        row_px = LINE_PX * (max(map(len, labels), default=0) + 1)
         made.update_layout(height=len(names) * row_px + _AXIS_PX + legend_px)
-        order = {"categoryarray": names, "range": [len(names) - 0.5, -0.5], "tickvals": names, "ticktext": labels}
-        made.update_yaxes(type="category", automargin=True, **order)
+        order = {"categoryarray": names, "range": [len(names) - 0.5, -0.5], "tickvals": names}
+        made.update_yaxes(type="category", automargin=True, ticktext=list(map("<br>".join, labels)), **order)
     else:
         made.update_yaxes(_axis(y, ys + ends))
     if x.mark is not None:
@@ -109,7 +91,7 @@ def _trace(place: int, series: Series, beside_names: bool) -> dict[str, Any]:
         "mode": "markers" if beside_names else "lines+markers",
         "x": list(series.x),
         "y": list(series.y),
-        "name": _broken(series.name, _LEGEND_CHARACTERS),
+        "name": "<br>".join(_lines(series.name, _LEGEND_CHARACTERS)),
         "text": list(series.notes) or [series.name] * len(series.x),
         "hovertemplate": f"%{{text}}<br>%{{x:.4~g}}, %{{y{'' if beside_names else ':.4~g'}}}<extra></extra>",
         "marker": {"size": 9, "symbol": SYMBOLS[place % len(SYMBOLS)]},
@@ -134,11 +116,7 @@ def _axis(axis: Axis, values: Sequence[float]) -> dict[str, Any]:
     return made | {"rangemode": "tozero"}
 
 
-def _broken(name: str, width: int) -> str:
-    """Return a name broken into lines, at commas too, and within words that are longer than a line."""
+def _lines(name: str, width: int) -> list[str]:
+    """Break a name into lines, at commas too, and within words that are longer than a line."""
     spaced = name.replace(",", ", ").replace("  ", " ")
-    return "<br>".join(html.escape(line, quote=False) for line in textwrap.wrap(spaced, width)) or "-"
-
-
-def _num_lines(label: str) -> int:
-    return label.count("<br>") + 1
+    return [html.escape(line, quote=False) for line in textwrap.wrap(spaced, width)] or ["-"]

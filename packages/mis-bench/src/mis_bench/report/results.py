@@ -62,21 +62,9 @@ class _Drawn(NamedTuple):
 def sections(measured: Sequence[Measured]) -> Iterator[Section]:
     """Yield the sections, one for all folders of a preset."""
     for preset, title in TITLES.items():
-        folders = [each for each in measured if each.plan.preset == preset]
+        folders = [each for each in measured if each.results.plan.preset == preset]
         if folders:
-            workloads = {case.workload.name for each in folders for case in each.plan.cases}
-            drawn = [
-                _Drawn(row, row.name if len(folders) == 1 else f"{row.name} ({each.name})", each.name)
-                for each in folders
-                for row in each.drawn
-                if row.is_whole and row.phase == "timed"
-            ]
-            yield Section(
-                f"{title}: {workloads.pop()}" if len(workloads) == 1 else title,
-                plots=list(_plots(preset, drawn, folders[0].plan.slo_p99_ms)),
-                tables=[rows_table(f"All figures of {each.name}", each.summary.rows) for each in folders],
-                text=[f"{each.name}: {sentence}" for each in folders for sentence in _sentences(each)],
-            )
+            yield _section(preset, title, folders)
 
 
 def short(model: str) -> str:
@@ -84,9 +72,20 @@ def short(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2]
 
 
-def _sentences(folder: Measured) -> Iterator[str]:
-    yield from (*folder.summary.findings, *folder.plan.notes)
-    yield from (f"Limit missed: {sentence}." for sentence in folder.summary.missed)
+def _section(preset: str, title: str, folders: Sequence[Measured]) -> Section:
+    workloads = {case.workload.name for each in folders for case in each.results.plan.cases}
+    drawn, text = [], []
+    for each in folders:
+        rows = [row for row in each.drawn if row.is_whole and row.phase == "timed"]
+        drawn += [_Drawn(row, f"{row.name} ({each.name})" if folders[1:] else row.name, each.name) for row in rows]
+        missed = [f"Limit missed: {sentence}." for sentence in each.summary.missed]
+        text += [f"{each.name}: {one}" for one in (*each.summary.findings, *each.results.plan.notes, *missed)]
+    return Section(
+        f"{title}: {workloads.pop()}" if len(workloads) == 1 else title,
+        plots=list(_plots(preset, drawn, folders[0].results.plan.slo_p99_ms)),
+        tables=[rows_table(f"All figures of {each.name}", each.summary.rows) for each in folders],
+        text=text,
+    )
 
 
 def _plots(preset: str, drawn: Sequence[_Drawn], objective_ms: float | None) -> Iterator[Plot]:
@@ -152,15 +151,9 @@ def _ranking(drawn: Sequence[_Drawn], figure: str, axis: Axis) -> go.Figure:
 
 
 def _lines(drawn: Sequence[_Drawn], without: str) -> dict[str, list[_Drawn]]:
-    """Group rows that are alike but for one fact, by their target and what tells the groups apart.
-
-    Folders are named only where nothing else tells them apart.
-    """
+    """Group rows that are alike but for one fact, by their target and what tells the groups apart."""
     facts = [{name: fact for name, fact in each.facts.items() if name != without} for each in drawn]
     telling = [name for name in facts[0] if name == "target" or len({each[name] for each in facts}) > 1]
-    elsewhere = {tuple(fact for name, fact in each.items() if name != "folder") for each in facts}
-    if len(elsewhere) == len({tuple(each.values()) for each in facts}):
-        telling = [name for name in telling if name != "folder"]
     groups: dict[str, list[_Drawn]] = {}
     for each, mine in zip(drawn, facts, strict=True):
         groups.setdefault(", ".join(mine[name] for name in telling if mine[name]), []).append(each)

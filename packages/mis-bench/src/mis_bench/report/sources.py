@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -16,24 +17,12 @@ from mis_bench.summary import Summary, summarize
 from mis_bench.validation.gates import Validation
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A folder of results, with its figures.
+class Measured(NamedTuple):
+    """A folder of results, with its figures."""
 
-    Attributes:
-        name: Of the folder.
-        results: Plan and records.
-        summary: All figures, computed from them just now.
-    """
-
-    name: str
+    name: str  # of the folder
     results: Results
-    summary: Summary
-
-    @property
-    def plan(self) -> Plan:
-        """What was to be measured."""
-        return self.results.plan
+    summary: Summary  # computed just now
 
     @property
     def drawn(self) -> list[Row]:
@@ -53,7 +42,7 @@ class Sources:
     @property
     def artifacts(self) -> list[tuple[str, Plan | Validation | Profile]]:
         """Everything that was measured: what has an environment."""
-        return [*((each.name, each.plan) for each in self.measured), *self.validations, *self.profiles]
+        return [*((each.name, each.results.plan) for each in self.measured), *self.validations, *self.profiles]
 
 
 def read_sources(paths: Iterable[Path]) -> Sources:
@@ -96,10 +85,8 @@ def _document(path: Path, is_named: bool) -> Artifact | Estimate | None:
     """Read a document or an estimate; None of a file that was not named and is neither."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        if is_named:
-            raise ArtifactError(f"{path}: {error}") from None
-        return None
+    except ValueError:
+        fields = None
     known = fields if isinstance(fields, dict) else {}
     if {"topology", "roofline_share"} <= known.keys():
         try:
