@@ -128,7 +128,6 @@ def test_sizes_are_scaled(profiled) -> None:
 
 def test_memory_runs_are_not_for_latency(profiled) -> None:
     folder, artifact, stdout = profiled("memory")
-    assert not artifact.is_for_latency
     assert artifact.traces == []
     assert "p99" not in stdout
     assert [report.when for report in artifact.memory] == ["loaded", "served"]

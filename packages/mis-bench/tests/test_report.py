@@ -146,6 +146,20 @@ def test_the_sweep_is_drawn_as_throughput_against_latency_with_its_objective(tmp
     assert "The dotted line is the objective of 120 ms." in Page((tmp_path / "r.html").read_text()).text
 
 
+@pytest.mark.parametrize(("preset", "figure"), [("compare", "items/s"), ("perf", "x reference")])
+def test_a_ranking_has_the_figures_and_intervals_of_the_table(preset: str, figure: str, tmp_path: Path) -> None:
+    found = rows_of(markdown_of(EVERY_PRESET[preset](tmp_path / preset), tmp_path), f"All figures of {preset}")
+    rows = {row["row"]: row for row in found if row[figure] != "-" and not row["status"].startswith("failed")}
+    (drawn,) = figures_of(tmp_path / "r.html").values()
+    assert sorted(name for trace in drawn["data"] for name in trace["y"]) == sorted(rows)
+    for trace in drawn["data"]:
+        ends = trace["error_x"]["array"], trace["error_x"]["arrayminus"]
+        for name, x, above, below in zip(trace["y"], trace["x"], *ends, strict=True):
+            written = f"{rows[name][figure]} {rows[name]['interval or rounds'] if figure == 'items/s' else ''}"
+            value, low, high = (shown(number) for number in re.findall(r"[\d,.]+", written))
+            assert (x, x + above, x - below) == pytest.approx((value, high, low), rel=5e-3)
+
+
 def test_lines_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     run(tmp_path / "one")
     report(tmp_path, "--output", tmp_path / "r.html")
@@ -194,13 +208,13 @@ def test_every_section_for_which_there_is_something_and_no_other(folder: Path, t
         return [each.partition(":")[0] for each in re.findall(r"<h2>([^<]+)", (tmp_path / "r.html").read_text())]
 
     last = ["Environment", "Targets"]
-    assert sections(folder / "sweep" / "plan.json") == ["Overview", "Rates and concurrencies", *last]
+    assert sections(folder / "sweep" / "plan.json") == ["Overview", "Sweep", *last]
     assert sections(folder / "validation.json") == ["Overview", "Validation", *last]
     assert sections(folder / "profile.json") == ["Overview", "Device time and memory", *last]
     assert sections(folder / "v6e.json") == ["Overview", "Device time and memory"]
     assert sections(folder) == [
-        "Overview", "Comparison", "Chunk sizes", "Rates and concurrencies", "Throughput and latency", "Stress",
-        "Against another version", "Validation", "Device time and memory", *last,
+        "Overview", "Compare", "Matrix", "Perf", "Run", "Stress", "Sweep", "Validation", "Device time and memory",
+        *last,
     ]  # fmt: skip
 
 

@@ -33,16 +33,10 @@ def recording_here(folder: Path, *, python_calls: bool) -> Iterator[None]:
 
 @contextmanager
 def recording_server(folder: Path, url: str, profile_dir: Path, key: str | None) -> Iterator[None]:
-    """Record a server's engine until the block ends, and copy the files.
-
-    Args:
-        folder: For the copy.
-        url: Of the server, without a path.
-        profile_dir: Its `--profile-dir`.
-        key: Its administrator's key, or its API key if it has no other.
+    """Record a server's engine until the block ends, and copy the files from its `--profile-dir`.
 
     Raises:
-        ProfileError: a profile is under way there, the key is wrong, or the server does not answer.
+        ProfileError: a profile is under way there, the administrator's key is wrong, or the server does not answer.
         OSError: its files cannot be copied.
     """
     there = _post(url, "/start_profile", key)["folder"]

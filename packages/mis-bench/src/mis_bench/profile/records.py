@@ -110,11 +110,6 @@ class Profile(Artifact, schema="mis-profile-v2"):
     host: list[Slice]
     memory: list[MemoryReport]
 
-    @property
-    def is_for_latency(self) -> bool:
-        """False of memory runs, which wait for the devices."""
-        return self.scenario != "memory"
-
     def share(self, part: Slice) -> float:
         """Return a part's share of the time of all operations."""
         return part.ms / sum(stage.ms for stage in self.stages)
@@ -141,7 +136,7 @@ def verdicts(profile: Profile) -> Iterator[Verdict]:
 
 
 def _judged(profile: Profile) -> Iterator[tuple[str, float, str, float, float]]:
-    points = profile.points if profile.is_for_latency else []
+    points = profile.points if profile.scenario != "memory" else []
     for point in points:
         items, latency, speed = point.workload.num_items, point.latency, point.items_per_second
         if latency and items == 1:

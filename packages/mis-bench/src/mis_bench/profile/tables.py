@@ -42,7 +42,7 @@ def _tables(result: Profile) -> Iterator[Table]:
 
 
 def _requests(result: Profile) -> Table:
-    points = result.points if result.is_for_latency else []
+    points = result.points if result.scenario != "memory" else []
     stages = list(dict.fromkeys(stage for point in points for call in point.timed for stage in call.stages_ms))
     named = [f"{stage} ms" for stage in stages]
     header = ["items", "requests", "p50 ms", "p99 ms", "items/s", *named, "busy", "peak MiB"]

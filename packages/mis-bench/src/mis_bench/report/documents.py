@@ -11,8 +11,6 @@ from mis_bench.report.sources import Sources
 from mis_bench.table import Table, number
 from mis_bench.validation.gates import Validation
 
-_GIBIBYTE = 2**30
-
 
 def sections(sources: Sources) -> Iterator[Section]:
     """Yield the sections for which there is something."""
@@ -74,8 +72,7 @@ def _device_time(sources: Sources) -> Section:
         "ms a request": lambda each: each.milliseconds,
         "items/s": lambda each: each.items_per_second,
         "of the roofline": lambda each: f"{each.roofline_share:.0%}",
-        "GiB of a device": lambda each: each.memory_bytes / _GIBIBYTE,
-        "there are": lambda each: each.memory_limit_bytes / _GIBIBYTE,
+        "GiB of a device": lambda each: f"{each.memory_bytes / 2**30:.2f} of {each.memory_limit_bytes / 2**30:.2f}",
         "stages in ms": lambda each: ", ".join(f"{stage.name} {number(stage.milliseconds)}" for stage in each.stages),
         "not modelled": lambda each: "; ".join(each.not_modelled),
     }

@@ -13,17 +13,6 @@ from mis_bench.report.sources import Measured
 from mis_bench.table import number
 from mis_bench.tables import rows_table
 
-TITLES = {
-    "compare": "Comparison",
-    "matrix": "Chunk sizes",
-    "sweep": "Rates and concurrencies",
-    "run": "Throughput and latency",
-    "stress": "Stress",
-    "trace": "Traces",
-    "perf": "Against another version",
-}
-"""Headings by preset, in the order of the page."""
-
 _SIZES = re.compile(r"-(\d+)-(\d+)-(\d+)(?:@\d+)?$")
 _SPEED, _P99 = "Items per second", "p99 of the latency in ms"
 
@@ -61,10 +50,8 @@ class _Drawn(NamedTuple):
 
 def sections(measured: Sequence[Measured]) -> Iterator[Section]:
     """Yield the sections, one for all folders of a preset."""
-    for preset, title in TITLES.items():
-        folders = [each for each in measured if each.results.plan.preset == preset]
-        if folders:
-            yield _section(preset, title, folders)
+    for preset in dict.fromkeys(each.results.plan.preset for each in measured):
+        yield _section(preset, [each for each in measured if each.results.plan.preset == preset])
 
 
 def short(model: str) -> str:
@@ -72,7 +59,7 @@ def short(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2]
 
 
-def _section(preset: str, title: str, folders: Sequence[Measured]) -> Section:
+def _section(preset: str, folders: Sequence[Measured]) -> Section:
     workloads = {case.workload.name for each in folders for case in each.results.plan.cases}
     drawn, text = [], []
     for each in folders:
@@ -81,7 +68,7 @@ def _section(preset: str, title: str, folders: Sequence[Measured]) -> Section:
         missed = [f"Limit missed: {sentence}." for sentence in each.summary.missed]
         text += [f"{each.name}: {one}" for one in (*each.summary.findings, *each.results.plan.notes, *missed)]
     return Section(
-        f"{title}: {workloads.pop()}" if len(workloads) == 1 else title,
+        f"{preset.capitalize()}: {workloads.pop()}" if len(workloads) == 1 else preset.capitalize(),
         plots=list(_plots(preset, drawn, folders[0].results.plan.slo_p99_ms)),
         tables=[rows_table(f"All figures of {each.name}", each.summary.rows) for each in folders],
         text=text,
