@@ -38,7 +38,7 @@ def git(folder: Path, *arguments: str) -> None:
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with a commit, and the module below a folder of its own in it, not committed."""
-    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "init", "--quiet", "--initial-branch", "topic")
     git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
     installed = tmp_path / "venv" / "environment.py"
     installed.parent.mkdir()
@@ -49,12 +49,20 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_package_installed_inside_another_repository_has_no_commit(repository: Path) -> None:
     found = environment()
-    assert (found.commit, found.is_dirty) == (None, None)
+    assert (found.commit, found.is_dirty, found.branch) == (None, None, None)
 
 
 def test_a_package_that_its_repository_tracks_has_its_commit(repository: Path) -> None:
     git(repository, "add", "venv")
     assert len(environment().commit or "") == 40
-    assert environment().is_dirty is True
+    assert (environment().is_dirty, environment().branch) == (True, "topic")
     git(repository, "commit", "--quiet", "--message", "second")
     assert environment().is_dirty is False
+
+
+def test_continuous_integration_names_its_trigger_and_a_tpu_machine_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_EVENT_NAME", raising=False)
+    assert environment().trigger == "manual"
+    monkeypatch.setenv("GITHUB_EVENT_NAME", "schedule")
+    monkeypatch.setenv("TPU_ZONE", "us-east5-a")
+    assert (environment().trigger, environment().variables["TPU_ZONE"]) == ("schedule", "us-east5-a")

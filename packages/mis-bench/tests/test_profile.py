@@ -9,14 +9,13 @@ import jax
 import pytest
 from click.testing import CliRunner, Result
 from jax.experimental.compilation_cache import compilation_cache
+from jax.profiler import ProfileData
 
 from mis_bench.artifact import read_artifact
 from mis_bench.commands.profile import profile
 from mis_bench.profile.breakdown import STAGES
 from mis_bench.profile.records import Profile, verdicts
-from mis_bench.profile.scenarios import plan_of
 from mis_bench.profile.trace import REQUEST, read_trace
-from mis_bench.workload import WorkloadNameError
 from mis_testing.server import running_server
 
 SMALL = "probe-60-6-5"
@@ -67,7 +66,7 @@ def profiled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 def test_a_trace_opens_in_both_viewers(profiled) -> None:
     folder, artifact, _ = profiled("single")
-    (xplane,), (perfetto,) = artifact.trace.xplane, artifact.trace.perfetto
+    xplane, perfetto = artifact.traces
     trace = read_trace(folder / xplane)
     assert [mark.name for mark in trace.marks].count(REQUEST) == len(artifact.points[0].profiled) == 2
     events = json.loads(gzip.decompress((folder / perfetto).read_bytes()))["traceEvents"]
@@ -76,41 +75,34 @@ def test_a_trace_opens_in_both_viewers(profiled) -> None:
 
 def test_steps_say_what_they_compute(profiled) -> None:
     folder, artifact, _ = profiled("single")
-    trace = read_trace(folder / artifact.trace.xplane[0])
-    steps = [mark.details for mark in trace.marks if mark.name == "mis.step"]
+    planes = ProfileData.from_file(str(folder / artifact.traces[0])).planes
+    events = [event for plane in planes for line in plane.lines for event in line.events]
+    steps = [dict(event.stats) for event in events if event.name == "mis.step"]
     assert sum(int(step["items"]) for step in steps) == 2 * 6
     assert all({"step_num", "tokens"} <= set(step) for step in steps)
 
 
 def test_every_stage_of_the_model_is_told_apart(profiled) -> None:
     _, artifact, _ = profiled("kernels")
-    assert set(STAGES) - {"unattributed"} <= {each.name for each in artifact.stages}
-    shares = {each.name: each.share for each in artifact.stages}
-    assert sum(shares.values()) <= 1 + 1e-9
+    shares = {each.name: artifact.share(each) for each in artifact.stages}
+    assert set(STAGES) - {"unattributed"} <= set(shares)
+    assert sum(shares.values()) == pytest.approx(1)
     assert shares.get("unattributed", 0) < 0.2
-
-
-def test_every_layer_is_told_apart(profiled) -> None:
-    _, artifact, _ = profiled("kernels")
-    layers = {each.name: each.share for each in artifact.layers}
-    assert {"0", "1", "2"} <= set(layers)
-    assert sum(layers.values()) <= 1 + 1e-9
-    assert layers.get("unknown", 0) < 0.05
 
 
 def test_hot_spots_are_printed(profiled) -> None:
     _, artifact, stdout = profiled("kernels")
     assert "Hot spots" in stdout
-    assert artifact.operations[0].operation in stdout
+    assert artifact.operations[0].name in stdout
     assert [each.ms for each in artifact.operations] == sorted((each.ms for each in artifact.operations), reverse=True)
 
 
 def test_host_and_device_add_up(profiled) -> None:
-    _, artifact, _ = profiled("end-to-end")
+    folder, artifact, _ = profiled("end-to-end")
     time = artifact.device
     assert 0 < time.busy_ms <= time.wall_ms
-    assert time.busy_ms + time.idle_ms == pytest.approx(time.wall_ms)
-    assert artifact.trace.python_calls
+    planes = ProfileData.from_file(str(folder / artifact.traces[0])).planes
+    assert any(event.name.startswith("$") for plane in planes for line in plane.lines for event in line.events)
 
 
 def test_a_request_is_told_by_stage(profiled) -> None:
@@ -120,13 +112,14 @@ def test_a_request_is_told_by_stage(profiled) -> None:
     for call in point.timed:
         assert {"tokenize", "queue", "device", "finish"} <= set(call.stages_ms)
         assert sum(call.stages_ms[stage] for stage in ("tokenize", "queue", "device", "finish")) <= call.ms
-    assert "Timed requests by stage" in stdout
+    header = next(line for line in stdout.splitlines() if "tokenize ms" in line)
+    assert all(f"{stage} ms" in header for stage in ("p50", "p99", "queue", "device", "finish"))
 
 
 def test_sizes_are_scaled(profiled) -> None:
     _, artifact, stdout = profiled("batch-scaling", "batch-30-9-4")
     assert [point.workload.num_items for point in artifact.points] == [1, 8, 9]
-    assert all(point.stages and point.device and point.latency for point in artifact.points)
+    assert all(point.device and point.latency for point in artifact.points)
     metrics = {each.metric for each in verdicts(artifact)}
     assert {"single item, p50", "single item, p99", "batch of 8", "share of tokenization"} <= metrics
     assert {each.verdict for each in verdicts(artifact)} == {"not judged"}  # this is no TPU
@@ -135,8 +128,7 @@ def test_sizes_are_scaled(profiled) -> None:
 
 def test_memory_runs_are_not_for_latency(profiled) -> None:
     folder, artifact, stdout = profiled("memory")
-    assert not artifact.is_for_latency
-    assert artifact.trace is None
+    assert artifact.traces == []
     assert "p99" not in stdout
     assert [report.when for report in artifact.memory] == ["loaded", "served"]
     report = artifact.memory[-1]
@@ -150,8 +142,8 @@ def test_memory_runs_are_not_for_latency(profiled) -> None:
     [
         (["--scenario", "nothing"], "is not one of"),
         ([], "Missing option '--scenario'"),
-        (["--scenario", "memory", "--target", "mis=http://127.0.0.1:1"], "needs the target engine"),
-        (["--scenario", "memory", "--profiled-requests", "1"], "memory runs have no trace"),
+        (["--scenario", "memory", "--target", "mis=http://127.0.0.1:1", "--profile-dir", "."], "cannot tell what lies"),
+        (["--scenario", "single", "--target", "mis=http://127.0.0.1:1"], "is profiled with --profile-dir"),
         (["--scenario", "single", "--target", "vllm=http://127.0.0.1:1"], "cannot be profiled"),
         (["--scenario", "single", "--workload", "nonsense"], "Write KIND-Q-N-L"),
         (["--scenario", "batch-scaling", "--workload", "track_low"], "cannot be scaled"),
@@ -185,29 +177,18 @@ def test_one_profile_at_a_time(model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "x" / "profile.json").exists()
 
 
-def test_a_plan_asks_what_it_is_told() -> None:
-    assert plan_of("kernels", None, timed=None, profiled=5).requests == 1 + 5
-    assert plan_of("memory", None, timed=3, profiled=None).profiled == 0
-    with pytest.raises(WorkloadNameError):
-        plan_of("batch-scaling", "track_low", timed=None, profiled=None)
-
-
 def test_a_servers_engine_is_profiled(model: Path, tmp_path: Path) -> None:
     server_folder = tmp_path / "server"
     server_folder.mkdir()
     flags = ("--dtype", "float32", "--skip-warmup", "--api-key", "key", "--admin-api-key", "admin")
     with running_server(model, *flags, "--profile-dir", str(server_folder)) as server:
         arguments = ("--scenario", "single", "--target", f"mis={server.base_url}", "--vocab-size", "2048",
-                     "--workload", SMALL, "--requests", "1", "--option", "api_key=key")  # fmt: skip
+                     "--workload", SMALL, "--requests", "1", "--option", "api_key=key",
+                     "--profile-dir", server_folder)  # fmt: skip
         refused = run(*arguments, "--output", tmp_path / "refused")
-        there = run(*arguments, "--output", tmp_path / "there", "--option", "admin_key=admin")
-        copied = run(
-            *arguments, "--output", tmp_path / "copied", "--option", "admin_key=admin", "--profile-dir", server_folder
-        )
+        copied = run(*arguments, "--output", tmp_path / "copied", "--option", "admin_key=admin")
     assert refused.exit_code == 1
     assert "--option admin_key=KEY" in " ".join(refused.stderr.split())
-    assert there.exit_code == 0, there.output
-    assert "below its --profile-dir" in " ".join(there.stdout.split())
     assert copied.exit_code == 0, copied.output
     artifact = read_artifact(tmp_path / "copied" / "profile.json")
     assert isinstance(artifact, Profile)

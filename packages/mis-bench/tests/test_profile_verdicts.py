@@ -1,15 +1,14 @@
 """Figures beside their targets, and what happens when a request fails."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import pytest
 
 from mis_bench.environment import environment
-from mis_bench.profile.recording import ProfileError
-from mis_bench.profile.records import MemoryReport, Point, Profile, Scenario, Tensor, Timed, verdicts
+from mis_bench.profile.recording import recording_here
+from mis_bench.profile.records import Point, Profile, ProfileError, Scenario, Timed, verdicts
 from mis_bench.profile.run import Subject, profile
 from mis_bench.profile.scenarios import plan_of
 from mis_bench.records import WorkloadPart
@@ -18,20 +17,18 @@ from mis_bench.targets.blocking import Blocking
 from mis_bench.workload import Workload, build_workload
 
 
-def point(items: int, milliseconds: float = 10.0, **stages_ms: float) -> Point:
+def point(items: int, milliseconds: float = 10.0, peak_mib: float | None = None, **stages_ms: float) -> Point:
     part = WorkloadPart.of(build_workload(f"probe-5-{items}-3"))
-    return Point(workload=part, timed=[Timed(ms=milliseconds, stages_ms=stages_ms)] * 2, profiled=[])
+    timed = [Timed(ms=milliseconds, stages_ms=stages_ms)] * 2
+    return Point(workload=part, timed=timed, profiled=[], peak_mib=peak_mib)
 
 
 def judged(
-    *points: Point,
-    hardware: str = "2 x TPU v6 lite",
-    scenario: Scenario = "single",
-    memory: Sequence[MemoryReport] = (),
+    *points: Point, hardware: str = "2 x TPU v6 lite", scenario: Scenario = "single"
 ) -> dict[str, tuple[float, str]]:
     found = Profile(
-        environment=environment(hardware), scenario=scenario, target=About("engine", "mis-engine", "m"), trace=None,
-        points=list(points), device=None, stages=[], layers=[], operations=[], host=[], memory=list(memory),
+        environment=environment(hardware), scenario=scenario, target=About("engine", "mis-engine", "m"), traces=[],
+        points=list(points), device=None, stages=[], operations=[], host=[], memory=[],
     )  # fmt: skip
     return {each.metric: (each.value, each.verdict) for each in verdicts(found)}
 
@@ -66,12 +63,8 @@ def test_shares_of_stages_are_of_the_whole_latency() -> None:
 
 @pytest.mark.parametrize(("gibibytes", "verdict"), [(7, "met"), (9, "missed"), (13, "alert")])
 def test_peak_memory_of_a_device_should_be_low(gibibytes: int, verdict: str) -> None:
-    tensors = {"embedding": Tensor(mib=1, shape=[1], dtype="bfloat16")}
-    peak = 2 * gibibytes * 1024
-    report = MemoryReport(
-        when="served", tensors=tensors, in_use_mib=1, peak_mib=peak, process_mib=1, pprof="memory/served.pprof"
-    )
-    assert judged(scenario="memory", memory=[report]) == {"peak memory, models of 1B": (gibibytes, verdict)}
+    peaks = point(500, peak_mib=gibibytes * 1024), point(1, peak_mib=1.0)
+    assert judged(*peaks, scenario="memory") == {"peak memory, models of 1B": (gibibytes, verdict)}
 
 
 class Refusing:
@@ -85,8 +78,8 @@ class Refusing:
 
 @pytest.mark.parametrize("scenario", ["single", "kernels"])
 def test_a_request_that_fails_ends_the_profile_with_its_reason(scenario: Scenario, tmp_path: Path) -> None:
-    plan = plan_of(scenario, "probe-5-1-3", timed=None, profiled=None)
+    plan, recording = plan_of(scenario, "probe-5-1-3", None), recording_here(tmp_path / "traces", python_calls=False)
     with pytest.raises(ProfileError, match=r"probe-5-1-3 failed \(rejected\): The item is too long"):
-        asyncio.run(profile(plan, Subject(Blocking(Refusing()), 9.0), tmp_path, environment()))
+        asyncio.run(profile(plan, Subject(Blocking(Refusing()), 9.0), recording, tmp_path, environment()))
     jax.profiler.start_trace(tmp_path / "another")  # none is left under way
     jax.profiler.stop_trace()

@@ -68,7 +68,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     write_results(folder / "many", "run", cases)
     write_results(folder / "names", "compare", cases[::3], reference=long[0])
     output = folder / "report.html"
-    done = CliRunner().invoke(main, ["report", str(folder), "--output", str(output), "--roof", "cpu=3.2,40"])
+    done = CliRunner().invoke(main, ["report", str(folder), "--output", str(output)])
     assert done.exit_code == 0, done.output
     return output.read_text()
 
@@ -78,7 +78,7 @@ def test_every_plot_is_drawn_and_nothing_is_loaded(report: str, tmp_path: Path, 
     page, console = render(report, tmp_path, width)
     assert console == []
     assert json.loads(page.body["data-loaded"]) == []
-    assert len(page.plots) == 11
+    assert len(page.plots) == 9
     assert json.loads(page.body["data-overprinted"]) == []
     assert set(page.marks) == set(page.plots)
     assert all(count >= 2 for count in page.marks.values()), page.marks

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -36,6 +35,8 @@ class Environment(BaseModel):
     versions: dict[str, str] = Field(description="Of installed packages that matter.")
     commit: str | None = Field(pattern=r"^[0-9a-f]{40}$", description="Of the working tree, if it is one.")
     is_dirty: bool | None = Field(description="Whether that tree had changes.")
+    branch: str | None = Field(default=None, description="Of that tree, if it is on one.")
+    trigger: str = Field(default="manual", description="The event that began it, where a CI names one.")
     variables: dict[str, str] = Field(description="Environment variables that change speed.")
 
 
@@ -45,7 +46,7 @@ def environment(hardware: str | None = None) -> Environment:
     Args:
         hardware: What computes, if it is not this machine's CPU.
     """
-    commit, is_dirty = _commit()
+    commit, is_dirty, branch = _commit()
     return Environment(
         timestamp=datetime.datetime.now(datetime.UTC),
         hardware=hardware or cpu_name(),
@@ -56,6 +57,8 @@ def environment(hardware: str | None = None) -> Environment:
         versions=_versions(),
         commit=commit,
         is_dirty=is_dirty,
+        branch=branch,
+        trigger=os.environ.get("GITHUB_EVENT_NAME", "manual"),
         variables={
             name: value
             for name, value in sorted(os.environ.items())
@@ -79,11 +82,6 @@ def cpu_name() -> str:
                 model = line.partition(":")[2].strip()
                 break
     return f"{model}, {os.cpu_count()} cores"
-
-
-def is_cpu(hardware: str) -> bool:
-    """Whether hardware is a CPU, as `cpu_name` calls one."""
-    return re.search(r", \d+ cores$", hardware) is not None
 
 
 def checkpoint_sha256(directory: Path) -> str:
@@ -113,13 +111,13 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _commit() -> tuple[str | None, bool | None]:
+def _commit() -> tuple[str | None, bool | None, str | None]:
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", Path(__file__).name)  # an installed copy may lie in another repository
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain")), git("branch", "--show-current") or None
     except (OSError, subprocess.SubprocessError):
-        return None, None
+        return None, None, None

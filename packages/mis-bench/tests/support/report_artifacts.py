@@ -27,10 +27,10 @@ def validation(**fields: object) -> Validation:
 def profile() -> Profile:
     parts = {"attention": 40.0, "mlp": 90.0, "projections": 60.0, "norm and RoPE": 12.0, "head": 6.0, "embed": 0.2}
     total = sum(parts.values())
-    stages = [Slice(name=name, ms=ms, share=ms / total, count=28) for name, ms in parts.items()]
+    stages = [Slice(name=name, ms=ms, count=28) for name, ms in parts.items()]
     workload = WorkloadPart.of(build_workload("probe-128-8-20"))
     point = Point(workload=workload, timed=[], profiled=[Timed(ms=total, stages_ms={})])
     return Profile(
-        environment=HERE, scenario="end-to-end", target=about(), trace=None, points=[point], device=None,
-        stages=stages, layers=[], operations=[], host=[], memory=[],
+        environment=HERE, scenario="end-to-end", target=about(), traces=[], points=[point], device=None,
+        stages=stages, operations=[], host=[], memory=[],
     )  # fmt: skip

@@ -3,7 +3,6 @@
 import asyncio
 import datetime
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -16,15 +15,13 @@ from mis_bench.commands.measuring import (
     new_folder,
     one_sentence,
     progress,
-    show,
     target_options,
     vocabulary,
 )
 from mis_bench.profile.records import Profile, Scenario
-from mis_bench.workload import WorkloadNameError
+from mis_bench.profile.scenarios import plan_of
 
 if TYPE_CHECKING:
-    from mis_bench.profile.scenarios import Plan
     from mis_bench.targets.base import Target
     from mis_core import Engine
 
@@ -33,27 +30,12 @@ if TYPE_CHECKING:
 @click.option("--scenario", type=click.Choice(get_args(Scenario)), required=True, help="What to look at.")
 @click.option("--model", help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR.")
 @target_options
-@click.option(
-    "--workload", "workload_name", show_default="the scenario's", help="KIND-Q-N-L; batch-scaling asks fewer items too."
-)
-@click.option(
-    "--requests",
-    "timed",
-    type=click.IntRange(0),
-    show_default="the scenario's",
-    help="Requests of each size that are timed, without the profiler.",
-)
-@click.option(
-    "--profiled-requests",
-    "profiled",
-    type=click.IntRange(1),
-    show_default="the scenario's",
-    help="Requests of each size under the profiler.",
-)
+@click.option("--workload", "name", show_default="the scenario's", help="KIND-Q-N-L; batch-scaling shrinks it as well.")
+@click.option("--requests", type=click.IntRange(0), show_default="the scenario's", help="Timed requests of each size.")
 @click.option(
     "--profile-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A server's own --profile-dir, if it can be read here: its trace is copied and read.",
+    help="A server's own --profile-dir, from where its trace is copied.",
 )
 def profile(
     scenario: Scenario,
@@ -64,9 +46,8 @@ def profile(
     hardware: str | None,
     timeout: float,
     output: Path | None,
-    workload_name: str | None,
-    timed: int | None,
-    profiled: int | None,
+    name: str | None,
+    requests: int | None,
     profile_dir: Path | None,
 ) -> None:
     r"""Profile a scenario: a trace for XProf and Perfetto, and where time or memory went.
@@ -78,96 +59,60 @@ def profile(
     memory         what lies on the devices; no latencies
     kernels        hot spots among the operations
     """
-    from mis_bench.profile.recording import ProfileError
-    from mis_bench.profile.scenarios import plan_of
     from mis_bench.profile.tables import tables
-    from mis_bench.profile.trace import TraceError
 
-    url = _server(spec, scenario)
-    if scenario == "memory" and profiled is not None:
-        raise click.BadParameter("memory runs have no trace; leave it out.", param_hint="--profiled-requests")
-    try:
-        plan = plan_of(scenario, workload_name, timed=timed, profiled=profiled)
-    except WorkloadNameError as error:
-        raise click.BadParameter(str(error), param_hint="--workload") from None
+    kind, _, url = spec.partition("=")
+    if spec != "engine" and (kind != "mis" or not url):
+        message = f"{spec[:80]!r} cannot be profiled; write engine or mis=http://HOST:PORT."
+        raise click.BadParameter(message, param_hint="--target")
+    if url and (scenario == "memory" or profile_dir is None):
+        raise click.UsageError("A server is profiled with --profile-dir, and cannot tell what lies on its devices.")
+    with one_sentence():
+        plan = plan_of(scenario, name, requests)
     directory = checkpoint(model)
-    began = datetime.datetime.now(datetime.UTC)
-    folder = new_folder(output, identity(began, f"profile-{scenario}"), "profile.json", "traces", "memory")
-    with one_sentence(), progress() as bars:
-        bar = bars.add_task(scenario, total=plan.requests)
-        asked = _Asked(directory, spec, options, vocabulary(directory, vocab_size), timeout, url, profile_dir)
-        try:
-            result = asyncio.run(asked.profiled(plan, folder, hardware, lambda: bars.advance(bar)))
-        except (ProfileError, TraceError) as error:
-            raise click.ClickException(str(error)) from None
-        result.write(folder / "profile.json")
-    click.echo(caption(result.target, result.environment.hardware))
-    for table in tables(result):
-        show(table)
-    if url is not None and profile_dir is None and result.trace is not None:
-        click.echo(f"The trace is on the server's machine, in {result.trace.server_folder} below its --profile-dir.")
-    click.echo(f"Written: {folder}", err=True)
+    run_id = identity(datetime.datetime.now(datetime.UTC), f"profile-{scenario}")
+    folder = new_folder(output, run_id, "profile.json", "traces", "memory")
 
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is to be profiled."""
-
-    directory: Path | None
-    spec: str
-    options: dict[str, str]
-    vocab_size: int | None
-    timeout_s: float
-    url: str | None
-    profile_dir: Path | None
-
-    async def profiled(
-        self, plan: "Plan", folder: Path, hardware: str | None, on_request: Callable[[], None]
-    ) -> Profile:
-        """Open the target and run the scenario."""
-        import jax  # takes a second, which help and mistakes need not
-
+    async def profiled_of(on_request: Callable[[], None]) -> Profile:
         from mis_bench.environment import cpu_name, environment, hardware_of
-        from mis_bench.profile.run import Subject, profile
+        from mis_bench.profile import run
+        from mis_bench.profile.recording import recording_here, recording_server
 
-        jax.config.update("jax_enable_compilation_cache", False)  # steps from its folder lack the names of operations
-        target, engine = await self._open()
+        target, engine = await _open(spec, options, directory)
         try:
-            subject = Subject(
-                target,
-                self.timeout_s,
-                vocab_size=self.vocab_size,
-                engine=engine,
-                url=self.url,
-                admin_key=self.options.get("admin_key", self.options.get("api_key")),
-                profile_dir=self.profile_dir,
-            )
+            size = vocabulary(directory, vocab_size)
+            subject = run.Subject(target, timeout, vocab_size=size, engine=engine, on_request=on_request)
+            traces, key = folder / "traces", options.get("admin_key", options.get("api_key"))
+            if url and profile_dir:
+                recording = recording_server(traces, url, profile_dir, key)
+            else:
+                recording = recording_here(traces, python_calls=scenario == "end-to-end")
             where = environment(hardware_of(hardware, target.about, cpu_name()))
-            return await profile(plan, subject, folder, where, on_request=on_request)
+            return await run.profile(plan, subject, recording, folder, where)
         finally:
             await target.close()
 
-    async def _open(self) -> "tuple[Target, Engine | None]":
-        """Return the target and, if it is in this process, its engine."""
-        from mis_bench.targets.blocking import Blocking, BlockingOpener
-        from mis_bench.targets.registry import opener
-        from mis_bench.targets.spec import TargetSpec
-
-        found = opener(TargetSpec(self.spec, self.spec, self.options), model=self.directory)
-        if not isinstance(found, BlockingOpener):
-            return await found.open(), None
-        target = found.make()
-        return Blocking(target), getattr(target, "engine", None)
+    with one_sentence(), progress() as bars:
+        bar = bars.add_task(scenario, total=plan.requests)
+        result = asyncio.run(profiled_of(lambda: bars.advance(bar)))
+        result.write(folder / "profile.json")
+    click.echo(caption(result.target, result.environment.hardware))
+    for table in tables(result):
+        table.show()
+    click.echo(f"Written: {folder}", err=True)
 
 
-def _server(spec: str, scenario: Scenario) -> str | None:
-    """Return the URL of a server that is to be profiled, or None for the engine."""
-    kind, _, url = spec.partition("=")
-    if spec != "engine" and (kind != "mis" or not url):
-        raise click.BadParameter(
-            f"{spec[:80]!r} cannot be profiled; write engine or mis=http://HOST:PORT.", param_hint="--target"
-        )
-    if url and scenario == "memory":
-        message = "memory needs the target engine: servers do not tell what lies on their devices."
-        raise click.BadParameter(message, param_hint="--scenario")
-    return url or None
+async def _open(spec: str, options: dict[str, str], directory: Path | None) -> "tuple[Target, Engine | None]":
+    """Return the target and, if it is in this process, its engine."""
+    import jax  # takes a second, which help and mistakes need not
+
+    from mis_bench.targets.blocking import Blocking, BlockingOpener
+    from mis_bench.targets.registry import opener
+    from mis_bench.targets.spec import TargetSpec
+
+    jax.config.update("jax_enable_compilation_cache", False)  # steps from its folder lack the names of operations
+    found = opener(TargetSpec(spec, spec, options), model=directory)
+    if not isinstance(found, BlockingOpener):
+        return await found.open(), None
+    target = found.make()
+    return Blocking(target), getattr(target, "engine", None)

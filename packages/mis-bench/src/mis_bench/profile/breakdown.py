@@ -1,14 +1,14 @@
-"""Where the time of a trace went: by stage, by layer, by operation, and between host and devices.
+"""Where the time of a trace went: by stage, by operation, and between host and devices.
 
 Times are sums over operations, each from its beginning to its end. Operations that run at once, as on several
 threads of a CPU, all count in full, so shares are of the sum and not of the clock.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
-from mis_bench.profile.records import DeviceTime, OperationTime, Slice, share_of
-from mis_bench.profile.trace import Mark, Operation, Trace
+from mis_bench.profile.records import DeviceTime, OperationTime, Slice
+from mis_bench.profile.trace import Mark, Operation
 
 UNATTRIBUTED = "unattributed"
 """Operations without a scope of the model: what the compiler made, and programs beside the model's."""
@@ -18,10 +18,6 @@ STAGES = (
     "rest_of_layers", "final_norm", "label_logits", "log_sum_exp", UNATTRIBUTED,
 )  # fmt: skip
 """Stages in the order in which a step goes through them; `rest_of_layers` is their loop and what it copies."""
-
-_MS = 1e-6  # of nanoseconds
-_LOOP = "layers"
-_LAST = "last_layer"
 
 
 def stage_of(scope: str) -> str:
@@ -33,83 +29,58 @@ def stage_of(scope: str) -> str:
                 return kernel
         if part in STAGES and part != "attention":
             return part
-    return "rest_of_layers" if _LOOP in parts or _LAST in parts else UNATTRIBUTED
+    return "rest_of_layers" if "layers" in parts or "last_layer" in parts else UNATTRIBUTED
 
 
-def by_stage(operations: Sequence[Operation]) -> list[Slice]:
+def by_stage(operations: Iterable[Operation]) -> list[Slice]:
     """Add up operations by stage, in the order of `STAGES`; stages that did not run are left out."""
-    times: dict[str, list[float]] = defaultdict(list)
-    for each in operations:
-        times[stage_of(each.scope)].append(_ms(each))
-    return _slices({stage: times[stage] for stage in STAGES if stage in times}, operations)
+    found = _added((stage_of(each.scope), each.ms) for each in operations)
+    return [found[stage] for stage in STAGES if stage in found]
 
 
-def by_layer(operations: Sequence[Operation]) -> list[Slice]:
-    """Add up operations by layer.
-
-    All layers but the last are one loop, whose body is compiled once; so an operation's place among its runs in
-    a step tells the layer. Where it did not run equally often in each, the layer is `unknown`.
-    """
-    runs: dict[tuple[str, int, str], list[Operation]] = defaultdict(list)
-    times: dict[int | None, list[float]] = defaultdict(list)
-    last: list[float] = []
-    for each in operations:
-        parts = each.scope.split("/")
-        if _LOOP in parts:
-            runs[each.device, each.run, f"{each.program} {each.name}"].append(each)
-        elif _LAST in parts:
-            last.append(_ms(each))
-    # What lies directly in the loop's body runs once in each turn.
-    direct = Counter(len(group) for group in runs.values() if _is_direct(group[0]))
-    turns = direct.most_common(1)[0][0] if direct else 0
-    for group in runs.values():
-        each_turn, left = divmod(len(group), turns) if turns else (0, 1)
-        for number, each in enumerate(sorted(group, key=lambda x: x.begin_ns)):
-            times[number // each_turn if not left and each_turn else None].append(_ms(each))
-    if last:
-        times[turns] += last
-    order = sorted(times, key=lambda layer: (layer is None, layer or 0))
-    return _slices({"unknown" if layer is None else str(layer): times[layer] for layer in order}, operations)
-
-
-def by_operation(operations: Sequence[Operation], most: int = 20) -> list[OperationTime]:
+def by_operation(operations: Iterable[Operation], most: int = 20) -> list[OperationTime]:
     """Return the operations that took longest in all, with how often they ran."""
-    groups: dict[tuple[str, str, str], list[Operation]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Operation]] = defaultdict(list)
     for each in operations:
-        groups[each.program, each.name, each.scope].append(each)
-    all_ms = list(map(_ms, operations))
+        groups[each.program, each.name].append(each)
     found = [
         OperationTime(
-            operation=name,
+            name=name,
+            ms=sum(each.ms for each in group),
+            count=len(group),
             program=program,
             kind=group[0].kind,
-            stage=stage_of(scope),
-            scope=scope,
-            runs=len(group),
-            ms=sum(map(_ms, group)),
-            share=share_of(sum(map(_ms, group)), all_ms),
+            stage=stage_of(group[0].scope),
+            scope=group[0].scope,
         )
-        for (program, name, scope), group in groups.items()
+        for (program, name), group in groups.items()
     ]
     return sorted(found, key=lambda each: -each.ms)[:most]
 
 
 def by_mark(marks: Iterable[Mark]) -> list[Slice]:
     """Add up the spans that the host marked, by name; `mis.wait` is waiting for the device."""
-    times: dict[str, list[float]] = defaultdict(list)
-    for mark in marks:
-        times[mark.name].append((mark.end_ns - mark.begin_ns) * _MS)
-    return [Slice(name=name, ms=sum(ms), share=None, count=len(ms)) for name, ms in sorted(times.items())]
+    found = _added((mark.name, (mark.end_ns - mark.begin_ns) / 1e6) for mark in marks)
+    return sorted(found.values(), key=lambda each: each.name)
 
 
-def device_time(trace: Trace, begin_ns: float, end_ns: float) -> DeviceTime:
-    """Split a span of time into what devices were busy in and what they were idle in, on average over devices."""
-    spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for each in trace.operations:
-        if each.end_ns > begin_ns and each.begin_ns < end_ns:
-            spans[each.device].append((max(each.begin_ns, begin_ns), min(each.end_ns, end_ns)))
-    busy = sum(map(covered, spans.values())) / max(1, len(spans)) * _MS
-    return DeviceTime(wall_ms=(end_ns - begin_ns) * _MS, busy_ms=busy)
+def device_time(operations: Sequence[Operation], marks: Iterable[Mark]) -> DeviceTime | None:
+    """Split the time of marked requests into what devices were busy in and were not, on average over devices.
+
+    Between them nothing is asked. Without marks, it is the time from the first operation to the last; None of none.
+    """
+    if not operations:
+        return None
+    whole = operations[0].begin_ns, max(each.end_ns for each in operations)
+    wall = busy = 0.0
+    for begin, end in [(mark.begin_ns, mark.end_ns) for mark in marks] or [whole]:
+        ran: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for each in operations:
+            if each.end_ns > begin and each.begin_ns < end:
+                ran[each.device].append((max(each.begin_ns, begin), min(each.end_ns, end)))
+        wall += end - begin
+        busy += sum(map(covered, ran.values())) / max(1, len(ran))
+    return DeviceTime(wall_ms=wall / 1e6, busy_ms=busy / 1e6)
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
@@ -121,15 +92,9 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return length
 
 
-def _is_direct(operation: Operation) -> bool:
-    inner = operation.scope.partition(f"/{_LOOP}/while/")[2]
-    return bool(inner) and "while" not in inner.split("/")
-
-
-def _ms(operation: Operation) -> float:
-    return (operation.end_ns - operation.begin_ns) * _MS
-
-
-def _slices(times: Mapping[str, Sequence[float]], operations: Sequence[Operation]) -> list[Slice]:
-    all_ms = list(map(_ms, operations))
-    return [Slice(name=name, ms=sum(ms), share=share_of(sum(ms), all_ms), count=len(ms)) for name, ms in times.items()]
+def _added(times: Iterable[tuple[str, float]]) -> dict[str, Slice]:
+    """Add up milliseconds by name."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for name, ms in times:
+        groups[name].append(ms)
+    return {name: Slice(name=name, ms=sum(ms), count=len(ms)) for name, ms in groups.items()}

@@ -1,30 +1,20 @@
 """The scenarios: what each asks, how often, and what it records."""
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from mis_bench.profile.records import Scenario
-from mis_bench.workload import CANONICAL, WorkloadNameError, build_workload
+from mis_bench.workload import CANONICAL, Workload, WorkloadNameError, build_workload
 
 _BATCH_SIZES = (1, 8, 32, 128, 512)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a scenario does.
-
-    Attributes:
-        scenario: Its name.
-        workloads: Names of the workloads, asked one after the other.
-        timed: Requests of each that are timed, without a profiler.
-        profiled: Requests of each under the profiler, after those.
-        python_calls: Whether the trace has every Python call.
-    """
+class Plan(NamedTuple):
+    """What a scenario asks, one workload after the other."""
 
     scenario: Scenario
     workloads: tuple[str, ...]
-    timed: int
-    profiled: int
-    python_calls: bool = False
+    timed: int  # requests of each workload without a profiler
+    profiled: int  # requests of each under the profiler, after those
 
     @property
     def requests(self) -> int:
@@ -32,42 +22,35 @@ class Plan:
         return len(self.workloads) * (1 + self.timed + self.profiled)
 
 
-def plan_of(scenario: Scenario, workload: str | None, *, timed: int | None, profiled: int | None) -> Plan:
-    """Return what a scenario does.
+_PLANS = (
+    Plan("end-to-end", (CANONICAL,), timed=3, profiled=2),
+    Plan("single", ("single-100-1-20",), timed=20, profiled=2),
+    Plan("batch-scaling", ("batch-100-512-20",), timed=5, profiled=1),
+    Plan("memory", (CANONICAL,), timed=2, profiled=0),
+    Plan("kernels", (CANONICAL,), timed=0, profiled=2),
+)
 
-    Args:
-        scenario: Its name.
-        workload: Name of the workload; default: the scenario's own. `batch-scaling` needs KIND-Q-N-L and asks
-            fewer items first.
-        timed: Timed requests of each size; default: the scenario's own.
-        profiled: Profiled requests of each size; default: the scenario's own.
+
+def plan_of(scenario: Scenario, workload: str | None, timed: int | None) -> Plan:
+    """Return what a scenario asks, with another workload or another number of timed requests if these are given.
 
     Raises:
-        WorkloadNameError: there is no such workload, or it cannot be scaled.
+        WorkloadNameError: there is no such workload, or `batch-scaling` cannot ask fewer of its items.
     """
-    names = _scaled(workload or "batch-100-512-20") if scenario == "batch-scaling" else (workload or CANONICAL,)
-    plans = {
-        "end-to-end": Plan(scenario, names, timed=3, profiled=2, python_calls=True),
-        "single": Plan(scenario, (workload or "single-100-1-20",), timed=20, profiled=2),
-        "batch-scaling": Plan(scenario, names, timed=5, profiled=1),
-        "memory": Plan(scenario, names, timed=2, profiled=0),
-        "kernels": Plan(scenario, names, timed=0, profiled=2),
-    }
-    plan = plans[scenario]
-    for name in plan.workloads:
-        build_workload(name)
-    return replace(
-        plan,
+    plan = next(plan for plan in _PLANS if plan.scenario == scenario)
+    names = plan.workloads if workload is None else (workload,)
+    workloads = [build_workload(name) for name in names]
+    return plan._replace(
+        workloads=_scaled(workloads[0]) if scenario == "batch-scaling" else names,
         timed=plan.timed if timed is None else timed,
-        profiled=plan.profiled if profiled is None else profiled,
     )
 
 
-def _scaled(name: str) -> tuple[str, ...]:
-    sizes, at, labels = name.partition("@")
-    parts = sizes.split("-")
-    if len(parts) != 4 or not parts[2].isdecimal():
-        raise WorkloadNameError(f"{name[:80]!r} cannot be scaled: write KIND-Q-N-L, such as batch-100-512-20.")
-    kind, query, items, item = parts
-    fewer = [size for size in _BATCH_SIZES if size < int(items)]
-    return tuple(f"{kind}-{query}-{size}-{item}{at}{labels}" for size in (*fewer, int(items)))
+def _scaled(workload: Workload) -> tuple[str, ...]:
+    """Return names of workloads like one, of fewer items and then of as many."""
+    parts = workload.name.split("-")
+    if len(parts) != 4:
+        raise WorkloadNameError(f"{workload.name} cannot be scaled: write KIND-Q-N-L, such as batch-100-512-20.")
+    kind, query, _, item = parts
+    fewer = [size for size in _BATCH_SIZES if size < workload.num_items]
+    return tuple(f"{kind}-{query}-{size}-{item}" for size in (*fewer, workload.num_items))

@@ -1,107 +1,60 @@
 """A profile for people."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 
-from rich.table import Table
-
-from mis_bench.profile.records import Point, Profile, Slice, verdicts
+from mis_bench.profile.records import Profile, verdicts
+from mis_bench.table import Cell, Table
 
 
 def tables(result: Profile) -> Iterator[Table]:
-    """Yield the tables of a profile: figures, targets, the split of requests, stages, layers, operations, memory."""
-    if result.is_for_latency:
-        heads = ("items", "requests", "p50 ms", "p99 ms", "items/s", "busy")
-        yield _table("Timed requests; busy: in a profiled one", heads, map(_figures, result.points))
-        yield from _split(result.points)
-    rows = [
-        (each.metric, f"{each.value:,.2f} {each.unit}", f"{each.target:g}", f"{each.alert:g}", each.verdict)
-        for each in verdicts(result)
-    ]
-    if rows:
-        heads = ("metric", "value", "target", "alert", "verdict")
-        yield _table("Figures beside the targets for one TPU chip", heads, rows)
-    if result.device is not None:
-        time = result.device
-        heads = ("wall ms", "devices busy ms", "only the host ms", "busy")
-        row = (_ms(time.wall_ms), _ms(time.busy_ms), _ms(time.idle_ms), f"{time.busy_share:.1%}")
-        yield _table("Profiled requests: device and host", heads, [row])
-    for title, kind, slices in (
-        ("Operations by stage", "stage", result.stages),
-        ("Operations by layer", "layer", result.layers),
-        ("Marks of the host", "mark", result.host),
-    ):
-        if slices:
-            yield _table(title, (kind, "ms", "share", "count"), map(_slice, slices))
-    if result.operations and result.scenario == "kernels":
+    """Yield the tables of a profile that have something in them."""
+    yield from (table for table in _tables(result) if table.rows)
+
+
+def _tables(result: Profile) -> Iterator[Table]:
+    yield _requests(result)
+    header = ["metric", "value", "unit", "target", "alert", "verdict"]
+    yield _table("Figures beside the targets for one TPU chip", header, verdicts(result))
+    times = [result.device] if result.device else []
+    rows = [(each.wall_ms, each.busy_ms, each.wall_ms - each.busy_ms, f"{each.busy_share:.1%}") for each in times]
+    yield _table("Profiled requests", ["wall ms", "devices busy ms", "only the host ms", "busy"], rows)
+    rows = [(each.name, each.ms, f"{result.share(each):.1%}", each.count) for each in result.stages]
+    yield _table("Operations by stage", ["stage", "ms", "share", "count"], rows)
+    rows = [(each.name, each.ms, each.count) for each in result.host]
+    yield _table("Marks of the host", ["mark", "ms", "count"], rows)
+    if result.scenario == "kernels":
         rows = [
-            (each.operation, each.kind, each.stage, str(each.runs), _ms(each.ms), f"{each.share:.1%}")
+            (each.name, each.kind, each.stage, each.count, each.ms, f"{result.share(each):.1%}")
             for each in result.operations
         ]
-        yield _table("Hot spots", ("operation", "kind", "stage", "runs", "ms", "share"), rows)
-    yield from _memory(result)
-
-
-def _figures(point: Point) -> tuple[str, ...]:
-    latency, speed = point.latency, point.items_per_second
-    return (
-        str(point.workload.num_items),
-        str(len(point.timed)),
-        _ms(latency.p50_ms if latency else None),
-        _ms(latency.p99_ms if latency else None),
-        "-" if speed is None else f"{speed:,.1f}",
-        f"{point.device.busy_share:.0%}" if point.device else "-",
-    )
-
-
-def _split(points: Sequence[Point]) -> Iterator[Table]:
-    """Yield where the target says that requests' time went, medians."""
-    stages = list(dict.fromkeys(stage for point in points for call in point.timed for stage in call.stages_ms))
-    if stages:
-        rows = [
-            (
-                str(point.workload.num_items),
-                *(_ms(statistics.median(call.stages_ms.get(stage, 0.0) for call in point.timed)) for stage in stages),
-            )
-            for point in points
-            if point.timed
-        ]
-        yield _table("Timed requests by stage, ms", ("items", *stages), rows)
-
-
-def _slice(each: Slice) -> tuple[str, ...]:
-    return each.name, _ms(each.ms), "-" if each.share is None else f"{each.share:.1%}", str(each.count)
-
-
-def _memory(result: Profile) -> Iterator[Table]:
-    if not result.memory:
-        return
-    heads = ("when", "tensors MiB", "in use MiB", "peak MiB", "process MiB")
+        yield _table("Hot spots", ["operation", "kind", "stage", "runs", "ms", "share"], rows)
     rows = [
-        (
-            each.when,
-            _ms(sum(tensor.mib for tensor in each.tensors.values())),
-            _ms(each.in_use_mib),
-            _ms(each.peak_mib),
-            _ms(each.process_mib),
-        )
+        (each.when, sum(tensor.mib for tensor in each.tensors.values()), each.peak_mib, each.process_mib)
         for each in result.memory
     ]
-    yield _table("Memory; latencies of this run do not count", heads, rows)
-    largest = sorted(result.memory[-1].tensors.items(), key=lambda each: -each[1].mib)
-    rows = [(name, _ms(each.mib), str(each.shape), each.dtype) for name, each in largest]
-    yield _table("What stays on the devices", ("tensor", "MiB", "shape", "type"), rows)
+    header = ["when", "tensors MiB", "peak of a device MiB", "process MiB"]
+    yield _table("Memory; latencies of this run do not count", header, rows)
+    tensors = sorted(result.memory[-1].tensors.items(), key=lambda each: -each[1].mib) if result.memory else []
+    rows = [(name, each.mib, str(each.shape), each.dtype) for name, each in tensors]
+    yield _table("What stays on the devices", ["tensor", "MiB", "shape", "type"], rows)
 
 
-def _table(title: str, heads: Sequence[str], rows: "Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]") -> Table:
-    table = Table(title=title, title_justify="left")
-    for number, head in enumerate(heads):
-        is_text = number == 0 or head in ("verdict", "kind", "stage", "shape", "type")
-        table.add_column(head, justify="left" if is_text else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _requests(result: Profile) -> Table:
+    points = result.points if result.scenario != "memory" else []
+    stages = list(dict.fromkeys(stage for point in points for call in point.timed for stage in call.stages_ms))
+    named = [f"{stage} ms" for stage in stages]
+    header = ["items", "requests", "p50 ms", "p99 ms", "items/s", *named, "busy", "peak MiB"]
+    rows = []
+    for point in points:
+        if point.latency is not None:
+            medians = [statistics.median(call.stages_ms.get(stage, 0.0) for call in point.timed) for stage in stages]
+            figures = len(point.timed), point.latency.p50_ms, point.latency.p99_ms, point.items_per_second
+            busy = f"{point.device.busy_share:.0%}" if point.device else None
+            rows.append((point.workload.num_items, *figures, *medians, busy, point.peak_mib))
+    return _table("Timed requests, with medians by stage; busy: in profiled ones", header, rows)
 
 
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
+def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    return Table.of(caption, rows, {heading: itemgetter(place) for place, heading in enumerate(header)})

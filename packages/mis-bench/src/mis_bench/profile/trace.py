@@ -1,154 +1,162 @@
-"""What ran when: the operations of the devices and the marks of the host, read from a trace."""
+"""What ran when, and for which part of the model: operations of the devices and marks of the host, from a trace.
+
+JAX's reader of traces (`*.xplane.pb`) shows events. Which part of the model an operation belongs to is in the compiled
+programs, which the trace carries as well, with the `jax.named_scope` that every instruction was traced under. XProf's
+tables are empty for CPUs (2.24); so the few fields that matter are declared here, for protobuf to read. Numbers are
+those of `xplane.proto` and `hlo.proto`.
+"""
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from mis_bench.profile.scopes import CONTAINERS, Instruction, read_scopes
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from mis_bench.profile.records import ProfileError
 
 REQUEST = "mis_bench.request"
 """Mark around each profiled request of `mis-bench profile`."""
 
 _MARKS = ("mis.", "mis_bench.")
-_OPERATIONS = "XLA Ops"  # names of lines on a TPU's plane
-_PROGRAMS = "XLA Modules"
-_TPU_NAME = re.compile(r"%?([\w.-]+)(?: = .*)?", re.DOTALL)
-_NOTHING = Instruction("", "")
+_PROGRAM = re.compile(r"(.*)\((\d+)\)")
+_CONTAINERS = ("while", "conditional", "call", "async-start", "async-done")  # their time is that of what is inside
+
+_STRING, _BYTES = 9, 12  # FieldDescriptorProto.Type
+_ONE, _MANY = 1, 3  # FieldDescriptorProto.Label
+_FIELDS: dict[str, list[tuple[int, str, int | str, int]]] = {
+    "XSpace": [(1, "planes", "XPlane", _MANY)],
+    "XPlane": [(2, "name", _STRING, _ONE), (4, "event_metadata", "Entry", _MANY)],
+    "Entry": [(2, "value", "XEventMetadata", _ONE)],
+    "XEventMetadata": [(2, "name", _STRING, _ONE), (5, "stats", "XStat", _MANY)],
+    "XStat": [(6, "bytes_value", _BYTES, _ONE)],
+    "HloProto": [(1, "hlo_module", "Module", _ONE)],
+    "Module": [(3, "computations", "Computation", _MANY)],
+    "Computation": [(2, "instructions", "Hlo", _MANY)],
+    "Hlo": [(1, "name", _STRING, _ONE), (2, "opcode", _STRING, _ONE), (7, "metadata", "OpMetadata", _ONE)],
+    "OpMetadata": [(2, "op_name", _STRING, _ONE)],
+}
+"""Number, name, type and label of each field, by message."""
+
+Programs = Mapping[int, Mapping[str, tuple[str, str]]]
+"""Kind and scope of every instruction, by program id and by the instruction's name."""
 
 
-class TraceError(ValueError):
-    """There is no trace where one should be, or it cannot be read."""
+class Operation(NamedTuple):
+    """One run of an operation of a compiled program, by the trace's clock."""
+
+    device: str  # plane of the trace: `/device:TPU:0`, or `/host:CPU`
+    program: str  # `jit_step` for instance
+    name: str  # of its instruction
+    kind: str  # opcode, `fusion` for instance; empty if the trace has no such program
+    scope: str  # such as `jit(step)/layers/while/body/mlp/down/dot_general`; empty of what the compiler made
+    begin_ns: float
+    end_ns: float
+
+    @property
+    def ms(self) -> float:
+        """How long it took."""
+        return (self.end_ns - self.begin_ns) / 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One run of an operation of a compiled program.
+class Mark(NamedTuple):
+    """A span that the host marked: `mis.plan`, `mis.step` and so on, by the trace's clock."""
 
-    Attributes:
-        device: Plane of the trace: `/device:TPU:0`, or `/host:CPU`.
-        program: Name of the compiled program, `jit_step` for instance.
-        run: Number that all operations of one run of the program share.
-        name: Name of its instruction.
-        kind: Opcode; empty if the trace has no such program.
-        scope: Named scopes that it was traced under; may be empty.
-        begin_ns: When it began, by the trace's clock.
-        end_ns: When it was complete.
-    """
-
-    device: str
-    program: str
-    run: int
     name: str
-    kind: str
-    scope: str
     begin_ns: float
     end_ns: float
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A span that the host marked: `mis.plan`, `mis.step` and so on, with its details."""
-
-    name: str
-    begin_ns: float
-    end_ns: float
-    details: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(NamedTuple):
     """A trace, each part by time."""
 
-    operations: list[Operation]
-    marks: list[Mark]
-
-    def within(self, begin_ns: float, end_ns: float) -> "Trace":
-        """Return what began in a span of time."""
-        return Trace(
-            [each for each in self.operations if begin_ns <= each.begin_ns < end_ns],
-            [each for each in self.marks if begin_ns <= each.begin_ns < end_ns],
-        )
-
-
-def trace_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files of a trace folder for XProf (`*.xplane.pb`) and for Perfetto (`*.trace.json.gz`).
-
-    Raises:
-        TraceError: there is no file for XProf.
-    """
-    xplanes, perfetto = sorted(folder.rglob("*.xplane.pb")), sorted(folder.rglob("*.trace.json.gz"))
-    if not xplanes:
-        raise TraceError(f"{folder} has no trace (*.xplane.pb).")
-    return xplanes, perfetto
+    operations: Sequence[Operation]
+    marks: Sequence[Mark]
 
 
 def read_trace(path: Path) -> Trace:
     """Read an `*.xplane.pb` file.
 
     Raises:
-        TraceError: it cannot be read, or is no trace.
+        ProfileError: it cannot be read, or is no trace.
     """
     from jax.profiler import ProfileData
 
     try:
         content = path.read_bytes()
-        return read_space(ProfileData.from_serialized_xspace(content), content)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise TraceError(f"{path} cannot be read as a trace: {error}") from None
+        return _trace(ProfileData.from_serialized_xspace(content), _programs(content))
+    except (OSError, RuntimeError, ValueError, DecodeError) as error:
+        raise ProfileError(f"{path} cannot be read as a trace: {error}") from None
 
 
-def read_space(space: Any, content: bytes) -> Trace:
-    """Read a parsed trace; `content` has the same as bytes, for the compiled programs in it."""
-    programs = read_scopes(content)
+def _trace(space: Any, programs: Programs) -> Trace:
     operations: list[Operation] = []
     marks: list[Mark] = []
     for plane in space.planes:
-        lines = {line.name: list(line.events) for line in plane.lines} if plane.name.startswith("/device:TPU") else {}
-        if _OPERATIONS in lines:
-            operations += _of_tpu(plane.name, lines[_OPERATIONS], lines.get(_PROGRAMS, []), programs)
+        if plane.name.startswith("/device:TPU"):
+            operations += _of_tpu(plane.name, {line.name: list(line.events) for line in plane.lines}, programs)
             continue
-        ends: dict[Any, float] = {}
-        begun: list[tuple[Operation, Any]] = []
-        for line in plane.lines:
-            for event in line.events:
-                name = event.name
-                if name.startswith("$"):  # a Python call
-                    continue
-                if name.startswith("end: "):
-                    ends[dict(event.stats).get("_c")] = event.start_ns
-                elif name.startswith(_MARKS):
-                    marks.append(Mark(name, event.start_ns, event.end_ns, dict(event.stats)))
-                elif "hlo_op" in (stats := dict(event.stats)):
-                    begun.append((_operation(plane.name, event, stats, programs), stats.get("_p")))
-        # CPUs: an operation may go on after the call that launched it; a second event tells its end.
-        for each, link in begun:
-            operations.append(replace(each, end_ns=max(each.end_ns, ends.get(link, 0.0))))
-    leaves = [each for each in operations if each.kind not in CONTAINERS]
+        events = [event for line in plane.lines for event in line.events if not event.name.startswith("$")]  # Python's
+        operations += _of_cpu(plane.name, events, programs)
+        marks += [Mark(each.name, each.start_ns, each.end_ns) for each in events if each.name.startswith(_MARKS)]
+    leaves = [each for each in operations if each.kind not in _CONTAINERS]
     return Trace(sorted(leaves, key=lambda x: x.begin_ns), sorted(marks, key=lambda x: x.begin_ns))
 
 
-def _operation(
-    device: str, event: Any, stats: dict[str, Any], programs: dict[int, dict[str, Instruction]]
-) -> Operation:
-    name = str(stats["hlo_op"])
-    what = programs.get(int(stats.get("program_id", 0)), {}).get(name, _NOTHING)
-    program, run = str(stats.get("hlo_module", "")), int(stats.get("run_id", 0))
-    return Operation(device, program, run, name, what.kind, what.scope, event.start_ns, event.end_ns)
-
-
-def _of_tpu(
-    device: str, events: list[Any], modules: list[Any], programs: dict[int, dict[str, Instruction]]
-) -> Iterator[Operation]:
-    """Yield a TPU's operations: each belongs to the run of a program whose span it lies in."""
-    runs = sorted(modules, key=lambda run: run.start_ns)
-    begins = [run.start_ns for run in runs]
+def _of_cpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[Operation]:
+    """Yield a CPU's operations: each may go on after the call that launched it, and a second event tells its end."""
+    ends = {dict(event.stats).get("_c"): event.start_ns for event in events if event.name.startswith("end: ")}
     for event in events:
+        stats = dict(event.stats)
+        if "hlo_op" in stats:
+            name, program = str(stats["hlo_op"]), str(stats.get("hlo_module", ""))
+            kind, scope = programs.get(int(stats.get("program_id", 0)), {}).get(name, ("", ""))
+            end = max(event.end_ns, ends.get(stats.get("_p"), 0.0))
+            yield Operation(device, program, name, kind, scope, event.start_ns, end)
+
+
+def _of_tpu(device: str, lines: Mapping[str, Sequence[Any]], programs: Programs) -> Iterator[Operation]:
+    """Yield a TPU's operations: each belongs to the run of a program whose span it lies in."""
+    runs = sorted(lines.get("XLA Modules", ()), key=lambda run: run.start_ns)
+    begins = [run.start_ns for run in runs]
+    for event in lines.get("XLA Ops", ()):
         number = bisect_right(begins, event.start_ns) - 1
-        program, _, program_id = (runs[number].name if number >= 0 else "").rstrip(")").partition("(")
-        matched = _TPU_NAME.match(event.name)
-        name = matched.group(1) if matched else event.name
-        what = programs.get(int(program_id) if program_id.isdigit() else 0, {}).get(name, _NOTHING)
-        yield Operation(device, program, number, name, what.kind, what.scope, event.start_ns, event.end_ns)
+        named = _PROGRAM.fullmatch(runs[number].name) if number >= 0 else None
+        program, program_id = (named[1], int(named[2])) if named else ("", 0)
+        name = event.name.partition(" = ")[0].lstrip("%")
+        kind, scope = programs.get(program_id, {}).get(name, ("", ""))
+        yield Operation(device, program, name, kind, scope, event.start_ns, event.end_ns)
+
+
+def _programs(space: bytes) -> Programs:
+    """Read the instructions of all programs in a trace, which are in its plane `/host:metadata`."""
+    found: dict[int, Mapping[str, tuple[str, str]]] = {}
+    for plane in _message("XSpace").FromString(space).planes:
+        for entry in plane.event_metadata if plane.name == "/host:metadata" else ():
+            named = _PROGRAM.fullmatch(entry.value.name)
+            for content in [stat.bytes_value for stat in entry.value.stats if stat.bytes_value]:
+                computations = _message("HloProto").FromString(content).hlo_module.computations
+                found[int(named[2]) if named else 0] = {
+                    each.name: (each.opcode, each.metadata.op_name)
+                    for computation in computations
+                    for each in computation.instructions
+                }
+    return found
+
+
+@cache
+def _message(name: str) -> Any:
+    """Return the class of a message of `_FIELDS`."""
+    file = descriptor_pb2.FileDescriptorProto(name="mis_bench/trace.proto", package="mis_bench", syntax="proto3")
+    for message, fields in _FIELDS.items():
+        described = file.message_type.add(name=message)
+        for number, field, kind, label in fields:
+            is_message = isinstance(kind, str)
+            what = {"type_name": f".mis_bench.{kind}"} if is_message else {"type": kind}
+            described.field.add(name=field, number=number, label=label, **what)  # pyrefly: ignore
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"mis_bench.{name}"))

@@ -2,8 +2,8 @@
 
 import datetime
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jinja2
 from plotly.offline import get_plotlyjs
@@ -13,51 +13,17 @@ from mis_bench.report.plots import Plot
 from mis_bench.table import Table, is_bad
 
 
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """One figure of the top of the page: `65.8`, `items/s`, and what it is."""
-
-    figure: str
-    unit: str
-    meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the page.
-
-    Attributes:
-        title: Its heading.
-        plots: Plots with something in them.
-        tables: The same figures, exactly.
-        text: What else there is to say.
-    """
+class Section(NamedTuple):
+    """A part of the page."""
 
     title: str
     plots: Sequence[Plot] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[Table] = ()  # the same figures, exactly
     text: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All that a page says.
-
-    Attributes:
-        title: What was measured.
-        subtitle: Models and hardware.
-        headlines: A few figures.
-        sections: In the order of the page.
-    """
-
-    title: str
-    subtitle: str
-    headlines: Sequence[Headline]
-    sections: Sequence[Section]
-
-
-def as_html(report: Report) -> str:
-    """Return the page: text, tables, plots and the program that draws them."""
+def as_html(title: str, sections: Sequence[Section]) -> str:
+    """Return the page: heading, text, tables, plots and the program that draws them."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mis_bench.report"),
         autoescape=jinja2.select_autoescape(["html.j2"]),
@@ -67,11 +33,12 @@ def as_html(report: Report) -> str:
     )
     figures = {
         f"section-{place}-plot-{number}": json.loads(plot.figure.to_json() or "{}")
-        for place, section in enumerate(report.sections, 1)
+        for place, section in enumerate(sections, 1)
         for number, plot in enumerate(section.plots, 1)
     }
     return environment.get_template("report.html.j2").render(
-        report=report,
+        title=title,
+        sections=sections,
         is_bad=is_bad,
         figures=json.dumps(figures).replace("<", "\\u003c"),  # nothing in it ends a script element
         plotly=get_plotlyjs() if figures else "",
@@ -80,20 +47,15 @@ def as_html(report: Report) -> str:
     )
 
 
-def as_markdown(report: Report) -> str:
-    """Return everything but the plots: headings, headline figures, what to read off each plot, and tables."""
-    return "\n".join(_lines(report)) + "\n"
-
-
-def _lines(report: Report) -> Iterator[str]:
-    yield from [f"# {report.title}", "", report.subtitle, ""]
-    for each in report.headlines:
-        yield f"- **{' '.join(filter(None, (each.figure, each.unit)))}**: {each.meaning}"
-    for section in report.sections:
-        yield from ["", f"## {section.title}"]
+def as_markdown(title: str, sections: Sequence[Section]) -> str:
+    """Return everything but the plots: headings, what to read off each plot, text and tables."""
+    lines = [f"# {title}"]
+    for section in sections:
+        lines += ["", f"## {section.title}"]
         for plot in section.plots:
-            yield from ["", plot.reading]
+            lines += ["", plot.reading]
         if section.text:
-            yield from ["", *(f"- {line}" for line in section.text)]
+            lines += ["", *(f"- {line}" for line in section.text)]
         for table in section.tables:
-            yield from ["", table.as_markdown()]
+            lines += ["", table.as_markdown()]
+    return "\n".join([*lines, ""])

@@ -1,217 +1,150 @@
 """Sections of folders of results: what to draw follows from what varies among their rows."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import plotly.graph_objects as go
 
 from mis_bench.figures import Row
 from mis_bench.report.page import Section
-from mis_bench.report.plots import Axis, Plot, Series, bars, lines
+from mis_bench.report.plots import Axis, Plot, Series, draw
 from mis_bench.report.sources import Measured
-from mis_bench.statistics import Estimate
-from mis_bench.table import Table, number, rows_table
+from mis_bench.table import number, rows_table
 
-TITLES = {
-    "compare": "Comparison",
-    "matrix": "Chunk sizes",
-    "sweep": "Rates and concurrencies",
-    "run": "Throughput and latency",
-    "stress": "Stress",
-    "trace": "Traces",
-    "perf": "Against another version",
-}
-"""Headings by preset, in the order of the page."""
-
-_POOLED = ("run", "stress", "trace")  # folders of these share a section
 _SIZES = re.compile(r"-(\d+)-(\d+)-(\d+)(?:@\d+)?$")
 _SPEED, _P99 = "Items per second", "p99 of the latency in ms"
-_TAILS = ("p50", "p99")
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    folder: Measured
+class _Drawn(NamedTuple):
+    """A row, its name among those of its section, and the name of its folder."""
+
     row: Row
+    name: str
+    folder: str
 
+    @property
+    def size(self) -> int:
+        """Items of a call."""
+        return self.row.chunk_items or self.row.num_items
 
-Fact = Callable[[_Drawn], object]
-
-_FACTS: Mapping[str, Fact] = {
-    "target": lambda each: each.row.target,
-    "model": lambda each: short(each.row.model or ""),
-    "layout": lambda each: " ".join(f"{name}={value}" for name, value in each.row.layout.items()),
-    "dtype": lambda each: each.row.dtype or "unknown type",
-    "workload": lambda each: _shape(each.row.workload),
-    "items": lambda each: f"{each.row.num_items} items",
-    "labels": lambda each: f"{each.row.num_labels} labels",
-    "calls": lambda each: f"calls of {each.row.chunk_items} items" if each.row.chunk_items else "",
-    "cache": lambda each: f"query {'cached' if each.row.cache == 'warm' else 'computed'}",
-    "load": lambda each: each.row.load,
-    "phase": lambda each: "confirmed" if each.row.phase == "confirm" else "",
-    "hardware": lambda each: each.folder.plan.environment.hardware,
-    "run": lambda each: each.folder.name,
-}
-"""What tells rows apart, in the order in which it is named; the run is named where nothing else does."""
+    @property
+    def facts(self) -> dict[str, str]:
+        """What tells rows apart, in the order in which it is named."""
+        row = self.row
+        sizes = _SIZES.search(row.workload)
+        return {
+            "target": row.target,
+            "model": short(row.model or ""),
+            "layout": " ".join(f"{name}={value}" for name, value in row.layout.items()),
+            "dtype": row.dtype or "",
+            "workload": f"query {sizes[1]}, items of {sizes[3]}" if sizes else row.workload,
+            "size": f"{self.size} items",
+            "labels": f"{row.num_labels} labels",
+            "cache": f"query {'cached' if row.cache == 'warm' else 'computed'}",
+            "load": row.load,
+            "folder": self.folder,
+        }
 
 
 def sections(measured: Sequence[Measured]) -> Iterator[Section]:
-    """Yield the sections of all folders; those of one preset together, or one by one."""
-    for preset, title in TITLES.items():
-        mine = [each for each in measured if each.plan.preset == preset]
-        groups = [mine] if preset in _POOLED and mine else [[each] for each in mine]
-        for folders in groups:
-            workloads = list(dict.fromkeys(case.workload.name for each in folders for case in each.plan.cases))
-            about = f"{title}: {workloads[0]}" if len(workloads) == 1 else title
-            yield Section(about, list(_plots(preset, folders)), list(_tables(folders)), list(_text(folders)))
+    """Yield the sections, one for all folders of a preset."""
+    for preset in dict.fromkeys(each.results.plan.preset for each in measured):
+        yield _section(preset, [each for each in measured if each.results.plan.preset == preset])
 
 
 def short(model: str) -> str:
     """Return a model's name without its folder."""
-    return model.rstrip("/").rpartition("/")[2] or model
+    return model.rstrip("/").rpartition("/")[2]
 
 
-def _tables(folders: Sequence[Measured]) -> Iterator[Table]:
+def _section(preset: str, folders: Sequence[Measured]) -> Section:
+    workloads = {case.workload.name for each in folders for case in each.results.plan.cases}
+    drawn, text = [], []
     for each in folders:
-        yield rows_table(f"All figures of {each.name}", each.summary.rows)
+        rows = [row for row in each.drawn if row.is_whole and row.phase == "timed"]
+        drawn += [_Drawn(row, f"{row.name} ({each.name})" if folders[1:] else row.name, each.name) for row in rows]
+        missed = [f"Limit missed: {sentence}." for sentence in each.summary.missed]
+        text += [f"{each.name}: {one}" for one in (*each.summary.findings, *each.results.plan.notes, *missed)]
+    return Section(
+        f"{preset.capitalize()}: {workloads.pop()}" if len(workloads) == 1 else preset.capitalize(),
+        plots=list(_plots(preset, drawn, folders[0].results.plan.slo_p99_ms)),
+        tables=[rows_table(f"All figures of {each.name}", each.summary.rows) for each in folders],
+        text=text,
+    )
 
 
-def _text(folders: Sequence[Measured]) -> Iterator[str]:
-    for each in folders:
-        before = f"{each.name}: " if len(folders) > 1 else ""
-        yield from (f"{before}{sentence}" for sentence in (*each.summary.findings, *each.plan.notes))
-        yield from (f"{before}Limit missed: {sentence}." for sentence in each.summary.missed)
+def _plots(preset: str, drawn: Sequence[_Drawn], objective_ms: float | None) -> Iterator[Plot]:
+    changed = [each for each in drawn if each.row.ratio]
+    if preset == "sweep" and drawn:
+        yield _throughput_latency(drawn, objective_ms)
+    elif preset == "perf" and changed:
+        axis = Axis("Times the items per second of the other version", "linear", mark=1)
+        reading = "Right of the dotted line the version is faster; an interval across it may be noise."
+        yield Plot(_ranking(changed, "ratio", axis), reading)
+    elif preset != "compare" and len({each.size for each in drawn}) > 1:
+        yield from _over_sizes(drawn)
+    elif len(drawn) > 1:
+        reading = "Further right is faster; grey ends are the interval, or all rounds. The table says who may not win."
+        yield Plot(_ranking(drawn, "items_per_second", Axis(_SPEED)), reading)
 
 
-def _plots(preset: str, folders: Sequence[Measured]) -> Iterator[Plot]:
-    drawn = [_Drawn(folder, row) for folder in folders for row in folder.drawn if row.is_whole]
-    if not drawn or preset == "trace":
-        return
-    if preset == "sweep":
-        yield _throughput_latency(drawn)
-    elif preset == "perf":
-        yield _changes([each for each in drawn if each.row.ratio])
-    elif preset == "compare":
-        yield _ranking(drawn)
-    chunked = [each for each in drawn if each.row.chunk_items and each.row.phase == "timed"]
-    if len({each.row.chunk_items for each in chunked}) > 1:
-        yield from _over("calls", "Items of a call", lambda each: each.row.chunk_items, chunked)
-    if preset in _POOLED and len({each.row.num_items for each in drawn}) > 1:
-        yield from _over("items", "Items of a request", lambda each: each.row.num_items, drawn)
-    elif preset in _POOLED and len(drawn) > 1:
-        yield _ranking(drawn)
-
-
-def _throughput_latency(drawn: Sequence[_Drawn]) -> Plot:
-    series = [
-        Series(
-            name,
-            [_value(each.row.requests_per_second) for each in mine],
-            [_latency(each, "p99") for each in mine],
-            notes=[f"{name}, {each.row.load}" for each in mine],
-        )
-        for name, mine in _lines(drawn, without=("load",)).items()
-    ]
+def _throughput_latency(drawn: Sequence[_Drawn], objective_ms: float | None) -> Plot:
+    series = []
+    for name, mine in _lines(drawn, without="load").items():
+        rates = [each.row.requests_per_second.value for each in mine if each.row.requests_per_second]
+        notes = [f"{name}, {each.row.load}" for each in mine]
+        series.append(Series(name, rates, _percentiles(mine, 99), notes=notes))
     reading = "Right and low is better: more requests a second, answered sooner. Each point is a load."
-    objective = drawn[0].folder.plan.slo_p99_ms
-    if objective is not None:
-        rates = [float(x) for each in series for x in each.x]
-        series.append(Series("objective", [min(rates), max(rates)], [objective] * 2, style="guide"))
-        best = max(drawn, key=lambda each: each.row.goodput_rps or 0.0).row
-        reading += (
-            f" The dotted line is the objective of {number(objective)} ms; most answers within it come from "
-            f"{best.target} with {best.load}: {number(best.goodput_rps)} a second."
-        )
-    return Plot(lines(series, Axis("Requests per second", is_log=False), Axis(_P99)), reading)
+    if objective_ms is not None:
+        reading += f" The dotted line is the objective of {number(objective_ms)} ms."
+    return Plot(draw(series, Axis("Requests per second", "linear"), Axis(_P99, mark=objective_ms)), reading)
 
 
-def _over(fact: str, title: str, x: Callable[[_Drawn], int], drawn: Sequence[_Drawn]) -> Iterator[Plot]:
+def _over_sizes(drawn: Sequence[_Drawn]) -> Iterator[Plot]:
     """Yield speed and latency over a number of items, one line for what is alike but for that."""
     speeds, latencies = [], []
-    for name, mine in _lines(drawn, without=(fact,)).items():
-        rising = sorted(mine, key=x)
-        xs = [x(each) for each in rising]
-        ends = [(speed.low, speed.high) for each in rising if (speed := each.row.items_per_second)]
-        speeds.append(Series(name, xs, [each.row.speed for each in rising], ends))
-        latencies += [Series(f"{name}, {which}", xs, [_latency(each, which) for each in rising]) for which in _TAILS]
-    best = max(drawn, key=lambda each: each.row.speed)
+    for name, mine in _lines(drawn, without="size").items():
+        mine.sort(key=lambda each: each.size)
+        sizes = [each.size for each in mine]
+        ends = [(speed.low, speed.high) for each in mine if (speed := each.row.items_per_second)]
+        speeds.append(Series(name, sizes, [each.row.speed for each in mine], ends))
+        latencies += [Series(f"{name}, p{percent}", sizes, _percentiles(mine, percent)) for percent in (50, 99)]
+    axis = Axis("Items of a call")
     yield Plot(
-        lines(speeds, Axis(title), Axis(_SPEED)),
-        f"Higher is better; most is {number(best.row.speed)} items/s at {x(best)} ({best.row.target}). A line that "
-        "rises spreads the query's cost over more items; where it is flat, more of them bring nothing.",
+        draw(speeds, axis, Axis(_SPEED)),
+        "Higher is better. A line that rises spreads the query's cost over more items; where it is flat, more of them "
+        "bring nothing.",
     )
-    worst = max(drawn, key=lambda each: _latency(each, "p99") / _latency(each, "p50"))
-    scatter = number(_latency(worst, "p99") / _latency(worst, "p50"))
     yield Plot(
-        lines(latencies, Axis(title), Axis("Latency of a request in ms")),
-        "Lower is better. The distance from p50 to p99 is how much requests scatter: at most "
-        f"{scatter} times, in {worst.row.name}.",
+        draw(latencies, axis, Axis("Latency of a request in ms")),
+        "Lower is better. The distance from p50 to p99 is how much requests scatter.",
     )
 
 
-def _ranking(drawn: Sequence[_Drawn]) -> Plot:
-    names = _names(drawn)
-    kinds: dict[str, list[int]] = {"wins": [], "measured": [], "not eligible": []}
-    for place, each in enumerate(drawn):
-        kinds["wins" if each.row.wins else "not eligible" if each.row.objections else "measured"].append(place)
-    series = [
-        Series(
-            kind,
-            [names[place] for place in places],
-            [drawn[place].row.speed for place in places],
-            [(found.low, found.high) for place in places if (found := drawn[place].row.items_per_second)],
-            [f"p95 {number(found.p95_ms)} ms" for place in places if (found := drawn[place].row.latency)],
-        )
-        for kind, places in kinds.items()
-        if places
-    ]
-    what = " The table says why a row is not eligible." if kinds["not eligible"] else ""
-    return Plot(bars(series, Axis(_SPEED)), f"Longer is faster; grey ends are the interval, or all rounds.{what}")
-
-
-def _changes(drawn: Sequence[_Drawn]) -> Plot:
-    names = _names(drawn)
-    ratios = [each.row.ratio for each in drawn if each.row.ratio]
-    changes = [100 * (ratio.value - 1) for ratio in ratios]
-    ends = [(100 * (ratio.low - 1), 100 * (ratio.high - 1)) for ratio in ratios]
-    reading = "Right of zero the changed version is faster; an interval across zero may be noise."
-    return Plot(bars([Series("change", names, changes, ends)], Axis("Change of items per second in %")), reading)
-
-
-def _lines(drawn: Sequence[_Drawn], without: Sequence[str]) -> dict[str, list[_Drawn]]:
-    """Group rows that are alike but for some facts, by the names of what tells the groups apart."""
-    groups: dict[tuple[object, ...], list[_Drawn]] = {}
+def _ranking(drawn: Sequence[_Drawn], figure: str, axis: Axis) -> go.Figure:
+    """Draw a figure of every row beside its name."""
+    kinds: dict[str, list[_Drawn]] = {}
     for each in drawn:
-        groups.setdefault(tuple(fact(each) for name, fact in _FACTS.items() if name not in without), []).append(each)
-    names = _told_apart(list(groups))
-    return dict(zip(names, groups.values(), strict=True))
+        kind = "wins" if each.row.wins else "not eligible" if each.row.objections else "measured"
+        kinds.setdefault(kind, []).append(each)
+    series = []
+    for kind, mine in kinds.items():
+        found = [getattr(each.row, figure) for each in mine]
+        ends = [(each.low, each.high) for each in found]
+        series.append(Series(kind, [each.value for each in found], [each.name for each in mine], ends))
+    return draw(series, axis, Axis("", "names"))
 
 
-def _names(drawn: Sequence[_Drawn]) -> list[str]:
-    """Return a name for each row, of what tells it apart from the others."""
-    return _told_apart([tuple(fact(each) for fact in _FACTS.values()) for each in drawn])
+def _lines(drawn: Sequence[_Drawn], without: str) -> dict[str, list[_Drawn]]:
+    """Group rows that are alike but for one fact, by their target and what tells the groups apart."""
+    facts = [{name: fact for name, fact in each.facts.items() if name != without} for each in drawn]
+    telling = [name for name in facts[0] if name == "target" or len({each[name] for each in facts}) > 1]
+    groups: dict[str, list[_Drawn]] = {}
+    for each, mine in zip(drawn, facts, strict=True):
+        groups.setdefault(", ".join(mine[name] for name in telling if mine[name]), []).append(each)
+    return groups
 
 
-def _told_apart(rows: Sequence[tuple[object, ...]]) -> list[str]:
-    """Return a name for each row of facts, of the target and of those facts that differ; equal ones are numbered."""
-    kept = [place for place in range(len(rows[0])) if len({row[place] for row in rows}) > 1 or place == 0]
-    without_run = [place for place in kept if place != len(rows[0]) - 1]
-    if len({tuple(row[place] for place in without_run) for row in rows}) == len(rows):
-        kept = without_run
-    names = [", ".join(str(row[place]) for place in kept if row[place]) for row in rows]
-    return [
-        name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
-        for place, name in enumerate(names)
-    ]
-
-
-def _shape(workload: str) -> str:
-    sizes = _SIZES.search(workload)
-    return f"query {sizes[1]}, items of {sizes[3]}" if sizes else workload
-
-
-def _value(found: Estimate | None) -> float:
-    return 0.0 if found is None else found.value
-
-
-def _latency(each: _Drawn, percentile: str) -> float:
-    return getattr(each.row.latency, f"{percentile}_ms", 0.0)
+def _percentiles(drawn: Sequence[_Drawn], percent: int) -> list[float]:
+    return [getattr(each.row.latency, f"p{percent}_ms") for each in drawn]

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from mis_bench.artifact import ArtifactError, first_fault, read_artifact
+from mis_bench.artifact import Artifact, ArtifactError, first_fault, read_artifact
 from mis_bench.estimate import Estimate
 from mis_bench.figures import Row
 from mis_bench.profile.records import Profile
@@ -17,24 +17,12 @@ from mis_bench.summary import Summary, summarize
 from mis_bench.validation.gates import Validation
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A folder of results, with its figures.
+class Measured(NamedTuple):
+    """A folder of results, with its figures."""
 
-    Attributes:
-        name: Of the folder.
-        results: Plan and records.
-        summary: All figures, computed from them just now.
-    """
-
-    name: str
+    name: str  # of the folder
     results: Results
-    summary: Summary
-
-    @property
-    def plan(self) -> Plan:
-        """What was to be measured."""
-        return self.results.plan
+    summary: Summary  # computed just now
 
     @property
     def drawn(self) -> list[Row]:
@@ -43,85 +31,67 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """A document that is no folder of results: a validation, a profile."""
-
-    name: str
-    content: Validation | Profile
-
-
-@dataclass(frozen=True, slots=True)
 class Sources:
-    """Everything of a report, in the order of the command line."""
+    """Everything of a report, by the names of folders and files, in the order of the command line."""
 
     measured: list[Measured] = field(default_factory=list)
-    documents: list[Document] = field(default_factory=list)
+    validations: list[tuple[str, Validation]] = field(default_factory=list)
+    profiles: list[tuple[str, Profile]] = field(default_factory=list)
     estimates: list[tuple[str, Estimate]] = field(default_factory=list)
 
     @property
-    def validations(self) -> list[tuple[str, Validation]]:
-        """Validations by name."""
-        return [(each.name, each.content) for each in self.documents if isinstance(each.content, Validation)]
-
-    @property
-    def profiles(self) -> list[tuple[str, Profile]]:
-        """Profiles by name."""
-        return [(each.name, each.content) for each in self.documents if isinstance(each.content, Profile)]
+    def artifacts(self) -> list[tuple[str, Plan | Validation | Profile]]:
+        """Everything that was measured: what has an environment."""
+        return [*((each.name, each.results.plan) for each in self.measured), *self.validations, *self.profiles]
 
 
 def read_sources(paths: Iterable[Path]) -> Sources:
-    """Read results, documents and estimates, and all of them in folders.
-
-    Other files of a folder are passed over.
+    """Read results, documents and estimates, and all of them in folders, whose other files are passed over.
 
     Raises:
         ArtifactError: a file that was named, or that claims to be ours, is broken or of no use for a report; or there
             is nothing to report.
     """
-    found, seen = Sources(), set()
-    for path, is_named in _files(paths):
-        if path.resolve() in seen:
-            continue
-        seen.add(path.resolve())
-        fields = _json(path, must=is_named)
+    found = Sources()
+    for path, is_named in dict(_files(paths)).items():
         if path.name == PLAN:
             results = read_results(path.parent)
-            found.measured.append(Measured(path.resolve().parent.name, results, summarize(results)))
-        elif "schema_version" not in fields and {"topology", "roofline_share"} <= fields.keys():
-            found.estimates.append((path.name, _estimate(path)))
-        elif is_named or fields.get("schema_version") in (Validation.SCHEMA, Profile.SCHEMA):
-            content = read_artifact(path)
-            if not isinstance(content, Validation | Profile):
+            found.measured.append(Measured(path.parent.name, results, summarize(results)))
+            continue
+        match _document(path, is_named):
+            case Validation() as validation:
+                found.validations.append((path.name, validation))
+            case Profile() as profile:
+                found.profiles.append((path.name, profile))
+            case Estimate() as estimate:
+                found.estimates.append((path.name, estimate))
+            case _ if is_named:
                 raise ArtifactError(f"{path}: a report shows no files of this kind.")
-            found.documents.append(Document(path.name, content))
-    if not (found.measured or found.documents or found.estimates):
+    if not (found.artifacts or found.estimates):
         raise ArtifactError("There are no results, no document and no estimate in what was named.")
     return found
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
     """Yield files, and whether each was named; a file of a folder of results stands for its plan."""
-    for path in paths:
+    for path in map(Path.resolve, paths):
         if path.is_dir():
             yield from ((each, False) for each in sorted(path.rglob("*.json")))
-        elif path.name in (PLAN, RECORDS, SUMMARY):
-            yield path.with_name(PLAN), True
         else:
-            yield path, True
+            yield (path.with_name(PLAN) if path.name in (RECORDS, SUMMARY) else path), True
 
 
-def _json(path: Path, *, must: bool) -> dict[str, Any]:
+def _document(path: Path, is_named: bool) -> Artifact | Estimate | None:
+    """Read a document or an estimate; None of a file that was not named and is neither."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        if must:
-            raise ArtifactError(f"{path}: {error}") from None
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
-def _estimate(path: Path) -> Estimate:
-    try:
-        return Estimate.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise ArtifactError(f"{path}: {first_fault(error)}") from None
+    except ValueError:
+        fields = None
+    known = fields if isinstance(fields, dict) else {}
+    if {"topology", "roofline_share"} <= known.keys():
+        try:
+            return Estimate.model_validate(known)
+        except ValidationError as error:
+            raise ArtifactError(f"{path}: {first_fault(error)}") from None
+    is_ours = known.get("schema_version") in (Validation.SCHEMA, Profile.SCHEMA)
+    return read_artifact(path) if is_named or is_ours else None

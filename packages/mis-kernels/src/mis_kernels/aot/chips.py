@@ -1,6 +1,5 @@
 """What one device of each TPU can do at most, for the roofline."""
 
-import re
 from typing import NamedTuple
 
 
@@ -27,14 +26,3 @@ CHIPS = {
     "v6e": Chip(918e12, 1.64e12, 34.4e9, 224e9),
     "v7x": Chip(1155e12, 3.7e12, 103e9, 300e9),
 }
-
-_KINDS = {
-    "v5e": re.compile(r"tpu ?(v5 ?lite|v5e)\b"),
-    "v6e": re.compile(r"tpu ?(v6 ?lite|v6e)\b"),
-    "v7x": re.compile(r"tpu ?v?7x?\b"),
-}
-
-
-def chip_of(hardware: str) -> str | None:
-    """Return the name in `CHIPS` of hardware as JAX calls it, `4 x TPU v6 lite` for instance; None if it is another."""
-    return next((name for name, kind in _KINDS.items() if kind.search(hardware.lower())), None)
