@@ -14,10 +14,11 @@ from mis_bench.targets.spec import Options, TargetSpec, read_options
 
 _SERVERS = ("mis", "sglang", "vllm", "openai")
 
-_SPECS = (
+SPECS = (
     *("engine", "transformers-serial", "transformers-batched", "transformers-shared", "llama.cpp"),
     *(f"{kind}=http://HOST:PORT" for kind in _SERVERS),
 )
+"""How targets are spelled."""
 
 
 class _TransformersOptions(Options):
@@ -45,9 +46,9 @@ def opener(target: TargetSpec, *, model: Path | None = None) -> Opener:
         from mis_bench.targets.servers import KINDS
 
         return KINDS[kind](target.spec, target.options, model)
-    if target.spec not in _SPECS:
-        near = difflib.get_close_matches(target.spec, _SPECS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_SPECS)}."
+    if target.spec not in SPECS:
+        near = difflib.get_close_matches(target.spec, SPECS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(SPECS)}."
         raise TargetUnavailable(f"There is no target {target.spec[:80]!r}; {hint}")
     if model is None:
         raise TargetUnavailable(f"The target {target.spec} loads a checkpoint: name one with --model.")
