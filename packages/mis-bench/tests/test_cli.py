@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.table import Table
 
 from mis_bench import __version__, build_workload
 from mis_bench.cli import main
-from mis_bench.commands.measuring import show
 
 
 @pytest.fixture
@@ -53,14 +51,6 @@ def test_mistakes_are_one_clear_message_and_a_failure(run: CliRunner, arguments:
 )
 def test_a_target_that_cannot_be_is_one_sentence(run: CliRunner, command: str, target: str, message: str) -> None:
     test_mistakes_are_one_clear_message_and_a_failure(run, [command, "--target", target], message)
-
-
-def test_a_title_is_one_line_however_narrow_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    title = "for information only: " + "a CPU with a long name, " * 20
-    table = Table("row", "items/s", title=title)
-    table.add_row("a", "1.0")
-    show(table)
-    assert title in capsys.readouterr().out
 
 
 def test_the_version_is_the_packages_own(run: CliRunner) -> None:

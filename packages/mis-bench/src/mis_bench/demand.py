@@ -1,6 +1,6 @@
 """Which requests a case sends: the same numbers are the same requests for every target."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Self
@@ -9,7 +9,7 @@ from mis_bench.loop import Asked
 from mis_bench.records import Case, WorkloadPart
 from mis_bench.targets.base import CallFailed, Target
 from mis_bench.workload import Workload, build_workload
-from mis_bench.workloads.traces import MAX_ARRIVALS, Trace, arrival_times
+from mis_bench.workloads.traces import MAX_ARRIVALS, Trace, arrival_times, build_trace
 
 AFTERWARDS = "afterwards-20-1-10"
 """The small request that a target must answer after a load that it was to survive."""
@@ -40,19 +40,20 @@ class Demand:
         case: Whose.
         workload: The request of number 0.
         trace: Requests and when they arrive, instead of a workload's.
-        seed: Of the times of arrival.
     """
 
     case: Case
     workload: Workload
     trace: Trace | None = None
-    seed: int = 0
 
     @classmethod
-    def of(cls, case: Case, traces: Mapping[str, Trace], seed: int) -> Self:
-        """Return a case's demand; `traces` has those that a case names instead of a workload."""
-        trace = traces.get(case.workload.name)
-        return cls(case, build(case.workload) if trace is None else trace.arrivals[0].workload, trace, seed)
+    def of(cls, case: Case) -> Self:
+        """Return a case's demand: requests of a workload, or of a trace."""
+        part = case.workload
+        if ":" not in part.name:
+            return cls(case, build(part))
+        trace = build_trace(part.name).within(part.vocab_size)
+        return cls(case, trace.arrivals[0].workload, trace)
 
     def numbered(self, number: int) -> Workload:
         """Return the request of a number; those of a warm case share their query."""
@@ -65,7 +66,7 @@ class Demand:
         pieces = [replace(workload, items=items[start : start + size]) for start in range(0, len(items), size)]
         parts, refusal = [], None
         try:
-            parts = [target.prepare(piece, self.case.layout) for piece in pieces]
+            parts = [target.prepare(piece) for piece in pieces]
         except CallFailed as error:
             refusal = error
         return Asked(number, workload.num_items, workload.num_tokens, parts, due_s, refusal)
@@ -93,7 +94,7 @@ class Demand:
             return
         load = self.case.load
         first = (turn - 1) * (load.requests or ENDLESS) + 1
-        times = None if load.rate is None else arrival_times(f"{self.seed} {turn}", load.rate)
+        times = None if load.rate is None else arrival_times(f"0 {turn}", load.rate)
         for number in count(first) if load.requests is None else range(first, first + load.requests):
             due = None if times is None else next(times)
             if due is not None and load.seconds is not None and due >= load.seconds:

@@ -15,7 +15,6 @@ from mis_bench.loop import ask_one, drive
 from mis_bench.records import SUMMARY, Call, Opened, Phase, Plan, Record, Results, Window, append, begin, read_results
 from mis_bench.summary import summarize
 from mis_bench.targets.base import CallFailed, Opener, Target, TargetUnavailable
-from mis_bench.workloads.traces import Trace
 
 ATTEMPTS = 3
 """Warm-ups of a case: one in which something was compiled is followed by another."""
@@ -40,7 +39,6 @@ def execute(
     openers: Mapping[str, Opener],
     folder: Path,
     *,
-    traces: Mapping[str, Trace] | None = None,
     allow_missing: bool = False,
     on_progress: Progress = lambda *_: None,
 ) -> Results:
@@ -50,7 +48,6 @@ def execute(
         plan: What.
         openers: Its targets by name.
         folder: For the plan, the records, which are added after every round, and in the end the summary.
-        traces: Those that cases name.
         allow_missing: Whether to go on without targets that turn out not to run.
         on_progress: See `Progress`.
 
@@ -60,7 +57,7 @@ def execute(
         OSError: a file cannot be written.
     """
     begin(folder, plan)
-    asyncio.run(_Execution(plan, openers, folder, traces or {}, allow_missing, on_progress).run())
+    asyncio.run(_Execution(plan, openers, folder, allow_missing, on_progress).run())
     results = read_results(folder)
     summarize(results).write(folder / SUMMARY)
     return results
@@ -73,7 +70,6 @@ class _Execution:
     plan: Plan
     openers: Mapping[str, Opener]
     folder: Path
-    traces: Mapping[str, Trace]
     allow_missing: bool
     on_progress: Progress
     over: int = 0  # windows
@@ -90,7 +86,7 @@ class _Execution:
     async def _group(self, group: int, repetition: int) -> bool:
         """Open a group's targets and measure their cases; return whether one could be opened."""
         names = [target.name for target in self.plan.targets if target.group == group]
-        cases = [case for case in self.plan.cases if case.target in names and case.skip is None]
+        cases = [case for case in self.plan.cases if case.target in names]
         if not cases:
             return True
         self.targets = {}
@@ -100,7 +96,7 @@ class _Execution:
                     stack.push_async_callback(target.close)
                     self.targets[name] = target
             mine = [case for case in cases if case.target in self.targets]
-            self.demands = {case.name: Demand.of(case, self.traces, self.plan.seed) for case in mine}
+            self.demands = {case.name: Demand.of(case) for case in mine}
             self.gatekeeper = Gatekeeper(self.plan, self.plan.reference_among(self.targets))
             await self._measure_all(repetition)
         return bool(self.targets)
@@ -159,7 +155,7 @@ class _Execution:
         return window, calls
 
     def _tell(self, what: str) -> None:
-        total = self.plan.repeat * self.plan.rounds * sum(case.skip is None for case in self.plan.cases)
+        total = self.plan.repeat * self.plan.rounds * len(self.plan.cases)
         self.on_progress(what, self.over, max(self.over, total))
 
     def _append(self, records: Sequence[Record]) -> None:

@@ -27,7 +27,6 @@ class Row(Part):
     cache: Literal["cold", "warm"]
     load: str = Field(description="How requests were sent, in words.")
     chunk_items: int = Field(description="Items of a call; 0: a request was one call.")
-    layout: dict[str, str | int]
     hardware: str = Field(description="By the user's word, else the target's accelerators, else this machine's.")
     model: str | None
     dtype: str | None
@@ -108,7 +107,6 @@ def _row(
         cache=case.cache,
         load=_in_words(case.load),
         chunk_items=case.chunk_items,
-        layout=case.layout,
         hardware=hardware_of(target.hardware, about, mine.plan.environment.hardware),
         model=about.model if about else None,
         dtype=about.dtype if about else None,

@@ -72,7 +72,7 @@ def to_confirm(plan: Plan, rows: Sequence[Row]) -> list[str]:
     best = winner(rows, plan.limits)
     if best is None:
         return []
-    alike = [row for row in rows if not row.objections and _layout(row) == _layout(best)]
+    alike = [row for row in rows if not row.objections]
     alike.sort(key=lambda row: row.chunk_items or row.num_items)
     place = alike.index(best)
     return [alike[index].case for index in sorted({0, max(0, place - 1), place, min(place + 1, len(alike) - 1)})]
@@ -101,8 +101,6 @@ def missed(gates: Gates, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _status(row: Row, case: Case, mine: Results, fits: bool) -> tuple[Status, list[str]]:
-    if case.skip is not None:
-        return "skipped", [case.skip]
     if mine.opened and mine.opened[-1].unavailable is not None:
         return "skipped", ["the target could not run", mine.opened[-1].unavailable]
     early = next((record for record in (*mine.asked("warmup"), *mine.gates) if record.error is not None), None)
@@ -144,8 +142,3 @@ def _doubts(row: Row, case: Case, mine: Results) -> Iterator[str]:
         yield f"{row.compilations} compilations in the timed window"
     if case.warmups > 1 and row.warmup_ratio is not None and row.warmup_ratio > STEADY:
         yield f"the last warm-up took {row.warmup_ratio:.1f} times the timed median"
-
-
-def _layout(row: Row) -> dict[str, str | int]:
-    """Return a row's layout but for the size of its chunks."""
-    return {name: value for name, value in row.layout.items() if name != "multi_item_scoring_chunk_size"}

@@ -39,7 +39,6 @@ class WorkloadPart(Part):
     num_labels: int = Field(ge=1)
     apply_softmax: bool = False
     vocab_size: int | None = Field(default=None, ge=2, description="Ids were folded into it, if given.")
-    is_recorded: bool = Field(default=False, description="Read from a file, not built from its name.")
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
@@ -82,14 +81,10 @@ class Case(Part):
     cache: Cache = Field(default="cold", description="Whether requests share their query.")
     warmups: int = Field(default=1, ge=0, description="Requests before them, at least.")
     chunk_items: int = Field(default=0, ge=0, description="Items of a call; 0: a request is one call.")
-    layout: dict[str, str | int] = Field(
-        default={}, description="Fields of every request, scoring_algorithm and so on."
-    )
     is_gated: bool = Field(default=True, description="Whether its scores are checked before its speed.")
     must_survive: bool = Field(default=False, description="Whether it must answer a small request after each window.")
     is_partial: bool = Field(default=False, description="Asked for the first items only; may not win.")
     tolerated: list[str] = Field(default=[], description="Error codes that are no failure here.")
-    skip: str | None = Field(default=None, description="Why it is not measured.")
 
 
 class Limits(Part):
@@ -130,7 +125,6 @@ class Plan(Artifact, schema="mis-plan-v1"):
     gates: Gates = Gates()
     slo_p99_ms: float | None = Field(default=None, gt=0, description="Objective of goodput.")
     timeout_s: float = Field(default=180.0, gt=0)
-    seed: int = Field(default=0, ge=0, description="Of arrival times.")
     notes: list[str] = Field(default=[])
 
     def case(self, name: str) -> Case:

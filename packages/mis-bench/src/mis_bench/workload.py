@@ -119,10 +119,6 @@ class Workload:
             vocab_size=vocab_size,
         )
 
-    def with_labels(self, count: int) -> "Workload":
-        """Return the workload with another number of labels, as `@COUNT` in its name asks for."""
-        return replace(self, label_token_ids=labels(count))
-
     def another(self, number: int) -> "Workload":
         """Return a workload of the same sizes whose query and items no earlier one had; 0 is this one.
 

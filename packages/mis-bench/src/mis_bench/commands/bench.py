@@ -4,7 +4,7 @@ import asyncio
 import datetime
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -28,7 +28,6 @@ from mis_bench.targets import registry
 from mis_bench.targets.base import Opener, TargetUnavailable
 from mis_bench.targets.spec import TargetSpec, is_secret, without_secrets
 from mis_bench.workload import CANONICAL, build_workload
-from mis_bench.workloads.traces import Trace
 
 if TYPE_CHECKING:
     from mis_bench.summary import Summary
@@ -185,12 +184,11 @@ class Bench:
         *,
         rounds: int,
         title: str = "",
-        traces: Mapping[str, Trace] | None = None,
         **fields: Any,
     ) -> "tuple[Summary, Path]":
         """Measure cases, each so often in turn as there are rounds; write the results and show them.
 
-        `fields` are further ones of the plan, `traces` those that cases name. Returns what came of it, and its folder.
+        `fields` are further ones of the plan. Returns what came of it, and its folder.
         """
         from mis_bench.environment import environment
         from mis_bench.execution import execute
@@ -213,7 +211,6 @@ class Bench:
                 plan,
                 self.openers,
                 folder,
-                traces=traces,
                 allow_missing=self.allow_missing,
                 on_progress=lambda what, over, total: bar.update(task, description=what, completed=over, total=total),
             )

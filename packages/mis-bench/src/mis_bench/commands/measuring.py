@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from mis_bench.artifact import ArtifactError
 from mis_bench.targets.base import About, TargetUnavailable
@@ -109,16 +108,6 @@ def progress() -> Progress:
     """Return a progress bar on standard error, with the time left."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True))
-
-
-def show(table: Table) -> None:
-    """Print a table on standard output; where that is no terminal, without lines and its title in one line."""
-    console = Console()
-    if not console.is_terminal:
-        console, table.box = Console(width=240), None
-        click.echo(table.title)  # which would be folded at the width of the columns
-        table.title = None
-    console.print(table)
 
 
 def caption(about: About, hardware: str) -> str:

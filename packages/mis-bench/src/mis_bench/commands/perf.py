@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from mis_bench.commands.measuring import checkpoint, new_folder, one_sentence, progress, vocabulary
+from mis_bench.commands.measuring import checkpoint, new_folder, progress, vocabulary
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -29,7 +29,7 @@ def perf(base: str | None, repository: Path, model: str, sessions: int, output: 
 
     directory = checkpoint(model)
     assert directory is not None, "there is a default"
-    with tempfile.TemporaryDirectory(prefix="mis-perf-") as scratch, one_sentence():
+    with tempfile.TemporaryDirectory(prefix="mis-perf-") as scratch:
         folder = new_folder(output or Path(scratch) / "results", "perf", "plan.json")
         with progress() as bars:
             bar = bars.add_task("both versions put in place", total=None)

@@ -13,7 +13,6 @@ from mis_bench.commands.measuring import (
     checkpoint,
     identity,
     new_folder,
-    one_sentence,
     progress,
     target_options,
     vocabulary,
@@ -67,8 +66,7 @@ def profile(
         raise click.BadParameter(message, param_hint="--target")
     if url and (scenario == "memory" or profile_dir is None):
         raise click.UsageError("A server is profiled with --profile-dir, and cannot tell what lies on its devices.")
-    with one_sentence():
-        plan = plan_of(scenario, name, requests)
+    plan = plan_of(scenario, name, requests)
     directory = checkpoint(model)
     run_id = identity(datetime.datetime.now(datetime.UTC), f"profile-{scenario}")
     folder = new_folder(output, run_id, "profile.json", "traces", "memory")
@@ -92,7 +90,7 @@ def profile(
         finally:
             await target.close()
 
-    with one_sentence(), progress() as bars:
+    with progress() as bars:
         bar = bars.add_task(scenario, total=plan.requests)
         result = asyncio.run(profiled_of(lambda: bars.advance(bar)))
         result.write(folder / "profile.json")

@@ -164,4 +164,4 @@ def _play(bench: Bench, name: str, warmups: int, callers: int | None, gates: Gat
         )
         for target in bench.planned
     ]
-    return bench.measure("trace", cases, rounds=1, traces={trace.name: trace}, gates=gates)[0]
+    return bench.measure("trace", cases, rounds=1, gates=gates)[0]

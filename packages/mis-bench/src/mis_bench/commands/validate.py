@@ -14,7 +14,6 @@ from mis_bench.commands.measuring import (
     checkpoint,
     identity,
     new_folder,
-    one_sentence,
     target_options,
     vocabulary,
 )
@@ -107,8 +106,7 @@ def validate(
             for timing in validated.timings:
                 click.echo(f"{timing.items} items at once: {timing.speedup:.3g} times as fast as one by one")
             click.echo(caption(validated.about, here.hardware))
-        with one_sentence():
-            found.write(path)
+        found.write(path)
     for each in found.models:
         click.echo(each.verdict)
     for model, why in found.unavailable.items():

@@ -29,16 +29,6 @@ def passed(validations: Sequence[Validation]) -> str:
 
 def _validation(documents: Sequence[tuple[str, Validation]]) -> Section:
     models = [(file, model) for file, each in documents for model in each.models]
-    columns = {
-        "model": lambda each: short(each[0].model),
-        "target": lambda each: each[0].about.name,
-        "gate": lambda each: each[1].name,
-        "measured": lambda each: each[1].measured,
-        "limit": lambda each: f"{each[1].rule} {number(each[1].threshold)}",
-        "status": lambda each: each[1].status,
-        "detail": lambda each: each[1].detail,
-    }
-    gates = Table.of("Gates", [(model, gate) for _, model in models for gate in model.gates], columns)
     series = []
     for file, model in models:
         speedups = {timing.items: timing.speedup for timing in model.timings if timing.speedup is not None}
@@ -53,7 +43,7 @@ def _validation(documents: Sequence[tuple[str, Validation]]) -> Section:
         reasons = {model: each.unavailable.get(model, "The command ended before.") for model in sorted(absent)}
         text += [f"Not validated: {short(model)}. {why}" for model, why in reasons.items()]
     plots = [Plot(draw(series, *axes), reading)] if series else []
-    return Section("Validation", plots, [gates] if gates.rows else [], text)
+    return Section("Validation", plots, [model.table for _, model in models], text)
 
 
 def _device_time(sources: Sources) -> Section:

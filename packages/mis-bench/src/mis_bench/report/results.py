@@ -36,7 +36,6 @@ class _Drawn(NamedTuple):
         return {
             "target": row.target,
             "model": short(row.model or ""),
-            "layout": " ".join(f"{name}={value}" for name, value in row.layout.items()),
             "dtype": row.dtype or "",
             "workload": f"query {sizes[1]}, items of {sizes[3]}" if sizes else row.workload,
             "size": f"{self.size} items",
