@@ -61,7 +61,7 @@ def winner(rows: Sequence[Row], limits: Limits) -> Row | None:
     The guardrail is the lowest p95 of rows that may win, times `limits.guardrail_ratio`. At equal speed smaller calls
     win.
     """
-    able = [(row.latency.p95_ms, row) for row in rows if not row.objections and row.latency and row.is_whole]
+    able = [(row.latency.p95_ms, row) for row in rows if not row.objections and row.latency]
     guardrail = min((p95 for p95, _ in able), default=0.0) * limits.guardrail_ratio
     within = [row for p95, row in able if p95 <= guardrail]
     return max(within, key=lambda row: (row.speed, -row.chunk_items), default=None)

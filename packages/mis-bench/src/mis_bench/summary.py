@@ -55,8 +55,8 @@ def _with_ratios(rows: Sequence[Row], reference: str | None) -> list[Row]:
     found = []
     for row in rows:
         theirs = [each for each in rows if each.target == reference and each.conditions == row.conditions]
-        other = max((each for each in theirs if each.is_whole), key=lambda each: each.speed, default=None)
-        if other is not None and row.target != reference and row.is_whole:
+        other = max(theirs, key=lambda each: each.speed, default=None)
+        if other is not None and row.target != reference:
             row = row.model_copy(update={"ratio": ratio(row.items_per_second, other.items_per_second)})
         found.append(row)
     return found
