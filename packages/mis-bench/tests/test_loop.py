@@ -13,8 +13,8 @@ from mis_bench.loop import Asked, drive
 from mis_bench.records import Sent
 from mis_bench.targets.base import CallFailed, Capabilities
 from mis_bench.targets.spec import TargetSpec
+from mis_bench.traces import arrival_times
 from mis_bench.workload import build_workload
-from mis_bench.workloads.traces import arrival_times
 
 WORKLOAD = build_workload("probe-5-2-3")
 

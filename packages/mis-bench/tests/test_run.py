@@ -18,8 +18,8 @@ from mis_bench.commands.run import PROFILES, rounds_of
 from mis_bench.records import Call
 from mis_bench.statistics import Latency
 from mis_bench.targets.base import Capabilities
+from mis_bench.traces import arrival_times
 from mis_bench.workload import Workload, build_workload
-from mis_bench.workloads.traces import arrival_times
 
 PROBE = ("run", "--workload", "probe-9-3-4", "--runs", "12", "--warmup-runs", "2")
 Bench = Callable[..., Done]

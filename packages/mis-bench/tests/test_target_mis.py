@@ -37,7 +37,7 @@ def workload() -> Workload:
 @pytest.fixture(scope="module")
 def running(checkpoint_factory: Callable[..., Path]) -> Iterator[RunningServer]:
     flags = ["--dtype", "float32", "--chunked-prefill-size", "256", "--skip-warmup"]
-    more = ["--api-key", "secret", "--enable-request-layout"]
+    more = ["--api-key", "secret"]
     with running_server(checkpoint_factory(vocab_size=VOCABULARY), *flags, *more) as server:
         yield server
 
@@ -64,15 +64,6 @@ async def test_our_server_scores_forgets_and_counts(
     assert about.model == str(checkpoint_factory(vocab_size=VOCABULARY))
     assert len(about.model_sha256 or "") == 64
     assert not any("secret" in str(value) for value in about.options.values())
-
-
-async def test_our_server_takes_layouts(connect: Connect, running: RunningServer, workload: Workload) -> None:
-    target = await connect(f"mis={running.base_url}/v1", api_key="secret")
-    steps = (await target.counts())["steps"]
-    serial = await ask(target, workload, {"scoring_algorithm": "serial"})
-    assert (await target.counts())["steps"] > steps + 1
-    packed = await ask(target, workload, {"scoring_algorithm": "packed"})
-    np.testing.assert_allclose(packed.scores, serial.scores, rtol=1e-3)
 
 
 async def test_many_callers_may_ask_our_server_at_once(

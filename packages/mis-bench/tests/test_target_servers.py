@@ -228,14 +228,10 @@ async def test_a_target_says_whether_it_can_forget(
         assert caught.value.reason == "rejected"
 
 
-async def test_only_ours_takes_layouts(connect: Connect, fake: FakeServer, workload: Workload) -> None:
+async def test_servers_take_no_layout(connect: Connect, fake: FakeServer, workload: Workload) -> None:
     fake.routes |= {"/v1/score": scored, "/server_info": {}}
-    layout = {"scoring_algorithm": "packed", "multi_item_scoring_chunk_size": 4}
-    ours = await connect(f"mis={fake.url}")
-    await ours.call(ours.prepare(workload, layout))
-    assert fake.asked("/v1/score")[-1].items() >= layout.items()
     with pytest.raises(CallFailed, match="takes no layout"):
-        (await connect(f"sglang={fake.url}")).prepare(workload, layout)
+        (await connect(f"mis={fake.url}")).prepare(workload, {"scoring_algorithm": "packed"})
 
 
 async def checked(spec: str, **options: str) -> None:

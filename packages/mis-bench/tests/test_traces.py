@@ -6,8 +6,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from mis_bench.traces import MAX_ARRIVALS, Trace, arrival_times, build_trace
 from mis_bench.workload import WorkloadNameError
-from mis_bench.workloads.traces import MAX_ARRIVALS, Trace, arrival_times, build_trace
 
 
 def test_a_trace_never_changes() -> None:

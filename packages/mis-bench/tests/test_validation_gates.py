@@ -31,7 +31,7 @@ class Fake:
     Requests with the field for serial scoring have the fault only if `is_serial_faulty`, and take `SERIAL_S`.
     """
 
-    capabilities = Capabilities(layouts=True)
+    capabilities = Capabilities()
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import datetime
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +91,7 @@ class _Execution:
         self.targets = {}
         async with contextlib.AsyncExitStack() as stack:
             for name in names:
-                if (target := await self._opened(name, repetition)) is not None:
+                if (target := await self._opened(name)) is not None:
                     stack.push_async_callback(target.close)
                     self.targets[name] = target
             mine = [case for case in cases if case.target in self.targets]
@@ -101,23 +100,22 @@ class _Execution:
             await self._measure_all(repetition)
         return bool(self.targets)
 
-    async def _opened(self, name: str, repetition: int) -> Target | None:
+    async def _opened(self, name: str) -> Target | None:
         self._tell(f"opening {name}")
-        began, target, why = time.perf_counter(), None, None
+        target, why = None, None
         try:
             target = await self.openers[name].open()
         except TargetUnavailable as error:
             if not self.allow_missing:
                 raise
             why = str(error)
-        seconds, about = time.perf_counter() - began, None if target is None else target.about
-        self._append([Opened(target=name, repetition=repetition, seconds=seconds, about=about, unavailable=why)])
+        self._append([Opened(target=name, about=None if target is None else target.about, unavailable=why)])
         return target
 
     async def _measure_all(self, repetition: int) -> None:
         for case in self.gatekeeper.in_order(demand.case for demand in self.demands.values()):
             self._tell(f"scores of {case.name}")
-            gates = await self.gatekeeper.check(self.demands[case.name], self.targets[case.target], repetition)
+            gates = await self.gatekeeper.check(self.demands[case.name], self.targets[case.target])
             self._append(gates)
             if gates[0].error is not None:
                 del self.demands[case.name]

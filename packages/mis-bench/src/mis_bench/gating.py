@@ -36,21 +36,21 @@ class Gatekeeper:
         """Return the cases to check, the reference's first."""
         return sorted((case for case in cases if case.is_gated), key=lambda case: case.target != self.reference)
 
-    async def check(self, demand: Demand, target: Target, repetition: int) -> list[Gate]:
+    async def check(self, demand: Demand, target: Target) -> list[Gate]:
         """Ask for request 0 as it is measured, and for its last item alone, and compare.
 
         A case whose request is not answered has one gate with an error, and is not to be measured.
         """
         case, workload = demand.case, demand.numbered(GATED)
         whole = await ask_one(target, demand.encoded(target, GATED, workload), self.plan.timeout_s)
-        gate = Gate(case=case.name, repetition=repetition, name="isolation", items=0)
+        gate = Gate(case=case.name, name="isolation")
         if whole.scores is None:
             return [gate.model_copy(update={"error": whole.error, "message": whole.message})]
         last = demand.encoded(target, GATED, replace(workload, items=workload.items[-1:]))
         alone = await ask_one(target, last, self.plan.timeout_s)
         update = {"error": alone.error, "message": alone.message}
         if alone.scores is not None:
-            update |= {"items": 1, **difference(alone.scores, whole.scores[-1:])}
+            update |= difference(alone.scores, whole.scores[-1:])
         isolation = gate.model_copy(update=update)
         return [isolation] if self.plan.reference is None else [isolation, self._correctness(gate, case, whole.scores)]
 
@@ -71,6 +71,5 @@ class Gatekeeper:
         gate = gate.model_copy(update={"name": "correctness"})
         if case.workload.name not in self.truths:
             return gate.model_copy(update={"error": "missing_reference", "message": "The reference has no scores."})
-        against, truth = self.truths[case.workload.name]
-        items = min(len(scores), len(truth))
-        return gate.model_copy(update={"against": against, "items": items, **difference(scores, truth)})
+        _, truth = self.truths[case.workload.name]
+        return gate.model_copy(update=difference(scores, truth))

@@ -149,8 +149,6 @@ class Opened(Part):
 
     kind: Literal["opened"] = "opened"
     target: str
-    repetition: int = Field(ge=0)
-    seconds: float = Field(ge=0)
     about: About | None = None
     unavailable: str | None = Field(default=None, description="Why it could not be opened.")
 
@@ -164,10 +162,7 @@ class Gate(Part):
 
     kind: Literal["gate"] = "gate"
     case: str
-    repetition: int = Field(ge=0)
     name: Literal["correctness", "isolation"]
-    against: str | None = Field(default=None, description="Case of the reference, for `correctness`.")
-    items: int = Field(ge=0, description="Items compared.")
     max_abs: float | None = Field(default=None, ge=0)
     mean_abs: float | None = Field(default=None, ge=0)
     error: str | None = Field(default=None, description="Code of what prevented the check.")

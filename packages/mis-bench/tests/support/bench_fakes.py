@@ -138,7 +138,7 @@ class Fakes:
     prepare: Callable[[FakeTarget], object] = lambda _target: None
     refuse: Callable[[TargetSpec], str | None] = lambda _spec: None
     refuse_late: Callable[[TargetSpec], str | None] = lambda _spec: None
-    capabilities: Capabilities = dataclasses.field(default_factory=lambda: Capabilities(layouts=True))
+    capabilities: Capabilities = dataclasses.field(default_factory=lambda: Capabilities())
 
     def opener(self, spec: TargetSpec, *, model: Path | None = None) -> "FakeOpener":
         return FakeOpener(self, spec)

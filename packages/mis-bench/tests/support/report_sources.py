@@ -78,7 +78,7 @@ def write_results(
         why = "It is published for CUDA only." if name in missing else None
         append(
             folder,
-            [Opened(target=name, repetition=0, seconds=1.0, about=None if why else about(name), unavailable=why)],
+            [Opened(target=name, about=None if why else about(name), unavailable=why)],
         )
     for each, milliseconds in made:
         if each.target in missing:
@@ -134,7 +134,7 @@ def compare(folder: Path, *names: str) -> Path:
     cases = [(case(name, CANONICAL), 7600.0 * (1 + 5 * place)) for place, name in enumerate(targets)]
     wrong = targets[1]
     gates = [
-        Gate(case=f"{name} {CANONICAL}", repetition=0, name="correctness", items=500, max_abs=apart, mean_abs=apart / 5)
+        Gate(case=f"{name} {CANONICAL}", name="correctness", max_abs=apart, mean_abs=apart / 5)
         for name, apart in ((name, 0.03 if name == wrong else 0.0) for name in targets if name != "vllm-cpu")
     ]
     missing = [name for name in targets if name == "vllm-cpu"]

@@ -1,18 +1,16 @@
-"""What commands that ask a target share: options, checkpoints, progress, folders, and mistakes in one sentence."""
+"""What commands that ask a target share: options, checkpoints, progress and folders."""
 
 import datetime
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from mis_bench.artifact import ArtifactError
-from mis_bench.targets.base import About, TargetUnavailable
-from mis_bench.workload import TOKEN_IDS, WorkloadNameError
+from mis_bench.targets.base import About
+from mis_bench.workload import TOKEN_IDS
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -75,19 +73,6 @@ def vocabulary(model: Path | None, given: int | None) -> int | None:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     return size if size is not None and size < TOKEN_IDS.stop else None
-
-
-@contextmanager
-def one_sentence() -> Iterator[None]:
-    """Turn what a user can mend into a message for people, and exit status 1; 2 if it was in the command line."""
-    try:
-        yield
-    except TargetUnavailable as error:
-        raise click.ClickException(str(error)) from None
-    except (WorkloadNameError, ArtifactError) as error:
-        raise click.BadParameter(str(error)) from None
-    except OSError as error:
-        raise click.FileError(str(error.filename), error.strerror) from None
 
 
 def new_folder(output: Path | None, run_id: str, *files: str) -> Path:

@@ -11,7 +11,7 @@ import click
 from mis_bench.commands.bench import POSITIVE, Bench, finish, measuring_options
 from mis_bench.commands.measuring import ABOVE_0, adding
 from mis_bench.records import Cache, Case, Gates, Load, WorkloadPart
-from mis_bench.workloads.traces import build_trace
+from mis_bench.traces import build_trace
 
 if TYPE_CHECKING:
     from mis_bench.summary import Summary

@@ -12,7 +12,7 @@ from mis_bench.environment import environment
 from mis_bench.execution import Progress, execute
 from mis_bench.perf.side import Side
 from mis_bench.perf.sources import SIDES, Sources
-from mis_bench.records import Case, Load, Plan, PlannedTarget, Results, WorkloadPart, begin
+from mis_bench.records import Case, Load, Plan, PlannedTarget, Results, WorkloadPart
 from mis_bench.targets.base import Capabilities
 from mis_bench.targets.blocking import BlockingOpener
 from mis_bench.workload import build_workload
@@ -54,7 +54,7 @@ def compare(
     Raises:
         TargetUnavailable: a side does not start.
     """
-    begin(folder, plan := _plan(sources, model, vocab_size, sessions))
+    plan = _plan(sources, model, vocab_size, sessions)
     openers = {
         side: BlockingOpener(partial(Side, sources.folder / side, model, OPTIONS), Capabilities()) for side in SIDES
     }

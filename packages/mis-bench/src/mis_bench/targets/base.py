@@ -98,15 +98,13 @@ class Capabilities:
 
     Attributes:
         forgets: Whether `forget` works, so that the same request can be cold again.
-        layouts: Whether `prepare` takes `scoring_algorithm`, `mask_impl` and `multi_item_scoring_chunk_size`.
     """
 
     forgets: bool = True
-    layouts: bool = False
 
 
 Layout = Mapping[str, str | int]
-"""Fields of a request that say how it is laid out in steps, for targets that take them (`Capabilities.layouts`)."""
+"""Fields of a request that say how it is laid out in steps; our engine takes them."""
 
 Prepared = Any
 """A request as its target sends it, encoded before any clock starts; only that target looks into it."""

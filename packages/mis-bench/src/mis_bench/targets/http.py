@@ -65,8 +65,7 @@ class Server(ABC):
         PATH: Of requests.
         INFO: Where it tells of itself.
         OPTIONS: What the target takes.
-        LAYOUTS: Whether requests may say how they are laid out.
-        options: As given.
+            options: As given.
         forgets: How the server is made to compute the next query anew: by another `cache_salt` in requests, by
             `POST /flush_cache`, or not at all. Final after `check`.
         about: What it is, by its own account; there after `check`.
@@ -84,7 +83,6 @@ class Server(ABC):
     PATH: ClassVar[str]
     INFO: ClassVar[str] = "/version"
     OPTIONS: ClassVar[type[ServerOptions]] = ServerOptions
-    LAYOUTS: ClassVar[bool] = False
     forgets: Literal["salt", "flush"] | None = None
     about: About
 
@@ -111,7 +109,7 @@ class Server(ABC):
     @property
     def capabilities(self) -> Capabilities:
         """What the server can do; final after `check`."""
-        return Capabilities(forgets=self.forgets is not None, layouts=self.LAYOUTS)
+        return Capabilities(forgets=self.forgets is not None)
 
     async def check(self) -> None:
         """Ask for the server's health, model and details; raises `TargetUnavailable`."""
@@ -124,12 +122,11 @@ class Server(ABC):
         return self
 
     def prepare(self, workload: Workload, layout: Layout = {}) -> Request:  # noqa: B006 - nobody changes it
-        """Encode the bodies; raises `CallFailed`, `rejected`, for a layout that the server does not take."""
-        if layout and not self.LAYOUTS:
+        """Encode the bodies; raises `CallFailed`, `rejected`, for a layout: servers are started with one."""
+        if layout:
             raise CallFailed("rejected", f"{self._spec} takes no layout with a request.")
-        fields = {"model": self.about.model, **layout}
-        bodies = [json.dumps(body | fields, separators=(",", ":")).encode() for body in self.bodies(workload)]
-        return Request(workload, tuple(bodies))
+        named = [body | {"model": self.about.model} for body in self.bodies(workload)]
+        return Request(workload, tuple(json.dumps(body, separators=(",", ":")).encode() for body in named))
 
     async def call(self, request: Request) -> Answer:
         """Send the bodies, one after another; raises `CallFailed`."""

@@ -55,7 +55,7 @@ def opener(target: TargetSpec, *, model: Path | None = None) -> Opener:
     if target.spec == "engine":
         from mis_bench.targets.engine import EngineTarget, engine_config
 
-        return BlockingOpener(partial(EngineTarget, engine_config(model, target.options)), Capabilities(layouts=True))
+        return BlockingOpener(partial(EngineTarget, engine_config(model, target.options)), Capabilities())
     if target.spec == "llama.cpp":
         llama_cpp = partial(_llama_cpp, model, read_options(target.spec, target.options, _LlamaCppOptions))
         packages = ("llama_cpp", "gguf", "safetensors", "ml_dtypes")

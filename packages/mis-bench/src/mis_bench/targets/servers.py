@@ -49,11 +49,10 @@ class MisOptions(ServerOptions):
 
 
 class Mis(SGLang):
-    """`mis-server`, which speaks as SGLang does and more; takes layouts if started with `--enable-request-layout`."""
+    """`mis-server`, which speaks as SGLang does and more."""
 
     BACKEND: ClassVar[str] = "mis-server"
     OPTIONS: ClassVar[type[ServerOptions]] = MisOptions
-    LAYOUTS: ClassVar[bool] = True
     forgets = "salt"
 
     async def details(self) -> Json:

@@ -1,1 +1,0 @@
-"""What workloads are made of, and sequences of them with arrival times."""
