@@ -12,7 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.profiler import ProfileData
 
 from mis_bench.artifact import read_artifact
-from mis_bench.commands.profile import profile
+from mis_bench.cli import main
 from mis_bench.profile.breakdown import STAGES
 from mis_bench.profile.records import Profile, verdicts
 from mis_bench.profile.trace import REQUEST, read_trace
@@ -40,7 +40,7 @@ def model(checkpoint_factory: Callable[..., Path]) -> Path:
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(profile, [str(each) for each in arguments])
+    return CliRunner().invoke(main, ["profile", *(str(each) for each in arguments)])
 
 
 @pytest.fixture(scope="module")

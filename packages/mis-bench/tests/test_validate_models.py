@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -90,8 +91,9 @@ class Shifted:
         sequences = [[*workload.query, *item] for item in workload.items]
         begin = len(workload.query)
         positions = [[place + (place >= begin) for place in range(len(each))] for each in sequences]
+        began = time.perf_counter()
         scores = self.oracle.score(sequences, workload.label_token_ids.tolist(), position_ids=positions)
-        return Answer(Reply(scores.astype(np.float64)), 0.0, 0.0)
+        return Answer(Reply(scores.astype(np.float64)), began, time.perf_counter())
 
     async def forget(self) -> None: ...
 

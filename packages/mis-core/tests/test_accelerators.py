@@ -58,7 +58,7 @@ def device(request, tpu: Callable[[], AbstractContextManager]) -> Callable[[], A
 def engine(path: Path, device: Callable[[], AbstractContextManager]) -> Iterator[Engine]:
     with device(), Engine.from_pretrained(path, max_total_tokens=CACHE_TOKENS, **UNWARMED) as engine:
         yield engine
-        engine._loop.check()
+        engine._loop._scheduler.check()
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,8 @@ def passed(validations: Sequence[Validation]) -> str:
 
 def _validation(documents: Sequence[tuple[str, Validation]]) -> Section:
     models = [(file, model) for file, each in documents for model in each.models]
+    captions = [f"Gates of {short(model.model)}, {model.about.name}" for _, model in models]
+    gates = [replace(model.table, caption=caption) for caption, (_, model) in zip(captions, models, strict=True)]
     series = []
     for file, model in models:
         speedups = {timing.items: timing.speedup for timing in model.timings if timing.speedup is not None}
@@ -43,7 +45,7 @@ def _validation(documents: Sequence[tuple[str, Validation]]) -> Section:
         reasons = {model: each.unavailable.get(model, "The command ended before.") for model in sorted(absent)}
         text += [f"Not validated: {short(model)}. {why}" for model, why in reasons.items()]
     plots = [Plot(draw(series, *axes), reading)] if series else []
-    return Section("Validation", plots, [model.table for _, model in models], text)
+    return Section("Validation", plots, gates, text)
 
 
 def _device_time(sources: Sources) -> Section:
