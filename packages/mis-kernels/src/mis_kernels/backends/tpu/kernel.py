@@ -64,7 +64,7 @@ def attention_kernel(*refs: Ref, shape: KernelShape) -> None:
                 fetch.start(next_head, next_tile, 1 - slot)
 
             fetch.wait(head, tile, slot)
-            _attend(kind, tile, slot, facts, fetch, scratch)
+            _attend(kind, tile, slot, facts, tiles, fetch, scratch, shape)
 
         lax.fori_loop(tiles.bounds[KINDS * block + kind], tiles.bounds[KINDS * block + kind + 1], body, None)
 
@@ -93,28 +93,34 @@ def _store_rows(out: Ref, live: Array, scratch: Scratch, shape: KernelShape) -> 
             out[member] = result
 
 
-def _intervals(tile: Scalar, facts: RowFacts, fetch: Fetch) -> tuple[Array, Array]:
+def _intervals(tile: Scalar, facts: RowFacts, tiles: TileRefs, fetch: Fetch, shape: KernelShape) -> tuple[Array, Array]:
     """Return, for each row, the first visible key of the buffer and how many follow, `[1, rows]`."""
-    context, first = fetch.tiles.context_id[tile], fetch.tiles.first[tile]
-    own = context < 0
+    own, context, first = tiles.context_id[tile] < 0, tiles.context_id[tile], tiles.first[tile]
     start = fetch.own_start(tile)
     # The clamped buffer of a last own tile repeats keys of the tile before: they begin at `first`.
     own_low = jnp.maximum(facts.segment_start, first) - start
     reach = jnp.where(facts.context_id == context, facts.context_len - first, 0)
     low = jnp.where(own, own_low, 0)
     count = jnp.maximum(jnp.where(own, facts.token + 1 - start, reach) - low, 0)
-    group = fetch.shape.group
-    return jnp.concatenate([low] * group, axis=1), jnp.concatenate([count] * group, axis=1)
+    return jnp.concatenate([low] * shape.group, axis=1), jnp.concatenate([count] * shape.group, axis=1)
 
 
-def _attend(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch, scratch: Scratch) -> None:
+def _attend(
+    kind: int,
+    tile: Scalar,
+    slot: Scalar,
+    facts: RowFacts,
+    tiles: TileRefs,
+    fetch: Fetch,
+    scratch: Scratch,
+    shape: KernelShape,
+) -> None:
     """Take a tile into the online softmax of every strip of rows."""
-    shape, used = fetch.shape, fetch.tiles.used[tile]
     blocks, rows = shape.blocks, shape.rows
     strips = [slice(begin, min(begin + blocks.strip, rows)) for begin in range(0, rows, blocks.strip)]
     steps = [slice(begin, begin + blocks.key_step) for begin in range(0, blocks.keys, blocks.key_step)]
-    intervals = _intervals(tile, facts, fetch) if kind == MASKED else None
-    keys, values = _keys(kind, scratch.k[slot], used), _values(kind, scratch.v[slot], used)
+    intervals = _intervals(tile, facts, tiles, fetch, shape) if kind == MASKED else None
+    keys, values = _keys(kind, scratch.k[slot], tiles.used[tile]), _values(kind, scratch.v[slot], tiles.used[tile])
 
     def logits(strip: slice) -> list[Array]:
         return [_dot(keys[step], scratch.rows[strip], (1, 1)) * shape.scale for step in steps]
