@@ -138,6 +138,8 @@ def test_a_warm_case_slower_than_a_cold_one_is_in_doubt(bench: Bench, fakes: Fak
     warm = bench(*PROBE).summary.rows[1]
     assert warm.status == "warn"
     assert "which computes the query" in warm.reasons[-1]
+    alone = bench("run", "--workload", "probe-9-3-4", "--runs", "1", "--warmup-runs", "2").summary.rows[1]
+    assert alone.status == "ok", "of one round each, one is always slower"
 
 
 def test_compilations_repeat_the_warm_up_and_in_a_timed_window_are_a_warning(bench: Bench, fakes: Fakes) -> None:

@@ -12,6 +12,9 @@ STEADY = 2.0
 DOES_NOT_FIT = ("rejected", "out_of_memory")
 """Error codes before the timed rounds that say that a case does not fit its target."""
 
+SURE = 4
+"""Rounds of two equal cases that all differ one way with a chance of one in seventy."""
+
 COMPARED = ("compare", "matrix")
 """Presets that look for a winner."""
 
@@ -39,7 +42,8 @@ def doubt_slow_caches(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         other = cold.get((row.target, row.workload, row.load, row.phase)) if row.cache == "warm" else None
         mine, theirs = row.items_per_second, other.items_per_second if other else None
-        if other is not None and mine and theirs and mine.high < theirs.low and row.status != "failed":
+        is_slower = mine is not None and theirs is not None and mine.high < theirs.low and len(mine.rounds) >= SURE
+        if other is not None and is_slower and row.status != "failed":
             reasons = [*row.reasons, f"slower than {other.name}, which computes the query"]
             row = row.model_copy(update={"status": "warn", "reasons": reasons})
         found.append(row)
