@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
+@pytest.fixture(scope="module", params=["uvloop", pytest.param("asyncio", marks=pytest.mark.full)])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
     """Python's event loop, and the one that the server runs on."""
     if request.param == "uvloop":
