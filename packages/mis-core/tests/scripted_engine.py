@@ -18,7 +18,7 @@ import numpy as np
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
 from mis_core.process.main import run
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 
 class ScriptedEngine:
@@ -33,10 +33,10 @@ class ScriptedEngine:
         self.progress = 0
         self._device = ThreadPoolExecutor(1)
 
-    def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
+    def submit(self, request: ScoreRequest) -> Future[EngineOutput]:
         return self._device.submit(self.compute, request)
 
-    def compute(self, request: ScoreRequest) -> LabelLogits:
+    def compute(self, request: ScoreRequest) -> EngineOutput:
         self._write(str(request.cache_salt))
         match request.cache_salt:
             case "refuse":
@@ -57,7 +57,7 @@ class ScriptedEngine:
         logits = request.item_tokens[request.item_starts[:-1], None] + request.label_ids
         self.progress += 1
         normalisers = np.full(request.num_items, 7, np.float32) if request.needs_log_sum_exp else None
-        return LabelLogits(logits.astype(np.float32), normalisers, cached_tokens=2, timings_ms={"device": 1.5})
+        return EngineOutput(logits.astype(np.float32), normalisers, cached_tokens=2, timings_ms={"device": 1.5})
 
     def statistics(self) -> dict[str, float]:
         return {"requests": self.progress}

@@ -15,7 +15,7 @@ from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
 from mis_core.process.client import EngineClient, EngineFault
 from mis_core.process.quarantine import RequestRefused
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
 
@@ -231,7 +231,7 @@ async def test_a_request_that_ends_the_engine_twice_is_refused_and_its_neighbour
         await until(lambda: engine.ready)
         # Both are in quarantine now: they are not computed together, whichever comes first.
         again = await asyncio.gather(engine.score(slow), engine.score(poison), return_exceptions=True)
-        assert isinstance(again[0], LabelLogits)
+        assert isinstance(again[0], EngineOutput)
         assert isinstance(again[1], EngineUnavailable)
         await until(lambda: engine.ready)
         pid = engine_pid(engine)

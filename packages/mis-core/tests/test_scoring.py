@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp
 
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.scores import finish
 from mis_core.scoring.validation import parse_score_request
 
@@ -24,7 +24,7 @@ def position_logits(tokens):
     return np.array(rows)
 
 
-def answer(request: ScoreRequest) -> LabelLogits:
+def answer(request: ScoreRequest) -> EngineOutput:
     """Answer as a device would: read the last position of each segment behind its context."""
     rows = []
     for item, context_len in enumerate(request.context_lens):
@@ -33,7 +33,7 @@ def answer(request: ScoreRequest) -> LabelLogits:
     logits = np.array(rows)
     labels = np.broadcast_to(request.label_ids, (len(rows), request.label_ids.shape[1]))
     found = np.take_along_axis(logits, labels, axis=1).astype(np.float32)  # a label of -1 reads something, as there
-    return LabelLogits(found, logsumexp(logits, axis=1).astype(np.float32) if request.needs_log_sum_exp else None)
+    return EngineOutput(found, logsumexp(logits, axis=1).astype(np.float32) if request.needs_log_sum_exp else None)
 
 
 def score(query, items, labels, **options):
@@ -60,7 +60,7 @@ def finished(logits, log_sum_exp=None, label_ids=None, **options):
     logits = np.array(logits, np.float32)
     label_ids = label_ids if label_ids is not None else [list(range(logits.shape[1]))]
     normalisers = None if log_sum_exp is None else np.array(log_sum_exp, np.float32)
-    return finish(request_of(label_ids, len(logits), **options), LabelLogits(logits, normalisers))
+    return finish(request_of(label_ids, len(logits), **options), EngineOutput(logits, normalisers))
 
 
 class TestShift:

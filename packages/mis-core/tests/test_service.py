@@ -10,7 +10,7 @@ import pytest
 
 from mis_core.errors import RequestError
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.service import SCORE, Fields, InlineService, Task, ThreadedService, run_blocking
 from mis_core.tokenization import Tokenizer
 
@@ -22,15 +22,15 @@ class Engine:
     """Answers with logits of 0 unless it is told to hang, and keeps what it was asked."""
 
     def __init__(self, *, hangs: bool = False) -> None:
-        self.futures: list[Future[LabelLogits]] = []
+        self.futures: list[Future[EngineOutput]] = []
         self._hangs = hangs
 
-    def queue(self, request: ScoreRequest) -> Future[LabelLogits]:
-        future: Future[LabelLogits] = Future()
+    def queue(self, request: ScoreRequest) -> Future[EngineOutput]:
+        future: Future[EngineOutput] = Future()
         self.futures.append(future)
         if not self._hangs:
             shape = request.num_items, request.label_ids.shape[1]
-            logits = LabelLogits(
+            logits = EngineOutput(
                 np.zeros(shape, np.float32), np.full(shape[0], 1, np.float32), timings_ms={"device": 1}
             )
             future.set_result(logits)
@@ -41,7 +41,7 @@ def no_tokenizer() -> Tokenizer:
     pytest.fail("ids need no tokenizer")
 
 
-def largest_label(request: ScoreRequest, logits: LabelLogits) -> tuple[str, int]:
+def largest_label(request: ScoreRequest, logits: EngineOutput) -> tuple[str, int]:
     return threading.current_thread().name, int(request.label_ids.max())
 
 
@@ -108,7 +108,7 @@ def test_whoever_stops_waiting_frees_the_request() -> None:
 def test_an_interrupt_frees_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(hangs=True)
 
-    def interrupt(future: Future[LabelLogits]) -> LabelLogits:
+    def interrupt(future: Future[EngineOutput]) -> EngineOutput:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Future, "result", interrupt)

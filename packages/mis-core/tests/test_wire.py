@@ -31,7 +31,7 @@ from mis_core.process.wire import (
     encode_frame,
     payload_size,
 )
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 IDS = st.integers(0, 2**63 - 1)
 TOKENS = st.integers(-1, 2**31 - 1)
@@ -60,10 +60,10 @@ def requests(draw: st.DrawFn) -> ScoreRequest:
 
 
 @st.composite
-def label_logits(draw: st.DrawFn) -> LabelLogits:
+def label_logits(draw: st.DrawFn) -> EngineOutput:
     items, labels = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     floats = st.floats(width=32)  # infinities and NaN payloads included
-    return LabelLogits(
+    return EngineOutput(
         logits=draw(arrays.arrays(np.float32, (items, labels), elements=floats)),
         log_sum_exp=draw(st.none() | arrays.arrays(np.float32, items, elements=floats)),
         cached_tokens=draw(st.integers(0, 10_000)),
@@ -95,7 +95,7 @@ def test_request_survives_bit_by_bit(id: int, request: ScoreRequest) -> None:
 
 
 @given(id=IDS, logits=label_logits())
-def test_label_logits_survive_bit_by_bit(id: int, logits: LabelLogits) -> None:
+def test_label_logits_survive_bit_by_bit(id: int, logits: EngineOutput) -> None:
     message = decode_for_front(payload(encode_frame(Scored(id, logits))))
     assert isinstance(message, Scored)
     assert message.id == id
@@ -231,7 +231,7 @@ def test_a_request_whose_arrays_do_not_fit_is_not_sent() -> None:
 
 
 def test_normalisers_that_do_not_fit_are_refused() -> None:
-    logits = LabelLogits(np.zeros((2, 1), np.float32), np.zeros(2, np.float32))
+    logits = EngineOutput(np.zeros((2, 1), np.float32), np.zeros(2, np.float32))
     content = msgspec.msgpack.decode(payload(encode_frame(Scored(1, logits))))
     content["logits"]["log_sum_exp"] = ["<f4", [1], bytes(4)]
     with pytest.raises(MalformedFrame, match=r"2 rows, but 1|log_sum_exp"):

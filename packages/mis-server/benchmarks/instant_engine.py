@@ -27,7 +27,7 @@ from mis_core.process.wire import (
     encode_frame,
     payload_size,
 )
-from mis_core.scoring.request import LabelLogits
+from mis_core.scoring.request import EngineOutput
 
 SLEEP_MS = "INSTANT_ENGINE_SLEEP_MS"
 _READY = Ready(vocab_size=2048, context_length=4096)
@@ -45,7 +45,7 @@ def answer_all(connection: socket.socket, sleep_s: float) -> None:
                 time.sleep(sleep_s)
                 shape = message.request.num_items, message.request.label_ids.shape[1]
                 timings = {"queue": 0.1, "plan": 0.1, "device": 1.0}  # as a real engine's: their counting costs too
-                logits = LabelLogits(np.zeros(shape, np.float32), np.zeros(shape[0], np.float32), timings_ms=timings)
+                logits = EngineOutput(np.zeros(shape, np.float32), np.zeros(shape[0], np.float32), timings_ms=timings)
                 connection.sendall(encode_frame(Scored(message.id, logits)))
 
 

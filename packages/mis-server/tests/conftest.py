@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mis_core.config import EngineConfig
 from mis_core.process.wire import Ready
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
 from mis_server.serving import uvicorn_config
@@ -43,7 +43,7 @@ class PretendedEngine:
         self.restarts = 0
         self.operations: list[str] = []
 
-    async def score(self, request: ScoreRequest) -> LabelLogits:
+    async def score(self, request: ScoreRequest) -> EngineOutput:
         self.requests.append(request)
         self.started.set()
         if self.error is not None:
@@ -53,7 +53,7 @@ class PretendedEngine:
         last = request.item_tokens[request.item_starts[1:] - 1]
         logits = (0.01 * last[:, None] + 0.1 * request.label_ids + self.offset).astype(np.float32)
         normalisers = np.full(request.num_items, 4, np.float32) if request.needs_log_sum_exp else None
-        return LabelLogits(logits, normalisers, cached_tokens=1, algorithm="packed")
+        return EngineOutput(logits, normalisers, cached_tokens=1, algorithm="packed")
 
     async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:
         if self.error is not None:

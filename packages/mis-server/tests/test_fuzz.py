@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from mis_core.config import EngineConfig
 from mis_core.process.wire import Ready
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_server.app import create_app
 from mis_server.errors import ERRORS
 from mis_server.settings import ServerConfig
@@ -34,7 +34,7 @@ class Answering:
     info = Ready(vocab_size=1024, context_length=256)
     in_flight = restarts = 0
 
-    async def score(self, request: ScoreRequest) -> LabelLogits:
+    async def score(self, request: ScoreRequest) -> EngineOutput:
         assert request.item_starts[-1] == len(request.item_tokens)
         for ids in (request.query, request.item_tokens):
             assert ids.dtype == np.int32
@@ -42,7 +42,7 @@ class Answering:
         assert (request.context_lens + np.diff(request.item_starts) <= 256).all()
         logits = np.zeros((request.num_items, request.label_ids.shape[1]), np.float32)
         normalisers = np.full(request.num_items, 5, np.float32) if request.needs_log_sum_exp else None
-        return LabelLogits(logits, normalisers, cached_tokens=0)
+        return EngineOutput(logits, normalisers, cached_tokens=0)
 
     async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:
         return {"freed_pages": 0} if action == "flush_cache" else {}

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError, RequestError
-from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult, Usage
+from mis_core.scoring.request import EngineOutput, ScoreRequest, ScoreResult, Usage
 
 if TYPE_CHECKING:
     from mis_core.engine import Engine
@@ -24,7 +24,7 @@ __all__ = [
     "ConfigError",
     "Engine",
     "EngineUnavailable",
-    "LabelLogits",
+    "EngineOutput",
     "MisError",
     "ModelError",
     "RequestError",

@@ -12,7 +12,7 @@ from token_machine import TokenMachine, value_of
 
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
 from mis_core.scheduler.scheduler import Scheduler
-from mis_core.scoring.request import LabelLogits, Layout, ScoreRequest
+from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest
 
 SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
 PAGES = 60
@@ -40,7 +40,7 @@ class Driver:
     def __init__(self, shape: StepShape = SHAPE, pages: int = PAGES, **options) -> None:
         self.scheduler = Scheduler(shape, pages, Layout(), **options)
         self.machine = TokenMachine(pages)
-        self.answers: dict[int, LabelLogits] = {}
+        self.answers: dict[int, EngineOutput] = {}
         self.plans: list[StepPlan] = []
         self._under_way: list[tuple[StepPlan, tuple]] = []
 
@@ -60,7 +60,7 @@ class Driver:
             return True
         return plan is not None
 
-    def run(self, *requests: ScoreRequest) -> list[LabelLogits]:
+    def run(self, *requests: ScoreRequest) -> list[EngineOutput]:
         first = len(self.answers) + self.scheduler.num_requests
         self.submit(*requests)
         for _ in range(5000):
@@ -72,7 +72,7 @@ class Driver:
         return [self.answers[first + number] for number in range(len(requests))]
 
 
-def assert_right(request: ScoreRequest, answer: LabelLogits) -> None:
+def assert_right(request: ScoreRequest, answer: EngineOutput) -> None:
     for item in range(request.num_items):
         own = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
         value = value_of(np.concatenate([request.query[: request.context_lens[item]], own]))

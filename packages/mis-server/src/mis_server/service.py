@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineClient
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
+from mis_core.scoring.request import EngineOutput, ScoreRequest, ScoreResult
 from mis_core.scoring.service import Service, Task
 from mis_server.edge.admission import Admission, Permit
 from mis_server.edge.body import read_json_body
@@ -99,11 +99,11 @@ class ModelService(Service[bytes]):
                     raise
         return await self.tokenizers.large(partial(parse_body, task, source, limits, models), len(source))
 
-    async def submit(self, request: ScoreRequest) -> LabelLogits:
+    async def submit(self, request: ScoreRequest) -> EngineOutput:
         """Have the engine process compute a request."""
         return await self.client.score(request)
 
-    async def finish(self, task: Task[Result], request: ScoreRequest, logits: LabelLogits) -> Result:
+    async def finish(self, task: Task[Result], request: ScoreRequest, logits: EngineOutput) -> Result:
         """Turn the engine's answer into the result."""
         return await in_thread_if_large(logits.logits.size, task.finish, request, logits)
 

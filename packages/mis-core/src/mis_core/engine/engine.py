@@ -24,7 +24,7 @@ from mis_core.runner.runner import Runner
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
 from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import LabelLogits, Layout, ScoreRequest, ScoreResult
+from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest, ScoreResult
 from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_blocking
 from mis_core.tokenization import Tokenizer
 from mis_kernels.backends import explain, fastest_dtype
@@ -165,7 +165,7 @@ class Engine:
         fields = _fields(query, items, label_token_ids, options)
         return (await self._threaded.answer(SCORE, fields))[1]
 
-    def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
+    def submit(self, request: ScoreRequest) -> Future[EngineOutput]:
         """Queue a validated request; cancelling the future frees what it holds.
 
         Raises:

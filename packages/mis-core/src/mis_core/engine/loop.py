@@ -21,7 +21,7 @@ from mis_core.runner.memory import Resident
 from mis_core.runner.runner import Runner, Running
 from mis_core.scheduler.plan import StepPlan
 from mis_core.scheduler.scheduler import Scheduler
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class EngineLoop:
         self._runner: Runner | None = runner
         self._scheduler = scheduler
         self._changed = threading.Condition()
-        self._futures: dict[int, Future[LabelLogits]] = {}
+        self._futures: dict[int, Future[EngineOutput]] = {}
         self._ids = itertools.count()
         self._is_closing = False
         self.progress = 0
@@ -48,13 +48,13 @@ class EngineLoop:
         self._thread = threading.Thread(target=here.run, args=(self._run, runner), name="mis-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: ScoreRequest) -> Future[LabelLogits]:
+    def submit(self, request: ScoreRequest) -> Future[EngineOutput]:
         """Queue a request. Cancelling the future frees what it holds.
 
         Raises:
             EngineUnavailable: the engine is closed.
         """
-        future: Future[LabelLogits] = Future()
+        future: Future[EngineOutput] = Future()
         with self._changed:
             if self._is_closing:
                 raise EngineUnavailable("The engine is closed.")

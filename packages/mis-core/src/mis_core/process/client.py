@@ -17,7 +17,7 @@ from mis_core.errors import EngineUnavailable, MisError
 from mis_core.process.engine_process import STOP_S, EngineFault, EngineProcess, RequestLost
 from mis_core.process.quarantine import Quarantine
 from mis_core.process.wire import MalformedFrame, Operate, Operation, Ready
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 __all__ = ["ENGINE_COMMAND", "EngineClient", "EngineFault", "RequestLost"]
 
@@ -88,7 +88,7 @@ class EngineClient:
         """
         return await asyncio.shield(self._first_ready)
 
-    async def score(self, request: ScoreRequest) -> LabelLogits:
+    async def score(self, request: ScoreRequest) -> EngineOutput:
         """Compute the label logits of a validated request. Cancelling the caller frees the engine's work.
 
         Raises:

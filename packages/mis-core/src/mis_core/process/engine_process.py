@@ -31,7 +31,7 @@ from mis_core.process.wire import (
     encode_frame,
     payload_size,
 )
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 STOP_S = 5.0
 
@@ -103,7 +103,7 @@ class EngineProcess:
             case message:
                 raise MalformedFrame(f"{type(message).__name__} before the start.")
 
-    async def score(self, id: int, request: ScoreRequest) -> LabelLogits:
+    async def score(self, id: int, request: ScoreRequest) -> EngineOutput:
         """Send a request and wait for its answer."""
         try:
             frame = encode_frame(Score(id, request))

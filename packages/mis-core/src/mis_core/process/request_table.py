@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.channel import Channel
 from mis_core.process.wire import Errored, Operate, Operated, Rejected, Score, Scored, encode_frame
-from mis_core.scoring.request import LabelLogits
+from mis_core.scoring.request import EngineOutput
 
 if TYPE_CHECKING:
     from mis_core.engine import Engine
@@ -26,7 +26,7 @@ class RequestTable:
     def __init__(self, channel: Channel, engine: "Engine") -> None:
         self._channel = channel
         self._engine = engine
-        self._futures: dict[int, Future[LabelLogits]] = {}
+        self._futures: dict[int, Future[EngineOutput]] = {}
         self._changed = threading.Condition()
         self._is_closed = False
 
@@ -81,7 +81,7 @@ class RequestTable:
                 logger.critical("No progress for %.0f s with %d requests waiting.", timeout_s, len(self._futures))
                 os._exit(_HUNG)
 
-    def _finish(self, id: int, future: Future[LabelLogits]) -> None:
+    def _finish(self, id: int, future: Future[EngineOutput]) -> None:
         if not future.cancelled():
             error = future.exception()
             if error is None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -119,7 +119,7 @@ class Scored(_Message, frozen=True):
     """The label logits of one request."""
 
     id: int
-    logits: LabelLogits
+    logits: EngineOutput
 
     def __post_init__(self) -> None:
         """Refuse arrays that do not fit each other, as `Score` does."""

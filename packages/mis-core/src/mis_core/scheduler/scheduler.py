@@ -20,7 +20,7 @@ from mis_core.scheduler.duplicates import without_duplicates
 from mis_core.scheduler.parts import Headroom
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan, StepShape
 from mis_core.scheduler.work import Work
-from mis_core.scoring.request import LabelLogits, Layout, ScoreRequest
+from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Scheduler:
 
     def complete(
         self, plan: StepPlan, logits: list[np.ndarray], normalisers: list[np.ndarray | None]
-    ) -> list[tuple[int, LabelLogits]]:
+    ) -> list[tuple[int, EngineOutput]]:
         """Take the values of a step's readings; return the requests that are now answered."""
         answered = []
         for reading, values, normaliser in zip(plan.readings, logits, normalisers, strict=True):

@@ -9,7 +9,7 @@ from mis_core.scheduler.algorithm import Choice
 from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.parts import Headroom, PagedItems, QueryPrefill, ShortItems
 from mis_core.scheduler.plan import LONG_ITEM, StepBuilder
-from mis_core.scoring.request import LabelLogits, ScoreRequest
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 _ANY = 1 << 62  # items in a step
 
@@ -99,11 +99,11 @@ class Work:
         self._paged.free()
         self._cache.release(self._query.lock, count=count)
 
-    def result(self) -> LabelLogits:
+    def result(self) -> EngineOutput:
         """Return the values of all items of the original request, now that all have been read."""
         logits, normalisers = self.answer.values()
         self.timings_ms["device"] = (time.perf_counter() - self._first_planned) * 1e3
-        return LabelLogits(
+        return EngineOutput(
             logits,
             normalisers,
             cached_tokens=self._query.lock.cached,

@@ -94,7 +94,7 @@ class ScoreRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LabelLogits:
+class EngineOutput:
     """What the device answers for one request.
 
     Attributes:

@@ -6,12 +6,12 @@ import numpy as np
 from jaxtyping import Float32, Int32
 from scipy.special import softmax
 
-from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult, Usage
+from mis_core.scoring.request import EngineOutput, ScoreRequest, ScoreResult, Usage
 
 _LOWEST = float(np.finfo(np.float32).min)
 
 
-def finish(request: ScoreRequest, logits: LabelLogits) -> ScoreResult:
+def finish(request: ScoreRequest, logits: EngineOutput) -> ScoreResult:
     """Turn what the device answered into the request's scores.
 
     Without `apply_softmax` a score is the label's probability over the full vocabulary, the

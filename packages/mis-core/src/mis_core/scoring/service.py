@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import LabelLogits, ScoreRequest, ScoreResult
+from mis_core.scoring.request import EngineOutput, ScoreRequest, ScoreResult
 from mis_core.scoring.scores import finish
 from mis_core.scoring.validation import parse_score_request
 from mis_core.tokenization import Tokenizer
 
 Fields = Mapping[str, object]
-Queue = Callable[[ScoreRequest], Future[LabelLogits]]
+Queue = Callable[[ScoreRequest], Future[EngineOutput]]
 """Queues a request in an engine; cancelling the future frees what it holds."""
 
 Source = TypeVar("Source")
@@ -41,7 +41,7 @@ class Task(Generic[Result]):
 
     has_text: Callable[[Fields], bool]
     parse: Callable[[Fields, Tokenizer | None, Limits, tuple[str, ...] | None], ScoreRequest]
-    finish: Callable[[ScoreRequest, LabelLogits], Result]
+    finish: Callable[[ScoreRequest, EngineOutput], Result]
 
 
 def _score_has_text(fields: Fields) -> bool:
@@ -82,11 +82,11 @@ class Service(ABC, Generic[Source]):
         """Validate and tokenise a request."""
 
     @abstractmethod
-    async def submit(self, request: ScoreRequest) -> LabelLogits:
+    async def submit(self, request: ScoreRequest) -> EngineOutput:
         """Have the engine compute a request; cancelling the caller frees the engine's work."""
 
     @abstractmethod
-    async def finish(self, task: Task[Result], request: ScoreRequest, logits: LabelLogits) -> Result:
+    async def finish(self, task: Task[Result], request: ScoreRequest, logits: EngineOutput) -> Result:
         """Turn the engine's answer into the result."""
 
 
@@ -102,7 +102,7 @@ class InlineService(Service[Fields]):
         """Validate and tokenise a request."""
         return await self._run(self._parse, task, source)
 
-    async def submit(self, request: ScoreRequest) -> LabelLogits:
+    async def submit(self, request: ScoreRequest) -> EngineOutput:
         """Queue a request and block until it is computed."""
         future = self._queue(request)
         try:
@@ -111,7 +111,7 @@ class InlineService(Service[Fields]):
             future.cancel()  # interrupted: nobody waits any more
             raise
 
-    async def finish(self, task: Task[Result], request: ScoreRequest, logits: LabelLogits) -> Result:
+    async def finish(self, task: Task[Result], request: ScoreRequest, logits: EngineOutput) -> Result:
         """Turn the engine's answer into the result."""
         return await self._run(task.finish, request, logits)
 
@@ -125,7 +125,7 @@ class InlineService(Service[Fields]):
 class ThreadedService(InlineService):
     """The same for asyncio: work is done in threads, and the event loop stays free."""
 
-    async def submit(self, request: ScoreRequest) -> LabelLogits:
+    async def submit(self, request: ScoreRequest) -> EngineOutput:
         """Queue a request and wait until it is computed."""
         return await asyncio.wrap_future(self._queue(request))
 
