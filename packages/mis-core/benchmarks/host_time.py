@@ -27,7 +27,7 @@ from mis_core.runner.buckets import token_buckets
 from mis_core.scheduler.plan import StepShape
 from mis_core.scheduler.scheduler import Policy, Scheduler
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.scores import finish
+from mis_core.scoring.scores import finish_score
 from mis_core.scoring.validation import parse_score_request
 from mis_kernels.backends import Backend
 
@@ -66,7 +66,7 @@ def host_work(body: dict[str, object], backend: Backend) -> tuple[Stages, int]:
             answer = answered[0][1] if answered else None
         steps += 1
     with timed(stages, "finish"):
-        finish(request, answer)
+        finish_score(request, (answer,))
     return stages, steps
 
 

@@ -8,7 +8,7 @@ from scipy.special import log_softmax, logsumexp
 
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, ScoreRequest
-from mis_core.scoring.scores import finish
+from mis_core.scoring.scores import finish_score
 from mis_core.scoring.validation import parse_score_request
 
 VOCABULARY = 50
@@ -38,7 +38,7 @@ def answer(request: ScoreRequest) -> EngineOutput:
 
 def score(query, items, labels, **options):
     request = parse_score_request({"query": query, "items": items, "label_token_ids": labels, **options}, None, LIMITS)
-    return finish(request, answer(request))
+    return finish_score(request, (answer(request),))
 
 
 def pointwise(tokens, labels):
@@ -60,7 +60,7 @@ def finished(logits, log_sum_exp=None, label_ids=None, **options):
     logits = np.array(logits, np.float32)
     label_ids = label_ids if label_ids is not None else [list(range(logits.shape[1]))]
     normalisers = None if log_sum_exp is None else np.array(log_sum_exp, np.float32)
-    return finish(request_of(label_ids, len(logits), **options), EngineOutput(logits, normalisers))
+    return finish_score(request_of(label_ids, len(logits), **options), (EngineOutput(logits, normalisers),))
 
 
 class TestShift:

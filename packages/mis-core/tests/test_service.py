@@ -4,14 +4,15 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from mis_core.errors import RequestError
+from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, ScoreRequest
-from mis_core.scoring.service import SCORE, Fields, InlineService, Task, ThreadedService, run_blocking
+from mis_core.scoring.service import SCORE, Answered, Fields, InlineService, Task, ThreadedService, run_blocking
 from mis_core.tokenization import Tokenizer
 
 LIMITS = Limits(context_length=64, vocab_size=100)
@@ -41,14 +42,30 @@ def no_tokenizer() -> Tokenizer:
     pytest.fail("ids need no tokenizer")
 
 
-def largest_label(request: ScoreRequest, logits: EngineOutput) -> tuple[str, int]:
+def largest_label(request: ScoreRequest, outputs: tuple[EngineOutput, ...]) -> tuple[str, int]:
     return threading.current_thread().name, int(request.label_ids.max())
 
 
-LARGEST: Task[tuple[str, int]] = Task(SCORE.has_text, SCORE.parse, largest_label)
+LARGEST: Task[ScoreRequest, tuple[str, int]] = Task("largest", SCORE.has_text, SCORE.parse, largest_label)
 
 
-def ask(kind: type[InlineService], task: Task, fields: Fields, engine: Engine, **options: Callable) -> tuple:
+@dataclass(frozen=True)
+class Thrice:
+    """One request that the engine computes three times."""
+
+    request: ScoreRequest
+
+    @property
+    def requests(self) -> tuple[ScoreRequest, ...]:
+        return (self.request,) * 3
+
+
+THRICE: Task[Thrice, int] = Task(
+    "thrice", SCORE.has_text, lambda *given: Thrice(SCORE.parse(*given)), lambda parsed, outputs: len(outputs)
+)
+
+
+def ask(kind: type[InlineService], task: Task, fields: Fields, engine: Engine, **options: Callable) -> Answered:
     service = kind(engine.queue, LIMITS, no_tokenizer)
     answer = service.answer(task, fields, **options)
     return run_blocking(answer) if kind is InlineService else asyncio.run(answer)
@@ -56,15 +73,16 @@ def ask(kind: type[InlineService], task: Task, fields: Fields, engine: Engine, *
 
 @pytest.mark.parametrize("kind", [InlineService, ThreadedService])
 def test_scores_come_with_their_request_and_the_times_of_all_stages(kind: type[InlineService]) -> None:
-    request, result = ask(kind, SCORE, BODY, Engine())
-    assert request.num_items == 2
+    answered = ask(kind, SCORE, BODY, Engine())
+    assert answered.parsed.num_items == 2
+    result = answered.result
     np.testing.assert_allclose(result.scores, np.full((2, 2), np.exp(-1)), rtol=1e-6)
-    assert set(result.timings_ms) == {"tokenize", "device", "finish"}
+    assert set(result.timings_ms) == set(answered.timings_ms) == {"tokenize", "device", "finish"}
 
 
 @pytest.mark.parametrize("kind", [InlineService, ThreadedService])
 def test_another_kind_of_request_is_another_task(kind: type[InlineService]) -> None:
-    thread, label = ask(kind, LARGEST, BODY, Engine())[1]
+    thread, label = ask(kind, LARGEST, BODY, Engine()).result
     assert label == 8
     assert (thread == threading.current_thread().name) is (kind is InlineService)
 
@@ -75,17 +93,41 @@ def test_what_is_refused_is_never_submitted(kind: type[InlineService]) -> None:
     with pytest.raises(RequestError, match="query"):
         ask(kind, SCORE, BODY | {"query": []}, engine)
 
-    def admit(request: ScoreRequest) -> None:
-        raise RequestError("queue_full", f"{request.prompt_tokens} tokens are too many.")
+    def admit(requests: tuple[ScoreRequest, ...]) -> None:
+        raise RequestError("queue_full", f"{requests[0].prompt_tokens} tokens are too many.")
 
     with pytest.raises(RequestError, match="5 tokens"):
         ask(kind, SCORE, BODY, engine, admit=admit)
     assert engine.futures == []
 
 
+@pytest.mark.parametrize("kind", [InlineService, ThreadedService])
+def test_a_task_may_need_several_outputs(kind: type[InlineService]) -> None:
+    engine = Engine()
+    answered = ask(kind, THRICE, BODY, engine)
+    assert answered.result == len(engine.futures) == len(answered.outputs) == 3
+    assert answered.timings_ms["device"] == 1
+
+
+@pytest.mark.parametrize("kind", [InlineService, ThreadedService])
+def test_when_one_of_several_fails_the_others_are_freed(kind: type[InlineService]) -> None:
+    engine = Engine(hangs=True)
+
+    def queue(request: ScoreRequest) -> Future[EngineOutput]:
+        future = engine.queue(request)
+        if len(engine.futures) == 1:
+            future.set_exception(EngineUnavailable("lost"))
+        return future
+
+    answer = kind(queue, LIMITS, no_tokenizer).answer(THRICE, BODY)
+    with pytest.raises(EngineUnavailable, match="lost"):
+        run_blocking(answer) if kind is InlineService else asyncio.run(answer)
+    assert [future.cancelled() for future in engine.futures] == [False, True, True]
+
+
 def test_an_inline_service_needs_no_event_loop_and_disturbs_none() -> None:
     async def main() -> int:
-        return ask(InlineService, LARGEST, BODY, Engine())[1][1]
+        return ask(InlineService, LARGEST, BODY, Engine()).result[1]
 
     assert asyncio.run(main()) == 8
 

@@ -23,8 +23,8 @@ __version__ = "0.2.0"
 __all__ = [
     "ConfigError",
     "Engine",
-    "EngineUnavailable",
     "EngineOutput",
+    "EngineUnavailable",
     "MisError",
     "ModelError",
     "RequestError",

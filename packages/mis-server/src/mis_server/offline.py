@@ -191,11 +191,11 @@ class _Scorer:
         body = self._body(lines[0].query, [line.item for line in lines])
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(EngineUnavailable):
-                return (await self._service.answer(SCORE, body))[1]
+                return (await self._service.answer(SCORE, body)).result
             async with asyncio.timeout(_RESTART_S):
                 while not self._service.client.ready:
                     await asyncio.sleep(0.1)
-        return (await self._service.answer(SCORE, body))[1]
+        return (await self._service.answer(SCORE, body)).result
 
     def _row(self, line: _Line, scores: list[float] | None) -> bytes:
         row: dict[str, Any] = {"error": line.error} if line.error is not None else {"scores": scores}

@@ -7,13 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from fastapi import Depends, Request
+from starlette.responses import Response
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineClient
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import EngineOutput, ScoreRequest, ScoreResult
-from mis_core.scoring.service import Service, Task
+from mis_core.scoring.request import EngineOutput, ScoreRequest
+from mis_core.scoring.service import Answered, ParsedType, Service, Task, all_or_none
 from mis_server.edge.admission import Admission, Permit
 from mis_server.edge.body import read_json_body
 from mis_server.edge.deadline import deadline, requested_seconds
@@ -42,7 +44,7 @@ class ModelService(Service[bytes]):
         self.metrics = Metrics()
         self._statistics: dict[str, float] = {}
 
-    async def handle(self, task: Task[ScoreResult], request: Request) -> tuple[ScoreRequest, ScoreResult]:
+    async def handle(self, task: Task[ParsedType, Result], request: Request) -> Answered[ParsedType, Result]:
         """Answer an HTTP request of the given task.
 
         Raises:
@@ -53,11 +55,13 @@ class ModelService(Service[bytes]):
         if not self.client.ready:
             raise EngineUnavailable("The engine is not ready.")
 
-        async def work(body: bytes, permit: Permit) -> tuple[ScoreRequest, ScoreResult]:
+        async def work(body: bytes, permit: Permit) -> Answered[ParsedType, Result]:
             began = time.perf_counter()
-            answer = await self.answer(task, body, lambda parsed: permit.allocate(parsed.prompt_tokens))
-            self.metrics.answered(*answer, time.perf_counter() - began)
-            return answer
+            answered = await self.answer(
+                task, body, lambda requests: permit.allocate(sum(request.prompt_tokens for request in requests))
+            )
+            self.metrics.answered(task.name, answered, time.perf_counter() - began)
+            return answered
 
         return await self.with_body(request, work)
 
@@ -77,7 +81,7 @@ class ModelService(Service[bytes]):
             with self.admission.permit() as permit:
                 return await work(body, permit)
 
-    async def parse(self, task: Task[Any], source: bytes) -> ScoreRequest:
+    async def parse(self, task: Task[ParsedType, Any], source: bytes) -> ParsedType:
         """Validate a body: here if it is small and has no text, else in a tokenizer process, which can be killed.
 
         Raises:
@@ -99,13 +103,17 @@ class ModelService(Service[bytes]):
                     raise
         return await self.tokenizers.large(partial(parse_body, task, source, limits, models), len(source))
 
-    async def submit(self, request: ScoreRequest) -> EngineOutput:
-        """Have the engine process compute a request."""
-        return await self.client.score(request)
+    async def submit(self, requests: tuple[ScoreRequest, ...]) -> tuple[EngineOutput, ...]:
+        """Have the engine process compute requests."""
+        if len(requests) == 1:
+            return (await self.client.score(requests[0]),)
+        return await all_or_none([self.client.score(request) for request in requests])
 
-    async def finish(self, task: Task[Result], request: ScoreRequest, logits: EngineOutput) -> Result:
-        """Turn the engine's answer into the result."""
-        return await in_thread_if_large(logits.logits.size, task.finish, request, logits)
+    async def finish(
+        self, task: Task[ParsedType, Result], parsed: ParsedType, outputs: tuple[EngineOutput, ...]
+    ) -> Result:
+        """Turn the engine's outputs into the result."""
+        return await in_thread_if_large(sum(output.logits.size for output in outputs), task.finish, parsed, outputs)
 
     async def statistics(self) -> dict[str, float]:
         """Return the engine's counts, or the last known ones if it does not answer soon."""
@@ -147,6 +155,12 @@ async def in_thread_if_large(values: int, work: Callable[..., Result], *argument
     if values <= _INLINE_VALUES:
         return work(*arguments)
     return await asyncio.to_thread(work, *arguments)
+
+
+def json_reply(reply: Any, answered: Answered[Any, Any]) -> Response:
+    """Encode a reply, with the time of each stage in `Server-Timing`."""
+    timing = ", ".join(f"{stage};dur={milliseconds:.1f}" for stage, milliseconds in answered.timings_ms.items())
+    return Response(msgspec.json.encode(reply), headers={"server-timing": timing}, media_type="application/json")
 
 
 async def _service(request: Request) -> ModelService:

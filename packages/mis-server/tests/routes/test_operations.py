@@ -98,6 +98,7 @@ def test_metrics_count_what_was_asked(http: httpx.Client, score_body: Any) -> No
     assert got["mis_e2e_request_latency_seconds_count"] == 3
     assert got["mis_stage_seconds_count,stage=tokenize"] == 3
     assert got["mis_requests_by_algorithm_total,algorithm=packed"] == 3
+    assert got["mis_requests_total,task=score"] == 3
     assert got["mis_num_requests_waiting"] == 0
     # Labels 7 and 8 behind items that end in 5 and 6, and the pretended normaliser of 4.
     mass = np.exp(np.array([[0.75, 0.85], [0.76, 0.86]]) - 4).sum() / 2

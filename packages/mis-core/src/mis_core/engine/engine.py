@@ -158,12 +158,12 @@ class Engine:
             EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
         """
         fields = _fields(query, items, label_token_ids, options)
-        return run_blocking(self._inline.answer(SCORE, fields))[1]
+        return run_blocking(self._inline.answer(SCORE, fields)).result
 
     async def score_async(self, query: Any, items: Any, label_token_ids: Any = None, **options: Any) -> ScoreResult:
         """`score` for asyncio: the event loop stays free, and cancelling the task frees the device."""
         fields = _fields(query, items, label_token_ids, options)
-        return (await self._threaded.answer(SCORE, fields))[1]
+        return (await self._threaded.answer(SCORE, fields)).result
 
     def submit(self, request: ScoreRequest) -> Future[EngineOutput]:
         """Queue a validated request; cancelling the future frees what it holds.

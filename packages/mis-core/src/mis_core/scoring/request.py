@@ -73,6 +73,11 @@ class ScoreRequest:
     empty_items: int = 0
 
     @property
+    def requests(self) -> tuple["ScoreRequest"]:
+        """What the engine computes: this."""
+        return (self,)
+
+    @property
     def num_items(self) -> int:
         """Number of items, which is the number of rows of the scores."""
         return len(self.context_lens)

@@ -11,8 +11,8 @@ from mis_core.scoring.request import EngineOutput, ScoreRequest, ScoreResult, Us
 _LOWEST = float(np.finfo(np.float32).min)
 
 
-def finish(request: ScoreRequest, logits: EngineOutput) -> ScoreResult:
-    """Turn what the device answered into the request's scores.
+def finish_score(request: ScoreRequest, outputs: tuple[EngineOutput, ...]) -> ScoreResult:
+    """Turn what the engine computed into the request's scores.
 
     Without `apply_softmax` a score is the label's probability over the full vocabulary, the
     exponential of its log-probability. With it, a score is the softmax over the item's labels, in
@@ -20,15 +20,16 @@ def finish(request: ScoreRequest, logits: EngineOutput) -> ScoreResult:
 
     Args:
         request: The request.
-        logits: The device's answer to it, with `log_sum_exp` if `request.needs_log_sum_exp`.
+        outputs: Its one output, with `log_sum_exp` if `request.needs_log_sum_exp`.
 
     Raises:
         ValueError: `log_sum_exp` is missing though the request needs it.
     """
     began = time.perf_counter()
-    logprobs = _logprobs(logits.logits, logits.log_sum_exp) if request.needs_log_sum_exp else None
+    (output,) = outputs
+    logprobs = label_logprobs(output) if request.needs_log_sum_exp else None
     if request.apply_softmax:
-        scores = _label_softmax(logits.logits, request.label_ids, request.temperature)
+        scores = label_softmax(output.logits, request.label_ids, request.temperature)
     else:
         assert logprobs is not None, "without softmax, needs_log_sum_exp is true"
         scores = np.exp(logprobs)
@@ -39,29 +40,40 @@ def finish(request: ScoreRequest, logits: EngineOutput) -> ScoreResult:
     return ScoreResult(
         scores=scores,
         token_logprobs=logprobs if request.return_token_logprobs else None,
-        usage=Usage(request.prompt_tokens, logits.cached_tokens),
-        timings_ms={**logits.timings_ms, "finish": (time.perf_counter() - began) * 1e3},
-        algorithm=logits.algorithm,
-        reason=logits.reason,
-        steps=logits.steps,
+        usage=Usage(request.prompt_tokens, output.cached_tokens),
+        timings_ms={**output.timings_ms, "finish": (time.perf_counter() - began) * 1e3},
+        algorithm=output.algorithm,
+        reason=output.reason,
+        steps=output.steps,
     )
 
 
-def _logprobs(
-    logits: Float32[np.ndarray, "items labels"], log_sum_exp: Float32[np.ndarray, " items"] | None
-) -> Float32[np.ndarray, "items labels"]:
-    """Full-vocabulary natural log-probabilities."""
-    if log_sum_exp is None:
-        raise ValueError("The request needs log_sum_exp, and the device's answer has none.")
+def label_logprobs(output: EngineOutput) -> Float32[np.ndarray, "items labels"]:
+    """Return full-vocabulary natural log-probabilities of the labels.
+
+    Raises:
+        ValueError: the output has no `log_sum_exp`.
+    """
+    if output.log_sum_exp is None:
+        raise ValueError("The request needs log_sum_exp, and the engine's output has none.")
+    return normalised(output.logits, output.log_sum_exp)
+
+
+def normalised(
+    logits: Float32[np.ndarray, "rows values"], log_sum_exp: Float32[np.ndarray, " rows"]
+) -> Float32[np.ndarray, "rows values"]:
+    """Return natural log-probabilities: finite, and at most 0."""
     logprobs = np.subtract(logits, log_sum_exp[:, None], dtype=np.float64)
     # The normaliser is rounded: the likeliest token must not come out above probability 1.
     return np.minimum(np.maximum(logprobs, _LOWEST), 0.0).astype(np.float32)
 
 
-def _label_softmax(
-    logits: Float32[np.ndarray, "items labels"], label_ids: Int32[np.ndarray, "label_rows labels"], temperature: float
+def label_softmax(
+    logits: Float32[np.ndarray, "items labels"],
+    label_ids: Int32[np.ndarray, "label_rows labels"],
+    temperature: float = 1.0,
 ) -> Float32[np.ndarray, "items labels"]:
-    """Softmax of each item's labels after division by the temperature; 0 where there is no label."""
+    """Return the softmax of each item's labels after division by the temperature; 0 where there is no label."""
     values = np.where(label_ids >= 0, logits.astype(np.float64), -np.inf)
     below_best = values - values.max(axis=1, keepdims=True)  # first: a small temperature then overflows to -inf only
     with np.errstate(over="ignore"):

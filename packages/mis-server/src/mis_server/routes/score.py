@@ -10,7 +10,7 @@ from starlette.responses import Response
 from mis_core.scoring.request import ScoreRequest, ScoreResult
 from mis_core.scoring.service import SCORE
 from mis_server.schemas.score import PromptTokensDetails, ScoreBody, ScoreReply, ScoreUsage
-from mis_server.service import ModelService, in_thread_if_large
+from mis_server.service import ModelService, in_thread_if_large, json_reply
 
 router = APIRouter()
 
@@ -26,8 +26,9 @@ async def score(request: Request) -> Response:
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
     service: ModelService = request.app.state.service  # resolving a dependency costs a tenth of a small request
-    scored, result = await service.handle(SCORE, request)
-    scores, logprobs = await in_thread_if_large(result.scores.size, _encode_both, scored, result)
+    answered = await service.handle(SCORE, request)
+    result = answered.result
+    scores, logprobs = await in_thread_if_large(result.scores.size, _encode_both, answered.parsed, result)
     usage = result.usage
     reply = ScoreReply(
         id=f"score-{request.state.request_id}",
@@ -41,8 +42,7 @@ async def score(request: Request) -> Response:
             prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
         ),
     )
-    timing = ", ".join(f"{stage};dur={milliseconds:.1f}" for stage, milliseconds in result.timings_ms.items())
-    return Response(msgspec.json.encode(reply), headers={"server-timing": timing}, media_type="application/json")
+    return json_reply(reply, answered)
 
 
 def _encode_both(request: ScoreRequest, result: ScoreResult) -> tuple[msgspec.Raw, msgspec.Raw | None]:

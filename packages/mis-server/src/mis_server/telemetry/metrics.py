@@ -1,6 +1,7 @@
 """Metrics for Prometheus: those that dashboards of other servers know, prefixed with `mis_`, and those of scoring."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -8,7 +9,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from mis_core.scoring.request import ScoreRequest, ScoreResult
+from mis_core.scoring.scores import label_logprobs
+from mis_core.scoring.service import Answered
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -55,6 +57,7 @@ class Metrics:
         self._http_seconds = self._histogram(
             "http_request_duration_seconds", "From headers to the end of the reply.", _SECONDS, ("method", "handler")
         )
+        self._tasks = self._counter("mis_requests", "Answered requests by task.", ("task",))
         self._algorithms = self._counter(
             "mis_requests_by_algorithm", "Answered requests by the scoring algorithm used.", ("algorithm",)
         )
@@ -82,22 +85,21 @@ class Metrics:
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
         return Histogram(name, help, labels, buckets=buckets, registry=self.registry)
 
-    def answered(self, request: ScoreRequest, result: ScoreResult, seconds: float) -> None:
-        """Count one score request."""
-        self._algorithms.labels(result.algorithm).inc()
-        self._items.observe(request.num_items)
-        self._scored.inc(request.num_items)
-        self._prompt_tokens.inc(result.usage.prompt_tokens)
-        self._cached_tokens.inc(result.usage.cached_tokens)
+    def answered(self, task: str, answered: Answered[Any, Any], seconds: float) -> None:
+        """Count one request of a task."""
+        self._tasks.labels(task).inc()
         self._seconds.observe(seconds)
-        for stage, milliseconds in result.timings_ms.items():
+        for stage, milliseconds in answered.timings_ms.items():
             self._stage_seconds.labels(stage).observe(milliseconds / 1e3)
-        probabilities = None if request.apply_softmax else result.scores
-        if result.token_logprobs is not None:
-            probabilities = np.exp(result.token_logprobs)
-        if probabilities is not None:
-            is_label = ~np.isnan(probabilities)  # an item may have fewer labels than another
-            self._mass.observe(float(probabilities[is_label].sum()) / len(probabilities))
+        for request, output in zip(answered.parsed.requests, answered.outputs, strict=True):
+            self._algorithms.labels(output.algorithm).inc()
+            self._items.observe(request.num_items)
+            self._scored.inc(request.num_items)
+            self._prompt_tokens.inc(request.prompt_tokens)
+            self._cached_tokens.inc(output.cached_tokens)
+            if output.log_sum_exp is not None and output.logits.size:
+                mass = np.exp(label_logprobs(output))[np.broadcast_to(request.label_ids >= 0, output.logits.shape)]
+                self._mass.observe(float(mass.sum()) / len(output.logits))
 
     def replied(self, method: str, handler: str, status: int, seconds: float) -> None:
         """Count one HTTP request; `handler` is the route's pattern, never the path that the client sent."""

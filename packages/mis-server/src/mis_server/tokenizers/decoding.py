@@ -8,8 +8,7 @@ import numpy as np
 
 from mis_core.errors import RequestError
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import ScoreRequest
-from mis_core.scoring.service import Task
+from mis_core.scoring.service import ParsedType, Task
 from mis_core.scoring.token_rows import TokenRows
 from mis_core.scoring.validation import FIELDS, LAYOUT_FIELDS
 from mis_core.tokenization import Tokenizer
@@ -44,8 +43,8 @@ def decode_object(body: bytes) -> Mapping[str, Any]:
 
 
 def parse_body(
-    task: Task[Any], body: bytes, limits: Limits, models: tuple[str, ...], tokenizer: Tokenizer
-) -> ScoreRequest:
+    task: Task[ParsedType, Any], body: bytes, limits: Limits, models: tuple[str, ...], tokenizer: Tokenizer
+) -> ParsedType:
     """Validate and tokenise a body of the given task; runs in tokenizer processes.
 
     Raises:
