@@ -31,26 +31,55 @@ class Layout:
         return Layout(self.algorithm or other.algorithm, self.mask or other.mask, chunk_size)
 
 
+MAX_TOP_TOKENS = 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampling:
+    """How the next token after each item is drawn, from the distribution of its logits plus a bias.
+
+    A token depends on the distribution, its item's key and its position only, never on what else is computed.
+
+    Attributes:
+        keys: Two words of a random key for each item, `[items, 2]`.
+        temperature: Divides the logits; 0: the most probable token, the lowest id among equals.
+        top_p: Only the most probable tokens are drawn, as many as together have this probability; above 0, at most 1.
+        bias_ids: Tokens whose logits are changed, each once, `[biases]`.
+        bias: What is added to each, `[biases]`.
+    """
+
+    keys: Int32[np.ndarray, "items words"]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    bias_ids: Int32[np.ndarray, " biases"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    bias: Float32[np.ndarray, " biases"] = field(default_factory=lambda: np.zeros(0, np.float32))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRequest:
-    """One query, its items as segments, and the labels to score. Valid by construction.
+    """One query, its items as segments, and what to read where. Valid by construction.
 
     Segment `i` holds tokens `item_tokens[item_starts[i]:item_starts[i + 1]]` and sees the first
-    `context_lens[i]` tokens of `query`; its last token is the scored position. Every segment has at
-    least one token. This one form covers every case:
+    `context_lens[i]` tokens of `query`; its last token is the scored position, and so are the tokens
+    before it where `read_lens` says so. Every segment has at least one token. This one form covers every case:
 
     * ids: `context_lens` is the query's length throughout;
     * text: an item's segment begins where the ids of the joined string `query + item` may first
       differ from the query's own;
     * an empty item: the segment is the query's last token, seen by one token less of context;
-    * `item_first`: `query` is empty and each segment is the whole sequence `item + query`.
+    * `item_first`: `query` is empty and each segment is the whole sequence `item + query`;
+    * a label of several tokens: the segment is the item and the label but for its last token, read at the last rows;
+    * log-probabilities of a prompt: all rows are read, with the token that follows each as its label.
+
+    What is read at a row is the next-token distribution there: logits of labels, the normaliser, the most probable
+    tokens. Rows are in the order of the query's, then each item's.
 
     Attributes:
         query: Shared tokens, `[query_tokens]`.
         item_tokens: New tokens of all segments, `[item_tokens]`.
         item_starts: Offsets into `item_tokens`, `[items + 1]`, rising strictly from 0.
         context_lens: Query tokens each segment sees, `[items]`, from 0 to `query_tokens`.
-        label_ids: Label tokens, `[1, labels]` for the same labels everywhere or `[items, labels]`;
+        label_ids: Label tokens, `[1, labels]` for the same labels everywhere or `[rows read, labels]`;
             rows shorter than the longest are filled with -1.
         apply_softmax: Softmax over the labels instead of full-vocabulary probabilities.
         temperature: Divides the label log-probabilities before the softmax.
@@ -58,6 +87,10 @@ class ScoreRequest:
         cache_salt: Requests share cached prefixes only with requests of the same salt.
         layout: Scoring algorithm and the like, where the request chooses them.
         empty_items: Items that add nothing to the query, for `prompt_tokens`; 0 where items come first.
+        read_lens: Rows read at the end of each segment, `[items]`, at least 1; None: the last one of each.
+        query_reads: Rows read at the end of the query; such a query is computed anew, whatever is cached.
+        top_tokens: How many of the most probable tokens are wanted at each row, at most `MAX_TOP_TOKENS`.
+        sampling: How the token after each item is drawn, if one is.
     """
 
     query: Int32[np.ndarray, " query_tokens"]
@@ -71,6 +104,10 @@ class ScoreRequest:
     cache_salt: str | None = None
     layout: Layout = Layout()
     empty_items: int = 0
+    read_lens: Int32[np.ndarray, " items"] | None = None
+    query_reads: int = 0
+    top_tokens: int = 0
+    sampling: Sampling | None = None
 
     @property
     def requests(self) -> tuple["ScoreRequest"]:
@@ -81,6 +118,11 @@ class ScoreRequest:
     def num_items(self) -> int:
         """Number of items, which is the number of rows of the scores."""
         return len(self.context_lens)
+
+    @property
+    def num_reads(self) -> int:
+        """Number of rows that are read, of the query and of all items."""
+        return self.query_reads + (self.num_items if self.read_lens is None else int(self.read_lens.sum()))
 
     @property
     def needs_log_sum_exp(self) -> bool:
@@ -100,27 +142,35 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineOutput:
-    """What the device answers for one request.
+    """What the engine answers for one request; rows are those that it reads, see `ScoreRequest`.
 
     Attributes:
-        logits: Head values of the labels at each scored position, `[items, labels]`; entries whose
-            label id is -1 mean nothing.
-        log_sum_exp: Log of the sum of the exponentials of the full-vocabulary logits, `[items]`, or
+        logits: Head values of the labels at each row, `[rows, labels]`; entries whose label id is -1 mean nothing.
+        log_sum_exp: Log of the sum of the exponentials of the full-vocabulary logits, `[rows]`, or
             None where the request does not need it.
         cached_tokens: Query tokens whose KV came from the prefix cache.
         timings_ms: Milliseconds by stage.
         algorithm: Layout that was used.
         reason: Why, in one sentence.
         steps: Device calls that computed some part of the request.
+        top_ids: Most probable tokens at each row, best first, the lower id first among equals, `[rows, top_tokens]`;
+            None where none are wanted.
+        top_logits: Their head values, `[rows, top_tokens]`.
+        next_ids: The token drawn after each item, `[items]`; None where none is.
+        next_logits: Their head values, before bias and temperature, `[items]`.
     """
 
-    logits: Float32[np.ndarray, "items labels"]
-    log_sum_exp: Float32[np.ndarray, " items"] | None
+    logits: Float32[np.ndarray, "rows labels"]
+    log_sum_exp: Float32[np.ndarray, " rows"] | None
     cached_tokens: int = 0
     timings_ms: dict[str, float] = field(default_factory=dict)
     algorithm: str = ""
     reason: str = ""
     steps: int = 0
+    top_ids: Int32[np.ndarray, "rows top_tokens"] | None = None
+    top_logits: Float32[np.ndarray, "rows top_tokens"] | None = None
+    next_ids: Int32[np.ndarray, " items"] | None = None
+    next_logits: Float32[np.ndarray, " items"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
