@@ -60,6 +60,9 @@ class EngineConfig:
         "--max-num-batched-tokens",
         group="Scheduling and scoring",
     )
+    chat_template: str | None = option(
+        None, "File with a Jinja chat template to use instead of the model's own.", group="Model"
+    )
     tp_size: int = option(
         1,
         "Tensor parallelism: devices to shard weights and KV heads over.",

@@ -133,7 +133,7 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, read at first use; requests of token ids never need it."""
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer.from_pretrained(self.directory)
+            self._tokenizer = Tokenizer.from_pretrained(self.directory, self.config.chat_template)
         return self._tokenizer
 
     def score(

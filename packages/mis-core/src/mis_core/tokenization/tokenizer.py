@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 import tokenizers
 from jaxtyping import Bool, Int32, Int64
 
 from mis_core.errors import ModelError, RequestError
 from mis_core.ragged import ramp
+from mis_core.tokenization.chat_template import ChatTemplate
 from mis_core.tokenization.joined import Joined, cut_segments, whole_sequences
 from mis_core.tokenization.seam import Seam
 
@@ -25,13 +27,25 @@ MAX_CHARACTERS = 1 << 22
 _PROBE = "a"
 
 
-class Tokenizer:
-    """Encodes text to ids, and queries with their items to segments. Thread-safe."""
+class _Stored(msgspec.Struct):
+    """What `to_json` writes."""
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    tokenizer: str
+    chat_template: ChatTemplate | None
+
+
+class Tokenizer:
+    """Encodes text to ids, and queries with their items to segments. Thread-safe.
+
+    Attributes:
+        chat_template: How messages become text; None if the model has no template.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, chat_template: ChatTemplate | None = None) -> None:
         """Wrap a fast tokenizer; truncation and padding it was saved with are switched off."""
         backend.no_truncation()
         backend.no_padding()
+        self.chat_template = chat_template
         self._backend = backend
         self._frame = _added_at_the_ends(backend)
         self._seam = Seam(backend)
@@ -42,8 +56,12 @@ class Tokenizer:
             )
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path) -> Self:
+    def from_pretrained(cls, directory: str | Path, chat_template: str | Path | None = None) -> Self:
         """Read the tokenizer of a model directory.
+
+        Args:
+            directory: The directory.
+            chat_template: File with a chat template to use instead of the model's own.
 
         Raises:
             ModelError: a file is missing or broken; it is named.
@@ -61,16 +79,23 @@ class Tokenizer:
                 f"The tokenizer of model {directory.name!r} cannot be read from its tokenizer.json and "
                 f"tokenizer_config.json: {type(error).__name__}: {reason}"
             ) from None
-        return cls(backend)
+        special_tokens = {name: str(token) for name, token in loaded.special_tokens_map.items()}
+        if chat_template is not None:
+            return cls(backend, ChatTemplate.read(chat_template, special_tokens))
+        own = loaded.chat_template
+        if isinstance(own, dict):  # several by name
+            own = own.get("default")
+        return cls(backend, None if own is None else ChatTemplate(own, special_tokens))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` has written: quickly, without `transformers`."""
-        return cls(tokenizers.Tokenizer.from_str(text))
+        stored = msgspec.json.decode(text, type=_Stored)
+        return cls(tokenizers.Tokenizer.from_str(stored.tokenizer), stored.chat_template)
 
     def to_json(self) -> str:
         """Write the tokenizer as it is."""
-        return self._backend.to_str()
+        return msgspec.json.encode(_Stored(self._backend.to_str(), self.chat_template)).decode()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32[np.ndarray, " tokens"]:
         """Return the ids of a text, with the special tokens that the tokenizer adds to it.
