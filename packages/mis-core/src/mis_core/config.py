@@ -61,7 +61,7 @@ class EngineConfig:
         group="Scheduling and scoring",
     )
     chat_template: str | None = option(
-        None, "File with a Jinja chat template to use instead of the model's own.", group="Model"
+        None, "File with a Jinja chat template; default: the model's own.", group="Model"
     )
     tp_size: int = option(
         1,
