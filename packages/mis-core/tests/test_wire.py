@@ -99,7 +99,7 @@ def test_label_logits_survive_bit_by_bit(id: int, logits: EngineOutput) -> None:
     message = decode_for_front(payload(encode_frame(Scored(id, logits))))
     assert isinstance(message, Scored)
     assert message.id == id
-    assert_same_fields(message.logits, logits)
+    assert_same_fields(message.output, logits)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_request_whose_arrays_do_not_fit_is_not_sent() -> None:
 def test_normalisers_that_do_not_fit_are_refused() -> None:
     logits = EngineOutput(np.zeros((2, 1), np.float32), np.zeros(2, np.float32))
     content = msgspec.msgpack.decode(payload(encode_frame(Scored(1, logits))))
-    content["logits"]["log_sum_exp"] = ["<f4", [1], bytes(4)]
+    content["output"]["log_sum_exp"] = ["<f4", [1], bytes(4)]
     with pytest.raises(MalformedFrame, match=r"2 rows, but 1|log_sum_exp"):
         decode_for_front(msgspec.msgpack.encode(content))
 

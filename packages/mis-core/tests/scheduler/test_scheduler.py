@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from token_machine import TokenMachine, value_of
 
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.reading import Values
 from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest
 
@@ -42,7 +43,7 @@ class Driver:
         self.machine = TokenMachine(pages)
         self.answers: dict[int, EngineOutput] = {}
         self.plans: list[StepPlan] = []
-        self._under_way: list[tuple[StepPlan, tuple]] = []
+        self._under_way: list[tuple[StepPlan, list[Values]]] = []
 
     def submit(self, *requests: ScoreRequest) -> None:
         for request in requests:
@@ -56,7 +57,7 @@ class Driver:
             self._under_way.append((plan, self.machine.run(plan)))
         if self._under_way and (plan is None or len(self._under_way) > 1):
             done, values = self._under_way.pop(0)
-            self.answers |= dict(self.scheduler.complete(done, *values))
+            self.answers |= dict(self.scheduler.complete(done, values))
             return True
         return plan is not None
 
