@@ -215,6 +215,11 @@ def ints(shape: list[int], *values: int) -> list[Any]:
         {"label_ids": ints([2], 5, 6)},
         {"label_ids": ints([3, 2], 1, 2, 3, 4, 5, 6)},
         {"layout": None},
+        {"read_lens": ints([1], 1)},
+        {"read_lens": ints([2], 1, 9)},
+        {"query_reads": 99},
+        {"top_tokens": 21},
+        {"sampling": {"keys": ints([1, 2], 1, 2)}},
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes: dict[str, Any]) -> None:

@@ -68,12 +68,12 @@ class TokenMachine:
 
 def _read(reading: Reading, seen: np.ndarray) -> Values:
     mine = seen[reading.first : reading.first + len(reading.rows)]
-    top, draws = np.arange(reading.top_tokens), reading.draws
+    top, draws = np.arange(reading.top_tokens, dtype=np.int32), reading.draws
     return Values(
         logits=(mine[:, None] + reading.label_ids).astype(np.float32),
         log_sum_exp=-mine.astype(np.float32) if reading.normalise else None,
         top_ids=np.broadcast_to(top, (len(mine), len(top))) if len(top) else None,
-        top_logits=mine[:, None] - top if len(top) else None,
+        top_logits=(mine[:, None] - top).astype(np.float32) if len(top) else None,
         next_ids=None if draws is None else draws.keys[:, 0] + draws.positions,
-        next_logits=None if draws is None else mine[draws.rows],
+        next_logits=None if draws is None else mine[draws.rows].astype(np.float32),
     )
