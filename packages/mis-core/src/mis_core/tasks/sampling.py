@@ -1,10 +1,8 @@
 """The fields by which a request says how its next token is drawn, with OpenAI's names and ranges."""
 
 import hashlib
-import math
 import secrets
 from collections.abc import Mapping
-from typing import cast
 
 import numpy as np
 from jaxtyping import Int32
@@ -12,6 +10,7 @@ from jaxtyping import Int32
 from mis_core.errors import RequestError
 from mis_core.scoring.fields import kind, readable
 from mis_core.scoring.request import Sampling
+from mis_core.tasks.openai_fields import as_number, read_number, read_whole
 
 SAMPLING_FIELDS = ("temperature", "top_p", "seed", "logit_bias", "n", "stop")
 """Every field that is read here."""
@@ -105,36 +104,6 @@ def stopped(text: str, stop: tuple[str, ...]) -> str | None:
     return text[: min(places)] if places else None
 
 
-def read_number(fields: Mapping[str, object], name: str, *, most: float, default: float = 1.0) -> float:
-    """Read a number from 0 to `most`.
-
-    Raises:
-        RequestError: `invalid_` and the name of the field.
-    """
-    value = fields.get(name)
-    if value is None:
-        return default
-    number = _number(value)
-    if not 0 <= number <= most:  # NaN is not
-        raise RequestError(f"invalid_{name}", f"{name} must be a number from 0 to {most:g}.", name)
-    return number
-
-
-def read_whole(fields: Mapping[str, object], name: str, allowed: range) -> int | None:
-    """Read a whole number that is in a range; None if it is missing.
-
-    Raises:
-        RequestError: `invalid_` and the name of the field.
-    """
-    value = fields.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or int(value) not in allowed:
-        message = f"{name} must be a whole number from {allowed[0]} to {allowed[-1]}."
-        raise RequestError(f"invalid_{name}", message, name)
-    return int(value)
-
-
 def _read_bias(bias: object, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     param, code = "logit_bias", "invalid_logit_bias"
     if bias is None:
@@ -145,7 +114,7 @@ def _read_bias(bias: object, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
         raise RequestError(code, f"logit_bias has {len(bias)} tokens; at most {MAX_BIASES} are allowed.", param)
     by_id: dict[int, float] = {}
     for name, value in bias.items():
-        token, added = _token_id(name), _number(value)
+        token, added = _token_id(name), as_number(value)
         if token in by_id:
             raise RequestError(code, "logit_bias names a token twice.", param)
         if token >= vocab_size:
@@ -164,13 +133,3 @@ def _token_id(name: object) -> int:
     if not isinstance(name, str) or not name.isascii() or not name.isdecimal() or len(name) > _MOST_DIGITS:
         raise RequestError("invalid_logit_bias", "The names in logit_bias must be token ids, such as 42.", "logit_bias")
     return int(name)
-
-
-def _number(value: object) -> float:
-    """Return a number as a float; NaN if it is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        return math.nan
-    try:
-        return float(cast(float, value))
-    except OverflowError:
-        return math.inf
