@@ -95,6 +95,7 @@ class ChatResult:
         top_logprobs: Their log-probabilities, `[choices, top_logprobs]`.
         label_ids: The labels that were asked for, `[labels]`.
         label_logprobs: Their log-probabilities, `[choices, labels]`.
+        label_probabilities: Their probabilities over the full vocabulary, `[choices, labels]`.
         usage: Token counts.
     """
 
@@ -104,6 +105,7 @@ class ChatResult:
     top_logprobs: Float32[np.ndarray, "choices top_logprobs"]
     label_ids: Int32[np.ndarray, " labels"]
     label_logprobs: Float32[np.ndarray, "choices labels"]
+    label_probabilities: Float32[np.ndarray, "choices labels"]
     usage: Usage
 
 
@@ -165,6 +167,7 @@ def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatRe
 
     Raises:
         ValueError: the engine's output lacks what the request needs.
+        FloatingPointError: its values are not finite.
     """
     (output,) = outputs
     request = parsed.request
@@ -175,15 +178,20 @@ def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatRe
         if request.top_tokens:
             raise ValueError("The engine returned no most probable tokens.")
         top_ids, top_logits = np.zeros((request.num_items, 0), np.int32), np.zeros((request.num_items, 0), np.float32)
-    return ChatResult(
+    labels = label_logprobs(output)
+    result = ChatResult(
         token_ids=output.next_ids,
         token_logprobs=normalised(output.next_logits[:, None], output.log_sum_exp)[:, 0],
         top_ids=top_ids,
         top_logprobs=normalised(top_logits, output.log_sum_exp),
         label_ids=request.label_ids[0],
-        label_logprobs=label_logprobs(output),
+        label_logprobs=labels,
+        label_probabilities=np.exp(labels),
         usage=Usage(request.prompt_tokens, output.cached_tokens),
     )
+    if not all(np.isfinite(values).all() for values in (result.token_logprobs, result.top_logprobs, labels)):
+        raise FloatingPointError("The engine returned log-probabilities that are not finite.")
+    return result
 
 
 def _has_text(fields: Mapping[str, object]) -> bool:
