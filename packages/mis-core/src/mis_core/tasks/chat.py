@@ -16,7 +16,14 @@ from mis_core.scoring.scores import label_logprobs, normalised
 from mis_core.scoring.service import Task
 from mis_core.scoring.validation import check_characters, check_names
 from mis_core.tasks.messages import count_characters, read_messages
-from mis_core.tasks.openai_fields import check_ignored, check_model, read_flag, read_whole, refuse_unsupported
+from mis_core.tasks.openai_fields import (
+    check_ignored,
+    check_model,
+    read_flag,
+    read_stream,
+    read_whole,
+    refuse_unsupported,
+)
 from mis_core.tasks.sampling import SAMPLING_FIELDS, read_draws, read_sampling, read_stop
 from mis_core.tokenization import Tokenizer, join_ids
 
@@ -135,7 +142,7 @@ def parse_chat(
     choices, stop = read_draws(fields), read_stop(fields)
     sampling = read_sampling(fields, choices, limits.vocab_size)
     logprobs, top_logprobs = _read_logprobs(fields)
-    stream, include_usage = _read_stream(fields)
+    stream, include_usage = read_stream(fields)
     cache_salt = read_optional_text(fields, "cache_salt")
     variables = _read_variables(fields)
     label_ids = _read_label_ids(fields, tokenizer, limits)
@@ -220,22 +227,6 @@ def _read_logprobs(fields: Mapping[str, object]) -> tuple[bool, int]:
     if count is not None and not logprobs and count:
         raise RequestError("invalid_top_logprobs", "top_logprobs needs logprobs: true.", "top_logprobs")
     return logprobs, count or 0
-
-
-def _read_stream(fields: Mapping[str, object]) -> tuple[bool, bool]:
-    stream, options = read_flag(fields, "stream"), fields.get("stream_options")
-    if options is None:
-        return stream, False
-    names = ("include_usage", "include_obfuscation")
-    right = isinstance(options, Mapping) and all(
-        name in names and isinstance(value, bool) for name, value in options.items()
-    )
-    if not isinstance(options, Mapping) or not right:
-        message = f"stream_options must be an object of {' and '.join(names)}, true or false."
-        raise RequestError("invalid_stream_options", message, "stream_options")
-    if not stream:
-        raise RequestError("invalid_stream_options", "stream_options needs stream: true.", "stream_options")
-    return stream, options.get("include_usage") is True
 
 
 def _read_variables(fields: Mapping[str, object]) -> dict[str, Any]:

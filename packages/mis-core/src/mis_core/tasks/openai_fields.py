@@ -84,6 +84,27 @@ def read_flag(fields: Mapping[str, object], name: str, *, default: bool = False)
     return bool(value)
 
 
+def read_stream(fields: Mapping[str, object]) -> tuple[bool, bool]:
+    """Read whether an answer is sent as events, and whether one of them says the usage.
+
+    Raises:
+        RequestError: `invalid_stream` or `invalid_stream_options`.
+    """
+    stream, options = read_flag(fields, "stream"), fields.get("stream_options")
+    if options is None:
+        return stream, False
+    names = ("include_usage", "include_obfuscation")
+    right = isinstance(options, Mapping) and all(
+        name in names and isinstance(value, bool) for name, value in options.items()
+    )
+    if not isinstance(options, Mapping) or not right:
+        message = f"stream_options must be an object of {' and '.join(names)}, true or false."
+        raise RequestError("invalid_stream_options", message, "stream_options")
+    if not stream:
+        raise RequestError("invalid_stream_options", "stream_options needs stream: true.", "stream_options")
+    return stream, options.get("include_usage") is True
+
+
 def read_number(fields: Mapping[str, object], name: str, *, most: float, default: float = 1.0) -> float:
     """Read a number from 0 to `most`.
 

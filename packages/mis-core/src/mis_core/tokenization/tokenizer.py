@@ -116,6 +116,12 @@ class Tokenizer:
         tokens, _ = self._encode_all(iter([text]), len(text), 1, special=add_special_tokens)
         return tokens
 
+    def encode_all(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " texts"]]:
+        """Return the ids of texts as `encode` returns them, one after the other, and how many each has."""
+        return self._encode_all(iter(texts), max(map(len, texts)), len(texts), special=add_special_tokens)
+
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of ids, special tokens included; ids without a token are left out."""
         return self._backend.decode([int(token) for token in tokens], skip_special_tokens=False)
