@@ -52,6 +52,11 @@ def chat_error(code: str, **changes: Any) -> Cause:
     return Cause(code, param=next(iter(changes)), path="/v1/chat/completions", content=content)
 
 
+def completion_error(code: str, **changes: Any) -> Cause:
+    body = {name: value for name, value in ({"prompt": [1], "max_tokens": 1} | changes).items() if value is not GONE}
+    return Cause(code, param=next(iter(changes)), path="/v1/completions", content=json.dumps(body).encode())
+
+
 CAUSES = [
     field_error("missing_query", query=GONE),
     field_error("missing_query", query=None),
@@ -140,6 +145,20 @@ CAUSES = [
     chat_error("invalid_continue_final_message", continue_final_message=1),
     *[chat_error(f"invalid_{name}", **{name: [1]}) for name in IGNORED],
     Cause("task_not_supported", path="/v1/chat/completions", content=json.dumps(CHAT).encode(), has_template=False),
+    completion_error("missing_prompt", prompt=GONE),
+    completion_error("empty_prompt", prompt=[[1], []]),
+    completion_error("invalid_prompt", prompt=["a", 1]),
+    completion_error("invalid_token_id_type", prompt=[1.0]),
+    completion_error("token_id_exceeds_vocab", prompt=[1024]),
+    completion_error("context_length_exceeded", prompt=[1] * 257),
+    completion_error("unsupported_parameter", max_tokens=GONE),
+    completion_error("unsupported_parameter", max_tokens=2),
+    completion_error("unsupported_parameter", suffix="a"),
+    completion_error("invalid_max_tokens", max_tokens=0),
+    completion_error("invalid_echo", echo="yes"),
+    completion_error("invalid_logprobs", logprobs=21),
+    completion_error("invalid_best_of", best_of=0),
+    completion_error("model_not_found", model="other"),
     Cause("invalid_prompt", param="prompt", path="/tokenize", content=b"{}"),
     Cause("invalid_tokens", param="tokens", path="/detokenize", content=b"{}"),
     Cause("invalid_json", content=b"{"),

@@ -146,7 +146,7 @@ def parse_completion(
     special = fields.get("add_special_tokens") is None or read_bool(fields, "add_special_tokens")
     prompts = tokenize_prompts(given, tokenizer, limits, draws, special)
     reads_all = echo and logprobs is not None
-    check_lengths(prompts, limits, values=1 + (logprobs or 0) if reads_all else 0)
+    check_lengths(prompts, limits, values=choices * (1 + (logprobs or 0)) if echo else 0)
     groups = list(prompts.alone(draws)) if draws > 1 else prompts.group(cached=not reads_all)
     requests = tuple(
         prompts.request(

@@ -82,7 +82,7 @@ def check_lengths(prompts: Prompts, limits: Limits, values: int) -> None:
     Args:
         prompts: The prompts.
         limits: What the request may ask for.
-        values: Log-probabilities that are read at each token.
+        values: Values that the reply has for each token.
 
     Raises:
         RequestError: `context_length_exceeded` or `too_many_tokens`.
@@ -96,7 +96,7 @@ def check_lengths(prompts: Prompts, limits: Limits, values: int) -> None:
         raise RequestError("too_many_tokens", message, "prompt")
     if count * values > limits.max_scores:
         message = (
-            f"{count} tokens of prompts with {values} log-probabilities each; at most {limits.max_scores} in all are "
-            "allowed. Ask for fewer logprobs, or split the prompts over several requests."
+            f"{count} tokens are echoed with {values} values each; at most {limits.max_scores} in all are allowed. Ask "
+            "for fewer logprobs or answers, or split the prompts over several requests."
         )
         raise RequestError("too_many_tokens", message, "prompt")
