@@ -1,4 +1,4 @@
-"""LiteLLM and LangChain chat with a real server, unchanged. `nox -s integrations` runs this, every night."""
+"""LiteLLM and LangChain chat with a real server and complete texts, unchanged. `nox -s integrations` runs this, every night."""
 
 from typing import Any
 
@@ -48,6 +48,18 @@ def test_litellm_completes_chats(server: RunningServer, model: str, best: list[t
     assert (reply.usage.completion_tokens, reply.usage.total_tokens) == (1, reply.usage.prompt_tokens + 1)
     chunks: Any = litellm.completion(**at, **asked(), stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == best[0][0]
+
+
+def test_litellm_completes_texts(server: RunningServer, model: str) -> None:
+    asked = {"prompt": "Do cats purr?", "max_tokens": 1, "temperature": 0, "logprobs": 3}
+    url = f"{server.base_url}/v1/completions"
+    (plain,) = httpx.post(url, json=asked, trust_env=False, timeout=120).json()["choices"]
+    at = {"model": f"text-completion-openai/{model}", "api_base": f"{server.base_url}/v1", "api_key": "none"}
+    reply: Any = litellm.text_completion(**at, **asked)
+    (choice,) = reply.choices
+    assert choice.text == plain["text"]
+    assert dict(choice.logprobs)["token_logprobs"] == plain["logprobs"]["token_logprobs"]
+    assert reply.usage.completion_tokens == 1
 
 
 def test_litellm_reports_what_is_refused(server: RunningServer, model: str) -> None:
