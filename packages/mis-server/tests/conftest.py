@@ -1,6 +1,7 @@
 """The application over real HTTP, with an engine that only pretends."""
 
 import asyncio
+import dataclasses
 import pickle
 import socket
 import threading
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mis_core.config import EngineConfig
 from mis_core.process.wire import Ready
+from mis_core.ragged import rows_at
 from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
@@ -26,7 +28,7 @@ from mis_server.settings import ServerConfig
 
 
 class PretendedEngine:
-    """Answers logit = 0.01 * last token of the item + 0.1 * label id, normaliser 4. Tests change its attributes."""
+    """Answers logit = 0.01 * token of the row + 0.1 * label id, normaliser 4. Tests change its attributes."""
 
     def __init__(self) -> None:
         self.ready = True
@@ -42,6 +44,7 @@ class PretendedEngine:
         self.in_flight = 0
         self.restarts = 0
         self.operations: list[str] = []
+        self.next_ids = [70, 71]
 
     async def score(self, request: ScoreRequest) -> EngineOutput:
         self.requests.append(request)
@@ -50,10 +53,11 @@ class PretendedEngine:
             raise self.error
         if self.hangs:
             await self._hang()
-        last = request.item_tokens[request.item_starts[1:] - 1]
-        logits = (0.01 * last[:, None] + 0.1 * request.label_ids + self.offset).astype(np.float32)
-        normalisers = np.full(request.num_items, 4, np.float32) if request.needs_log_sum_exp else None
-        return EngineOutput(logits, normalisers, cached_tokens=1, algorithm="packed")
+        logits = (0.01 * read_tokens(request)[:, None] + 0.1 * request.label_ids + self.offset).astype(np.float32)
+        normalisers = np.full(request.num_reads, 4, np.float32) if request.needs_log_sum_exp else None
+        return dataclasses.replace(
+            drawn(request, self.next_ids), logits=logits, log_sum_exp=normalisers, cached_tokens=1, algorithm="packed"
+        )
 
     async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:
         if self.error is not None:
@@ -70,6 +74,27 @@ class PretendedEngine:
         except asyncio.CancelledError:
             self.was_cancelled.set()
             raise
+
+
+def read_tokens(request: ScoreRequest) -> np.ndarray:
+    """The token of every row that is read: of the query, then of each item."""
+    lens = np.diff(request.read_starts)
+    items = rows_at(request.item_tokens, request.item_starts[1:] - lens, lens)
+    return np.concatenate([request.query[len(request.query) - request.query_reads :], items])
+
+
+def drawn(request: ScoreRequest, next_ids: list[int]) -> EngineOutput:
+    """An answer without labels: tokens 40, 41, ... are the most probable ones, and the next ones are given."""
+    top_ids = np.tile(np.arange(40, 40 + request.top_tokens, dtype=np.int32), (request.num_reads, 1))
+    tokens = np.resize(np.array(next_ids, np.int32), request.num_items)
+    return EngineOutput(
+        logits=np.zeros((request.num_reads, 0), np.float32),
+        log_sum_exp=None,
+        top_ids=top_ids if request.top_tokens else None,
+        top_logits=(3 - 0.1 * (top_ids - 40)).astype(np.float32) if request.top_tokens else None,
+        next_ids=None if request.sampling is None else tokens,
+        next_logits=None if request.sampling is None else (0.01 * tokens).astype(np.float32),
+    )
 
 
 @contextmanager
@@ -101,10 +126,10 @@ class TokenizersInThreads:
     """Does the work of a pool in threads, as its processes would take a second to start for every application."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     async def small(self, work: Callable[[Tokenizer], Any], size: int) -> Any:
-        return await asyncio.to_thread(pickle.loads(pickle.dumps(work)), self._tokenizer)
+        return await asyncio.to_thread(pickle.loads(pickle.dumps(work)), self.tokenizer)
 
     large = small
 

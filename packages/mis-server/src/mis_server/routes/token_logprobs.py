@@ -1,0 +1,137 @@
+"""What a completion says of its tokens, encoded as OpenAI's parallel lists."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from jaxtyping import Float32, Int32, Integer
+
+from mis_core.tokenization import Tokenizer
+from mis_server.schemas.completions import Logprobs
+
+_PIECE_VALUES = 4096  # encoded within a millisecond or two, after which other threads get a turn
+
+
+class Spelled:
+    """The texts of some tokens, each looked up once."""
+
+    def __init__(self, tokenizer: Tokenizer, told: list[np.ndarray]) -> None:
+        """Look up tokens.
+
+        Args:
+            tokenizer: Spells them.
+            told: Arrays of their ids.
+        """
+        self._ids = np.unique(np.concatenate([ids.ravel() for ids in told]))
+        data = [tokenizer.token_bytes(each) for each in self._ids.tolist()]
+        self._data = np.array(data, object)
+        self._names = np.array([_name(*each) for each in zip(self._ids.tolist(), data, strict=True)], object)
+        # Every character of UTF-8 has one byte that does not continue it.
+        self._characters = np.array([sum(byte & 0xC0 != 0x80 for byte in each) for each in data], np.int64)
+
+    def names(self, ids: np.ndarray) -> list[Any]:
+        """Return what each token is called, in lists shaped like the ids; part of a character has its bytes."""
+        return self._names[self._at(ids)].tolist()
+
+    def text(self, ids: Int32[np.ndarray, " tokens"]) -> str:
+        """Return the text of tokens that follow each other."""
+        return b"".join(self._data[self._at(ids)].tolist()).decode(errors="replace")
+
+    def characters(self, ids: Int32[np.ndarray, " tokens"]) -> Integer[np.ndarray, " tokens"]:
+        """Return how many characters begin in each token."""
+        return self._characters[self._at(ids)]
+
+    def _at(self, ids: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._ids, ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Elements of the four lists, encoded, without brackets."""
+
+    tokens: bytes
+    token_logprobs: bytes
+    top_logprobs: bytes
+    text_offset: bytes
+
+    @classmethod
+    def none(cls) -> Self:
+        """Return no elements."""
+        return cls(b"", b"", b"", b"")
+
+    @classmethod
+    def of(
+        cls,
+        spelled: Spelled,
+        ids: Int32[np.ndarray, " tokens"],
+        logprobs: Float32[np.ndarray, " tokens"],
+        top_ids: Int32[np.ndarray, "tokens top_logprobs"],
+        top_logprobs: Float32[np.ndarray, "tokens top_logprobs"],
+        places: Integer[np.ndarray, " tokens"],
+        *,
+        has_first: bool = True,
+    ) -> Self:
+        """Encode what is said of tokens that follow each other.
+
+        Args:
+            spelled: Their texts.
+            ids: The tokens.
+            logprobs: Their log-probabilities.
+            top_ids: The most probable tokens in place of each; the token itself is added.
+            top_logprobs: Their log-probabilities.
+            places: Characters of the text before each.
+            has_first: Whether something is said of the first token, not null.
+        """
+        # The token has one value in both lists: clients compare it with the highest.
+        shown = np.where(top_ids == ids[:, None], logprobs[:, None], top_logprobs)
+        names = np.concatenate([top_ids, ids[:, None]], 1)
+        values = np.concatenate([shown, logprobs[:, None]], 1)
+        step = max(1, _PIECE_VALUES // values.shape[1])
+        pieces: list[list[bytes]] = []
+        for begin in range(0, len(ids), step):
+            piece = slice(begin, begin + step)
+            own: list[float | None] = logprobs[piece].tolist()
+            tops: list[dict[str, float] | None] = [
+                _by_name(*row) for row in zip(spelled.names(names[piece]), values[piece].tolist(), strict=True)
+            ]
+            if begin == 0 and not has_first:
+                own[0] = tops[0] = None
+            lists = spelled.names(ids[piece]), own, tops, places[piece].tolist()
+            pieces.append([msgspec.json.encode(each)[1:-1] for each in lists])
+        return cls(*map(b",".join, zip(*pieces, strict=True))) if pieces else cls.none()
+
+    def __add__(self, other: "Entries") -> "Entries":
+        """Return the elements of both."""
+        return Entries(
+            _both(self.tokens, other.tokens),
+            _both(self.token_logprobs, other.token_logprobs),
+            _both(self.top_logprobs, other.top_logprobs),
+            _both(self.text_offset, other.text_offset),
+        )
+
+    def logprobs(self) -> Logprobs:
+        """Return the lists."""
+        lists = self.tokens, self.token_logprobs, self.top_logprobs, self.text_offset
+        return Logprobs(*(msgspec.Raw(b"[" + each + b"]") for each in lists))
+
+
+def _name(token: int, data: bytes) -> str:
+    if not data:
+        return f"token_id:{token}"
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _by_name(names: list[str], values: list[float]) -> dict[str, float]:
+    """Return values by name: of tokens that are spelled alike, the first."""
+    found: dict[str, float] = {}
+    for name, value in zip(names, values, strict=True):
+        found.setdefault(name, value)
+    return found
+
+
+def _both(first: bytes, second: bytes) -> bytes:
+    return first + b"," + second if first and second else first + second

@@ -1,0 +1,93 @@
+"""Body, reply and events of `POST /v1/completions`, as OpenAI has them."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema
+
+from mis_server.schemas.chat import ChatUsage, Finish, StreamOptions
+from mis_server.schemas.score import TokenId
+
+_EXAMPLES: list[Any] = [{"prompt": "Cats purr.", "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}]
+_Text = Annotated[str, Field(min_length=1)]
+_Tokens = Annotated[list[TokenId], Field(min_length=1)]
+_Texts = Annotated[list[_Text], Field(min_length=1)]
+_TokenLists = Annotated[list[_Tokens], Field(min_length=1)]
+
+
+class CompletionBody(BaseModel):
+    """Describes the body in the OpenAPI document; `mis_core.tasks.complete` checks what arrives.
+
+    Further fields of OpenAI's are accepted without effect, or refused by name.
+    """
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": _EXAMPLES})
+
+    prompt: _Text | _Tokens | _Texts | _TokenLists = Field(description="A text, token ids, or a list of either.")
+    max_tokens: Literal[0, 1] = Field(description="New tokens: 1, the most that this server writes today; 0 with echo.")
+    model: str | None = Field(default=None, description="The served model; any other name is refused.")
+    echo: bool | None = Field(default=False, description="Begin the answer with the prompt.")
+    logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="Return log-probabilities, and those of so many most probable tokens."
+    )
+    temperature: float | None = Field(default=1.0, ge=0, le=2, description="0: the most probable token.")
+    top_p: float | None = Field(default=1.0, ge=0, le=1, description="Draw from the most probable of this mass.")
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="Draw the same tokens again.")
+    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]+$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
+        Field(default=None, description="Numbers that are added to the logits of tokens before one is drawn.")
+    )
+    n: int | None = Field(default=1, ge=1, le=128, description="How many answers each prompt gets.")
+    best_of: int | None = Field(
+        default=None, ge=1, le=128, description="Draw so many, and answer with the `n` most probable."
+    )
+    stop: str | list[str] | None = Field(default=None, description="Texts before which an answer ends.")
+    stream: bool | None = Field(default=False, description="Send the answers as server-sent events.")
+    stream_options: StreamOptions | None = Field(default=None, description="Needs `stream`.")
+    cache_salt: str | None = Field(
+        default=None, description="Requests share cached prefixes only with requests that have the same salt."
+    )
+    add_special_tokens: bool | None = Field(
+        default=True, description="Add the tokenizer's special tokens, such as BOS, to texts without them."
+    )
+
+
+def _encoded(items: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "array", "items": items})
+
+
+_NUMBER_OR_NULL = {"anyOf": [{"type": "number"}, {"type": "null"}]}
+_NUMBERS_BY_TOKEN = {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Tokens of the text in order, encoded before; the first one of a prompt has no log-probabilities."""
+
+    tokens: Annotated[msgspec.Raw, InstanceOf(), _encoded({"type": "string"})]
+    token_logprobs: Annotated[msgspec.Raw, InstanceOf(), _encoded(_NUMBER_OR_NULL)]
+    top_logprobs: Annotated[msgspec.Raw, InstanceOf(), _encoded(_NUMBERS_BY_TOKEN)]
+    text_offset: Annotated[msgspec.Raw, InstanceOf(), _encoded({"type": "integer"})]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionChoice:
+    """One answer."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionReply:
+    """The answers to all prompts, or the event of one of them."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: ChatUsage | None
+    system_fingerprint: None = None
