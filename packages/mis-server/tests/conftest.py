@@ -101,10 +101,10 @@ class TokenizersInThreads:
     """Does the work of a pool in threads, as its processes would take a second to start for every application."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     async def small(self, work: Callable[[Tokenizer], Any], size: int) -> Any:
-        return await asyncio.to_thread(pickle.loads(pickle.dumps(work)), self._tokenizer)
+        return await asyncio.to_thread(pickle.loads(pickle.dumps(work)), self.tokenizer)
 
     large = small
 

@@ -54,6 +54,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "invalid_mask_impl": (400, _VALUE),
     "invalid_multi_item_scoring_chunk_size": (400, _VALUE),
     "unknown_parameter": (400, _INVALID),
+    "task_not_supported": (400, _INVALID),
     "invalid_prompt": (400, _INVALID),
     "invalid_tokens": (400, _INVALID),
     "invalid_request_timeout": (400, _VALUE),

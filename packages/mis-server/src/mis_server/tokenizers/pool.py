@@ -38,11 +38,12 @@ class TokenizerPool:
     """Processes with the model's tokenizer: some for small bodies, and as many for large ones.
 
     Use it as an async context manager, within one event loop. It accepts work at once, though its processes take a
-    second to start.
+    second to start. Its `tokenizer` is the one that its processes have, for what takes no time.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer.to_json()
+        self.tokenizer = tokenizer
+        self._json = tokenizer.to_json()
         self._small: asyncio.PriorityQueue[_Job] = asyncio.PriorityQueue()
         self._large: asyncio.PriorityQueue[_Job] = asyncio.PriorityQueue()
         self._numbers = itertools.count()
@@ -88,7 +89,7 @@ class TokenizerPool:
         """Run jobs, each in a process that may have run others; `kills` one when nobody waits for its job any more."""
         while True:
             try:
-                process = await TokenizerProcess.start(self._tokenizer)
+                process = await TokenizerProcess.start(self._json)
             except (OSError, ProcessEnded) as error:
                 logger.error("A tokenizer process could not be started: %s", error)
                 await asyncio.sleep(_RETRY_S)
