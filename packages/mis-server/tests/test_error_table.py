@@ -81,6 +81,7 @@ CAUSES = [
     field_error("invalid_temperature", temperature=2.0),
     field_error("invalid_temperature", temperature=True, apply_softmax=True),
     field_error("unknown_parameter", querry="a"),
+    field_error("unknown_parameter", text_1="a"),
     field_error("model_not_found", model="other"),
     Cause("invalid_labels_type", {"labels": 7, "label_token_ids": GONE}, "labels"),
     Cause("empty_labels", {"labels": [], "label_token_ids": GONE}, "labels"),

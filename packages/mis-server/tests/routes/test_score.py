@@ -48,6 +48,33 @@ def test_reply_has_the_fields_of_the_contract(
     check_score_reply(reply.content)
 
 
+def test_the_route_without_a_version_is_the_same(http: httpx.Client, score_body: Body) -> None:
+    one, other = (http.post(path, json=score_body()).json() for path in ("/v1/score", "/score"))
+    assert one["scores"] == other["scores"]
+    assert one["usage"] == other["usage"]
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/score"])
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"queries": "a", "documents": ["b"]}, "queries"),
+        ({"queries": ["a"], "items": ["b"]}, "queries"),
+        ({"text_1": "a", "text_2": ["b", "c"], "truncate_prompt_tokens": 8}, "text_1"),
+        ({"priority": 0, "data_1": "a", "data_2": "b"}, "data_1"),
+        ({"query": "a", "documents": ["b"]}, "documents"),
+    ],
+)
+def test_pairs_as_vllm_takes_them_are_sent_to_rerank(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    reply = http.post(path, json={"model": "some/model"} | body)
+    error = error_of(reply)
+    assert (reply.status_code, error["code"], error["param"]) == (400, "unknown_parameter", param)
+    for name in ("/v1/rerank", "query", "items", "label_token_ids", "labels"):
+        assert name in error["message"]
+
+
 def test_a_reply_says_where_its_time_went(http: httpx.Client, score_body: Body) -> None:
     stages = http.post("/v1/score", json=score_body()).headers["server-timing"].split(", ")
     assert {"tokenize", "finish"} <= {stage.partition(";dur=")[0] for stage in stages}

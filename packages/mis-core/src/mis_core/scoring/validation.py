@@ -26,6 +26,10 @@ FIELDS = (
 """Every field of a request."""
 
 
+_PAIRS = ("queries", "documents", "text_1", "text_2", "data_1", "data_2")
+"""Fields of the route that has the same path in vLLM: one relevance for each pair."""
+
+
 def parse_score_request(
     body: Mapping[str, object],
     tokenizer: Tokenizer | None,
@@ -45,6 +49,7 @@ def parse_score_request(
     Raises:
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
+    _check_not_pairs(body)
     _check_names(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
     inputs = read_inputs(body, tokenizer)
     labels = read_labels(body, inputs.num_items)
@@ -97,6 +102,17 @@ def check_characters(most: int, **texts: Sequence[str]) -> None:
             "too_many_tokens",
             f"{count} characters of text; at most {most} are allowed.",
             max(counts, key=lambda name: counts[name]),
+        )
+
+
+def _check_not_pairs(body: Mapping[str, object]) -> None:
+    name = next((name for name in _PAIRS if name in body), None)
+    if name is not None:
+        raise RequestError(
+            "unknown_parameter",
+            f"{name} belongs to vLLM's score, one relevance for each pair: POST /v1/rerank ranks documents for a query "
+            "here. /v1/score wants query, items, and label_token_ids or labels.",
+            name,
         )
 
 

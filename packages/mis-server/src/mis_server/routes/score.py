@@ -1,4 +1,4 @@
-"""`POST /v1/score`."""
+"""`POST /v1/score`, also `/score`."""
 
 import time
 
@@ -19,6 +19,7 @@ _PIECE_SCORES = 8192  # encoded within a millisecond or two
 _BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": ScoreBody.model_json_schema()}}}}
 
 
+@router.post("/score", response_model=ScoreReply, openapi_extra=_BODY)
 @router.post("/v1/score", response_model=ScoreReply, openapi_extra=_BODY)
 async def score(request: Request) -> Response:
     """Score every item behind the query: the probabilities of the label tokens after `query + item`.
