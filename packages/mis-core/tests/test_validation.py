@@ -23,7 +23,7 @@ def tokenizer(small_tokenizer):
 
 
 def parse(body, tokenizer=None, **options):
-    return parse_score_request(body, tokenizer, LIMITS, **options)
+    return parse_score_request(body, tokenizer, LIMITS, **options).request
 
 
 def refusal(body, tokenizer=None, **options) -> RequestError:
@@ -328,7 +328,7 @@ def test_items_times_labels_are_bounded_before_they_take_memory():
         parse_score_request(body, None, limits)
     assert (caught.value.code, caught.value.param) == ("too_many_labels", "label_token_ids")
     body["label_token_ids"][0].pop()
-    assert parse_score_request(body, None, limits).label_ids.shape == (4, 2)
+    assert parse_score_request(body, None, limits).request.label_ids.shape == (4, 2)
 
 
 def test_labels_are_counted_before_they_are_looked_up(tokenizer, monkeypatch):

@@ -62,6 +62,8 @@ BEYOND = {
     "no_profile": (400, "invalid_request_error"),
     "invalid_http": (400, "invalid_request_error"),
     "invalid_add_special_tokens_type": (400, "invalid_request_error"),
+    "invalid_return_layout_type": (400, "invalid_request_error"),
+    "invalid_on_error": (400, "invalid_value_error"),
     "task_not_supported": (400, "invalid_request_error"),
     "foreign_host": (403, "invalid_request_error"),
     "foreign_origin": (403, "invalid_request_error"),

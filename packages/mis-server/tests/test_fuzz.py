@@ -109,6 +109,8 @@ bodies = st.fixed_dictionaries(
         "return_token_logprobs": mostly(st.booleans()),
         "model": mostly(st.just("m")),
         "cache_salt": mostly(texts),
+        "on_error": mostly(st.sampled_from(["request", "item"])),
+        "return_layout": mostly(st.booleans()),
         "queries": anything,
     },
 )

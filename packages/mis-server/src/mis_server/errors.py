@@ -49,6 +49,8 @@ ERRORS: dict[str, tuple[int, str]] = {
     "invalid_model_type": (400, _INVALID),
     "invalid_cache_salt_type": (400, _INVALID),
     "invalid_add_special_tokens_type": (400, _INVALID),
+    "invalid_return_layout_type": (400, _INVALID),
+    "invalid_on_error": (400, _VALUE),
     "invalid_temperature": (400, _VALUE),
     "invalid_scoring_algorithm": (400, _VALUE),
     "invalid_mask_impl": (400, _VALUE),

@@ -150,8 +150,8 @@ class Engine:
             items: Texts or lists of token ids, of the query's kind; one may be empty.
             label_token_ids: Tokens whose probability after `query + item` is wanted, or one list per item.
             options: The other fields of the HTTP body: `labels`, `apply_softmax`, `item_first`,
-                `temperature`, `return_token_logprobs`, `cache_salt`, `add_special_tokens`; and, for this request only,
-                `scoring_algorithm`, `mask_impl` and `multi_item_scoring_chunk_size`.
+                `temperature`, `return_token_logprobs`, `cache_salt`, `add_special_tokens`, `on_error`; and, for this
+                request only, `scoring_algorithm`, `mask_impl` and `multi_item_scoring_chunk_size`.
 
         Raises:
             RequestError: the request breaks the contract; nothing was computed.
