@@ -26,7 +26,7 @@ from mis_server.settings import ServerConfig
 
 
 class PretendedEngine:
-    """Answers logit = 0.01 * last token of the item + 0.1 * label id, normaliser 4. Tests change its attributes."""
+    """Answers logit = 0.01 * token that is read + 0.1 * label id, normaliser 4. Tests change its attributes."""
 
     def __init__(self) -> None:
         self.ready = True
@@ -50,9 +50,11 @@ class PretendedEngine:
             raise self.error
         if self.hangs:
             await self._hang()
-        last = request.item_tokens[request.item_starts[1:] - 1]
+        read_lens = np.ones(request.num_items, int) if request.read_lens is None else request.read_lens
+        behind = np.concatenate([np.arange(count - 1, -1, -1) for count in read_lens])
+        last = request.item_tokens[request.item_starts[1:].repeat(read_lens) - 1 - behind]
         logits = (0.01 * last[:, None] + 0.1 * request.label_ids + self.offset).astype(np.float32)
-        normalisers = np.full(request.num_items, 4, np.float32) if request.needs_log_sum_exp else None
+        normalisers = np.full(request.num_reads, 4, np.float32) if request.needs_log_sum_exp else None
         return EngineOutput(logits, normalisers, cached_tokens=1, algorithm="packed")
 
     async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:

@@ -20,7 +20,7 @@ invalid_token_id_type                                                           
 negative_token_id                                                                       400 invalid_value_error
 token_id_exceeds_vocab                                                                  422 invalid_value_error
 too_many_items too_many_labels too_many_tokens                                          400 invalid_value_error
-label_not_single_token                                                                  422 invalid_value_error
+empty_label                                                                             422 invalid_value_error
 invalid_apply_softmax_type invalid_item_first_type                                      400 invalid_request_error
 invalid_temperature                                                                     400 invalid_value_error
 context_length_exceeded                                                                 400 invalid_request_error
@@ -64,6 +64,7 @@ BEYOND = {
     "invalid_add_special_tokens_type": (400, "invalid_request_error"),
     "invalid_return_layout_type": (400, "invalid_request_error"),
     "invalid_on_error": (400, "invalid_value_error"),
+    "label_not_single_token": (422, "invalid_value_error"),
     "task_not_supported": (400, "invalid_request_error"),
     "foreign_host": (403, "invalid_request_error"),
     "foreign_origin": (403, "invalid_request_error"),

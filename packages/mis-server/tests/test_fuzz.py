@@ -40,8 +40,8 @@ class Answering:
             assert ids.dtype == np.int32
             assert ((ids >= 0) & (ids < 1024)).all()
         assert (request.context_lens + np.diff(request.item_starts) <= 256).all()
-        logits = np.zeros((request.num_items, request.label_ids.shape[1]), np.float32)
-        normalisers = np.full(request.num_items, 5, np.float32) if request.needs_log_sum_exp else None
+        logits = np.zeros((request.num_reads, request.label_ids.shape[1]), np.float32)
+        normalisers = np.full(request.num_reads, 5, np.float32) if request.needs_log_sum_exp else None
         return EngineOutput(logits, normalisers, cached_tokens=0)
 
     async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:

@@ -36,6 +36,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "invalid_labels_type": (400, _INVALID),
     "empty_labels": (400, _INVALID),
     "conflicting_labels": (400, _INVALID),
+    "empty_label": (422, _VALUE),
     "label_not_single_token": (422, _VALUE),
     "label_count_mismatch": (400, _VALUE),
     "too_many_items": (400, _VALUE),

@@ -95,7 +95,9 @@ class ModelService(Service[bytes]):
         if len(source) <= SMALL:
             fields = decode_body(source)
             if not task.has_text(fields):
-                return task.parse(fields, None, limits, models)
+                # Items that are sorted out are read one by one.
+                values = len(source) if fields.get("on_error") == "item" else 0
+                return await in_thread_if_large(values, task.parse, fields, None, limits, models)
             # A short text that is tokenised again with each of many items is a long job, too.
             most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL, limits.max_text_characters)
             narrow = replace(limits, max_text_characters=most)

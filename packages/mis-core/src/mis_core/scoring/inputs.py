@@ -76,19 +76,25 @@ class IdInputs:
         ended = TokenRows(first.param, values, first.lens + 1, first.is_nested)
         return replace(kept, items=ended) if item_first else replace(kept, query=ended)
 
-    def join(self, item_first: bool, special: bool, limits: Limits) -> Joined:
+    def join(self, item_first: bool, special: bool, limits: Limits, appended: int = 0) -> Joined:
         """Make the segments; what exceeds the limits is refused before any array of that size is made.
+
+        Args:
+            item_first: Put each item before the query.
+            special: Whether special tokens are added to texts.
+            limits: What is refused.
+            appended: Most tokens of a label that are put behind an item later.
 
         Raises:
             RequestError: `context_length_exceeded` or `too_many_tokens`.
         """
         query = self.query.values
         lens = self.items.lens + len(query)
-        kept = _short_enough(lens, len(query), limits, self.errors)
+        kept = _short_enough(lens, len(query), appended, limits, self.errors)
         items = self.items if kept is None else self.items.rows(kept)
         if not len(items.lens):
             return NOTHING
-        _check_total(len(items.values) + len(query) * (len(items.lens) if item_first else 1), limits)
+        check_total(len(items.values) + len(query) * (len(items.lens) if item_first else 1), limits)
         return join_ids(query, items.values, items.lens, item_first)
 
     def _without(self, is_bad: np.ndarray, error: Callable[[int, int], RequestError]) -> "IdInputs":
@@ -127,8 +133,10 @@ class TextInputs:
         items = TokenRows("items", tokens, lens, is_nested=True)
         return IdInputs(TokenRows.single("query", query), items, self.errors)
 
-    def join(self, item_first: bool, special: bool, limits: Limits) -> Joined:
+    def join(self, item_first: bool, special: bool, limits: Limits, appended: int = 0) -> Joined:
         """Tokenise every joined text, with the special tokens that are added to it or without, and make the segments.
+
+        The arguments are those of `IdInputs.join`.
 
         Raises:
             RequestError: `context_length_exceeded`, `too_many_tokens`, or what `Tokenizer.join` raises.
@@ -143,10 +151,10 @@ class TextInputs:
             max_characters=limits.max_text_characters,
         )
         lens = joined.context_lens + np.diff(joined.item_starts)
-        kept = _short_enough(lens, 0, limits, self.errors)
+        kept = _short_enough(lens, 0, appended, limits, self.errors)
         if kept is not None:
             joined = joined.rows(kept) if len(kept) else NOTHING
-        _check_total(len(joined.query) + len(joined.item_tokens), limits)
+        check_total(len(joined.query) + len(joined.item_tokens), limits)
         return joined
 
 
@@ -279,17 +287,18 @@ def _check_kinds(
 
 
 def _short_enough(
-    lens: np.ndarray, query_tokens: int, limits: Limits, errors: ItemErrors
+    lens: np.ndarray, query_tokens: int, appended: int, limits: Limits, errors: ItemErrors
 ) -> Int64[np.ndarray, " rows"] | None:
     """Refuse sequences beyond the context; return the rows of the others, or None if that is all of them."""
-    is_long = lens > limits.context_length
+    is_long = lens + appended > limits.context_length
     if not is_long.any():
         return None
 
     def error(row: int, index: int) -> RequestError:
+        what = "query, item and label" if appended else "query and item"
         return RequestError(
             "context_length_exceeded",
-            f"items[{index}]: query and item have {lens[row]} tokens together; the context holds "
+            f"items[{index}]: {what} have {lens[row] + appended} tokens together; the context holds "
             f"{limits.context_length}.",
             "items",
         )
@@ -299,8 +308,12 @@ def _short_enough(
     return errors.refuse(is_long, error)
 
 
-def _check_total(computed: int, limits: Limits) -> None:
-    """Refuse more tokens than a request may have."""
+def check_total(computed: int, limits: Limits) -> None:
+    """Refuse more tokens than a request may have.
+
+    Raises:
+        RequestError: `too_many_tokens`.
+    """
     if computed > limits.max_request_tokens:
         raise RequestError(
             "too_many_tokens",

@@ -25,8 +25,21 @@ class Labels:
     texts: list[str]
     ids: TokenRows | None
 
+    def look_up_sequences(self, tokenizer: Tokenizer | None) -> TokenRows:
+        """Return the ids; of texts, one list for each if some have several tokens, else one list.
+
+        Raises:
+            RequestError: `empty_label`.
+        """
+        if self.ids is not None:
+            return self.ids
+        assert tokenizer is not None, "texts need a tokenizer"
+        rows = [tokenizer.label_ids(text) for text in self.texts]
+        ids = TokenRows.nested("labels", [TokenRows.single("labels", np.array(row, np.int64)) for row in rows])
+        return ids if ids.longest > 1 else TokenRows.single("labels", ids.values)
+
     def look_up(self, tokenizer: Tokenizer | None) -> TokenRows:
-        """Return the ids; of texts, those of a tokenizer.
+        """Return the ids of labels that must be one token each; of texts, those of a tokenizer.
 
         Raises:
             RequestError: `label_not_single_token`.

@@ -17,7 +17,8 @@ def finish_score(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> Scor
 
     Without `apply_softmax` a score is the label's probability over the full vocabulary, the
     exponential of its log-probability. With it, a score is the softmax over the item's labels, in
-    which the full-vocabulary normaliser cancels. Finite logits never make NaN or infinity.
+    which the full-vocabulary normaliser cancels. A label of several tokens has the probability of its whole sequence,
+    and the softmax is over these. Finite logits never make NaN or infinity.
 
     Args:
         parsed: The request.
@@ -29,9 +30,13 @@ def finish_score(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> Scor
     began = time.perf_counter()
     request, items = parsed.request, parsed.items
     output = outputs[0] if outputs else _nothing(request)
-    logprobs = label_logprobs(output) if request.needs_log_sum_exp else None
+    logprobs = label_logprobs(output) if output.log_sum_exp is not None or request.needs_log_sum_exp else None
+    logits = output.logits
+    if parsed.sequences is not None:
+        assert logprobs is not None, "sequences need log_sum_exp"
+        logits = logprobs = parsed.sequences.logprobs(logprobs)
     if request.apply_softmax:
-        scores = label_softmax(output.logits, request.label_ids, request.temperature)
+        scores = label_softmax(logits, request.label_ids, request.temperature)
     else:
         assert logprobs is not None, "without softmax, needs_log_sum_exp is true"
         scores = np.exp(logprobs)
@@ -47,7 +52,7 @@ def finish_score(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> Scor
         algorithm=output.algorithm,
         reason=output.reason,
         steps=output.steps,
-        segments=request.num_items,
+        segments=sum(each.num_items for each in parsed.requests),
         contexts=len(np.unique(request.context_lens[request.context_lens > 0])),
         errors=items.errors,
     )

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from mis_core.errors import RequestError
 from mis_core.scoring.fields import read_bool, read_layout, read_on_error, read_optional_text, read_temperature, shown
-from mis_core.scoring.inputs import check_item_count, read_inputs
+from mis_core.scoring.inputs import check_item_count, check_total, read_inputs
+from mis_core.scoring.label_sequences import LabelSequences
 from mis_core.scoring.labels import check_label_count, label_matrix, read_labels
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.parsed import ParsedScore
@@ -59,9 +60,10 @@ def parse_score_request(
     check_label_count(len(labels.texts), "labels", limits)  # before each is looked up
     if tokenizer is None and (inputs.texts or labels.texts):
         raise RequestError("invalid_query_type", "This engine has no tokenizer: send token ids, not text.", "query")
-    label_ids = labels.look_up(tokenizer)
+    label_ids = labels.look_up_sequences(tokenizer)
     inputs = inputs.below(limits.vocab_size)
     label_ids.check_below(limits.vocab_size)
+    sequences = LabelSequences.of(label_ids) if labels.texts and label_ids.is_nested else None
     apply_softmax, item_first, return_token_logprobs, return_layout = (
         read_bool(body, name) for name in ("apply_softmax", "item_first", "return_token_logprobs", "return_layout")
     )
@@ -70,17 +72,23 @@ def parse_score_request(
     if model is not None and served_models is not None and model not in served_models:
         raise RequestError("model_not_found", f"Model {shown(model)} is not served here.", "model")
     temperature = read_temperature(body, apply_softmax)
-    _check_counts(num_items, label_ids, limits)
+    _check_counts(num_items, label_ids, sequences, limits)
     layout = read_layout(body)
     joined = NOTHING
     if inputs.errors.any_left and limits.delimiter is not None:
         inputs = inputs.as_ids(item_first, add_special_tokens).delimited(limits.delimiter, item_first)
     if inputs.errors.any_left:
-        joined = inputs.join(item_first, add_special_tokens, limits)
+        appended = 0 if sequences is None else int(sequences.appended.max())
+        joined = inputs.join(item_first, add_special_tokens, limits, appended)
     items = inputs.errors.sorted()
+    if sequences is not None:
+        check_total(sequences.count_tokens(joined), limits)
+        matrix = sequences.first_tokens
+    else:
+        matrix = label_matrix(label_ids)[items.kept] if label_ids.is_nested else label_matrix(label_ids)
     request = ScoreRequest(
         *joined,
-        label_matrix(label_ids)[items.kept] if label_ids.is_nested else label_matrix(label_ids),
+        matrix,
         apply_softmax=apply_softmax,
         temperature=temperature,
         return_token_logprobs=return_token_logprobs,
@@ -88,7 +96,7 @@ def parse_score_request(
         layout=layout,
         empty_items=0 if item_first else inputs.num_empty,
     )
-    return ParsedScore(request, items, return_layout)
+    return ParsedScore(request, items, sequences, return_layout)
 
 
 def check_characters(most: int, **texts: Sequence[str]) -> None:
@@ -130,14 +138,16 @@ def _check_names(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
             raise RequestError("unknown_parameter", f"Unknown field {shown(name)}. {hint}", str(name)[:64])
 
 
-def _check_counts(num_items: int, labels: TokenRows, limits: Limits) -> None:
+def _check_counts(num_items: int, labels: TokenRows, sequences: LabelSequences | None, limits: Limits) -> None:
     check_item_count(num_items, limits)
-    check_label_count(labels.longest, labels.param, limits)
-    scores = num_items * labels.longest
+    count = labels.longest if sequences is None else len(sequences.lens)
+    check_label_count(count, labels.param, limits)
+    scores = num_items * (count if sequences is None else sequences.num_reads * sequences.width)
     if scores > limits.max_scores:
+        what = "scores" if sequences is None else "values that are read, as some have several tokens"
         raise RequestError(
             "too_many_labels",
-            f"{num_items} items with up to {labels.longest} labels make {scores} scores; at most {limits.max_scores} "
+            f"{num_items} items with up to {count} labels make {scores} {what}; at most {limits.max_scores} "
             "are allowed. Split the items over several requests.",
             labels.param,
         )
