@@ -175,6 +175,14 @@ def test_metrics_have_the_engines_counts(http: httpx.Client, pretended: Any) -> 
     assert got["mis_engine_steps_total"] == 3  # the last known; a scrape never fails
 
 
+def test_labels_of_several_tokens_have_no_mass(http: httpx.Client) -> None:
+    body = {"query": "Is it", "items": [" so"], "labels": ["a", "a b c d e"]}
+    assert http.post("/v1/score", json=body).status_code == 200
+    got = samples(http)
+    assert got["mis_requests_total,task=score"] == 1
+    assert got["mis_label_mass_count"] == 0
+
+
 def test_softmax_alone_says_nothing_of_the_label_mass(http: httpx.Client, score_body: Any) -> None:
     http.post("/v1/score", json=score_body(apply_softmax=True))
     assert samples(http)["mis_label_mass_count"] == 0

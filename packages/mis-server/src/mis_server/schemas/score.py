@@ -58,7 +58,9 @@ class ScoreBody(BaseModel):
         description="Tokens whose probability after `query + item` is returned, or one list per item. "
         "Required unless `labels` is given.",
     )
-    labels: _Texts | None = Field(default=None, description="The labels as texts; each must be a single token.")
+    labels: _Texts | None = Field(
+        default=None, description="The labels as texts, of one or more tokens; the score is that of the whole sequence."
+    )
     apply_softmax: bool = Field(
         default=False, description="Return a softmax over the labels instead of full-vocabulary probabilities."
     )
