@@ -45,7 +45,7 @@ def parse_score_request(
     Raises:
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
-    _check_names(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
+    check_names(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
     inputs = read_inputs(body, tokenizer)
     labels = read_labels(body, inputs.num_items)
     check_characters(limits.max_text_characters, **inputs.texts, labels=labels.texts)
@@ -100,7 +100,12 @@ def check_characters(most: int, **texts: Sequence[str]) -> None:
         )
 
 
-def _check_names(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
+def check_names(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
+    """Refuse fields that are not known.
+
+    Raises:
+        RequestError: `unknown_parameter`; names the field, and the one that may be meant.
+    """
     for name in body:
         if name not in fields:
             near = difflib.get_close_matches(str(name)[:64], fields, n=1)
