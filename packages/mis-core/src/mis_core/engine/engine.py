@@ -26,6 +26,8 @@ from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest, ScoreResult
 from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_blocking
+from mis_core.tasks.decide import DECIDE
+from mis_core.tasks.decisions import Decision
 from mis_core.tokenization import Tokenizer
 from mis_kernels.backends import explain, fastest_dtype
 
@@ -164,6 +166,26 @@ class Engine:
         """`score` for asyncio: the event loop stays free, and cancelling the task frees the device."""
         fields = _fields(query, items, label_token_ids, options)
         return (await self._threaded.answer(SCORE, fields)).result
+
+    def decide(self, input: str | Sequence[Any], questions: Sequence[Any], **options: Any) -> Decision:
+        """Answer questions about an input: is it so, which is it, how much is it.
+
+        Args:
+            input: A text, or messages and tool records as dictionaries.
+            questions: Dictionaries as in the HTTP body: predicates, choices and scores.
+            options: The other fields of the HTTP body, such as `choice_order`, `on_error` and `cache_salt`.
+
+        Raises:
+            RequestError: the request breaks the contract; nothing was computed.
+            EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
+        """
+        fields = {"input": input, "questions": questions, **options}
+        return run_blocking(self._inline.answer(DECIDE, fields)).result
+
+    async def decide_async(self, input: Any, questions: Any, **options: Any) -> Decision:
+        """`decide` for asyncio: the event loop stays free, and cancelling the task frees the device."""
+        fields = {"input": input, "questions": questions, **options}
+        return (await self._threaded.answer(DECIDE, fields)).result
 
     def submit(self, request: ScoreRequest) -> Future[EngineOutput]:
         """Queue a validated request; cancelling the future frees what it holds.
