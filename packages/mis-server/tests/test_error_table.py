@@ -41,6 +41,16 @@ def field_error(code: str, **changes: Any) -> Cause:
     return Cause(code, changes, param=next(iter(changes)))
 
 
+def decision_error(code: str, param: str | None = None, **changes: Any) -> Cause:
+    """What is wrong with a body of `/v1/decisions`; `GONE` leaves a field out."""
+    body = {"input": "A cat.", "questions": [{"type": "predicate", "instructions": "It is wet."}]} | changes
+    content = json.dumps({name: value for name, value in body.items() if value is not GONE})
+    return Cause(code, param=param or next(iter(changes), None), path="/v1/decisions", content=content.encode())
+
+
+IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]
+CHOICES = [{"value": str(number)} for number in range(255)]
+
 CAUSES = [
     field_error("missing_query", query=GONE),
     field_error("missing_query", query=None),
@@ -101,6 +111,26 @@ CAUSES = [
         "multi_item_scoring_chunk_size",
         flags=LAYOUT,
     ),
+    decision_error("missing_input", input=GONE),
+    decision_error("empty_input", input=[]),
+    decision_error("invalid_input", input=7),
+    decision_error("missing_questions", questions=GONE),
+    decision_error("empty_questions", questions=[]),
+    decision_error("invalid_questions", questions="why"),
+    decision_error("invalid_choice_order", choice_order="any"),
+    decision_error("invalid_on_error", on_error="ignore"),
+    decision_error("invalid_prompt_cache_key", prompt_cache_key=7),
+    decision_error("invalid_prompt_cache_options", prompt_cache_options=7),
+    decision_error("invalid_safety_identifier", safety_identifier=7),
+    decision_error(
+        "too_few_label_tokens", questions=[{"type": "choice", "instructions": "Which?", "choices": CHOICES}]
+    ),
+    decision_error("unsupported_parameter", "input[0].content[0]", input=IMAGE),
+    decision_error("unknown_parameter", temperature=1),
+    decision_error("model_not_found", model="other"),
+    decision_error("too_many_items", questions=[{}] * 401),
+    decision_error("context_length_exceeded", "questions", input="cat " * 300),
+    Cause("task_not_supported", engine=RequestError("task_not_supported", "It has a classification head.")),
     Cause("invalid_prompt", param="prompt", path="/tokenize", content=b"{}"),
     Cause("invalid_tokens", param="tokens", path="/detokenize", content=b"{}"),
     Cause("invalid_json", content=b"{"),
