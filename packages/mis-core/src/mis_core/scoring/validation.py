@@ -101,10 +101,10 @@ def check_characters(most: int, **texts: Sequence[str]) -> None:
 
 
 def check_names(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
-    """Refuse fields that are not known.
+    """Refuse fields that are not known, with the one that may be meant.
 
     Raises:
-        RequestError: `unknown_parameter`; names the field, and the one that may be meant.
+        RequestError: `unknown_parameter`.
     """
     for name in body:
         if name not in fields:

@@ -16,7 +16,7 @@ SAMPLING_FIELDS = ("temperature", "top_p", "seed", "logit_bias", "n", "stop")
 """Every field that is read here."""
 
 MAX_DRAWS = 128
-MAX_BIASES = 1024
+MAX_BIASES = 300
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 
