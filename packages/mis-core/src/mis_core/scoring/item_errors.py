@@ -4,7 +4,7 @@
 an item that cannot be scored gets an `ItemError`, and the rest are scored as if it had not been sent.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,9 +12,6 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from mis_core.errors import RequestError
-from mis_core.scoring.fields import kind, shown
-
-ON_ERROR = ("request", "item")
 
 Item = TypeVar("Item")
 Read = TypeVar("Read")
@@ -44,11 +41,13 @@ class SortedItems:
     Attributes:
         count: Items of the request.
         kept: Places of those that are scored, `[kept]`, rising.
+        per_item: Whether the request wants the rest where some are wrong.
         errors: One for each of the others, in their order.
     """
 
     count: int
     kept: Int64[np.ndarray, " kept"]
+    per_item: bool = False
     errors: tuple[ItemError, ...] = ()
 
     @classmethod
@@ -134,25 +133,11 @@ class ItemErrors:
 
     def sorted(self) -> SortedItems:
         """Return the items as they are sorted out now."""
-        return SortedItems(self.count, self.kept, tuple(sorted(self._errors, key=lambda error: error.index)))
+        return SortedItems(
+            self.count, self.kept, self.per_item, tuple(sorted(self._errors, key=lambda error: error.index))
+        )
 
     def _add(self, index: int, error: RequestError) -> None:
         if not self.per_item:
             raise error
         self._errors.append(ItemError(index, error.code, error.message, self._param))
-
-
-def read_on_error(body: Mapping[str, object]) -> bool:
-    """Return whether single items may be refused.
-
-    Raises:
-        RequestError: `invalid_on_error`.
-    """
-    value = body.get("on_error", "request")
-    if not isinstance(value, str):
-        raise RequestError("invalid_on_error", f"on_error must be a text, not {kind(value)}.", "on_error")
-    if value not in ON_ERROR:
-        raise RequestError(
-            "invalid_on_error", f"on_error must be one of {', '.join(ON_ERROR)}, not {shown(value)}.", "on_error"
-        )
-    return value == "item"

@@ -14,8 +14,8 @@ from jaxtyping import Int32
 
 from mis_core.errors import RequestError
 from mis_core.ragged import offsets
-from mis_core.scoring.fields import kind, read_optional_text, shown
-from mis_core.scoring.item_errors import ItemErrors, read_on_error
+from mis_core.scoring.fields import kind, read_on_error, read_optional_text, shown
+from mis_core.scoring.item_errors import ItemErrors
 from mis_core.scoring.labels import check_label_count
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, ScoreRequest
