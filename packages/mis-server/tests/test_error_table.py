@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from mis_core.errors import EngineUnavailable, RequestError
@@ -35,6 +36,7 @@ class Cause:
     content: bytes | None = None
     headers: dict[str, str] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
+    head_labels: tuple[str, ...] = ()
 
 
 def field_error(code: str, **changes: Any) -> Cause:
@@ -88,6 +90,7 @@ CAUSES = [
     Cause(
         "label_not_single_token", TEXT | {"labels": ["no such word is one token"], "label_token_ids": GONE}, "labels"
     ),
+    Cause("unknown_label", {"labels": ["best"], "label_token_ids": GONE}, "labels", head_labels=("bad", "good")),
     Cause("context_length_exceeded", {"items": [[1], [2] * 300]}, "items"),
     Cause("too_many_items", param="items", options={"max_items_per_request": 1}),
     Cause("too_many_labels", param="label_token_ids", options={"max_labels_per_request": 1}),
@@ -130,6 +133,7 @@ def test_every_code_has_a_cause_here() -> None:
 def test_a_cause_gets_its_code(connect: Connect, pretended: Any, score_body: Body, cause: Cause) -> None:
     http = connect(engine_options=cause.flags, **cause.options)
     pretended.error = cause.engine
+    pretended.info = msgspec.structs.replace(pretended.info, head_labels=cause.head_labels)
     body = {name: value for name, value in score_body(**cause.changes).items() if value is not GONE}
     content = json.dumps(body).encode() if cause.content is None else cause.content
     headers = {"content-type": "application/json"} | cause.headers
