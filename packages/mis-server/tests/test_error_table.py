@@ -12,6 +12,7 @@ import pytest
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineFault
+from mis_core.tasks.chat import IGNORED
 from mis_server.errors import ERRORS
 
 Body = Callable[..., dict[str, Any]]
@@ -37,10 +38,20 @@ class Cause:
     headers: dict[str, str] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
     head_labels: tuple[str, ...] = ()
+    has_template: bool = True
 
 
 def field_error(code: str, **changes: Any) -> Cause:
     return Cause(code, changes, param=next(iter(changes)))
+
+
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+
+
+def chat_error(code: str, **changes: Any) -> Cause:
+    body = {name: value for name, value in (CHAT | changes).items() if value is not GONE}
+    content = json.dumps(body).encode()
+    return Cause(code, param=next(iter(changes)), path="/v1/chat/completions", content=content)
 
 
 CAUSES = [
@@ -104,6 +115,34 @@ CAUSES = [
         "multi_item_scoring_chunk_size",
         flags=LAYOUT,
     ),
+    chat_error("missing_messages", messages=GONE),
+    chat_error("empty_messages", messages=[]),
+    chat_error("invalid_messages", messages="a"),
+    chat_error("invalid_messages", messages=[{"role": "someone", "content": "a"}]),
+    chat_error("unsupported_parameter", messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
+    chat_error("context_length_exceeded", messages=[{"role": "user", "content": "some words " * 200}]),
+    chat_error("unsupported_parameter", max_tokens=GONE),
+    chat_error("unsupported_parameter", max_completion_tokens=2),
+    chat_error("unsupported_parameter", tools=[{}]),
+    chat_error("unsupported_parameter", response_format={"type": "json_object"}),
+    chat_error("invalid_max_tokens", max_tokens=0),
+    chat_error("invalid_max_completion_tokens", max_completion_tokens="1"),
+    chat_error("invalid_n", n=0),
+    chat_error("invalid_temperature", temperature=-1),
+    chat_error("invalid_top_p", top_p=2),
+    chat_error("invalid_seed", seed=0.5),
+    chat_error("invalid_logit_bias", logit_bias={"a": 1}),
+    chat_error("token_id_exceeds_vocab", logit_bias={"1024": 1}),
+    chat_error("invalid_stop", stop=[""]),
+    chat_error("invalid_logprobs", logprobs=1),
+    chat_error("invalid_top_logprobs", top_logprobs=21),
+    chat_error("invalid_stream", stream="yes"),
+    chat_error("invalid_stream_options", stream_options={"include_usage": True}),
+    chat_error("invalid_chat_template_kwargs", chat_template_kwargs={"tools": []}),
+    chat_error("invalid_add_generation_prompt", add_generation_prompt=1),
+    chat_error("invalid_continue_final_message", continue_final_message=1),
+    *[chat_error(f"invalid_{name}", **{name: [1]}) for name in IGNORED],
+    Cause("task_not_supported", path="/v1/chat/completions", content=json.dumps(CHAT).encode(), has_template=False),
     Cause("invalid_prompt", param="prompt", path="/tokenize", content=b"{}"),
     Cause("invalid_tokens", param="tokens", path="/detokenize", content=b"{}"),
     Cause("invalid_json", content=b"{"),
@@ -130,7 +169,11 @@ def test_every_code_has_a_cause_here() -> None:
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=[f"{number}-{cause.code}" for number, cause in enumerate(CAUSES)])
-def test_a_cause_gets_its_code(connect: Connect, pretended: Any, score_body: Body, cause: Cause) -> None:
+def test_a_cause_gets_its_code(
+    connect: Connect, pretended: Any, tokenizer: Any, score_body: Body, monkeypatch: pytest.MonkeyPatch, cause: Cause
+) -> None:
+    if not cause.has_template:
+        monkeypatch.setattr(tokenizer, "chat_template", None)
     http = connect(engine_options=cause.flags, **cause.options)
     pretended.error = cause.engine
     pretended.info = msgspec.structs.replace(pretended.info, head_labels=cause.head_labels)
