@@ -25,8 +25,10 @@ from mis_core.models.published import PUBLISHED
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import token_buckets
 from mis_core.scheduler.plan import StepShape
-from mis_core.scheduler.scheduler import Policy, Scheduler
+from mis_core.scheduler.reading import Values
+from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.limits import Limits
+from mis_core.scoring.request import Layout
 from mis_core.scoring.scores import finish_score
 from mis_core.scoring.validation import parse_score_request
 from mis_kernels.backends import Backend
@@ -46,7 +48,7 @@ def timed(stages: Stages, name: str) -> Iterator[None]:
 def host_work(body: dict[str, object], backend: Backend) -> tuple[Stages, int]:
     """Do all host work of one request; return milliseconds by stage, and the number of steps."""
     stages: Stages = defaultdict(float)
-    scheduler = Scheduler(SHAPE, pages=SHAPE.pages_per_context + 8, policy=Policy())
+    scheduler = Scheduler(SHAPE, pages=SHAPE.pages_per_context + 8, layout=Layout())
     with timed(stages, "validate"):
         request = parse_score_request(body, None, Limits(context_length=4096, vocab_size=200_000))
     with timed(stages, "queue"):
@@ -59,10 +61,12 @@ def host_work(body: dict[str, object], backend: Backend) -> tuple[Stages, int]:
         with timed(stages, "arrays"):
             size = next(size for size in token_buckets(SHAPE.tokens) if size >= plan.rows)
             step_arrays(backend, SHAPE, plan, size, SHAPE.scored)
-        values = [np.zeros(reading.label_ids.shape, np.float32) for reading in plan.readings]
-        normalisers = [np.zeros(len(reading.items), np.float32) for reading in plan.readings]
+        values = [
+            Values(np.zeros(reading.label_ids.shape, np.float32), np.zeros(len(reading.rows), np.float32))
+            for reading in plan.readings
+        ]
         with timed(stages, "read"):
-            answered = scheduler.complete(plan, values, list(normalisers))
+            answered = scheduler.complete(plan, values)
             answer = answered[0][1] if answered else None
         steps += 1
     with timed(stages, "finish"):

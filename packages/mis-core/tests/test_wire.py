@@ -99,7 +99,7 @@ def test_label_logits_survive_bit_by_bit(id: int, logits: EngineOutput) -> None:
     message = decode_for_front(payload(encode_frame(Scored(id, logits))))
     assert isinstance(message, Scored)
     assert message.id == id
-    assert_same_fields(message.logits, logits)
+    assert_same_fields(message.output, logits)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +215,11 @@ def ints(shape: list[int], *values: int) -> list[Any]:
         {"label_ids": ints([2], 5, 6)},
         {"label_ids": ints([3, 2], 1, 2, 3, 4, 5, 6)},
         {"layout": None},
+        {"read_lens": ints([1], 1)},
+        {"read_lens": ints([2], 1, 9)},
+        {"query_reads": 99},
+        {"top_tokens": 21},
+        {"sampling": {"keys": ints([1, 2], 1, 2)}},
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes: dict[str, Any]) -> None:
@@ -233,7 +238,7 @@ def test_a_request_whose_arrays_do_not_fit_is_not_sent() -> None:
 def test_normalisers_that_do_not_fit_are_refused() -> None:
     logits = EngineOutput(np.zeros((2, 1), np.float32), np.zeros(2, np.float32))
     content = msgspec.msgpack.decode(payload(encode_frame(Scored(1, logits))))
-    content["logits"]["log_sum_exp"] = ["<f4", [1], bytes(4)]
+    content["output"]["log_sum_exp"] = ["<f4", [1], bytes(4)]
     with pytest.raises(MalformedFrame, match=r"2 rows, but 1|log_sum_exp"):
         decode_for_front(msgspec.msgpack.encode(content))
 

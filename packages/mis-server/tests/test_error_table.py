@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from mis_core.errors import EngineUnavailable, RequestError
@@ -36,6 +37,7 @@ class Cause:
     content: bytes | None = None
     headers: dict[str, str] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
+    head_labels: tuple[str, ...] = ()
     has_template: bool = True
 
 
@@ -108,6 +110,7 @@ CAUSES = [
     Cause(
         "label_not_single_token", TEXT | {"labels": ["no such word is one token"], "label_token_ids": GONE}, "labels"
     ),
+    Cause("unknown_label", {"labels": ["best"], "label_token_ids": GONE}, "labels", head_labels=("bad", "good")),
     Cause("context_length_exceeded", {"items": [[1], [2] * 300]}, "items"),
     Cause("too_many_items", param="items", options={"max_items_per_request": 1}),
     Cause("too_many_labels", param="label_token_ids", options={"max_labels_per_request": 1}),
@@ -201,6 +204,7 @@ def test_a_cause_gets_its_code(
         monkeypatch.setattr(tokenizer, "chat_template", None)
     http = connect(engine_options=cause.flags, **cause.options)
     pretended.error = cause.engine
+    pretended.info = msgspec.structs.replace(pretended.info, head_labels=cause.head_labels)
     body = {name: value for name, value in score_body(**cause.changes).items() if value is not GONE}
     content = json.dumps(body).encode() if cause.content is None else cause.content
     headers = {"content-type": "application/json"} | cause.headers

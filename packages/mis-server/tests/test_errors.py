@@ -21,6 +21,7 @@ negative_token_id                                                               
 token_id_exceeds_vocab                                                                  422 invalid_value_error
 too_many_items too_many_labels too_many_tokens                                          400 invalid_value_error
 label_not_single_token                                                                  422 invalid_value_error
+unknown_label                                                                           422 invalid_value_error
 invalid_apply_softmax_type invalid_item_first_type                                      400 invalid_request_error
 invalid_temperature                                                                     400 invalid_value_error
 context_length_exceeded                                                                 400 invalid_request_error

@@ -90,4 +90,4 @@ def test_chunks_keep_the_order_of_items(size: int) -> None:
     (alone,) = zip(*[driver.run(request_of(tokens(1, 70), [item])) for item in items], strict=True)
     np.testing.assert_array_equal(answer.logits, np.concatenate([each.logits for each in alone]))
     if size:
-        assert max(len(reading.items) for plan in driver.plans for reading in plan.readings) <= size
+        assert max(len(reading.rows) for plan in driver.plans for reading in plan.readings) <= size

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from token_machine import TokenMachine, value_of
 
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.reading import Values
 from mis_core.scheduler.scheduler import Scheduler
-from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest
+from mis_core.scoring.request import EngineOutput, Layout, Sampling, ScoreRequest
 
 SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
 PAGES = 60
@@ -42,7 +43,7 @@ class Driver:
         self.machine = TokenMachine(pages)
         self.answers: dict[int, EngineOutput] = {}
         self.plans: list[StepPlan] = []
-        self._under_way: list[tuple[StepPlan, tuple]] = []
+        self._under_way: list[tuple[StepPlan, list[Values]]] = []
 
     def submit(self, *requests: ScoreRequest) -> None:
         for request in requests:
@@ -56,7 +57,7 @@ class Driver:
             self._under_way.append((plan, self.machine.run(plan)))
         if self._under_way and (plan is None or len(self._under_way) > 1):
             done, values = self._under_way.pop(0)
-            self.answers |= dict(self.scheduler.complete(done, *values))
+            self.answers |= dict(self.scheduler.complete(done, values))
             return True
         return plan is not None
 
@@ -73,13 +74,28 @@ class Driver:
 
 
 def assert_right(request: ScoreRequest, answer: EngineOutput) -> None:
+    starts, query = request.read_starts, request.query
+    sequences = [query[: len(query) - request.query_reads + n + 1] for n in range(request.query_reads)]
     for item in range(request.num_items):
         own = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
-        value = value_of(np.concatenate([request.query[: request.context_lens[item]], own]))
-        labels = request.label_ids[item if len(request.label_ids) > 1 else 0]
-        assert answer.logits[item].tolist() == (value + labels).astype(np.float32).tolist()
-        if answer.log_sum_exp is not None:
-            assert answer.log_sum_exp[item] == -value
+        whole = np.concatenate([query[: request.context_lens[item]], own])
+        reads = int(starts[item + 1] - starts[item])
+        sequences += [whole[: len(whole) - reads + n + 1] for n in range(reads)]
+        if request.sampling is not None:
+            assert answer.next_ids is not None
+            assert answer.next_logits is not None
+            assert answer.next_ids[item] == request.sampling.keys[item, 0] + len(whole)
+            assert answer.next_logits[item] == value_of(whole)
+    values = np.array([value_of(sequence) for sequence in sequences])
+    assert len(values) == request.num_reads
+    assert answer.logits.tolist() == (values[:, None] + request.label_ids).astype(np.float32).tolist()
+    if answer.log_sum_exp is not None:
+        assert answer.log_sum_exp.tolist() == (-values).tolist()
+    if request.top_tokens:
+        assert answer.top_logits is not None
+        assert answer.top_logits.tolist() == (values[:, None] - np.arange(request.top_tokens)).tolist()
+    if request.query_reads:
+        assert answer.cached_tokens == 0
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,8 @@ class Case:
     softmax: bool
     ragged_contexts: bool  # as text joins its seams: items see less than the whole query
     ragged_labels: bool
+    read: int  # rows read of the query and of each item, as far as there are so many; 0: the last one of each item
+    draws: bool
 
     def request(self) -> ScoreRequest:
         query = np.concatenate([tokens(0, 1500)[: self.shared], tokens(self.seed, 1000)])[: self.query]
@@ -107,6 +125,15 @@ class Case:
             request = dataclasses.replace(request, context_lens=request.context_lens - cut)
         if self.ragged_labels:
             request = dataclasses.replace(request, label_ids=np.stack([numbers % 3, numbers % 2], 1))
+        if self.read:
+            reads = np.minimum(self.read + numbers, [len(item) for item in items]).astype(np.int32)
+            request = dataclasses.replace(request, read_lens=reads, query_reads=min(self.read, len(query)))
+            if self.ragged_labels:
+                of_each = np.arange(request.num_reads, dtype=np.int32)
+                request = dataclasses.replace(request, label_ids=np.stack([of_each % 3, of_each % 2], 1))
+        if self.draws:
+            keys = np.stack([numbers * 7, numbers], 1)
+            request = dataclasses.replace(request, sampling=Sampling(keys), top_tokens=3)
         return request
 
 
@@ -123,6 +150,8 @@ cases = st.builds(
     softmax=st.booleans(),
     ragged_contexts=st.booleans(),
     ragged_labels=st.booleans(),
+    read=st.sampled_from([0, 0, 1, 3, 63, 100, 1000]),
+    draws=st.booleans(),
 )
 
 

@@ -9,6 +9,7 @@ import hashlib
 import numpy as np
 
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan
+from mis_core.scheduler.reading import Reading, Values
 
 UNWRITTEN = -7
 
@@ -25,18 +26,13 @@ class TokenMachine:
         self.memory = np.full((pages, PAGE_SIZE), UNWRITTEN)
         self.computed_tokens = 0
 
-    def run(self, plan: StepPlan) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        """Write all shards' pages, then read; return logits and normalisers of each reading."""
+    def run(self, plan: StepPlan) -> list[Values]:
+        """Write all shards' pages, then read; return the values of each reading."""
         for shard in plan.shards:
             self._write(shard)
         self.computed_tokens += plan.new_tokens
-        values = [self._values(shard) for shard in plan.shards]
-        logits, normalisers = [], []
-        for reading in plan.readings:
-            mine = values[reading.shard][reading.first : reading.first + len(reading.items)]
-            logits.append((mine[:, None] + reading.label_ids).astype(np.float32))
-            normalisers.append(-mine.astype(np.float32) if reading.normalise else None)
-        return logits, normalisers
+        seen = [self._values(shard) for shard in plan.shards]
+        return [_read(reading, seen[reading.shard]) for reading in plan.readings]
 
     def _write(self, shard: ShardPlan) -> None:
         ends = np.cumsum(shard.lens)
@@ -68,3 +64,16 @@ class TokenMachine:
             assert (context != UNWRITTEN).all(), "a context that nobody wrote"
             values.append(value_of(np.concatenate([context, own])))
         return np.array(values)
+
+
+def _read(reading: Reading, seen: np.ndarray) -> Values:
+    mine = seen[reading.first : reading.first + len(reading.rows)]
+    top, draws = np.arange(reading.top_tokens, dtype=np.int32), reading.draws
+    return Values(
+        logits=(mine[:, None] + reading.label_ids).astype(np.float32),
+        log_sum_exp=-mine.astype(np.float32) if reading.normalise else None,
+        top_ids=np.broadcast_to(top, (len(mine), len(top))) if len(top) else None,
+        top_logits=(mine[:, None] - top).astype(np.float32) if len(top) else None,
+        next_ids=None if draws is None else draws.keys[:, 0] + draws.positions,
+        next_logits=None if draws is None else mine[draws.rows].astype(np.float32),
+    )

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
+from mis_core.scoring.request import MAX_BIASES
 from mis_core.tasks.sampling import (
-    MAX_BIASES,
     MAX_DRAWS,
     MAX_STOPS,
     read_draws,

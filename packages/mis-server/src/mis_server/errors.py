@@ -37,6 +37,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "empty_labels": (400, _INVALID),
     "conflicting_labels": (400, _INVALID),
     "label_not_single_token": (422, _VALUE),
+    "unknown_label": (422, _VALUE),
     "label_count_mismatch": (400, _VALUE),
     "too_many_items": (400, _VALUE),
     "too_many_labels": (400, _VALUE),

@@ -147,6 +147,8 @@ class ModelService(Service[bytes]):
             max_text_characters=settings.max_text_characters,
             delimiter=settings.engine.multi_item_scoring_delimiter,
             layouts=settings.engine.enable_request_layout,
+            head_labels=info.head_labels,
+            head_activation=info.head_activation,
         )
 
 

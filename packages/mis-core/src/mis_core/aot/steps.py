@@ -126,7 +126,7 @@ def _tiles(plan: StepPlan, size: int, backend: Backend, shape: StepShape) -> lis
 def _head_calls(plan: StepPlan, backend: Backend) -> tuple[int, int]:
     """Return how often a step's rows need the program of label logits, and that of the log-sum-exp."""
     pairs = sum(reading.label_ids.size for reading in plan.readings)
-    normalised = sum(len(reading.items) for reading in plan.readings if reading.normalise)
+    normalised = sum(len(reading.rows) for reading in plan.readings if reading.normalise)
     return -(-pairs // PAIRS), -(-normalised // (backend.normalised_rows * len(plan.shards)))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from mis_core.scheduler.plan import StepPlan, StepShape
+from mis_core.scheduler.reading import Values
 from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import Layout
@@ -30,7 +31,9 @@ def plan_requests(requests: Sequence[Mapping[str, Any]], shape: StepShape, pages
         plan = scheduler.next_step()
         assert plan is not None, "requests that are not answered have steps to come"
         plans.append(plan)
-        values = [np.zeros(reading.label_ids.shape, np.float32) for reading in plan.readings]
-        rows = [np.zeros(len(reading.items), np.float32) for reading in plan.readings]
-        answered += len(scheduler.complete(plan, values, list(rows)))
+        values = [
+            Values(np.zeros(reading.label_ids.shape, np.float32), np.zeros(len(reading.rows), np.float32))
+            for reading in plan.readings
+        ]
+        answered += len(scheduler.complete(plan, values))
     return plans

@@ -71,12 +71,14 @@ class PrefixLock:
         num_pages: Pages of the whole query.
         done: Tokens whose pages are computed or planned.
         cached: Those of them that were found instead of computed.
+        is_kept: Whether others find its pages, also when it is released; otherwise they are free then.
         path: Their nodes.
     """
 
     tokens: Int32[np.ndarray, " tokens"]
     root: bytes
     num_pages: int
+    is_kept: bool
     done: int = 0
     cached: int = 0
     path: list[_Node] = field(default_factory=list)
@@ -153,15 +155,18 @@ class PrefixCache:
         """Free private pages."""
         self._free.extend(pages[::-1].tolist())
 
-    def lock(self, tokens: Int32[np.ndarray, " tokens"], salt: str | None = None) -> PrefixLock:
+    def lock(self, tokens: Int32[np.ndarray, " tokens"], salt: str | None = None, *, anew: bool = False) -> PrefixLock:
         """Begin to lock a prefix; nothing of it is found or allocated yet.
 
         Args:
             tokens: The whole query.
             salt: Only requests of the same salt share pages.
+            anew: Nothing is found of it, and nobody finds it.
         """
         tokens = np.ascontiguousarray(tokens, np.int32)
-        return PrefixLock(tokens, self._root(salt), -(-len(tokens) // self.page_size))
+        is_kept = self.enabled and not anew
+        root = self._root(salt) if is_kept else secrets.token_bytes(_DIGEST_BYTES)
+        return PrefixLock(tokens, root, -(-len(tokens) // self.page_size), is_kept)
 
     def match(self, lock: PrefixLock) -> int:
         """Lock what is cached of the tokens after `lock.done`; return how many tokens that is."""
@@ -205,7 +210,7 @@ class PrefixCache:
             node.locks -= 1
             if node.locks == 0:
                 self._idle[node.digest] = node
-                if not self.enabled:
+                if not lock.is_kept:
                     self._forget(self._idle.pop(node.digest))
         lock.path, lock.done = [], 0
 
@@ -232,7 +237,7 @@ class PrefixCache:
 
     def _root(self, salt: str | None) -> bytes:
         text = b"" if salt is None else b"salt" + salt.encode()
-        return self._hash(b"", text) if self.enabled else secrets.token_bytes(_DIGEST_BYTES)
+        return self._hash(b"", text)
 
     def _next(self, lock: PrefixLock) -> tuple[bytes, bytes]:
         """Return the digest and the tokens of the page after `lock.done`."""

@@ -94,7 +94,12 @@ class Engine:
         self._tokenizer: Tokenizer | None = None
         # Who asks in Python may always choose the layout.
         self.limits = Limits(
-            context_length=self.context_length, vocab_size=self.vocab_size, delimiter=delimiter, layouts=True
+            context_length=self.context_length,
+            vocab_size=self.vocab_size,
+            delimiter=delimiter,
+            layouts=True,
+            head_labels=model.head_labels,
+            head_activation=model.head_activation,
         )
         if not config.skip_warmup:
             logger.info("Compiling the steps of %d shapes.", len(token_buckets(budget)))
@@ -150,7 +155,8 @@ class Engine:
         Args:
             query: Shared text or token ids, not empty.
             items: Texts or lists of token ids, of the query's kind; one may be empty.
-            label_token_ids: Tokens whose probability after `query + item` is wanted, or one list per item.
+            label_token_ids: Tokens whose probability after `query + item` is wanted, or one list per item. Of a model
+                with a classification head: rows of the head, all of them if this is left out.
             options: The other fields of the HTTP body: `labels`, `apply_softmax`, `item_first`,
                 `temperature`, `return_token_logprobs`, `cache_salt`, `add_special_tokens`; and, for this request only,
                 `scoring_algorithm`, `mask_impl` and `multi_item_scoring_chunk_size`.

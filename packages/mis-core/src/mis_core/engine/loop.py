@@ -133,7 +133,7 @@ class EngineLoop:
             "mis.step",
             step_num=int(self._counts["steps"]),
             tokens=plan.new_tokens,
-            items=sum(len(reading.items) for reading in plan.readings),
+            items=sum(len(reading.rows) for reading in plan.readings),
             requests=" ".join(map(str, dict.fromkeys(reading.owner.id for reading in plan.readings))),
         )
 
@@ -142,12 +142,11 @@ class EngineLoop:
         self.progress += 1
         with self._changed, jax.profiler.TraceAnnotation("mis.answer"):
             answered = [
-                (self._futures.pop(number), logits)
-                for number, logits in self._scheduler.complete(running.plan, *values)
+                (self._futures.pop(number), output) for number, output in self._scheduler.complete(running.plan, values)
             ]
-        for future, logits in answered:
+        for future, output in answered:
             with suppress(InvalidStateError):  # cancelled meanwhile
-                future.set_result(logits)
+                future.set_result(output)
 
     def _fail(self, numbers: Callable[[], list[int]], message: str) -> None:
         """Fail the requests that a function names, which is called under the lock."""

@@ -175,7 +175,7 @@ class EngineProcess:
             return
         match message:
             case Scored():
-                answer.set_result(message.logits)
+                answer.set_result(message.output)
             case Operated():
                 answer.set_result(message.values)
             case Rejected():

@@ -75,8 +75,15 @@ class Quarantine:
 
 def _key(request: ScoreRequest) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for array in (request.query, request.item_tokens, request.item_starts, request.context_lens, request.label_ids):
-        digest.update(len(array).to_bytes(8, "little"))
+    sampling = request.sampling
+    arrays = [request.query, request.item_tokens, request.item_starts, request.context_lens, request.label_ids]
+    arrays += [request.read_starts]
+    if sampling is not None:
+        arrays += [sampling.keys, sampling.bias_ids, sampling.bias.view(np.int32)]
+    for array in arrays:
+        digest.update(repr(array.shape).encode())
         digest.update(np.ascontiguousarray(array, np.int32).data)
-    digest.update(repr((request.needs_log_sum_exp, request.layout, request.cache_salt)).encode())
+    drawn = None if sampling is None else (sampling.temperature, sampling.top_p)
+    said = (request.needs_log_sum_exp, request.layout, request.cache_salt, request.top_tokens, drawn)
+    digest.update(repr(said).encode())
     return digest.digest()

@@ -18,7 +18,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from mis_core.scoring.request import EngineOutput, ScoreRequest
+from mis_core.config import Activation
+from mis_core.scoring.request import MAX_BIASES, MAX_TOP_TOKENS, EngineOutput, ScoreRequest
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -48,7 +49,7 @@ class Configure(_Message, frozen=True):
 
 
 class Score(_Message, frozen=True):
-    """Compute the label logits of one request.
+    """Compute what one request reads.
 
     Attributes:
         id: Chosen by the front, never reused.
@@ -60,9 +61,23 @@ class Score(_Message, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse arrays that do not fit each other; a `ValueError` here is a `MalformedFrame` to whoever decodes."""
-        items, offsets, labels = self.request.num_items, self.request.item_starts, self.request.label_ids
-        if len(offsets) != items + 1 or len(labels) not in (1, items) or not labels.shape[1]:
-            raise ValueError(f"{items} items, but {len(offsets)} offsets and labels of the shape {labels.shape}.")
+        request = self.request
+        items, offsets, labels = request.num_items, request.item_starts, request.label_ids
+        if len(offsets) != items + 1:
+            raise ValueError(f"{items} items, but {len(offsets)} offsets.")
+        lens = request.read_lens
+        if lens is not None and (len(lens) != items or ((lens < 1) | (lens > np.diff(offsets))).any()):
+            raise ValueError(f"Rows to read that the {items} items do not have.")
+        if not 0 <= request.query_reads <= len(request.query) or not 0 <= request.top_tokens <= MAX_TOP_TOKENS:
+            raise ValueError(f"{request.query_reads} rows of the query, {request.top_tokens} most probable tokens.")
+        sampling = request.sampling
+        if sampling is not None and (
+            sampling.keys.shape != (items, 2) or not len(sampling.bias_ids) == len(sampling.bias) <= MAX_BIASES
+        ):
+            raise ValueError(f"{items} items, but keys of the shape {sampling.keys.shape}; or biases that do not fit.")
+        reads_something = labels.shape[1] or request.top_tokens or sampling is not None
+        if len(labels) not in (1, request.num_reads) or not reads_something:
+            raise ValueError(f"{request.num_reads} rows are read, but labels are of the shape {labels.shape}.")
 
 
 class Cancel(_Message, frozen=True):
@@ -96,11 +111,15 @@ class Ready(_Message, frozen=True):
         vocab_size: Token ids below it are valid.
         context_length: Longest query + item, in tokens.
         summary: What was loaded, for people: devices, budget, cache and so on.
+        head_labels: As in `Limits`.
+        head_activation: As in `Limits`.
     """
 
     vocab_size: int
     context_length: int
     summary: dict[str, str | int | float] = {}
+    head_labels: tuple[str, ...] = ()
+    head_activation: Activation = "softmax"
 
 
 class Failed(_Message, frozen=True):
@@ -116,16 +135,21 @@ class Failed(_Message, frozen=True):
 
 
 class Scored(_Message, frozen=True):
-    """The label logits of one request."""
+    """What was read of one request."""
 
     id: int
-    logits: EngineOutput
+    output: EngineOutput
 
     def __post_init__(self) -> None:
         """Refuse arrays that do not fit each other, as `Score` does."""
-        logits, normalisers = self.logits.logits, self.logits.log_sum_exp
-        if normalisers is not None and len(normalisers) != len(logits):
-            raise ValueError(f"{len(logits)} rows, but {len(normalisers)} normalisers.")
+        output, rows = self.output, len(self.output.logits)
+        normalisers, top, drawn = output.log_sum_exp, output.top_ids, output.next_ids
+        if normalisers is not None and len(normalisers) != rows:
+            raise ValueError(f"{rows} rows, but {len(normalisers)} normalisers.")
+        if _shape(top) != _shape(output.top_logits) or (top is not None and len(top) != rows):
+            raise ValueError(f"{rows} rows, but most probable tokens of the shape {_shape(top)}.")
+        if _shape(drawn) != _shape(output.next_logits):
+            raise ValueError(f"{_shape(drawn)} tokens are drawn, but {_shape(output.next_logits)} have values.")
 
 
 class Rejected(_Message, frozen=True):
@@ -164,6 +188,10 @@ ToFront = Ready | Failed | Scored | Rejected | Errored | Operated
 _AnyMessage = TypeVar("_AnyMessage")
 
 _DTYPES = ("<i4", "<f4")
+
+
+def _shape(array: np.ndarray | None) -> tuple[int, ...] | None:
+    return None if array is None else array.shape
 
 
 def _pack(array: Any) -> tuple[str, tuple[int, ...], bytes]:

@@ -1,8 +1,8 @@
-"""The head, at scored positions only: label logits and, where asked for, full-vocabulary normalisers.
+"""The head, at scored positions only: label logits and, where asked for, normalisers and the most probable tokens.
 
-`[items, vocab]` is never held. A label's logit is one row of the output projection; a softmax over
+`[rows, vocab]` is never held. A label's logit is one row of the output projection; a softmax over
 labels needs nothing else. Normalisers stream over the vocabulary with a running maximum (the online
-softmax's, arXiv 1805.02867).
+softmax's, arXiv 1805.02867), and so do the most probable tokens, with the best so far. `sampling` draws next tokens.
 """
 
 import jax
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float32, Int32
 
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA
+from mis_core.scoring.request import MAX_TOP_TOKENS
 from mis_kernels import from_bits, row_sum
 
 
@@ -32,7 +33,8 @@ def label_logits(
 def log_sum_exp(decoder: Decoder, mesh: Mesh, hidden: Array, rows: Int32[Array, " rows"]) -> Float32[Array, " rows"]:
     """Return the log of the sum of the exponentials of all logits of some rows of `hidden`.
 
-    The rows are cut over the mesh's data axis, whichever device computed them.
+    The rows are cut over the mesh's data axis, whichever device computed them. A head with one row is a logistic
+    classifier's, whose other class has the logit 0: it counts, so that the probability is the sigmoid of the logit.
     """
     weight = decoder.head_weight
     vocab = weight.shape[0]
@@ -51,6 +53,38 @@ def log_sum_exp(decoder: Decoder, mesh: Mesh, hidden: Array, rows: Int32[Array, 
         return (new, total * jnp.exp(highest - new) + row_sum(jnp.exp(logits - new[:, None]))[:, 0]), None
 
     with jax.named_scope("log_sum_exp"):
-        empty = jnp.full(hidden.shape[0], -jnp.inf), jnp.zeros(hidden.shape[0], jnp.float32)
-        (highest, total), _ = lax.scan(add, empty, jnp.arange(-(-vocab // chunk)))
+        highest, total = (0.0, 1.0) if vocab == 1 else (-jnp.inf, 0.0)
+        start = jnp.full(hidden.shape[0], highest), jnp.full(hidden.shape[0], total)
+        (highest, total), _ = lax.scan(add, start, jnp.arange(-(-vocab // chunk)))
         return highest + jnp.log(total)
+
+
+def choose_rows(mesh: Mesh, hidden: Array, rows: Int32[Array, " rows"]) -> Array:
+    """Return some rows of `hidden`, cut over the mesh's data axis, whichever device computed them."""
+    return lax.with_sharding_constraint(hidden[rows], NamedSharding(mesh, P(DATA)))
+
+
+def most_probable(decoder: Decoder, hidden: Array) -> tuple[Int32[Array, "rows top"], Float32[Array, "rows top"]]:
+    """Return the `MAX_TOP_TOKENS` most probable tokens after each row and their logits, best first.
+
+    Among equals the lower id comes first. Where the vocabulary is smaller, ids of -1 fill.
+    """
+    weight = decoder.head_weight
+    vocab = weight.shape[0]
+    chunk = min(decoder.backend.vocab_chunk, vocab)
+
+    def add(best: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
+        start = jnp.minimum(index * chunk, vocab - chunk)  # the last chunk reaches back and masks what it repeats
+        part = from_bits(lax.dynamic_slice_in_dim(weight, start, chunk))
+        logits = lax.dot_general(hidden, part, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        ids = start + jnp.arange(chunk, dtype=jnp.int32)
+        logits = jnp.where(ids >= index * chunk, logits, -jnp.inf)
+        # `top_k` takes the first among equals, and ids only rise.
+        ids = jnp.concatenate([best[0], jnp.broadcast_to(ids, logits.shape)], 1)
+        values, at = lax.top_k(jnp.concatenate([best[1], logits], 1), MAX_TOP_TOKENS)
+        return (jnp.take_along_axis(ids, at, 1), values), None
+
+    with jax.named_scope("most_probable"):
+        size = (len(hidden), MAX_TOP_TOKENS)
+        empty = jnp.full(size, -1, jnp.int32), jnp.full(size, -jnp.inf, jnp.float32)
+        return lax.scan(add, empty, jnp.arange(-(-vocab // chunk)))[0]

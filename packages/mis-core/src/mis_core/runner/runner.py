@@ -21,43 +21,66 @@ from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, full_step, token_buckets
-from mis_core.runner.head import label_logits, log_sum_exp
+from mis_core.runner.head import choose_rows, label_logits, log_sum_exp, most_probable
 from mis_core.runner.memory import Resident
+from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, next_tokens
 from mis_core.runner.step import KeyValueCache, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
+from mis_core.scheduler.reading import Draws, Values
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A step under way on the device.
+    """A step under way on the device. All values are in parts of the sizes that are compiled.
 
     Attributes:
         plan: The step.
-        logits: Values of its (row, label) pairs, in parts of `PAIRS`.
-        normalisers: Log-sum-exp of the rows that want one, in parts of the backend's `normalised_rows`.
+        logits: Values of its (row, label) pairs.
+        normalisers: Log-sum-exp of the rows that want one.
+        top: Most probable tokens of the rows that want some, and their values.
+        drawn: Tokens drawn, and their values.
     """
 
     plan: StepPlan
     logits: list[Array]
     normalisers: list[Array]
+    top: list[tuple[Array, Array]]
+    drawn: list[tuple[Array, Array]]
 
-    def wait(self) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        """Wait for the device; return logits `[items, labels]` and normalisers `[items]` of each reading."""
+    def wait(self) -> list[Values]:
+        """Wait for the device; return the values of each reading."""
         with jax.profiler.TraceAnnotation("mis.wait"):
-            jax.block_until_ready((self.logits, self.normalisers))
+            jax.block_until_ready((self.logits, self.normalisers, self.top, self.drawn))
         with jax.profiler.TraceAnnotation("mis.read"):
-            pairs = np.concatenate([np.zeros(0, np.float32), *map(np.asarray, self.logits)])
-            rows = np.concatenate([np.zeros(0, np.float32), *map(np.asarray, self.normalisers)])
-        logits: list[np.ndarray] = []
-        normalisers: list[np.ndarray | None] = []
-        pair = row = 0
+            pairs, normalisers = _Parts(self.logits), _Parts(self.normalisers)
+            top_ids, top_logits = (_Parts([part[n] for part in self.top]) for n in (0, 1))
+            next_ids, next_logits = (_Parts([part[n] for part in self.drawn]) for n in (0, 1))
+        values: list[Values] = []
         for reading in self.plan.readings:
-            shape = reading.label_ids.shape
-            logits.append(pairs[pair : pair + shape[0] * shape[1]].reshape(shape))
-            pair += shape[0] * shape[1]
-            normalisers.append(rows[row : row + shape[0]] if reading.normalise else None)
-            row += shape[0] if reading.normalise else 0
-        return logits, normalisers
+            shape, top, draws = reading.label_ids.shape, reading.top_tokens, reading.draws
+            values.append(
+                Values(
+                    pairs.take(shape[0] * shape[1]).reshape(shape),
+                    normalisers.take(shape[0]) if reading.normalise else None,
+                    top_ids.take(shape[0])[:, :top] if top else None,
+                    top_logits.take(shape[0])[:, :top] if top else None,
+                    next_ids.take(len(draws.rows)) if draws else None,
+                    next_logits.take(len(draws.rows)) if draws else None,
+                )
+            )
+        return values
+
+
+class _Parts:
+    """Values of one kind, which readings take in order."""
+
+    def __init__(self, parts: list[Array]) -> None:
+        self._values = np.concatenate([np.asarray(part) for part in parts]) if parts else np.zeros(0, np.float32)
+        self._taken = 0
+
+    def take(self, count: int) -> np.ndarray:
+        self._taken += count
+        return self._values[self._taken - count : self._taken]
 
 
 class Runner:
@@ -86,6 +109,10 @@ class Runner:
         self._log_sum_exp = jax.jit(
             lambda weights, *arrays: log_sum_exp(nnx.merge(self._graph, weights), mesh, *arrays)
         )
+        # These take rows instead of all that a step scores, so that one program serves steps of every size.
+        self._choose_rows = jax.jit(lambda hidden, rows: choose_rows(mesh, hidden, rows))
+        self._most_probable = jax.jit(lambda weights, rows: most_probable(nnx.merge(self._graph, weights), rows))
+        self._next_tokens = jax.jit(lambda weights, rows, how: next_tokens(nnx.merge(self._graph, weights), rows, how))
 
     def _empty_cache(self) -> KeyValueCache:
         sharding = NamedSharding(self.mesh, P(TENSOR))
@@ -116,6 +143,8 @@ class Runner:
             hidden = self._hidden(dataclasses.replace(plan, dense_mask=dense))
             self._pairs(hidden, np.zeros(1, np.int32), np.zeros(1, np.int32))[0].block_until_ready()
             self._normalised(hidden, np.zeros(1, np.int32))[0].block_until_ready()
+            jax.block_until_ready(self._top(hidden, np.zeros(1, np.int32)))
+            jax.block_until_ready(self._drawn(hidden, np.zeros(1, np.int32), []))
             seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
         return seconds
 
@@ -129,14 +158,24 @@ class Runner:
         """Start one step, and the reading of its scored rows."""
         hidden = self._hidden(plan)
         if not plan.readings:
-            return Running(plan, [], [])
+            return Running(plan, [], [], [], [])
         scored = hidden.shape[0] // len(plan.shards)
-        rows = [r.shard * scored + r.first + np.arange(len(r.items), dtype=np.int32) for r in plan.readings]
-        pair_row = [np.repeat(row, r.label_ids.shape[1]) for row, r in zip(rows, plan.readings, strict=True)]
-        pair_label = [np.maximum(r.label_ids.reshape(-1), 0) for r in plan.readings]  # -1 fills; nobody reads it
-        logits = self._pairs(hidden, np.concatenate(pair_row), np.concatenate(pair_label))
-        wanted = [row for row, reading in zip(rows, plan.readings, strict=True) if reading.normalise]
-        return Running(plan, logits, self._normalised(hidden, np.concatenate(wanted)) if wanted else [])
+        readings = plan.readings
+        rows = [r.shard * scored + r.first + np.arange(len(r.rows), dtype=np.int32) for r in readings]
+        pair_row = [np.repeat(row, r.label_ids.shape[1]) for row, r in zip(rows, readings, strict=True)]
+        pair_label = [np.maximum(r.label_ids.reshape(-1), 0) for r in readings]  # -1 fills; nobody reads it
+        normalised = [row for row, reading in zip(rows, readings, strict=True) if reading.normalise]
+        top = [row for row, reading in zip(rows, readings, strict=True) if reading.top_tokens]
+        draws = [(row[r.draws.rows], r.draws) for row, r in zip(rows, readings, strict=True) if r.draws]
+        return Running(
+            plan,
+            self._pairs(hidden, np.concatenate(pair_row), np.concatenate(pair_label)),
+            self._normalised(hidden, np.concatenate(normalised)) if normalised else [],
+            self._top(hidden, np.concatenate(top)) if top else [],
+            self._drawn(hidden, np.concatenate([row for row, _ in draws]), [each for _, each in draws])
+            if draws
+            else [],
+        )
 
     def size_of(self, plan: StepPlan) -> int:
         """Return the tokens that a step is padded to, on all devices together."""
@@ -161,6 +200,19 @@ class Runner:
         size = self._backend.normalised_rows * self.mesh.shape[DATA]  # the devices along `DATA` share them
         parts = [_padded(rows[begin : begin + size], size) for begin in range(0, len(rows), size)]
         return [self._log_sum_exp(self._weights, hidden, part) for part in parts]
+
+    def _top(self, hidden: Array, rows: np.ndarray) -> list[tuple[Array, Array]]:
+        size = self._backend.normalised_rows * self.mesh.shape[DATA]
+        parts = [_padded(rows[begin : begin + size], size) for begin in range(0, len(rows), size)]
+        return [self._most_probable(self._weights, self._choose_rows(hidden, part)) for part in parts]
+
+    def _drawn(self, hidden: Array, rows: np.ndarray, draws: list[Draws]) -> list[tuple[Array, Array]]:
+        size = SAMPLED_ROWS * self.mesh.shape[DATA]
+        parts = [(_padded(rows[begin : begin + size], size), begin) for begin in range(0, len(rows), size)]
+        return [
+            self._next_tokens(self._weights, self._choose_rows(hidden, part), DrawArrays.of(draws, begin, size))
+            for part, begin in parts
+        ]
 
 
 def _padded(array: np.ndarray, size: int) -> np.ndarray:

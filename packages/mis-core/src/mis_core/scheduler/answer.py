@@ -1,43 +1,76 @@
 """What is read of one request, collected as steps end: it outlives the planning."""
 
-import numpy as np
-from jaxtyping import Float32, Int32
+from typing import Any
 
-from mis_core.scheduler.plan import Reading
-from mis_core.scoring.request import ScoreRequest
+import numpy as np
+from jaxtyping import Int32
+
+from mis_core.scheduler.reading import Reading, Values
+from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 
 class Answer:
-    """Owns the readings of a request without duplicates; the values of its items come in any order.
+    """Owns the readings of a request without duplicates; the values of its rows come in any order.
 
-    `places` has for every item of the original request its place among the request's, or is None if they are the same.
+    `places` has for every row of the original request its place among the request's, or is None if they are the same.
 
     Attributes:
         id: The request's number.
+        request: What is read.
         is_cancelled: Whether nobody waits for it any more.
     """
 
-    def __init__(self, id: int, request: ScoreRequest, places: Int32[np.ndarray, " items"] | None) -> None:
+    def __init__(self, id: int, request: ScoreRequest, places: Int32[np.ndarray, " rows"] | None) -> None:
+        rows, items, top = request.num_reads, request.num_items, request.top_tokens
         self.id = id
+        self.request = request
         self.is_cancelled = False
-        self._places = slice(None) if places is None else places
-        self._unread = request.num_items
-        self._logits = np.empty((request.num_items, request.label_ids.shape[1]), np.float32)
-        self._normalisers = np.empty(request.num_items, np.float32) if request.needs_log_sum_exp else None
+        self._places = places
+        self._unread = rows
+        self._read = Values(
+            logits=np.empty((rows, request.label_ids.shape[1]), np.float32),
+            log_sum_exp=np.empty(rows, np.float32) if request.needs_log_sum_exp else None,
+            top_ids=np.empty((rows, top), np.int32) if top else None,
+            top_logits=np.empty((rows, top), np.float32) if top else None,
+            next_ids=np.empty(items, np.int32) if request.sampling else None,
+            next_logits=np.empty(items, np.float32) if request.sampling else None,
+        )
 
     @property
     def is_complete(self) -> bool:
-        """Whether every item's values have arrived."""
+        """Whether every row's values have arrived."""
         return self._unread == 0
 
-    def store(self, reading: Reading, logits: np.ndarray, normalisers: np.ndarray | None) -> None:
-        """Store what was read at some items."""
-        self._logits[reading.items] = logits
-        if self._normalisers is not None:
-            self._normalisers[reading.items] = normalisers
-        self._unread -= len(reading.items)
+    def store(self, reading: Reading, values: Values) -> None:
+        """Store what was read at some rows."""
+        mine, rows = self._read, reading.rows
+        _put(mine.logits, rows, values.logits)
+        _put(mine.log_sum_exp, rows, values.log_sum_exp)
+        _put(mine.top_ids, rows, values.top_ids)
+        _put(mine.top_logits, rows, values.top_logits)
+        if reading.draws is not None:
+            _put(mine.next_ids, reading.draws.items, values.next_ids)
+            _put(mine.next_logits, reading.draws.items, values.next_logits)
+        self._unread -= len(rows)
 
-    def values(self) -> tuple[Float32[np.ndarray, "items labels"], Float32[np.ndarray, " items"] | None]:
-        """Return logits and normalisers of all items of the original request."""
-        normalisers = None if self._normalisers is None else self._normalisers[self._places]
-        return self._logits[self._places], normalisers
+    def output(self, **about: Any) -> EngineOutput:
+        """Return the values of all rows of the original request, and what else is said about it."""
+        read = self._read
+
+        def placed(values: np.ndarray | None) -> np.ndarray | None:
+            return values if values is None or self._places is None else values[self._places]
+
+        return EngineOutput(
+            read.logits if self._places is None else read.logits[self._places],
+            placed(read.log_sum_exp),
+            top_ids=placed(read.top_ids),
+            top_logits=placed(read.top_logits),
+            next_ids=read.next_ids,
+            next_logits=read.next_logits,
+            **about,
+        )
+
+
+def _put(values: np.ndarray | None, rows: np.ndarray, new: np.ndarray | None) -> None:
+    if values is not None:
+        values[rows] = new

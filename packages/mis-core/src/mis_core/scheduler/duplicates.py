@@ -18,8 +18,11 @@ def without_duplicates(request: ScoreRequest) -> tuple[ScoreRequest, Int32[np.nd
 
     Items are identical if their tokens, their context and their labels are. They are grouped by a random
     linear hash of their tokens (Carter and Wegman, J. Comput. Syst. Sci. 18, 1979), then compared token
-    by token. Without duplicates, the request itself and None.
+    by token. Without duplicates, the request itself and None; so too where more than the last row of each item is
+    read, or tokens are drawn, each with a key of its own.
     """
+    if request.read_lens is not None or request.query_reads or request.sampling is not None:
+        return request, None
     lens = np.diff(request.item_starts)
     starts = request.item_starts[:-1]
     within = ramp(lens)

@@ -5,7 +5,7 @@ values among the new tokens of one step. A long item is computed in pages of its
 of the query.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.cache import PrefixCache, PrefixLock
-from mis_core.ragged import rows_at
+from mis_core.ragged import ramp, rows_at
 from mis_core.scheduler.answer import Answer
-from mis_core.scheduler.plan import PAGE_SIZE, StepBuilder
+from mis_core.scheduler.plan import PAGE_SIZE, Room, StepBuilder
 from mis_core.scoring.request import ScoreRequest
 
 
@@ -49,10 +49,12 @@ class QueryPrefill:
         is_in_step: Whether the step being planned computes some of it.
     """
 
-    def __init__(self, cache: PrefixCache, lock: PrefixLock) -> None:
+    def __init__(self, cache: PrefixCache, lock: PrefixLock, answer: Answer, num_reads: int) -> None:
         self.lock = lock
         self.is_in_step = False
         self._cache = cache
+        self._answer = answer
+        self._num_reads = num_reads
 
     @property
     def remaining_tokens(self) -> int:
@@ -67,20 +69,22 @@ class QueryPrefill:
 
     def add(self, builder: StepBuilder, limit: int) -> int:
         """Add the next chunk to a step; return its tokens, at most `limit`."""
-        rest, begin = self.remaining_tokens, self.lock.done
-        room = builder.find_room(self.lock, paged=True, least=min(rest, PAGE_SIZE), scored=False)
-        count = _whole_pages(rest, min(room.tokens, limit)) if room else 0
+        begin = self.lock.done
+        chunk = _Chunk(begin, len(self.lock.tokens), self._num_reads, first_read=0)
+        room = chunk.find_room(builder, self.lock)
+        count = chunk.fitting(room, limit) if room else 0
         if not room or not count:
             return 0
         self._cache.insert(self.lock, count)
         self.is_in_step = True
-        builder.add(
+        row = builder.add(
             room,
             pages=self.lock.pages,
             token_ids=self.lock.tokens[begin : begin + count],
             lens=np.array([count], np.int32),
             context_lens=np.array([begin], np.int32),
         )
+        chunk.read(builder, room, self._answer, int(row[0]), count)
         return count
 
 
@@ -101,6 +105,9 @@ class ShortItems:
         self._answer = answer
         self._lens = np.diff(request.item_starts)[items]
         self._ends = np.cumsum(self._lens)
+        self._first_reads = request.read_starts[items]
+        self._reads = np.diff(request.read_starts)[items]
+        self._read_ends = np.cumsum(self._reads)
         self._next = 0
 
     @property
@@ -121,22 +128,29 @@ class ShortItems:
         """Add the next items to a step, at most `most_items`; return their tokens, at most `limit`."""
         first, begin = self._next, self._planned_tokens
         lock = self._query.lock
-        room = builder.find_room(lock, paged=False, least=int(self._ends[first]) - begin, scored=True)
+        least, reads = int(self._lens[first]), int(self._reads[first])
+        room = builder.find_room(lock, paged=False, least=least, scored=reads)
         if not room:
             return 0
         fitting = int(np.searchsorted(self._ends, begin + min(room.tokens, limit), side="right"))
-        last = min(fitting, first + room.scored, first + most_items)
+        read_before = int(self._read_ends[first]) - reads
+        readable = int(np.searchsorted(self._read_ends, read_before + room.scored, side="right"))
+        last = min(fitting, readable, first + most_items)
         if last <= first:
             return 0
         items, lens = self._items[first:last], self._lens[first:last]
-        rows = builder.add(
+        last_rows = builder.add(
             room,
             pages=lock.pages,
             token_ids=rows_at(self._request.item_tokens, self._request.item_starts[items], lens),
             lens=lens,
             context_lens=self._request.context_lens[items],
         )
-        builder.read(self._answer, self._request, room, rows, items)
+        read_lens = self._reads[first:last]
+        within = ramp(read_lens)
+        rows = np.repeat(last_rows + 1 - read_lens, read_lens) + within
+        reads = np.repeat(self._first_reads[first:last], read_lens) + within
+        builder.read(self._answer, room, rows.astype(np.int32), reads.astype(np.int32))
         self._next = last
         self.in_step += len(items)
         return int(lens.sum())
@@ -147,14 +161,12 @@ class _PagedItem:
     """The item under way.
 
     Attributes:
-        item: Its number.
         tokens: Tokens from the first page boundary on: what its last shared page lacks, then the item.
         base: Pages shared with the query.
         pages: Its own pages.
         done: Tokens planned.
     """
 
-    item: int
     tokens: Int32[np.ndarray, " tokens"]
     base: Int32[np.ndarray, " base_pages"]
     pages: Int32[np.ndarray, " pages"]
@@ -188,6 +200,8 @@ class PagedItems:
         # Query tokens that each item computes again: those behind the last page it shares.
         self._repeated = context_lens % PAGE_SIZE if shares_query else context_lens
         self._tokens = self._repeated + np.diff(request.item_starts)[items]
+        self._first_reads = request.read_starts[items]
+        self._reads = np.diff(request.read_starts)[items]
         self._pages = -(-self._tokens // PAGE_SIZE)
         self._next = 0
         self._current: _PagedItem | None = None
@@ -219,9 +233,10 @@ class PagedItems:
         if self._current is None and self._headroom.pages < 0:
             return 0
         current = self._current = self._current or self._begin()
-        rest = len(current.tokens) - current.done
-        room = builder.find_room(current, paged=True, least=min(rest, PAGE_SIZE), scored=True)
-        count = _whole_pages(rest, min(room.tokens, limit)) if room else 0
+        reads, first_read = int(self._reads[self._next]), int(self._first_reads[self._next])
+        chunk = _Chunk(current.done, len(current.tokens), reads, first_read)
+        room = chunk.find_room(builder, current)
+        count = chunk.fitting(room, limit) if room else 0
         if not room or not count:
             return 0
         row = builder.add(
@@ -231,10 +246,10 @@ class PagedItems:
             lens=np.array([count], np.int32),
             context_lens=np.array([len(current.base) * PAGE_SIZE + current.done], np.int32),
         )
+        chunk.read(builder, room, self._answer, int(row[0]), count)
         current.done += count
         self.in_step += 1
         if current.done == len(current.tokens):
-            builder.read(self._answer, self._request, room, row, np.array([current.item], np.int32))
             self._retire(current)
             self._next += 1
         return count
@@ -258,13 +273,49 @@ class PagedItems:
         own = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
         tokens = np.concatenate([request.query[shared:context], own])
         pages = self._headroom.cache.allocate(int(self._pages[self._next]))
-        return _PagedItem(item, tokens, self._query.lock.pages[: shared // PAGE_SIZE], pages)
+        return _PagedItem(tokens, self._query.lock.pages[: shared // PAGE_SIZE], pages)
 
     def _retire(self, item: _PagedItem) -> None:
         self._retired.append(item.pages)
         self._current = None
 
 
-def _whole_pages(rest: int, room: int) -> int:
-    """Return how many of the tokens that are left to put into the room: all, or as many as fill whole pages."""
-    return rest if rest <= room else room - room % PAGE_SIZE
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """The next chunk of a sequence in pages, whose last rows are read.
+
+    Attributes:
+        done: Tokens planned before.
+        length: Tokens of the sequence.
+        num_reads: Rows read at its end.
+        first_read: Number of the first of these among all that the request reads.
+    """
+
+    done: int
+    length: int
+    num_reads: int
+    first_read: int
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the rest before the first one that is read."""
+        return max(self.length - self.num_reads - self.done, 0)
+
+    def find_room(self, builder: StepBuilder, context: Hashable) -> Room | None:
+        """Find room for a page at least, or for all that is left."""
+        least = min(self.length - self.done, PAGE_SIZE)
+        return builder.find_room(context, paged=True, least=least, scored=max(least - self.unread, 0))
+
+    def fitting(self, room: Room, limit: int) -> int:
+        """Return how many tokens to put into the room, at most `limit`: all, or as many as fill whole pages."""
+        rest, most = self.length - self.done, min(room.tokens, limit, self.unread + room.scored)
+        return rest if rest <= most else most - most % PAGE_SIZE
+
+    def read(self, builder: StepBuilder, room: Room, answer: Answer, last_row: int, count: int) -> None:
+        """Have those of the chunk's `count` tokens read that are to be, the last of which is in `last_row`."""
+        num_rows = count - self.unread
+        if num_rows > 0:
+            before = max(self.done - (self.length - self.num_reads), 0)
+            numbers = np.arange(num_rows, dtype=np.int32)
+            rows, reads = last_row + 1 - num_rows + numbers, self.first_read + before + numbers
+            builder.read(answer, room, rows.astype(np.int32), reads.astype(np.int32))

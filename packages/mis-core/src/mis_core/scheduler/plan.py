@@ -7,13 +7,12 @@ loops over items.
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int32
 
 from mis_core.ragged import ramp
-from mis_core.scoring.request import ScoreRequest
+from mis_core.scheduler.reading import Owner, Reading
 
 PAGE_SIZE = 64
 LONG_ITEM = 256
@@ -26,7 +25,7 @@ class StepShape:
 
     Attributes:
         tokens: Most new tokens of a shard, a multiple of `LONG_ITEM`.
-        scored: Most scored rows of a shard.
+        scored: Most scored rows of a shard, at least `PAGE_SIZE` if whole prompts are read.
         contexts: Most contexts of a shard.
         pages_per_context: Longest context, in pages.
         alignment: Segments of different contexts are put into different runs of this many rows, because
@@ -72,27 +71,6 @@ class ShardPlan:
     def rows(self) -> int:
         """Rows up to the end of the last segment."""
         return int(self.starts[-1] + self.lens[-1]) if len(self.starts) else 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reading:
-    """Some scored rows of a shard, and what is to be read there.
-
-    Attributes:
-        owner: Whoever waits for the values.
-        items: Items of the owner, in its own numbering, `[items]`.
-        shard: Shard that holds the rows.
-        first: Number of the first row among the shard's scored rows; the others follow it.
-        label_ids: Labels of each item, -1 where there is none, `[items, labels]`.
-        normalise: Whether the log of the sum of the exponentials of all logits is wanted.
-    """
-
-    owner: Any
-    items: Int32[np.ndarray, " items"]
-    shard: int
-    first: int
-    label_ids: Int32[np.ndarray, "items labels"]
-    normalise: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,19 +177,19 @@ class StepBuilder:
         self._shards = [_Shard(shape) for _ in range(shape.shards)]
         self._readings: list[Reading] = []
 
-    def find_room(self, context: Hashable, *, paged: bool, least: int, scored: bool) -> Room | None:
+    def find_room(self, context: Hashable, *, paged: bool, least: int, scored: int) -> Room | None:
         """Find a shard with room for segments of a context; None if there is none.
 
         Args:
             context: Identity of the context within this step.
             paged: Whether the segments are written to pages.
             least: Fewest tokens of any use.
-            scored: Whether a row is to be read.
+            scored: How many of these are read.
         """
         for number, shard in enumerate(self._shards):
             start = shard.start(context, paged)
             rows = shard.shape.scored - shard.scored
-            if start is not None and self._tokens - start >= least and (rows or not scored):
+            if start is not None and self._tokens - start >= least and rows >= scored:
                 return Room(number, context, paged, start, self._tokens - start, rows)
         return None
 
@@ -245,17 +223,21 @@ class StepBuilder:
 
     def read(
         self,
-        owner: Any,
-        request: ScoreRequest,
+        owner: Owner,
         room: Room,
-        rows: Int32[np.ndarray, " items"],
-        items: Int32[np.ndarray, " items"],
+        rows: Int32[np.ndarray, " rows"],
+        reads: Int32[np.ndarray, " rows"],
     ) -> None:
-        """Have the labels of some items of a request read at their last rows, in a room's shard, for an owner."""
-        shard, labels = self._shards[room.shard], request.label_ids
-        label_ids = np.broadcast_to(labels, (len(items), labels.shape[1])) if len(labels) == 1 else labels[items]
-        reading = Reading(owner, items, room.shard, shard.scored, label_ids, request.needs_log_sum_exp)
-        self._readings.append(reading)
+        """Have rows of a room's shard read for an owner.
+
+        Args:
+            owner: Whoever waits for the values.
+            room: Where the rows are.
+            rows: Their numbers in the shard.
+            reads: Their numbers among those that the owner's request reads.
+        """
+        shard = self._shards[room.shard]
+        self._readings.append(Reading.of(owner, reads, shard=room.shard, first=shard.scored))
         shard.scored_rows.append(rows)
         shard.scored += len(rows)
 

@@ -19,8 +19,9 @@ from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.duplicates import without_duplicates
 from mis_core.scheduler.parts import Headroom
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan, StepShape
+from mis_core.scheduler.reading import Values
 from mis_core.scheduler.work import Work
-from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest
+from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest, query_as_item
 
 logger = logging.getLogger(__name__)
 
@@ -114,16 +115,14 @@ class Scheduler:
             return self._plan([self._running[0]], dense_mask=True)
         return self._plan([work for work in self._running if not work.choice.dense_mask])
 
-    def complete(
-        self, plan: StepPlan, logits: list[np.ndarray], normalisers: list[np.ndarray | None]
-    ) -> list[tuple[int, EngineOutput]]:
+    def complete(self, plan: StepPlan, values: list[Values]) -> list[tuple[int, EngineOutput]]:
         """Take the values of a step's readings; return the requests that are now answered."""
         answered = []
-        for reading, values, normaliser in zip(plan.readings, logits, normalisers, strict=True):
+        for reading, read in zip(plan.readings, values, strict=True):
             answer: Answer = reading.owner
             if answer.is_cancelled:
                 continue
-            answer.store(reading, values, normaliser)
+            answer.store(reading, read)
             if answer.is_complete:
                 answered.append((answer.id, self._unread.pop(answer.id).result()))
         return answered
@@ -164,8 +163,8 @@ class Scheduler:
     def _begin(self, waiting: _Waiting) -> Work:
         shape, request = self._shape, waiting.request
         layout = request.layout.over(self._layout)
-        shared = int(request.context_lens.max())
-        lock = self._cache.lock(request.query[:shared], request.cache_salt)
+        shared = len(request.query) if request.query_reads else int(request.context_lens.max())
+        lock = self._cache.lock(request.query[:shared], request.cache_salt, anew=request.query_reads > 0)
         if layout.algorithm != "serial":
             self._cache.match(lock)
         size = RequestSize(
@@ -179,7 +178,8 @@ class Scheduler:
         if choice.algorithm == "serial":
             self._cache.release(lock, count=False)
             lock = self._cache.lock(request.query[:0])
-        answer = Answer(waiting.id, request, waiting.places)
-        work = Work(answer, request, choice, lock, self._headroom, layout.chunk_size)
+            request = query_as_item(request)
+        answer = Answer(waiting.id, waiting.request, waiting.places)
+        work = Work(answer, request, choice, lock, self._headroom, layout.chunk_size, shape.scored)
         work.timings_ms["queue"] = (time.perf_counter() - waiting.arrived) * 1e3
         return work

@@ -31,15 +31,28 @@ class Work:
         lock: PrefixLock,
         headroom: Headroom,
         most_items: int | None,
+        most_reads: int,
     ) -> None:
+        """Plan a request from its beginning.
+
+        Args:
+            answer: What is read of it.
+            request: The request, as it is laid out.
+            choice: Its layout.
+            lock: On its query.
+            headroom: Pages.
+            most_items: Items in a step; None or 0: as many as fit.
+            most_reads: Rows that can be read in a step; an item that reads more is computed in chunks.
+        """
         self.answer = answer
         self.choice = choice
         self.timings_ms: dict[str, float] = {"plan": 0.0}
         self._cache = headroom.cache
         is_serial = choice.algorithm == "serial"
-        is_paged = (np.diff(request.item_starts) > LONG_ITEM) | is_serial
+        reads_too_many = np.diff(request.read_starts) > most_reads
+        is_paged = (np.diff(request.item_starts) > LONG_ITEM) | reads_too_many | is_serial
         short, paged = (np.flatnonzero(which).astype(np.int32) for which in (~is_paged, is_paged))
-        self._query = QueryPrefill(headroom.cache, lock)
+        self._query = QueryPrefill(headroom.cache, lock, answer, request.query_reads)
         self._short = ShortItems(request, short, self._query, answer)
         self._paged = PagedItems(request, paged, self._query, answer, headroom, shares_query=not is_serial)
         self._most_items = 1 if is_serial else most_items or _ANY
@@ -100,12 +113,9 @@ class Work:
         self._cache.release(self._query.lock, count=count)
 
     def result(self) -> EngineOutput:
-        """Return the values of all items of the original request, now that all have been read."""
-        logits, normalisers = self.answer.values()
+        """Return the values of all rows of the original request, now that all have been read."""
         self.timings_ms["device"] = (time.perf_counter() - self._first_planned) * 1e3
-        return EngineOutput(
-            logits,
-            normalisers,
+        return self.answer.output(
             cached_tokens=self._query.lock.cached,
             timings_ms=self.timings_ms,
             algorithm=self.choice.algorithm + (" (dense mask)" if self.choice.dense_mask else ""),

@@ -5,10 +5,12 @@ host as much Python as 5. `validation` is the only producer of a `ScoreRequest`;
 may trust the invariants stated here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float32, Int32
+
+from mis_core.ragged import offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Layout:
 
 
 MAX_TOP_TOKENS = 20
+MAX_BIASES = 300
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +47,7 @@ class Sampling:
         keys: Two words of a random key for each item, `[items, 2]`.
         temperature: Divides the logits; 0: the most probable token, the lowest id among equals.
         top_p: Only the most probable tokens are drawn, as many as together have this probability; above 0, at most 1.
-        bias_ids: Tokens whose logits are changed, each once, `[biases]`.
+        bias_ids: Tokens whose logits are changed, each once, at most `MAX_BIASES`, `[biases]`.
         bias: What is added to each, `[biases]`.
     """
 
@@ -125,6 +128,12 @@ class ScoreRequest:
         return self.query_reads + (self.num_items if self.read_lens is None else int(self.read_lens.sum()))
 
     @property
+    def read_starts(self) -> Int32[np.ndarray, " items_plus_one"]:
+        """Number of the first row that is read of each item, and of all rows, `[items + 1]`."""
+        lens = np.ones(self.num_items, np.int32) if self.read_lens is None else self.read_lens
+        return offsets(lens) + np.int32(self.query_reads)
+
+    @property
     def needs_log_sum_exp(self) -> bool:
         """Whether full-vocabulary normalisers are needed; a softmax over labels cancels them."""
         return self.return_token_logprobs or not self.apply_softmax
@@ -138,6 +147,25 @@ class ScoreRequest:
         """
         own = self.context_lens + np.diff(self.item_starts) - len(self.query)
         return len(self.query) + int(np.maximum(own, 1).sum()) - self.empty_items
+
+
+def query_as_item(request: ScoreRequest) -> ScoreRequest:
+    """Return what reads the same rows, in the same order, with the query's own those of a first item without context.
+
+    A request whose query is not read stays as it is. Nobody asks what follows that item, so nothing is drawn.
+    """
+    if not request.query_reads:
+        return request
+    starts = request.item_starts + np.int32(len(request.query))
+    return replace(
+        request,
+        item_tokens=np.concatenate([request.query, request.item_tokens]),
+        item_starts=np.concatenate([[0], starts]).astype(np.int32),
+        context_lens=np.concatenate([[0], request.context_lens]).astype(np.int32),
+        read_lens=np.diff(request.read_starts, prepend=0).astype(np.int32),
+        query_reads=0,
+        sampling=None,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -47,14 +47,14 @@ def parse_score_request(
     """
     check_names(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
     inputs = read_inputs(body, tokenizer)
-    labels = read_labels(body, inputs.num_items)
+    labels = read_labels(body, inputs.num_items, limits.head_labels)
     check_characters(limits.max_text_characters, **inputs.texts, labels=labels.texts)
     check_label_count(len(labels.texts), "labels", limits)  # before each is looked up
-    if tokenizer is None and (inputs.texts or labels.texts):
+    if tokenizer is None and (inputs.texts or (labels.texts and not limits.head_labels)):
         raise RequestError("invalid_query_type", "This engine has no tokenizer: send token ids, not text.", "query")
-    label_ids = labels.look_up(tokenizer)
+    label_ids = labels.look_up(tokenizer, limits.head_labels)
     inputs.check_below(limits.vocab_size)
-    label_ids.check_below(limits.vocab_size)
+    label_ids.check_below(limits.head_rows, "number of rows of the head," if limits.head_labels else "vocabulary size")
     apply_softmax, item_first, return_token_logprobs = (
         read_bool(body, name) for name in ("apply_softmax", "item_first", "return_token_logprobs")
     )

@@ -9,14 +9,13 @@ from jaxtyping import Int32
 
 from mis_core.errors import RequestError
 from mis_core.scoring.fields import kind, readable
-from mis_core.scoring.request import Sampling
+from mis_core.scoring.request import MAX_BIASES, Sampling
 from mis_core.tasks.openai_fields import as_number, read_number, read_whole
 
 SAMPLING_FIELDS = ("temperature", "top_p", "seed", "logit_bias", "n", "stop")
 """Every field that is read here."""
 
 MAX_DRAWS = 128
-MAX_BIASES = 300
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 

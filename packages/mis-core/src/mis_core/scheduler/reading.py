@@ -1,0 +1,107 @@
+"""What is read at rows of a step, and the values that come back."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from mis_core.scoring.request import Sampling, ScoreRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """Next tokens to draw at some rows of a reading.
+
+    Attributes:
+        rows: Which of the reading's rows, `[draws]`.
+        items: Items of the owner that the tokens follow, `[draws]`.
+        keys: Two words of a random key for each, `[draws, 2]`.
+        positions: Position of each token in its sequence, `[draws]`.
+        sampling: How all of them are drawn.
+    """
+
+    rows: Int32[np.ndarray, " draws"]
+    items: Int32[np.ndarray, " draws"]
+    keys: Int32[np.ndarray, "draws words"]
+    positions: Int32[np.ndarray, " draws"]
+    sampling: Sampling
+
+
+@runtime_checkable
+class Owner(Protocol):
+    """Whoever waits for the values of a request."""
+
+    @property
+    def request(self) -> ScoreRequest:
+        """What is read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """Some scored rows of a shard, and what is to be read there.
+
+    Attributes:
+        owner: Whoever waits for the values.
+        rows: Rows that the owner reads, in its own numbering, `[rows]`.
+        shard: Shard that holds them.
+        first: Number of the first one among the shard's scored rows; the others follow it.
+        label_ids: Labels of each row, -1 where there is none, `[rows, labels]`.
+        normalise: Whether the log of the sum of the exponentials of all logits is wanted.
+        top_tokens: How many of the most probable tokens are wanted.
+        draws: Where next tokens are drawn; None: nowhere.
+    """
+
+    owner: Any
+    rows: Int32[np.ndarray, " rows"]
+    shard: int
+    first: int
+    label_ids: Int32[np.ndarray, "rows labels"]
+    normalise: bool
+    top_tokens: int = 0
+    draws: Draws | None = None
+
+    @classmethod
+    def of(cls, owner: Owner, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int) -> Self:
+        """Return the reading of some rows of the owner's request, which are numbered as its outputs are."""
+        request = owner.request
+        labels = request.label_ids
+        label_ids = np.broadcast_to(labels, (len(rows), labels.shape[1])) if len(labels) == 1 else labels[rows]
+        normalise, top_tokens = request.needs_log_sum_exp, request.top_tokens
+        return cls(owner, rows, shard, first, label_ids, normalise, top_tokens, _draws(request, rows))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Values:
+    """What was read at the rows of one reading; None for what was not wanted.
+
+    Attributes:
+        logits: Head values of the labels, `[rows, labels]`.
+        log_sum_exp: Normalisers, `[rows]`.
+        top_ids: Most probable tokens, best first, `[rows, top_tokens]`.
+        top_logits: Their head values.
+        next_ids: Tokens drawn, `[draws]`.
+        next_logits: Their head values, before bias and temperature.
+    """
+
+    logits: Float32[np.ndarray, "rows labels"]
+    log_sum_exp: Float32[np.ndarray, " rows"] | None = None
+    top_ids: Int32[np.ndarray, "rows top_tokens"] | None = None
+    top_logits: Float32[np.ndarray, "rows top_tokens"] | None = None
+    next_ids: Int32[np.ndarray, " draws"] | None = None
+    next_logits: Float32[np.ndarray, " draws"] | None = None
+
+
+def _draws(request: ScoreRequest, rows: np.ndarray) -> Draws | None:
+    sampling = request.sampling
+    if sampling is None:
+        return None
+    last_rows = request.read_starts[1:] - 1  # the row of each item that its next token follows
+    items = np.searchsorted(last_rows, rows)  # the query's rows lie before the first of them
+    is_last = last_rows[items] == rows
+    if not is_last.any():
+        return None
+    items = items[is_last].astype(np.int32)
+    positions = (request.context_lens + np.diff(request.item_starts))[items]
+    at = np.flatnonzero(is_last).astype(np.int32)
+    return Draws(at, items, sampling.keys[items], positions.astype(np.int32), sampling)
