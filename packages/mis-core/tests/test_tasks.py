@@ -14,7 +14,7 @@ MODELS = {
 
 def test_tasks_follow_from_template_and_head():
     assert tasks_of(**MODELS["chat"]) == ("score", "rerank", "decide", "complete", "chat")
-    assert tasks_of(**MODELS["base"]) == ("score", "rerank", "complete")
+    assert tasks_of(**MODELS["base"]) == ("score", "rerank", "decide", "complete")
     assert tasks_of(**MODELS["classifier"]) == ("score", "rerank", "classify")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from mis_core.scoring.service import SCORE
@@ -43,7 +44,13 @@ def test_without_a_chat_template_nobody_can_chat(
     http: httpx.Client, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", None)
-    assert http.get("/v1/models").json()["data"][0]["tasks"] == ["score", "rerank", "complete"]
+    assert http.get("/v1/models").json()["data"][0]["tasks"] == ["score", "rerank", "decide", "complete"]
+
+
+def test_a_classifier_classifies(http: httpx.Client, pretended: Any) -> None:
+    pretended.info = msgspec.structs.replace(pretended.info, head_labels=("bad", "good"))
+    assert http.get("/v1/models").json()["data"][0]["tasks"] == ["score", "rerank", "classify"]
+    assert http.get("/model_info").json()["is_generation"] is False
 
 
 def test_a_task_that_the_model_does_not_have_is_refused(

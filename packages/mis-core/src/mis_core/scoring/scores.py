@@ -20,6 +20,9 @@ def finish_score(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> Scor
     which the full-vocabulary normaliser cancels. A label of several tokens has the probability of its whole sequence,
     and the softmax is over these. Finite logits never make NaN or infinity.
 
+    Of a model with a classification head, the vocabulary are the rows of its head; of a head with one row the
+    probability is the sigmoid of its logit, because its normaliser (`runner.head`) counts the other class.
+
     Args:
         parsed: The request.
         outputs: Its one output, with `log_sum_exp` if the request `needs_log_sum_exp`; none if no item can be scored.

@@ -53,25 +53,27 @@ class TokenRows:
         starts = np.cumsum(self.lens) - self.lens
         return replace(self, values=rows_at(self.values, starts[rows], lens), lens=lens)
 
-    def above(self, vocab_size: int) -> Bool[np.ndarray, " tokens"]:
-        """Return which ids are outside the vocabulary."""
-        return self.values.view(np.uint64) >= vocab_size
+    def above(self, size: int) -> Bool[np.ndarray, " tokens"]:
+        """Return which ids are not below a size."""
+        return self.values.view(np.uint64) >= size
 
-    def check_below(self, vocab_size: int) -> None:
-        """Refuse ids outside the vocabulary.
+    def check_below(self, size: int, name: str = "vocabulary size") -> None:
+        """Refuse ids outside the vocabulary, or rows outside a head.
+
+        Args:
+            size: What all are below.
+            name: What that is.
 
         Raises:
             RequestError: `token_id_exceeds_vocab`.
         """
-        is_above = self.above(vocab_size)
+        is_above = self.above(size)
         if is_above.any():
-            raise self.exceeds(self.place(int(np.argmax(is_above))), vocab_size)
+            raise self.exceeds(self.place(int(np.argmax(is_above))), size, name)
 
-    def exceeds(self, place: str, vocab_size: int) -> RequestError:
-        """Return the error of an id outside the vocabulary."""
-        return RequestError(
-            "token_id_exceeds_vocab", f"{place} is not below the vocabulary size {vocab_size}.", self.param
-        )
+    def exceeds(self, place: str, size: int, name: str = "vocabulary size") -> RequestError:
+        """Return the error of an id outside the vocabulary, or of a row outside a head."""
+        return RequestError("token_id_exceeds_vocab", f"{place} is not below the {name} {size}.", self.param)
 
     def first_columns(self, is_token: Bool[np.ndarray, " tokens"]) -> Int64[np.ndarray, " rows"]:
         """Return where each row has the first of some tokens; -1 where it has none."""

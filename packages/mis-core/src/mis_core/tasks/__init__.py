@@ -1,1 +1,1 @@
-"""What a model can be asked for: one module for each task, from the fields of a request to its result."""
+"""One module per task: from the fields of a request to what the engine computes, and from its outputs to a result."""

@@ -5,7 +5,6 @@ from mis_core.errors import RequestError
 TASKS = ("score", "rerank", "decide", "complete", "chat", "classify")
 """Names of all tasks."""
 
-_CONVERSATIONS = ("decide", "chat")
 _LANGUAGE = ("decide", "complete", "chat")
 
 
@@ -38,6 +37,6 @@ def _why_not(task: str, has_chat_template: bool, head_labels: tuple[str, ...]) -
         )
     if task in _LANGUAGE and head_labels:
         return "This model has a classification head in place of a vocabulary; a language model has this task."
-    if task in _CONVERSATIONS and not has_chat_template:
-        return "This model has no chat template; start the server with --chat-template FILE."
+    if task == "chat" and not has_chat_template:
+        return "This model has no chat template; start the server with --chat-template, or send texts to /v1/score."
     return None

@@ -38,7 +38,10 @@ class TokenizerPool:
     """Processes with the model's tokenizer: some for small bodies, and as many for large ones.
 
     Use it as an async context manager, within one event loop. It accepts work at once, though its processes take a
-    second to start. Its `tokenizer` is the one that its processes have, for what takes no time.
+    second to start.
+
+    Attributes:
+        tokenizer: The same in this process, for work that takes no time: to spell tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
