@@ -1,4 +1,4 @@
-"""LiteLLM and LangChain chat with a real server and complete texts, unchanged. `nox -s integrations` runs this, every night."""
+"""LiteLLM and LangChain chat with a real server, unchanged: `nox -s integrations`, every night. LiteLLM completes texts, too."""
 
 from typing import Any
 

@@ -25,6 +25,7 @@ from mis_core.tasks.openai_fields import (
     refuse_unsupported,
 )
 from mis_core.tasks.sampling import SAMPLING_FIELDS, read_draws, read_sampling, read_stop
+from mis_core.tasks.served import check_task
 from mis_core.tokenization import Tokenizer, join_ids
 
 IGNORED = (
@@ -150,9 +151,10 @@ def parse_chat(
     if characters > limits.max_text_characters:
         message = f"{characters} characters of text; at most {limits.max_text_characters} are allowed."
         raise RequestError("too_many_tokens", message, "messages")
-    if tokenizer is None or tokenizer.chat_template is None:
-        message = "This model has no chat template: start the server with --chat-template, or send texts to /v1/score."
-        raise RequestError("task_not_supported", message)
+    has_chat_template = tokenizer is not None and tokenizer.chat_template is not None
+    check_task("chat", has_chat_template=has_chat_template, head_labels=limits.head_labels)
+    assert tokenizer is not None, "as checked"
+    assert tokenizer.chat_template is not None, "as checked"
     text = tokenizer.chat_template.render(messages, **variables)
     check_characters(limits.max_text_characters, messages=[text])
     prompt = tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
