@@ -31,7 +31,7 @@ class Parsed(Protocol):
 
     @property
     def requests(self) -> tuple[ScoreRequest, ...]:
-        """What the engine computes, at least one."""
+        """What the engine computes; nothing if each of its items is wrong in itself."""
 
 
 Source = TypeVar("Source")
@@ -112,7 +112,8 @@ class Service(ABC, Generic[Source]):
             output.timings_ms["tokenize"] = tokenize_ms
         computed_at = time.perf_counter()
         result = await self.finish(task, parsed, outputs)
-        slowest = {name: max(output.timings_ms[name] for output in outputs) for name in outputs[0].timings_ms}
+        stages = outputs[0].timings_ms if outputs else {"tokenize": tokenize_ms}
+        slowest = {name: max((output.timings_ms[name] for output in outputs), default=stages[name]) for name in stages}
         return Answered(parsed, outputs, result, slowest | {"finish": (time.perf_counter() - computed_at) * 1e3})
 
     @abstractmethod
