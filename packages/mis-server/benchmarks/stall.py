@@ -54,7 +54,13 @@ def worst_requests(small: bool) -> list[tuple[str, bytes]]:
     rare = "".join(map(chr, rng.choices(range(0x10000, 0x1F000), k=1_000_000 // scale)))
     label = {"label_token_ids": [1]}
     items = 2000 // scale
+    decisions = [{"type": "predicate", "instructions": letters[:500]}] * 400
+    choices = [{"value": f"{number} {letters[number : number + 20]}"} for number in range(80)]
+    rotated = [{"type": "choice", "instructions": "-" * 500, "choices": choices}] * (400 // scale)
     bodies = [
+        ("/v1/decisions", {"input": letters, "questions": decisions}),
+        ("/v1/decisions", {"input": "-" * 65_000, "questions": decisions}),
+        ("/v1/decisions", {"input": "a", "questions": rotated, "choice_order": "independent"}),
         ("/tokenize", {"prompt": "-" * (4_000_000 // scale)}),
         ("/tokenize", {"prompt": letters, "return_token_strs": True}),
         ("/tokenize", {"prompt": rare}),

@@ -247,9 +247,20 @@ def _join(
     most = limits.max_text_characters
     shared, rests = prompter.prompts([text for each in asked for text in each.texts], most)
     check_characters(most, input=[shared], questions=rests)
+    most_tokens = limits.context_length
     try:
-        joined = tokenizer.join(shared, rests, item_first=not shared, add_special_tokens=False, max_characters=most)
+        joined = tokenizer.join(
+            shared,
+            rests,
+            item_first=not shared,
+            add_special_tokens=False,
+            context_length=most_tokens,
+            max_characters=most,
+        )
     except RequestError as error:  # of query and items, which are other fields here
+        if error.code == "context_length_exceeded":
+            message = f"The input alone has more tokens than the context holds, which is {most_tokens}."
+            raise RequestError(error.code, message, "input") from None
         raise RequestError(error.code, error.message, "questions") from None
     lens = joined.context_lens + np.diff(joined.item_starts)
     longest = np.maximum.reduceat(lens, offsets(np.array([len(each.orders) for each in asked]))[:-1])
@@ -257,11 +268,11 @@ def _join(
     def too_long(row: int, index: int) -> RequestError:
         message = (
             f"questions[{index}]: input and question have {longest[row]} tokens together; the context holds "
-            f"{limits.context_length}."
+            f"{most_tokens}."
         )
         return RequestError("context_length_exceeded", message, "questions")
 
-    rows = errors.refuse(longest > limits.context_length, too_long)
+    rows = errors.refuse(longest > most_tokens, too_long)
     if len(rows) < len(asked):
         return _join([asked[row] for row in rows], errors, prompter, tokenizer, limits)
     tokens = len(joined.query) + len(joined.item_tokens)
