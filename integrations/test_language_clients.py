@@ -1,4 +1,4 @@
-"""LiteLLM and LangChain chat with a real server, unchanged: `nox -s integrations`, every night. LiteLLM completes texts, too."""
+"""LiteLLM and LangChain with a real server, unchanged: chats and texts. `nox -s integrations` runs this every night."""
 
 from typing import Any
 

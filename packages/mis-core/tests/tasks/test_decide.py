@@ -121,8 +121,14 @@ def refusal(tokenizer: Tokenizer, limits: Limits = LIMITS, **fields: Any) -> Req
     return refused.value
 
 
-def sequences(request: ScoreRequest) -> list[list[int]]:
-    """Every prompt of a request, context first."""
+def request_of(parsed: ParsedDecision) -> ScoreRequest:
+    (request,) = parsed.requests
+    return request
+
+
+def sequences(parsed: ParsedDecision) -> list[list[int]]:
+    """Every prompt, context first."""
+    request = request_of(parsed)
     segments = itertools.pairwise(request.item_starts)
     return [
         [*request.query[:context].tolist(), *request.item_tokens[begin:end].tolist()]
@@ -157,16 +163,16 @@ FOX = [{"role": "user", "content": "The quick brown fox."}]
 def test_prompts_are_what_the_template_makes_of_each_question(tokenizer: Tokenizer, messages: Any) -> None:
     parsed = parse(tokenizer, input=messages)
     wanted = prompts(tokenizer, parsed, messages)
-    assert sequences(parsed.request) == [tokenizer.encode(text, add_special_tokens=False).tolist() for text in wanted]
+    assert sequences(parsed) == [tokenizer.encode(text, add_special_tokens=False).tolist() for text in wanted]
     if tokenizer.chat_template != ChatTemplate(QUESTION_ONLY):
         least = len(tokenizer.encode(messages[0]["content"], add_special_tokens=False))
-        assert parsed.request.context_lens.min() >= least
+        assert request_of(parsed).context_lens.min() >= least
 
 
 def test_every_label_is_the_one_token_that_follows_the_prompt(tokenizer: Tokenizer) -> None:
     parsed = parse(tokenizer, input=FOX)
     lead = " " if tokenizer.chat_template in (None, ChatTemplate(LLAMA2)) else ""
-    rows = zip(prompts(tokenizer, parsed, FOX), parsed.request.label_ids, parsed.questions, strict=True)
+    rows = zip(prompts(tokenizer, parsed, FOX), request_of(parsed).label_ids, parsed.questions, strict=True)
     for before, ids, asked in rows:
         assert isinstance(asked, Asked)
         texts, tokens = asked.labels
@@ -190,7 +196,7 @@ def test_many_questions_render_and_tokenise_the_input_a_few_times(plain: Tokeniz
     text = "The quick brown fox. " * 400
     questions = [PREDICATE | {"instructions": f"It is number {number}."} for number in range(400)]
     limits = dataclasses.replace(LIMITS, context_length=100_000, max_text_characters=100_000)
-    request = parse(plain, limits, input=text, questions=questions).request
+    request = request_of(parse(plain, limits, input=text, questions=questions))
     assert request.num_items == 400
     assert sum(size > len(text) for size in sizes) <= 6
     assert request.context_lens.min() > 0.9 * len(request.query)
@@ -201,7 +207,7 @@ def test_many_questions_render_and_tokenise_the_input_a_few_times(plain: Tokeniz
 def output(parsed: ParsedDecision, seed: int = 0) -> EngineOutput:
     """Random values that depend on the prompt and the label only."""
     rows = []
-    for sequence, ids in zip(sequences(parsed.request), parsed.request.label_ids, strict=True):
+    for sequence, ids in zip(sequences(parsed), request_of(parsed).label_ids, strict=True):
         values = np.random.default_rng([seed, *sequence]).normal(size=5000).astype(np.float32)
         rows.append(values[ids])
     return EngineOutput(np.array(rows), np.full(len(rows), 9.5, np.float32), cached_tokens=3)
@@ -232,7 +238,7 @@ def test_values_become_answers(plain: Tokenizer) -> None:
     np.testing.assert_allclose(score.confidence, 1 - spread / np.sqrt(2 / 3), rtol=1e-5)
     assert [(each.label, each.value) for each in score.probabilities] == [("bad", 0), ("ok", 1), ("good", 2)]
     usage = decision.usage
-    assert usage.input_tokens == usage.total_tokens == parsed.request.prompt_tokens
+    assert usage.input_tokens == usage.total_tokens == request_of(parsed).prompt_tokens
     assert (usage.input_tokens_details.cached_tokens, usage.output_tokens) == (3, 0)
 
 
@@ -271,18 +277,18 @@ def choice_of(values: list[Any]) -> dict[str, Any]:
     order=st.randoms(use_true_random=False),
 )
 def test_an_independent_answer_is_the_same_in_every_order(plain: Tokenizer, values: list[Any], order: Any) -> None:
-    def ask(values: list[Any]) -> tuple[ScoreRequest, ChoiceAnswer, dict[Any, float]]:
+    def ask(values: list[Any]) -> tuple[ParsedDecision, ChoiceAnswer, dict[Any, float]]:
         parsed = parse(plain, questions=[choice_of(values)], choice_order="independent")
         (answer,) = finish_decision(parsed, (output(parsed),)).answers
         assert isinstance(answer, ChoiceAnswer)
         assert [each.value for each in answer.probabilities] == values
-        return parsed.request, answer, {(type(p.value), p.value): p.probability for p in answer.probabilities}
+        return parsed, answer, {(type(p.value), p.value): p.probability for p in answer.probabilities}
 
     shuffled = order.sample(values, len(values))
-    request, answer, probabilities = ask(values)
-    other_request, other, others = ask(shuffled)
-    assert sequences(request) == sequences(other_request)
-    assert len(sequences(request)) == min(len(values), 8)
+    parsed, answer, probabilities = ask(values)
+    other_parsed, other, others = ask(shuffled)
+    assert sequences(parsed) == sequences(other_parsed)
+    assert len(sequences(parsed)) == min(len(values), 8)
     assert probabilities == others
     assert (answer.choice, type(answer.choice), answer.confidence) == (
         other.choice,
@@ -294,7 +300,7 @@ def test_an_independent_answer_is_the_same_in_every_order(plain: Tokenizer, valu
 
 def test_an_independent_answer_is_the_mean_over_rotations(plain: Tokenizer) -> None:
     parsed = parse(plain, questions=[PREDICATE, choice_of(["c", "a", "b"]), SCORE], choice_order="independent")
-    assert parsed.request.num_items == 1 + 3 + 1
+    assert request_of(parsed).num_items == 1 + 3 + 1
     values = output(parsed)
     answer = finish_decision(parsed, (values,)).answers[1]
     assert isinstance(answer, ChoiceAnswer)
@@ -319,7 +325,7 @@ def test_255_choices_have_a_code_each_if_the_vocabulary_has_them(plain: Tokenize
     parsed = parse(many_codes(plain, 300), questions=[choice_of(values), choice_of(["a", "b"])])
     many, few = (asked.labels[0] for asked in parsed.questions if isinstance(asked, Asked))
     assert (many[:28:9], few) == (["A", "J", "S", "AB"], ["A", "B"])
-    ids = parsed.request.label_ids
+    ids = request_of(parsed).label_ids
     assert (len(set(ids[0].tolist())), ids[0].min() >= 0) == (255, True)
     assert set(ids[1, 2:].tolist()) == {-1}
     error = refusal(plain, questions=[PREDICATE, choice_of(values)])
@@ -336,7 +342,7 @@ def test_single_questions_may_be_refused(plain: Tokenizer) -> None:
     bad = {"type": "choice", "name": "bad", "instructions": "a", "choices": []}
     parsed = parse(plain, questions=[LONG, PREDICATE, bad, 7, SCORE], on_error="item")
     alone = parse(plain, questions=[PREDICATE, SCORE])
-    assert sequences(parsed.request) == sequences(alone.request)
+    assert sequences(parsed) == sequences(alone)
     decision = finish_decision(parsed, (output(parsed),))
     assert [answer.type for answer in decision.answers] == ["refusal", "predicate", "refusal", "refusal", "score"]
     refused = [answer for answer in decision.answers if isinstance(answer, RefusalAnswer)]
@@ -348,19 +354,24 @@ def test_single_questions_may_be_refused(plain: Tokenizer) -> None:
     ]
     assert decision.answers[1::3] == finish_decision(alone, (output(alone),)).answers
     assert refusal(plain, questions=[LONG, PREDICATE]).code == "context_length_exceeded"
-    for questions in ([bad, 7], [LONG]):
-        code = "invalid_questions" if bad in questions else "context_length_exceeded"
-        assert refusal(plain, questions=questions, on_error="item").code == code
+
+
+def test_where_all_questions_are_refused_nothing_is_computed(plain: Tokenizer) -> None:
+    parsed = parse(plain, questions=[LONG, 7], on_error="item")
+    assert parsed.requests == ()
+    decision = finish_decision(parsed, ())
+    assert [answer.type for answer in decision.answers] == ["refusal", "refusal"]
+    assert decision.usage.total_tokens == 0
 
 
 def test_caches_are_apart_by_salt_and_key(plain: Tokenizer) -> None:
     salts = [
-        parse(plain, cache_salt=salt, prompt_cache_key=key).request.cache_salt
+        request_of(parse(plain, cache_salt=salt, prompt_cache_key=key)).cache_salt
         for salt, key in [(None, None), ("a", None), (None, "a"), ("a", "b"), ("b", "a"), ("ab", "")]
     ]
     assert salts[:2] == [None, "a"]
     assert len(set(salts)) == len(salts)
-    assert parse(plain, cache_salt="a", prompt_cache_key="b").request.cache_salt == salts[3]
+    assert request_of(parse(plain, cache_salt="a", prompt_cache_key="b")).cache_salt == salts[3]
 
 
 @pytest.mark.parametrize(
@@ -374,7 +385,7 @@ def test_caches_are_apart_by_salt_and_key(plain: Tokenizer) -> None:
     ],
 )
 def test_fields_without_effect_are_accepted(plain: Tokenizer, fields: dict[str, Any]) -> None:
-    assert sequences(parse(plain, **fields).request) == sequences(parse(plain).request)
+    assert sequences(parse(plain, **fields)) == sequences(parse(plain))
 
 
 CHOICES = "questions[0].choices"
@@ -419,7 +430,9 @@ NO_TEXT = dataclasses.replace(LIMITS, max_text_characters=10)
         ({"prompt_cache_key": 7}, "invalid_prompt_cache_key", "prompt_cache_key"),
         ({"prompt_cache_options": "x"}, "invalid_prompt_cache_options", "prompt_cache_options"),
         ({"safety_identifier": 7}, "invalid_safety_identifier", "safety_identifier"),
-        ({"input": "fox " * 5000}, "context_length_exceeded", "questions"),
+        ({"input": "fox " * 5000}, "context_length_exceeded", "input"),
+        ({"input": "fox " * 5000, "on_error": "item"}, "context_length_exceeded", "input"),
+        ({"questions": [PREDICATE, LONG]}, "context_length_exceeded", "questions"),
         ({"limits": SMALL, "questions": QUESTIONS}, "too_many_items", "questions"),
         ({"limits": SMALL, "questions": [CHOICE]}, "too_many_labels", "questions"),
         ({"limits": SMALL, "questions": [SCORE], "input": "fox " * 250}, "too_many_tokens", "questions"),
@@ -508,7 +521,8 @@ def test_any_body_is_a_request_or_an_error_of_the_contract(plain: Tokenizer, bod
         refused = error
     else:
         check_request(parsed)
-        assert len(finish_decision(parsed, (output(parsed),)).answers) == len(body["questions"])
+        outputs = (output(parsed),) if parsed.requests else ()
+        assert len(finish_decision(parsed, outputs).answers) == len(body["questions"])
         return
     assert refused.code
     assert refused.param
@@ -516,7 +530,10 @@ def test_any_body_is_a_request_or_an_error_of_the_contract(plain: Tokenizer, bod
 
 
 def check_request(parsed: ParsedDecision) -> None:
-    request = parsed.request
+    if not parsed.requests:
+        assert all(isinstance(each, RefusalAnswer) for each in parsed.questions)
+        return
+    request = request_of(parsed)
     assert request.item_starts[-1] == len(request.item_tokens)
     assert (np.diff(request.item_starts) > 0).all()
     assert ((request.context_lens >= 0) & (request.context_lens <= len(request.query))).all()

@@ -136,6 +136,13 @@ def test_the_official_client_gets_refusals_of_single_questions(client: openai.Op
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "questions[1].instructions[0]")
 
 
+def test_where_all_questions_are_refused_the_engine_is_not_asked(http: httpx.Client, pretended: Any) -> None:
+    reply = http.post("/v1/decisions", json={"input": "A cat.", "questions": [7, {}], "on_error": "item"})
+    assert reply.status_code == 200
+    assert [answer["type"] for answer in reply.json()["answers"]] == ["refusal", "refusal"]
+    assert pretended.requests == []
+
+
 def test_an_image_is_refused_by_its_place(client: openai.OpenAI) -> None:
     image: Any = {"role": "user", "content": [{"type": "input_image", "image_url": "https://example.com/a.png"}]}
     with pytest.raises(openai.BadRequestError) as caught:

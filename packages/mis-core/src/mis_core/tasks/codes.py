@@ -2,7 +2,7 @@
 
 import itertools
 import string
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int32
@@ -28,7 +28,7 @@ Labels = tuple[list[str], Int32[np.ndarray, " labels"]]
 
 
 class Codes:
-    """Finds the labels of questions, those of one kind of ending once.
+    """Finds the labels of the questions of a request.
 
     Args:
         tokenizer: The model's.
@@ -40,7 +40,9 @@ class Codes:
         self._tokenizer = tokenizer
         self._prompter = prompter
         self._vocab_size = vocab_size
-        self._found: dict[tuple[str, int], Labels | None] = {}
+        self._words: dict[int, str] | None = None
+        self._codes: dict[int, str] = {}
+        self._codes_left = iter(_CODES)
 
     def labels(self, question: Question, place: str) -> Labels:
         """Return the words for yes and no for a predicate, otherwise one code for each option.
@@ -52,43 +54,35 @@ class Codes:
         Raises:
             RequestError: `too_few_label_tokens`.
         """
-        key = question.kind, len(question.options)
-        if key not in self._found:
-            self._found[key] = self._codes(question) if question.options else self._words(question)
-        found = self._found[key]
-        if found is None:
-            answers = f"{len(question.options)} options" if question.options else "yes and no"
+        wanted = len(question.options) or 2
+        found = self._find_codes(question, wanted) if question.options else self._find_words(question)
+        if len(found) < wanted:
+            answers = f"{wanted} options" if question.options else "yes and no"
             message = f"{place}: this model's vocabulary has no single tokens for {answers} behind the prompt."
             raise RequestError("too_few_label_tokens", message, "questions")
-        return found
+        return list(found.values())[:wanted], np.array(list(found)[:wanted], np.int32)
 
-    def _words(self, question: Question) -> Labels | None:
-        for words in _WORDS:
-            found = self._single_tokens(self._prompter.tail(question.ending(words)), [words])
-            if len(found) == len(words):
-                return _labels(found, len(words))
-        return None
+    def _find_words(self, question: Question) -> dict[int, str]:
+        if self._words is None:
+            pairs = (self._single_tokens(question.ending(words), words) for words in _WORDS)
+            self._words = next((found for found in pairs if len(found) == 2), {})
+        return self._words
 
-    def _codes(self, question: Question) -> Labels | None:
-        wanted = len(question.options)
-        found = self._single_tokens(self._prompter.tail(question.ending(())), _CODES, wanted)
-        return _labels(found, wanted) if len(found) >= wanted else None
+    def _find_codes(self, question: Question, wanted: int) -> dict[int, str]:
+        """Return codes, at least as many as wanted if there are so many; each is looked up once in a request."""
+        while len(self._codes) < wanted and (texts := next(self._codes_left, None)) is not None:
+            more = self._single_tokens(question.ending(()), texts)
+            self._codes |= {token: text for token, text in more.items() if token not in self._codes}
+        return self._codes
 
-    def _single_tokens(self, tail: str, groups: Iterable[tuple[str, ...]], wanted: int = 2) -> dict[int, str]:
-        """Return those texts by their token, group after group until there are as many as wanted."""
+    def _single_tokens(self, ending: str, texts: Sequence[str]) -> dict[int, str]:
+        """Return by its token each text that is one behind prompts whose questions end like this."""
+        items = [self._prompter.lead + text for text in texts]
+        joined = self._tokenizer.join(self._prompter.tail(ending), items, add_special_tokens=False)
+        adds_one = (np.diff(joined.item_starts) == 1) & (joined.context_lens == len(joined.query))
         found: dict[int, str] = {}
-        for texts in groups:
-            items = [self._prompter.lead + text for text in texts]
-            joined = self._tokenizer.join(tail, items, add_special_tokens=False)
-            adds_one = (np.diff(joined.item_starts) == 1) & (joined.context_lens == len(joined.query))
-            for index in np.flatnonzero(adds_one):
-                token = int(joined.item_tokens[joined.item_starts[index]])
-                if token < self._vocab_size:
-                    found.setdefault(token, texts[index])
-            if len(found) >= wanted:
-                break
+        for index in np.flatnonzero(adds_one).tolist():
+            token = int(joined.item_tokens[joined.item_starts[index]])
+            if token < self._vocab_size:
+                found.setdefault(token, texts[index])
         return found
-
-
-def _labels(found: dict[int, str], count: int) -> Labels:
-    return list(found.values())[:count], np.array(list(found)[:count], np.int32)

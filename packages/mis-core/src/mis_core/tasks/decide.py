@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Float64, Int32
 
 from mis_core.errors import RequestError
 from mis_core.ragged import offsets
@@ -73,16 +73,18 @@ class Asked:
 class ParsedDecision:
     """What the engine computes, and for each question what was asked, or why it was not.
 
-    The items of the request are those of the first question that is asked, then those of the next.
+    Attributes:
+        request: Its items are those of the first question that is asked, then those of the next; None if none is.
+        questions: All questions in their order.
     """
 
-    request: ScoreRequest
+    request: ScoreRequest | None
     questions: tuple[Asked | RefusalAnswer, ...]
 
     @property
-    def requests(self) -> tuple[ScoreRequest]:
-        """What the engine computes: one request."""
-        return (self.request,)
+    def requests(self) -> tuple[ScoreRequest, ...]:
+        """What the engine computes: one request, or nothing if no question can be answered."""
+        return () if self.request is None else (self.request,)
 
 
 def parse_decision(
@@ -100,7 +102,7 @@ def parse_decision(
         served_models: Names that the field `model` may have; None allows every name.
 
     Raises:
-        RequestError: the request breaks the contract, or no question can be answered.
+        RequestError: the request breaks the contract.
     """
     check_names(fields, FIELDS)
     _check_supported(limits)
@@ -121,7 +123,6 @@ def parse_decision(
         input=[message["content"] for message in conversation],
         questions=[text for question in questions for text in question.texts],
     )
-    _check_any(errors)
     prompter = Prompter(tokenizer.chat_template, conversation)
     codes = Codes(tokenizer, prompter, limits.vocab_size)
 
@@ -129,10 +130,9 @@ def parse_decision(
         return Asked(question, question.orders(is_rotated=is_rotated), codes.labels(question, f"questions[{index}]"))
 
     asked = errors.read_each(questions, ask)
-    _check_any(errors)
     _check_counts(asked, limits)
     joined, asked = _join(asked, errors, prompter, tokenizer, limits)
-    request = ScoreRequest(*joined, _label_matrix(asked), cache_salt=cache_salt)
+    request = None if joined is None else ScoreRequest(*joined, _label_matrix(asked), cache_salt=cache_salt)
     each: list[Asked | RefusalAnswer] = [*asked]
     for error in errors.sorted().errors:  # by rising places, so that those before are complete
         why = QuestionError(error.code, error.message, error.param)
@@ -148,13 +148,12 @@ def finish_decision(parsed: ParsedDecision, outputs: tuple[EngineOutput, ...]) -
     Raises:
         FloatingPointError: the engine's values are not finite.
     """
-    (output,) = outputs
-    label_ids = parsed.request.label_ids
-    if not np.isfinite(output.logits[label_ids >= 0]).all():
-        raise FloatingPointError("The engine returned values that are not finite.")
-    probabilities = label_softmax(output.logits, label_ids).astype(np.float64)
-    logprobs = np.where(label_ids >= 0, label_logprobs(output).astype(np.float64), -np.inf)
-    masses = np.minimum(np.exp(logprobs).sum(axis=1), 1.0)  # rounded, they may come out above
+    probabilities, masses = np.zeros((0, 0)), np.zeros(0)
+    tokens = cached_tokens = 0
+    if parsed.request is not None:
+        (output,) = outputs
+        probabilities, masses = _probabilities(parsed.request, output)
+        tokens, cached_tokens = parsed.request.prompt_tokens, output.cached_tokens
     answers: list[Answer] = []
     begin = 0
     for each in parsed.questions:
@@ -165,9 +164,19 @@ def finish_decision(parsed: ParsedDecision, outputs: tuple[EngineOutput, ...]) -
         begin = rows.stop
         own = probabilities[rows, : len(each.labels[0])]
         answers.append(answer(each.question, each.orders, own, float(masses[rows].mean())))
-    tokens = parsed.request.prompt_tokens
-    usage = DecisionUsage(tokens, InputTokensDetails(output.cached_tokens), tokens)
-    return Decision(tuple(answers), usage)
+    return Decision(tuple(answers), DecisionUsage(tokens, InputTokensDetails(cached_tokens), tokens))
+
+
+def _probabilities(
+    request: ScoreRequest, output: EngineOutput
+) -> tuple[Float64[np.ndarray, "items labels"], Float64[np.ndarray, " items"]]:
+    """Return the probability of each label of each item, and that of all its labels over the whole vocabulary."""
+    is_label = request.label_ids >= 0
+    if not np.isfinite(output.logits[is_label]).all():
+        raise FloatingPointError("The engine returned values that are not finite.")
+    probabilities = label_softmax(output.logits, request.label_ids).astype(np.float64)
+    over_all = np.exp(label_logprobs(output).astype(np.float64)) * is_label
+    return probabilities, np.minimum(over_all.sum(axis=1), 1.0)  # rounded, they may come out above
 
 
 def _has_text(fields: Fields) -> bool:
@@ -214,15 +223,8 @@ def _read_cache_salt(fields: Mapping[str, object]) -> str | None:
     return "prompt_cache_key:" + hashlib.sha256(json.dumps([salt, key]).encode()).hexdigest()
 
 
-def _check_any(errors: ItemErrors) -> None:
-    """Refuse a request of which no question is left, for the reason of the first."""
-    if not len(errors.kept):
-        error = errors.sorted().errors[0]
-        raise RequestError(error.code, error.message, error.param)
-
-
 def _check_counts(asked: Sequence[Asked], limits: Limits) -> None:
-    items, labels = sum(len(each.orders) for each in asked), max(len(each.labels[0]) for each in asked)
+    items, labels = sum(len(each.orders) for each in asked), max((len(each.labels[0]) for each in asked), default=0)
     if items > limits.max_items:
         message = f"{items} questions, each choice once for each of its orders; at most {limits.max_items} are allowed."
         raise RequestError("too_many_items", message, "questions")
@@ -237,14 +239,27 @@ def _check_counts(asked: Sequence[Asked], limits: Limits) -> None:
 
 def _join(
     asked: list[Asked], errors: ItemErrors, prompter: Prompter, tokenizer: Tokenizer, limits: Limits
-) -> tuple[Joined, list[Asked]]:
-    """Tokenise the prompts; return their segments and the questions that fit into the context."""
+) -> tuple[Joined | None, list[Asked]]:
+    """Tokenise the prompts; return their segments, None if there are none, and the questions that fit."""
+    if not asked:
+        return None, asked
     most = limits.max_text_characters
     shared, rests = prompter.prompts([text for each in asked for text in each.texts], most)
     check_characters(most, input=[shared], questions=rests)
+    most_tokens = limits.context_length
     try:
-        joined = tokenizer.join(shared, rests, item_first=not shared, add_special_tokens=False, max_characters=most)
+        joined = tokenizer.join(
+            shared,
+            rests,
+            item_first=not shared,
+            add_special_tokens=False,
+            context_length=most_tokens,
+            max_characters=most,
+        )
     except RequestError as error:  # of query and items, which are other fields here
+        if error.code == "context_length_exceeded":
+            message = f"The input alone has more tokens than the context holds, which is {most_tokens}."
+            raise RequestError(error.code, message, "input") from None
         raise RequestError(error.code, error.message, "questions") from None
     lens = joined.context_lens + np.diff(joined.item_starts)
     longest = np.maximum.reduceat(lens, offsets(np.array([len(each.orders) for each in asked]))[:-1])
@@ -252,12 +267,11 @@ def _join(
     def too_long(row: int, index: int) -> RequestError:
         message = (
             f"questions[{index}]: input and question have {longest[row]} tokens together; the context holds "
-            f"{limits.context_length}."
+            f"{most_tokens}."
         )
         return RequestError("context_length_exceeded", message, "questions")
 
-    rows = errors.refuse(longest > limits.context_length, too_long)
-    _check_any(errors)
+    rows = errors.refuse(longest > most_tokens, too_long)
     if len(rows) < len(asked):
         return _join([asked[row] for row in rows], errors, prompter, tokenizer, limits)
     tokens = len(joined.query) + len(joined.item_tokens)

@@ -30,4 +30,5 @@ async def decide(request: Request, service: ServiceOfApp) -> Response:
         answers=answered.result.answers,
         usage=answered.result.usage,
     )
-    return await in_thread_if_large(answered.parsed.request.label_ids.size, json_reply, reply, answered)
+    values = sum(each.label_ids.size for each in answered.parsed.requests)
+    return await in_thread_if_large(values, json_reply, reply, answered)
