@@ -9,7 +9,7 @@ import mis_bench.cli
 import mis_server.cli
 from documented_commands import prose
 from mis_core.config import EngineConfig
-from mis_core.tasks import classify
+from mis_core.tasks import classify, decide
 from mis_core.tasks.chat import FIELDS, IGNORED, UNSUPPORTED
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
@@ -17,6 +17,7 @@ from mis_server.edge.keys import ADMIN_PATHS, OPEN_PATHS
 from mis_server.errors import ERRORS
 from mis_server.schemas.chat import ChatBody
 from mis_server.schemas.classify import ClassifyBody
+from mis_server.schemas.decisions import DecisionBody
 from mis_server.schemas.score import ScoreBody
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import _ENGINE, _FRONT, Metrics
@@ -73,6 +74,12 @@ def test_every_route_is_in_the_index(checkpoint: Path) -> None:
 def test_every_field_of_a_score_request_is_in_its_table() -> None:
     listed = {name for row in rows("score.md") for name in words(row[0])}
     assert listed == set(ScoreBody.model_fields)
+
+
+def test_every_field_of_a_decision_is_in_its_table() -> None:
+    listed = {name for row in rows("decisions.md") if len(row) == 3 for name in words(row[0])}
+    assert listed == {*DecisionBody.model_fields, "predicate", "choice", "score"}
+    assert set(DecisionBody.model_fields) == set(decide.FIELDS)
 
 
 def test_every_field_of_a_chat_is_on_its_page() -> None:

@@ -441,6 +441,12 @@ def test_a_template_that_refuses_everything_is_an_error_of_the_input(small_token
     assert "Never." in error.message
 
 
+def test_a_model_with_a_classification_head_decides_nothing(plain: Tokenizer) -> None:
+    error = refusal(plain, dataclasses.replace(LIMITS, head_labels=("good", "bad")))
+    assert (error.code, error.param) == ("task_not_supported", "model")
+    assert "classification head" in error.message
+
+
 def test_without_a_tokenizer_there_are_no_decisions() -> None:
     with pytest.raises(RequestError) as refused:
         parse_decision({"input": "a", "questions": [PREDICATE]}, None, LIMITS)

@@ -102,8 +102,11 @@ def parse_decision(
         RequestError: the request breaks the contract, or no question can be answered.
     """
     check_names(fields, FIELDS)
+    _check_supported(limits)
     if tokenizer is None:
-        raise RequestError("task_not_supported", "This engine has no tokenizer, and decisions are about texts.", None)
+        raise RequestError(
+            "task_not_supported", "This engine has no tokenizer, and decisions are about texts.", "model"
+        )
     check_model(fields, served_models)
     conversation = read_conversation(fields.get("input"))
     sources = _read_sources(fields)
@@ -171,6 +174,13 @@ def _has_text(fields: Fields) -> bool:
 
 
 DECIDE: Task[ParsedDecision, Decision] = Task("decide", _has_text, parse_decision, finish_decision)
+
+
+def _check_supported(limits: Limits) -> None:
+    """Refuse models that give no next token."""
+    if limits.head_labels:
+        message = "This model has a classification head in place of a vocabulary; decisions need a language model."
+        raise RequestError("task_not_supported", message, "model")
 
 
 def _read_sources(fields: Mapping[str, object]) -> list[Placed]:

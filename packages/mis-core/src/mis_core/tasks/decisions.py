@@ -151,7 +151,7 @@ class Decision:
 def answer(
     question: Question,
     orders: Sequence[Sequence[int]],
-    probabilities: Float64[np.ndarray, "orders labels"],
+    probabilities: Float64[np.ndarray, "rows labels"],
     label_mass: float,
 ) -> Answer:
     """Answer a question.
@@ -159,7 +159,7 @@ def answer(
     Args:
         question: The question.
         orders: The orders in which its options were read.
-        probabilities: Of its labels in each of these, which sum to 1; they are averaged by option.
+        probabilities: Of its labels, a row for each of these, which sums to 1; they are averaged by option.
         label_mass: Probability of all its labels together over the whole vocabulary.
     """
     if question.kind == "predicate":
