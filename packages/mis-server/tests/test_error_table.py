@@ -167,6 +167,7 @@ CAUSES = [
     classify_error("unsupported_parameter", messages=[]),
     classify_error("unknown_parameter", inputs=[]),
     classify_error("model_not_found", model="other"),
+    Cause("task_not_supported", {}, "model", path="/v1/chat/completions", content=b"{}", head_labels=("bad", "good")),
     Cause("task_not_supported", path="/v1/classify", content=b'{"input": "a"}'),
     chat_error("missing_messages", messages=GONE),
     chat_error("empty_messages", messages=[]),
