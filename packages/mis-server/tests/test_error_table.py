@@ -68,6 +68,11 @@ def completion_error(code: str, **changes: Any) -> Cause:
     return Cause(code, param=next(iter(changes)), path="/v1/completions", content=json.dumps(body).encode())
 
 
+def classify_error(code: str, **changes: Any) -> Cause:
+    content = json.dumps({"input": [1, 2]} | changes).encode()
+    return Cause(code, param=next(iter(changes)), path="/v1/classify", content=content, head_labels=("bad", "good"))
+
+
 CAUSES = [
     field_error("missing_query", query=GONE),
     field_error("missing_query", query=None),
@@ -150,6 +155,27 @@ CAUSES = [
     decision_error("model_not_found", model="other"),
     decision_error("too_many_items", questions=[{}] * 401),
     decision_error("context_length_exceeded", input="cat " * 300),
+    classify_error("missing_input", input=None),
+    classify_error("empty_input", input=[[1], []]),
+    classify_error("invalid_input", input=["a", [1]]),
+    classify_error("invalid_token_id_type", input=[1, 2.5]),
+    classify_error("token_id_exceeds_vocab", input=[[1], [1024]]),
+    classify_error("too_many_items", input=["a"] * 20_001),
+    classify_error("context_length_exceeded", input=["cat " * 300]),
+    classify_error("invalid_use_activation", use_activation=1),
+    classify_error("invalid_activation", activation="yes"),
+    classify_error("invalid_activation", activation=True, softmax=False),
+    classify_error("invalid_softmax", softmax=0),
+    classify_error("invalid_priority", priority="high"),
+    classify_error("invalid_request_id", request_id=7),
+    classify_error("invalid_user", user=7),
+    classify_error("invalid_add_special_tokens_type", add_special_tokens=None),
+    classify_error("unsupported_parameter", truncate_prompt_tokens=5),
+    classify_error("unsupported_parameter", messages=[]),
+    classify_error("unknown_parameter", inputs=[]),
+    classify_error("model_not_found", model="other"),
+    Cause("task_not_supported", {}, "model", path="/v1/chat/completions", content=b"{}", head_labels=("bad", "good")),
+    Cause("task_not_supported", path="/v1/classify", content=b'{"input": "a"}'),
     chat_error("missing_messages", messages=GONE),
     chat_error("empty_messages", messages=[]),
     chat_error("invalid_messages", messages="a"),

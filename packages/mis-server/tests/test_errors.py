@@ -58,6 +58,8 @@ invalid_frequency_penalty invalid_presence_penalty invalid_metadata invalid_pred
 invalid_parallel_tool_calls invalid_prompt_cache_key invalid_prompt_cache_options       400 invalid_request_error
 invalid_prompt_cache_retention invalid_reasoning_effort invalid_safety_identifier       400 invalid_request_error
 invalid_service_tier invalid_store invalid_user invalid_verbosity                       400 invalid_request_error
+invalid_use_activation invalid_activation invalid_softmax                               400 invalid_request_error
+invalid_priority invalid_request_id                                                     400 invalid_request_error
 too_few_label_tokens label_not_single_token                                             422 invalid_value_error
 unsupported_parameter task_not_supported                                                400 invalid_request_error
 """

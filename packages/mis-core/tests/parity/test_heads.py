@@ -64,3 +64,17 @@ def test_an_item_has_the_same_bits_alone_and_among_others(model: Model, apply_so
     together = engine.score(QUERY, ITEMS, apply_softmax=apply_softmax).scores
     for item, scores in zip(ITEMS, together, strict=True):
         assert_bits_equal(engine.score(QUERY, [item], apply_softmax=apply_softmax).scores[0], scores)
+
+
+def test_classes_are_those_of_the_head(model: Model) -> None:
+    engine, oracle = model
+    values = oracle.head_values(SEQUENCES)
+    rows = values.shape[1]
+    result = engine.classify(SEQUENCES)
+    expected = expit(values) if rows == 1 else softmax(values, axis=1)
+    np.testing.assert_allclose(result.probabilities, expected, atol=1e-4)
+    assert result.labels == tuple(LABELS[rows][row] for row in values.argmax(1))
+    plain = engine.classify(SEQUENCES, use_activation=False).probabilities
+    np.testing.assert_allclose(plain, values, atol=1e-4)
+    for sequence, alone in zip(SEQUENCES, plain, strict=True):
+        assert_bits_equal(engine.classify(sequence, use_activation=False).probabilities[0], alone)

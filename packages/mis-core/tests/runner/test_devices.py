@@ -18,8 +18,9 @@ from mis_testing.tolerances import assert_scores_close
 PROGRAM = Path(__file__).parent.parent / "support" / "many_devices.py"
 MODELS = {
     "qwen3, 8 KV heads": {"family": "qwen3", "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 16},
-    "qwen2, 2 KV heads of 7": {
+    "qwen2, 2 KV heads of 7, classification head": {
         "family": "qwen2",
+        "head_labels": tuple(f"class {row}" for row in range(128)),
         "hidden_size": 448,
         "num_attention_heads": 14,
         "num_key_value_heads": 2,

@@ -26,6 +26,7 @@ from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest, ScoreResult
 from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_blocking
+from mis_core.tasks.classify import CLASSIFY, ClassifyResult
 from mis_core.tasks.decide import DECIDE
 from mis_core.tasks.decisions import Decision
 from mis_core.tokenization import Tokenizer
@@ -172,6 +173,23 @@ class Engine:
         """`score` for asyncio: the event loop stays free, and cancelling the task frees the device."""
         fields = _fields(query, items, label_token_ids, options)
         return (await self._threaded.answer(SCORE, fields)).result
+
+    def classify(self, input: str | Sequence[Any], **options: Any) -> ClassifyResult:
+        """Classify whole sequences by the model's classification head.
+
+        Args:
+            input: A text, texts, token ids of one sequence, or of several.
+            options: The other fields of the HTTP body: `use_activation`, `add_special_tokens`, `cache_salt`.
+
+        Raises:
+            RequestError: the request breaks the contract, or the model has no such head; nothing was computed.
+            EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
+        """
+        return run_blocking(self._inline.answer(CLASSIFY, {"input": input, **options})).result
+
+    async def classify_async(self, input: Any, **options: Any) -> ClassifyResult:
+        """`classify` for asyncio: the event loop stays free, and cancelling the task frees the device."""
+        return (await self._threaded.answer(CLASSIFY, {"input": input, **options})).result
 
     def decide(self, input: str | Sequence[Any], questions: Sequence[Any], **options: Any) -> Decision:
         """Answer questions about an input: is it so, which is it, how much is it.
