@@ -1,4 +1,4 @@
-"""LiteLLM and LangChain chat with a real server and complete texts, unchanged. `nox -s integrations` runs this, every night."""
+"""LiteLLM and LangChain chat and complete texts with a real server. `nox -s integrations` runs this, every night."""
 
 from typing import Any
 

@@ -152,7 +152,7 @@ def parse_chat(
         raise RequestError("too_many_tokens", message, "messages")
     if tokenizer is None or tokenizer.chat_template is None:
         message = "This model has no chat template: start the server with --chat-template, or send texts to /v1/score."
-        raise RequestError("task_not_supported", message)
+        raise RequestError("task_not_supported", message, "model")
     text = tokenizer.chat_template.render(messages, **variables)
     check_characters(limits.max_text_characters, messages=[text])
     prompt = tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
