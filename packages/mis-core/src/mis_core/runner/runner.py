@@ -60,27 +60,27 @@ class Running:
             shape, top, draws = reading.label_ids.shape, reading.top_tokens, reading.draws
             values.append(
                 Values(
-                    pairs.take(shape[0] * shape[1]).reshape(shape),
-                    normalisers.take(shape[0]) if reading.normalise else None,
-                    top_ids.take(shape[0])[:, :top] if top else None,
-                    top_logits.take(shape[0])[:, :top] if top else None,
-                    next_ids.take(len(draws.rows)) if draws else None,
-                    next_logits.take(len(draws.rows)) if draws else None,
+                    pairs.read(shape[0] * shape[1]).reshape(shape),
+                    normalisers.read(shape[0]) if reading.normalise else None,
+                    top_ids.read(shape[0])[:, :top] if top else None,
+                    top_logits.read(shape[0])[:, :top] if top else None,
+                    next_ids.read(len(draws.rows)) if draws else None,
+                    next_logits.read(len(draws.rows)) if draws else None,
                 )
             )
         return values
 
 
 class _Parts:
-    """Values of one kind, which readings take in order."""
+    """Values of one kind, which are read in order."""
 
     def __init__(self, parts: list[Array]) -> None:
         self._values = np.concatenate([np.asarray(part) for part in parts]) if parts else np.zeros(0, np.float32)
-        self._taken = 0
+        self._read = 0
 
-    def take(self, count: int) -> np.ndarray:
-        self._taken += count
-        return self._values[self._taken - count : self._taken]
+    def read(self, count: int) -> np.ndarray:
+        self._read += count
+        return self._values[self._read - count : self._read]
 
 
 class Runner:
