@@ -45,6 +45,9 @@ internal_error                                                                  
 
 # Those of the other tasks, likewise.
 TASKS = """
+missing_prompt                                                                          400 missing_parameter_error
+empty_prompt invalid_best_of                                                            400 invalid_value_error
+invalid_echo                                                                            400 invalid_request_error
 missing_input missing_questions missing_messages                                        400 missing_parameter_error
 empty_input empty_questions empty_messages                                              400 invalid_value_error
 invalid_input invalid_questions invalid_messages                                        400 invalid_request_error

@@ -104,6 +104,6 @@ def test_what_cannot_be_classified_is_refused(fields: dict, code: str, message: 
 
 
 def test_a_language_model_says_what_it_lacks() -> None:
-    with pytest.raises(RequestError, match=r"serve a \*ForSequenceClassification checkpoint") as caught:
+    with pytest.raises(RequestError, match=r"no classification head; .* Qwen3ForSequenceClassification") as caught:
         CLASSIFY.parse({"input": [1]}, None, dataclasses.replace(LIMITS, head_labels=()), None)
     assert caught.value.code == "task_not_supported"

@@ -135,9 +135,6 @@ def parse_chat(
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
     check_names(fields, FIELDS)
-    if limits.head_labels:
-        message = "This model has a classification head in place of a vocabulary; chat needs a language model."
-        raise RequestError("task_not_supported", message, "model")
     messages = read_messages(fields.get("messages"))
     check_model(fields, served_models)
     refuse_unsupported(fields, UNSUPPORTED)

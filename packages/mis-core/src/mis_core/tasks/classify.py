@@ -17,6 +17,7 @@ from mis_core.scoring.service import Task
 from mis_core.scoring.token_rows import ROW_TYPES, TokenRows, read_rows
 from mis_core.scoring.validation import check_characters, check_names
 from mis_core.tasks.openai_fields import check_ignored, check_model, read_flag, refuse_unsupported
+from mis_core.tasks.served import check_task
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.joined import whole_sequences
 
@@ -87,12 +88,7 @@ def parse_classify(
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
     check_names(fields, FIELDS)
-    if not limits.head_labels:
-        raise RequestError(
-            "task_not_supported",
-            "This model has no classification head: serve a *ForSequenceClassification checkpoint, or send labels to "
-            "/v1/score.",
-        )
+    check_task("classify", has_chat_template=False, head_labels=limits.head_labels)  # it needs none
     check_model(fields, served_models)
     refuse_unsupported(fields, UNSUPPORTED)
     check_ignored(fields, IGNORED)
