@@ -9,10 +9,12 @@ import mis_bench.cli
 import mis_server.cli
 from documented_commands import prose
 from mis_core.config import EngineConfig
+from mis_core.tasks.chat import FIELDS, IGNORED, UNSUPPORTED
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
 from mis_server.edge.keys import ADMIN_PATHS, OPEN_PATHS
 from mis_server.errors import ERRORS
+from mis_server.schemas.chat import ChatBody
 from mis_server.schemas.score import ScoreBody
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import _ENGINE, _FRONT, Metrics
@@ -69,6 +71,16 @@ def test_every_route_is_in_the_index(checkpoint: Path) -> None:
 def test_every_field_of_a_score_request_is_in_its_table() -> None:
     listed = {name for row in rows("score.md") for name in words(row[0])}
     assert listed == set(ScoreBody.model_fields)
+
+
+def test_every_field_of_a_chat_is_on_its_page() -> None:
+    page = (HTTP / "chat.md").read_text()
+    listed = {name for row in rows("chat.md") for name in words(row[0])}
+    ignored, unsupported = (page.split(start)[1].split("\n\n")[0] for start in ("No effect,", "Refused with"))
+    assert listed == set(FIELDS) - set(IGNORED) - set(UNSUPPORTED)
+    assert set(words(ignored)) == set(IGNORED)
+    assert set(UNSUPPORTED) <= set(words(unsupported))
+    assert set(ChatBody.model_fields) <= listed
 
 
 DOCS = HTTP.parent.parent

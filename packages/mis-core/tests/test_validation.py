@@ -1,5 +1,6 @@
 """Every row of the error table that concerns a request's fields, the order of the checks, and what is accepted."""
 
+import dataclasses
 import functools
 import sys
 
@@ -347,3 +348,32 @@ def test_text_beyond_the_limit_is_never_tokenised(tokenizer, monkeypatch):
         with pytest.raises(RequestError, match="characters") as caught:
             parse_score_request(body, tokenizer, limits)
         assert (caught.value.code, caught.value.param) == ("too_many_tokens", param)
+
+
+HEAD = dataclasses.replace(LIMITS, head_labels=("bad", "fair", "good", "fair"))
+
+
+def test_labels_of_a_head_are_its_rows(tokenizer) -> None:
+    def labels(**fields):
+        return parse_score_request(without("label_token_ids") | fields, None, HEAD).label_ids.tolist()
+
+    assert labels() == [[0, 1, 2, 3]]
+    assert labels(label_token_ids=[3, 0]) == [[3, 0]]
+    assert labels(label_token_ids=[[3], [0]]) == [[3], [0]]
+    assert labels(labels=["good", "bad"]) == [[2, 0]]
+    assert parse_score_request(TEXT | {"labels": ["bad"]}, tokenizer, HEAD).label_ids.tolist() == [[0]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({"label_token_ids": [4]}, "token_id_exceeds_vocab", r"label_token_ids\[0\] is not below the number of rows"),
+        ({"items": [[1000]]}, "token_id_exceeds_vocab", "is not below the vocabulary size 1000"),
+        ({"label_token_ids": None, "labels": ["best"]}, "unknown_label", "'best' names no row of the model's head"),
+        ({"label_token_ids": None, "labels": ["fair"]}, "unknown_label", "'fair' names several rows of"),
+    ],
+)
+def test_what_no_row_of_a_head_is_is_refused(changes, code: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        parse_score_request(GOOD | {"label_token_ids": [0]} | changes, None, HEAD)
+    assert caught.value.code == code

@@ -1,6 +1,7 @@
 """The application over real HTTP, with an engine that only pretends."""
 
 import asyncio
+import dataclasses
 import pickle
 import socket
 import threading
@@ -42,6 +43,7 @@ class PretendedEngine:
         self.in_flight = 0
         self.restarts = 0
         self.operations: list[str] = []
+        self.next_ids = [70, 71]
 
     async def score(self, request: ScoreRequest) -> EngineOutput:
         self.requests.append(request)
@@ -53,7 +55,9 @@ class PretendedEngine:
         last = request.item_tokens[request.item_starts[1:] - 1]
         logits = (0.01 * last[:, None] + 0.1 * request.label_ids + self.offset).astype(np.float32)
         normalisers = np.full(request.num_items, 4, np.float32) if request.needs_log_sum_exp else None
-        return EngineOutput(logits, normalisers, cached_tokens=1, algorithm="packed")
+        return dataclasses.replace(
+            drawn(request, self.next_ids), logits=logits, log_sum_exp=normalisers, cached_tokens=1, algorithm="packed"
+        )
 
     async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:
         if self.error is not None:
@@ -70,6 +74,20 @@ class PretendedEngine:
         except asyncio.CancelledError:
             self.was_cancelled.set()
             raise
+
+
+def drawn(request: ScoreRequest, next_ids: list[int]) -> EngineOutput:
+    """An answer without labels: tokens 40, 41, ... are the most probable ones, and the next ones are given."""
+    top_ids = np.tile(np.arange(40, 40 + request.top_tokens, dtype=np.int32), (request.num_items, 1))
+    tokens = np.resize(np.array(next_ids, np.int32), request.num_items)
+    return EngineOutput(
+        logits=np.zeros((request.num_items, 0), np.float32),
+        log_sum_exp=None,
+        top_ids=top_ids if request.top_tokens else None,
+        top_logits=(3 - 0.1 * (top_ids - 40)).astype(np.float32) if request.top_tokens else None,
+        next_ids=None if request.sampling is None else tokens,
+        next_logits=None if request.sampling is None else (0.01 * tokens).astype(np.float32),
+    )
 
 
 @contextmanager
@@ -101,10 +119,10 @@ class TokenizersInThreads:
     """Does the work of a pool in threads, as its processes would take a second to start for every application."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     async def small(self, work: Callable[[Tokenizer], Any], size: int) -> Any:
-        return await asyncio.to_thread(pickle.loads(pickle.dumps(work)), self._tokenizer)
+        return await asyncio.to_thread(pickle.loads(pickle.dumps(work)), self.tokenizer)
 
     large = small
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineFault
+from mis_core.tasks.chat import IGNORED
 from mis_server.errors import ERRORS
 
 Body = Callable[..., dict[str, Any]]
@@ -35,10 +37,30 @@ class Cause:
     content: bytes | None = None
     headers: dict[str, str] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
+    head_labels: tuple[str, ...] = ()
+    has_template: bool = True
 
 
 def field_error(code: str, **changes: Any) -> Cause:
     return Cause(code, changes, param=next(iter(changes)))
+
+
+def decision_error(code: str, param: str | None = None, **changes: Any) -> Cause:
+    """What is wrong with a body of `/v1/decisions`; `GONE` leaves a field out."""
+    body = {"input": "A cat.", "questions": [{"type": "predicate", "instructions": "It is wet."}]} | changes
+    content = json.dumps({name: value for name, value in body.items() if value is not GONE})
+    return Cause(code, param=param or next(iter(changes), None), path="/v1/decisions", content=content.encode())
+
+
+IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]
+CHOICES = [{"value": str(number)} for number in range(255)]
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+
+
+def chat_error(code: str, **changes: Any) -> Cause:
+    body = {name: value for name, value in (CHAT | changes).items() if value is not GONE}
+    content = json.dumps(body).encode()
+    return Cause(code, param=next(iter(changes)), path="/v1/chat/completions", content=content)
 
 
 CAUSES = [
@@ -88,6 +110,7 @@ CAUSES = [
     Cause(
         "label_not_single_token", TEXT | {"labels": ["no such word is one token"], "label_token_ids": GONE}, "labels"
     ),
+    Cause("unknown_label", {"labels": ["best"], "label_token_ids": GONE}, "labels", head_labels=("bad", "good")),
     Cause("context_length_exceeded", {"items": [[1], [2] * 300]}, "items"),
     Cause("too_many_items", param="items", options={"max_items_per_request": 1}),
     Cause("too_many_labels", param="label_token_ids", options={"max_labels_per_request": 1}),
@@ -101,6 +124,53 @@ CAUSES = [
         "multi_item_scoring_chunk_size",
         flags=LAYOUT,
     ),
+    decision_error("missing_input", input=GONE),
+    decision_error("empty_input", input=[]),
+    decision_error("invalid_input", input=7),
+    decision_error("missing_questions", questions=GONE),
+    decision_error("empty_questions", questions=[]),
+    decision_error("invalid_questions", questions="why"),
+    decision_error("invalid_choice_order", choice_order="any"),
+    decision_error("invalid_on_error", on_error="ignore"),
+    decision_error("invalid_prompt_cache_key", prompt_cache_key=7),
+    decision_error("invalid_prompt_cache_options", prompt_cache_options=7),
+    decision_error("invalid_safety_identifier", safety_identifier=7),
+    decision_error(
+        "too_few_label_tokens", questions=[{"type": "choice", "instructions": "Which?", "choices": CHOICES}]
+    ),
+    decision_error("unsupported_parameter", "input[0].content[0]", input=IMAGE),
+    decision_error("unknown_parameter", temperature=1),
+    decision_error("model_not_found", model="other"),
+    decision_error("too_many_items", questions=[{}] * 401),
+    decision_error("context_length_exceeded", "questions", input="cat " * 300),
+    chat_error("missing_messages", messages=GONE),
+    chat_error("empty_messages", messages=[]),
+    chat_error("invalid_messages", messages="a"),
+    chat_error("invalid_messages", messages=[{"role": "someone", "content": "a"}]),
+    chat_error("unsupported_parameter", messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
+    chat_error("context_length_exceeded", messages=[{"role": "user", "content": "some words " * 200}]),
+    chat_error("unsupported_parameter", max_tokens=GONE),
+    chat_error("unsupported_parameter", max_completion_tokens=2),
+    chat_error("unsupported_parameter", tools=[{}]),
+    chat_error("unsupported_parameter", response_format={"type": "json_object"}),
+    chat_error("invalid_max_tokens", max_tokens=0),
+    chat_error("invalid_max_completion_tokens", max_completion_tokens="1"),
+    chat_error("invalid_n", n=0),
+    chat_error("invalid_temperature", temperature=-1),
+    chat_error("invalid_top_p", top_p=2),
+    chat_error("invalid_seed", seed=0.5),
+    chat_error("invalid_logit_bias", logit_bias={"a": 1}),
+    chat_error("token_id_exceeds_vocab", logit_bias={"1024": 1}),
+    chat_error("invalid_stop", stop=[""]),
+    chat_error("invalid_logprobs", logprobs=1),
+    chat_error("invalid_top_logprobs", top_logprobs=21),
+    chat_error("invalid_stream", stream="yes"),
+    chat_error("invalid_stream_options", stream_options={"include_usage": True}),
+    chat_error("invalid_chat_template_kwargs", chat_template_kwargs={"tools": []}),
+    chat_error("invalid_add_generation_prompt", add_generation_prompt=1),
+    chat_error("invalid_continue_final_message", continue_final_message=1),
+    *[chat_error(f"invalid_{name}", **{name: [1]}) for name in IGNORED],
+    Cause("task_not_supported", path="/v1/chat/completions", content=json.dumps(CHAT).encode(), has_template=False),
     Cause("invalid_prompt", param="prompt", path="/tokenize", content=b"{}"),
     Cause("invalid_tokens", param="tokens", path="/detokenize", content=b"{}"),
     Cause("invalid_json", content=b"{"),
@@ -127,9 +197,14 @@ def test_every_code_has_a_cause_here() -> None:
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=[f"{number}-{cause.code}" for number, cause in enumerate(CAUSES)])
-def test_a_cause_gets_its_code(connect: Connect, pretended: Any, score_body: Body, cause: Cause) -> None:
+def test_a_cause_gets_its_code(
+    connect: Connect, pretended: Any, tokenizer: Any, score_body: Body, monkeypatch: pytest.MonkeyPatch, cause: Cause
+) -> None:
+    if not cause.has_template:
+        monkeypatch.setattr(tokenizer, "chat_template", None)
     http = connect(engine_options=cause.flags, **cause.options)
     pretended.error = cause.engine
+    pretended.info = msgspec.structs.replace(pretended.info, head_labels=cause.head_labels)
     body = {name: value for name, value in score_body(**cause.changes).items() if value is not GONE}
     content = json.dumps(body).encode() if cause.content is None else cause.content
     headers = {"content-type": "application/json"} | cause.headers

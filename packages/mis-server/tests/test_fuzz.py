@@ -42,7 +42,14 @@ class Answering:
         assert (request.context_lens + np.diff(request.item_starts) <= 256).all()
         logits = np.zeros((request.num_items, request.label_ids.shape[1]), np.float32)
         normalisers = np.full(request.num_items, 5, np.float32) if request.needs_log_sum_exp else None
-        return EngineOutput(logits, normalisers, cached_tokens=0)
+        if request.sampling is None:
+            return EngineOutput(logits, normalisers)
+        drawn = np.arange(request.num_items, dtype=np.int32)
+        values = np.zeros((request.num_items, request.top_tokens), np.float32)
+        return EngineOutput(
+            logits, normalisers, top_ids=values.astype(np.int32), top_logits=values, next_ids=drawn,
+            next_logits=drawn.astype(np.float32) / 100,
+        )  # fmt: skip
 
     async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:
         return {"freed_pages": 0} if action == "flush_cache" else {}
@@ -64,7 +71,9 @@ UNDECIDED = [positive_data_acceptance]
 def test_every_operation_of_the_openapi_document_keeps_its_word(app: Any, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     operations = [found.ok() for found in schema.get_all_operations()]
-    assert {"/v1/score", "/tokenize", "/metrics"} <= {operation.path for operation in operations}
+    assert {"/v1/score", "/v1/decisions", "/v1/chat/completions", "/tokenize", "/metrics"} <= {
+        operation.path for operation in operations
+    }
     for operation in operations:
         try_out(operation.as_strategy(generation_mode=mode))
 
@@ -112,6 +121,35 @@ bodies = st.fixed_dictionaries(
         "queries": anything,
     },
 )
+parts = st.fixed_dictionaries({"type": mostly(st.just("text")), "text": mostly(texts)})
+message = st.fixed_dictionaries(
+    {"role": mostly(st.sampled_from(["system", "developer", "user", "assistant", "tool"]))},
+    optional={"content": mostly(texts, st.lists(parts, max_size=3)), "name": anything, "tool_calls": anything},
+)
+chats = st.fixed_dictionaries(
+    {},
+    optional={
+        "messages": mostly(st.lists(message, max_size=5)),
+        "max_tokens": mostly(st.just(1)),
+        "n": mostly(st.integers(1, 4)),
+        "logprobs": mostly(st.booleans()),
+        "top_logprobs": mostly(st.integers(0, 20)),
+        "labels": mostly(st.lists(st.sampled_from(["a", "b", " yes", "no way", ""]), max_size=25)),
+        "label_token_ids": mostly(tokens),
+        "logit_bias": mostly(st.dictionaries(st.text(max_size=3), st.floats(), max_size=3)),
+        "stop": mostly(texts, st.lists(texts, max_size=3)),
+        "seed": anything,
+        "temperature": mostly(st.floats()),
+        "stream": mostly(st.booleans()),
+        "stream_options": mostly(st.just({"include_usage": True})),
+        "chat_template_kwargs": mostly(st.just({"enable_thinking": False})),
+        "continue_final_message": mostly(st.booleans()),
+        "tools": anything,
+        "response_format": anything,
+        "user": anything,
+        "massages": anything,
+    },
+)
 Check = Callable[[bytes], object]
 CONTRACT_ERRORS = {400, 404, 413, 415, 422}
 
@@ -124,6 +162,21 @@ def test_any_body_gets_scores_or_the_envelope(
     if valid:  # around something right, so that the later checks are reached too
         body = {"query": [1, 2], "items": [[3], []], "label_token_ids": [4]} | dict(list(body.items())[:1])
     check(app, body_bytes(body), "application/json", check_score_reply)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(body=chats, valid=st.booleans())
+def test_any_chat_gets_an_answer_or_the_envelope(app: Any, body: dict[str, Any], valid: bool) -> None:
+    if valid:
+        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1} | dict(list(body.items())[:1])
+    kind = {"content-type": "application/json"}
+    response = TestClient(app).post("/v1/chat/completions", content=body_bytes(body), headers=kind)
+    if response.status_code == 200:
+        is_stream = response.headers["content-type"].startswith("text/event-stream")
+        assert response.text.endswith("data: [DONE]\n\n") if is_stream else response.json()["choices"]
+    else:
+        assert response.status_code in CONTRACT_ERRORS, response.text
+        check_envelope(response.status_code, response.json())
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

@@ -11,6 +11,7 @@ import pytest
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineFault
 from mis_core.process.quarantine import RequestRefused
+from mis_core.tasks.chat import FIELDS
 
 Body = Callable[..., dict[str, Any]]
 
@@ -149,3 +150,68 @@ def test_the_asynchronous_client_scores(client: openai.OpenAI, score_body: Body)
             return await asynchronous.post("/score", cast_to=object, body=score_body())
 
     assert asyncio.run(score())["scores"] == client.post("/score", cast_to=object, body=score_body())["scores"]
+
+
+CHAT: dict[str, Any] = {
+    "model": "some/model",
+    "messages": [{"role": "developer", "content": "Yes or no?"}, {"role": "user", "content": "Do cats purr?"}],
+    "max_tokens": 1,
+}
+
+
+def test_chats_are_answered_with_log_probabilities(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(
+        **CHAT, logprobs=True, top_logprobs=20, temperature=0.5, seed=1, logit_bias={"7": 1}, n=2, stop=["zzz"],
+        user="someone", extra_body={"label_token_ids": [7, 8]},
+    )  # fmt: skip
+    first, second = reply.choices
+    assert first.message.role == "assistant"
+    assert first.message.content != second.message.content
+    assert first.logprobs is not None
+    assert first.logprobs.content is not None
+    (token,) = first.logprobs.content
+    assert bytes(token.bytes or []).decode() == token.token == first.message.content
+    assert len(token.top_logprobs) == 20
+    assert [label["token_id"] for label in (first.model_extra or {})["labels"]] == [7, 8]
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens_details is not None
+    assert (reply.usage.completion_tokens, reply.usage.prompt_tokens_details.cached_tokens) == (2, 1)
+    assert reply._request_id
+
+
+def test_streamed_chats_are_the_same_answer(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=2)
+    stream = client.chat.completions.create(
+        **CHAT, logprobs=True, top_logprobs=2, stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, last = list(stream)
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert [delta.role for delta in deltas] == ["assistant", None, None]
+    assert "".join(delta.content or "" for delta in deltas) == whole.choices[0].message.content
+    assert chunks[1].choices[0].logprobs is not None
+    assert whole.choices[0].logprobs is not None
+    assert chunks[1].choices[0].logprobs.content == whole.choices[0].logprobs.content
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "length"]
+    assert (last.choices, last.usage) == ([], whole.usage)
+
+
+def test_what_a_chat_cannot_have_is_refused_by_name(client: openai.OpenAI) -> None:
+    for changes, param in (
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ):
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.chat.completions.create(**(CHAT | changes), stream=stream)
+            assert (caught.value.code, caught.value.param) == ("unsupported_parameter", param)
+
+
+def test_no_field_of_the_client_is_unknown() -> None:
+    from openai.types.chat import completion_create_params as params
+
+    theirs = (
+        params.CompletionCreateParamsNonStreaming.__annotations__ | params.CompletionCreateParamsBase.__annotations__
+    )
+    assert {"messages", "logit_bias", "stream"} <= set(theirs)
+    assert set(theirs) <= set(FIELDS)

@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineClient
@@ -147,6 +147,8 @@ class ModelService(Service[bytes]):
             max_text_characters=settings.max_text_characters,
             delimiter=settings.engine.multi_item_scoring_delimiter,
             layouts=settings.engine.enable_request_layout,
+            head_labels=info.head_labels,
+            head_activation=info.head_activation,
         )
 
 
@@ -159,8 +161,24 @@ async def in_thread_if_large(values: int, work: Callable[..., Result], *argument
 
 def json_reply(reply: Any, answered: Answered[Any, Any]) -> Response:
     """Encode a reply, with the time of each stage in `Server-Timing`."""
-    timing = ", ".join(f"{stage};dur={milliseconds:.1f}" for stage, milliseconds in answered.timings_ms.items())
-    return Response(msgspec.json.encode(reply), headers={"server-timing": timing}, media_type="application/json")
+    return Response(msgspec.json.encode(reply), headers=_timing(answered), media_type="application/json")
+
+
+def event_reply(events: Iterable[Any], answered: Answered[Any, Any]) -> Response:
+    """Send objects as server-sent events, then `[DONE]`, with the same header as `json_reply`."""
+
+    async def lines() -> AsyncIterator[bytes]:
+        for event in events:
+            yield b"data: " + msgspec.json.encode(event) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    headers = _timing(answered) | {"cache-control": "no-cache"}
+    return StreamingResponse(lines(), headers=headers, media_type="text/event-stream")
+
+
+def _timing(answered: Answered[Any, Any]) -> dict[str, str]:
+    stages = (f"{stage};dur={milliseconds:.1f}" for stage, milliseconds in answered.timings_ms.items())
+    return {"server-timing": ", ".join(stages)}
 
 
 async def _service(request: Request) -> ModelService:

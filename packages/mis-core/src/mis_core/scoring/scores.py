@@ -18,6 +18,9 @@ def finish_score(request: ScoreRequest, outputs: tuple[EngineOutput, ...]) -> Sc
     exponential of its log-probability. With it, a score is the softmax over the item's labels, in
     which the full-vocabulary normaliser cancels. Finite logits never make NaN or infinity.
 
+    Of a model with a classification head, the vocabulary are the rows of its head; of a head with one row the
+    probability is the sigmoid of its logit, because its normaliser (`runner.head`) counts the other class.
+
     Args:
         request: The request.
         outputs: Its one output, with `log_sum_exp` if `request.needs_log_sum_exp`.

@@ -40,18 +40,20 @@ class TokenRows:
         """Make a field of one list."""
         return cls(param, values, np.array([len(values)]), is_nested=False)
 
-    def check_below(self, vocab_size: int) -> None:
-        """Refuse ids outside the vocabulary.
+    def check_below(self, size: int, name: str = "vocabulary size") -> None:
+        """Refuse ids outside the vocabulary, or rows outside a head.
+
+        Args:
+            size: What all are below.
+            name: What that is.
 
         Raises:
             RequestError: `token_id_exceeds_vocab`.
         """
         values = self.values.view(np.uint64)
-        if values.size and values.max() >= vocab_size:
-            place = self.place(int(np.argmax(values >= vocab_size)))
-            raise RequestError(
-                "token_id_exceeds_vocab", f"{place} is not below the vocabulary size {vocab_size}.", self.param
-            )
+        if values.size and values.max() >= size:
+            place = self.place(int(np.argmax(values >= size)))
+            raise RequestError("token_id_exceeds_vocab", f"{place} is not below the {name} {size}.", self.param)
 
     @property
     def longest(self) -> int:

@@ -45,16 +45,16 @@ def parse_score_request(
     Raises:
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
-    _check_names(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
+    check_names(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
     inputs = read_inputs(body, tokenizer)
-    labels = read_labels(body, inputs.num_items)
+    labels = read_labels(body, inputs.num_items, limits.head_labels)
     check_characters(limits.max_text_characters, **inputs.texts, labels=labels.texts)
     check_label_count(len(labels.texts), "labels", limits)  # before each is looked up
-    if tokenizer is None and (inputs.texts or labels.texts):
+    if tokenizer is None and (inputs.texts or (labels.texts and not limits.head_labels)):
         raise RequestError("invalid_query_type", "This engine has no tokenizer: send token ids, not text.", "query")
-    label_ids = labels.look_up(tokenizer)
+    label_ids = labels.look_up(tokenizer, limits.head_labels)
     inputs.check_below(limits.vocab_size)
-    label_ids.check_below(limits.vocab_size)
+    label_ids.check_below(limits.head_rows, "number of rows of the head," if limits.head_labels else "vocabulary size")
     apply_softmax, item_first, return_token_logprobs = (
         read_bool(body, name) for name in ("apply_softmax", "item_first", "return_token_logprobs")
     )
@@ -100,7 +100,12 @@ def check_characters(most: int, **texts: Sequence[str]) -> None:
         )
 
 
-def _check_names(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
+def check_names(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
+    """Refuse fields that are not known, with the one that may be meant.
+
+    Raises:
+        RequestError: `unknown_parameter`.
+    """
     for name in body:
         if name not in fields:
             near = difflib.get_close_matches(str(name)[:64], fields, n=1)

@@ -17,6 +17,7 @@ from mis_core.ragged import ramp
 from mis_core.tokenization.chat_template import ChatTemplate
 from mis_core.tokenization.joined import Joined, cut_segments, whole_sequences
 from mis_core.tokenization.seam import Seam
+from mis_core.tokenization.spelling import Spelling
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class _Stored(msgspec.Struct):
 
     tokenizer: str
     chat_template: ChatTemplate | None
+    end_ids: frozenset[int] = frozenset()
 
 
 class Tokenizer:
@@ -39,13 +41,21 @@ class Tokenizer:
 
     Attributes:
         chat_template: How messages become text; None if the model has no template.
+        end_ids: Tokens with which an answer ends.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, chat_template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        chat_template: ChatTemplate | None = None,
+        end_ids: frozenset[int] = frozenset(),
+    ) -> None:
         """Wrap a fast tokenizer; truncation and padding it was saved with are switched off."""
         backend.no_truncation()
         backend.no_padding()
         self.chat_template = chat_template
+        self.end_ids = end_ids
+        self._spelling = Spelling(backend)
         self._backend = backend
         self._frame = _added_at_the_ends(backend)
         self._seam = Seam(backend)
@@ -80,22 +90,23 @@ class Tokenizer:
                 f"tokenizer_config.json: {type(error).__name__}: {reason}"
             ) from None
         special_tokens = {name: str(token) for name, token in loaded.special_tokens_map.items()}
+        end_ids = _end_ids(directory, loaded.eos_token_id)
         if chat_template is not None:
-            return cls(backend, ChatTemplate.read(chat_template, special_tokens))
+            return cls(backend, ChatTemplate.read(chat_template, special_tokens), end_ids)
         own = loaded.chat_template
         if isinstance(own, dict):  # several by name
             own = own.get("default")
-        return cls(backend, None if own is None else ChatTemplate(own, special_tokens))
+        return cls(backend, None if own is None else ChatTemplate(own, special_tokens), end_ids)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` has written: quickly, without `transformers`."""
         stored = msgspec.json.decode(text, type=_Stored)
-        return cls(tokenizers.Tokenizer.from_str(stored.tokenizer), stored.chat_template)
+        return cls(tokenizers.Tokenizer.from_str(stored.tokenizer), stored.chat_template, stored.end_ids)
 
     def to_json(self) -> str:
         """Write the tokenizer as it is."""
-        return msgspec.json.encode(_Stored(self._backend.to_str(), self.chat_template)).decode()
+        return msgspec.json.encode(_Stored(self._backend.to_str(), self.chat_template, self.end_ids)).decode()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32[np.ndarray, " tokens"]:
         """Return the ids of a text, with the special tokens that the tokenizer adds to it.
@@ -112,6 +123,10 @@ class Tokenizer:
     def spelled(self, tokens: Sequence[int] | np.ndarray) -> list[str]:
         """Return the tokens as the vocabulary spells them; an id without a token is empty."""
         return [self._backend.id_to_token(int(token)) or "" for token in tokens]
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for within a text; none for an id without a token."""
+        return self._spelling(token)
 
     @property
     def vocab_size(self) -> int:
@@ -299,6 +314,18 @@ def _added_at_the_ends(backend: tokenizers.Tokenizer) -> tuple[list[int], list[i
         if full[begin : begin + len(bare)] == bare:
             return full[:begin], full[begin + len(bare) :]
     return None
+
+
+def _end_ids(directory: Path, eos_id: int | None) -> frozenset[int]:
+    """Return the tokens that end an answer: the tokenizer's, and those of the model's config files."""
+    found: list[object] = [eos_id]
+    for name in ("config.json", "generation_config.json"):
+        try:
+            ids = json.loads((directory / name).read_bytes())["eos_token_id"]
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+        found += ids if isinstance(ids, list) else [ids]
+    return frozenset(each for each in found if isinstance(each, int))
 
 
 def _check_files(directory: Path) -> None:

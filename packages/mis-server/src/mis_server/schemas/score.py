@@ -66,9 +66,9 @@ class ScoreBody(BaseModel):
     return_token_logprobs: bool = Field(
         default=False, description="Also return full-vocabulary natural log-probabilities."
     )
-    model: str = Field(default="", description="The served model; any other name is refused.")
-    cache_salt: str = Field(
-        default="", description="Requests share cached prefixes only with requests that have the same salt."
+    model: str | None = Field(default=None, description="The served model; any other name is refused.")
+    cache_salt: str | None = Field(
+        default=None, description="Requests share cached prefixes only with requests that have the same salt."
     )
     add_special_tokens: bool = Field(
         default=True,

@@ -15,7 +15,7 @@ class TokenizeBody(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"prompt": " yes"}]})
 
     prompt: str = Field(description="The text.")
-    model: str = Field(default="", description="The served model; any other name is refused.")
+    model: str | None = Field(default=None, description="The served model; any other name is refused.")
     add_special_tokens: bool = Field(
         default=True, description="Add the tokenizer's special tokens, such as BOS, as scoring does."
     )
@@ -42,7 +42,7 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tokens": [9834]}]})
 
     tokens: list[TokenId] = Field(description="Token ids.")
-    model: str = Field(default="", description="The served model; any other name is refused.")
+    model: str | None = Field(default=None, description="The served model; any other name is refused.")
 
 
 @dataclass(frozen=True, slots=True)

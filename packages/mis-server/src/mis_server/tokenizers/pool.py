@@ -39,9 +39,13 @@ class TokenizerPool:
 
     Use it as an async context manager, within one event loop. It accepts work at once, though its processes take a
     second to start.
+
+    Attributes:
+        tokenizer: The same in this process, for work that takes no time: to spell tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
         self._tokenizer = tokenizer.to_json()
         self._small: asyncio.PriorityQueue[_Job] = asyncio.PriorityQueue()
         self._large: asyncio.PriorityQueue[_Job] = asyncio.PriorityQueue()

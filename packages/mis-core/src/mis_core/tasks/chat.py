@@ -1,0 +1,298 @@
+"""Chat with one new token: what the model would answer first, and how likely labels are as that answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from mis_core.errors import RequestError
+from mis_core.scoring.fields import kind, read_optional_text, readable
+from mis_core.scoring.labels import check_label_count, label_matrix, read_labels
+from mis_core.scoring.limits import Limits
+from mis_core.scoring.request import MAX_TOP_TOKENS, EngineOutput, ScoreRequest, Usage
+from mis_core.scoring.scores import label_logprobs, normalised
+from mis_core.scoring.service import Task
+from mis_core.scoring.validation import check_characters, check_names
+from mis_core.tasks.messages import count_characters, read_messages
+from mis_core.tasks.openai_fields import check_ignored, check_model, read_flag, read_whole, refuse_unsupported
+from mis_core.tasks.sampling import SAMPLING_FIELDS, read_draws, read_sampling, read_stop
+from mis_core.tokenization import Tokenizer, join_ids
+
+IGNORED = (
+    "frequency_penalty", "presence_penalty", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key",
+    "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "store",
+    "user", "verbosity",
+)  # fmt: skip
+"""Fields that change nothing where there is one new token."""
+
+UNSUPPORTED = {
+    "tools": lambda value: value == [],
+    "tool_choice": lambda value: value == "none",
+    "functions": lambda value: value == [],
+    "function_call": lambda value: value == "none",
+    "response_format": lambda value: value == {"type": "text"},
+    "modalities": lambda value: value == ["text"],
+    "audio": lambda value: False,
+    "moderation": lambda value: False,
+    "web_search_options": lambda value: False,
+}
+"""Fields that are refused, each with what is harmless."""
+
+FIELDS = (
+    "messages", "model", "max_tokens", "max_completion_tokens", *SAMPLING_FIELDS, "logprobs", "top_logprobs", "stream",
+    "stream_options", "labels", "label_token_ids", "cache_salt", "chat_template_kwargs", "add_generation_prompt",
+    "continue_final_message", *IGNORED, *UNSUPPORTED,
+)  # fmt: skip
+"""Every field of a request."""
+
+TEMPLATE_VARIABLES: dict[str, type] = {
+    "enable_thinking": bool,
+    "thinking": bool,
+    "reasoning_effort": str,
+    "date_string": str,
+}
+"""What `chat_template_kwargs` may hold."""
+
+_MAX_VARIABLE_CHARACTERS = 100
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParsedChat:
+    """A chat as the engine computes it, and how it is to be answered.
+
+    Attributes:
+        request: The prompt as the query, and an empty item for each choice.
+        logprobs: Whether log-probabilities are in the answer.
+        stop: Texts before which an answer ends.
+        stream: Whether the answer is sent as events.
+        include_usage: Whether an event at the end says the usage.
+    """
+
+    request: ScoreRequest
+    logprobs: bool
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+
+    @property
+    def requests(self) -> tuple[ScoreRequest, ...]:
+        """What the engine computes: one request."""
+        return (self.request,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatResult:
+    """What comes after the prompt.
+
+    Log-probabilities are natural, of the model's own distribution: before temperature, bias and `top_p`.
+
+    Attributes:
+        token_ids: The token of each choice, `[choices]`.
+        token_logprobs: Their log-probabilities, `[choices]`.
+        top_ids: The most probable tokens, best first, `[choices, top_logprobs]`.
+        top_logprobs: Their log-probabilities, `[choices, top_logprobs]`.
+        label_ids: The labels that were asked for, `[labels]`.
+        label_logprobs: Their log-probabilities, `[choices, labels]`.
+        label_probabilities: Their probabilities over the full vocabulary, `[choices, labels]`.
+        usage: Token counts.
+    """
+
+    token_ids: Int32[np.ndarray, " choices"]
+    token_logprobs: Float32[np.ndarray, " choices"]
+    top_ids: Int32[np.ndarray, "choices top_logprobs"]
+    top_logprobs: Float32[np.ndarray, "choices top_logprobs"]
+    label_ids: Int32[np.ndarray, " labels"]
+    label_logprobs: Float32[np.ndarray, "choices labels"]
+    label_probabilities: Float32[np.ndarray, "choices labels"]
+    usage: Usage
+
+
+def parse_chat(
+    fields: Mapping[str, object],
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    served_models: tuple[str, ...] | None = None,
+) -> ParsedChat:
+    """Validate the fields of a chat, render its messages and tokenise them.
+
+    Args:
+        fields: The JSON object of `POST /v1/chat/completions`.
+        tokenizer: The model's, with its chat template.
+        limits: What the request may ask for.
+        served_models: Names that the field `model` may have; None allows every name.
+
+    Raises:
+        RequestError: the request breaks the contract; `code` and `param` say where.
+    """
+    check_names(fields, FIELDS)
+    messages = read_messages(fields.get("messages"))
+    check_model(fields, served_models)
+    refuse_unsupported(fields, UNSUPPORTED)
+    check_ignored(fields, IGNORED)
+    _check_one_token(fields)
+    choices, stop = read_draws(fields), read_stop(fields)
+    sampling = read_sampling(fields, choices, limits.vocab_size)
+    logprobs, top_logprobs = _read_logprobs(fields)
+    stream, include_usage = _read_stream(fields)
+    cache_salt = read_optional_text(fields, "cache_salt")
+    variables = _read_variables(fields)
+    label_ids = _read_label_ids(fields, tokenizer, limits)
+    characters = count_characters(messages)
+    if characters > limits.max_text_characters:
+        message = f"{characters} characters of text; at most {limits.max_text_characters} are allowed."
+        raise RequestError("too_many_tokens", message, "messages")
+    if tokenizer is None or tokenizer.chat_template is None:
+        message = "This model has no chat template: start the server with --chat-template, or send texts to /v1/score."
+        raise RequestError("task_not_supported", message)
+    text = tokenizer.chat_template.render(messages, **variables)
+    check_characters(limits.max_text_characters, messages=[text])
+    prompt = tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
+    _check_length(len(prompt), limits)
+    none = np.zeros(0, np.int32)
+    request = ScoreRequest(
+        *join_ids(prompt, none, np.zeros(choices, np.int64), item_first=False),
+        label_ids,
+        cache_salt=cache_salt,
+        empty_items=choices,
+        top_tokens=top_logprobs,
+        sampling=sampling,
+    )
+    return ParsedChat(request, logprobs, stop, stream, include_usage)
+
+
+def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatResult:
+    """Turn what the engine computed into log-probabilities.
+
+    Raises:
+        ValueError: the engine's output lacks what the request needs.
+        FloatingPointError: its values are not finite.
+    """
+    (output,) = outputs
+    request = parsed.request
+    if output.next_ids is None or output.next_logits is None or output.log_sum_exp is None:
+        raise ValueError("The engine drew no token.")
+    top_ids, top_logits = output.top_ids, output.top_logits
+    if top_ids is None or top_logits is None:
+        if request.top_tokens:
+            raise ValueError("The engine returned no most probable tokens.")
+        top_ids, top_logits = np.zeros((request.num_items, 0), np.int32), np.zeros((request.num_items, 0), np.float32)
+    labels = label_logprobs(output)
+    result = ChatResult(
+        token_ids=output.next_ids,
+        token_logprobs=normalised(output.next_logits[:, None], output.log_sum_exp)[:, 0],
+        top_ids=top_ids,
+        top_logprobs=normalised(top_logits, output.log_sum_exp),
+        label_ids=request.label_ids[0],
+        label_logprobs=labels,
+        label_probabilities=np.exp(labels),
+        usage=Usage(request.prompt_tokens, output.cached_tokens),
+    )
+    if not all(np.isfinite(values).all() for values in (result.token_logprobs, result.top_logprobs, labels)):
+        raise FloatingPointError("The engine returned log-probabilities that are not finite.")
+    return result
+
+
+def _has_text(fields: Mapping[str, object]) -> bool:
+    return True
+
+
+CHAT: Task[ParsedChat, ChatResult] = Task("chat", _has_text, parse_chat, finish_chat)
+
+
+def _check_one_token(fields: Mapping[str, object]) -> None:
+    """Refuse to write more than there is today; a missing field asks for as much as fits."""
+    given = [name for name in ("max_completion_tokens", "max_tokens") if fields.get(name) is not None]
+    for name in given:
+        count = read_whole(fields, name, range(1, 2**63))
+        if count != 1:
+            message = f"{name} must be 1: one new token is all that this server writes today."
+            raise RequestError("unsupported_parameter", message, name)
+    if not given:
+        message = "Give max_tokens: 1. One new token is all that this server writes today."
+        raise RequestError("unsupported_parameter", message, "max_tokens")
+
+
+def _read_logprobs(fields: Mapping[str, object]) -> tuple[bool, int]:
+    logprobs = read_flag(fields, "logprobs")
+    count = read_whole(fields, "top_logprobs", range(MAX_TOP_TOKENS + 1))
+    if count is not None and not logprobs and count:
+        raise RequestError("invalid_top_logprobs", "top_logprobs needs logprobs: true.", "top_logprobs")
+    return logprobs, count or 0
+
+
+def _read_stream(fields: Mapping[str, object]) -> tuple[bool, bool]:
+    stream, options = read_flag(fields, "stream"), fields.get("stream_options")
+    if options is None:
+        return stream, False
+    names = ("include_usage", "include_obfuscation")
+    right = isinstance(options, Mapping) and all(
+        name in names and isinstance(value, bool) for name, value in options.items()
+    )
+    if not isinstance(options, Mapping) or not right:
+        message = f"stream_options must be an object of {' and '.join(names)}, true or false."
+        raise RequestError("invalid_stream_options", message, "stream_options")
+    if not stream:
+        raise RequestError("invalid_stream_options", "stream_options needs stream: true.", "stream_options")
+    return stream, options.get("include_usage") is True
+
+
+def _read_variables(fields: Mapping[str, object]) -> dict[str, Any]:
+    """Read what the template gets beside the messages."""
+    continues = read_flag(fields, "continue_final_message")
+    adds = read_flag(fields, "add_generation_prompt", default=not continues)
+    if continues and adds:
+        message = "continue_final_message needs add_generation_prompt: false."
+        raise RequestError("invalid_continue_final_message", message, "continue_final_message")
+    variables: dict[str, Any] = {"add_generation_prompt": adds}
+    if continues:
+        variables["continue_final_message"] = True
+    param = "chat_template_kwargs"
+    given = fields.get(param)
+    if given is None:
+        return variables
+    if not isinstance(given, Mapping):
+        raise RequestError(f"invalid_{param}", f"{param} must be an object, not {kind(given)}.", param)
+    for name, value in given.items():
+        if name not in TEMPLATE_VARIABLES or type(value) is not TEMPLATE_VARIABLES[name]:
+            known = ", ".join(f"{each} ({of.__name__})" for each, of in TEMPLATE_VARIABLES.items())
+            raise RequestError(f"invalid_{param}", f"{param} may hold {known} only.", param)
+        if isinstance(value, str):
+            if len(value) > _MAX_VARIABLE_CHARACTERS:
+                message = f"Texts in {param} have at most {_MAX_VARIABLE_CHARACTERS} characters."
+                raise RequestError(f"invalid_{param}", message, param)
+            readable(value, param, f"invalid_{param}")
+        variables[name] = value
+    return variables
+
+
+def _read_label_ids(
+    fields: Mapping[str, object], tokenizer: Tokenizer | None, limits: Limits
+) -> Int32[np.ndarray, "1 labels"]:
+    """Return the ids of the labels, none if there are none."""
+    if fields.get("labels") is None and fields.get("label_token_ids") is None:
+        return np.zeros((1, 0), np.int32)
+    labels = read_labels(fields, num_items=1)
+    check_label_count(len(labels.texts), "labels", limits)
+    check_characters(limits.max_text_characters, labels=labels.texts)
+    if labels.texts and tokenizer is None:
+        raise RequestError("invalid_labels_type", "This engine has no tokenizer: send label_token_ids.", "labels")
+    ids = labels.look_up(tokenizer)
+    if ids.is_nested:
+        message = "label_token_ids must be one list of token ids."
+        raise RequestError("invalid_label_token_ids_type", message, "label_token_ids")
+    ids.check_below(limits.vocab_size)
+    check_label_count(ids.longest, ids.param, limits)
+    return label_matrix(ids)
+
+
+def _check_length(tokens: int, limits: Limits) -> None:
+    if not tokens:
+        raise RequestError("invalid_messages", "The chat template makes no text of these messages.", "messages")
+    if tokens > limits.context_length:
+        message = f"The messages have {tokens} tokens; the context holds {limits.context_length}."
+        raise RequestError("context_length_exceeded", message, "messages")
+    if tokens > limits.max_request_tokens:
+        message = f"The messages have {tokens} tokens; at most {limits.max_request_tokens} are allowed."
+        raise RequestError("too_many_tokens", message, "messages")

@@ -1,0 +1,134 @@
+"""The fields by which a request says how its next token is drawn, with OpenAI's names and ranges."""
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Int32
+
+from mis_core.errors import RequestError
+from mis_core.scoring.fields import kind, readable
+from mis_core.scoring.request import MAX_BIASES, Sampling
+from mis_core.tasks.openai_fields import as_number, read_number, read_whole
+
+SAMPLING_FIELDS = ("temperature", "top_p", "seed", "logit_bias", "n", "stop")
+"""Every field that is read here."""
+
+MAX_DRAWS = 128
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+
+_GREEDY_BELOW = 1e-5  # a temperature; logits that are divided by less overflow
+_MOST_DIGITS = 18  # of a token id
+_SEEDS = range(-(2**63), 2**63)
+
+
+def read_sampling(fields: Mapping[str, object], draws: int, vocab_size: int) -> Sampling:
+    """Read how tokens are drawn.
+
+    Args:
+        fields: `temperature` (0 to 2, default 1; below 0.00001 is 0), `top_p` (0 to 1, default 1; so little that one
+            token has it is temperature 0), `seed` (a signed 64-bit number) and `logit_bias` (token ids to numbers from
+            -100 to 100); null is as good as missing.
+        draws: How many tokens are drawn; draw `i` has the same key whatever their number.
+        vocab_size: Ids in `logit_bias` are below this.
+
+    Raises:
+        RequestError: `invalid_` and the name of the field, or `token_id_exceeds_vocab`.
+    """
+    temperature = read_number(fields, "temperature", most=2.0)
+    top_p = read_number(fields, "top_p", most=1.0)
+    seed = read_whole(fields, "seed", _SEEDS)
+    bias_ids, bias = _read_bias(fields.get("logit_bias"), vocab_size)
+    if temperature < _GREEDY_BELOW or top_p * vocab_size <= 1:  # the most probable token alone has as much
+        temperature, top_p = 0.0, 1.0
+    return Sampling(sampling_keys(seed, draws), temperature, top_p, bias_ids, bias)
+
+
+def sampling_keys(seed: int | None, draws: int) -> Int32[np.ndarray, "draws 2"]:
+    """Return a random key for each draw.
+
+    The key of draw `i` is the 8-byte BLAKE2b digest of the seed and `i`, both as 8 bytes with the lowest first, so it
+    depends on nothing else. Without a seed keys come from the operating system.
+    """
+    if seed is None:
+        words = secrets.token_bytes(8 * draws)
+    else:
+        start = hashlib.blake2b(seed.to_bytes(8, "little", signed=True), digest_size=8)
+        digests = []
+        for draw in range(draws):
+            digest = start.copy()
+            digest.update(draw.to_bytes(8, "little"))
+            digests.append(digest.digest())
+        words = b"".join(digests)
+    return np.frombuffer(words, "<i4").reshape(draws, 2).astype(np.int32)
+
+
+def read_draws(fields: Mapping[str, object], name: str = "n") -> int:
+    """Read how many choices a prompt gets, 1 unless it says so.
+
+    Raises:
+        RequestError: `invalid_` and the name of the field.
+    """
+    draws = read_whole(fields, name, range(1, MAX_DRAWS + 1))
+    return 1 if draws is None else draws
+
+
+def read_stop(fields: Mapping[str, object]) -> tuple[str, ...]:
+    """Read the texts before which an answer ends; one text is a list of one.
+
+    Raises:
+        RequestError: `invalid_stop`.
+    """
+    stop = fields.get("stop")
+    if stop is None:
+        return ()
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise RequestError("invalid_stop", "stop must be a text or a list of texts.", "stop")
+    if len(texts) > MAX_STOPS:
+        raise RequestError("invalid_stop", f"stop has {len(texts)} texts; at most {MAX_STOPS} are allowed.", "stop")
+    for text in texts:
+        if not 0 < len(text) <= MAX_STOP_CHARACTERS:
+            message = f"Every text in stop must have 1 to {MAX_STOP_CHARACTERS} characters."
+            raise RequestError("invalid_stop", message, "stop")
+        readable(text, "stop", "invalid_stop")
+    return tuple(texts)
+
+
+def stopped(text: str, stop: tuple[str, ...]) -> str | None:
+    """Return what of an answer comes before the first stop text; None if it has none."""
+    places = [place for place in map(text.find, stop) if place >= 0]
+    return text[: min(places)] if places else None
+
+
+def _read_bias(bias: object, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    param, code = "logit_bias", "invalid_logit_bias"
+    if bias is None:
+        bias = {}
+    if not isinstance(bias, Mapping):
+        raise RequestError(code, f"logit_bias must be an object of numbers by token id, not {kind(bias)}.", param)
+    if len(bias) > MAX_BIASES:
+        raise RequestError(code, f"logit_bias has {len(bias)} tokens; at most {MAX_BIASES} are allowed.", param)
+    by_id: dict[int, float] = {}
+    for name, value in bias.items():
+        token, added = _token_id(name), as_number(value)
+        if token in by_id:
+            raise RequestError(code, "logit_bias names a token twice.", param)
+        if token >= vocab_size:
+            message = f"logit_bias names a token that is not below the vocabulary size {vocab_size}."
+            raise RequestError("token_id_exceeds_vocab", message, param)
+        if not -100 <= added <= 100:
+            raise RequestError(code, f"The value of token {token} in logit_bias must be from -100 to 100.", param)
+        by_id[token] = added
+    return np.array(list(by_id), np.int32), np.array(list(by_id.values()), np.float32)
+
+
+def _token_id(name: object) -> int:
+    """Return the id that a name of a JSON object spells; Python may give it as a number."""
+    if isinstance(name, (int, np.integer)) and not isinstance(name, bool) and name >= 0:
+        return int(name)
+    if not isinstance(name, str) or not name.isascii() or not name.isdecimal() or len(name) > _MOST_DIGITS:
+        raise RequestError("invalid_logit_bias", "The names in logit_bias must be token ids, such as 42.", "logit_bias")
+    return int(name)

@@ -1,0 +1,127 @@
+"""How a request's next token is drawn: fields, keys, and what is refused."""
+
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mis_core.errors import RequestError
+from mis_core.scoring.request import MAX_BIASES
+from mis_core.tasks.sampling import (
+    MAX_DRAWS,
+    MAX_STOPS,
+    read_draws,
+    read_sampling,
+    read_stop,
+    sampling_keys,
+    stopped,
+)
+
+VOCAB = 1000
+seeds = st.integers(-(2**63), 2**63 - 1)
+
+
+def read(**fields: object):
+    return read_sampling(fields, 2, VOCAB)
+
+
+def test_without_fields_a_token_is_drawn_from_the_distribution_itself() -> None:
+    sampling = read()
+    assert (sampling.temperature, sampling.top_p, sampling.bias_ids.size, sampling.bias.size) == (1, 1, 0, 0)
+    assert sampling.keys.shape == (2, 2)
+    assert sampling.keys.dtype == np.int32
+
+
+def test_null_is_as_good_as_missing() -> None:
+    names = ("temperature", "top_p", "seed", "logit_bias")
+    sampling = read(**dict.fromkeys(names))
+    assert (sampling.temperature, sampling.top_p, sampling.bias_ids.size) == (1, 1, 0)
+    assert (read_draws({"n": None}), read_stop({"stop": None})) == (1, ())
+
+
+def test_fields_arrive() -> None:
+    sampling = read(temperature=0.5, top_p=0.9, logit_bias={"7": -100, "3": 1.5, 5: np.float32(2)})
+    assert (sampling.temperature, sampling.top_p) == (0.5, 0.9)
+    assert sampling.bias_ids.tolist() == [7, 3, 5]
+    assert sampling.bias.tolist() == [-100, 1.5, 2]
+    assert (sampling.bias_ids.dtype, sampling.bias.dtype) == (np.int32, np.float32)
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 1e-320}, {"top_p": 0}, {"top_p": 1 / VOCAB}])
+def test_what_leaves_one_token_is_temperature_zero(fields: dict[str, float]) -> None:
+    sampling = read(**fields)
+    assert (sampling.temperature, sampling.top_p) == (0, 1)
+
+
+@given(seed=seeds, draw=st.integers(0, 20), more=st.integers(0, 20))
+def test_a_key_is_the_documented_hash_of_seed_and_draw_alone(seed: int, draw: int, more: int) -> None:
+    digest = hashlib.blake2b(struct.pack("<qQ", seed, draw), digest_size=8).digest()
+    assert tuple(sampling_keys(seed, draw + 1 + more)[draw]) == struct.unpack("<ii", digest)
+
+
+def test_keys_of_draws_and_seeds_differ() -> None:
+    keys = np.concatenate([sampling_keys(seed, MAX_DRAWS) for seed in range(-20, 20)])
+    assert len(np.unique(keys, axis=0)) == len(keys)
+
+
+def test_without_a_seed_no_key_comes_twice() -> None:
+    keys = np.concatenate([read().keys for _ in range(50)])
+    assert len(np.unique(keys, axis=0)) == len(keys)
+
+
+REFUSED = [
+    *[("temperature", value) for value in (-0.1, 2.1, float("nan"), float("inf"), True, "1", [1], 10**400)],
+    *[("top_p", value) for value in (-0.1, 1.1, float("nan"), False, "1")],
+    *[("seed", value) for value in (1.5, True, "1", 2**63, -(2**63) - 1, [1])],
+    *[
+        ("logit_bias", value)
+        for value in ([], "a", 1, {"a": 1}, {"1.0": 1}, {"-1": 1}, {"+1": 1}, {"1_0": 1}, {" 1": 1})
+    ],
+    *[("logit_bias", {"1": value}) for value in (101, -100.5, None, "1", True, float("nan"), 10**400)],
+    *[("logit_bias", {name: 1}) for name in ("", "9" * 5000, "\u0661", True, -1, None)],
+    ("logit_bias", {"1": 1, "01": 2}),
+    ("logit_bias", {str(token): 1 for token in range(MAX_BIASES + 1)}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_a_bad_value_is_refused_by_name(name: str, value: object) -> None:
+    refusal = refused(lambda: read_sampling({name: value}, 1, 10**6))
+    assert (refusal.code, refusal.param) == (f"invalid_{name}", name)
+    assert name in refusal.message
+
+
+@pytest.mark.parametrize("token", [str(VOCAB), VOCAB, "9" * 18, 10**400], ids=["text", "number", "long", "longer"])
+def test_a_bias_outside_the_vocabulary_is_refused(token: object) -> None:
+    refusal = refused(lambda: read(logit_bias={token: 1}))
+    assert (refusal.code, refusal.param) == ("token_id_exceeds_vocab", "logit_bias")
+
+
+@pytest.mark.parametrize("value", [0, -1, MAX_DRAWS + 1, 1.0, True, "1"])
+def test_how_many_draws_is_a_bounded_whole_number(value: object) -> None:
+    assert refused(lambda: read_draws({"best_of": value}, "best_of")).code == "invalid_best_of"
+    assert read_draws({"n": MAX_DRAWS}) == MAX_DRAWS
+
+
+@pytest.mark.parametrize("value", [1, {"a": 1}, [1], [None], "", [""], ["a"] * (MAX_STOPS + 1), "a" * 257, "\ud83d"])
+def test_bad_stop_texts_are_refused(value: object) -> None:
+    refusal = refused(lambda: read_stop({"stop": value}))
+    assert (refusal.code, refusal.param) == ("invalid_stop", "stop")
+
+
+def test_an_answer_ends_before_the_first_stop_text() -> None:
+    assert read_stop({"stop": "ab"}) == ("ab",)
+    assert stopped("xcabc", read_stop({"stop": ["ab", "c"]})) == "x"
+    assert stopped("ab", ("ab",)) == ""
+    assert stopped("xyz", ("ab", "c")) is None
+    assert stopped("xyz", ()) is None
+
+
+def refused(read) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        read()
+    assert len(caught.value.message) < 300
+    return caught.value

@@ -1,0 +1,187 @@
+"""Body, reply and events of `POST /v1/chat/completions`, as OpenAI has them."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mis_server.schemas.score import PromptTokensDetails, TokenId
+
+_EXAMPLES: list[Any] = [
+    {
+        "messages": [{"role": "user", "content": "Do cats purr? Answer yes or no."}],
+        "max_tokens": 1,
+        "logprobs": True,
+        "top_logprobs": 5,
+        "labels": ["Yes", "No"],
+    }
+]
+
+Finish = Literal["stop", "length"]
+"""Why an answer ended: at a token or a text that ends it, or after its one token."""
+
+
+class TextPart(BaseModel):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """A message. The role `developer` is rendered as `system`; parts are joined by line breaks."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] = Field(description="A text, or parts of text. Images and audio are refused.")
+
+
+class StreamOptions(BaseModel):
+    """What is streamed beside the answer."""
+
+    include_usage: bool = Field(default=False, description="Send the usage in an event of its own, before the last.")
+
+
+class ChatBody(BaseModel):
+    """Describes the body in the OpenAPI document; `mis_core.tasks.chat` checks what arrives.
+
+    Further fields of OpenAI's are accepted without effect, or refused by name.
+    """
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": _EXAMPLES})
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(description="The chat so far.")
+    max_tokens: Literal[1] = Field(
+        description="Must be 1, the most that this server writes today; `max_completion_tokens` is as good."
+    )
+    model: str | None = Field(default=None, description="The served model; any other name is refused.")
+    logprobs: bool | None = Field(default=False, description="Return the log-probability of the answer's token.")
+    top_logprobs: int | None = Field(default=0, ge=0, le=20, description="And of so many most probable tokens.")
+    labels: Annotated[list[str], Field(min_length=1)] | None = Field(
+        default=None, description="Texts of one token each, whose log-probabilities as the answer are returned."
+    )
+    label_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = Field(
+        default=None, description="The same as token ids."
+    )
+    temperature: float | None = Field(default=1.0, ge=0, le=2, description="0: the most probable token.")
+    top_p: float | None = Field(default=1.0, ge=0, le=1, description="Draw from the most probable of this mass.")
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="Draw the same tokens again.")
+    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]+$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
+        Field(default=None, description="Numbers that are added to the logits of tokens before one is drawn.")
+    )
+    n: int | None = Field(default=1, ge=1, le=128, description="How many answers are drawn.")
+    stop: str | list[str] | None = Field(default=None, description="Texts before which an answer ends.")
+    stream: bool | None = Field(default=False, description="Send the answer as server-sent events.")
+    stream_options: StreamOptions | None = Field(default=None, description="Needs `stream`.")
+    cache_salt: str | None = Field(
+        default=None, description="Requests share cached prefixes only with requests that have the same salt."
+    )
+    chat_template_kwargs: dict[str, bool | str] | None = Field(
+        default=None, description="What the chat template reads beside the messages, such as `enable_thinking`."
+    )
+    add_generation_prompt: bool | None = Field(default=None, description="End the prompt with the answer's beginning.")
+    continue_final_message: bool | None = Field(default=False, description="Continue the last message instead.")
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """A token that might have come, and its natural log-probability."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The token that was drawn, its natural log-probability, and the most probable tokens, best first."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: list[TopLogprob]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceLogprobs:
+    """Log-probabilities of an answer's tokens."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelLogprob:
+    """A label that was asked for, and how probable it is over the full vocabulary."""
+
+    token: str
+    token_id: int
+    bytes: list[int]
+    logprob: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMessage:
+    """The answer."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChoice:
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: Finish
+    labels: list[LabelLogprob] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatUsage:
+    """Token counts; the prompt counts once, however many answers are drawn."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatReply:
+    """The answers to a chat."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: ChatUsage
+    system_fingerprint: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkChoice:
+    """A piece of an answer."""
+
+    index: int
+    delta: dict[str, str]
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: Finish | None = None
+    labels: list[LabelLogprob] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatChunk:
+    """An event of a streamed answer; the last one before `[DONE]` has the usage and no choices, if it was asked for."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: ChatUsage | None = None
+    system_fingerprint: None = None
