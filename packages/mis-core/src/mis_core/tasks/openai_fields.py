@@ -24,6 +24,10 @@ _IGNORED: dict[str, tuple[type, ...]] = {
     "store": (bool,),
     "user": (str,),
     "verbosity": (str,),
+    # Of the rerank routes of Cohere and Jina.
+    "max_chunks_per_doc": (int,),
+    "priority": (int,),
+    "truncation": (bool,),
 }
 _NAMES = {int: "a number", Mapping: "an object", bool: "true or false", str: "a text"}
 
