@@ -24,27 +24,27 @@ def model(server: RunningServer) -> str:
 
 
 def test_rerank_of_the_second_version(server: RunningServer, model: str) -> None:
-    client = cohere.ClientV2("any", base_url=server.base_url)
-    reply = client.rerank(
-        model=model, query="capital of France?", documents=DOCUMENTS, top_n=2, max_tokens_per_doc=9, priority=1
-    )
-    assert len(reply.results) == 2
-    assert reply.results[0].relevance_score >= reply.results[1].relevance_score
-    assert reply.id.startswith("rerank-")
-    assert reply.meta.api_version.version == "2"
-    assert reply.meta.billed_units.search_units == 1
-    assert reply.meta.tokens.input_tokens > 60
-    whole = client.rerank(model=model, query="capital of France?", documents=DOCUMENTS[:2])
-    assert {each.index for each in whole.results} == {0, 1}
+    with cohere.ClientV2("any", base_url=server.base_url) as client:
+        reply = client.rerank(
+            model=model, query="capital of France?", documents=DOCUMENTS, top_n=2, max_tokens_per_doc=9, priority=1
+        )
+        assert len(reply.results) == 2
+        assert reply.results[0].relevance_score >= reply.results[1].relevance_score
+        assert reply.id.startswith("rerank-")
+        assert reply.meta.api_version.version == "2"
+        assert reply.meta.billed_units.search_units == 1
+        assert reply.meta.tokens.input_tokens > 60
+        whole = client.rerank(model=model, query="capital of France?", documents=DOCUMENTS[:2])
+        assert {each.index for each in whole.results} == {0, 1}
 
 
 def test_rerank_of_the_first_version_returns_documents(server: RunningServer, model: str) -> None:
-    client = cohere.Client("any", base_url=server.base_url)
-    documents = [DOCUMENTS[0], {"text": DOCUMENTS[1]}]
-    reply = client.rerank(
-        model=model, query="France?", documents=documents, return_documents=True, max_chunks_per_doc=3
-    )
-    assert {each.index: each.document.text for each in reply.results} == dict(enumerate(DOCUMENTS[:2]))
+    with cohere.Client("any", base_url=server.base_url) as client:
+        documents = [DOCUMENTS[0], {"text": DOCUMENTS[1]}]
+        reply = client.rerank(
+            model=model, query="France?", documents=documents, return_documents=True, max_chunks_per_doc=3
+        )
+        assert {each.index: each.document.text for each in reply.results} == dict(enumerate(DOCUMENTS[:2]))
 
 
 def test_the_asynchronous_client(server: RunningServer, model: str) -> None:
@@ -56,9 +56,9 @@ def test_the_asynchronous_client(server: RunningServer, model: str) -> None:
 
 
 def test_errors_carry_the_status_and_the_envelope(server: RunningServer, model: str) -> None:
-    client = cohere.ClientV2("any", base_url=server.base_url)
-    with pytest.raises(cohere.errors.BadRequestError) as caught:
-        client.rerank(model=model, query="", documents=DOCUMENTS)
-    assert caught.value.body["error"]["code"] == "empty_query"
-    with pytest.raises(cohere.errors.NotFoundError):
-        client.rerank(model="rerank-v4", query="a", documents=DOCUMENTS)
+    with cohere.ClientV2("any", base_url=server.base_url) as client:
+        with pytest.raises(cohere.errors.BadRequestError) as caught:
+            client.rerank(model=model, query="", documents=DOCUMENTS)
+        assert caught.value.body["error"]["code"] == "empty_query"
+        with pytest.raises(cohere.errors.NotFoundError):
+            client.rerank(model="rerank-v4", query="a", documents=DOCUMENTS)
