@@ -118,15 +118,16 @@ def tests_full(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
-@nox.parametrize("openai", ["openai>=2,<3", "openai>=1,<2"], ids=["2", "1"])
-def clients(session: nox.Session, openai: str) -> None:
-    """Score with older generations of the openai client that are in use; `tests_cpu` does with the newest."""
+@nox.parametrize("client", ["openai>=2,<3", "openai>=1,<2", "cohere>=7.3"], ids=["2", "1", "cohere"])
+def clients(session: nox.Session, client: str) -> None:
+    """Ask with cohere and older generations of the openai client; `tests_cpu` does with the newest openai."""
+    name = client.partition(">")[0]
     folder = str(Path(session.create_tmp()).absolute())
-    run_in("wheels", session, "pip", "install", "--quiet", "--upgrade", "--target", folder, openai)
+    run_in("wheels", session, "pip", "install", "--quiet", "--upgrade", "--target", folder, client)
     shadowed = {"PYTHONPATH": folder}
-    run_in("wheels", session, "python", "-c", "import openai; print('openai', openai.__version__)", env=shadowed)
+    run_in("wheels", session, "python", "-c", f"import {name}; print('{name}', {name}.__version__)", env=shadowed)
     run_in(
-        "wheels", session, "pytest", "packages/mis-server/tests/test_openai_client.py", *session.posargs, env=shadowed
+        "wheels", session, "pytest", f"packages/mis-server/tests/test_{name}_client.py", *session.posargs, env=shadowed
     )
 
 

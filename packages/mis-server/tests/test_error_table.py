@@ -52,6 +52,13 @@ def decision_error(code: str, param: str | None = None, **changes: Any) -> Cause
     return Cause(code, param=param or next(iter(changes), None), path="/v1/decisions", content=content.encode())
 
 
+def rerank_error(code: str, **changes: Any) -> Cause:
+    """What is wrong with a body of `/v1/rerank`; `GONE` leaves a field out."""
+    body = {"query": "cats", "documents": ["A cat."]} | changes
+    content = json.dumps({name: value for name, value in body.items() if value is not GONE})
+    return Cause(code, param=next(iter(changes)), path="/v1/rerank", content=content.encode())
+
+
 IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]
 CHOICES = [{"value": str(number)} for number in range(255)]
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
@@ -136,6 +143,23 @@ CAUSES = [
         "multi_item_scoring_chunk_size",
         flags=LAYOUT,
     ),
+    rerank_error("missing_query", query=GONE),
+    rerank_error("empty_query", query=""),
+    rerank_error("invalid_query_type", query=[1]),
+    rerank_error("missing_documents", documents=GONE),
+    rerank_error("empty_documents", documents=[]),
+    rerank_error("invalid_documents", documents="A cat."),
+    rerank_error("invalid_documents", documents=["A cat.", {"title": "a"}]),
+    rerank_error("invalid_top_n", top_n=0),
+    rerank_error("invalid_max_tokens_per_doc", max_tokens_per_doc=2**31),
+    rerank_error("invalid_return_documents", return_documents=1),
+    rerank_error("invalid_instruction_type", instruction=7),
+    rerank_error("invalid_max_chunks_per_doc", max_chunks_per_doc="a"),
+    rerank_error("invalid_priority", priority="a"),
+    rerank_error("invalid_truncation", truncation=1),
+    rerank_error("unsupported_parameter", rank_fields=["title"]),
+    rerank_error("unsupported_parameter", relevant_spans={}),
+    rerank_error("model_not_found", model="other"),
     decision_error("missing_input", input=GONE),
     decision_error("empty_input", input=[]),
     decision_error("invalid_input", input=7),

@@ -52,6 +52,10 @@ missing_input missing_questions missing_messages                                
 empty_input empty_questions empty_messages                                              400 invalid_value_error
 invalid_input invalid_questions invalid_messages                                        400 invalid_request_error
 invalid_choice_order invalid_on_error                                                   400 invalid_value_error
+missing_documents                                                                       400 missing_parameter_error
+empty_documents invalid_top_n invalid_max_tokens_per_doc                                400 invalid_value_error
+invalid_documents invalid_return_documents invalid_instruction_type                     400 invalid_request_error
+invalid_max_chunks_per_doc invalid_priority invalid_truncation                          400 invalid_request_error
 invalid_max_tokens invalid_max_completion_tokens invalid_n invalid_top_p invalid_seed   400 invalid_value_error
 invalid_logit_bias invalid_stop invalid_logprobs invalid_top_logprobs                   400 invalid_value_error
 invalid_chat_template_kwargs                                                            400 invalid_value_error
@@ -62,7 +66,7 @@ invalid_parallel_tool_calls invalid_prompt_cache_key invalid_prompt_cache_option
 invalid_prompt_cache_retention invalid_reasoning_effort invalid_safety_identifier       400 invalid_request_error
 invalid_service_tier invalid_store invalid_user invalid_verbosity                       400 invalid_request_error
 invalid_use_activation invalid_activation invalid_softmax                               400 invalid_request_error
-invalid_priority invalid_request_id                                                     400 invalid_request_error
+invalid_request_id                                                                      400 invalid_request_error
 too_few_label_tokens label_not_single_token                                             422 invalid_value_error
 unsupported_parameter task_not_supported                                                400 invalid_request_error
 """

@@ -70,7 +70,7 @@ UNDECIDED = [positive_data_acceptance]
 def test_every_operation_of_the_openapi_document_keeps_its_word(app: Any, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     operations = [found.ok() for found in schema.get_all_operations()]
-    assert {"/v1/score", "/v1/decisions", "/v1/chat/completions", "/v1/completions", "/tokenize", "/metrics"} <= {
+    assert {"/v1/score", "/v1/rerank", "/v1/decisions", "/v1/chat/completions", "/v1/completions", "/metrics"} <= {
         operation.path for operation in operations
     }
     for operation in operations:

@@ -66,6 +66,12 @@ class EngineConfig:
     chat_template: str | None = option(
         None, "File with a Jinja chat template; default: the model's own.", group="Model"
     )
+    rerank_template: str | None = option(
+        None,
+        "File with a Jinja template of rerank prompts, of query, document and instruction; default: Qwen3-Reranker's "
+        "for Qwen3 models, else the chat template.",
+        group="Model",
+    )
     tp_size: int = option(
         1,
         "Tensor parallelism: devices to shard weights and KV heads over.",

@@ -172,6 +172,7 @@ class ModelService(Service[bytes]):
             layouts=settings.engine.enable_request_layout,
             head_labels=info.head_labels,
             head_activation=info.head_activation,
+            architecture=info.architecture,
         )
 
 

@@ -49,7 +49,9 @@ async def serve(settings: ServerConfig) -> None:
     with listen(settings) as listener:
         directory = await asyncio.to_thread(resolve_model, settings.engine.model)
         async with EngineClient(dataclasses.replace(settings.engine, model=str(directory))) as client:
-            tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory, settings.engine.chat_template)
+            tokenizer = await asyncio.to_thread(
+                Tokenizer.from_pretrained, directory, settings.engine.chat_template, settings.engine.rerank_template
+            )
             async with TokenizerPool(tokenizer) as tokenizers:
                 app = create_app(client, settings, tokenizers)
                 http = _HttpServer(uvicorn_config(settings, app))

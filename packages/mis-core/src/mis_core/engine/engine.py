@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
@@ -29,6 +29,7 @@ from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_
 from mis_core.tasks.classify import CLASSIFY, ClassifyResult
 from mis_core.tasks.decide import DECIDE
 from mis_core.tasks.decisions import Decision
+from mis_core.tasks.rerank import RERANK, Ranking
 from mis_core.tokenization import Tokenizer
 from mis_kernels.backends import explain, fastest_dtype
 
@@ -101,6 +102,7 @@ class Engine:
             layouts=True,
             head_labels=model.head_labels,
             head_activation=model.head_activation,
+            architecture=model.architecture,
         )
         if not config.skip_warmup:
             logger.info("Compiling the steps of %d shapes.", len(token_buckets(budget)))
@@ -141,7 +143,9 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, read at first use; requests of token ids never need it."""
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer.from_pretrained(self.directory, self.config.chat_template)
+            self._tokenizer = Tokenizer.from_pretrained(
+                self.directory, self.config.chat_template, self.config.rerank_template
+            )
         return self._tokenizer
 
     def score(
@@ -210,6 +214,30 @@ class Engine:
         """`decide` for asyncio: the event loop stays free, and cancelling the task frees the device."""
         fields = {"input": input, "questions": questions, **options}
         return (await self._threaded.answer(DECIDE, fields)).result
+
+    def rerank(
+        self, query: str, documents: Sequence[str | Mapping[str, str]], top_n: int | None = None, **options: Any
+    ) -> Ranking:
+        """Sort documents by how well each answers a query.
+
+        Args:
+            query: Text, not empty.
+            documents: Texts, or dictionaries with `text`.
+            top_n: How many of the best are returned; None for all.
+            options: The other fields of the HTTP body, such as `instruction`, `return_documents`,
+                `max_tokens_per_doc`, `on_error` and `cache_salt`.
+
+        Raises:
+            RequestError: the request breaks the contract; nothing was computed.
+            EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
+        """
+        fields = {"query": query, "documents": documents, "top_n": top_n, **options}
+        return run_blocking(self._inline.answer(RERANK, fields)).result
+
+    async def rerank_async(self, query: Any, documents: Any, top_n: int | None = None, **options: Any) -> Ranking:
+        """`rerank` for asyncio: the event loop stays free, and cancelling the task frees the device."""
+        fields = {"query": query, "documents": documents, "top_n": top_n, **options}
+        return (await self._threaded.answer(RERANK, fields)).result
 
     def submit(self, request: ScoreRequest) -> Future[EngineOutput]:
         """Queue a validated request; cancelling the future frees what it holds.

@@ -90,6 +90,7 @@ class ModelConfig:
     mlp_bias: bool = False
     head_labels: tuple[str, ...] = ()
     head_activation: Activation = "softmax"
+    architecture: str = ""
 
     @property
     def head_rows(self) -> int:
@@ -131,7 +132,8 @@ def read_model_config(directory: Path) -> ModelConfig:
 
 
 def _parse(raw: dict[str, Any]) -> ModelConfig:
-    family = _family(raw)
+    architecture = _architecture(raw)
+    family = FAMILIES[architecture]
     for name, allowed in _SUPPORTED.items():
         if name in raw and raw[name] not in allowed:
             raise ModelError(f"{name} = {json.dumps(raw[name])[:80]} is not supported (only {json.dumps(allowed[0])}).")
@@ -162,16 +164,17 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
         mlp_bias=_has_bias(raw, "mlp_bias", family),
         head_labels=head_labels,
         head_activation=_head_activation(raw, len(head_labels)) if family.classifies else "softmax",
+        architecture=architecture,
     )
 
 
-def _family(raw: dict[str, Any]) -> Family:
+def _architecture(raw: dict[str, Any]) -> str:
     names = raw.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError(f"architectures must be a list of names, not {json.dumps(names)[:80]}.")
     for name in names:
         if name in FAMILIES:
-            return FAMILIES[name]
+            return name
     raise ModelError(f"architecture {', '.join(names) or '(none)'} is not supported; known: {', '.join(FAMILIES)}.")
 
 

@@ -72,6 +72,7 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
         summary=engine.summary,
         head_labels=limits.head_labels,
         head_activation=limits.head_activation,
+        architecture=limits.architecture,
     )
     channel.tell(encode_frame(ready))
     opened.set_result(table)

@@ -113,6 +113,7 @@ class Ready(_Message, frozen=True):
         summary: What was loaded, for people: devices, budget, cache and so on.
         head_labels: As in `Limits`.
         head_activation: As in `Limits`.
+        architecture: As in `Limits`.
     """
 
     vocab_size: int
@@ -120,6 +121,7 @@ class Ready(_Message, frozen=True):
     summary: dict[str, str | int | float] = {}
     head_labels: tuple[str, ...] = ()
     head_activation: Activation = "softmax"
+    architecture: str = ""
 
 
 class Failed(_Message, frozen=True):

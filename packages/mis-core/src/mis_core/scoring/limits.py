@@ -24,6 +24,7 @@ class Limits:
         head_labels: Names of the rows of a classification head, in order; empty for language models. Label ids are
             then rows of the head.
         head_activation: What makes probabilities of its values.
+        architecture: Name of the model's class in `config.json`, such as `Qwen3ForCausalLM`.
     """
 
     context_length: int
@@ -37,6 +38,7 @@ class Limits:
     layouts: bool = False
     head_labels: tuple[str, ...] = ()
     head_activation: Activation = "softmax"
+    architecture: str = ""
 
     @property
     def head_rows(self) -> int:

@@ -26,6 +26,9 @@ _IGNORED: dict[str, tuple[type, ...]] = {
     "store": (bool,),
     "user": (str,),
     "verbosity": (str,),
+    # Of the rerank routes of Cohere and Jina.
+    "max_chunks_per_doc": (int,),
+    "truncation": (bool,),
 }
 _NAMES = {int: "a number", Mapping: "an object", bool: "true or false", str: "a text"}
 

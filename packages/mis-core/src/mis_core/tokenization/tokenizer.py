@@ -34,6 +34,7 @@ class _Stored(msgspec.Struct):
     tokenizer: str
     chat_template: ChatTemplate | None
     end_ids: frozenset[int] = frozenset()
+    rerank_template: ChatTemplate | None = None
 
 
 class Tokenizer:
@@ -42,6 +43,7 @@ class Tokenizer:
     Attributes:
         chat_template: How messages become text; None if the model has no template.
         end_ids: Tokens with which an answer ends.
+        rerank_template: How a query and a document become text, if a file says so.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         chat_template: ChatTemplate | None = None,
         end_ids: frozenset[int] = frozenset(),
+        rerank_template: ChatTemplate | None = None,
     ) -> None:
         """Wrap a fast tokenizer; truncation and padding it was saved with are switched off."""
         backend.no_truncation()
         backend.no_padding()
         self.chat_template = chat_template
         self.end_ids = end_ids
+        self.rerank_template = rerank_template
         self._spelling = Spelling(backend)
         self._backend = backend
         self._frame = _added_at_the_ends(backend)
@@ -66,12 +70,18 @@ class Tokenizer:
             )
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, chat_template: str | Path | None = None) -> Self:
+    def from_pretrained(
+        cls,
+        directory: str | Path,
+        chat_template: str | Path | None = None,
+        rerank_template: str | Path | None = None,
+    ) -> Self:
         """Read the tokenizer of a model directory.
 
         Args:
             directory: The directory.
             chat_template: File with a chat template to use instead of the model's own.
+            rerank_template: File with a template of rerank prompts.
 
         Raises:
             ModelError: a file is missing or broken; it is named.
@@ -91,22 +101,25 @@ class Tokenizer:
             ) from None
         special_tokens = {name: str(token) for name, token in loaded.special_tokens_map.items()}
         end_ids = _end_ids(directory, loaded.eos_token_id)
+        rerank = None if rerank_template is None else ChatTemplate.read(rerank_template, special_tokens)
         if chat_template is not None:
-            return cls(backend, ChatTemplate.read(chat_template, special_tokens), end_ids)
+            return cls(backend, ChatTemplate.read(chat_template, special_tokens), end_ids, rerank)
         own = loaded.chat_template
         if isinstance(own, dict):  # several by name
             own = own.get("default")
-        return cls(backend, None if own is None else ChatTemplate(own, special_tokens), end_ids)
+        return cls(backend, None if own is None else ChatTemplate(own, special_tokens), end_ids, rerank)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` has written: quickly, without `transformers`."""
         stored = msgspec.json.decode(text, type=_Stored)
-        return cls(tokenizers.Tokenizer.from_str(stored.tokenizer), stored.chat_template, stored.end_ids)
+        backend = tokenizers.Tokenizer.from_str(stored.tokenizer)
+        return cls(backend, stored.chat_template, stored.end_ids, stored.rerank_template)
 
     def to_json(self) -> str:
         """Write the tokenizer as it is."""
-        return msgspec.json.encode(_Stored(self._backend.to_str(), self.chat_template, self.end_ids)).decode()
+        stored = _Stored(self._backend.to_str(), self.chat_template, self.end_ids, self.rerank_template)
+        return msgspec.json.encode(stored).decode()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Int32[np.ndarray, " tokens"]:
         """Return the ids of a text, with the special tokens that the tokenizer adds to it.
@@ -165,6 +178,21 @@ class Tokenizer:
                 "labels",
             )
         return ids[0]
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Return the beginning of a text: as many whole characters as its first tokens spell.
+
+        Tokenised again, it has at most so many tokens, special tokens not counted.
+        """
+        while True:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+            if len(encoding) <= max_tokens:
+                return text
+            if max_tokens == 0:
+                return ""
+            # A character may be several tokens: then the token behind the cut begins where the last one does.
+            end = min(encoding.offsets[max_tokens - 1][1], encoding.offsets[max_tokens][0])
+            text = text[: min(end, len(text) - 1)]
 
     def join(
         self,

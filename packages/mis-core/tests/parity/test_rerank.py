@@ -1,0 +1,90 @@
+"""Relevance is what the model card of Qwen3-Reranker computes, alone and beside anything else."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from mis_core import Engine
+
+pytestmark = pytest.mark.parity
+
+QUERY = "which city is the capital of France?"
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+DOCUMENTS = ["Paris is the capital of France.", "It rains in winter.", "", "The battery lasts 12 hours. " * 40, "猫 👍"]
+MAX_LENGTH = 200
+
+
+def card_scores(path: Path) -> list[float]:
+    """The code of the model card, a document at a time, so that nothing is padded."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    prefix = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    )
+    suffix = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    prefix_tokens = tokenizer.encode(prefix, add_special_tokens=False)
+    suffix_tokens = tokenizer.encode(suffix, add_special_tokens=False)
+    yes, no = tokenizer.convert_tokens_to_ids("yes"), tokenizer.convert_tokens_to_ids("no")
+    scores = []
+    for document in DOCUMENTS:
+        pair = f"<Instruct>: {INSTRUCTION}\n<Query>: {QUERY}\n<Document>: {document}"
+        most = MAX_LENGTH - len(prefix_tokens) - len(suffix_tokens)
+        body = tokenizer(pair, add_special_tokens=False, truncation=True, max_length=most)["input_ids"]
+        with torch.no_grad():
+            logits = model(torch.tensor([prefix_tokens + body + suffix_tokens])).logits[:, -1, :]
+        both = torch.stack([logits[:, no], logits[:, yes]], dim=1)
+        scores.append(torch.nn.functional.log_softmax(both, dim=1)[:, 1].exp().item())
+    return scores
+
+
+@pytest.fixture
+def reranker(checkpoint: Path, engine_factory: "Callable[..., Engine]") -> "Engine":
+    return engine_factory(
+        checkpoint, dtype="float32", context_length=MAX_LENGTH, chunked_prefill_size=256, skip_warmup=True
+    )
+
+
+def test_relevance_is_the_model_cards(checkpoint: Path, reranker: "Engine") -> None:
+    ranking = reranker.rerank(QUERY, DOCUMENTS)
+    scores = {each.index: each.relevance_score for each in ranking.results}
+    wanted = card_scores(checkpoint)
+    assert np.std(wanted) > 0.01
+    np.testing.assert_allclose([scores[index] for index in range(len(DOCUMENTS))], wanted, atol=1e-4)
+    assert ranking.meta.truncated == (3,)
+
+
+def test_a_document_has_the_same_bits_alone_and_among_others(reranker: "Engine") -> None:
+    alone = {
+        index: reranker.rerank(QUERY, [document]).results[0].relevance_score for index, document in enumerate(DOCUMENTS)
+    }
+
+    def disturb(number: int) -> None:
+        if number % 2:
+            reranker.rerank(f"query {number}", DOCUMENTS[:number])
+        else:
+            reranker.score([1, 2, number], [[5], [6, 7]], [3, 4])
+
+    with ThreadPoolExecutor(4) as pool:
+        crowd = [pool.submit(disturb, number) for number in range(1, 17)]
+        together = reranker.rerank(QUERY, [*DOCUMENTS, "one more"])
+        for each in crowd:
+            each.result()
+    scores = {each.index: each.relevance_score for each in together.results}
+    assert {index: scores[index] for index in alone} == alone
+
+
+def test_the_asynchronous_twin_answers_the_same(reranker: "Engine") -> None:
+    options: dict[str, Any] = {"top_n": 2, "return_documents": True}
+    assert asyncio.run(reranker.rerank_async(QUERY, DOCUMENTS, **options)).results == (
+        reranker.rerank(QUERY, DOCUMENTS, **options).results
+    )

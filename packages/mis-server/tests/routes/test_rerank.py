@@ -1,0 +1,50 @@
+"""`POST /v1/rerank`: what a client gets for what it sends."""
+
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+BODY: dict[str, Any] = {"query": "cats", "documents": ["A cat sleeps.", {"text": "It rains."}, "A cat sleeps."]}
+ROUTES = ["/v1/rerank", "/v2/rerank", "/rerank"]
+
+
+@pytest.fixture(autouse=True)
+def qwen3(pretended: Any) -> None:
+    pretended.info = msgspec.structs.replace(pretended.info, architecture="Qwen3ForCausalLM")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_reply_has_what_clients_of_cohere_and_jina_read(http: httpx.Client, route: str) -> None:
+    reply = http.post(route, json=BODY | {"top_n": 9, "return_documents": True})
+    assert reply.status_code == 200, reply.text
+    body = reply.json()
+    assert set(body) == {"id", "object", "model", "results", "errors", "usage", "meta"}
+    assert body["id"] == f"rerank-{reply.headers['x-request-id']}"
+    assert (body["object"], body["model"], body["errors"]) == ("rerank", "some/model", [])
+    assert sorted(each["index"] for each in body["results"]) == [0, 1, 2]
+    scores = [each["relevance_score"] for each in body["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert {each["index"]: each["document"]["text"] for each in body["results"]}[1] == "It rains."
+    assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] > 80
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    assert body["meta"]["api_version"] == {"version": "2"}
+    assert body["meta"]["billed_units"] == {"search_units": 1}
+    assert body["meta"]["truncated"] == []
+    assert "tokenize" in reply.headers["server-timing"]
+
+
+def test_errors_of_single_documents_and_cut_ones_are_told(http: httpx.Client) -> None:
+    documents = ["a", 7, "long " * 400]
+    body = http.post("/v1/rerank", json=BODY | {"documents": documents, "on_error": "item"}).json()
+    assert sorted(each["index"] for each in body["results"]) == [0, 2]
+    (error,) = body["errors"]
+    assert (error["index"], error["code"], error["param"]) == (1, "invalid_documents", "documents")
+    assert body["meta"]["truncated"] == [2]
+    assert all(each["document"] is None for each in body["results"])
+
+
+def test_requests_are_counted_by_task(http: httpx.Client) -> None:
+    http.post("/v1/rerank", json=BODY)
+    assert 'task="rerank"' in http.get("/metrics").text
