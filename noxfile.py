@@ -130,6 +130,14 @@ def clients(session: nox.Session, openai: str) -> None:
     )
 
 
+@nox.session
+def lm_eval(session: nox.Session) -> None:
+    """Evaluate with lm-evaluation-harness on a server, and compare with its own backend."""
+    ours = [f"./packages/{package}" for package in PACKAGES if package != "mis-bench"]
+    session.install(*ours, *group("oracle"), "lm_eval[api,hf]>=0.4.13")
+    session.run("python", "examples/evaluate_with_lm_eval.py", *session.posargs, env={**CPU, **ONE_THREAD})
+
+
 @nox.session(venv_backend="none", requires=["wheels"])
 def tests_tpu(session: nox.Session) -> None:
     """Run what a TPU must show; without one, list it and fail. `-- --collect-only` lists it anywhere."""
