@@ -138,6 +138,14 @@ def lm_eval(session: nox.Session) -> None:
     session.run("python", "examples/evaluate_with_lm_eval.py", *session.posargs, env={**CPU, **ONE_THREAD})
 
 
+@nox.session(requires=["build"])
+def integrations(session: nox.Session) -> None:
+    """Ask a server through LiteLLM and LangChain, which need an openai client of their own: nightly."""
+    install_wheels(session, *group("integrations"))
+    # Warnings are those of other projects.
+    session.run("pytest", "integrations", "-o", "filterwarnings=", *session.posargs, env=CPU)
+
+
 @nox.session(venv_backend="none", requires=["wheels"])
 def tests_tpu(session: nox.Session) -> None:
     """Run what a TPU must show; without one, list it and fail. `-- --collect-only` lists it anywhere."""

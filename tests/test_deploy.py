@@ -17,7 +17,8 @@ from click.testing import CliRunner
 
 import mis_server
 from mis_core.config import EngineConfig
-from mis_core.scoring.request import ScoreRequest, ScoreResult, Usage
+from mis_core.scoring.request import EngineOutput, ScoreRequest
+from mis_core.scoring.service import Answered
 from mis_server.cli import main
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import _ENGINE, _FRONT, Metrics
@@ -125,8 +126,8 @@ def exposed() -> set[str]:
     metrics.replied("POST", "/v1/score", 200, 0.1)
     one, nothing = np.ones(1, np.int32), np.zeros(1, np.int32)
     request = ScoreRequest(one, one, np.array([0, 1], np.int32), one, nothing[None])
-    result = ScoreResult(np.ones((1, 1), np.float32), None, Usage(prompt_tokens=2), {"device": 1.0})
-    metrics.answered(request, result, 0.1)
+    output = EngineOutput(np.zeros((1, 1), np.float32), np.zeros(1, np.float32))
+    metrics.answered("score", Answered(request, (output,), None, {"device": 1.0}), 0.1)
     lines = metrics.text().decode().splitlines()
     return {re.split(r"[ {]", line)[0] for line in lines if not line.startswith("#")}
 

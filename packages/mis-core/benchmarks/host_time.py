@@ -50,9 +50,9 @@ def host_work(body: dict[str, object], backend: Backend) -> tuple[Stages, int]:
     stages: Stages = defaultdict(float)
     scheduler = Scheduler(SHAPE, pages=SHAPE.pages_per_context + 8, layout=Layout())
     with timed(stages, "validate"):
-        request = parse_score_request(body, None, Limits(context_length=4096, vocab_size=200_000))
+        parsed = parse_score_request(body, None, Limits(context_length=4096, vocab_size=200_000))
     with timed(stages, "queue"):
-        scheduler.submit(0, request)
+        scheduler.submit(0, parsed.request)
     answer, steps = None, 0
     while answer is None:
         with timed(stages, "plan"):
@@ -70,7 +70,7 @@ def host_work(body: dict[str, object], backend: Backend) -> tuple[Stages, int]:
             answer = answered[0][1] if answered else None
         steps += 1
     with timed(stages, "finish"):
-        finish_score(request, (answer,))
+        finish_score(parsed, (answer,))
     return stages, steps
 
 

@@ -18,14 +18,14 @@ import numpy as np
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
 from mis_core.process.main import run
+from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 
 class ScriptedEngine:
     """Answers logit = first token of the item + label id; writes a line per computed request to `log`."""
 
-    vocab_size = 1000
-    context_length = 4096
+    limits = Limits(context_length=4096, vocab_size=1000)
     summary: ClassVar = {"devices": "1 x pretended"}
 
     def __init__(self, log: Path | None) -> None:

@@ -117,7 +117,9 @@ def test_a_score_is_one_pass_without_decoding(warm: Engine) -> None:
 def test_cancelled_requests_free_what_they_hold(warm: Engine) -> None:
     rng = np.random.default_rng(3)
     query, items = rng.integers(0, 300, 3000), rng.integers(0, 300, (500, 20))
-    request = parse_score_request({"query": query, "items": items, "label_token_ids": LABELS}, None, warm.limits)
+    request = parse_score_request(
+        {"query": query, "items": items, "label_token_ids": LABELS}, None, warm.limits
+    ).request
     futures = [warm.submit(request) for _ in range(6)]
     assert [future.cancel() for future in futures[::2]] == [True] * 3
     for future in futures[1::2]:

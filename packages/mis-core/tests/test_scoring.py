@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp
 
+from mis_core.scoring.item_errors import SortedItems
 from mis_core.scoring.limits import Limits
+from mis_core.scoring.parsed import ParsedScore
 from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.scores import finish_score
 from mis_core.scoring.validation import parse_score_request
@@ -37,8 +39,8 @@ def answer(request: ScoreRequest) -> EngineOutput:
 
 
 def score(query, items, labels, **options):
-    request = parse_score_request({"query": query, "items": items, "label_token_ids": labels, **options}, None, LIMITS)
-    return finish_score(request, (answer(request),))
+    parsed = parse_score_request({"query": query, "items": items, "label_token_ids": labels, **options}, None, LIMITS)
+    return finish_score(parsed, tuple(map(answer, parsed.requests)))
 
 
 def pointwise(tokens, labels):
@@ -60,7 +62,8 @@ def finished(logits, log_sum_exp=None, label_ids=None, **options):
     logits = np.array(logits, np.float32)
     label_ids = label_ids if label_ids is not None else [list(range(logits.shape[1]))]
     normalisers = None if log_sum_exp is None else np.array(log_sum_exp, np.float32)
-    return finish_score(request_of(label_ids, len(logits), **options), (EngineOutput(logits, normalisers),))
+    parsed = ParsedScore(request_of(label_ids, len(logits), **options), SortedItems.all_of(len(logits)))
+    return finish_score(parsed, (EngineOutput(logits, normalisers),))
 
 
 class TestShift:

@@ -11,6 +11,7 @@ import pytest
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.scoring.limits import Limits
+from mis_core.scoring.parsed import ParsedScore
 from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.service import SCORE, Answered, Fields, InlineService, Task, ThreadedService, run_blocking
 from mis_core.tokenization import Tokenizer
@@ -42,11 +43,11 @@ def no_tokenizer() -> Tokenizer:
     pytest.fail("ids need no tokenizer")
 
 
-def largest_label(request: ScoreRequest, outputs: tuple[EngineOutput, ...]) -> tuple[str, int]:
-    return threading.current_thread().name, int(request.label_ids.max())
+def largest_label(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> tuple[str, int]:
+    return threading.current_thread().name, int(parsed.request.label_ids.max())
 
 
-LARGEST: Task[ScoreRequest, tuple[str, int]] = Task("largest", SCORE.has_text, SCORE.parse, largest_label)
+LARGEST: Task[ParsedScore, tuple[str, int]] = Task("largest", SCORE.has_text, SCORE.parse, largest_label)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Thrice:
 
 
 THRICE: Task[Thrice, int] = Task(
-    "thrice", SCORE.has_text, lambda *given: Thrice(SCORE.parse(*given)), lambda parsed, outputs: len(outputs)
+    "thrice", SCORE.has_text, lambda *given: Thrice(SCORE.parse(*given).request), lambda parsed, outputs: len(outputs)
 )
 
 
@@ -74,7 +75,7 @@ def ask(kind: type[InlineService], task: Task, fields: Fields, engine: Engine, *
 @pytest.mark.parametrize("kind", [InlineService, ThreadedService])
 def test_scores_come_with_their_request_and_the_times_of_all_stages(kind: type[InlineService]) -> None:
     answered = ask(kind, SCORE, BODY, Engine())
-    assert answered.parsed.num_items == 2
+    assert answered.parsed.request.num_items == 2
     result = answered.result
     np.testing.assert_allclose(result.scores, np.full((2, 2), np.exp(-1)), rtol=1e-6)
     assert set(result.timings_ms) == set(answered.timings_ms) == {"tokenize", "device", "finish"}

@@ -1,5 +1,6 @@
 """Every row of the error table that concerns a request's fields, the order of the checks, and what is accepted."""
 
+import dataclasses
 import functools
 import sys
 
@@ -23,7 +24,7 @@ def tokenizer(small_tokenizer):
 
 
 def parse(body, tokenizer=None, **options):
-    return parse_score_request(body, tokenizer, LIMITS, **options)
+    return parse_score_request(body, tokenizer, LIMITS, **options).request
 
 
 def refusal(body, tokenizer=None, **options) -> RequestError:
@@ -114,7 +115,7 @@ def test_refused(changes, code, param, tokenizer):
     [
         *[({"labels": value}, "invalid_labels_type") for value in ("yes", 1, {}, [1], ["a", None], ["\ud800"])],
         ({"labels": []}, "empty_labels"),
-        *[({"labels": [" yes", value]}, "label_not_single_token") for value in ("", " dog and dog and")],
+        ({"labels": [" yes", ""]}, "empty_label"),
         ({"labels": [" yes"] * 5}, "too_many_labels"),
     ],
 )
@@ -328,11 +329,11 @@ def test_items_times_labels_are_bounded_before_they_take_memory():
         parse_score_request(body, None, limits)
     assert (caught.value.code, caught.value.param) == ("too_many_labels", "label_token_ids")
     body["label_token_ids"][0].pop()
-    assert parse_score_request(body, None, limits).label_ids.shape == (4, 2)
+    assert parse_score_request(body, None, limits).request.label_ids.shape == (4, 2)
 
 
 def test_labels_are_counted_before_they_are_looked_up(tokenizer, monkeypatch):
-    monkeypatch.setattr(Tokenizer, "label_id", lambda self, text: pytest.fail("looked up"))
+    monkeypatch.setattr(Tokenizer, "label_ids", lambda self, text: pytest.fail("looked up"))
     assert refusal({"query": "a", "items": ["b"], "labels": ["c"] * 5}, tokenizer).code == "too_many_labels"
 
 
@@ -347,3 +348,32 @@ def test_text_beyond_the_limit_is_never_tokenised(tokenizer, monkeypatch):
         with pytest.raises(RequestError, match="characters") as caught:
             parse_score_request(body, tokenizer, limits)
         assert (caught.value.code, caught.value.param) == ("too_many_tokens", param)
+
+
+HEAD = dataclasses.replace(LIMITS, head_labels=("bad", "fair", "good", "fair"))
+
+
+def test_labels_of_a_head_are_its_rows(tokenizer) -> None:
+    def labels(**fields):
+        return parse_score_request(without("label_token_ids") | fields, None, HEAD).request.label_ids.tolist()
+
+    assert labels() == [[0, 1, 2, 3]]
+    assert labels(label_token_ids=[3, 0]) == [[3, 0]]
+    assert labels(label_token_ids=[[3], [0]]) == [[3], [0]]
+    assert labels(labels=["good", "bad"]) == [[2, 0]]
+    assert parse_score_request(TEXT | {"labels": ["bad"]}, tokenizer, HEAD).request.label_ids.tolist() == [[0]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({"label_token_ids": [4]}, "token_id_exceeds_vocab", r"label_token_ids\[0\] is not below the number of rows"),
+        ({"items": [[1000]]}, "token_id_exceeds_vocab", "is not below the vocabulary size 1000"),
+        ({"label_token_ids": None, "labels": ["best"]}, "unknown_label", "'best' names no row of the model's head"),
+        ({"label_token_ids": None, "labels": ["fair"]}, "unknown_label", "'fair' names several rows of"),
+    ],
+)
+def test_what_no_row_of_a_head_is_is_refused(changes, code: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        parse_score_request(GOOD | {"label_token_ids": [0]} | changes, None, HEAD)
+    assert caught.value.code == code

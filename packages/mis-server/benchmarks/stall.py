@@ -54,7 +54,28 @@ def worst_requests(small: bool) -> list[tuple[str, bytes]]:
     rare = "".join(map(chr, rng.choices(range(0x10000, 0x1F000), k=1_000_000 // scale)))
     label = {"label_token_ids": [1]}
     items = 2000 // scale
+    user = {"role": "user", "content": "a"}
+    call = {
+        "type": "function",
+        "function": {"name": "a", "arguments": json.dumps({"a": list(range(100_000 // scale))})},
+    }
+    chat, one = "/v1/chat/completions", {"max_tokens": 1, "n": 128, "logprobs": True, "top_logprobs": 20}
+    decisions = [{"type": "predicate", "instructions": letters[:500]}] * 400
+    choices = [{"value": f"{number} {letters[number : number + 20]}"} for number in range(80)]
+    rotated = [{"type": "choice", "instructions": "-" * 500, "choices": choices}] * (400 // scale)
     bodies = [
+        (chat, {"messages": [{"role": "user", "content": letters}]} | one),
+        (chat, {"messages": [user] * 4096} | one),
+        (
+            chat,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "-" * 1000}] * (4096 // scale)}]} | one,
+        ),
+        (chat, {"messages": [{"role": "assistant", "tool_calls": [call]}]} | one),
+        (chat, {"messages": [user], "label_token_ids": list(range(900))} | one),
+        (chat, {"messages": [user], "labels": list(letters)} | one),
+        ("/v1/decisions", {"input": letters, "questions": decisions}),
+        ("/v1/decisions", {"input": "-" * 65_000, "questions": decisions}),
+        ("/v1/decisions", {"input": "a", "questions": rotated, "choice_order": "independent"}),
         ("/tokenize", {"prompt": "-" * (4_000_000 // scale)}),
         ("/tokenize", {"prompt": letters, "return_token_strs": True}),
         ("/tokenize", {"prompt": rare}),

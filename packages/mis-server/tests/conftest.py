@@ -185,14 +185,32 @@ class _Usage(_Strict):
     prompt_tokens_details: _CachedTokens
 
 
+class _ItemError(_Strict):
+    index: int
+    code: str
+    message: str
+    param: str
+
+
+class _Layout(_Strict):
+    algorithm: str
+    reason: str
+    steps: int
+    segments: int
+    contexts: int
+    cached_tokens: int
+
+
 class _ScoreReply(_Strict):
     id: str
     object: Literal["scoring"]
     created: int
     model: str
-    scores: list[list[float]]
-    token_logprobs: list[list[float]] | None
+    scores: list[list[float] | None]
+    token_logprobs: list[list[float] | None] | None
     usage: _Usage
+    errors: list[_ItemError] = []
+    layout: _Layout | None = None
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,14 @@ def test_the_body_of_score_has_the_fields_that_validation_knows(document: dict[s
 def test_the_lists_of_replies_are_documented_though_they_are_encoded_apart(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     lists = schemas["ScoreReply"]["properties"]["scores"]
-    assert (lists["type"], lists["items"]) == ("array", {"type": "array", "items": {"type": "number"}})
+    row, missing = lists["items"]["anyOf"]
+    assert (lists["type"], row, missing) == (
+        "array",
+        {"type": "array", "items": {"type": "number"}},
+        {"type": "null"},
+    )
+    assert schemas["ItemError"]["required"] == ["index", "code", "message", "param"]
+    assert not {"errors", "layout"} & set(schemas["ScoreReply"]["required"])
     assert schemas["TokenizeReply"]["properties"]["tokens"]["items"] == {"type": "integer"}
     assert schemas["DetokenizeReply"]["properties"]["prompt"]["type"] == "string"
 

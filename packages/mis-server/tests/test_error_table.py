@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from mis_core.errors import EngineUnavailable, RequestError
@@ -36,6 +37,7 @@ class Cause:
     content: bytes | None = None
     headers: dict[str, str] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
+    head_labels: tuple[str, ...] = ()
     has_template: bool = True
 
 
@@ -43,6 +45,15 @@ def field_error(code: str, **changes: Any) -> Cause:
     return Cause(code, changes, param=next(iter(changes)))
 
 
+def decision_error(code: str, param: str | None = None, **changes: Any) -> Cause:
+    """What is wrong with a body of `/v1/decisions`; `GONE` leaves a field out."""
+    body = {"input": "A cat.", "questions": [{"type": "predicate", "instructions": "It is wet."}]} | changes
+    content = json.dumps({name: value for name, value in body.items() if value is not GONE})
+    return Cause(code, param=param or next(iter(changes), None), path="/v1/decisions", content=content.encode())
+
+
+IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]
+CHOICES = [{"value": str(number)} for number in range(255)]
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
 
 
@@ -55,6 +66,11 @@ def chat_error(code: str, **changes: Any) -> Cause:
 def completion_error(code: str, **changes: Any) -> Cause:
     body = {name: value for name, value in ({"prompt": [1], "max_tokens": 1} | changes).items() if value is not GONE}
     return Cause(code, param=next(iter(changes)), path="/v1/completions", content=json.dumps(body).encode())
+
+
+def classify_error(code: str, **changes: Any) -> Cause:
+    content = json.dumps({"input": [1, 2]} | changes).encode()
+    return Cause(code, param=next(iter(changes)), path="/v1/classify", content=content, head_labels=("bad", "good"))
 
 
 CAUSES = [
@@ -91,19 +107,22 @@ CAUSES = [
     field_error("invalid_model_type", model=7),
     field_error("invalid_cache_salt_type", cache_salt=7),
     field_error("invalid_add_special_tokens_type", add_special_tokens="no"),
+    field_error("invalid_return_layout_type", return_layout=1),
+    field_error("invalid_on_error", on_error="skip"),
+    field_error("invalid_on_error", on_error=None),
     Cause("foreign_host", headers={"host": "evil.example:30000"}),
     Cause("foreign_origin", headers={"origin": "https://evil.example"}),
     field_error("invalid_temperature", temperature=0, apply_softmax=True),
     field_error("invalid_temperature", temperature=2.0),
     field_error("invalid_temperature", temperature=True, apply_softmax=True),
     field_error("unknown_parameter", querry="a"),
+    field_error("unknown_parameter", text_1="a"),
     field_error("model_not_found", model="other"),
     Cause("invalid_labels_type", {"labels": 7, "label_token_ids": GONE}, "labels"),
     Cause("empty_labels", {"labels": [], "label_token_ids": GONE}, "labels"),
     Cause("conflicting_labels", {"labels": ["yes"]}, "labels"),
-    Cause(
-        "label_not_single_token", TEXT | {"labels": ["no such word is one token"], "label_token_ids": GONE}, "labels"
-    ),
+    Cause("empty_label", TEXT | {"labels": ["a", ""], "label_token_ids": GONE}, "labels"),
+    Cause("unknown_label", {"labels": ["best"], "label_token_ids": GONE}, "labels", head_labels=("bad", "good")),
     Cause("context_length_exceeded", {"items": [[1], [2] * 300]}, "items"),
     Cause("too_many_items", param="items", options={"max_items_per_request": 1}),
     Cause("too_many_labels", param="label_token_ids", options={"max_labels_per_request": 1}),
@@ -117,6 +136,46 @@ CAUSES = [
         "multi_item_scoring_chunk_size",
         flags=LAYOUT,
     ),
+    decision_error("missing_input", input=GONE),
+    decision_error("empty_input", input=[]),
+    decision_error("invalid_input", input=7),
+    decision_error("missing_questions", questions=GONE),
+    decision_error("empty_questions", questions=[]),
+    decision_error("invalid_questions", questions="why"),
+    decision_error("invalid_choice_order", choice_order="any"),
+    decision_error("invalid_on_error", on_error="ignore"),
+    decision_error("invalid_prompt_cache_key", prompt_cache_key=7),
+    decision_error("invalid_prompt_cache_options", prompt_cache_options=7),
+    decision_error("invalid_safety_identifier", safety_identifier=7),
+    decision_error(
+        "too_few_label_tokens", questions=[{"type": "choice", "instructions": "Which?", "choices": CHOICES}]
+    ),
+    decision_error("unsupported_parameter", "input[0].content[0]", input=IMAGE),
+    decision_error("unknown_parameter", temperature=1),
+    decision_error("model_not_found", model="other"),
+    decision_error("too_many_items", questions=[{}] * 401),
+    decision_error("context_length_exceeded", input="cat " * 300),
+    classify_error("missing_input", input=None),
+    classify_error("empty_input", input=[[1], []]),
+    classify_error("invalid_input", input=["a", [1]]),
+    classify_error("invalid_token_id_type", input=[1, 2.5]),
+    classify_error("token_id_exceeds_vocab", input=[[1], [1024]]),
+    classify_error("too_many_items", input=["a"] * 20_001),
+    classify_error("context_length_exceeded", input=["cat " * 300]),
+    classify_error("invalid_use_activation", use_activation=1),
+    classify_error("invalid_activation", activation="yes"),
+    classify_error("invalid_activation", activation=True, softmax=False),
+    classify_error("invalid_softmax", softmax=0),
+    classify_error("invalid_priority", priority="high"),
+    classify_error("invalid_request_id", request_id=7),
+    classify_error("invalid_user", user=7),
+    classify_error("invalid_add_special_tokens_type", add_special_tokens=None),
+    classify_error("unsupported_parameter", truncate_prompt_tokens=5),
+    classify_error("unsupported_parameter", messages=[]),
+    classify_error("unknown_parameter", inputs=[]),
+    classify_error("model_not_found", model="other"),
+    Cause("task_not_supported", {}, "model", path="/v1/chat/completions", content=b"{}", head_labels=("bad", "good")),
+    Cause("task_not_supported", path="/v1/classify", content=b'{"input": "a"}'),
     chat_error("missing_messages", messages=GONE),
     chat_error("empty_messages", messages=[]),
     chat_error("invalid_messages", messages="a"),
@@ -144,7 +203,6 @@ CAUSES = [
     chat_error("invalid_add_generation_prompt", add_generation_prompt=1),
     chat_error("invalid_continue_final_message", continue_final_message=1),
     *[chat_error(f"invalid_{name}", **{name: [1]}) for name in IGNORED],
-    Cause("task_not_supported", path="/v1/chat/completions", content=json.dumps(CHAT).encode(), has_template=False),
     completion_error("missing_prompt", prompt=GONE),
     completion_error("empty_prompt", prompt=[[1], []]),
     completion_error("invalid_prompt", prompt=["a", 1]),
@@ -159,6 +217,14 @@ CAUSES = [
     completion_error("invalid_logprobs", logprobs=21),
     completion_error("invalid_best_of", best_of=0),
     completion_error("model_not_found", model="other"),
+    chat_error("label_not_single_token", labels=["no such word is one token"]),
+    Cause(
+        "task_not_supported",
+        param="model",
+        path="/v1/chat/completions",
+        content=json.dumps(CHAT).encode(),
+        has_template=False,
+    ),
     Cause("invalid_prompt", param="prompt", path="/tokenize", content=b"{}"),
     Cause("invalid_tokens", param="tokens", path="/detokenize", content=b"{}"),
     Cause("invalid_json", content=b"{"),
@@ -192,6 +258,7 @@ def test_a_cause_gets_its_code(
         monkeypatch.setattr(tokenizer, "chat_template", None)
     http = connect(engine_options=cause.flags, **cause.options)
     pretended.error = cause.engine
+    pretended.info = msgspec.structs.replace(pretended.info, head_labels=cause.head_labels)
     body = {name: value for name, value in score_body(**cause.changes).items() if value is not GONE}
     content = json.dumps(body).encode() if cause.content is None else cause.content
     headers = {"content-type": "application/json"} | cause.headers

@@ -20,7 +20,8 @@ invalid_token_id_type                                                           
 negative_token_id                                                                       400 invalid_value_error
 token_id_exceeds_vocab                                                                  422 invalid_value_error
 too_many_items too_many_labels too_many_tokens                                          400 invalid_value_error
-label_not_single_token                                                                  422 invalid_value_error
+empty_label                                                                             422 invalid_value_error
+unknown_label                                                                           422 invalid_value_error
 invalid_apply_softmax_type invalid_item_first_type                                      400 invalid_request_error
 invalid_temperature                                                                     400 invalid_value_error
 context_length_exceeded                                                                 400 invalid_request_error
@@ -42,9 +43,30 @@ engine_unavailable                                                              
 internal_error                                                                          500 server_error
 """
 
+# Those of the other tasks, likewise.
+TASKS = """
+missing_input missing_questions missing_messages                                        400 missing_parameter_error
+empty_input empty_questions empty_messages                                              400 invalid_value_error
+invalid_input invalid_questions invalid_messages                                        400 invalid_request_error
+invalid_choice_order invalid_on_error                                                   400 invalid_value_error
+invalid_max_tokens invalid_max_completion_tokens invalid_n invalid_top_p invalid_seed   400 invalid_value_error
+invalid_logit_bias invalid_stop invalid_logprobs invalid_top_logprobs                   400 invalid_value_error
+invalid_chat_template_kwargs                                                            400 invalid_value_error
+invalid_stream invalid_stream_options                                                   400 invalid_request_error
+invalid_add_generation_prompt invalid_continue_final_message                            400 invalid_request_error
+invalid_frequency_penalty invalid_presence_penalty invalid_metadata invalid_prediction  400 invalid_request_error
+invalid_parallel_tool_calls invalid_prompt_cache_key invalid_prompt_cache_options       400 invalid_request_error
+invalid_prompt_cache_retention invalid_reasoning_effort invalid_safety_identifier       400 invalid_request_error
+invalid_service_tier invalid_store invalid_user invalid_verbosity                       400 invalid_request_error
+invalid_use_activation invalid_activation invalid_softmax                               400 invalid_request_error
+invalid_priority invalid_request_id                                                     400 invalid_request_error
+too_few_label_tokens label_not_single_token                                             422 invalid_value_error
+unsupported_parameter task_not_supported                                                400 invalid_request_error
+"""
 
-def contract_rows() -> Iterator[tuple[str, tuple[int, str]]]:
-    for line in CONTRACT.strip().splitlines():
+
+def rows(table: str) -> Iterator[tuple[str, tuple[int, str]]]:
+    for line in table.strip().splitlines():
         *codes, status, kind = line.split()
         for code in codes:
             yield code, (int(status), kind)
@@ -62,6 +84,7 @@ BEYOND = {
     "no_profile": (400, "invalid_request_error"),
     "invalid_http": (400, "invalid_request_error"),
     "invalid_add_special_tokens_type": (400, "invalid_request_error"),
+    "invalid_return_layout_type": (400, "invalid_request_error"),
     "foreign_host": (403, "invalid_request_error"),
     "foreign_origin": (403, "invalid_request_error"),
     "request_timeout": (408, "invalid_request_error"),
@@ -69,7 +92,7 @@ BEYOND = {
 
 
 def test_the_table_is_the_contract() -> None:
-    assert dict(contract_rows()) | BEYOND == ERRORS
+    assert dict(rows(CONTRACT)) | dict(rows(TASKS)) | BEYOND == ERRORS
 
 
 def raised_codes() -> Iterator[str]:

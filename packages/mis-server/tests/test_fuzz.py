@@ -70,7 +70,7 @@ UNDECIDED = [positive_data_acceptance]
 def test_every_operation_of_the_openapi_document_keeps_its_word(app: Any, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     operations = [found.ok() for found in schema.get_all_operations()]
-    assert {"/v1/score", "/v1/chat/completions", "/v1/completions", "/tokenize", "/metrics"} <= {
+    assert {"/v1/score", "/v1/decisions", "/v1/chat/completions", "/v1/completions", "/tokenize", "/metrics"} <= {
         operation.path for operation in operations
     }
     for operation in operations:
@@ -117,6 +117,8 @@ bodies = st.fixed_dictionaries(
         "return_token_logprobs": mostly(st.booleans()),
         "model": mostly(st.just("m")),
         "cache_salt": mostly(texts),
+        "on_error": mostly(st.sampled_from(["request", "item"])),
+        "return_layout": mostly(st.booleans()),
         "queries": anything,
     },
 )

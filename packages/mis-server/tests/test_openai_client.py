@@ -1,6 +1,7 @@
 """The official `openai` client understands our replies and errors. `nox -s clients` runs this with 1.x, 2.x and 3.x."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from mis_core.process.client import EngineFault
 from mis_core.process.quarantine import RequestRefused
 from mis_core.tasks import complete
 from mis_core.tasks.chat import FIELDS
+from mis_testing.server import RunningServer
 
 Body = Callable[..., dict[str, Any]]
 
@@ -206,6 +208,35 @@ def test_what_a_chat_cannot_have_is_refused_by_name(client: openai.OpenAI) -> No
             with pytest.raises(openai.BadRequestError) as caught:
                 client.chat.completions.create(**(CHAT | changes), stream=stream)
             assert (caught.value.code, caught.value.param) == ("unsupported_parameter", param)
+
+
+def test_the_real_server_answers_chats(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as client:
+        chat = CHAT | {
+            "model": client.models.list().data[0].id,
+            "logprobs": True,
+            "top_logprobs": 20,
+            "n": 3,
+            "seed": 4,
+        }
+        first, second = (client.chat.completions.create(**chat, extra_body={"label_token_ids": [7, 8]}) for _ in "ab")
+        pieces = [piece for chunk in client.chat.completions.create(**chat, stream=True) for piece in chunk.choices]
+    assert first.choices == second.choices
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert second.usage.prompt_tokens_details.cached_tokens == second.usage.prompt_tokens - 1
+    for choice in first.choices:
+        mine = [piece for piece in pieces if piece.index == choice.index]
+        assert "".join(piece.delta.content or "" for piece in mine) == choice.message.content
+        assert choice.logprobs is not None
+        assert [piece.logprobs.content for piece in mine if piece.logprobs] == [choice.logprobs.content]
+        assert choice.logprobs.content is not None
+        (token,) = choice.logprobs.content
+        best = [top.logprob for top in token.top_logprobs]
+        assert best == sorted(best, reverse=True)
+        assert sum(map(math.exp, best)) <= 1 + 1e-6
+        assert token.logprob <= best[0]
 
 
 def test_no_field_of_the_client_is_unknown() -> None:

@@ -7,13 +7,16 @@ these fields, so a new option is one new field and nothing else.
 import dataclasses
 import difflib
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from mis_core.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float32")
 ALGORITHMS = ("auto", "serial", "packed", "prefill_extend")
 MASKS = ("auto", "segment", "dense")
+
+Activation = Literal["softmax", "sigmoid", "identity"]
+"""What makes probabilities of the values of a classification head; identity: they are used as they are."""
 
 
 def option(default: Any, help: str, *aliases: str, group: str, choices: tuple[str, ...] = ()) -> Any:
@@ -61,7 +64,7 @@ class EngineConfig:
         group="Scheduling and scoring",
     )
     chat_template: str | None = option(
-        None, "File with a Jinja chat template to use instead of the model's own.", group="Model"
+        None, "File with a Jinja chat template; default: the model's own.", group="Model"
     )
     tp_size: int = option(
         1,

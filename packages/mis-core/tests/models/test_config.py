@@ -22,6 +22,7 @@ BASE = {
     "tie_word_embeddings": True,
     "hidden_act": "silu",
 }
+CLASSIFIER: dict[str, object] = {"architectures": ["Qwen3ForSequenceClassification"]}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -99,6 +100,13 @@ def test_biases_are_those_that_the_family_has_settings_for(tmp_path: Path) -> No
         ({"rope_parameters": {"rope_type": "default", "fancy": 1}}, "rope_parameters.fancy is not supported"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_theta": -1}, "rope_theta must be a positive number"),
+        (CLASSIFIER | {"id2label": {"1": "a", "2": "b"}}, "id2label must name the rows 0 to 1"),
+        (CLASSIFIER | {"id2label": {}}, "id2label must be an object that names every row"),
+        (CLASSIFIER | {"id2label": {"0": 7}}, "id2label must be an object that names every row"),
+        (CLASSIFIER | {"id2label": {"0": "a"}, "num_labels": 5}, r"num_labels \(5\) and the 1 names of id2label"),
+        (CLASSIFIER | {"num_labels": 0}, "num_labels must be a positive integer"),
+        (CLASSIFIER | {"problem_type": "guess"}, 'problem_type = "guess" is not supported'),
+        (CLASSIFIER | {"problem_type": "single_label_classification", "num_labels": 1}, "needs more than one label"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dict, message: str) -> None:
@@ -124,6 +132,34 @@ def test_what_changes_nothing_is_accepted(tmp_path: Path, changes: dict) -> None
 @pytest.mark.parametrize(("name", "positions"), [("Qwen3ForCausalLM", 32768), ("LlamaForCausalLM", 2048)])
 def test_without_a_longest_sequence_the_familys_counts(tmp_path: Path, name: str, positions: int) -> None:
     assert read(tmp_path, architectures=[name], max_position_embeddings=None).max_positions == positions
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels", "activation"),
+    [
+        ({}, ("LABEL_0", "LABEL_1"), "softmax"),
+        ({"num_labels": 1}, ("LABEL_0",), "sigmoid"),
+        ({"id2label": {"1": "b", "0": "a", "2": "c"}, "num_labels": 3}, ("a", "b", "c"), "softmax"),
+        ({"num_labels": 3, "problem_type": "multi_label_classification"}, ("LABEL_0", "LABEL_1", "LABEL_2"), "sigmoid"),
+        ({"num_labels": 1, "problem_type": "regression"}, ("LABEL_0",), "identity"),
+    ],
+)
+def test_labels_of_a_head_are_those_of_transformers(
+    tmp_path: Path, changes: dict, labels: tuple[str, ...], activation: str
+) -> None:
+    from transformers import Qwen3Config
+
+    config = read(tmp_path, **CLASSIFIER, **changes)
+    assert (config.head_labels, config.head_rows) == (labels, len(labels))
+    assert (config.head_activation, config.tied) == (activation, False)
+    assert tuple(Qwen3Config.from_pretrained(tmp_path).id2label.values()) == tuple(
+        changes.get("id2label", dict(enumerate(labels))).values()
+    )
+
+
+def test_a_language_model_has_no_labels(tmp_path: Path) -> None:
+    config = read(tmp_path, id2label={"0": "a"})
+    assert (config.head_labels, config.head_rows, config.tied) == ((), config.vocab_size, True)
 
 
 def test_a_config_is_an_object(tmp_path: Path) -> None:

@@ -116,6 +116,19 @@ def test_a_tied_head_and_derived_buffers_may_be_stored_as_well(directory: Path) 
     load(directory)
 
 
+def test_a_classifier_has_its_own_head_and_may_keep_the_language_models(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path / "model", family="llama", head_labels=("a", "b", "c"))
+    head = load_file(path / FILE)["score.weight"].astype(np.float32)
+    rewrite(path, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"] * 2}))
+    np.testing.assert_array_equal(from_bits(load(path).head_weight), head)
+    rewrite(path, lambda tensors: tensors.update({"score.bias": np.zeros(3, np.float32)}))
+    with pytest.raises(ModelError, match=r"tensor score\.bias belongs to no part"):
+        load(path)
+    rewrite(path, lambda tensors: (tensors.pop("score.bias"), tensors.pop("score.weight")))
+    with pytest.raises(ModelError, match=r"tensor score\.weight is missing"):
+        load(path)
+
+
 def test_truncated_file(directory: Path) -> None:
     file = directory / FILE
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])

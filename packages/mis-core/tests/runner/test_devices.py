@@ -18,8 +18,9 @@ from mis_testing.tolerances import assert_scores_close
 PROGRAM = Path(__file__).parent.parent / "support" / "many_devices.py"
 MODELS = {
     "qwen3, 8 KV heads": {"family": "qwen3", "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 16},
-    "qwen2, 2 KV heads of 7": {
+    "qwen2, 2 KV heads of 7, classification head": {
         "family": "qwen2",
+        "head_labels": tuple(f"class {row}" for row in range(128)),
         "hidden_size": 448,
         "num_attention_heads": 14,
         "num_key_value_heads": 2,
@@ -71,6 +72,9 @@ def test_every_mesh_agrees_with_one_device(model: str, dtype: str, meshes: Seque
         assert_scores_close(np.array(scores["softmax"]), np.array(alone["softmax"]), dtype, reference="pointwise")
         if dtype == "float32":
             np.testing.assert_allclose(scores["logprobs"], alone["logprobs"], atol=1e-5, rtol=1e-5, err_msg=mesh)
+            tops = [each["top_logprobs"] for each in (scores, alone)]
+            np.testing.assert_allclose(*tops, atol=1e-4, err_msg=mesh)
+            assert scores["next_ids"] == alone["next_ids"], mesh
         if mesh.endswith("tp 1"):  # tokens are independent, so cutting them changes no bit
             assert scores["bits"] == alone["bits"], mesh
             assert scores["share_of_weights"] == 1, mesh

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from mis_core import Engine
+from mis_core.scoring.request import Sampling, ScoreRequest
 
 QUERY = np.random.default_rng(0).integers(0, 300, 700).tolist()
 ITEMS = [np.random.default_rng(n).integers(0, 300, n).tolist() for n in (20, 1, 0, 33, 64, 130, 300, *range(2, 60))]
@@ -28,6 +29,30 @@ def largest_share(weights: object) -> float:
     return max(held.values()) / sum(array.nbytes for array in arrays)
 
 
+def reads(engine: Engine) -> dict[str, list]:
+    """Return what is read at rows of a query and of items: most probable tokens, and tokens drawn."""
+    random = np.random.default_rng(1)
+    request = ScoreRequest(
+        query=np.array(QUERY[:100], np.int32),
+        item_tokens=random.integers(0, 300, 330).astype(np.int32),
+        item_starts=np.array([0, 30, 330], np.int32),
+        context_lens=np.full(2, 100, np.int32),
+        label_ids=np.zeros((1, 0), np.int32),
+        read_lens=np.array([30, 300], np.int32),
+        query_reads=100,
+        top_tokens=20,
+        sampling=Sampling(np.arange(4, dtype=np.int32).reshape(2, 2), temperature=0.8, top_p=0.9),
+    )
+    output = engine.submit(request).result()
+    assert output.top_logits is not None
+    assert output.log_sum_exp is not None
+    assert output.next_ids is not None
+    return {
+        "top_logprobs": (output.top_logits - output.log_sum_exp[:, None]).tolist(),
+        "next_ids": output.next_ids.tolist(),
+    }
+
+
 def main(path: str, dtype: str, meshes: str) -> None:
     found = {}
     for data, tensor in json.loads(meshes):
@@ -36,6 +61,7 @@ def main(path: str, dtype: str, meshes: str) -> None:
             cold = engine.score(QUERY, ITEMS, LABELS, return_token_logprobs=True)
             warm = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True)
             assert warm.usage.cached_tokens == len(QUERY), "the cache is shared by all devices"
+            read = reads(engine)
             engine._loop._scheduler.check()
             weights = largest_share(engine._loop._runner._weights)
         assert cold.token_logprobs is not None
@@ -44,6 +70,7 @@ def main(path: str, dtype: str, meshes: str) -> None:
             "softmax": warm.scores.tolist(),
             "bits": np.asarray(cold.scores).tobytes().hex(),
             "share_of_weights": weights,
+            **read,
         }
     sys.stdout.write(json.dumps(found) + "\n")
 

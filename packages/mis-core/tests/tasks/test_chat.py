@@ -239,8 +239,8 @@ def test_log_probabilities_are_of_the_models_own_distribution(some_tokenizer: To
     )  # fmt: skip
     result = CHAT.finish(parsed, (output,))
     np.testing.assert_allclose(np.exp(result.token_logprobs), [0.125, 0.5], rtol=1e-6)
-    np.testing.assert_allclose(np.exp(result.top_logprobs), [[0.5, 0.25]] * 2, rtol=1e-6)
-    np.testing.assert_allclose(np.exp(result.label_logprobs), [[0.25, 0.125, 0.25]] * 2, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(result.top_logprobs), [0.5, 0.25], rtol=1e-6)
+    np.testing.assert_allclose(np.exp(result.label_logprobs), [0.25, 0.125, 0.25], rtol=1e-6)
     assert result.label_ids.tolist() == [1, 3, 1]
     assert (result.usage.prompt_tokens, result.usage.cached_tokens) == (len(prompt(parsed)), 4)
 
@@ -250,7 +250,7 @@ def test_without_labels_and_top_tokens_there_are_none(some_tokenizer: Tokenizer)
     normaliser, drawn = np.ones(1, np.float32), np.zeros(1, np.int32)
     output = EngineOutput(np.zeros((1, 0), np.float32), normaliser, next_ids=drawn, next_logits=normaliser)
     result = CHAT.finish(parsed, (output,))
-    assert result.top_ids.shape == result.top_logprobs.shape == result.label_logprobs.shape == (1, 0)
+    assert result.top_ids.shape == result.top_logprobs.shape == result.label_logprobs.shape == (0,)
     with pytest.raises(ValueError, match="drew no token"):
         CHAT.finish(parsed, (EngineOutput(np.zeros((1, 0), np.float32), normaliser),))
 

@@ -11,7 +11,7 @@ from mis_server.edge.head import Heads
 from mis_server.edge.keys import ApiKey
 from mis_server.edge.request_ids import RequestIds
 from mis_server.errors import install_error_handlers
-from mis_server.routes import admin, chat, completions, models, operations, score, tokens
+from mis_server.routes import admin, chat, classify, completions, decisions, models, operations, score, tokens
 from mis_server.schemas.errors import ErrorReply
 from mis_server.service import ModelService
 from mis_server.settings import ServerConfig
@@ -46,7 +46,7 @@ def create_app(client: EngineClient, settings: ServerConfig, tokenizers: Tokeniz
     )
     app.state.service = service
     install_error_handlers(app)
-    for module in (score, chat, completions, models, tokens, operations, admin):
+    for module in (score, decisions, classify, chat, completions, models, tokens, operations, admin):
         app.include_router(module.router)
     return app
 

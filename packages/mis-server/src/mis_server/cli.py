@@ -249,7 +249,7 @@ main.add_command(
             _Option(["items", "--items"], required=True, help="JSONL file of items to score."),
             _Option(["output", "--output"], help="JSONL file of scores; default: next to the items."),
             _Option(["query", "--query"], help="Query text of lines without their own."),
-            _Option(["labels", "--labels"], multiple=True, help="Label texts of one token each, such as ' yes' ' no'."),
+            _Option(["labels", "--labels"], multiple=True, help="Label texts of any length, such as ' yes' ' no'."),
             _Option(["label_token_ids", "--label-token-ids"], multiple=True, type=int, help="Labels as token ids."),
             _Option(["apply_softmax", "--apply-softmax"], is_flag=True, help="Return a softmax over the labels."),
             _Option(["item_first", "--item-first"], is_flag=True, help="Put each item before the query."),

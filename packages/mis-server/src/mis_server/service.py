@@ -16,6 +16,7 @@ from mis_core.process.client import EngineClient
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.service import Answered, ParsedType, Service, Task, all_or_none
+from mis_core.tasks.served import check_task, tasks_of
 from mis_server.edge.admission import Admission, Permit
 from mis_server.edge.body import read_json_body
 from mis_server.edge.deadline import deadline, requested_seconds
@@ -48,12 +49,14 @@ class ModelService(Service[bytes]):
         """Answer an HTTP request of the given task.
 
         Raises:
-            RequestError: the request breaks the contract, there is no room for it, or its deadline passed.
+            RequestError: the model does not have this task, the request breaks the contract, there is no room for it,
+                or its deadline passed.
             EngineUnavailable: the engine cannot answer now, or ended before it answered.
             ClientDisconnect: the client is gone.
         """
         if not self.client.ready:
             raise EngineUnavailable("The engine is not ready.")
+        check_task(task.name, has_chat_template=self._has_chat_template, head_labels=self._head_labels)
 
         async def work(body: bytes, permit: Permit) -> Answered[ParsedType, Result]:
             began = time.perf_counter()
@@ -92,7 +95,9 @@ class ModelService(Service[bytes]):
         if len(source) <= SMALL:
             fields = decode_body(source)
             if not task.has_text(fields):
-                return task.parse(fields, None, limits, models)
+                # Items that are sorted out are read one by one.
+                values = len(source) if fields.get("on_error") == "item" else 0
+                return await in_thread_if_large(values, task.parse, fields, None, limits, models)
             # A short text that is tokenised again with each of many items is a long job, too.
             most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL, limits.max_text_characters)
             narrow = replace(limits, max_text_characters=most)
@@ -115,6 +120,16 @@ class ModelService(Service[bytes]):
         """Turn the engine's outputs into the result."""
         return await in_thread_if_large(sum(output.logits.size for output in outputs), task.finish, parsed, outputs)
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks that the served model has."""
+        return tasks_of(has_chat_template=self._has_chat_template, head_labels=self._head_labels)
+
+    @property
+    def requests_waiting(self) -> int:
+        """Number of requests whose bodies have arrived but which are not in the engine."""
+        return max(self.admission.requests - self.client.in_flight, 0)
+
     async def statistics(self) -> dict[str, float]:
         """Return the engine's counts, or the last known ones if it does not answer soon."""
         try:
@@ -127,12 +142,20 @@ class ModelService(Service[bytes]):
         self.metrics.engine.front = {
             "up": float(self.client.ready),
             "restarts": self.client.restarts,
-            "requests_waiting": max(self.admission.requests - self.client.in_flight, 0),
+            "requests_waiting": self.requests_waiting,
             "tokens_under_way": self.admission.tokens,
         }
         if info is not None:
             self.metrics.engine.front["step_budget"] = float(info.summary.get("step_tokens", 0))
         return self._statistics
+
+    @property
+    def _has_chat_template(self) -> bool:
+        return self.tokenizers.tokenizer.chat_template is not None
+
+    @property
+    def _head_labels(self) -> tuple[str, ...]:
+        return () if self.client.info is None else self.client.info.head_labels
 
     def _limits(self) -> Limits:
         info, settings = self.client.info, self.settings
@@ -147,6 +170,8 @@ class ModelService(Service[bytes]):
             max_text_characters=settings.max_text_characters,
             delimiter=settings.engine.multi_item_scoring_delimiter,
             layouts=settings.engine.enable_request_layout,
+            head_labels=info.head_labels,
+            head_activation=info.head_activation,
         )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -19,9 +20,11 @@ Connect = Callable[..., httpx.Client]
 
 
 def test_health_answers_whatever_the_engine_does(http: httpx.Client, pretended: Any) -> None:
-    assert http.get("/health").status_code == 200
-    pretended.ready = False
-    assert http.get("/health").status_code == 200
+    for _ in range(2):
+        for path in ("/health", "/ping"):
+            reply = http.get(path)
+            assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+        pretended.ready = False
 
 
 def test_ready_follows_the_engine(http: httpx.Client, pretended: Any) -> None:
@@ -65,6 +68,59 @@ def test_server_info_has_every_setting_but_the_secrets(connect: Connect) -> None
     assert info["settings"]["max_items_per_request"] == 77
     assert info["statistics"]["steps"] == 3
     assert info["engine"] == {"devices": "1 x pretended", "step_tokens": 2048}
+
+
+@pytest.mark.parametrize("path", ["/get_server_info", "/get_model_info", "/model_info", "/load", "/ping"])
+def test_routes_of_other_servers_want_the_key_and_tell_no_secrets(connect: Connect, path: str) -> None:
+    http = connect(api_key="sesame", admin_api_key="sesame2")
+    assert http.get(path).status_code == 401
+    reply = http.get(path, headers={"authorization": "Bearer sesame"})
+    assert reply.status_code == 200
+    assert "sesame" not in reply.text
+
+
+def test_server_info_in_the_shape_of_sglang_is_flat(connect: Connect) -> None:
+    http = connect(engine_options={"tp_size": 2}, served_model_name="ranker", max_items_per_request=77)
+    flat, nested = http.get("/get_server_info").json(), http.get("/server_info").json()
+    assert (flat["model_path"], flat["tokenizer_path"], flat["served_model_name"]) == ("some/model",) * 2 + ("ranker",)
+    assert flat["internal_states"] == [nested["statistics"]]
+    assert flat["version"] == mis_server.__version__
+    expected = nested["settings"] | nested["engine"] | {"served_model_name": "ranker"}
+    assert {name: flat[name] for name in expected} == expected
+    assert (flat["tp_size"], flat["max_items_per_request"], flat["devices"]) == (2, 77, "1 x pretended")
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
+def test_the_model_is_described_with_the_names_of_sglang(connect: Connect, pretended: Any, path: str) -> None:
+    http = connect(served_model_name="ranker")
+    info = http.get(path).json()
+    assert info == {
+        "model_path": "some/model",
+        "tokenizer_path": "some/model",
+        "served_model_name": "ranker",
+        "is_generation": True,
+        "tasks": ["score", "rerank", "decide", "complete", "chat"],
+        "context_length": 256,
+        "vocab_size": 1024,
+        "preferred_sampling_params": None,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+    }
+    pretended.ready, pretended.info = False, None
+    starting = http.get(path).json()
+    assert starting == info | {"context_length": None, "vocab_size": None}
+
+
+def test_load_counts_what_is_under_way(http: httpx.Client, pretended: Any, score_body: Any) -> None:
+    assert http.get("/load").json() == {"server_load": 0, "requests_waiting": 0, "tokens_under_way": 0}
+    pretended.hangs = True
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(http.post, "/v1/score", json=score_body(), headers={"x-request-timeout": "3"})
+        assert pretended.started.wait(60)
+        pretended.in_flight = 1
+        assert http.get("/load").json() == {"server_load": 1, "requests_waiting": 0, "tokens_under_way": 6}
+        assert waiting.result().status_code == 504
+    assert http.get("/load").json() == {"server_load": 0, "requests_waiting": 0, "tokens_under_way": 0}
 
 
 def samples(http: httpx.Client) -> dict[str, float]:
@@ -117,6 +173,14 @@ def test_metrics_have_the_engines_counts(http: httpx.Client, pretended: Any) -> 
     got = samples(http)
     assert (got["mis_engine_up"], got["mis_engine_restarts_total"]) == (0, 2)
     assert got["mis_engine_steps_total"] == 3  # the last known; a scrape never fails
+
+
+def test_labels_of_several_tokens_have_no_mass(http: httpx.Client) -> None:
+    body = {"query": "Is it", "items": [" so"], "labels": ["a", "a b c d e"]}
+    assert http.post("/v1/score", json=body).status_code == 200
+    got = samples(http)
+    assert got["mis_requests_total,task=score"] == 1
+    assert got["mis_label_mass_count"] == 0
 
 
 def test_softmax_alone_says_nothing_of_the_label_mass(http: httpx.Client, score_body: Any) -> None:

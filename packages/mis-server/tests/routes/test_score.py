@@ -48,6 +48,86 @@ def test_reply_has_the_fields_of_the_contract(
     check_score_reply(reply.content)
 
 
+def test_the_route_without_a_version_is_the_same(http: httpx.Client, score_body: Body) -> None:
+    one, other = (http.post(path, json=score_body()).json() for path in ("/v1/score", "/score"))
+    assert one["scores"] == other["scores"]
+    assert one["usage"] == other["usage"]
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/score"])
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"queries": "a", "documents": ["b"]}, "queries"),
+        ({"queries": ["a"], "items": ["b"]}, "queries"),
+        ({"text_1": "a", "text_2": ["b", "c"], "truncate_prompt_tokens": 8}, "text_1"),
+        ({"priority": 0, "data_1": "a", "data_2": "b"}, "data_1"),
+        ({"query": "a", "documents": ["b"]}, "documents"),
+    ],
+)
+def test_pairs_as_vllm_takes_them_are_sent_to_rerank(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    reply = http.post(path, json={"model": "some/model"} | body)
+    error = error_of(reply)
+    assert (reply.status_code, error["code"], error["param"]) == (400, "unknown_parameter", param)
+    for name in ("/v1/rerank", "query", "items", "label_token_ids", "labels"):
+        assert name in error["message"]
+
+
+def test_an_item_that_is_wrong_gets_an_error_and_the_rest_their_scores(
+    http: httpx.Client, pretended: Any, score_body: Body, check_score_reply: Callable[[bytes], object]
+) -> None:
+    items = [[4, 5], "text", [6], [1] * 300, [2000]]
+    body = score_body(items=items, on_error="item", return_token_logprobs=True)
+    reply = http.post("/v1/score", json=body)
+    assert reply.status_code == 200
+    check_score_reply(reply.content)
+    got, plain = reply.json(), http.post("/v1/score", json=score_body(return_token_logprobs=True)).json()
+    for name in ("scores", "token_logprobs"):
+        assert got[name] == [plain[name][0], None, plain[name][1], None, None]
+    assert got["usage"] == plain["usage"]
+    assert [(error["index"], error["code"], error["param"]) for error in got["errors"]] == [
+        (1, "mixed_input_types", "items"),
+        (3, "context_length_exceeded", "items"),
+        (4, "token_id_exceeds_vocab", "items"),
+    ]
+    assert all(f"items[{error['index']}]" in error["message"] for error in got["errors"][1:])
+    assert [request.num_items for request in pretended.requests] == [2, 2]
+    assert http.post("/v1/score", json=score_body(items=items)).status_code == 400
+
+
+@pytest.mark.parametrize("labels", [[7, 8], [[7], [8, 9]]])
+def test_errors_are_there_wherever_they_are_asked_for(
+    http: httpx.Client, pretended: Any, score_body: Body, labels: list[Any]
+) -> None:
+    body = score_body(on_error="item", label_token_ids=labels)
+    assert http.post("/v1/score", json=body).json()["errors"] == []
+    pretended.requests.clear()
+    nothing = http.post("/v1/score", json=body | {"items": [None, 7]}).json()
+    assert (nothing["scores"], len(nothing["errors"])) == ([None, None], 2)
+    assert nothing["usage"]["total_tokens"] == 0
+    assert pretended.requests == []
+    half = http.post("/v1/score", json=body | {"items": [[4, 5], 7]}).json()
+    assert (len(half["scores"][0]), half["scores"][1]) == (1 if labels == [[7], [8, 9]] else 2, None)
+
+
+def test_a_reply_says_how_the_request_was_laid_out_if_asked(http: httpx.Client, score_body: Body) -> None:
+    layout = http.post("/v1/score", json=score_body(return_layout=True)).json()["layout"]
+    assert layout == {
+        "algorithm": "packed",
+        "reason": "",
+        "steps": 0,
+        "segments": 2,
+        "contexts": 1,
+        "cached_tokens": 1,
+    }
+    first = http.post("/v1/score", json=score_body(return_layout=True, item_first=True)).json()["layout"]
+    assert (first["segments"], first["contexts"]) == (2, 0)
+    empty = http.post("/v1/score", json=score_body(return_layout=True, items=[[4], [], [5]])).json()["layout"]
+    assert (empty["segments"], empty["contexts"]) == (3, 2)
+
+
 def test_a_reply_says_where_its_time_went(http: httpx.Client, score_body: Body) -> None:
     stages = http.post("/v1/score", json=score_body()).headers["server-timing"].split(", ")
     assert {"tokenize", "finish"} <= {stage.partition(";dur=")[0] for stage in stages}

@@ -54,7 +54,7 @@ bodies = st.builds(lambda fields, changed: {**fields, **changed}, valid, st.just
 
 def outcome(decode: Any, body: bytes) -> Any:
     try:
-        request = parse_score_request(decode(body), None, LIMITS)
+        request = parse_score_request(decode(body), None, LIMITS).request
     except RequestError as error:
         return error.code, error.message, error.param
     values = ((field.name, getattr(request, field.name)) for field in dataclasses.fields(ScoreRequest))

@@ -103,6 +103,7 @@ def test_what_travels_is_what_the_tokenizer_gives(opened: Callable[[], Any], tok
             assert await pool.large(empty, 14) == b'""'
             body = json.dumps({"query": "Is it", "items": [" so", ""], "labels": ["a"]}).encode()
             request = await pool.large(functools.partial(parse_body, SCORE, body, LIMITS, ("m",)), len(body))
+            request = request.request
             expected = tokenizer.join("Is it", [" so", ""])
             assert request.query.tolist() == expected.query.tolist()
             assert request.item_tokens.tolist() == expected.item_tokens.tolist()

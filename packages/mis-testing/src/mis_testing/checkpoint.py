@@ -14,7 +14,7 @@ from mis_testing.shapes import SHAPES, CheckpointShape, divided
 from mis_testing.tokenizer import BOS_TOKENS, EOS_TOKENS, build_tokenizer, write_tokenizer
 from mis_testing.weights import write_weights
 
-_ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+_ARCHITECTURES = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama"}
 
 
 def tiny_checkpoint(path: str | Path, family: str = "qwen3", **sizes: Any) -> Path:
@@ -69,8 +69,9 @@ def divided_checkpoint(folder: Path, shape: str, divisor: int) -> None:
 def config_json(shape: CheckpointShape, vocab_size: int) -> dict[str, Any]:
     """Return the content of `config.json`."""
     tokenizer = build_tokenizer(shape.family)
+    head = "ForSequenceClassification" if shape.head_labels else "ForCausalLM"
     config: dict[str, Any] = {
-        "architectures": [_ARCHITECTURES[shape.family]],
+        "architectures": [_ARCHITECTURES[shape.family] + head],
         "model_type": shape.family,
         "attention_dropout": 0.0,
         "bos_token_id": tokenizer.token_to_id(BOS_TOKENS[shape.family]),
@@ -88,7 +89,7 @@ def config_json(shape: CheckpointShape, vocab_size: int) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": vocab_size,
     }
-    return config | _family_keys(shape) | _rope_keys(shape)
+    return config | _family_keys(shape) | _rope_keys(shape) | _head_keys(shape)
 
 
 def _family_keys(shape: CheckpointShape) -> dict[str, Any]:
@@ -110,6 +111,15 @@ def _rope_keys(shape: CheckpointShape) -> dict[str, Any]:
         plain = {"rope_type": "default", "rope_theta": shape.rope_theta}
         return {"rope_parameters": plain | (shape.rope_scaling or {}), "dtype": shape.dtype}
     return {"rope_theta": shape.rope_theta, "rope_scaling": shape.rope_scaling, "torch_dtype": shape.dtype}
+
+
+def _head_keys(shape: CheckpointShape) -> dict[str, Any]:
+    if not shape.head_labels:
+        return {}
+    return {
+        "id2label": {str(row): label for row, label in enumerate(shape.head_labels)},
+        "label2id": {label: row for row, label in enumerate(shape.head_labels)},
+    }
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ LabelIds = Sequence[int] | Sequence[Sequence[int]]
 
 
 class PointwiseOracle:
-    """Scores of complete sequences from `AutoModelForCausalLM` on the CPU.
+    """Scores of complete sequences from `AutoModelForCausalLM`, or the classifier of the checkpoint, on the CPU.
 
     Args:
         path: Checkpoint directory.
@@ -29,11 +29,13 @@ class PointwiseOracle:
 
     def __init__(self, path: str | Path, dtype: str = "float32", attention: Literal["eager", "sdpa"] = "eager") -> None:
         torch = _import_torch()
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
         self.dtype = dtype
         self._torch = torch
-        model, info = AutoModelForCausalLM.from_pretrained(
+        architectures = AutoConfig.from_pretrained(path).architectures or [""]
+        classifies = architectures[0].endswith("ForSequenceClassification")
+        model, info = (AutoModelForSequenceClassification if classifies else AutoModelForCausalLM).from_pretrained(
             path, dtype=getattr(torch, dtype), attn_implementation=attention, output_loading_info=True
         )
         faults = {kind: sorted(names) for kind, names in info.items() if names}
@@ -79,6 +81,13 @@ class PointwiseOracle:
         with torch.inference_mode():
             output = self._model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1)
             return torch.log_softmax(output.logits[0, -1].float(), dim=-1).numpy()
+
+    def head_values(self, sequences: Sequence[Sequence[int]]) -> Float32[np.ndarray, "sequences labels"]:
+        """Return the values of a classification head at the end of each sequence."""
+        torch = self._torch
+        with torch.inference_mode():
+            rows = [self._model(torch.tensor([list(sequence)]), use_cache=False).logits[0] for sequence in sequences]
+        return torch.stack(rows).float().numpy()
 
     def score(
         self,

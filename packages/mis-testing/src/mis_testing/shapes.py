@@ -44,6 +44,7 @@ class CheckpointShape:
             checkpoints do; `new` writes `rope_parameters` + `dtype`, as transformers 5 does.
         attention_bias: All projections of attention have biases; for `qwen3` and `llama`.
         mlp_bias: All projections of the MLP have biases; for `llama`.
+        head_labels: Names of the rows of a classification head, which then replaces the language model's.
         dtype: Type of the stored weights.
         shards: Number of safetensors files; more than one come with an index.
         seed: Seed of the weights. A tensor's values depend on it and on the tensor's name and shape only.
@@ -68,6 +69,7 @@ class CheckpointShape:
     rope_spelling: Literal["old", "new"] = "old"
     attention_bias: bool = False
     mlp_bias: bool = False
+    head_labels: tuple[str, ...] = ()
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     shards: int = 1
     seed: int = 0

@@ -61,7 +61,9 @@ def tensor_specs(shape: CheckpointShape, vocab_size: int) -> Iterator[TensorSpec
         yield from _layer_specs(shape, f"model.layers.{layer}.")
     final_scale = LOGIT_STD / math.sqrt(hidden)
     yield TensorSpec("model.norm.weight", (hidden,), 0.1 * final_scale, final_scale, signed=True)
-    if not shape.tie_word_embeddings:
+    if shape.head_labels:
+        yield TensorSpec("score.weight", (len(shape.head_labels), hidden), 1.0)
+    elif not shape.tie_word_embeddings:
         yield TensorSpec("lm_head.weight", (vocab_size, hidden), 1.0)
 
 

@@ -11,7 +11,8 @@ from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, backend_for, partition, spread_heads
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS
-from mis_core.runner.head import label_logits, log_sum_exp
+from mis_core.runner.head import label_logits, log_sum_exp, most_probable
+from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, next_tokens
 from mis_core.runner.step import make_step
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.backends import Backend
@@ -75,6 +76,33 @@ def compile_head(
     return (
         labels.lower(abstract, hidden, ints(PAIRS), ints(PAIRS)).compile(),
         normalise.lower(abstract, hidden, ints(backend.normalised_rows * mesh.shape[DATA])).compile(),
+    )
+
+
+def compile_vocabulary_reads(
+    config: ModelConfig, mesh: Mesh, *, dtype: str = "bfloat16"
+) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+    """Compile what finds the most probable tokens of rows, and what draws the token after them, as the runner would.
+
+    Args:
+        config: The model's shape.
+        mesh: As in `compile_step`.
+        dtype: Type of weights and activations.
+    """
+    spread = spread_heads(config, mesh.shape[TENSOR])
+    backend = backend_for(spread, jnp.dtype(dtype), mesh)
+    graph, abstract = _abstract_weights(spread, mesh, backend)
+
+    def rows(count: int) -> jax.ShapeDtypeStruct:
+        size = (count * mesh.shape[DATA], config.embed)
+        return jax.ShapeDtypeStruct(size, jnp.dtype(dtype), sharding=NamedSharding(mesh, P(DATA)))
+
+    how = DrawArrays.of([], 0, SAMPLED_ROWS * mesh.shape[DATA])
+    top = jax.jit(lambda weights, hidden: most_probable(nnx.merge(graph, weights), hidden))
+    draw = jax.jit(lambda weights, hidden, how: next_tokens(nnx.merge(graph, weights), hidden, how))
+    return (
+        top.lower(abstract, rows(backend.normalised_rows)).compile(),
+        draw.lower(abstract, rows(SAMPLED_ROWS), how).compile(),
     )
 
 

@@ -33,7 +33,7 @@ def least_flops(config: ModelConfig, request: Mapping[str, Any], *, normalised: 
     pairs = query * (query + 1) / 2 + float((lens * (query + (lens + 1) / 2)).sum())
     last_pairs = float((query + lens).sum())
     attention = 4 * config.heads * config.head_dim * (pairs * (config.layers - 1) + last_pairs)
-    head = 2 * items * config.embed * (config.vocab_size if normalised else len(request["label_token_ids"]))
+    head = 2 * items * config.embed * (config.head_rows if normalised else len(request["label_token_ids"]))
     return float(products + attention + head)
 
 

@@ -25,7 +25,7 @@ def plan_requests(requests: Sequence[Mapping[str, Any]], shape: StepShape, pages
     """
     scheduler = Scheduler(shape, pages=pages, layout=Layout())
     for number, body in enumerate(requests):
-        scheduler.submit(number, parse_score_request(body, None, _LIMITS))
+        scheduler.submit(number, parse_score_request(body, None, _LIMITS).request)
     plans, answered = [], 0
     while answered < len(requests):
         plan = scheduler.next_step()

@@ -26,6 +26,9 @@ from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest, ScoreResult
 from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_blocking
+from mis_core.tasks.classify import CLASSIFY, ClassifyResult
+from mis_core.tasks.decide import DECIDE
+from mis_core.tasks.decisions import Decision
 from mis_core.tokenization import Tokenizer
 from mis_kernels.backends import explain, fastest_dtype
 
@@ -92,7 +95,12 @@ class Engine:
         self._tokenizer: Tokenizer | None = None
         # Who asks in Python may always choose the layout.
         self.limits = Limits(
-            context_length=self.context_length, vocab_size=self.vocab_size, delimiter=delimiter, layouts=True
+            context_length=self.context_length,
+            vocab_size=self.vocab_size,
+            delimiter=delimiter,
+            layouts=True,
+            head_labels=model.head_labels,
+            head_activation=model.head_activation,
         )
         if not config.skip_warmup:
             logger.info("Compiling the steps of %d shapes.", len(token_buckets(budget)))
@@ -148,10 +156,11 @@ class Engine:
         Args:
             query: Shared text or token ids, not empty.
             items: Texts or lists of token ids, of the query's kind; one may be empty.
-            label_token_ids: Tokens whose probability after `query + item` is wanted, or one list per item.
+            label_token_ids: Tokens whose probability after `query + item` is wanted, or one list per item. Of a model
+                with a classification head: rows of the head, all of them if this is left out.
             options: The other fields of the HTTP body: `labels`, `apply_softmax`, `item_first`,
-                `temperature`, `return_token_logprobs`, `cache_salt`, `add_special_tokens`; and, for this request only,
-                `scoring_algorithm`, `mask_impl` and `multi_item_scoring_chunk_size`.
+                `temperature`, `return_token_logprobs`, `cache_salt`, `add_special_tokens`, `on_error`; and, for this
+                request only, `scoring_algorithm`, `mask_impl` and `multi_item_scoring_chunk_size`.
 
         Raises:
             RequestError: the request breaks the contract; nothing was computed.
@@ -164,6 +173,43 @@ class Engine:
         """`score` for asyncio: the event loop stays free, and cancelling the task frees the device."""
         fields = _fields(query, items, label_token_ids, options)
         return (await self._threaded.answer(SCORE, fields)).result
+
+    def classify(self, input: str | Sequence[Any], **options: Any) -> ClassifyResult:
+        """Classify whole sequences by the model's classification head.
+
+        Args:
+            input: A text, texts, token ids of one sequence, or of several.
+            options: The other fields of the HTTP body: `use_activation`, `add_special_tokens`, `cache_salt`.
+
+        Raises:
+            RequestError: the request breaks the contract, or the model has no such head; nothing was computed.
+            EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
+        """
+        return run_blocking(self._inline.answer(CLASSIFY, {"input": input, **options})).result
+
+    async def classify_async(self, input: Any, **options: Any) -> ClassifyResult:
+        """`classify` for asyncio: the event loop stays free, and cancelling the task frees the device."""
+        return (await self._threaded.answer(CLASSIFY, {"input": input, **options})).result
+
+    def decide(self, input: str | Sequence[Any], questions: Sequence[Any], **options: Any) -> Decision:
+        """Answer questions about an input: is it so, which is it, how much is it.
+
+        Args:
+            input: A text, or messages and tool records as dictionaries.
+            questions: Dictionaries as in the HTTP body: predicates, choices and scores.
+            options: The other fields of the HTTP body, such as `choice_order`, `on_error` and `cache_salt`.
+
+        Raises:
+            RequestError: the request breaks the contract; nothing was computed.
+            EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
+        """
+        fields = {"input": input, "questions": questions, **options}
+        return run_blocking(self._inline.answer(DECIDE, fields)).result
+
+    async def decide_async(self, input: Any, questions: Any, **options: Any) -> Decision:
+        """`decide` for asyncio: the event loop stays free, and cancelling the task frees the device."""
+        fields = {"input": input, "questions": questions, **options}
+        return (await self._threaded.answer(DECIDE, fields)).result
 
     def submit(self, request: ScoreRequest) -> Future[EngineOutput]:
         """Queue a validated request; cancelling the future frees what it holds.

@@ -1,14 +1,15 @@
 """Model shapes and switches, read from a Hugging Face `config.json`.
 
-A family is data: an entry of `FAMILIES`. Anything in a `config.json` that would change the
-arithmetic and is not understood here is refused by name, never ignored.
+A family is data: an entry of `FAMILIES`, as a language model and as a classifier. Anything in a `config.json`
+that would change the arithmetic and is not understood here is refused by name, never ignored.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mis_core.config import Activation
 from mis_core.errors import ModelError
 from mis_core.models.rope import RopeConfig, parse_rope, positive_number
 
@@ -23,6 +24,7 @@ class Family:
         qk_norm: Queries and keys are RMS-normalised per head before RoPE.
         head_dim: Head size where `config.json` is silent; None: `hidden_size / num_attention_heads`.
         max_positions: Longest sequence in tokens where it is silent, as transformers has it.
+        classifies: The head is `score.weight`, a row for each label of `id2label`, without bias; never the embedding.
     """
 
     qkv_bias: bool = False
@@ -30,12 +32,23 @@ class Family:
     qk_norm: bool = False
     head_dim: int | None = None
     max_positions: int = 32768
+    classifies: bool = False
 
 
-FAMILIES = {
-    "Qwen3ForCausalLM": Family(qk_norm=True, head_dim=128, bias_settings=("attention_bias",)),
-    "Qwen2ForCausalLM": Family(qkv_bias=True),
-    "LlamaForCausalLM": Family(max_positions=2048, bias_settings=("attention_bias", "mlp_bias")),
+_DECODERS = {
+    "Qwen3": Family(qk_norm=True, head_dim=128, bias_settings=("attention_bias",)),
+    "Qwen2": Family(qkv_bias=True),
+    "Llama": Family(max_positions=2048, bias_settings=("attention_bias", "mlp_bias")),
+}
+FAMILIES = {f"{name}ForCausalLM": family for name, family in _DECODERS.items()} | {
+    f"{name}ForSequenceClassification": replace(family, classifies=True) for name, family in _DECODERS.items()
+}
+
+# How a classifier's probabilities are made where `problem_type` is silent: softmax, or sigmoid of a single row.
+_ACTIVATIONS: dict[str, Activation] = {
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+    "regression": "identity",
 }
 
 # Settings that change the arithmetic, with the only values the decoder implements.
@@ -52,11 +65,13 @@ class ModelConfig:
     """One decoder's shape; lengths and counts in elements.
 
     Attributes:
-        vocab_size: Rows of the embedding and of the head, padding rows included.
+        vocab_size: Rows of the embedding and of a language model's head, padding rows included.
         max_positions: Longest sequence the model was trained for, in tokens.
         tied: The head is the embedding.
         attention_bias: All four projections of attention have biases.
         mlp_bias: All three projections of the MLP have biases.
+        head_labels: Names of the rows of a classification head; none of a language model.
+        head_activation: What makes probabilities of a classification head's values.
     """
 
     family: Family
@@ -73,6 +88,13 @@ class ModelConfig:
     rope: RopeConfig
     attention_bias: bool = False
     mlp_bias: bool = False
+    head_labels: tuple[str, ...] = ()
+    head_activation: Activation = "softmax"
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the head."""
+        return len(self.head_labels) or self.vocab_size
 
     @property
     def qkv_bias(self) -> bool:
@@ -122,6 +144,7 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
     head_dim = _count(raw, "head_dim", family.head_dim or embed // heads)
     if head_dim % 2:
         raise ModelError(f"head_dim must be even, since RoPE turns pairs, not {head_dim}.")
+    head_labels = _head_labels(raw) if family.classifies else ()
     return ModelConfig(
         family=family,
         vocab_size=_count(raw, "vocab_size"),
@@ -133,10 +156,12 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
         head_dim=head_dim,
         max_positions=max_positions,
         norm_epsilon=positive_number(raw, "rms_norm_eps", 1e-6),
-        tied=bool(raw.get("tie_word_embeddings", False)),
+        tied=bool(raw.get("tie_word_embeddings", False)) and not family.classifies,
         rope=parse_rope(raw, head_dim, max_positions),
         attention_bias=_has_bias(raw, "attention_bias", family),
         mlp_bias=_has_bias(raw, "mlp_bias", family),
+        head_labels=head_labels,
+        head_activation=_head_activation(raw, len(head_labels)) if family.classifies else "softmax",
     )
 
 
@@ -148,6 +173,32 @@ def _family(raw: dict[str, Any]) -> Family:
         if name in FAMILIES:
             return FAMILIES[name]
     raise ModelError(f"architecture {', '.join(names) or '(none)'} is not supported; known: {', '.join(FAMILIES)}.")
+
+
+def _head_labels(raw: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of the head's rows, those that transformers makes up where `id2label` is missing."""
+    names, count = raw.get("id2label"), raw.get("num_labels")
+    if names is None:
+        return tuple(f"LABEL_{row}" for row in range(_count(raw, "num_labels", 2)))
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise ModelError("id2label must be an object that names every row of the head.")
+    if set(names) != {str(row) for row in range(len(names))}:
+        raise ModelError(f"id2label must name the rows 0 to {len(names) - 1} of the head, each once.")
+    if count is not None and count != len(names):
+        raise ModelError(f"num_labels ({json.dumps(count)[:40]}) and the {len(names)} names of id2label differ.")
+    return tuple(names[str(row)] for row in range(len(names)))
+
+
+def _head_activation(raw: dict[str, Any], rows: int) -> Activation:
+    kind = raw.get("problem_type")
+    if kind is None:
+        return "softmax" if rows > 1 else "sigmoid"
+    if kind not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise ModelError(f"problem_type = {json.dumps(kind)[:80]} is not supported; known: {known}.")
+    if rows == 1 and kind == "single_label_classification":
+        raise ModelError("problem_type = single_label_classification needs more than one label.")
+    return _ACTIVATIONS[kind]
 
 
 def _has_bias(raw: dict[str, Any], name: str, family: Family) -> bool:

@@ -126,10 +126,10 @@ class Decoder(nnx.Module):
         )
         self.norm = nnx.Param(jnp.zeros(config.embed, dtype))
         if not config.tied:
-            self.head = nnx.Param(jnp.zeros((config.vocab_size, config.embed), dtype))
+            self.head = nnx.Param(jnp.zeros((config.head_rows, config.embed), dtype))
 
     @property
-    def head_weight(self) -> Shaped[Array, "vocab embed"]:
+    def head_weight(self) -> Shaped[Array, "head_rows embed"]:
         """Rows of the output projection, as stored."""
         return (self.embedding if self.config.tied else self.head)[...]
 

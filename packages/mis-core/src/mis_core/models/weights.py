@@ -63,11 +63,11 @@ def tensors_of(config: ModelConfig, tensor_parallel: int = 1) -> Iterator[Tensor
         tensor_parallel: Devices the layers are cut over; the decoder's heads are `spread_heads` of it.
     """
     spread = spread_heads(config, tensor_parallel)
-    table = (config.vocab_size, config.embed)
-    yield Tensor("model.embed_tokens.weight", table, ("embedding",), _copy)
+    yield Tensor("model.embed_tokens.weight", (config.vocab_size, config.embed), ("embedding",), _copy)
     yield Tensor("model.norm.weight", (config.embed,), ("norm",), _copy)
     if not config.tied:
-        yield Tensor("lm_head.weight", table, ("head",), _copy)
+        name = "score.weight" if config.family.classifies else "lm_head.weight"
+        yield Tensor(name, (config.head_rows, config.embed), ("head",), _copy)
     for layer in range(config.layers):
         for name, shape, target, place in _layer_tensors(config, spread):
             yield Tensor(f"model.layers.{layer}.{name}", shape, ("layers", target), place, layer)
@@ -181,7 +181,8 @@ def load_decoder(
         stored = _open(directory, files)
         mesh = make_mesh(1, 1) if mesh is None else mesh
         expected = list(tensors_of(config, mesh.shape[TENSOR]))
-        _check(directory, expected, stored, config.tied)
+        # A classifier may still have its language model's head, which nothing uses; transformers leaves it out, too.
+        _check(directory, expected, stored, unused_head=config.tied or config.family.classifies)
         if config.tied and not _is_tied(stored):
             raise ModelError(
                 f"{directory}: lm_head.weight is not the embedding, though tie_word_embeddings is true; say false, or "
@@ -265,7 +266,7 @@ def _open(directory: Path, files: ExitStack) -> dict[str, Any]:
     return stored
 
 
-def _check(directory: Path, expected: list[Tensor], stored: dict[str, Any], tied: bool) -> None:
+def _check(directory: Path, expected: list[Tensor], stored: dict[str, Any], *, unused_head: bool) -> None:
     for tensor in expected:
         if tensor.name not in stored:
             raise ModelError(f"{directory}: tensor {tensor.name} is missing.")
@@ -279,7 +280,7 @@ def _check(directory: Path, expected: list[Tensor], stored: dict[str, Any], tied
             raise ModelError(
                 f"{directory}: tensor {tensor.name} is stored as {stored_type}; known: {', '.join(_STORED_TYPES)}."
             )
-    known = {tensor.name for tensor in expected} | ({"lm_head.weight"} if tied else set())
+    known = {tensor.name for tensor in expected} | ({"lm_head.weight"} if unused_head else set())
     for name in stored:
         if name not in known and not name.endswith(_DERIVED_SUFFIX):
             raise ModelError(f"{directory}: tensor {name} belongs to no part of the model that config.json describes.")

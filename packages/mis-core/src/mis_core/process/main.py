@@ -65,7 +65,14 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
     if engine is None:
         return 1
     table = RequestTable(channel, engine)
-    ready = Ready(vocab_size=engine.vocab_size, context_length=engine.context_length, summary=engine.summary)
+    limits = engine.limits
+    ready = Ready(
+        vocab_size=limits.vocab_size,
+        context_length=limits.context_length,
+        summary=engine.summary,
+        head_labels=limits.head_labels,
+        head_activation=limits.head_activation,
+    )
     channel.tell(encode_frame(ready))
     opened.set_result(table)
     timeout_s = EngineConfig(**first.options).watchdog_timeout

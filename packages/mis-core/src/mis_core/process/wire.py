@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
+from mis_core.config import Activation
 from mis_core.scoring.request import MAX_BIASES, MAX_TOP_TOKENS, EngineOutput, ScoreRequest
 
 HEADER_BYTES = 4
@@ -110,11 +111,15 @@ class Ready(_Message, frozen=True):
         vocab_size: Token ids below it are valid.
         context_length: Longest query + item, in tokens.
         summary: What was loaded, for people: devices, budget, cache and so on.
+        head_labels: As in `Limits`.
+        head_activation: As in `Limits`.
     """
 
     vocab_size: int
     context_length: int
     summary: dict[str, str | int | float] = {}
+    head_labels: tuple[str, ...] = ()
+    head_activation: Activation = "softmax"
 
 
 class Failed(_Message, frozen=True):

@@ -33,7 +33,8 @@ def label_logits(
 def log_sum_exp(decoder: Decoder, mesh: Mesh, hidden: Array, rows: Int32[Array, " rows"]) -> Float32[Array, " rows"]:
     """Return the log of the sum of the exponentials of all logits of some rows of `hidden`.
 
-    The rows are cut over the mesh's data axis, whichever device computed them.
+    The rows are cut over the mesh's data axis, whichever device computed them. A head with one row is a logistic
+    classifier's, whose other class has the logit 0: it counts, so that the probability is the sigmoid of the logit.
     """
     weight = decoder.head_weight
     vocab = weight.shape[0]
@@ -52,8 +53,9 @@ def log_sum_exp(decoder: Decoder, mesh: Mesh, hidden: Array, rows: Int32[Array, 
         return (new, total * jnp.exp(highest - new) + row_sum(jnp.exp(logits - new[:, None]))[:, 0]), None
 
     with jax.named_scope("log_sum_exp"):
-        empty = jnp.full(hidden.shape[0], -jnp.inf), jnp.zeros(hidden.shape[0], jnp.float32)
-        (highest, total), _ = lax.scan(add, empty, jnp.arange(-(-vocab // chunk)))
+        highest, total = (0.0, 1.0) if vocab == 1 else (-jnp.inf, 0.0)
+        start = jnp.full(hidden.shape[0], highest), jnp.full(hidden.shape[0], total)
+        (highest, total), _ = lax.scan(add, start, jnp.arange(-(-vocab // chunk)))
         return highest + jnp.log(total)
 
 

@@ -109,6 +109,8 @@ class Runner:
         self._log_sum_exp = jax.jit(
             lambda weights, *arrays: log_sum_exp(nnx.merge(self._graph, weights), mesh, *arrays)
         )
+        self._top_rows = self._backend.normalised_rows * mesh.shape[DATA]
+        self._sampled_rows = SAMPLED_ROWS * mesh.shape[DATA]
         # These take rows instead of all that a step scores, so that one program serves steps of every size.
         self._choose_rows = jax.jit(lambda hidden, rows: choose_rows(mesh, hidden, rows))
         self._most_probable = jax.jit(lambda weights, rows: most_probable(nnx.merge(self._graph, weights), rows))
@@ -137,14 +139,18 @@ class Runner:
             (size, dense) for dense in (False, True)[: 1 + dense_mask] for size in token_buckets(self.shape.tokens)
         ]
         seconds = {}
+        one = np.zeros(1, np.int32)
         for size, dense in tqdm(shapes, desc="Compiling steps", unit="shape", disable=not progress):
             began = time.perf_counter()
             plan = full_step(dataclasses.replace(self.shape, tokens=size), context=0, item=SMALLEST_STEP)
             hidden = self._hidden(dataclasses.replace(plan, dense_mask=dense))
-            self._pairs(hidden, np.zeros(1, np.int32), np.zeros(1, np.int32))[0].block_until_ready()
-            self._normalised(hidden, np.zeros(1, np.int32))[0].block_until_ready()
-            jax.block_until_ready(self._top(hidden, np.zeros(1, np.int32)))
-            jax.block_until_ready(self._drawn(hidden, np.zeros(1, np.int32), []))
+            self._pairs(hidden, one, one)[0].block_until_ready()
+            self._normalised(hidden, one)[0].block_until_ready()
+            chosen = [self._choose_rows(hidden, _padded(one, rows)) for rows in (self._top_rows, self._sampled_rows)]
+            if not seconds:  # one program for all sizes, and slow to run on a CPU
+                how = DrawArrays.of([], 0, self._sampled_rows)
+                jax.block_until_ready(self._most_probable(self._weights, chosen[0]))
+                jax.block_until_ready(self._next_tokens(self._weights, chosen[1], how))
             seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
         return seconds
 
@@ -202,12 +208,12 @@ class Runner:
         return [self._log_sum_exp(self._weights, hidden, part) for part in parts]
 
     def _top(self, hidden: Array, rows: np.ndarray) -> list[tuple[Array, Array]]:
-        size = self._backend.normalised_rows * self.mesh.shape[DATA]
+        size = self._top_rows
         parts = [_padded(rows[begin : begin + size], size) for begin in range(0, len(rows), size)]
         return [self._most_probable(self._weights, self._choose_rows(hidden, part)) for part in parts]
 
     def _drawn(self, hidden: Array, rows: np.ndarray, draws: list[Draws]) -> list[tuple[Array, Array]]:
-        size = SAMPLED_ROWS * self.mesh.shape[DATA]
+        size = self._sampled_rows
         parts = [(_padded(rows[begin : begin + size], size), begin) for begin in range(0, len(rows), size)]
         return [
             self._next_tokens(self._weights, self._choose_rows(hidden, part), DrawArrays.of(draws, begin, size))

@@ -10,6 +10,8 @@ from mis_core.config import ALGORITHMS, MASKS
 from mis_core.errors import RequestError
 from mis_core.scoring.request import Layout
 
+ON_ERROR = ("request", "item")
+
 
 def read_bool(body: Mapping[str, object], name: str, *, default: bool = False) -> bool:
     """Read a field that is true or false.
@@ -21,6 +23,22 @@ def read_bool(body: Mapping[str, object], name: str, *, default: bool = False) -
     if not isinstance(value, (bool, np.bool_)):
         raise RequestError(f"invalid_{name}_type", f"{name} must be true or false, not {kind(value)}.", name)
     return bool(value)
+
+
+def read_on_error(body: Mapping[str, object]) -> bool:
+    """Return whether single items may be refused.
+
+    Raises:
+        RequestError: `invalid_on_error`.
+    """
+    value = body.get("on_error", "request")
+    if not isinstance(value, str):
+        raise RequestError("invalid_on_error", f"on_error must be a text, not {kind(value)}.", "on_error")
+    if value not in ON_ERROR:
+        raise RequestError(
+            "invalid_on_error", f"on_error must be one of {', '.join(ON_ERROR)}, not {shown(value)}.", "on_error"
+        )
+    return value == "item"
 
 
 def read_optional_text(body: Mapping[str, object], name: str) -> str | None:

@@ -1,48 +1,56 @@
 """Query and items of a request, as texts or as token ids: decided once, when they are read."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar, cast
 
 import numpy as np
+from jaxtyping import Int64
 
 from mis_core.errors import RequestError
 from mis_core.scoring.fields import kind, readable
+from mis_core.scoring.item_errors import ItemErrors
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.token_rows import ROW_TYPES, TokenRows, read_row, read_rows
-from mis_core.tokenization import Joined, Tokenizer, join_ids
+from mis_core.tokenization import NOTHING, Joined, Tokenizer, join_ids
+
+One = TypeVar("One")
+All = TypeVar("All")
 
 
 @dataclass(frozen=True, slots=True)
 class IdInputs:
-    """Token ids."""
+    """Token ids of the items that nothing is wrong with so far; `errors` has sorted out the others."""
 
     query: TokenRows
     items: TokenRows
-
-    @property
-    def num_items(self) -> int:
-        """Number of items, at least 1."""
-        return len(self.items.lens)
+    errors: ItemErrors
 
     @property
     def num_empty(self) -> int:
         """Number of items without tokens."""
-        return self.num_items - int(np.count_nonzero(self.items.lens))
+        return len(self.items.lens) - int(np.count_nonzero(self.items.lens))
 
     @property
     def texts(self) -> dict[str, Sequence[str]]:
         """There are none."""
         return {}
 
-    def check_below(self, vocab_size: int) -> None:
+    def below(self, vocab_size: int) -> "IdInputs":
         """Refuse ids outside the vocabulary.
 
         Raises:
             RequestError: `token_id_exceeds_vocab`.
         """
         self.query.check_below(vocab_size)
-        self.items.check_below(vocab_size)
+        is_above = self.items.above(vocab_size)
+        if not is_above.any():
+            return self
+        columns = self.items.first_columns(is_above)
+        return self._without(
+            columns >= 0, lambda row, index: self.items.exceeds(f"items[{index}][{columns[row]}]", vocab_size)
+        )
 
     def as_ids(self, item_first: bool, special: bool) -> "IdInputs":
         """Return them as they are."""
@@ -54,40 +62,53 @@ class IdInputs:
         Raises:
             RequestError: `delimiter_in_input`.
         """
-        for rows in (self.query, self.items):
-            if (rows.values == delimiter).any():
-                message = f"{rows.param} must not hold token {delimiter}, the delimiter between query and item."
-                raise RequestError("delimiter_in_input", message, rows.param)
-        first = self.items if item_first else self.query
+
+        def error(param: str) -> RequestError:
+            message = f"{param} must not hold token {delimiter}, the delimiter between query and item."
+            return RequestError("delimiter_in_input", message, param)
+
+        if (self.query.values == delimiter).any():
+            raise error("query")
+        columns = self.items.first_columns(self.items.values == delimiter)
+        kept = self._without(columns >= 0, lambda row, index: error("items"))
+        first = kept.items if item_first else kept.query
         values = np.insert(first.values, np.cumsum(first.lens), delimiter)
         ended = TokenRows(first.param, values, first.lens + 1, first.is_nested)
-        return IdInputs(self.query, ended) if item_first else IdInputs(ended, self.items)
+        return replace(kept, items=ended) if item_first else replace(kept, query=ended)
 
-    def join(self, item_first: bool, special: bool, limits: Limits) -> Joined:
+    def join(self, item_first: bool, special: bool, limits: Limits, appended: int = 0) -> Joined:
         """Make the segments; what exceeds the limits is refused before any array of that size is made.
+
+        Args:
+            item_first: Put each item before the query.
+            special: Whether special tokens are added to texts.
+            limits: What is refused.
+            appended: Most tokens of a label that are put behind an item later.
 
         Raises:
             RequestError: `context_length_exceeded` or `too_many_tokens`.
         """
-        query, items = self.query.values, self.items
-        lens = items.lens + len(query)
-        computed = int(lens.sum()) if item_first else len(query) + len(items.values)
-        _check_lengths(lens, computed, limits)
+        query = self.query.values
+        lens = self.items.lens + len(query)
+        kept = _short_enough(lens, len(query), appended, limits, self.errors)
+        items = self.items if kept is None else self.items.rows(kept)
+        if not len(items.lens):
+            return NOTHING
+        check_total(len(items.values) + len(query) * (len(items.lens) if item_first else 1), limits)
         return join_ids(query, items.values, items.lens, item_first)
+
+    def _without(self, is_bad: np.ndarray, error: Callable[[int, int], RequestError]) -> "IdInputs":
+        return replace(self, items=self.items.rows(self.errors.refuse(is_bad, error))) if is_bad.any() else self
 
 
 @dataclass(frozen=True, slots=True)
 class TextInputs:
-    """Texts, and what tokenises them; None: nothing can."""
+    """Texts, and what tokenises them (None: nothing can), of the items that nothing is wrong with so far."""
 
     query: str
     items: list[str]
     tokenizer: Tokenizer | None
-
-    @property
-    def num_items(self) -> int:
-        """Number of items, at least 1."""
-        return len(self.items)
+    errors: ItemErrors
 
     @property
     def num_empty(self) -> int:
@@ -99,8 +120,9 @@ class TextInputs:
         """Query and items."""
         return {"query": [self.query], "items": self.items}
 
-    def check_below(self, vocab_size: int) -> None:
-        """Ids are the tokenizer's own."""
+    def below(self, vocab_size: int) -> "TextInputs":
+        """Return them as they are: ids are the tokenizer's own."""
+        return self
 
     def as_ids(self, item_first: bool, special: bool) -> IdInputs:
         """Tokenise query and items each for itself."""
@@ -108,10 +130,13 @@ class TextInputs:
         query, tokens, lens = self.tokenizer.encode_apart(
             self.query, self.items, item_first, add_special_tokens=special
         )
-        return IdInputs(TokenRows.single("query", query), TokenRows("items", tokens, lens, is_nested=True))
+        items = TokenRows("items", tokens, lens, is_nested=True)
+        return IdInputs(TokenRows.single("query", query), items, self.errors)
 
-    def join(self, item_first: bool, special: bool, limits: Limits) -> Joined:
+    def join(self, item_first: bool, special: bool, limits: Limits, appended: int = 0) -> Joined:
         """Tokenise every joined text, with the special tokens that are added to it or without, and make the segments.
+
+        The arguments are those of `IdInputs.join`.
 
         Raises:
             RequestError: `context_length_exceeded`, `too_many_tokens`, or what `Tokenizer.join` raises.
@@ -126,12 +151,23 @@ class TextInputs:
             max_characters=limits.max_text_characters,
         )
         lens = joined.context_lens + np.diff(joined.item_starts)
-        _check_lengths(lens, len(joined.query) + len(joined.item_tokens), limits)
+        kept = _short_enough(lens, 0, appended, limits, self.errors)
+        if kept is not None:
+            joined = joined.rows(kept) if len(kept) else NOTHING
+        check_total(len(joined.query) + len(joined.item_tokens), limits)
         return joined
 
 
-def read_inputs(body: Mapping[str, object], tokenizer: Tokenizer | None) -> IdInputs | TextInputs:
+def read_inputs(
+    body: Mapping[str, object], tokenizer: Tokenizer | None, limits: Limits, *, per_item: bool = False
+) -> IdInputs | TextInputs:
     """Read query and items.
+
+    Args:
+        body: Fields of the request.
+        tokenizer: Tokenises texts later.
+        limits: How many items are read one by one.
+        per_item: Whether items that are wrong are sorted out, as `read_on_error` says.
 
     Raises:
         RequestError: one is missing, empty, of a wrong type, or not of the other's kind.
@@ -142,10 +178,46 @@ def read_inputs(body: Mapping[str, object], tokenizer: Tokenizer | None) -> IdIn
     if isinstance(query, str):
         if not query:
             raise _empty_query()
-        return TextInputs(readable(query, "query", "invalid_query_type"), _read_texts(_listed(body)), tokenizer)
+        readable(query, "query", "invalid_query_type")
+        listed = _listed(body)
+        errors = ItemErrors("items", len(listed), per_item=per_item)
+        return TextInputs(query, _sort_out(listed, errors, limits, _read_texts, _read_text, list), tokenizer, errors)
     rows = query if isinstance(query, TokenRows) else _read_ids(query)
     items = body.get("items")
-    return IdInputs(rows, items if isinstance(items, TokenRows) else _read_id_lists(_listed(body)))
+    if isinstance(items, TokenRows):
+        return IdInputs(rows, items, ItemErrors("items", len(items.lens), per_item=per_item))
+    listed = _listed(body)
+    errors = ItemErrors("items", len(listed), per_item=per_item)
+    stack = partial(TokenRows.nested, "items")
+    return IdInputs(rows, _sort_out(listed, errors, limits, _read_id_lists, _read_id_list, stack), errors)
+
+
+def check_item_count(count: int, limits: Limits) -> None:
+    """Refuse more items than are allowed.
+
+    Raises:
+        RequestError: `too_many_items`.
+    """
+    if count > limits.max_items:
+        raise RequestError("too_many_items", f"{count} items; at most {limits.max_items} are allowed.", "items")
+
+
+def _sort_out(
+    items: list[object],
+    errors: ItemErrors,
+    limits: Limits,
+    read_all: Callable[[list[object]], All],
+    read_one: Callable[[int, object], One],
+    put_together: Callable[[list[One]], All],
+) -> All:
+    """Read all items at once; where some are wrong and the rest is wanted, one by one."""
+    try:
+        return read_all(items)
+    except RequestError:
+        if not errors.per_item:
+            raise
+    check_item_count(len(items), limits)
+    return put_together(errors.read_each(items, read_one))
 
 
 def _read_ids(query: object) -> TokenRows:
@@ -183,32 +255,65 @@ def _read_texts(items: list[object]) -> list[str]:
     return texts
 
 
+def _read_text(index: int, item: object) -> str:
+    _check_kinds([item], (str,), ROW_TYPES, "a text", index)
+    return readable(cast(str, item), f"items[{index}]", "invalid_items_type")
+
+
 def _read_id_lists(items: list[object]) -> TokenRows:
     _check_kinds(items, ROW_TYPES, (str,), "a list of token ids")
     return read_rows("items", cast(list[Sequence[object]], items))
 
 
-def _check_kinds(items: list[object], wanted: tuple[type, ...], other: tuple[type, ...], name: str) -> None:
-    """Refuse items that are not all of the query's kind."""
+def _read_id_list(index: int, item: object) -> TokenRows:
+    _check_kinds([item], ROW_TYPES, (str,), "a list of token ids", index)
+    row = cast(Sequence[object] | np.ndarray, item)
+    if isinstance(row, np.ndarray) and row.ndim != 1:
+        raise RequestError("invalid_token_id_type", f"items[{index}] must have one dimension.", "items")
+    return read_row(f"items[{index}]", row)
+
+
+def _check_kinds(
+    items: list[object], wanted: tuple[type, ...], other: tuple[type, ...], name: str, first: int = 0
+) -> None:
+    """Refuse items that are not all of the query's kind; the place of the first is given."""
     kinds = set(map(type, items))
     if any(issubclass(each, other) for each in kinds):
         raise RequestError("mixed_input_types", "query and items must both be text or both be token ids.", "items")
     if not all(issubclass(each, wanted) for each in kinds):
         index = next(index for index, item in enumerate(items) if not isinstance(item, wanted))
-        message = f"items[{index}] must be {name} like the query, not {kind(items[index])}."
+        message = f"items[{first + index}] must be {name} like the query, not {kind(items[index])}."
         raise RequestError("invalid_items_type", message, "items")
 
 
-def _check_lengths(lens: np.ndarray, computed: int, limits: Limits) -> None:
-    """Refuse sequences beyond the context, and more tokens than a request may have."""
-    if lens.max() > limits.context_length:
-        item = int(np.argmax(lens > limits.context_length))
-        raise RequestError(
+def _short_enough(
+    lens: np.ndarray, query_tokens: int, appended: int, limits: Limits, errors: ItemErrors
+) -> Int64[np.ndarray, " rows"] | None:
+    """Refuse sequences beyond the context; return the rows of the others, or None if that is all of them."""
+    is_long = lens + appended > limits.context_length
+    if not is_long.any():
+        return None
+
+    def error(row: int, index: int) -> RequestError:
+        what = "query, item and label" if appended else "query and item"
+        return RequestError(
             "context_length_exceeded",
-            f"items[{item}]: query and item have {lens[item]} tokens together; the context holds "
+            f"items[{index}]: {what} have {lens[row] + appended} tokens together; the context holds "
             f"{limits.context_length}.",
             "items",
         )
+
+    if query_tokens > limits.context_length:
+        raise error(0, 0)  # the query is at fault
+    return errors.refuse(is_long, error)
+
+
+def check_total(computed: int, limits: Limits) -> None:
+    """Refuse more tokens than a request may have.
+
+    Raises:
+        RequestError: `too_many_tokens`.
+    """
     if computed > limits.max_request_tokens:
         raise RequestError(
             "too_many_tokens",

@@ -1,4 +1,7 @@
-"""The labels of a request: token ids, one list for all items or one for each, or texts that are looked up."""
+"""The labels of a request: token ids, one list for all items or one for each, or texts that are looked up.
+
+Of a model with a classification head they are rows of the head, or the names of rows.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +10,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.errors import RequestError
-from mis_core.scoring.fields import kind, readable
+from mis_core.scoring.fields import kind, readable, shown
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.token_rows import ROW_TYPES, TokenRows, read_row, read_rows
 from mis_core.tokenization import Tokenizer
@@ -25,20 +28,35 @@ class Labels:
     texts: list[str]
     ids: TokenRows | None
 
-    def look_up(self, tokenizer: Tokenizer | None) -> TokenRows:
-        """Return the ids; of texts, those of a tokenizer.
+    def look_up_sequences(self, tokenizer: Tokenizer | None) -> TokenRows:
+        """Return the ids; of texts, one list for each if some have several tokens, else one list.
 
         Raises:
-            RequestError: `label_not_single_token`.
+            RequestError: `empty_label`.
         """
         if self.ids is not None:
             return self.ids
         assert tokenizer is not None, "texts need a tokenizer"
+        rows = [tokenizer.label_ids(text) for text in self.texts]
+        ids = TokenRows.nested("labels", [TokenRows.single("labels", np.array(row, np.int64)) for row in rows])
+        return ids if ids.longest > 1 else TokenRows.single("labels", ids.values)
+
+    def look_up(self, tokenizer: Tokenizer | None, head_labels: tuple[str, ...] = ()) -> TokenRows:
+        """Return the ids of labels that must be one token each; of texts, the rows of a head that they name, or tokens.
+
+        Raises:
+            RequestError: `label_not_single_token` or `unknown_label`.
+        """
+        if self.ids is not None:
+            return self.ids
+        if head_labels:
+            return TokenRows.single("labels", np.array([_row(text, head_labels) for text in self.texts], np.int64))
+        assert tokenizer is not None, "texts need a tokenizer"
         return TokenRows.single("labels", np.array([tokenizer.label_id(text) for text in self.texts], np.int64))
 
 
-def read_labels(body: Mapping[str, object], num_items: int) -> Labels:
-    """Read the labels of a request.
+def read_labels(body: Mapping[str, object], num_items: int, head_labels: tuple[str, ...] = ()) -> Labels:
+    """Read the labels of a request; all rows of a classification head where it names none.
 
     Raises:
         RequestError: they are missing, of a wrong type, or not one list for each item.
@@ -48,6 +66,8 @@ def read_labels(body: Mapping[str, object], num_items: int) -> Labels:
         if ids is not None:
             raise RequestError("conflicting_labels", "Give labels or label_token_ids, not both.", "labels")
         return Labels(_read_texts(texts), None)
+    if ids is None and head_labels:
+        return Labels([], TokenRows.single("label_token_ids", np.arange(len(head_labels))))
     if ids is None:
         message = "Give the labels to score: label_token_ids or labels."
         raise RequestError("missing_label_token_ids", message, "label_token_ids")
@@ -71,6 +91,15 @@ def label_matrix(labels: TokenRows) -> Int32[np.ndarray, "label_rows labels"]:
     matrix = np.full((len(labels.lens), labels.longest), -1, np.int32)
     matrix[np.arange(matrix.shape[1]) < labels.lens[:, None]] = labels.values
     return matrix
+
+
+def _row(text: str, head_labels: tuple[str, ...]) -> int:
+    """Return the row of a head that a text names."""
+    if head_labels.count(text) == 1:
+        return head_labels.index(text)
+    known = ", ".join(head_labels)
+    reason = "names several rows" if text in head_labels else "names no row"
+    raise RequestError("unknown_label", f"Label {shown(text)} {reason} of the model's head: {known}.", "labels")
 
 
 def _read_ids(param: str, ids: object, num_items: int) -> TokenRows:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mis_core.config import Activation
 from mis_core.tokenization import MAX_CHARACTERS
 
 
@@ -20,6 +21,9 @@ class Limits:
         max_scores: Most items times labels of the longest list: what a request and its reply hold in memory.
         delimiter: Token put between query and item, or None.
         layouts: Whether requests may choose their layout, by `LAYOUT_FIELDS`.
+        head_labels: Names of the rows of a classification head, in order; empty for language models. Label ids are
+            then rows of the head.
+        head_activation: What makes probabilities of its values.
     """
 
     context_length: int
@@ -31,3 +35,10 @@ class Limits:
     max_scores: int = 1 << 21
     delimiter: int | None = None
     layouts: bool = False
+    head_labels: tuple[str, ...] = ()
+    head_activation: Activation = "softmax"
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the head; label ids are below it."""
+        return len(self.head_labels) or self.vocab_size

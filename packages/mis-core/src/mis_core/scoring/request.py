@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.ragged import offsets
+from mis_core.scoring.item_errors import ItemError
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,8 @@ class ScoreResult:
     """Scores in the order of the request's items and labels.
 
     Attributes:
-        scores: `[items, labels]`; with per-item label lists of different lengths, rows end in NaN.
+        scores: `[items, labels]`; with per-item label lists of different lengths, rows end in NaN; the row of an item
+            that was not scored is NaN.
         token_logprobs: Full-vocabulary natural log-probabilities, shaped like `scores`, or None.
         usage: Token counts.
         timings_ms: Milliseconds by stage: `tokenize`, `queue` (until the first step has room), `plan`
@@ -222,6 +224,9 @@ class ScoreResult:
         algorithm: Layout that was used: `serial`, `packed` or `prefill_extend`.
         reason: Why, in one sentence.
         steps: Device calls that computed some part of the request.
+        segments: Runs of new tokens behind the query.
+        contexts: Different beginnings of the query that they see.
+        errors: Why items were not scored, for a request that wants the others.
     """
 
     scores: Float32[np.ndarray, "items labels"]
@@ -231,3 +236,6 @@ class ScoreResult:
     algorithm: str = ""
     reason: str = ""
     steps: int = 0
+    segments: int = 0
+    contexts: int = 0
+    errors: tuple[ItemError, ...] = ()

@@ -6,46 +6,64 @@ import numpy as np
 from jaxtyping import Float32, Int32
 from scipy.special import softmax
 
+from mis_core.scoring.parsed import ParsedScore
 from mis_core.scoring.request import EngineOutput, ScoreRequest, ScoreResult, Usage
 
 _LOWEST = float(np.finfo(np.float32).min)
 
 
-def finish_score(request: ScoreRequest, outputs: tuple[EngineOutput, ...]) -> ScoreResult:
+def finish_score(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> ScoreResult:
     """Turn what the engine computed into the request's scores.
 
     Without `apply_softmax` a score is the label's probability over the full vocabulary, the
     exponential of its log-probability. With it, a score is the softmax over the item's labels, in
-    which the full-vocabulary normaliser cancels. Finite logits never make NaN or infinity.
+    which the full-vocabulary normaliser cancels. A label of several tokens has the probability of its whole sequence,
+    and the softmax is over these. Finite logits never make NaN or infinity.
+
+    Of a model with a classification head, the vocabulary are the rows of its head; of a head with one row the
+    probability is the sigmoid of its logit, because its normaliser (`runner.head`) counts the other class.
 
     Args:
-        request: The request.
-        outputs: Its one output, with `log_sum_exp` if `request.needs_log_sum_exp`.
+        parsed: The request.
+        outputs: Its one output, with `log_sum_exp` if the request `needs_log_sum_exp`; none if no item can be scored.
 
     Raises:
         ValueError: `log_sum_exp` is missing though the request needs it.
     """
     began = time.perf_counter()
-    (output,) = outputs
-    logprobs = label_logprobs(output) if request.needs_log_sum_exp else None
+    request, items = parsed.request, parsed.items
+    output = outputs[0] if outputs else _nothing(request)
+    logprobs = label_logprobs(output) if output.log_sum_exp is not None or request.needs_log_sum_exp else None
+    logits = output.logits
+    if parsed.sequences is not None:
+        assert logprobs is not None, "sequences need log_sum_exp"
+        logits = logprobs = parsed.sequences.logprobs(logprobs)
     if request.apply_softmax:
-        scores = label_softmax(output.logits, request.label_ids, request.temperature)
+        scores = label_softmax(logits, request.label_ids, request.temperature)
     else:
         assert logprobs is not None, "without softmax, needs_log_sum_exp is true"
         scores = np.exp(logprobs)
-    if len(request.label_ids) > 1:  # rows of different lengths
+    if len(request.label_ids) == request.num_items:  # perhaps rows of different lengths
         for values in (scores, logprobs):
             if values is not None:
                 values[request.label_ids < 0] = np.nan
     return ScoreResult(
-        scores=scores,
-        token_logprobs=logprobs if request.return_token_logprobs else None,
+        scores=items.spread(scores),
+        token_logprobs=items.spread(logprobs) if logprobs is not None and request.return_token_logprobs else None,
         usage=Usage(request.prompt_tokens, output.cached_tokens),
         timings_ms={**output.timings_ms, "finish": (time.perf_counter() - began) * 1e3},
         algorithm=output.algorithm,
         reason=output.reason,
         steps=output.steps,
+        segments=sum(each.num_items for each in parsed.requests),
+        contexts=len(np.unique(request.context_lens[request.context_lens > 0])),
+        errors=items.errors,
     )
+
+
+def _nothing(request: ScoreRequest) -> EngineOutput:
+    """Return the output of a request without items."""
+    return EngineOutput(np.empty((0, request.label_ids.shape[1]), np.float32), np.empty(0, np.float32))
 
 
 def label_logprobs(output: EngineOutput) -> Float32[np.ndarray, "items labels"]:

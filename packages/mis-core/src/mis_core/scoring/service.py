@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from mis_core.scoring.limits import Limits
+from mis_core.scoring.parsed import ParsedScore
 from mis_core.scoring.request import EngineOutput, ScoreRequest, ScoreResult
 from mis_core.scoring.scores import finish_score
 from mis_core.scoring.validation import parse_score_request
@@ -31,7 +32,7 @@ class Parsed(Protocol):
 
     @property
     def requests(self) -> tuple[ScoreRequest, ...]:
-        """What the engine computes, at least one."""
+        """What the engine computes; nothing if each of its items is wrong in itself."""
 
 
 Source = TypeVar("Source")
@@ -79,7 +80,7 @@ def _score_has_text(fields: Fields) -> bool:
     return isinstance(fields.get("query"), str) or fields.get("labels") is not None
 
 
-SCORE: Task[ScoreRequest, ScoreResult] = Task("score", _score_has_text, parse_score_request, finish_score)
+SCORE: Task[ParsedScore, ScoreResult] = Task("score", _score_has_text, parse_score_request, finish_score)
 
 
 class Service(ABC, Generic[Source]):
@@ -112,7 +113,8 @@ class Service(ABC, Generic[Source]):
             output.timings_ms["tokenize"] = tokenize_ms
         computed_at = time.perf_counter()
         result = await self.finish(task, parsed, outputs)
-        slowest = {name: max(output.timings_ms[name] for output in outputs) for name in outputs[0].timings_ms}
+        stages = outputs[0].timings_ms if outputs else {"tokenize": tokenize_ms}
+        slowest = {name: max((output.timings_ms[name] for output in outputs), default=stages[name]) for name in stages}
         return Answered(parsed, outputs, result, slowest | {"finish": (time.perf_counter() - computed_at) * 1e3})
 
     @abstractmethod

@@ -6,13 +6,14 @@ a Python loop over tokens; only a refusal looks for the place to name.
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, cast
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from mis_core.errors import RequestError
+from mis_core.ragged import rows_at
 
 ROW_TYPES = (list, tuple, np.ndarray)
 
@@ -40,18 +41,48 @@ class TokenRows:
         """Make a field of one list."""
         return cls(param, values, np.array([len(values)]), is_nested=False)
 
-    def check_below(self, vocab_size: int) -> None:
-        """Refuse ids outside the vocabulary.
+    @classmethod
+    def nested(cls, param: str, rows: "Sequence[TokenRows]") -> Self:
+        """Make a field of several lists, each read by itself."""
+        values = [np.empty(0, np.int64), *(row.values for row in rows)]
+        return cls(param, np.concatenate(values), np.array([len(row.values) for row in rows], np.int64), is_nested=True)
+
+    def rows(self, rows: Int64[np.ndarray, " rows"]) -> Self:
+        """Return some lists of a nested field."""
+        lens = self.lens[rows]
+        starts = np.cumsum(self.lens) - self.lens
+        return replace(self, values=rows_at(self.values, starts[rows], lens), lens=lens)
+
+    def above(self, size: int) -> Bool[np.ndarray, " tokens"]:
+        """Return which ids are not below a size."""
+        return self.values.view(np.uint64) >= size
+
+    def check_below(self, size: int, name: str = "vocabulary size") -> None:
+        """Refuse ids outside the vocabulary, or rows outside a head.
+
+        Args:
+            size: What all are below.
+            name: What that is.
 
         Raises:
             RequestError: `token_id_exceeds_vocab`.
         """
-        values = self.values.view(np.uint64)
-        if values.size and values.max() >= vocab_size:
-            place = self.place(int(np.argmax(values >= vocab_size)))
-            raise RequestError(
-                "token_id_exceeds_vocab", f"{place} is not below the vocabulary size {vocab_size}.", self.param
-            )
+        is_above = self.above(size)
+        if is_above.any():
+            raise self.exceeds(self.place(int(np.argmax(is_above))), size, name)
+
+    def exceeds(self, place: str, size: int, name: str = "vocabulary size") -> RequestError:
+        """Return the error of an id outside the vocabulary, or of a row outside a head."""
+        return RequestError("token_id_exceeds_vocab", f"{place} is not below the {name} {size}.", self.param)
+
+    def first_columns(self, is_token: Bool[np.ndarray, " tokens"]) -> Int64[np.ndarray, " rows"]:
+        """Return where each row has the first of some tokens; -1 where it has none."""
+        ends = np.cumsum(self.lens)
+        places = np.flatnonzero(is_token)
+        rows, first = np.unique(np.searchsorted(ends, places, side="right"), return_index=True)
+        columns = np.full(len(self.lens), -1)
+        columns[rows] = places[first] - (ends - self.lens)[rows]
+        return columns
 
     @property
     def longest(self) -> int:

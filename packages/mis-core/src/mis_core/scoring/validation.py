@@ -1,6 +1,6 @@
-"""From the fields of a request to a `ScoreRequest`, or to the error that says what to change.
+"""From the fields of a score request to what the engine computes, or to the error that says what to change.
 
-The only way to a `ScoreRequest`. Checks run in the order of the error table of the HTTP reference,
+Checks run in the order of the error table of the HTTP reference,
 cheap ones before any text is tokenised; status codes are not known here.
 """
 
@@ -8,22 +8,28 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from mis_core.errors import RequestError
-from mis_core.scoring.fields import read_bool, read_layout, read_optional_text, read_temperature, shown
-from mis_core.scoring.inputs import read_inputs
+from mis_core.scoring.fields import read_bool, read_layout, read_on_error, read_optional_text, read_temperature, shown
+from mis_core.scoring.inputs import check_item_count, check_total, read_inputs
+from mis_core.scoring.label_sequences import LabelSequences
 from mis_core.scoring.labels import check_label_count, label_matrix, read_labels
 from mis_core.scoring.limits import Limits
+from mis_core.scoring.parsed import ParsedScore
 from mis_core.scoring.request import ScoreRequest
 from mis_core.scoring.token_rows import TokenRows
-from mis_core.tokenization import Tokenizer
+from mis_core.tokenization import NOTHING, Tokenizer
 
 LAYOUT_FIELDS = ("scoring_algorithm", "mask_impl", "multi_item_scoring_chunk_size")
 """Fields of a request that chooses its layout, where the engine lets it."""
 
 FIELDS = (
     "query", "items", "label_token_ids", "labels", "apply_softmax", "item_first", "temperature",
-    "return_token_logprobs", "model", "cache_salt", "add_special_tokens",
+    "return_token_logprobs", "model", "cache_salt", "add_special_tokens", "on_error", "return_layout",
 )  # fmt: skip
 """Every field of a request."""
+
+
+_PAIRS = ("queries", "documents", "text_1", "text_2", "data_1", "data_2")
+"""Fields of the route that has the same path in vLLM: one relevance for each pair."""
 
 
 def parse_score_request(
@@ -31,7 +37,7 @@ def parse_score_request(
     tokenizer: Tokenizer | None,
     limits: Limits,
     served_models: tuple[str, ...] | None = None,
-) -> ScoreRequest:
+) -> ParsedScore:
     """Validate the fields of a request, and tokenise its texts.
 
     Args:
@@ -45,32 +51,45 @@ def parse_score_request(
     Raises:
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
+    _check_not_pairs(body)
     check_names(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
-    inputs = read_inputs(body, tokenizer)
-    labels = read_labels(body, inputs.num_items)
+    inputs = read_inputs(body, tokenizer, limits, per_item=read_on_error(body))
+    num_items = inputs.errors.count
+    labels = read_labels(body, num_items, limits.head_labels)
     check_characters(limits.max_text_characters, **inputs.texts, labels=labels.texts)
     check_label_count(len(labels.texts), "labels", limits)  # before each is looked up
-    if tokenizer is None and (inputs.texts or labels.texts):
+    if tokenizer is None and (inputs.texts or (labels.texts and not limits.head_labels)):
         raise RequestError("invalid_query_type", "This engine has no tokenizer: send token ids, not text.", "query")
-    label_ids = labels.look_up(tokenizer)
-    inputs.check_below(limits.vocab_size)
-    label_ids.check_below(limits.vocab_size)
-    apply_softmax, item_first, return_token_logprobs = (
-        read_bool(body, name) for name in ("apply_softmax", "item_first", "return_token_logprobs")
+    is_head = bool(limits.head_labels)
+    label_ids = labels.look_up(tokenizer, limits.head_labels) if is_head else labels.look_up_sequences(tokenizer)
+    inputs = inputs.below(limits.vocab_size)
+    label_ids.check_below(limits.head_rows, "number of rows of the head," if is_head else "vocabulary size")
+    sequences = LabelSequences.of(label_ids) if labels.texts and label_ids.is_nested else None
+    apply_softmax, item_first, return_token_logprobs, return_layout = (
+        read_bool(body, name) for name in ("apply_softmax", "item_first", "return_token_logprobs", "return_layout")
     )
     add_special_tokens = read_bool(body, "add_special_tokens", default=True)
     cache_salt, model = read_optional_text(body, "cache_salt"), read_optional_text(body, "model")
     if model is not None and served_models is not None and model not in served_models:
         raise RequestError("model_not_found", f"Model {shown(model)} is not served here.", "model")
     temperature = read_temperature(body, apply_softmax)
-    _check_counts(inputs.num_items, label_ids, limits)
+    _check_counts(num_items, label_ids, sequences, limits)
     layout = read_layout(body)
-    if limits.delimiter is not None:
+    joined = NOTHING
+    if inputs.errors.any_left and limits.delimiter is not None:
         inputs = inputs.as_ids(item_first, add_special_tokens).delimited(limits.delimiter, item_first)
-    joined = inputs.join(item_first, add_special_tokens, limits)
-    return ScoreRequest(
+    if inputs.errors.any_left:
+        appended = 0 if sequences is None else int(sequences.appended.max())
+        joined = inputs.join(item_first, add_special_tokens, limits, appended)
+    items = inputs.errors.sorted()
+    if sequences is not None:
+        check_total(sequences.count_tokens(joined), limits)
+        matrix = sequences.first_tokens
+    else:
+        matrix = label_matrix(label_ids)[items.kept] if label_ids.is_nested else label_matrix(label_ids)
+    request = ScoreRequest(
         *joined,
-        label_matrix(label_ids),
+        matrix,
         apply_softmax=apply_softmax,
         temperature=temperature,
         return_token_logprobs=return_token_logprobs,
@@ -78,6 +97,7 @@ def parse_score_request(
         layout=layout,
         empty_items=0 if item_first else inputs.num_empty,
     )
+    return ParsedScore(request, items, sequences, return_layout)
 
 
 def check_characters(most: int, **texts: Sequence[str]) -> None:
@@ -100,6 +120,17 @@ def check_characters(most: int, **texts: Sequence[str]) -> None:
         )
 
 
+def _check_not_pairs(body: Mapping[str, object]) -> None:
+    name = next((name for name in _PAIRS if name in body), None)
+    if name is not None:
+        raise RequestError(
+            "unknown_parameter",
+            f"{name} belongs to vLLM's score, one relevance for each pair: POST /v1/rerank ranks documents for a query "
+            "here. /v1/score wants query, items, and label_token_ids or labels.",
+            name,
+        )
+
+
 def check_names(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
     """Refuse fields that are not known, with the one that may be meant.
 
@@ -113,15 +144,16 @@ def check_names(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
             raise RequestError("unknown_parameter", f"Unknown field {shown(name)}. {hint}", str(name)[:64])
 
 
-def _check_counts(num_items: int, labels: TokenRows, limits: Limits) -> None:
-    if num_items > limits.max_items:
-        raise RequestError("too_many_items", f"{num_items} items; at most {limits.max_items} are allowed.", "items")
-    check_label_count(labels.longest, labels.param, limits)
-    scores = num_items * labels.longest
+def _check_counts(num_items: int, labels: TokenRows, sequences: LabelSequences | None, limits: Limits) -> None:
+    check_item_count(num_items, limits)
+    count = labels.longest if sequences is None else len(sequences.lens)
+    check_label_count(count, labels.param, limits)
+    scores = num_items * (count if sequences is None else sequences.num_reads * sequences.width)
     if scores > limits.max_scores:
+        what = "scores" if sequences is None else "values that are read, as some have several tokens"
         raise RequestError(
             "too_many_labels",
-            f"{num_items} items with up to {labels.longest} labels make {scores} scores; at most {limits.max_scores} "
+            f"{num_items} items with up to {count} labels make {scores} {what}; at most {limits.max_scores} "
             "are allowed. Split the items over several requests.",
             labels.param,
         )

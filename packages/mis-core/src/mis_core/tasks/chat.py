@@ -12,7 +12,7 @@ from mis_core.scoring.fields import kind, read_optional_text, readable
 from mis_core.scoring.labels import check_label_count, label_matrix, read_labels
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import MAX_TOP_TOKENS, EngineOutput, ScoreRequest, Usage
-from mis_core.scoring.scores import label_logprobs, normalised
+from mis_core.scoring.scores import normalised
 from mis_core.scoring.service import Task
 from mis_core.scoring.validation import check_characters, check_names
 from mis_core.tasks.messages import count_characters, read_messages
@@ -25,6 +25,7 @@ from mis_core.tasks.openai_fields import (
     refuse_unsupported,
 )
 from mis_core.tasks.sampling import SAMPLING_FIELDS, read_draws, read_sampling, read_stop
+from mis_core.tasks.served import check_task
 from mis_core.tokenization import Tokenizer, join_ids
 
 IGNORED = (
@@ -98,21 +99,21 @@ class ChatResult:
     Attributes:
         token_ids: The token of each choice, `[choices]`.
         token_logprobs: Their log-probabilities, `[choices]`.
-        top_ids: The most probable tokens, best first, `[choices, top_logprobs]`.
-        top_logprobs: Their log-probabilities, `[choices, top_logprobs]`.
+        top_ids: The most probable tokens, best first, `[top_logprobs]`; the same whatever is drawn, as are labels.
+        top_logprobs: Their log-probabilities, `[top_logprobs]`.
         label_ids: The labels that were asked for, `[labels]`.
-        label_logprobs: Their log-probabilities, `[choices, labels]`.
-        label_probabilities: Their probabilities over the full vocabulary, `[choices, labels]`.
+        label_logprobs: Their log-probabilities, `[labels]`.
+        label_probabilities: Their probabilities over the full vocabulary, `[labels]`.
         usage: Token counts.
     """
 
     token_ids: Int32[np.ndarray, " choices"]
     token_logprobs: Float32[np.ndarray, " choices"]
-    top_ids: Int32[np.ndarray, "choices top_logprobs"]
-    top_logprobs: Float32[np.ndarray, "choices top_logprobs"]
+    top_ids: Int32[np.ndarray, " top_logprobs"]
+    top_logprobs: Float32[np.ndarray, " top_logprobs"]
     label_ids: Int32[np.ndarray, " labels"]
-    label_logprobs: Float32[np.ndarray, "choices labels"]
-    label_probabilities: Float32[np.ndarray, "choices labels"]
+    label_logprobs: Float32[np.ndarray, " labels"]
+    label_probabilities: Float32[np.ndarray, " labels"]
     usage: Usage
 
 
@@ -134,6 +135,9 @@ def parse_chat(
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
     check_names(fields, FIELDS)
+    if limits.head_labels:
+        message = "This model has a classification head in place of a vocabulary; chat needs a language model."
+        raise RequestError("task_not_supported", message, "model")
     messages = read_messages(fields.get("messages"))
     check_model(fields, served_models)
     refuse_unsupported(fields, UNSUPPORTED)
@@ -150,9 +154,10 @@ def parse_chat(
     if characters > limits.max_text_characters:
         message = f"{characters} characters of text; at most {limits.max_text_characters} are allowed."
         raise RequestError("too_many_tokens", message, "messages")
-    if tokenizer is None or tokenizer.chat_template is None:
-        message = "This model has no chat template: start the server with --chat-template, or send texts to /v1/score."
-        raise RequestError("task_not_supported", message)
+    has_chat_template = tokenizer is not None and tokenizer.chat_template is not None
+    check_task("chat", has_chat_template=has_chat_template, head_labels=limits.head_labels)
+    assert tokenizer is not None, "as checked"
+    assert tokenizer.chat_template is not None, "as checked"
     text = tokenizer.chat_template.render(messages, **variables)
     check_characters(limits.max_text_characters, messages=[text])
     prompt = tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
@@ -184,13 +189,15 @@ def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatRe
     if top_ids is None or top_logits is None:
         if request.top_tokens:
             raise ValueError("The engine returned no most probable tokens.")
-        top_ids, top_logits = np.zeros((request.num_items, 0), np.int32), np.zeros((request.num_items, 0), np.float32)
-    labels = label_logprobs(output)
+        top_ids, top_logits = np.zeros((1, 0), np.int32), np.zeros((1, 0), np.float32)
+    # All items are the same segment, and have the same bits.
+    normaliser = output.log_sum_exp[:1]
+    labels = normalised(output.logits[:1], normaliser)[0]
     result = ChatResult(
         token_ids=output.next_ids,
         token_logprobs=normalised(output.next_logits[:, None], output.log_sum_exp)[:, 0],
-        top_ids=top_ids,
-        top_logprobs=normalised(top_logits, output.log_sum_exp),
+        top_ids=top_ids[0],
+        top_logprobs=normalised(top_logits[:1], normaliser)[0],
         label_ids=request.label_ids[0],
         label_logprobs=labels,
         label_probabilities=np.exp(labels),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Integer
 
-from mis_core.ragged import offsets, ramp
+from mis_core.ragged import offsets, ramp, rows_at
 
 
 class Joined(NamedTuple):
@@ -26,10 +26,20 @@ class Joined(NamedTuple):
     item_starts: Int32[np.ndarray, " items_plus_one"]
     context_lens: Int32[np.ndarray, " items"]
 
+    def rows(self, items: Integer[np.ndarray, " rows"]) -> "Joined":
+        """Return the query with some of the items only."""
+        lens = np.diff(self.item_starts)[items]
+        tokens = rows_at(self.item_tokens, self.item_starts[items], lens)
+        return Joined(self.query, tokens, offsets(lens), self.context_lens[items])
+
     def sequence(self, item: int) -> Int32[np.ndarray, " tokens"]:
         """Return one item's whole sequence, its context first: what a pointwise pass would read."""
         segment = self.item_tokens[self.item_starts[item] : self.item_starts[item + 1]]
         return np.concatenate([self.query[: self.context_lens[item]], segment])
+
+
+NOTHING = Joined(np.empty(0, np.int32), np.empty(0, np.int32), np.zeros(1, np.int32), np.empty(0, np.int32))
+"""No items, and so no query."""
 
 
 def join_ids(

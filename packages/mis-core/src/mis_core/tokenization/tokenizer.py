@@ -139,6 +139,17 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return self._backend.get_vocab_size()
 
+    def label_ids(self, text: str) -> list[int]:
+        """Return the tokens that a text label is, whatever it stands behind: none merges with what is before it.
+
+        Raises:
+            RequestError: `empty_label`.
+        """
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        if not ids:
+            raise RequestError("empty_label", f"Label {text[:40]!r} has no token of its own.", "labels")
+        return ids
+
     def label_id(self, text: str) -> int:
         """Return the one token that a text label is.
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -61,30 +62,23 @@ _TOKEN_VALUES = 8  # a token is spelled in the time of so many numbers
 
 
 def _choices(parsed: ParsedChat, result: ChatResult, tokenizer: Tokenizer) -> list[ChatChoice]:
-    return [_choice(parsed, result, tokenizer, index) for index in range(len(result.token_ids))]
-
-
-def _choice(parsed: ParsedChat, result: ChatResult, tokenizer: Tokenizer, index: int) -> ChatChoice:
-    token = int(result.token_ids[index])
-    text, reason = _answer(token, tokenizer, parsed.stop)
-    logprobs = labels = None
-    if parsed.logprobs:
-        pairs = zip(result.top_ids[index].tolist(), result.top_logprobs[index].tolist(), strict=True)
-        top = [TopLogprob(*_spelled(tokenizer, each), logprob) for each, logprob in pairs]
-        own = TokenLogprob(*_spelled(tokenizer, token), float(result.token_logprobs[index]), top)
-        logprobs = ChoiceLogprobs([own])
-    if len(result.label_ids):
-        labels = [
-            LabelLogprob(text, each, data, logprob, probability)
-            for each, logprob, probability in zip(
-                result.label_ids.tolist(),
-                result.label_logprobs[index].tolist(),
-                result.label_probabilities[index].tolist(),
-                strict=True,
-            )
-            for text, data in [_spelled(tokenizer, each)]
-        ]
-    return ChatChoice(index, AnswerMessage(text), logprobs, reason, labels)
+    """Return the answers; they share what is the same for all."""
+    top_pairs = zip(result.top_ids.tolist(), result.top_logprobs.tolist(), strict=True)
+    top = [TopLogprob(*_spelled(tokenizer, token), logprob) for token, logprob in top_pairs]
+    values = (result.label_ids, result.label_logprobs, result.label_probabilities)
+    labels = [
+        LabelLogprob(*_spelled(tokenizer, token), token, logprob, probability)
+        for token, logprob, probability in zip(*(each.tolist() for each in values), strict=True)
+    ]
+    encoded = msgspec.Raw(msgspec.json.encode(labels)) if labels else None
+    choices = []
+    for index, (token, logprob) in enumerate(
+        zip(result.token_ids.tolist(), result.token_logprobs.tolist(), strict=True)
+    ):
+        text, reason = _answer(token, tokenizer, parsed.stop)
+        own = ChoiceLogprobs([TokenLogprob(*_spelled(tokenizer, token), logprob, top)]) if parsed.logprobs else None
+        choices.append(ChatChoice(index, AnswerMessage(text), own, reason, encoded))
+    return choices
 
 
 def _answer(token: int, tokenizer: Tokenizer, stop: tuple[str, ...]) -> tuple[str, Finish]:

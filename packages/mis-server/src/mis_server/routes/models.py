@@ -28,5 +28,7 @@ def _card(service: ModelService) -> ModelCard:
     return ModelCard(
         id=service.settings.model_name,
         created=service.created,
+        root=service.settings.engine.model,
         max_model_len=None if info is None else info.context_length,
+        tasks=list(service.tasks),
     )

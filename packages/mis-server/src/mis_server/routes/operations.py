@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter
@@ -11,8 +12,8 @@ import mis_core
 import mis_server
 from mis_core.errors import EngineUnavailable
 from mis_core.scoring.request import ScoreRequest
-from mis_server.schemas.operations import ServerInfo, Status, Version
-from mis_server.service import ServiceOfApp
+from mis_server.schemas.operations import FlatServerInfo, Load, ModelInfo, ServerInfo, Status, Version
+from mis_server.service import ModelService, ServiceOfApp
 from mis_server.telemetry.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["operations"])
@@ -22,6 +23,7 @@ _SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 
 
 @router.get("/health")
+@router.get("/ping")
 async def health() -> Status:
     """Answer 200 as long as this process runs, even while the engine starts."""
     return Status(status="ok")
@@ -55,19 +57,69 @@ async def version() -> Version:
 @router.get("/server_info")
 async def server_info(service: ServiceOfApp) -> ServerInfo:
     """Return every setting except secrets, what was loaded, and the engine's statistics."""
+    return ServerInfo(
+        version=mis_server.__version__,
+        model=service.settings.model_name,
+        settings=_settings(service),
+        engine=_loaded(service),
+        statistics=await service.statistics(),
+    )
+
+
+@router.get("/get_server_info")
+async def get_server_info(service: ServiceOfApp) -> FlatServerInfo:
+    """Return what `/server_info` has in the shape of SGLang: flat, with the statistics as `internal_states`."""
+    named = {
+        "model_path": service.settings.engine.model,
+        "tokenizer_path": service.settings.engine.model,
+        "served_model_name": service.settings.model_name,
+        "version": mis_server.__version__,
+        "internal_states": [await service.statistics()],
+    }
+    return FlatServerInfo.model_validate(_settings(service) | _loaded(service) | named)
+
+
+@router.get("/model_info")
+@router.get("/get_model_info")
+async def model_info(service: ServiceOfApp) -> ModelInfo:
+    """Describe the served model with the names of SGLang."""
+    info = service.client.info
+    tasks = service.tasks
+    return ModelInfo(
+        model_path=service.settings.engine.model,
+        tokenizer_path=service.settings.engine.model,
+        served_model_name=service.settings.model_name,
+        is_generation="complete" in tasks,
+        tasks=list(tasks),
+        context_length=None if info is None else info.context_length,
+        vocab_size=None if info is None else info.vocab_size,
+    )
+
+
+@router.get("/load")
+async def load(service: ServiceOfApp) -> Load:
+    """Return how many requests and tokens are under way; asks neither the engine nor the device."""
+    admission = service.admission
+    return Load(
+        server_load=admission.requests,
+        requests_waiting=service.requests_waiting,
+        tokens_under_way=admission.tokens,
+    )
+
+
+def _settings(service: ModelService) -> dict[str, Any]:
+    """Return every setting, the engine's too, except secrets."""
     settings = {
         field.name: getattr(service.settings, field.name)
         for field in dataclasses.fields(service.settings)
         if field.name not in (*_SECRETS, "engine")
     }
+    return settings | dataclasses.asdict(service.settings.engine)
+
+
+def _loaded(service: ModelService) -> dict[str, str | int | float]:
     info = service.client.info
-    return ServerInfo(
-        version=mis_server.__version__,
-        model=service.settings.model_name,
-        settings=settings | dataclasses.asdict(service.settings.engine),
-        engine={} if info is None else dict(info.summary),
-        statistics=await service.statistics(),
-    )
+    return {} if info is None else dict(info.summary)
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

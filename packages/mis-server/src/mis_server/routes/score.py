@@ -1,4 +1,4 @@
-"""`POST /v1/score`."""
+"""`POST /v1/score`, also `/score`."""
 
 import time
 
@@ -7,9 +7,10 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mis_core.scoring.request import ScoreRequest, ScoreResult
+from mis_core.scoring.parsed import ParsedScore
+from mis_core.scoring.request import ScoreResult
 from mis_core.scoring.service import SCORE
-from mis_server.schemas.score import PromptTokensDetails, ScoreBody, ScoreReply, ScoreUsage
+from mis_server.schemas.score import PromptTokensDetails, ScoreBody, ScoreLayout, ScoreReply, ScoreUsage
 from mis_server.service import ModelService, in_thread_if_large, json_reply
 
 router = APIRouter()
@@ -19,6 +20,7 @@ _PIECE_SCORES = 8192  # encoded within a millisecond or two
 _BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": ScoreBody.model_json_schema()}}}}
 
 
+@router.post("/score", response_model=ScoreReply, openapi_extra=_BODY)
 @router.post("/v1/score", response_model=ScoreReply, openapi_extra=_BODY)
 async def score(request: Request) -> Response:
     """Score every item behind the query: the probabilities of the label tokens after `query + item`.
@@ -36,6 +38,8 @@ async def score(request: Request) -> Response:
         model=service.settings.model_name,
         scores=scores,
         token_logprobs=logprobs,
+        errors=result.errors if answered.parsed.items.per_item else msgspec.UNSET,
+        layout=_layout(result) if answered.parsed.return_layout else msgspec.UNSET,
         usage=ScoreUsage(
             prompt_tokens=usage.prompt_tokens,
             total_tokens=usage.prompt_tokens,
@@ -45,23 +49,40 @@ async def score(request: Request) -> Response:
     return json_reply(reply, answered)
 
 
-def _encode_both(request: ScoreRequest, result: ScoreResult) -> tuple[msgspec.Raw, msgspec.Raw | None]:
-    logprobs = None if result.token_logprobs is None else _encode(request, result.token_logprobs)
-    return _encode(request, result.scores), logprobs
+def _layout(result: ScoreResult) -> ScoreLayout:
+    return ScoreLayout(
+        algorithm=result.algorithm,
+        reason=result.reason,
+        steps=result.steps,
+        segments=result.segments,
+        contexts=result.contexts,
+        cached_tokens=result.usage.cached_tokens,
+    )
 
 
-def _encode(request: ScoreRequest, values: np.ndarray) -> msgspec.Raw:
-    """Return one list per item, as long as the item's list of labels; in pieces, so that other threads get a turn."""
-    is_label = request.label_ids >= 0
-    is_cut = len(is_label) > 1
-    if not np.isfinite(values[is_label] if is_cut else values).all():
+def _encode_both(parsed: ParsedScore, result: ScoreResult) -> tuple[msgspec.Raw, msgspec.Raw | None]:
+    logprobs = None if result.token_logprobs is None else _encode(parsed, result.token_logprobs)
+    return _encode(parsed, result.scores), logprobs
+
+
+def _encode(parsed: ParsedScore, values: np.ndarray) -> msgspec.Raw:
+    """Return one list per item, as long as the item's list of labels, null for an item that was not scored.
+
+    It is encoded in pieces, so that other threads get a turn.
+    """
+    is_label, items = parsed.request.label_ids >= 0, parsed.items
+    is_same = len(is_label) == 1 and not items.errors
+    scored = values if is_same else values[items.kept][np.broadcast_to(is_label, (len(items.kept), is_label.shape[1]))]
+    if not np.isfinite(scored).all():
         raise FloatingPointError("The engine returned scores that are not finite.")
-    lens = is_label.sum(axis=1).tolist()
+    lens = np.full(items.count, -1)
+    lens[items.kept] = is_label.sum(axis=1)
     step = max(1, _PIECE_SCORES // values.shape[1])
     pieces = []
     for begin in range(0, len(values), step):
-        rows = values[begin : begin + step].tolist()
-        if is_cut:
-            rows = [row[:count] for row, count in zip(rows, lens[begin : begin + step], strict=True)]
+        rows: list[list[float] | None] = values[begin : begin + step].tolist()
+        if not is_same:
+            counts = lens[begin : begin + step].tolist()
+            rows = [None if count < 0 or row is None else row[:count] for row, count in zip(rows, counts, strict=True)]
         pieces.append(msgspec.json.encode(rows)[1:-1])
     return msgspec.Raw(b"[" + b",".join(pieces) + b"]")

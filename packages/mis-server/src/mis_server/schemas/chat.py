@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, TypeAdapter, WithJsonSchema
 
 from mis_server.schemas.score import PromptTokensDetails, TokenId
 
@@ -114,10 +115,18 @@ class LabelLogprob:
     """A label that was asked for, and how probable it is over the full vocabulary."""
 
     token: str
-    token_id: int
     bytes: list[int]
+    token_id: int
     logprob: float
     probability: float
+
+
+Labels = Annotated[
+    msgspec.Raw,
+    InstanceOf(),
+    WithJsonSchema({"type": "array", "items": TypeAdapter(LabelLogprob).json_schema()}),
+]
+"""Labels that were asked for, encoded before: they are the same in every answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +146,7 @@ class ChatChoice:
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: Finish
-    labels: list[LabelLogprob] | None
+    labels: Labels | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +180,7 @@ class ChunkChoice:
     delta: dict[str, str]
     logprobs: ChoiceLogprobs | None = None
     finish_reason: Finish | None = None
-    labels: list[LabelLogprob] | None = None
+    labels: Labels | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class Status(BaseModel):
@@ -28,6 +28,44 @@ class ServerInfo(BaseModel):
     statistics: dict[str, float]
 
 
+class FlatServerInfo(BaseModel):
+    """What SGLang's clients read: every setting except secrets, what was loaded, and the engine's counts."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    version: str
+    internal_states: list[dict[str, float]]
+
+
+class ModelInfo(BaseModel):
+    """The served model, as SGLang describes it; lengths are null until the engine is ready.
+
+    `is_generation` is whether it is a language model.
+    """
+
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    is_generation: bool
+    tasks: list[str]
+    context_length: int | None
+    vocab_size: int | None
+    preferred_sampling_params: None = None
+    has_image_understanding: bool = False
+    has_audio_understanding: bool = False
+
+
+class Load(BaseModel):
+    """What is under way: `server_load` counts requests, as vLLM does, and some of them wait to enter the engine."""
+
+    server_load: int
+    requests_waiting: int
+    tokens_under_way: int
+
+
 class Flushed(BaseModel):
     """How many pages of the prefix cache were freed."""
 
@@ -42,13 +80,19 @@ class Profiling(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """A served model; `max_model_len` is its context length in tokens, null until the engine is ready."""
+    """A served model: `root` is the model as it was given, `tasks` what it can be asked for.
+
+    `max_model_len` is its context length in tokens, null until the engine is ready.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "mis"
+    root: str
+    parent: None = None
     max_model_len: int | None
+    tasks: list[str]
 
 
 class ModelList(BaseModel):

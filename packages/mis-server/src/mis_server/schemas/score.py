@@ -1,10 +1,13 @@
 """Body and reply of `POST /v1/score`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
+
+from mis_core.scoring.item_errors import ItemError
 
 TokenId = Annotated[int, Field(ge=0)]
 _Text = Annotated[str, Field(min_length=1)]
@@ -55,7 +58,9 @@ class ScoreBody(BaseModel):
         description="Tokens whose probability after `query + item` is returned, or one list per item. "
         "Required unless `labels` is given.",
     )
-    labels: _Texts | None = Field(default=None, description="The labels as texts; each must be a single token.")
+    labels: _Texts | None = Field(
+        default=None, description="The labels as texts, of one or more tokens; the score is that of the whole sequence."
+    )
     apply_softmax: bool = Field(
         default=False, description="Return a softmax over the labels instead of full-vocabulary probabilities."
     )
@@ -74,14 +79,31 @@ class ScoreBody(BaseModel):
         default=True,
         description="Add the tokenizer's special tokens, such as BOS, to texts that do not start with them.",
     )
+    on_error: Literal["request", "item"] = Field(
+        default="request",
+        description="What an item that cannot be scored does: `request` refuses the whole request; `item` gives the "
+        "item an entry in `errors` and null for its scores, and scores the rest.",
+    )
+    return_layout: bool = Field(default=False, description="Also return how the request was laid out in steps.")
 
+
+_NUMBERS = {"type": "array", "items": {"type": "number"}}
 
 Rows = Annotated[
     msgspec.Raw,
     InstanceOf(),
-    WithJsonSchema({"type": "array", "items": {"type": "array", "items": {"type": "number"}}}),
+    WithJsonSchema({"type": "array", "items": {"anyOf": [_NUMBERS, {"type": "null"}]}}),
 ]
-"""One list of numbers per item, encoded before."""
+"""One list of numbers per item, null for an item that was not scored; encoded before."""
+
+
+Absent = SkipJsonSchema[msgspec.UnsetType]
+"""The type of a field that a reply may leave out; its class needs `arbitrary_types_allowed`."""
+
+
+def absent() -> msgspec.UnsetType:
+    """Return the value that leaves a field out."""
+    return msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +124,31 @@ class ScoreUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreReply:
-    """Scores in the order of the request's items and labels."""
+class ScoreLayout:
+    """How a request was laid out.
 
-    __pydantic_config__ = ConfigDict(json_schema_extra={"examples": [_REPLY_EXAMPLE]})
+    Attributes:
+        algorithm: `serial`, `packed` or `prefill_extend`.
+        reason: Why.
+        steps: Device calls that computed some part of it.
+        segments: Runs of new tokens behind the query.
+        contexts: Different beginnings of the query that they see.
+        cached_tokens: Tokens of the query that were not computed again.
+    """
+
+    algorithm: str
+    reason: str
+    steps: int
+    segments: int
+    contexts: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreReply:
+    """Scores in the order of the request's items and labels; `errors` and `layout` only where they are asked for."""
+
+    __pydantic_config__ = ConfigDict(json_schema_extra={"examples": [_REPLY_EXAMPLE]}, arbitrary_types_allowed=True)
 
     id: str
     object: Literal["scoring"] = "scoring"
@@ -114,3 +157,5 @@ class ScoreReply:
     scores: Rows
     token_logprobs: Rows | None
     usage: ScoreUsage
+    errors: tuple[ItemError, ...] | Absent = field(default_factory=absent)
+    layout: ScoreLayout | Absent = field(default_factory=absent)

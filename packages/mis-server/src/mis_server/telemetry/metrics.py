@@ -97,7 +97,8 @@ class Metrics:
             self._scored.inc(request.num_items)
             self._prompt_tokens.inc(request.prompt_tokens)
             self._cached_tokens.inc(output.cached_tokens)
-            if output.log_sum_exp is not None and output.logits.size:
+            is_read_once = request.num_reads == request.num_items  # else rows are not of items
+            if output.log_sum_exp is not None and output.logits.size and is_read_once:
                 mass = np.exp(label_logprobs(output))[np.broadcast_to(request.label_ids >= 0, output.logits.shape)]
                 self._mass.observe(float(mass.sum()) / len(output.logits))
 

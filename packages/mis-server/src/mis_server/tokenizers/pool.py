@@ -46,7 +46,7 @@ class TokenizerPool:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._tokenizer = tokenizer.to_json()
+        self._json = tokenizer.to_json()
         self._small: asyncio.PriorityQueue[_Job] = asyncio.PriorityQueue()
         self._large: asyncio.PriorityQueue[_Job] = asyncio.PriorityQueue()
         self._numbers = itertools.count()
@@ -92,7 +92,7 @@ class TokenizerPool:
         """Run jobs, each in a process that may have run others; `kills` one when nobody waits for its job any more."""
         while True:
             try:
-                process = await TokenizerProcess.start(self._tokenizer)
+                process = await TokenizerProcess.start(self._json)
             except (OSError, ProcessEnded) as error:
                 logger.error("A tokenizer process could not be started: %s", error)
                 await asyncio.sleep(_RETRY_S)

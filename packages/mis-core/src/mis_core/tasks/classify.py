@@ -1,0 +1,200 @@
+"""Classification: the probabilities of a classification head's labels at the end of whole texts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from jaxtyping import Float32
+from scipy.special import expit, softmax
+
+from mis_core.config import Activation
+from mis_core.errors import RequestError
+from mis_core.scoring.fields import kind, read_bool, read_optional_text, readable
+from mis_core.scoring.limits import Limits
+from mis_core.scoring.request import EngineOutput, ScoreRequest, Usage
+from mis_core.scoring.service import Task
+from mis_core.scoring.token_rows import ROW_TYPES, TokenRows, read_rows
+from mis_core.scoring.validation import check_characters, check_names
+from mis_core.tasks.openai_fields import check_ignored, check_model, read_flag, refuse_unsupported
+from mis_core.tokenization import Tokenizer
+from mis_core.tokenization.joined import whole_sequences
+
+ACTIVATION = ("use_activation", "activation", "softmax")
+"""Names of one field: vLLM's, and those that it had before."""
+
+IGNORED = ("priority", "request_id", "user")
+"""Fields of vLLM's that change nothing here."""
+
+UNSUPPORTED = {"messages": lambda value: False, "truncate_prompt_tokens": lambda value: False}
+"""Fields of vLLM's that are refused, each with what is harmless."""
+
+FIELDS = ("input", "model", "add_special_tokens", "cache_salt", *ACTIVATION, *IGNORED, *UNSUPPORTED)
+"""Every field of a request."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParsedClassify:
+    """Inputs as the engine computes them, and how they are to be answered.
+
+    Attributes:
+        request: Every input as an item of its own, without a query, so that none changes the bits of another.
+        labels: Names of the head's rows.
+        activation: What makes probabilities of its values.
+    """
+
+    request: ScoreRequest
+    labels: tuple[str, ...]
+    activation: Activation
+
+    @property
+    def requests(self) -> tuple[ScoreRequest, ...]:
+        """What the engine computes: one request."""
+        return (self.request,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassifyResult:
+    """Labels in the order of the inputs.
+
+    Attributes:
+        labels: The most probable label of each input, the first among equals.
+        probabilities: Probabilities of all labels, or the head's values where the activation is `identity`,
+            `[inputs, labels]`.
+        usage: Token counts.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: Float32[np.ndarray, "inputs labels"]
+    usage: Usage
+
+
+def parse_classify(
+    fields: Mapping[str, object],
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    served_models: tuple[str, ...] | None = None,
+) -> ParsedClassify:
+    """Validate the fields of a request, and tokenise its texts.
+
+    Args:
+        fields: The JSON object of `POST /v1/classify`.
+        tokenizer: Needed for texts only.
+        limits: What the request may ask for.
+        served_models: Names that the field `model` may have; None allows every name.
+
+    Raises:
+        RequestError: the request breaks the contract; `code` and `param` say where.
+    """
+    check_names(fields, FIELDS)
+    if not limits.head_labels:
+        raise RequestError(
+            "task_not_supported",
+            "This model has no classification head: serve a *ForSequenceClassification checkpoint, or send labels to "
+            "/v1/score.",
+        )
+    check_model(fields, served_models)
+    refuse_unsupported(fields, UNSUPPORTED)
+    check_ignored(fields, IGNORED)
+    special = read_bool(fields, "add_special_tokens", default=True)
+    activation = limits.head_activation if _read_activation(fields) else "identity"
+    cache_salt = read_optional_text(fields, "cache_salt")
+    inputs = _read_inputs(fields.get("input"), tokenizer, special, limits)
+    inputs.check_below(limits.vocab_size)
+    _check_lengths(inputs, limits)
+    request = ScoreRequest(
+        *whole_sequences(inputs.values.astype(np.int32), inputs.lens),
+        np.arange(len(limits.head_labels), dtype=np.int32)[None],
+        apply_softmax=True,  # no normaliser: the activation has all rows
+        cache_salt=cache_salt,
+    )
+    return ParsedClassify(request, limits.head_labels, activation)
+
+
+def finish_classify(parsed: ParsedClassify, outputs: tuple[EngineOutput, ...]) -> ClassifyResult:
+    """Turn the head's values into probabilities, in float64.
+
+    Raises:
+        FloatingPointError: they are not finite.
+    """
+    (output,) = outputs
+    values = output.logits.astype(np.float64)
+    if not np.isfinite(values).all():
+        raise FloatingPointError("The engine returned values that are not finite.")
+    best = values.argmax(axis=1)  # before an activation makes equals of large values
+    if parsed.activation == "softmax":
+        values = softmax(values, axis=1)
+    elif parsed.activation == "sigmoid":
+        values = expit(values)
+    return ClassifyResult(
+        labels=tuple(parsed.labels[row] for row in best),
+        probabilities=values.astype(np.float32),
+        usage=Usage(parsed.request.prompt_tokens, output.cached_tokens),
+    )
+
+
+def _has_text(fields: Mapping[str, object]) -> bool:
+    value = fields.get("input")
+    return isinstance(value, str) or (isinstance(value, (list, tuple)) and any(isinstance(each, str) for each in value))
+
+
+CLASSIFY: Task[ParsedClassify, ClassifyResult] = Task("classify", _has_text, parse_classify, finish_classify)
+
+
+def _read_activation(fields: Mapping[str, object]) -> bool:
+    given = {name: read_flag(fields, name) for name in ACTIVATION if fields.get(name) is not None}
+    if len(set(given.values())) > 1:
+        name = min(given, key=ACTIVATION.index)
+        raise RequestError(f"invalid_{name}", f"{' and '.join(given)} mean the same and must not differ.", name)
+    return all(given.values())
+
+
+def _read_inputs(value: object, tokenizer: Tokenizer | None, special: bool, limits: Limits) -> TokenRows:
+    """Return the ids of every input, none without any."""
+    if value is None:
+        raise RequestError("missing_input", "The field input is required: texts, or lists of token ids.", "input")
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, ROW_TYPES) or (isinstance(value, np.ndarray) and value.ndim not in (1, 2)):
+        message = f"input must be a text, a list of texts, or lists of token ids, not {kind(value)}."
+        raise RequestError("invalid_input", message, "input")
+    rows = list(value)
+    if rows and not any(isinstance(row, (str, *ROW_TYPES)) for row in rows):
+        rows = [value]  # one list of ids
+    if not rows or not all(map(_is_filled, rows)):
+        raise RequestError("empty_input", "input must not be empty, nor any text or list in it.", "input")
+    if len(rows) > limits.max_items or len(rows) * len(limits.head_labels) > limits.max_scores:
+        most = min(limits.max_items, limits.max_scores // len(limits.head_labels))
+        raise RequestError("too_many_items", f"{len(rows)} inputs; at most {most} are allowed.", "input")
+    if all(isinstance(row, ROW_TYPES) for row in rows):
+        return read_rows("input", cast(list[Sequence[object]], rows))
+    if not all(isinstance(row, str) for row in rows):
+        message = "input must hold texts only, token ids only, or lists of token ids only."
+        raise RequestError("invalid_input", message, "input")
+    return _tokenised(cast(list[str], rows), tokenizer, special, limits)
+
+
+def _is_filled(row: object) -> bool:
+    return not isinstance(row, (str, *ROW_TYPES)) or len(row) > 0
+
+
+def _tokenised(texts: list[str], tokenizer: Tokenizer | None, special: bool, limits: Limits) -> TokenRows:
+    readable("".join(texts), "input", "invalid_input")
+    check_characters(limits.max_text_characters, input=texts)
+    if tokenizer is None:
+        raise RequestError("invalid_input", "This engine has no tokenizer: send token ids, not text.", "input")
+    rows = [tokenizer.encode(text, special) for text in texts]
+    if not all(map(len, rows)):
+        index = next(index for index, row in enumerate(rows) if not len(row))
+        raise RequestError("empty_input", f"input[{index}] has no tokens.", "input")
+    return read_rows("input", rows)
+
+
+def _check_lengths(inputs: TokenRows, limits: Limits) -> None:
+    if inputs.longest > limits.context_length:
+        index = int(inputs.lens.argmax())
+        message = f"input[{index}] has {inputs.longest} tokens; the context holds {limits.context_length}."
+        raise RequestError("context_length_exceeded", message, "input")
+    if len(inputs.values) > limits.max_request_tokens:
+        message = f"The inputs have {len(inputs.values)} tokens; at most {limits.max_request_tokens} are allowed."
+        raise RequestError("too_many_tokens", message, "input")

@@ -1,0 +1,84 @@
+"""Chats: log-probabilities are those of transformers on PyTorch, and answers depend on nothing beside them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from mis_core import Engine
+from mis_core.scoring.limits import Limits
+from mis_core.tasks.chat import CHAT, ChatResult
+from mis_testing.bits import assert_bits_equal
+
+pytestmark = pytest.mark.parity
+
+CHATS = [
+    [{"role": "system", "content": "Answer yes or no."}, {"role": "user", "content": "Do cats purr?"}],
+    [{"role": "user", "content": "Ships in the harbour, and what else? " * 12}],
+]
+ASKED = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20, "label_token_ids": [5, 271, 900, 5]}
+
+
+@pytest.fixture(scope="module")
+def limits(engine: Engine) -> Limits:
+    return Limits(context_length=engine.context_length, vocab_size=engine.vocab_size)
+
+
+def answers(engine: Engine, limits: Limits, *bodies: dict[str, Any]) -> list[ChatResult]:
+    """Answer chats together, as one service would."""
+    parsed = [CHAT.parse(body, engine.tokenizer, limits, None) for body in bodies]
+    waiting = [engine.submit(each.request) for each in parsed]
+    return [CHAT.finish(each, (future.result(300),)) for each, future in zip(parsed, waiting, strict=True)]
+
+
+@pytest.mark.parametrize("messages", CHATS, ids=["short", "long"])
+def test_log_probabilities_are_those_of_transformers(
+    engine: Engine, limits: Limits, checkpoint: Path, oracle_factory: Any, messages: list[dict[str, str]]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    expected = oracle_factory(checkpoint, "float32").next_token_logprobs(prompt)
+    body = ASKED | {"messages": messages, "temperature": 0.7, "logit_bias": {"7": 20}, "n": 2, "seed": 3}
+    for _ in range(2):  # the second time the prompt is cached
+        (result,) = answers(engine, limits, body)
+        assert result.usage.prompt_tokens == len(prompt)
+        np.testing.assert_allclose(result.label_logprobs, expected[[5, 271, 900, 5]], atol=1e-4)
+        np.testing.assert_allclose(result.token_logprobs, expected[result.token_ids], atol=1e-4)
+        np.testing.assert_allclose(result.top_logprobs, expected[result.top_ids], atol=1e-4)
+        np.testing.assert_allclose(result.top_logprobs, np.sort(expected)[::-1][:20], atol=1e-4)
+    assert result.usage.cached_tokens > 0
+
+
+def test_temperature_zero_is_the_most_probable_token_after_the_bias(engine: Engine, limits: Limits) -> None:
+    body = ASKED | {"messages": CHATS[0], "temperature": 0}
+    plain, biased = answers(engine, limits, body, body | {"logit_bias": {"7": 100}})
+    assert plain.token_ids[0] == plain.top_ids[0]
+    assert biased.token_ids[0] == 7
+    assert_bits_equal(biased.top_logprobs, plain.top_logprobs)  # of the model's own distribution
+
+
+def test_a_seed_draws_the_same_tokens_whatever_is_asked_beside_it(engine: Engine, limits: Limits) -> None:
+    body = {"messages": CHATS[0], "max_tokens": 1, "temperature": 2.0}
+    many, few, other = answers(
+        engine, limits, body | {"seed": 5, "n": 100}, body | {"seed": 5, "n": 3} | ASKED, body | {"seed": 6, "n": 100}
+    )
+    assert_bits_equal(few.token_ids, many.token_ids[:3])
+    assert len(np.unique(many.token_ids)) > 5
+    assert (other.token_ids != many.token_ids).any()
+    unseeded = answers(engine, limits, body | {"n": 100}, body | {"n": 100})
+    assert (unseeded[0].token_ids != unseeded[1].token_ids).any()
+
+
+def test_a_chat_alone_has_the_bits_that_it_has_among_others(engine: Engine, limits: Limits) -> None:
+    bodies = [
+        ASKED | {"messages": [*CHATS[number % 2], {"role": "user", "content": f"Number {number}."}], "seed": number,
+                 "n": 1 + number % 3, "temperature": number / 8, "top_p": 1 - number / 20, "cache_salt": str(number)}
+        for number in range(17)
+    ]  # fmt: skip
+    together = answers(engine, limits, *bodies)
+    for number in (0, 1, 8, 16):
+        (alone,) = answers(engine, limits, bodies[number] | {"cache_salt": f"alone {number}"})
+        for name in ("token_ids", "token_logprobs", "top_ids", "top_logprobs", "label_logprobs"):
+            assert_bits_equal(getattr(together[number], name), getattr(alone, name))

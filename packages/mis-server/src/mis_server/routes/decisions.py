@@ -1,0 +1,34 @@
+"""`POST /v1/decisions`, also `/decisions`."""
+
+import time
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from mis_core.tasks.decide import DECIDE
+from mis_server.schemas.bodies import described
+from mis_server.schemas.decisions import DecisionBody, DecisionReply
+from mis_server.service import ServiceOfApp, in_thread_if_large, json_reply
+
+router = APIRouter()
+
+_BODY = described(DecisionBody)
+
+
+@router.post("/v1/decisions", response_model=DecisionReply, openapi_extra=_BODY)
+@router.post("/decisions", response_model=DecisionReply, openapi_extra=_BODY)
+async def decide(request: Request, service: ServiceOfApp) -> Response:
+    """Answer questions about an input: is it so, which is it, how much is it.
+
+    The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
+    """
+    answered = await service.handle(DECIDE, request)
+    reply = DecisionReply(
+        id=f"decision-{request.state.request_id}",
+        created=int(time.time()),
+        model=service.settings.model_name,
+        answers=answered.result.answers,
+        usage=answered.result.usage,
+    )
+    values = sum(each.label_ids.size for each in answered.parsed.requests)
+    return await in_thread_if_large(values, json_reply, reply, answered)
