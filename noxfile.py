@@ -131,6 +131,14 @@ def clients(session: nox.Session, client: str) -> None:
     )
 
 
+@nox.session
+def lm_eval(session: nox.Session) -> None:
+    """Evaluate with lm-evaluation-harness on a server, and compare with its own backend."""
+    ours = [f"./packages/{package}" for package in PACKAGES if package != "mis-bench"]
+    session.install(*ours, *group("oracle"), "lm_eval[api,hf]>=0.4.13")
+    session.run("python", "examples/evaluate_with_lm_eval.py", *session.posargs, env={**CPU, **ONE_THREAD})
+
+
 @nox.session(requires=["build"])
 def integrations(session: nox.Session) -> None:
     """Ask a server through LiteLLM and LangChain, which need an openai client of their own: nightly."""

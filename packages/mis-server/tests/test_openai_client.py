@@ -12,6 +12,7 @@ import pytest
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineFault
 from mis_core.process.quarantine import RequestRefused
+from mis_core.tasks import complete
 from mis_core.tasks.chat import FIELDS
 from mis_testing.server import RunningServer
 
@@ -246,3 +247,52 @@ def test_no_field_of_the_client_is_unknown() -> None:
     )
     assert {"messages", "logit_bias", "stream"} <= set(theirs)
     assert set(theirs) <= set(FIELDS)
+
+
+COMPLETION: dict[str, Any] = {"model": "some/model", "prompt": "Do cats purr?", "max_tokens": 1}
+
+
+def test_completions_have_log_probabilities_of_the_prompt(client: openai.OpenAI) -> None:
+    reply = client.completions.create(
+        **(COMPLETION | {"prompt": ["Do cats purr?", "Rain."]}), echo=True, logprobs=2, temperature=0, seed=1, n=1,
+        logit_bias={"7": 1}, best_of=1, stop=["zzz"], presence_penalty=0.5, user="someone",
+    )  # fmt: skip
+    first, second = reply.choices
+    assert (first.index, second.index) == (0, 1)
+    for choice, prompt in ((first, "Do cats purr?"), (second, "Rain.")):
+        told = choice.logprobs
+        assert told is not None
+        assert told.tokens is not None
+        assert told.token_logprobs is not None
+        assert told.top_logprobs is not None
+        assert "".join(told.tokens) == choice.text
+        assert choice.text.startswith(prompt)
+        assert told.token_logprobs[0] is told.top_logprobs[0] is None
+        assert told.top_logprobs[1][told.tokens[1]] == told.token_logprobs[1]
+        assert len(told.text_offset or []) == len(told.tokens)
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 2
+    assert reply._request_id
+
+
+def test_completions_take_ids_and_stream(client: openai.OpenAI) -> None:
+    whole = client.completions.create(**(COMPLETION | {"prompt": [[5, 6], [7]]}), logprobs=1)
+    stream = client.completions.create(
+        **(COMPLETION | {"prompt": [[5, 6], [7]]}), logprobs=1, stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, last = list(stream)
+    assert [chunk.choices for chunk in chunks] == [[choice] for choice in whole.choices]
+    assert (last.choices, last.usage) == ([], whole.usage)
+
+
+def test_what_a_completion_cannot_have_is_refused_by_name(client: openai.OpenAI) -> None:
+    for changes, param in (({"max_tokens": 16}, "max_tokens"), ({"suffix": "a"}, "suffix")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(**(COMPLETION | changes))
+        assert (caught.value.code, caught.value.param) == ("unsupported_parameter", param)
+
+
+def test_no_field_of_the_clients_completions_is_unknown() -> None:
+    from openai.types import completion_create_params as params
+
+    assert set(params.CompletionCreateParamsBase.__annotations__) <= set(complete.FIELDS)

@@ -268,6 +268,11 @@ def test_no_draws_without_a_token() -> None:
     assert refusal(max_tokens=0, echo=True, best_of=2) == ("invalid_best_of", "best_of")
 
 
+def test_a_classification_head_completes_nothing() -> None:
+    limits = Limits(context_length=200, vocab_size=VOCABULARY, head_labels=("yes", "no"))
+    assert refusal(limits)[0] == "task_not_supported"
+
+
 def test_an_output_that_lacks_values_is_an_error() -> None:
     parsed = parse(logprobs=2)
     (output,) = map(compute, parsed.requests)

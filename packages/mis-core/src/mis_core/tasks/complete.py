@@ -25,6 +25,7 @@ from mis_core.tasks.openai_fields import (
 )
 from mis_core.tasks.prompt_field import check_lengths, read_prompts, tokenize_prompts
 from mis_core.tasks.sampling import MAX_DRAWS, SAMPLING_FIELDS, read_draws, read_sampling, read_stop
+from mis_core.tasks.served import check_task
 from mis_core.tasks.sharing import Prompts
 from mis_core.tokenization import Tokenizer
 
@@ -132,6 +133,7 @@ def parse_completion(
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
     check_names(fields, FIELDS)
+    check_task("complete", has_chat_template=False, head_labels=limits.head_labels)
     given = read_prompts(fields)
     check_model(fields, served_models)
     refuse_unsupported(fields, UNSUPPORTED)
