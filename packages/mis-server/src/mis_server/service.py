@@ -56,7 +56,7 @@ class ModelService(Service[bytes]):
         """
         if not self.client.ready:
             raise EngineUnavailable("The engine is not ready.")
-        check_task(task.name, has_chat_template=self._has_chat_template, head_labels=self._head_labels)
+        check_task(task.name, self.tokenizers.tokenizer, self._limits())
 
         async def work(body: bytes, permit: Permit) -> Answered[ParsedType, Result]:
             began = time.perf_counter()
@@ -122,8 +122,8 @@ class ModelService(Service[bytes]):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of the tasks that the served model has."""
-        return tasks_of(has_chat_template=self._has_chat_template, head_labels=self._head_labels)
+        """Names of the tasks that the served model has; none until the engine is ready."""
+        return () if self.client.info is None else tasks_of(self.tokenizers.tokenizer, self._limits())
 
     @property
     def requests_waiting(self) -> int:
@@ -148,14 +148,6 @@ class ModelService(Service[bytes]):
         if info is not None:
             self.metrics.engine.front["step_budget"] = float(info.summary.get("step_tokens", 0))
         return self._statistics
-
-    @property
-    def _has_chat_template(self) -> bool:
-        return self.tokenizers.tokenizer.chat_template is not None
-
-    @property
-    def _head_labels(self) -> tuple[str, ...]:
-        return () if self.client.info is None else self.client.info.head_labels
 
     def _limits(self) -> Limits:
         info, settings = self.client.info, self.settings

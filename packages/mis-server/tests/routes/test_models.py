@@ -44,7 +44,7 @@ def test_without_a_chat_template_nobody_can_chat(
     http: httpx.Client, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", None)
-    assert http.get("/v1/models").json()["data"][0]["tasks"] == ["score", "rerank", "decide", "complete"]
+    assert http.get("/v1/models").json()["data"][0]["tasks"] == ["score", "decide", "complete"]
 
 
 def test_a_classifier_classifies(http: httpx.Client, pretended: Any) -> None:

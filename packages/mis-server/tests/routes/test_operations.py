@@ -108,7 +108,7 @@ def test_the_model_is_described_with_the_names_of_sglang(connect: Connect, prete
     }
     pretended.ready, pretended.info = False, None
     starting = http.get(path).json()
-    assert starting == info | {"context_length": None, "vocab_size": None}
+    assert starting == info | {"context_length": None, "vocab_size": None, "tasks": []}
 
 
 def test_load_counts_what_is_under_way(http: httpx.Client, pretended: Any, score_body: Any) -> None:

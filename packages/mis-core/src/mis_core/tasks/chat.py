@@ -151,8 +151,7 @@ def parse_chat(
     if characters > limits.max_text_characters:
         message = f"{characters} characters of text; at most {limits.max_text_characters} are allowed."
         raise RequestError("too_many_tokens", message, "messages")
-    has_chat_template = tokenizer is not None and tokenizer.chat_template is not None
-    check_task("chat", has_chat_template=has_chat_template, head_labels=limits.head_labels)
+    check_task("chat", tokenizer, limits)
     assert tokenizer is not None, "as checked"
     assert tokenizer.chat_template is not None, "as checked"
     text = tokenizer.chat_template.render(messages, **variables)

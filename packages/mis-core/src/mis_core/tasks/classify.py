@@ -88,7 +88,7 @@ def parse_classify(
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
     check_names(fields, FIELDS)
-    check_task("classify", has_chat_template=False, head_labels=limits.head_labels)  # it needs none
+    check_task("classify", tokenizer, limits)
     check_model(fields, served_models)
     refuse_unsupported(fields, UNSUPPORTED)
     check_ignored(fields, IGNORED)

@@ -133,7 +133,7 @@ def parse_completion(
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
     check_names(fields, FIELDS)
-    check_task("complete", has_chat_template=False, head_labels=limits.head_labels)
+    check_task("complete", tokenizer, limits)
     given = read_prompts(fields)
     check_model(fields, served_models)
     refuse_unsupported(fields, UNSUPPORTED)

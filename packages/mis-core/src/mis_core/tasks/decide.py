@@ -105,11 +105,8 @@ def parse_decision(
         RequestError: the request breaks the contract.
     """
     check_names(fields, FIELDS)
-    _check_supported(limits)
-    if tokenizer is None:
-        raise RequestError(
-            "task_not_supported", "This engine has no tokenizer, and decisions are about texts.", "model"
-        )
+    check_task("decide", tokenizer, limits)
+    assert tokenizer is not None, "as checked"
     check_model(fields, served_models)
     conversation = read_conversation(fields.get("input"))
     sources = _read_sources(fields)
@@ -184,11 +181,6 @@ def _has_text(fields: Fields) -> bool:
 
 
 DECIDE: Task[ParsedDecision, Decision] = Task("decide", _has_text, parse_decision, finish_decision)
-
-
-def _check_supported(limits: Limits) -> None:
-    """Refuse models that give no next token."""
-    check_task("decide", has_chat_template=False, head_labels=limits.head_labels)  # it needs none
 
 
 def _read_sources(fields: Mapping[str, object]) -> list[Placed]:

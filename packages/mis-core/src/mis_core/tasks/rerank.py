@@ -32,6 +32,7 @@ from mis_core.tasks.ranking import (
     RerankUsage,
 )
 from mis_core.tasks.rerank_prompts import INSTRUCTION, RerankPrompt, rerank_labels, rerank_prompt
+from mis_core.tasks.served import check_task
 from mis_core.tokenization import Joined, Tokenizer
 
 IGNORED = ("max_chunks_per_doc", "priority", "truncation", "user")
@@ -95,8 +96,8 @@ def parse_rerank(
         RequestError: the request breaks the contract, or no document can be scored.
     """
     check_names(fields, FIELDS)
-    if tokenizer is None:
-        raise RequestError("task_not_supported", "This engine has no tokenizer, and documents are texts.", "model")
+    check_task("rerank", tokenizer, limits)
+    assert tokenizer is not None, "as checked"
     check_model(fields, served_models)
     query = _read_query(fields)
     sources = _read_documents(fields, limits)

@@ -21,6 +21,7 @@ _QWEN3_PREFIX = f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n"
 _QWEN3_SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _QWEN3_TOKENS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
 _LABELS = ("no", "yes")
+_NO_TEMPLATE = "This model has no chat template; give one with --rerank-template or --chat-template."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def rerank_prompt(query: str, instruction: str, tokenizer: Tokenizer, limits: Li
         return _rendered(tokenizer.chat_template, messages, document, {"enable_thinking": False})
     if limits.head_labels:
         return RerankPrompt(f"{query}\n", "", add_special_tokens=True)
-    raise _unsupported("This model has no chat template; give one with --rerank-template or --chat-template.")
+    raise _unsupported(_NO_TEMPLATE)
 
 
 def rerank_labels(tokenizer: Tokenizer, limits: Limits) -> list[int]:
@@ -79,6 +80,18 @@ def rerank_labels(tokenizer: Tokenizer, limits: Limits) -> list[int]:
     except RequestError:
         message = "The words yes and no are not single tokens of this model; a reranker with a classification head is."
         raise _unsupported(message) from None
+
+
+def why_no_rerank(tokenizer: Tokenizer, limits: Limits) -> str | None:
+    """Return why a model has no prompt or no labels to rerank with; None if it has. Renders no template."""
+    has_template = tokenizer.rerank_template is not None or tokenizer.chat_template is not None
+    if not (has_template or limits.head_labels or _is_qwen3(tokenizer, limits)):
+        return _NO_TEMPLATE
+    try:
+        rerank_labels(tokenizer, limits)
+    except RequestError as error:
+        return error.message
+    return None
 
 
 def _is_qwen3(tokenizer: Tokenizer, limits: Limits) -> bool:

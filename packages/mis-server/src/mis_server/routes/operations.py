@@ -89,7 +89,7 @@ async def model_info(service: ServiceOfApp) -> ModelInfo:
         model_path=service.settings.engine.model,
         tokenizer_path=service.settings.engine.model,
         served_model_name=service.settings.model_name,
-        is_generation="complete" in tasks,
+        is_generation=info is None or not info.head_labels,
         tasks=list(tasks),
         context_length=None if info is None else info.context_length,
         vocab_size=None if info is None else info.vocab_size,
