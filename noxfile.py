@@ -13,7 +13,7 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_external_run = True
 nox.options.stop_on_first_error = True
-nox.options.sessions = ["lint", "types", "tests_cpu", "clients", "wheels_alone", "docs"]
+nox.options.sessions = ["lint", "types", "tests_cpu", "clients", "clients_node", "wheels_alone", "docs"]
 
 PACKAGES = ("mis-kernels", "mis-core", "mis-server", "mis-bench", "mis-testing")  # dependencies first
 PROJECT = nox.project.load_toml("pyproject.toml")
@@ -137,6 +137,18 @@ def lm_eval(session: nox.Session) -> None:
     ours = [f"./packages/{package}" for package in PACKAGES if package != "mis-bench"]
     session.install(*ours, *group("oracle"), "lm_eval[api,hf]>=0.4.13")
     session.run("python", "examples/evaluate_with_lm_eval.py", *session.posargs, env={**CPU, **ONE_THREAD})
+
+
+@nox.session(venv_backend="none", requires=["wheels"])
+def clients_node(session: nox.Session) -> None:
+    """Ask with OpenAI's client for Node; without Node, say so and skip."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        session.skip("node and npm are not installed; see https://nodejs.org/en/download.")
+    folder = Path(session.create_tmp()).absolute()
+    npm = ("npm", "install", "--silent", "--no-save", "--no-audit", "--no-fund", "--prefix", str(folder))
+    session.run(*npm, "openai@7", external=True)
+    test = "packages/mis-server/tests/test_node_client.py"
+    run_in("wheels", session, "pytest", test, *session.posargs, env={"NODE_PATH": str(folder / "node_modules")})
 
 
 @nox.session(requires=["build"])
