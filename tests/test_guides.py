@@ -1,7 +1,9 @@
-"""The Python of guides runs as it stands, against a real server with a tiny checkpoint."""
+"""The commands of guides run as they stand, against a real server with a tiny checkpoint."""
 
 import ast
+import json
 import re
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -10,16 +12,25 @@ import pytest
 from mis_testing.server import RunningServer
 
 GUIDES = Path(__file__).parents[1] / "docs" / "guides"
+URL = "http://127.0.0.1:30000"
 
 
-def run_guide(name: str, server: RunningServer, *changes: tuple[str, str]) -> None:
-    """Run every block of Python of a page, one after the other; `changes` name what a tiny checkpoint does not have."""
+def blocks(name: str, language: str) -> list[str]:
     page = (GUIDES / name).read_text(encoding="utf-8")
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
-    for old, new in (("http://127.0.0.1:30000", server.base_url), *changes):
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+
+
+def changed(code: str, *changes: tuple[str, str]) -> str:
+    """Replace what a tiny checkpoint or this server does not have."""
+    for old, new in changes:
         assert old in code
         code = code.replace(old, new)
-    exec(compile(code, name, "exec"), {})
+    return code
+
+
+def run_guide(name: str, *changes: tuple[str, str]) -> None:
+    """Run every block of Python of a page, one after the other."""
+    exec(compile(changed("\n".join(blocks(name, "python")), *changes), name, "exec"), {})
 
 
 def test_the_guide_from_openai(
@@ -28,8 +39,20 @@ def test_the_guide_from_openai(
     monkeypatch.setenv("NO_PROXY", "*")
     models = httpx.get(f"{server.base_url}/v1/models", trust_env=False).json()
     name = models["data"][0]["id"]
-    run_guide("from-openai.md", server, ('"qwen"', repr(name)), ("[9693, 2152]", "[7, 8]"))
+    run_guide("from-openai.md", (URL, server.base_url), ('"qwen"', repr(name)), ("[9693, 2152]", "[7, 8]"))
     best, labels, *streamed = capsys.readouterr().out.splitlines()
     assert len(ast.literal_eval(best)) == 20
     assert sum(ast.literal_eval(labels).values()) == pytest.approx(1)
     assert "completion_tokens=1" in streamed[-1]
+
+
+def test_the_guide_to_rerank(server: RunningServer, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (curl,) = (block for block in blocks("rerank.md", "bash") if block.startswith("curl"))
+    command = changed(curl, (URL, server.base_url), ("curl ", "curl --noproxy '*' --silent --fail "))
+    reply = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+    (best,) = json.loads(reply)["results"]
+    assert best["document"]["text"] == ["It rains.", "Cats sleep all day."][best["index"]]
+    run_guide("rerank.md", ('"Qwen/Qwen3-Reranker-0.6B"', f"{str(checkpoint)!r}, skip_warmup=True"))
+    ranking = ast.literal_eval(capsys.readouterr().out)
+    assert {index for index, _ in ranking} == {0, 1}
+    assert [score for _, score in ranking] == sorted((score for _, score in ranking), reverse=True)

@@ -62,6 +62,8 @@ def worst_requests(small: bool) -> list[tuple[str, bytes]]:
     chat, one = "/v1/chat/completions", {"max_tokens": 1, "n": 128, "logprobs": True, "top_logprobs": 20}
     decisions = [{"type": "predicate", "instructions": letters[:500]}] * 400
     choices = [{"value": f"{number} {letters[number : number + 20]}"} for number in range(80)]
+    completions, completed = "/v1/completions", {"max_tokens": 1, "logprobs": 20, "echo": True}
+    rerank, documents = "/v1/rerank", ["-" * 1000] * (1000 // scale)
     rotated = [{"type": "choice", "instructions": "-" * 500, "choices": choices}] * (400 // scale)
     bodies = [
         (chat, {"messages": [{"role": "user", "content": letters}]} | one),
@@ -76,6 +78,17 @@ def worst_requests(small: bool) -> list[tuple[str, bytes]]:
         ("/v1/decisions", {"input": letters, "questions": decisions}),
         ("/v1/decisions", {"input": "-" * 65_000, "questions": decisions}),
         ("/v1/decisions", {"input": "a", "questions": rotated, "choice_order": "independent"}),
+        (completions, {"prompt": letters} | completed),
+        (completions, {"prompt": "-" * 65_000} | completed),
+        (completions, {"prompt": ["-" * 1000] * (1000 // scale)} | completed),
+        (completions, {"prompt": [[7] * 1000] * (1000 // scale)} | completed),
+        (completions, {"prompt": "a", "max_tokens": 1, "n": 128, "logprobs": 20}),
+        (rerank, {"query": "a", "documents": documents}),
+        (rerank, {"query": "a", "documents": documents, "max_tokens_per_doc": 9}),
+        (rerank, {"query": "a", "documents": ["a"] * (20_000 // scale), "return_documents": True}),
+        (rerank, {"query": "a", "documents": [letters]}),
+        (rerank, {"query": letters[:120_000], "documents": ["a"]}),
+        (rerank, {"query": "a", "documents": [rare[:200]] * (20_000 // scale), "max_tokens_per_doc": 3}),
         ("/tokenize", {"prompt": "-" * (4_000_000 // scale)}),
         ("/tokenize", {"prompt": letters, "return_token_strs": True}),
         ("/tokenize", {"prompt": rare}),
@@ -109,7 +122,8 @@ def attack(url: str, clients: int, small: bool, began: Event) -> None:
 async def _attack(url: str, clients: int, requests: list[tuple[str, bytes]], began: Event) -> None:
     async def client(number: int) -> None:
         statuses: Counter[str] = Counter()
-        for turn in itertools.count(number):
+        # From places all over the list, so that a short run sends every kind.
+        for turn in itertools.count(number * len(requests) // clients):
             path, body = requests[turn % len(requests)]
             headers = {"content-type": "application/json"}
             if turn % 3 == 1:

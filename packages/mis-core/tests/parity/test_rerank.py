@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from scipy.special import expit, softmax
+
+from mis_testing.oracle import PointwiseOracle
 
 if TYPE_CHECKING:
     from mis_core import Engine
@@ -88,3 +91,30 @@ def test_the_asynchronous_twin_answers_the_same(reranker: "Engine") -> None:
     assert asyncio.run(reranker.rerank_async(QUERY, DOCUMENTS, **options)).results == (
         reranker.rerank(QUERY, DOCUMENTS, **options).results
     )
+
+
+@pytest.mark.parametrize("labels", [("relevant",), ("no", "yes")], ids=["sigmoid", "softmax"])
+def test_a_head_is_read_behind_the_same_prompt(
+    labels: tuple[str, ...],
+    checkpoint_factory: Callable[..., Path],
+    engine_factory: "Callable[..., Engine]",
+    oracle_factory: Callable[..., PointwiseOracle],
+) -> None:
+    from transformers import AutoTokenizer
+
+    path = checkpoint_factory("qwen3", head_labels=labels)
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    prompts = [
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        f"<Instruct>: {INSTRUCTION}\n<Query>: {QUERY}\n<Document>: {document}"
+        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        for document in DOCUMENTS
+    ]
+    sequences = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    values = oracle_factory(path, "float32").head_values(sequences)
+    wanted = expit(values[:, 0]) if len(labels) == 1 else softmax(values, axis=1)[:, 1]
+    assert np.std(wanted) > 0.01
+    engine = engine_factory(path, dtype="float32", context_length=1024, chunked_prefill_size=256, skip_warmup=True)
+    scores = {each.index: each.relevance_score for each in engine.rerank(QUERY, DOCUMENTS).results}
+    np.testing.assert_allclose([scores[index] for index in range(len(DOCUMENTS))], wanted, atol=1e-4)
