@@ -32,6 +32,7 @@ _ENGINE = (
     ("waiting_requests", "gauge", "mis_num_requests_running", "Requests in the engine."),
     ("cache_usage", "gauge", "mis_kv_cache_usage_perc", "Fraction of the KV cache that requests use; 1 is all of it."),
     ("cached_pages", "gauge", "mis_kv_cache_cached_pages", "Pages with prefixes for later requests."),
+    ("free_pages", "gauge", "mis_kv_cache_free_pages", "Pages that hold nothing."),
     ("held_pages", "gauge", "mis_kv_cache_held_pages", "Pages that requests use."),
     ("pages", "gauge", "mis_kv_cache_pages", "Pages in total."),
 )
