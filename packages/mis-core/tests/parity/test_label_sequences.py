@@ -1,5 +1,6 @@
 """Labels of several tokens have the probabilities that transformers on PyTorch gives their tokens, one by one."""
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,8 +73,9 @@ def test_an_item_alone_and_among_other_requests_has_the_same_bits(engine: "Engin
 
 
 def test_an_item_that_is_wrong_takes_nothing_from_the_others(engine: "Engine") -> None:
-    mixed: list[Any] = [ITEMS[0], 7, ITEMS[2], "long " * 9000, ITEMS[3]]
-    result = engine.score(QUERY, mixed, labels=LABELS, on_error="item", return_token_logprobs=True)
+    mixed = [ITEMS[0], 7, ITEMS[2], "long " * 9000, ITEMS[3]]
+    options: dict[str, Any] = {"labels": LABELS, "on_error": "item", "return_token_logprobs": True}
+    result = asyncio.run(engine.score_async(QUERY, mixed, **options))  # `score` says that items are texts
     assert result.token_logprobs is not None
     assert [(error.index, error.code) for error in result.errors] == [
         (1, "invalid_items_type"),

@@ -36,10 +36,11 @@ def children() -> set[int]:
     """Tokenizer processes of this one."""
     found = set()
     for thread in Path("/proc/self/task").iterdir():
-        for pid in (thread / "children").read_text().split():
-            with contextlib.suppress(OSError):
-                if b"mis_server.tokenizers.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.add(int(pid))
+        with contextlib.suppress(OSError):  # a thread or a child has ended meanwhile
+            for pid in (thread / "children").read_text().split():
+                with contextlib.suppress(OSError):
+                    if b"mis_server.tokenizers.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        found.add(int(pid))
     return found
 
 
