@@ -125,6 +125,7 @@ def test_nothing_compiles_after_warm_up(path: Path) -> None:
         assert compilations.count == 0
 
 
+@pytest.mark.full
 def test_a_context_shorter_than_a_step_warms_up(path: Path) -> None:
     with Engine.from_pretrained(path, context_length=100, chunked_prefill_size=512) as engine:
         assert engine.score(QUERY[:90], [[1] * 10], LABELS).scores.shape == (1, 2)

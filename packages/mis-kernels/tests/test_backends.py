@@ -97,7 +97,7 @@ def test_rows_outside_segments_are_zero() -> None:
 
 
 @pytest.mark.parametrize("backend", ON_CPU)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=12),
     neighbours=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2)), max_size=6),

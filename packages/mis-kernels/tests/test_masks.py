@@ -87,7 +87,7 @@ def test_the_dense_form_is_the_same_on_a_device(prefix: int, lens: list[int]) ->
     np.testing.assert_array_equal(np.asarray(on_device), dense_mask(intervals, size))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     query=st.integers(1, 150),
     lens=st.lists(st.integers(1, 40), min_size=1, max_size=6),
@@ -111,7 +111,7 @@ def test_dense_segment_and_tile_forms_give_the_same_attention(query: int, lens: 
     np.testing.assert_allclose(np.asarray(found)[rows], expected, atol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 90), st.integers(0, 1)), min_size=1, max_size=6), st.booleans())
 def test_a_steps_intervals_are_the_references_visibility(drawn: list[tuple[int, int]], paged: bool) -> None:
     case = Case([Segment(n, context=c, paged=paged and i == 0) for i, (n, c) in enumerate(drawn)], (128, 64))

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mis_testing.server import free_port
 
 FORBIDDEN = {"jax", "jaxlib", "flax", "mis_kernels"}
@@ -57,5 +59,6 @@ def test_the_front_answers_without_importing_jax(checkpoint: Path) -> None:
     assert modules.isdisjoint(FORBIDDEN), modules & FORBIDDEN
 
 
+@pytest.mark.full
 def test_the_check_above_can_fail(checkpoint: Path) -> None:
     assert modules_after_a_request(checkpoint, "jax", "flax", "mis_kernels") >= FORBIDDEN

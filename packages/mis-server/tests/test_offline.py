@@ -182,16 +182,18 @@ def test_an_output_that_cannot_be_written_is_one_line(checkpoint: Path, tmp_path
     assert "cannot be written" in done.stderr
 
 
-@pytest.mark.parametrize("count", [3000, pytest.param(100_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("count", "kills"), [(1000, [0.3]), pytest.param(100_000, [0.1, 0.25, 0.4], marks=pytest.mark.full)]
+)
 def test_a_run_that_is_killed_goes_on_without_losing_or_repeating(
-    checkpoint: Path, tmp_path: Path, engine: Engine, count: int
+    checkpoint: Path, tmp_path: Path, engine: Engine, count: int, kills: list[float]
 ) -> None:
     output = tmp_path / "out.jsonl"
     lines = [{"id": i, "item": f"{i % 977} is {i}"} for i in range(count)]
     items = write_lines(tmp_path / "items.jsonl", lines)
     arguments = ["score", str(checkpoint), "--query", "Is it? ", "--items", str(items), "--output", str(output)]
     command = [sys.executable, "-m", "mis_server", *arguments, *LABELS, *ENGINE, "--batch-size", str(count // 50)]
-    for share in (0.1, 0.25, 0.4):
+    for share in kills:
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
             while count_lines(output) < share * count:
                 assert process.poll() is None

@@ -70,6 +70,7 @@ def test_replies_do_not_wait_for_acknowledgements() -> None:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.full
 def test_an_unknown_architecture_is_one_line(broken: Path) -> None:
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"architectures": ["UnheardOfForCausalLM"]}))
@@ -83,6 +84,7 @@ def test_a_missing_tensor_is_one_line(broken: Path) -> None:
     assert "model.norm.weight" in serve_until_it_fails(str(broken), "--port", "0")
 
 
+@pytest.mark.full
 def test_truncated_weights_are_one_line(broken: Path) -> None:
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

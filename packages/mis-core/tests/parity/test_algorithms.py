@@ -93,7 +93,9 @@ def delimited(tmp_path_factory) -> Iterator[tuple[Engine, PointwiseOracle]]:
 class TestDelimiter:
     """`query + delimiter + item`, with a delimiter that is id 0."""
 
-    @pytest.mark.parametrize("layout", ["packed", "packed dense", "prefill_extend", "serial"])
+    @pytest.mark.parametrize(
+        "layout", ["packed", *(pytest.param(each, marks=FULL) for each in ("packed dense", "prefill_extend", "serial"))]
+    )
     def test_scores_are_those_of_query_delimiter_item(self, delimited, layout: str) -> None:
         engine, oracle = delimited
         expected = oracle.score([[*QUERY, DELIMITER, *item] for item in ITEMS], LABELS, apply_softmax=True)

@@ -16,7 +16,10 @@ LABELS = [5, 9, 100]
 VOCAB = 300
 
 
-MODELS = ["qwen3-float32", pytest.param("qwen3-bfloat16", marks=pytest.mark.full), "llama-bfloat16"]
+MODELS = [
+    "qwen3-bfloat16",
+    *(pytest.param(each, marks=pytest.mark.full) for each in ("qwen3-float32", "llama-bfloat16")),
+]
 
 
 @pytest.fixture(scope="module", params=MODELS)

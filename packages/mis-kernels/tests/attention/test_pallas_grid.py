@@ -85,6 +85,6 @@ def test_the_cover_reaches_every_value() -> None:
 
 
 @pytest.mark.tpu
-@pytest.mark.parametrize("point", part(POINTS, one_in=6))
+@pytest.mark.parametrize("point", part(POINTS, one_in=12))
 def test_agrees_with_the_reference(point: Point, interpret: bool) -> None:
     check(case_of(point), interpret)

@@ -54,7 +54,8 @@ CASES = [
 # Other widths and groups alone, of which the grid has more, and what the catalogue of all backends has, too.
 FULL = ("query and its items", "several contexts", "padding between segments",
         "no context", "context of one token", "context below a page edge", "context on a tile edge",
-        "long context, head_dim 256", "group of seven", "group of eight")  # fmt: skip
+        "long context, head_dim 256", "group of seven", "group of eight", "long context, tuned blocks",
+        "segment longer than a tile")  # fmt: skip
 
 
 @pytest.mark.parametrize(
