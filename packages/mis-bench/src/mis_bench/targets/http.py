@@ -4,29 +4,26 @@ import contextlib
 import json
 import re
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import httpx
 import numpy as np
 
 from mis_bench.environment import checkpoint_sha256
+from mis_bench.targets.asking import Asking, Json
 from mis_bench.targets.base import (
     About,
     Answer,
     CallFailed,
     Capabilities,
     Layout,
-    Reply,
     TargetUnavailable,
     is_out_of_memory,
 )
 from mis_bench.targets.spec import Options, is_secret, read_options
 from mis_bench.workload import Workload
-
-Json = dict[str, Any]
 
 TOLD_TIMEOUT_S = 5.0
 """Within this time a server must say that it is well, which model it serves, and what else it tells of itself."""
@@ -51,23 +48,24 @@ class ServerOptions(Options):
 
 
 class Request(NamedTuple):
-    """A workload and the bodies that ask for it, whose answers are read together."""
+    """A workload, how it is asked, and the bodies that ask for it, whose answers are read together."""
 
     workload: Workload
+    asking: Asking
     bodies: tuple[bytes, ...]
 
 
-class Server(ABC):
+class Server:
     """A server, from its first check to the last call; its own opener.
 
     Attributes:
         BACKEND: Name for results.
-        PATH: Of requests.
         INFO: Where it tells of itself.
         OPTIONS: What the target takes.
-            options: As given.
+        options: As given.
         forgets: How the server is made to compute the next query anew: by another `cache_salt` in requests, by
             `POST /flush_cache`, or not at all. Final after `check`.
+        score: How it is asked for scores.
         about: What it is, by its own account; there after `check`.
 
     Args:
@@ -80,10 +78,10 @@ class Server(ABC):
     """
 
     BACKEND: ClassVar[str]
-    PATH: ClassVar[str]
     INFO: ClassVar[str] = "/version"
     OPTIONS: ClassVar[type[ServerOptions]] = ServerOptions
     forgets: Literal["salt", "flush"] | None = None
+    score: Asking
     about: About
 
     def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
@@ -93,14 +91,6 @@ class Server(ABC):
         self.options = read_options(spec, given, self.OPTIONS)
         self._spec, self._url, self._directory = spec, url.rstrip("/").removesuffix("/v1"), directory
         self._salt, self._run = 0, np.random.default_rng().bytes(8).hex()  # no earlier run used it
-
-    @abstractmethod
-    def bodies(self, workload: Workload) -> list[Json]:
-        """Return the bodies that ask for a workload, without `model`; they are sent one after another."""
-
-    @abstractmethod
-    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
-        """Read the answers to `bodies`; raises `CallFailed`, `missing_scores` or `shape_mismatch`."""
 
     async def details(self) -> Json:
         """Return its settings, `version` and `dtype` among them; raises `CallFailed` if it does not tell."""
@@ -125,16 +115,17 @@ class Server(ABC):
         """Encode the bodies; raises `CallFailed`, `rejected`, for a layout: servers are started with one."""
         if layout:
             raise CallFailed("rejected", f"{self._spec} takes no layout with a request.")
-        named = [body | {"model": self.about.model} for body in self.bodies(workload)]
-        return Request(workload, tuple(json.dumps(body, separators=(",", ":")).encode() for body in named))
+        named = [body | {"model": self.about.model} for body in self.score.bodies(workload)]
+        return Request(workload, self.score, tuple(json.dumps(body, separators=(",", ":")).encode() for body in named))
 
     async def call(self, request: Request) -> Answer:
         """Send the bodies, one after another; raises `CallFailed`."""
         bodies = [self._salted(body) for body in request.bodies]
         sent = time.perf_counter()
-        replies = [await self._send("POST", self.PATH, body) for body in bodies]
+        replies = [await self._send("POST", request.asking.path, body) for body in bodies]
         done = time.perf_counter()
-        return Answer(self.reply([self._decoded(reply) for reply in replies], request.workload), sent, done)
+        answers = [self._decoded(reply) for reply in replies]
+        return Answer(request.asking.reply(answers, request.workload), sent, done)
 
     async def forget(self) -> None:
         """Change the cache salt of requests to come, or flush the cache; raises `CallFailed` if neither works."""
@@ -212,8 +203,9 @@ class Server(ABC):
         return wanted
 
     async def _probe(self) -> None:
-        body = self._salted(self.prepare(PROBE).bodies[0])
-        self._decoded(await self._send("POST", self.PATH, body, timeout_s=PROBE_TIMEOUT_S))
+        request = self.prepare(PROBE)
+        body = self._salted(request.bodies[0])
+        self._decoded(await self._send("POST", request.asking.path, body, timeout_s=PROBE_TIMEOUT_S))
 
     async def _send(
         self, method: str, path: str, body: bytes | None = None, *, timeout_s: float | None = None

@@ -4,18 +4,27 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import PositiveInt
 
+from mis_bench.targets.asking import Asking, Json, cached_tokens, in_order, reading, whole
 from mis_bench.targets.base import CallFailed, Reply, TargetUnavailable, fitting, scores_of
-from mis_bench.targets.http import Json, Server, ServerOptions
+from mis_bench.targets.http import Server, ServerOptions
 from mis_bench.workload import Workload
 from mis_core.errors import ModelError
 from mis_core.tokenization import Tokenizer
 
 _VLLM_WITH_SALT = (0, 33)
+
+
+def _scores(answers: Sequence[Json], workload: Workload) -> Reply:
+    """Read scores, and the cached tokens where the usage has them."""
+    (answer,) = answers
+    if answer.get("scores") is None:
+        raise CallFailed("missing_scores", "The reply has no `scores`.")
+    return Reply(fitting(answer["scores"], workload), cached_tokens=cached_tokens(answer))
 
 
 class SGLang(Server):
@@ -25,21 +34,9 @@ class SGLang(Server):
     """
 
     BACKEND: ClassVar[str] = "sglang"
-    PATH: ClassVar[str] = "/v1/score"
     INFO: ClassVar[str] = "/server_info"
     forgets = "flush"
-
-    def bodies(self, workload: Workload) -> list[Json]:
-        """One request."""
-        return [workload.request]
-
-    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
-        """Scores, and the cached tokens where the usage has them."""
-        (answer,) = answers
-        if answer.get("scores") is None:
-            raise CallFailed("missing_scores", "The reply has no `scores`.")
-        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-        return Reply(fitting(answer["scores"], workload), cached_tokens=details.get("cached_tokens"))
+    score = Asking("/v1/score", whole, _scores)
 
 
 class MisOptions(ServerOptions):
@@ -68,6 +65,25 @@ class Mis(SGLang):
         return counts
 
 
+def _by_label(workload: Workload) -> list[Json]:
+    """Return one body, or one for each label with that label in front."""
+    labels = workload.label_token_ids.tolist()
+    fields = {"apply_softmax": workload.apply_softmax, "add_special_tokens": False}
+    orders = [[label, *labels[:place], *labels[place + 1 :]] for place, label in enumerate(labels)]
+    asked = orders[:1] if _needs_one_call(workload) else orders
+    return [workload.request | fields | {"label_token_ids": order} for order in asked]
+
+
+def _first_labels(answers: Sequence[Json], workload: Workload) -> Reply:
+    """Read the first label's score of each answer, its items in any order."""
+    with reading("`data` with an index and a score each"):
+        found = [{int(each["index"]): each["score"] for each in answer["data"]} for answer in answers]
+    columns = np.array([in_order(scores, workload.num_items) for scores in found], np.float64)
+    if _needs_one_call(workload):
+        columns = np.stack([columns[0], 1 - columns[0]])
+    return Reply(fitting(columns.T, workload))
+
+
 class VLLM(Server):
     """vLLM's `/generative_scoring`.
 
@@ -76,26 +92,7 @@ class VLLM(Server):
     """
 
     BACKEND: ClassVar[str] = "vllm"
-    PATH: ClassVar[str] = "/generative_scoring"
-
-    def bodies(self, workload: Workload) -> list[Json]:
-        """One request, or one for each label."""
-        labels = workload.label_token_ids.tolist()
-        fields = {"apply_softmax": workload.apply_softmax, "add_special_tokens": False}
-        orders = [[label, *labels[:place], *labels[place + 1 :]] for place, label in enumerate(labels)]
-        asked = orders[:1] if _needs_one_call(workload) else orders
-        return [workload.request | fields | {"label_token_ids": order} for order in asked]
-
-    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
-        """The first label's score of each answer, its items in any order."""
-        try:
-            found = [{int(each["index"]): each["score"] for each in answer["data"]} for answer in answers]
-        except (KeyError, TypeError, ValueError):
-            raise CallFailed("missing_scores", "The reply has no `data` with an index and a score each.") from None
-        columns = np.array([_in_order(scores, workload.num_items) for scores in found], np.float64)
-        if _needs_one_call(workload):
-            columns = np.stack([columns[0], 1 - columns[0]])
-        return Reply(fitting(columns.T, workload))
+    score = Asking("/generative_scoring", _by_label, _first_labels)
 
     async def details(self) -> Json:
         """Its version: before 0.33 the server ignores the salt and keeps the query."""
@@ -125,7 +122,6 @@ class OpenAI(Server):
     """
 
     BACKEND: ClassVar[str] = "openai"
-    PATH: ClassVar[str] = "/v1/completions"
     OPTIONS: ClassVar[type[ServerOptions]] = OpenAIOptions
 
     def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
@@ -133,6 +129,7 @@ class OpenAI(Server):
         assert isinstance(self.options, OpenAIOptions)
         self._fields: Json = {"max_tokens": 1, "temperature": 0, "logprobs": self.options.logprobs}
         self._tokenizer: Tokenizer | None = None
+        self.score = Asking("/v1/completions", self._bodies, self._reply)
         if self.options.token_ids:
             self._fields["return_tokens_as_token_ids"] = True
             return
@@ -143,18 +140,16 @@ class OpenAI(Server):
         except ModelError as error:
             raise TargetUnavailable(error.message) from None
 
-    def bodies(self, workload: Workload) -> list[Json]:
+    def _bodies(self, workload: Workload) -> list[Json]:
         """One request, a prompt of query and item for each."""
         request = workload.request
         return [{"prompt": [request["query"] + item for item in request["items"]], **self._fields}]
 
-    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
+    def _reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
         """Log-probabilities of the labels, found by name, as probabilities or as a softmax over the labels."""
-        try:
+        with reading("`top_logprobs` for each choice"):
             found = {int(each["index"]): each["logprobs"]["top_logprobs"][0] for each in answers[0]["choices"]}
-            tops = [dict[str, float](top) for top in _in_order(found, workload.num_items)]
-        except (IndexError, KeyError, TypeError, ValueError):
-            raise CallFailed("missing_scores", "The reply has no `top_logprobs` for each choice.") from None
+            tops = [dict[str, float](top) for top in in_order(found, workload.num_items)]
         names = [self._name(label) for label in workload.label_token_ids.tolist()]
         for place, top in enumerate(tops):
             if missing := set(names) - set(top):
@@ -176,10 +171,3 @@ KINDS: Mapping[str, type[Server]] = {"mis": Mis, "sglang": SGLang, "vllm": VLLM,
 
 def _needs_one_call(workload: Workload) -> bool:
     return workload.apply_softmax and len(workload.label_token_ids) == 2
-
-
-def _in_order(entries: Mapping[int, Any], count: int) -> list[Any]:
-    """Return one entry for each of `count` items, by their index; raises `CallFailed`, `shape_mismatch`."""
-    if sorted(entries) != list(range(count)):
-        raise CallFailed("shape_mismatch", f"The reply has {len(entries)} scores for {count} items.")
-    return [entries[index] for index in range(count)]
