@@ -4,15 +4,17 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import httpx
 import numpy as np
 
 from mis_bench.environment import checkpoint_sha256
-from mis_bench.targets.asking import Asking, Json
+from mis_bench.targets.asking import Asking, Json, Tasks
 from mis_bench.targets.base import (
     About,
     Answer,
@@ -21,18 +23,16 @@ from mis_bench.targets.base import (
     Layout,
     TargetUnavailable,
     is_out_of_memory,
+    unsupported,
 )
 from mis_bench.targets.spec import Options, is_secret, read_options
-from mis_bench.workload import Workload
+from mis_bench.workload import Task, Workload, build_workload
 
 TOLD_TIMEOUT_S = 5.0
 """Within this time a server must say that it is well, which model it serves, and what else it tells of itself."""
 
 PROBE_TIMEOUT_S = 30.0
 """Within this time it must answer a tiny request before anything is measured, and forget a query."""
-
-PROBE = Workload("probe", np.array([1, 2, 3], np.int32), (np.array([4], np.int32),), np.array([1, 2], np.int32), True)
-"""A tiny request; its ids are in every vocabulary."""
 
 _ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?(/[^@]*)?")
 _RESIDENT = re.compile(r"^process_resident_memory_bytes (\S+)", re.MULTILINE)
@@ -65,7 +65,7 @@ class Server:
         options: As given.
         forgets: How the server is made to compute the next query anew: by another `cache_salt` in requests, by
             `POST /flush_cache`, or not at all. Final after `check`.
-        score: How it is asked for scores.
+        tasks: How it is asked for each task, or why it cannot be.
         about: What it is, by its own account; there after `check`.
 
     Args:
@@ -81,7 +81,7 @@ class Server:
     INFO: ClassVar[str] = "/version"
     OPTIONS: ClassVar[type[ServerOptions]] = ServerOptions
     forgets: Literal["salt", "flush"] | None = None
-    score: Asking
+    tasks: Tasks
     about: About
 
     def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
@@ -106,17 +106,23 @@ class Server:
         await self._connect(self._describe)
         await self.close()
 
-    async def open(self) -> Self:
-        """Connect, check again, and ask one tiny request; raises `TargetUnavailable`."""
-        await self._connect(self._describe, self._probe)
+    async def open(self, tasks: Collection[Task] = ("score",)) -> Self:
+        """Connect, check again, and ask tiny requests until one is answered; raises `TargetUnavailable`."""
+        await self._connect(self._describe, partial(self._probe, tasks))
         return self
 
     def prepare(self, workload: Workload, layout: Layout = {}) -> Request:  # noqa: B006 - nobody changes it
-        """Encode the bodies; raises `CallFailed`, `rejected`, for a layout: servers are started with one."""
+        """Encode the bodies; raises `CallFailed`, `rejected`.
+
+        That is for a task that the server does not have, and for a layout: servers are started with one.
+        """
+        asking = self.tasks[workload.task]
+        if isinstance(asking, str):
+            raise unsupported(workload.task, self.BACKEND, asking)
         if layout:
             raise CallFailed("rejected", f"{self._spec} takes no layout with a request.")
-        named = [body | {"model": self.about.model} for body in self.score.bodies(workload)]
-        return Request(workload, self.score, tuple(json.dumps(body, separators=(",", ":")).encode() for body in named))
+        named = [body | {"model": self.about.model} for body in asking.bodies(workload)]
+        return Request(workload, asking, tuple(json.dumps(body, separators=(",", ":")).encode() for body in named))
 
     async def call(self, request: Request) -> Answer:
         """Send the bodies, one after another; raises `CallFailed`."""
@@ -124,7 +130,7 @@ class Server:
         sent = time.perf_counter()
         replies = [await self._send("POST", request.asking.path, body) for body in bodies]
         done = time.perf_counter()
-        answers = [self._decoded(reply) for reply in replies]
+        answers = [self._decoded(reply, request.asking.answer_type) for reply in replies]
         return Answer(request.asking.reply(answers, request.workload), sent, done)
 
     async def forget(self) -> None:
@@ -202,10 +208,20 @@ class Server:
             raise CallFailed("rejected", f"it serves {', '.join(names) or 'no model'}, not {wanted}.")
         return wanted
 
-    async def _probe(self) -> None:
-        request = self.prepare(PROBE)
-        body = self._salted(request.bodies[0])
-        self._decoded(await self._send("POST", request.asking.path, body, timeout_s=PROBE_TIMEOUT_S))
+    async def _probe(self, tasks: Collection[Task]) -> None:
+        """Ask a tiny request, whose ids are in every vocabulary, of one task after the other until one is answered."""
+        failures: list[CallFailed] = []
+        for task in tasks:
+            try:
+                request = self.prepare(replace(build_workload(f"{task}-3-1-1").within(8), apply_softmax=True))
+                body = self._salted(request.bodies[0])
+                reply = await self._send("POST", request.asking.path, body, timeout_s=PROBE_TIMEOUT_S)
+                self._decoded(reply, request.asking.answer_type)
+                return
+            except CallFailed as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     async def _send(
         self, method: str, path: str, body: bytes | None = None, *, timeout_s: float | None = None
@@ -227,13 +243,14 @@ class Server:
             reason = "out_of_memory"
         raise CallFailed(reason, f"{path} answered {reply.status_code}: {self._shown(reply.text)}")
 
-    def _decoded(self, reply: httpx.Response) -> Json:
+    def _decoded(self, reply: httpx.Response, wanted: type = dict) -> Any:
         try:
             value = reply.json()
         except ValueError:
             value = None
-        if not isinstance(value, dict):
-            raise CallFailed("bad_json", f"{reply.url.path} answered no JSON object: {self._shown(reply.text)}")
+        if not isinstance(value, wanted):
+            what = "object" if wanted is dict else "list"
+            raise CallFailed("bad_json", f"{reply.url.path} answered no JSON {what}: {self._shown(reply.text)}")
         return value
 
     def _salted(self, body: bytes) -> bytes:

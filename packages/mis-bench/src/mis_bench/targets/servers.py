@@ -1,4 +1,4 @@
-"""Kinds of servers: ours, SGLang, vLLM, and completions as OpenAI has them."""
+"""Kinds of servers: ours, SGLang, vLLM, llama.cpp's, and completions as OpenAI has them."""
 
 import contextlib
 import re
@@ -9,7 +9,20 @@ from typing import ClassVar
 import numpy as np
 from pydantic import PositiveInt
 
-from mis_bench.targets.asking import Asking, Json, cached_tokens, in_order, reading, whole
+from mis_bench.targets.asking import (
+    DECISIONS,
+    LOGLIKELIHOODS,
+    RERANK,
+    SCORE,
+    Asking,
+    Json,
+    Tasks,
+    completed,
+    drawing,
+    in_order,
+    ranked_list,
+    reading,
+)
 from mis_bench.targets.base import CallFailed, Reply, TargetUnavailable, fitting, scores_of
 from mis_bench.targets.http import Server, ServerOptions
 from mis_bench.workload import Workload
@@ -17,18 +30,24 @@ from mis_core.errors import ModelError
 from mis_core.tokenization import Tokenizer
 
 _VLLM_WITH_SALT = (0, 33)
+_COMPLETIONS_ONLY = "it is asked for completions only."
 
 
-def _scores(answers: Sequence[Json], workload: Workload) -> Reply:
-    """Read scores, and the cached tokens where the usage has them."""
-    (answer,) = answers
-    if answer.get("scores") is None:
-        raise CallFailed("missing_scores", "The reply has no `scores`.")
-    return Reply(fitting(answer["scores"], workload), cached_tokens=cached_tokens(answer))
+def _without_documents(workload: Workload) -> list[Json]:
+    """Return one body that asks for no documents in the reply, which are there by default."""
+    return [workload.request | {"return_documents": False}]
+
+
+_SGLANG: Tasks = {
+    "score": SCORE,
+    "rerank": Asking("/v1/rerank", _without_documents, ranked_list, list),
+    "decisions": "its /v1/decisions takes another body than OpenAI's.",
+    "loglikelihoods": Asking("/v1/completions", drawing, completed),
+}
 
 
 class SGLang(Server):
-    """SGLang's `/v1/score`. Without `--enable-mis` it computes item by item behind its prefix cache.
+    """SGLang: scores by `/v1/score`. Without `--enable-mis` it computes item by item behind its prefix cache.
 
     It refuses to flush its cache while requests are under way.
     """
@@ -36,7 +55,10 @@ class SGLang(Server):
     BACKEND: ClassVar[str] = "sglang"
     INFO: ClassVar[str] = "/server_info"
     forgets = "flush"
-    score = Asking("/v1/score", whole, _scores)
+    tasks = _SGLANG
+
+
+_MIS: Tasks = {"score": SCORE, "rerank": RERANK, "decisions": DECISIONS, "loglikelihoods": LOGLIKELIHOODS}
 
 
 class MisOptions(ServerOptions):
@@ -51,6 +73,7 @@ class Mis(SGLang):
     BACKEND: ClassVar[str] = "mis-server"
     OPTIONS: ClassVar[type[ServerOptions]] = MisOptions
     forgets = "salt"
+    tasks = _MIS
 
     async def details(self) -> Json:
         """`GET /server_info`."""
@@ -84,15 +107,23 @@ def _first_labels(answers: Sequence[Json], workload: Workload) -> Reply:
     return Reply(fitting(columns.T, workload))
 
 
+_VLLM: Tasks = {
+    "score": Asking("/generative_scoring", _by_label, _first_labels),
+    "rerank": RERANK,
+    "decisions": DECISIONS,
+    "loglikelihoods": LOGLIKELIHOODS,
+}
+
+
 class VLLM(Server):
-    """vLLM's `/generative_scoring`.
+    """vLLM: scores by `/generative_scoring`, a rerank where it serves a reranker.
 
     It answers with the first label's score only. Two labels with a softmax need one call, since they sum to 1;
     otherwise each label takes a call of its own, one after another, with that label in front.
     """
 
     BACKEND: ClassVar[str] = "vllm"
-    score = Asking("/generative_scoring", _by_label, _first_labels)
+    tasks = _VLLM
 
     async def details(self) -> Json:
         """Its version: before 0.33 the server ignores the salt and keeps the query."""
@@ -116,7 +147,7 @@ class OpenAIOptions(ServerOptions):
 
 
 class OpenAI(Server):
-    """`/v1/completions` of one token behind every item, with the most probable tokens' log-probabilities.
+    """`/v1/completions`: scores by one token behind every item, with the most probable tokens' log-probabilities.
 
     It knows nothing of labels: they must be among the most probable tokens.
     """
@@ -129,7 +160,12 @@ class OpenAI(Server):
         assert isinstance(self.options, OpenAIOptions)
         self._fields: Json = {"max_tokens": 1, "temperature": 0, "logprobs": self.options.logprobs}
         self._tokenizer: Tokenizer | None = None
-        self.score = Asking("/v1/completions", self._bodies, self._reply)
+        self.tasks = {
+            "score": Asking("/v1/completions", self._bodies, self._reply),
+            "rerank": _COMPLETIONS_ONLY,
+            "decisions": _COMPLETIONS_ONLY,
+            "loglikelihoods": Asking("/v1/completions", drawing, completed),
+        }
         if self.options.token_ids:
             self._fields["return_tokens_as_token_ids"] = True
             return
@@ -165,7 +201,29 @@ class OpenAI(Server):
         return f"token_id:{label}" if self._tokenizer is None else self._tokenizer.decode([label])
 
 
-KINDS: Mapping[str, type[Server]] = {"mis": Mis, "sglang": SGLang, "vllm": VLLM, "openai": OpenAI}
+_LLAMA_SERVER: Tasks = {
+    "score": "it tells the most probable tokens only; the target llama.cpp scores.",
+    "rerank": RERANK,
+    "decisions": "it has no such route.",
+    "loglikelihoods": "it tells no log-probabilities of a prompt's own tokens.",
+}
+
+
+class LlamaServer(Server):
+    """llama.cpp's `llama-server`, started with `--reranking`."""
+
+    BACKEND: ClassVar[str] = "llama-server"
+    INFO: ClassVar[str] = "/props"
+    tasks = _LLAMA_SERVER
+
+    async def details(self) -> Json:
+        """Its build."""
+        return {"version": (await super().details()).get("build_info")}
+
+
+KINDS: Mapping[str, type[Server]] = {
+    "mis": Mis, "sglang": SGLang, "vllm": VLLM, "openai": OpenAI, "llama-server": LlamaServer,
+}  # fmt: skip
 """By the name of a target on the command line."""
 
 
