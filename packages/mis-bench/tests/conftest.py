@@ -1,7 +1,7 @@
-"""Commands whose targets are fakes, in virtual time."""
+"""Servers that are fakes, and commands whose targets are, in virtual time."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +10,19 @@ import pytest
 from click.testing import CliRunner
 
 from bench_fakes import Clock, Done, Fakes, VirtualLoop
+from fake_server import FakeServer
 from mis_bench.cli import main
 from mis_bench.targets.base import CallFailed
 from mis_bench.workload import Workload
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    """A server whose replies a test decides."""
+    found = FakeServer()
+    yield found
+    found.http.shutdown()
+    found.http.server_close()
 
 
 @pytest.fixture

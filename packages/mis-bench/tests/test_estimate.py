@@ -17,6 +17,7 @@ from mis_core.aot.estimate import StepTimes
         (["--topology", "v9:1x1"], "There is no topology 'v9:1x1'; choose from v5e:1x1"),
         (["--model-shape", "gpt-9"], "There is no model 'gpt-9'"),
         (["--workload", "text-9-2-3"], "text-9-2-3 is text"),
+        (["--workload", "loglikelihoods-9-2-3"], "asks for loglikelihoods; an estimate is of scores"),
         (["--dp", "2"], "dp 2 x tp 1 needs 2 devices; v6e:1x1 has 1"),
         (["--workload", "nonsense"], "'nonsense' is not a workload"),
     ],

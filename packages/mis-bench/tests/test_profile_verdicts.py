@@ -69,6 +69,7 @@ def test_peak_memory_of_a_device_should_be_low(gibibytes: int, verdict: str) -> 
 
 class Refusing:
     about = About("fake", "fake", "nothing")
+    tasks = ("score",)
 
     def score(self, workload: Workload, layout: Layout) -> Reply:
         raise CallFailed("rejected", "The item is too long.")

@@ -8,6 +8,7 @@ import pytest
 
 from mis_bench.targets.base import CallFailed, TargetUnavailable
 from mis_bench.workload import Workload, build_workload
+from mis_core import Engine
 from targets import Local
 
 VOCABULARY = 2048
@@ -23,6 +24,12 @@ def target(model: Path) -> Iterator[Local]:
     target = Local("engine", model, dtype="float32", chunked_prefill_size="256", skip_warmup="true")
     yield target
     target.close()
+
+
+@pytest.fixture
+def engine(target: Local) -> Engine:
+    """The engine behind the target."""
+    return target.target._target.engine
 
 
 @pytest.fixture
@@ -82,6 +89,30 @@ def test_texts_are_scored(target: Local) -> None:
     reply = target.score(build_workload("text-20-4-3").within(VOCABULARY))
     assert reply.scores.shape == (4, 2)
     assert len(np.unique(reply.scores)) == 8
+
+
+def test_documents_are_reranked(target: Local, engine: Engine) -> None:
+    workload = build_workload("rerank-6-5-4")
+    reply = target.score(workload)
+    found = {each.index: each.relevance_score for each in engine.rerank(**workload.request).results}
+    assert reply.scores.ravel().tolist() == pytest.approx([found[index] for index in range(5)])
+    assert {"tokenize", "queue", "device"} <= set(reply.stages_ms)
+
+
+def test_statements_are_decided(target: Local, engine: Engine) -> None:
+    workload = build_workload("decisions-6-5-4")
+    found = [getattr(each, "probability", None) for each in engine.decide(**workload.request).answers]
+    assert target.score(workload).scores.ravel().tolist() == pytest.approx(found)
+
+
+def test_loglikelihoods_are_what_scores_of_each_next_token_come_to(target: Local, engine: Engine) -> None:
+    workload = build_workload("loglikelihoods-9-4-3").within(VOCABULARY)
+    query = np.asarray(workload.query).tolist()
+    wanted = []
+    for item in (np.asarray(item).tolist() for item in workload.items):
+        before, labels = [item[:place] for place in range(len(item))], [[token] for token in item]
+        wanted.append(np.log(engine.score(query, before, labels).scores).mean())
+    np.testing.assert_allclose(target.score(workload).scores.ravel(), wanted, rtol=1e-4)
 
 
 def test_a_request_that_cannot_be_served_is_rejected(target: Local) -> None:

@@ -156,6 +156,7 @@ def test_requests_that_cannot_be_served_are_rejected(made: Callable[..., Local],
     target = made(spec, **({"threads": "1"} if spec == "llama.cpp" else {}))
     for asked, message in (
         (build_workload("text-5-2-2"), "takes token ids"),
+        (build_workload("rerank-5-2-2"), "rerank not supported by .*: it only scores"),
         (replace(workload(), label_token_ids=np.array([3, VOCABULARY], np.int32)), "exceeds the vocabulary of 2048"),
         (workload("probe-9000-1-1"), "exceed the context"),
         (replace(workload(), items=(np.zeros(0, np.int32),)), "no empty item"),

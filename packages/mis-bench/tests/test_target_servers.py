@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeServer]:
-    fake = FakeServer()
-    yield fake
-    fake.http.shutdown()
-    fake.http.server_close()
 
 
 @pytest.fixture

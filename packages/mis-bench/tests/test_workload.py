@@ -18,6 +18,7 @@ from mis_bench.workload import (
     build_workload,
 )
 
+TASKS = ("rerank", "decisions", "loglikelihoods")
 CANONICAL_SHA256 = "5cfbd10a9c1588abddfe4c9a7ad5f5dc2789d390ded8505c99a70fe36943574e"
 
 
@@ -36,6 +37,9 @@ def test_the_canonical_workload_never_changes() -> None:
     [
         ("ragged-50-10-6", "264df157a6a00edff276715674f83d20a757e6c8fa7f7fd64b3afe71fa40fc4a"),
         ("text-20-5-4", "fe1143751b49f2cf2e56bad22437639424a79080dac5a506c0d8ea0ce1e4c7cb"),
+        ("rerank-50-100-200", "985178df4698a92ce17fde199ad752c9b2911c40e64b932092715a53c0f4963c"),
+        ("decisions-2000-64-12", "1d69151fb9f0e99fad202dc7899e4d68b33cf66a353d30d4c64267e8435883e5"),
+        ("loglikelihoods-200-1000-20", "b1d059dc67e57b1ea586e34c62267865edfe02a35d2b4f1b882f3b31d85396f1"),
         ("track_low@4", "ed39fb107444f6a4771c4b757bbf1fe8f80e0d9458cc4fed95b73022049542e9"),
     ],
 )
@@ -115,6 +119,30 @@ def test_texts_have_as_many_words_as_the_name_says_and_items_can_follow_the_quer
     assert workload.label_token_ids.tolist() == [9454, 2753]
 
 
+def test_tasks_ask_what_their_clients_ask() -> None:
+    rerank, decisions, prompts = (build_workload(f"{kind}-4-2-3").request for kind in TASKS)
+    assert set(rerank) == {"query", "documents"}
+    assert [len(text.split()) for text in (rerank["query"], *rerank["documents"])] == [4, 3, 3]
+    predicates = [{"type": "predicate", "instructions": each["instructions"]} for each in decisions["questions"]]
+    assert decisions == {"input": decisions["input"], "questions": predicates}
+    assert [len(text.split()) for text in (decisions["input"], *(each["instructions"] for each in predicates))] == [
+        4,
+        3,
+        3,
+    ]
+    workload = build_workload("loglikelihoods-4-2-3")
+    shared = [[*workload.query, *item] for item in workload.items]
+    assert prompts == {"prompt": shared, "max_tokens": 0, "echo": True, "logprobs": 1}
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_tasks_have_a_number_for_each_item_and_no_labels(kind: str) -> None:
+    workload = build_workload(f"{kind}-4-2-3").within(2048)
+    assert (workload.task, workload.num_items, workload.num_labels, workload.num_tokens) == (kind, 2, 1, 10)
+    with pytest.raises(WorkloadNameError, match="only scores have labels; leave out @8"):
+        build_workload(f"{kind}-4-2-3@8")
+
+
 def test_words_vary() -> None:
     assert len(set(str(build_workload("text-1000-1-1").query).split())) > 500
 
@@ -156,7 +184,7 @@ def test_too_many_labels_are_refused() -> None:
         build_workload("probe-3-1-1@1025")
 
 
-@pytest.mark.parametrize("kind", ["probe", "ragged", "text"])
+@pytest.mark.parametrize("kind", ["probe", "ragged", "text", "rerank", "decisions", "loglikelihoods"])
 @given(number=st.integers(1, 1000))
 @settings(max_examples=20)
 def test_another_workload_has_the_same_sizes_and_nothing_in_common(kind: str, number: int) -> None:
@@ -166,7 +194,7 @@ def test_another_workload_has_the_same_sizes_and_nothing_in_common(kind: str, nu
     assert first.query[0] != other.query[0]  # not even a prefix to keep in a cache
     assert len(other.items) == len(first.items)
     assert not {str(item) for item in first.items} & {str(item) for item in other.items}
-    if kind != "text":
+    if not isinstance(first.query, str):
         assert [len(item) for item in other.items] == [len(item) for item in first.items]
 
 

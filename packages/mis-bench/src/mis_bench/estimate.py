@@ -109,8 +109,8 @@ def estimate(asked: Asked) -> Estimate:
     """Plan, compile and price.
 
     Raises:
-        EstimateError: the topology or the model does not exist, has too few devices, the workload is text, or
-            the compiler refused a program.
+        EstimateError: the topology or the model does not exist, has too few devices, the workload is text or
+            another task than scores, or the compiler refused a program.
         WorkloadNameError: the workload's name has another form.
     """
     dp, tp, requests = asked.dp, asked.tp, asked.requests
@@ -123,6 +123,8 @@ def estimate(asked: Asked) -> Estimate:
     workload = build_workload(asked.workload)
     if isinstance(workload.query, str):
         raise EstimateError(f"{asked.workload} is text; an estimate has no tokenizer and needs token ids.")
+    if workload.task != "score":
+        raise EstimateError(f"{asked.workload} asks for {workload.task}; an estimate is of scores.")
     if find_spec("libtpu") is None:
         raise EstimateError("An estimate needs the TPU's compiler: pip install libtpu.")
     bodies = [workload.another(number).request | {"apply_softmax": asked.apply_softmax} for number in range(requests)]

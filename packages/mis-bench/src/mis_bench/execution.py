@@ -14,6 +14,7 @@ from mis_bench.loop import ask_one, drive
 from mis_bench.records import SUMMARY, Call, Opened, Phase, Plan, Record, Results, Window, append, begin, read_results
 from mis_bench.summary import summarize
 from mis_bench.targets.base import CallFailed, Opener, Target, TargetUnavailable
+from mis_bench.workload import task_of
 
 ATTEMPTS = 3
 """Warm-ups of a case: one in which something was compiled is followed by another."""
@@ -104,7 +105,8 @@ class _Execution:
         self._tell(f"opening {name}")
         target, why = None, None
         try:
-            target = await self.openers[name].open()
+            tasks = dict.fromkeys(task_of(case.workload.name) for case in self.plan.cases if case.target == name)
+            target = await self.openers[name].open(tuple(tasks))
         except TargetUnavailable as error:
             if not self.allow_missing:
                 raise

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from mis_bench.figures import Row, Status
 from mis_bench.records import Case, Gates, Limits, Plan, Results
 from mis_bench.table import number
+from mis_bench.workload import task_of
 
 STEADY = 2.0
 """The last warm-up takes at most this many times the timed median."""
@@ -14,6 +15,9 @@ DOES_NOT_FIT = ("rejected", "out_of_memory")
 
 SURE = 4
 """Rounds of two equal cases that all differ one way with a chance of one in seventy."""
+
+TEMPLATED = ("rerank", "decisions")
+"""Tasks whose prompts begin with the model's template, which is kept whatever the query is."""
 
 COMPARED = ("compare", "matrix")
 """Presets that look for a winner."""
@@ -138,7 +142,8 @@ def _failures(row: Row, case: Case, mine: Results) -> Iterator[str]:
 
 
 def _doubts(row: Row, case: Case, mine: Results) -> Iterator[str]:
-    if row.cache == "cold" and row.cached_tokens:
+    is_templated = task_of(case.workload.name) in TEMPLATED
+    if row.cache == "cold" and row.cached_tokens and not is_templated:
         yield f"the cache was not cold: replies told of up to {row.cached_tokens} kept query tokens"
     elif row.cache == "cold" and not all(window.forgot for window in mine.windows if window.phase != "warmup"):
         yield "earlier requests may have left their queries: the target knows no way to forget"

@@ -35,7 +35,7 @@ class WorkloadPart(Part):
     name: str = Field(min_length=1)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="Of the first request, or of the trace.")
     num_items: int = Field(ge=1)
-    num_tokens: int = Field(ge=1, description="Of the query, once, and of every item; characters of texts.")
+    num_tokens: int = Field(ge=1, description="Of the query, once, and of every item; words of texts.")
     num_labels: int = Field(ge=1)
     apply_softmax: bool = False
     vocab_size: int | None = Field(default=None, ge=2, description="Ids were folded into it, if given.")

@@ -1,8 +1,9 @@
 """Workloads: the same name gives the same tokens, on every machine and with every version.
 
 A name is `KIND-Q-N-L`, Q query tokens and N items of L tokens each, or one of `PRODUCTION`; `@8` at its end asks
-for 8 labels. The canonical one is `canonical-2000-500-20`. Numbers are read off SHAKE-256 of the name, not drawn from a
-library's generator, whose stream may change between releases; `Workload.sha256` proves it.
+for 8 labels. The KINDs of `Task` ask for something else than scores. The canonical workload is `canonical-2000-500-20`.
+Numbers are read off SHAKE-256 of the name, not drawn from a library's generator, whose stream may change between
+releases; `Workload.sha256` proves it.
 """
 
 import hashlib
@@ -10,10 +11,13 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Int32, UInt32
+
+Task = Literal["score", "rerank", "decisions", "loglikelihoods"]
+"""What is asked about a query and items; all but the first are KINDs of names."""
 
 CANONICAL = "canonical-2000-500-20"
 
@@ -34,6 +38,12 @@ TOKEN_IDS = range(1000, 100_000)
 
 _SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
 
+_WORDS = (
+    "about after again always another area ask back best book business call case change city company country day "
+    "different early end every example eye face fact family few find first friend give good government great group "
+    "hand head help high home house idea important information issue job keep large last law level life line little"
+)  # one token each in the vocabulary of Qwen's models, with and without a space before it
+
 Tokens = Int32[np.ndarray, " tokens"] | str
 """Token ids, or a text."""
 
@@ -47,15 +57,16 @@ class WorkloadNameError(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
-    """One request for scores, as token ids or as texts.
+    """One request, as token ids or as texts.
 
     Attributes:
         name: What it was built from.
-        query: Shared tokens, `[query_tokens]`, or text.
-        items: Tokens of each item, `[item_tokens]` each, or texts.
-        label_token_ids: Labels, the same for all items, `[labels]`.
-        apply_softmax: Softmax over the labels instead of full-vocabulary probabilities.
+        query: Shared tokens, `[query_tokens]`, or text; of decisions what they are about.
+        items: Tokens of each item, `[item_tokens]` each, or texts: documents, statements, endings of prompts.
+        label_token_ids: Labels of scores, the same for all items, `[labels]`; none of other tasks.
+        apply_softmax: Of scores: softmax over the labels instead of full-vocabulary probabilities.
         vocab_size: Size of the vocabulary that ids were folded into (`within`), if they were.
+        task: What is asked.
     """
 
     name: str
@@ -64,6 +75,7 @@ class Workload:
     label_token_ids: Int32[np.ndarray, " labels"]
     apply_softmax: bool = False
     vocab_size: int | None = None
+    task: Task = "score"
 
     @property
     def num_items(self) -> int:
@@ -72,22 +84,29 @@ class Workload:
 
     @property
     def num_labels(self) -> int:
-        """Number of labels."""
-        return len(self.label_token_ids)
+        """Number of labels; 1 of other tasks than scores, whose items get one number each."""
+        return len(self.label_token_ids) if self.task == "score" else 1
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the query, once, and of every item; of a text its characters, for want of a tokenizer."""
-        return len(self.query) + sum(map(len, self.items))
+        """Tokens of the query, once, and of every item; of a text its words, for want of a tokenizer."""
+        return sum(len(each.split() if isinstance(each, str) else each) for each in (self.query, *self.items))
 
     @property
     def request(self) -> dict[str, Any]:
-        """The body of `POST /v1/score`, and the keywords of `Engine.score`."""
-        body: dict[str, Any] = {
-            "query": _plain(self.query),
-            "items": [_plain(item) for item in self.items],
-            "label_token_ids": self.label_token_ids.tolist(),
-        }
+        """What our server and engine are asked: the body of `POST /v1/score` and the keywords of `Engine.score`.
+
+        Of other tasks those of `/v1/rerank`, `/v1/decisions`, and `/v1/completions`, with a prompt for every item, as
+        lm-evaluation-harness asks it.
+        """
+        query, items = _plain(self.query), [_plain(item) for item in self.items]
+        if self.task == "rerank":
+            return {"query": query, "documents": items}
+        if self.task == "decisions":
+            return {"input": query, "questions": [{"type": "predicate", "instructions": item} for item in items]}
+        if self.task == "loglikelihoods":
+            return {"prompt": [[*query, *item] for item in items], "max_tokens": 0, "echo": True, "logprobs": 1}
+        body: dict[str, Any] = {"query": query, "items": items, "label_token_ids": self.label_token_ids.tolist()}
         return body | {"apply_softmax": True} if self.apply_softmax else body
 
     @property
@@ -128,8 +147,8 @@ class Workload:
         if number == 0:
             return self
         if isinstance(self.query, str):
-            items = tuple(f" {number}{item}" for item in self.items)
-            return replace(self, query=f"{number} {self.query}", items=items)
+            query, *items = (_numbered(number, str(each)) for each in (self.query, *self.items))
+            return replace(self, query=query, items=tuple(items))
         ids = TOKEN_IDS if self.vocab_size is None else range(self.vocab_size)
 
         def shifted(tokens: Tokens) -> Tokens:
@@ -196,8 +215,18 @@ def text(name: str, sizes: Sizes) -> Inputs:
     return " ".join(words[: sizes.query]), tuple(f" {' '.join(row)}" for row in rows)
 
 
-KINDS: dict[str, Callable[[str, Sizes], Inputs]] = {"ragged": ragged, "text": text}
-"""First words of names that mean more than other tokens; any other word is `uniform`."""
+def plain_text(name: str, sizes: Sizes) -> Inputs:
+    """Return a query and items of common words, which are tokens of most vocabularies."""
+    known = _WORDS.split()
+    words = np.array(known)[integers(name, sizes.total) % len(known)]
+    rows = np.reshape(words[sizes.query :], (sizes.items, sizes.item))
+    return " ".join(words[: sizes.query]), tuple(" ".join(row) for row in rows)
+
+
+KINDS: dict[str, Callable[[str, Sizes], Inputs]] = {
+    "ragged": ragged, "text": text, "rerank": plain_text, "decisions": plain_text,
+}  # fmt: skip
+"""First words of names whose tokens are of a kind of their own; any other word is `uniform`."""
 
 PRODUCTION = {
     "track_low": Sizes(183, 16, 26),
@@ -210,12 +239,19 @@ PRODUCTION = {
 """Sizes of requests met in production: recommendations of tracks and of a home page, by load."""
 
 
+def task_of(name: str) -> Task:
+    """Return what a workload or a trace asks, by its name."""
+    kind = name.partition("-")[0]
+    return next((task for task in get_args(Task) if task == kind), "score")
+
+
 def build_workload(name: str = CANONICAL) -> Workload:
     """Build the workload that a name describes.
 
     Args:
         name: `KIND-Q-N-L`, such as `canonical-2000-500-20`, or a name of `PRODUCTION`, such as `track_low`; both may
-            end in `@` and a number of labels. The KINDs are those of `KINDS`; any other word stands for other tokens.
+            end in `@` and a number of labels. The KINDs are those of `KINDS` and `Task`; any other word stands for
+            other tokens.
 
     Raises:
         WorkloadNameError: the name has another form, or asks for more than `MAX_TOKENS` tokens or `MAX_LABELS` labels.
@@ -229,16 +265,24 @@ def build_workload(name: str = CANONICAL) -> Workload:
             f"{name[:40]!r} is not a workload. Write KIND-Q-N-L for Q query tokens and N items of L tokens, such as "
             f"{CANONICAL}; or one of {', '.join(PRODUCTION)}; and @8 behind it for 8 labels."
         )
-    num_labels = int(digits) if at else 2
+    task = task_of(name)
+    if at and task != "score":
+        raise WorkloadNameError(f"{name[:40]!r}: only scores have labels; leave out @{digits}.")
+    num_labels = (int(digits) if at else 2) if task == "score" else 0
     for count, most, what in ((sizes.total, MAX_TOKENS, "tokens"), (num_labels, MAX_LABELS, "labels")):
         if count > most:
             raise WorkloadNameError(f"{name} has {count:,} {what}; at most {most:,} are allowed.")
     query, items = KINDS.get(kind, uniform)(inputs, sizes)
-    return Workload(name, query, items, labels(num_labels))
+    return Workload(name, query, items, labels(num_labels), task=task)
 
 
 def _plain(tokens: Tokens) -> list[int] | str:
     return tokens if isinstance(tokens, str) else tokens.tolist()
+
+
+def _numbered(number: int, text: str) -> str:
+    """Put a number in front of a text, behind the space with which it may begin."""
+    return f" {number}{text}" if text.startswith(" ") else f"{number} {text}"
 
 
 def _canonical_json(value: Any) -> bytes:

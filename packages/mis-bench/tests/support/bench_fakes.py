@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import selectors
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from mis_bench.records import Results, read_results
 from mis_bench.summary import Summary, summarize
 from mis_bench.targets.base import About, Answer, CallFailed, Capabilities, Layout, Reply, TargetUnavailable
 from mis_bench.targets.spec import TargetSpec
-from mis_bench.workload import Workload
+from mis_bench.workload import Task, Workload
 
 CALL_S = 0.01
 """What a call takes, unless a test says otherwise."""
@@ -159,7 +159,7 @@ class FakeOpener:
         if (why := self.fakes.refuse(self.spec)) is not None:
             raise TargetUnavailable(why)
 
-    async def open(self) -> FakeTarget:
+    async def open(self, tasks: Collection[Task] = ("score",)) -> FakeTarget:
         if (why := self.fakes.refuse_late(self.spec)) is not None:
             raise TargetUnavailable(why)
         target = FakeTarget(self.spec, self.fakes.clock, self.fakes.capabilities)

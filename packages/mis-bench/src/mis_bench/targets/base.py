@@ -1,6 +1,6 @@
 """What every target is: something that scores workloads, in this process or over HTTP."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import ConfigDict
 
-from mis_bench.workload import Workload
+from mis_bench.workload import Task, Workload
 
 Scores = Float[np.ndarray, "items labels"]
 
@@ -36,7 +36,8 @@ class Reply:
 
     Attributes:
         scores: Softmax over the labels if the workload asks for it, else full-vocabulary probabilities,
-            `[items, labels]`, float64.
+            `[items, labels]`, float64. Of other tasks one column: relevance, the probability that a statement is true,
+            the mean log-probability of an item's tokens.
         stages_ms: Milliseconds by stage, where the target tells.
         cached_tokens: Query tokens that the target had kept, where it tells.
     """
@@ -143,8 +144,20 @@ class Opener(Protocol):
     async def check(self) -> None:
         """Look whether it can run, without loading anything: packages, a server. Raises `TargetUnavailable`."""
 
-    async def open(self) -> Target:
-        """Load its weights, or connect; close the target after use. Raises `TargetUnavailable`."""
+    async def open(self, tasks: Collection[Task] = ("score",)) -> Target:
+        """Load its weights, or connect; close the target after use.
+
+        Args:
+            tasks: What it will be asked; a server must answer a tiny request of one of them.
+
+        Raises:
+            TargetUnavailable: it cannot run, or can do none of them.
+        """
+
+
+def unsupported(task: Task, name: str, why: str) -> CallFailed:
+    """Return what a target says of a task that it cannot do."""
+    return CallFailed("rejected", f"{task} not supported by {name}: {why}")
 
 
 def fitting(values: Any, workload: Workload) -> Scores:
@@ -153,7 +166,7 @@ def fitting(values: Any, workload: Workload) -> Scores:
     Raises:
         CallFailed: `shape_mismatch` or `missing_scores`.
     """
-    wanted = (workload.num_items, len(workload.label_token_ids))
+    wanted = (workload.num_items, workload.num_labels)
     try:
         scores = np.array(values, np.float64)
     except (TypeError, ValueError):

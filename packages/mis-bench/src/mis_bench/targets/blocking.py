@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +27,9 @@ from mis_bench.targets.base import (
     fitting,
     is_out_of_memory,
     scores_of,
+    unsupported,
 )
-from mis_bench.workload import Workload
+from mis_bench.workload import Task, Workload
 from mis_core.errors import MisError, RequestError
 
 MOST_AT_ONCE = 256
@@ -42,9 +43,11 @@ class BlockingTarget(ABC):
 
     Attributes:
         about: What it is.
+        tasks: What it can be asked.
     """
 
     about: About
+    tasks: Collection[Task] = ("score",)
 
     @abstractmethod
     def score(self, workload: Workload, layout: Layout) -> Reply:
@@ -72,7 +75,12 @@ class Blocking:
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="mis-bench-call")
 
     def prepare(self, workload: Workload, layout: Layout = {}) -> tuple[Workload, Layout]:  # noqa: B006
-        """Keep the workload as it is: nothing is encoded for this process."""
+        """Keep the workload as it is: nothing is encoded for this process.
+
+        Raises `CallFailed`, `rejected`, for a task that the target does not have.
+        """
+        if workload.task not in self._target.tasks:
+            raise unsupported(workload.task, self.about.backend, "it only scores.")
         return workload, layout
 
     async def call(self, request: tuple[Workload, Layout]) -> Answer:
@@ -118,8 +126,8 @@ class BlockingOpener:
             if find_spec(package) is None:
                 raise TargetUnavailable(f"There is no package {package} here: pip install 'mis-bench[{self.extra}]'.")
 
-    async def open(self) -> Target:
-        """Load it; in a thread, since that takes long."""
+    async def open(self, tasks: Collection[Task] = ("score",)) -> Target:
+        """Load it, whatever it will be asked; in a thread, since that takes long."""
         return Blocking(await asyncio.to_thread(self.make))
 
 

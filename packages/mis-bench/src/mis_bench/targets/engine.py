@@ -13,13 +13,20 @@ from pydantic import ConfigDict, create_model
 import mis_core
 import mis_kernels
 from mis_bench.environment import checkpoint_sha256
-from mis_bench.targets.base import About, Layout, Reply, TargetUnavailable
+from mis_bench.targets.asking import decided, ranked
+from mis_bench.targets.base import About, Layout, Reply, Scores, TargetUnavailable
 from mis_bench.targets.blocking import BlockingTarget
 from mis_bench.targets.spec import read_options
-from mis_bench.workload import Workload
+from mis_bench.workload import Task, Workload
 from mis_core import Engine
 from mis_core.config import EngineConfig
 from mis_core.errors import MisError
+from mis_core.scoring.service import SCORE, InlineService, run_blocking
+from mis_core.tasks.complete import COMPLETE
+from mis_core.tasks.decide import DECIDE
+from mis_core.tasks.rerank import RERANK
+
+_TASKS: Mapping[Task, Any] = {"score": SCORE, "rerank": RERANK, "decisions": DECIDE, "loglikelihoods": COMPLETE}
 
 
 def engine_config(model: Path, options: Mapping[str, str]) -> EngineConfig:
@@ -33,21 +40,25 @@ def engine_config(model: Path, options: Mapping[str, str]) -> EngineConfig:
 
 
 class EngineTarget(BlockingTarget):
-    """An engine, asked through `Engine.score`; closed with the target.
+    """An engine; closed with the target.
 
     Attributes:
         engine: Whom it asks.
+        tasks: All of them.
         about: What it is; options are all of the engine's, with what it made of those left open.
 
     Raises:
         TargetUnavailable: the engine refuses the checkpoint, or an option does not fit it.
     """
 
+    tasks = tuple(_TASKS)
+
     def __init__(self, config: EngineConfig) -> None:
         try:
             self.engine = engine = Engine(config)
         except MisError as error:
             raise TargetUnavailable(error.message) from None
+        self._service = InlineService(engine.submit, engine.limits, lambda: engine.tokenizer)
         options = dataclasses.asdict(engine.config)
         self.about = About(
             name="engine",
@@ -62,10 +73,12 @@ class EngineTarget(BlockingTarget):
         )
 
     def score(self, workload: Workload, layout: Layout = {}) -> Reply:  # noqa: B006 - nobody changes it
-        """Score a workload; raises the engine's errors, and JAX's."""
+        """Do what a workload asks, as the engine's method of that task does; raises its errors, and JAX's."""
         fields: dict[str, Any] = workload.request | dict(layout)
-        result = self.engine.score(**fields)
-        return Reply(result.scores.astype(np.float64), dict(result.timings_ms), result.usage.cached_tokens)
+        answered = run_blocking(self._service.answer(_TASKS[workload.task], fields))
+        scores = _scores(answered.result, workload)
+        cached = sum(output.cached_tokens for output in answered.outputs)
+        return Reply(scores.astype(np.float64), dict(answered.timings_ms), cached)
 
     def forget(self) -> None:
         """Drop every cached query."""
@@ -80,3 +93,16 @@ class EngineTarget(BlockingTarget):
     def close(self) -> None:
         """Free weights and cache."""
         self.engine.close()
+
+
+def _scores(result: Any, workload: Workload) -> Scores:
+    """Return the result of a task as a number for each item, or of scores for each label."""
+    if workload.task == "score":
+        return result.scores
+    if workload.task == "loglikelihoods":
+        lens = np.array([len(item) for item in workload.items])
+        ends = np.cumsum(lens + len(workload.query))  # of the prompts, each the query and an item
+        spans = zip(ends - lens, ends, strict=True)
+        return np.array([[result.prompt.logprobs[begin:end].mean(dtype=np.float64)] for begin, end in spans])
+    read = ranked if workload.task == "rerank" else decided
+    return read([dataclasses.asdict(result)], workload).scores

@@ -4,8 +4,9 @@ import contextlib
 import json
 import re
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -13,29 +14,25 @@ import httpx
 import numpy as np
 
 from mis_bench.environment import checkpoint_sha256
+from mis_bench.targets.asking import Asking, Json, Tasks
 from mis_bench.targets.base import (
     About,
     Answer,
     CallFailed,
     Capabilities,
     Layout,
-    Reply,
     TargetUnavailable,
     is_out_of_memory,
+    unsupported,
 )
 from mis_bench.targets.spec import Options, is_secret, read_options
-from mis_bench.workload import Workload
-
-Json = dict[str, Any]
+from mis_bench.workload import Task, Workload, build_workload
 
 TOLD_TIMEOUT_S = 5.0
 """Within this time a server must say that it is well, which model it serves, and what else it tells of itself."""
 
 PROBE_TIMEOUT_S = 30.0
 """Within this time it must answer a tiny request before anything is measured, and forget a query."""
-
-PROBE = Workload("probe", np.array([1, 2, 3], np.int32), (np.array([4], np.int32),), np.array([1, 2], np.int32), True)
-"""A tiny request; its ids are in every vocabulary."""
 
 _ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d+)?(/[^@]*)?")
 _RESIDENT = re.compile(r"^process_resident_memory_bytes (\S+)", re.MULTILINE)
@@ -51,23 +48,24 @@ class ServerOptions(Options):
 
 
 class Request(NamedTuple):
-    """A workload and the bodies that ask for it, whose answers are read together."""
+    """A workload, how it is asked, and the bodies that ask for it, whose answers are read together."""
 
     workload: Workload
+    asking: Asking
     bodies: tuple[bytes, ...]
 
 
-class Server(ABC):
+class Server:
     """A server, from its first check to the last call; its own opener.
 
     Attributes:
         BACKEND: Name for results.
-        PATH: Of requests.
         INFO: Where it tells of itself.
         OPTIONS: What the target takes.
-            options: As given.
+        options: As given.
         forgets: How the server is made to compute the next query anew: by another `cache_salt` in requests, by
             `POST /flush_cache`, or not at all. Final after `check`.
+        tasks: How it is asked for each task, or why it cannot be.
         about: What it is, by its own account; there after `check`.
 
     Args:
@@ -80,10 +78,10 @@ class Server(ABC):
     """
 
     BACKEND: ClassVar[str]
-    PATH: ClassVar[str]
     INFO: ClassVar[str] = "/version"
     OPTIONS: ClassVar[type[ServerOptions]] = ServerOptions
     forgets: Literal["salt", "flush"] | None = None
+    tasks: Tasks
     about: About
 
     def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
@@ -93,14 +91,6 @@ class Server(ABC):
         self.options = read_options(spec, given, self.OPTIONS)
         self._spec, self._url, self._directory = spec, url.rstrip("/").removesuffix("/v1"), directory
         self._salt, self._run = 0, np.random.default_rng().bytes(8).hex()  # no earlier run used it
-
-    @abstractmethod
-    def bodies(self, workload: Workload) -> list[Json]:
-        """Return the bodies that ask for a workload, without `model`; they are sent one after another."""
-
-    @abstractmethod
-    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
-        """Read the answers to `bodies`; raises `CallFailed`, `missing_scores` or `shape_mismatch`."""
 
     async def details(self) -> Json:
         """Return its settings, `version` and `dtype` among them; raises `CallFailed` if it does not tell."""
@@ -116,25 +106,32 @@ class Server(ABC):
         await self._connect(self._describe)
         await self.close()
 
-    async def open(self) -> Self:
-        """Connect, check again, and ask one tiny request; raises `TargetUnavailable`."""
-        await self._connect(self._describe, self._probe)
+    async def open(self, tasks: Collection[Task] = ("score",)) -> Self:
+        """Connect, check again, and ask tiny requests until one is answered; raises `TargetUnavailable`."""
+        await self._connect(self._describe, partial(self._probe, tasks))
         return self
 
     def prepare(self, workload: Workload, layout: Layout = {}) -> Request:  # noqa: B006 - nobody changes it
-        """Encode the bodies; raises `CallFailed`, `rejected`, for a layout: servers are started with one."""
+        """Encode the bodies; raises `CallFailed`, `rejected`.
+
+        That is for a task that the server does not have, and for a layout: servers are started with one.
+        """
+        asking = self.tasks[workload.task]
+        if isinstance(asking, str):
+            raise unsupported(workload.task, self.BACKEND, asking)
         if layout:
             raise CallFailed("rejected", f"{self._spec} takes no layout with a request.")
-        named = [body | {"model": self.about.model} for body in self.bodies(workload)]
-        return Request(workload, tuple(json.dumps(body, separators=(",", ":")).encode() for body in named))
+        named = [body | {"model": self.about.model} for body in asking.bodies(workload)]
+        return Request(workload, asking, tuple(json.dumps(body, separators=(",", ":")).encode() for body in named))
 
     async def call(self, request: Request) -> Answer:
         """Send the bodies, one after another; raises `CallFailed`."""
         bodies = [self._salted(body) for body in request.bodies]
         sent = time.perf_counter()
-        replies = [await self._send("POST", self.PATH, body) for body in bodies]
+        replies = [await self._send("POST", request.asking.path, body) for body in bodies]
         done = time.perf_counter()
-        return Answer(self.reply([self._decoded(reply) for reply in replies], request.workload), sent, done)
+        answers = [self._decoded(reply, request.asking.answer_type) for reply in replies]
+        return Answer(request.asking.reply(answers, request.workload), sent, done)
 
     async def forget(self) -> None:
         """Change the cache salt of requests to come, or flush the cache; raises `CallFailed` if neither works."""
@@ -211,9 +208,20 @@ class Server(ABC):
             raise CallFailed("rejected", f"it serves {', '.join(names) or 'no model'}, not {wanted}.")
         return wanted
 
-    async def _probe(self) -> None:
-        body = self._salted(self.prepare(PROBE).bodies[0])
-        self._decoded(await self._send("POST", self.PATH, body, timeout_s=PROBE_TIMEOUT_S))
+    async def _probe(self, tasks: Collection[Task]) -> None:
+        """Ask a tiny request, whose ids are in every vocabulary, of one task after the other until one is answered."""
+        failures: list[CallFailed] = []
+        for task in tasks:
+            try:
+                request = self.prepare(replace(build_workload(f"{task}-3-1-1").within(8), apply_softmax=True))
+                body = self._salted(request.bodies[0])
+                reply = await self._send("POST", request.asking.path, body, timeout_s=PROBE_TIMEOUT_S)
+                self._decoded(reply, request.asking.answer_type)
+                return
+            except CallFailed as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     async def _send(
         self, method: str, path: str, body: bytes | None = None, *, timeout_s: float | None = None
@@ -235,13 +243,14 @@ class Server(ABC):
             reason = "out_of_memory"
         raise CallFailed(reason, f"{path} answered {reply.status_code}: {self._shown(reply.text)}")
 
-    def _decoded(self, reply: httpx.Response) -> Json:
+    def _decoded(self, reply: httpx.Response, wanted: type = dict) -> Any:
         try:
             value = reply.json()
         except ValueError:
             value = None
-        if not isinstance(value, dict):
-            raise CallFailed("bad_json", f"{reply.url.path} answered no JSON object: {self._shown(reply.text)}")
+        if not isinstance(value, wanted):
+            what = "object" if wanted is dict else "list"
+            raise CallFailed("bad_json", f"{reply.url.path} answered no JSON {what}: {self._shown(reply.text)}")
         return value
 
     def _salted(self, body: bytes) -> bytes:

@@ -12,7 +12,7 @@ from mis_bench.targets.base import Capabilities, Opener, TargetUnavailable
 from mis_bench.targets.blocking import BlockingOpener, BlockingTarget
 from mis_bench.targets.spec import Options, TargetSpec, read_options
 
-_SERVERS = ("mis", "sglang", "vllm", "openai")
+_SERVERS = ("mis", "sglang", "vllm", "openai", "llama-server")
 
 SPECS = (
     *("engine", "transformers-serial", "transformers-batched", "transformers-shared", "llama.cpp"),

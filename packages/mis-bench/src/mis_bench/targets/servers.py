@@ -1,45 +1,64 @@
-"""Kinds of servers: ours, SGLang, vLLM, and completions as OpenAI has them."""
+"""Kinds of servers: ours, SGLang, vLLM, llama.cpp's, and completions as OpenAI has them."""
 
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import PositiveInt
 
+from mis_bench.targets.asking import (
+    DECISIONS,
+    LOGLIKELIHOODS,
+    RERANK,
+    SCORE,
+    Asking,
+    Json,
+    Tasks,
+    completed,
+    drawing,
+    in_order,
+    ranked_list,
+    reading,
+)
 from mis_bench.targets.base import CallFailed, Reply, TargetUnavailable, fitting, scores_of
-from mis_bench.targets.http import Json, Server, ServerOptions
+from mis_bench.targets.http import Server, ServerOptions
 from mis_bench.workload import Workload
 from mis_core.errors import ModelError
 from mis_core.tokenization import Tokenizer
 
 _VLLM_WITH_SALT = (0, 33)
+_COMPLETIONS_ONLY = "it is asked for completions only."
+
+
+def _without_documents(workload: Workload) -> list[Json]:
+    """Return one body that asks for no documents in the reply, which are there by default."""
+    return [workload.request | {"return_documents": False}]
+
+
+_SGLANG: Tasks = {
+    "score": SCORE,
+    "rerank": Asking("/v1/rerank", _without_documents, ranked_list, list),
+    "decisions": "its /v1/decisions takes another body than OpenAI's.",
+    "loglikelihoods": Asking("/v1/completions", drawing, completed),
+}
 
 
 class SGLang(Server):
-    """SGLang's `/v1/score`. Without `--enable-mis` it computes item by item behind its prefix cache.
+    """SGLang: scores by `/v1/score`. Without `--enable-mis` it computes item by item behind its prefix cache.
 
     It refuses to flush its cache while requests are under way.
     """
 
     BACKEND: ClassVar[str] = "sglang"
-    PATH: ClassVar[str] = "/v1/score"
     INFO: ClassVar[str] = "/server_info"
     forgets = "flush"
+    tasks = _SGLANG
 
-    def bodies(self, workload: Workload) -> list[Json]:
-        """One request."""
-        return [workload.request]
 
-    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
-        """Scores, and the cached tokens where the usage has them."""
-        (answer,) = answers
-        if answer.get("scores") is None:
-            raise CallFailed("missing_scores", "The reply has no `scores`.")
-        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-        return Reply(fitting(answer["scores"], workload), cached_tokens=details.get("cached_tokens"))
+_MIS: Tasks = {"score": SCORE, "rerank": RERANK, "decisions": DECISIONS, "loglikelihoods": LOGLIKELIHOODS}
 
 
 class MisOptions(ServerOptions):
@@ -54,6 +73,7 @@ class Mis(SGLang):
     BACKEND: ClassVar[str] = "mis-server"
     OPTIONS: ClassVar[type[ServerOptions]] = MisOptions
     forgets = "salt"
+    tasks = _MIS
 
     async def details(self) -> Json:
         """`GET /server_info`."""
@@ -68,34 +88,42 @@ class Mis(SGLang):
         return counts
 
 
+def _by_label(workload: Workload) -> list[Json]:
+    """Return one body, or one for each label with that label in front."""
+    labels = workload.label_token_ids.tolist()
+    fields = {"apply_softmax": workload.apply_softmax, "add_special_tokens": False}
+    orders = [[label, *labels[:place], *labels[place + 1 :]] for place, label in enumerate(labels)]
+    asked = orders[:1] if _needs_one_call(workload) else orders
+    return [workload.request | fields | {"label_token_ids": order} for order in asked]
+
+
+def _first_labels(answers: Sequence[Json], workload: Workload) -> Reply:
+    """Read the first label's score of each answer, its items in any order."""
+    with reading("`data` with an index and a score each"):
+        found = [{int(each["index"]): each["score"] for each in answer["data"]} for answer in answers]
+    columns = np.array([in_order(scores, workload.num_items) for scores in found], np.float64)
+    if _needs_one_call(workload):
+        columns = np.stack([columns[0], 1 - columns[0]])
+    return Reply(fitting(columns.T, workload))
+
+
+_VLLM: Tasks = {
+    "score": Asking("/generative_scoring", _by_label, _first_labels),
+    "rerank": RERANK,
+    "decisions": DECISIONS,
+    "loglikelihoods": LOGLIKELIHOODS,
+}
+
+
 class VLLM(Server):
-    """vLLM's `/generative_scoring`.
+    """vLLM: scores by `/generative_scoring`, a rerank where it serves a reranker.
 
     It answers with the first label's score only. Two labels with a softmax need one call, since they sum to 1;
     otherwise each label takes a call of its own, one after another, with that label in front.
     """
 
     BACKEND: ClassVar[str] = "vllm"
-    PATH: ClassVar[str] = "/generative_scoring"
-
-    def bodies(self, workload: Workload) -> list[Json]:
-        """One request, or one for each label."""
-        labels = workload.label_token_ids.tolist()
-        fields = {"apply_softmax": workload.apply_softmax, "add_special_tokens": False}
-        orders = [[label, *labels[:place], *labels[place + 1 :]] for place, label in enumerate(labels)]
-        asked = orders[:1] if _needs_one_call(workload) else orders
-        return [workload.request | fields | {"label_token_ids": order} for order in asked]
-
-    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
-        """The first label's score of each answer, its items in any order."""
-        try:
-            found = [{int(each["index"]): each["score"] for each in answer["data"]} for answer in answers]
-        except (KeyError, TypeError, ValueError):
-            raise CallFailed("missing_scores", "The reply has no `data` with an index and a score each.") from None
-        columns = np.array([_in_order(scores, workload.num_items) for scores in found], np.float64)
-        if _needs_one_call(workload):
-            columns = np.stack([columns[0], 1 - columns[0]])
-        return Reply(fitting(columns.T, workload))
+    tasks = _VLLM
 
     async def details(self) -> Json:
         """Its version: before 0.33 the server ignores the salt and keeps the query."""
@@ -119,13 +147,12 @@ class OpenAIOptions(ServerOptions):
 
 
 class OpenAI(Server):
-    """`/v1/completions` of one token behind every item, with the most probable tokens' log-probabilities.
+    """`/v1/completions`: scores by one token behind every item, with the most probable tokens' log-probabilities.
 
     It knows nothing of labels: they must be among the most probable tokens.
     """
 
     BACKEND: ClassVar[str] = "openai"
-    PATH: ClassVar[str] = "/v1/completions"
     OPTIONS: ClassVar[type[ServerOptions]] = OpenAIOptions
 
     def __init__(self, spec: str, given: Mapping[str, str], directory: Path | None) -> None:
@@ -133,6 +160,12 @@ class OpenAI(Server):
         assert isinstance(self.options, OpenAIOptions)
         self._fields: Json = {"max_tokens": 1, "temperature": 0, "logprobs": self.options.logprobs}
         self._tokenizer: Tokenizer | None = None
+        self.tasks = {
+            "score": Asking("/v1/completions", self._bodies, self._reply),
+            "rerank": _COMPLETIONS_ONLY,
+            "decisions": _COMPLETIONS_ONLY,
+            "loglikelihoods": Asking("/v1/completions", drawing, completed),
+        }
         if self.options.token_ids:
             self._fields["return_tokens_as_token_ids"] = True
             return
@@ -143,18 +176,16 @@ class OpenAI(Server):
         except ModelError as error:
             raise TargetUnavailable(error.message) from None
 
-    def bodies(self, workload: Workload) -> list[Json]:
+    def _bodies(self, workload: Workload) -> list[Json]:
         """One request, a prompt of query and item for each."""
         request = workload.request
         return [{"prompt": [request["query"] + item for item in request["items"]], **self._fields}]
 
-    def reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
+    def _reply(self, answers: Sequence[Json], workload: Workload) -> Reply:
         """Log-probabilities of the labels, found by name, as probabilities or as a softmax over the labels."""
-        try:
+        with reading("`top_logprobs` for each choice"):
             found = {int(each["index"]): each["logprobs"]["top_logprobs"][0] for each in answers[0]["choices"]}
-            tops = [dict[str, float](top) for top in _in_order(found, workload.num_items)]
-        except (IndexError, KeyError, TypeError, ValueError):
-            raise CallFailed("missing_scores", "The reply has no `top_logprobs` for each choice.") from None
+            tops = [dict[str, float](top) for top in in_order(found, workload.num_items)]
         names = [self._name(label) for label in workload.label_token_ids.tolist()]
         for place, top in enumerate(tops):
             if missing := set(names) - set(top):
@@ -170,16 +201,31 @@ class OpenAI(Server):
         return f"token_id:{label}" if self._tokenizer is None else self._tokenizer.decode([label])
 
 
-KINDS: Mapping[str, type[Server]] = {"mis": Mis, "sglang": SGLang, "vllm": VLLM, "openai": OpenAI}
+_LLAMA_SERVER: Tasks = {
+    "score": "it tells the most probable tokens only; the target llama.cpp scores.",
+    "rerank": RERANK,
+    "decisions": "it has no such route.",
+    "loglikelihoods": "it tells no log-probabilities of a prompt's own tokens.",
+}
+
+
+class LlamaServer(Server):
+    """llama.cpp's `llama-server`, started with `--reranking`."""
+
+    BACKEND: ClassVar[str] = "llama-server"
+    INFO: ClassVar[str] = "/props"
+    tasks = _LLAMA_SERVER
+
+    async def details(self) -> Json:
+        """Its build."""
+        return {"version": (await super().details()).get("build_info")}
+
+
+KINDS: Mapping[str, type[Server]] = {
+    "mis": Mis, "sglang": SGLang, "vllm": VLLM, "openai": OpenAI, "llama-server": LlamaServer,
+}  # fmt: skip
 """By the name of a target on the command line."""
 
 
 def _needs_one_call(workload: Workload) -> bool:
     return workload.apply_softmax and len(workload.label_token_ids) == 2
-
-
-def _in_order(entries: Mapping[int, Any], count: int) -> list[Any]:
-    """Return one entry for each of `count` items, by their index; raises `CallFailed`, `shape_mismatch`."""
-    if sorted(entries) != list(range(count)):
-        raise CallFailed("shape_mismatch", f"The reply has {len(entries)} scores for {count} items.")
-    return [entries[index] for index in range(count)]
