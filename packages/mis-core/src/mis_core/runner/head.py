@@ -17,6 +17,8 @@ from mis_core.models.parallel import DATA
 from mis_core.scoring.request import MAX_TOP_TOKENS
 from mis_kernels import from_bits, row_sum
 
+_BLOCK = 64  # logits of which the most probable tokens are searched by their maximum first
+
 
 def label_logits(
     decoder: Decoder, hidden: Array, pair_row: Int32[Array, " pairs"], pair_label: Int32[Array, " pairs"]
@@ -64,8 +66,10 @@ def choose_rows(mesh: Mesh, hidden: Array, rows: Int32[Array, " rows"]) -> Array
     return lax.with_sharding_constraint(hidden[rows], NamedSharding(mesh, P(DATA)))
 
 
-def most_probable(decoder: Decoder, hidden: Array) -> tuple[Int32[Array, "rows top"], Float32[Array, "rows top"]]:
-    """Return the `MAX_TOP_TOKENS` most probable tokens after each row and their logits, best first.
+def most_probable(
+    decoder: Decoder, hidden: Array
+) -> tuple[Int32[Array, "rows top"], Float32[Array, "rows top"], Float32[Array, " rows"]]:
+    """Return the `MAX_TOP_TOKENS` most probable tokens after each row and their logits, best first, and `log_sum_exp`.
 
     Among equals the lower id comes first. Where the vocabulary is smaller, ids of -1 fill.
     """
@@ -73,18 +77,42 @@ def most_probable(decoder: Decoder, hidden: Array) -> tuple[Int32[Array, "rows t
     vocab = weight.shape[0]
     chunk = min(decoder.backend.vocab_chunk, vocab)
 
-    def add(best: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
+    def add(carry: tuple[Array, ...], index: Array) -> tuple[tuple[Array, ...], None]:
+        best_ids, best, highest, total = carry
         start = jnp.minimum(index * chunk, vocab - chunk)  # the last chunk reaches back and masks what it repeats
         part = from_bits(lax.dynamic_slice_in_dim(weight, start, chunk))
         logits = lax.dot_general(hidden, part, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-        ids = start + jnp.arange(chunk, dtype=jnp.int32)
-        logits = jnp.where(ids >= index * chunk, logits, -jnp.inf)
-        # `top_k` takes the first among equals, and ids only rise.
-        ids = jnp.concatenate([best[0], jnp.broadcast_to(ids, logits.shape)], 1)
-        values, at = lax.top_k(jnp.concatenate([best[1], logits], 1), MAX_TOP_TOKENS)
-        return (jnp.take_along_axis(ids, at, 1), values), None
+        logits = jnp.where(start + jnp.arange(chunk) >= index * chunk, logits, -jnp.inf)
+        new = jnp.maximum(highest, logits.max(1))
+        total = total * jnp.exp(highest - new) + row_sum(jnp.exp(logits - new[:, None]))[:, 0]
+        ids, logits = _candidates(logits)
+        ids = jnp.concatenate([best_ids, start + ids], 1)
+        best, at = lax.top_k(jnp.concatenate([best, logits], 1), MAX_TOP_TOKENS)  # takes the first among equals
+        return (jnp.take_along_axis(ids, at, 1), best, new, total), None
 
     with jax.named_scope("most_probable"):
-        size = (len(hidden), MAX_TOP_TOKENS)
-        empty = jnp.full(size, -1, jnp.int32), jnp.full(size, -jnp.inf, jnp.float32)
-        return lax.scan(add, empty, jnp.arange(-(-vocab // chunk)))[0]
+        rows = len(hidden)
+        highest, total = (0.0, 1.0) if vocab == 1 else (-jnp.inf, 0.0)  # see `log_sum_exp`
+        empty = (
+            jnp.full((rows, MAX_TOP_TOKENS), -1, jnp.int32),
+            jnp.full((rows, MAX_TOP_TOKENS), -jnp.inf, jnp.float32),
+            jnp.full(rows, highest, jnp.float32),
+            jnp.full(rows, total, jnp.float32),
+        )
+        (ids, logits, highest, total), _ = lax.scan(add, empty, jnp.arange(-(-vocab // chunk)))
+        return ids, logits, highest + jnp.log(total)
+
+
+def _candidates(logits: Float32[Array, "rows chunk"]) -> tuple[Int32[Array, "rows few"], Float32[Array, "rows few"]]:
+    """Return places, rising, and values among which the highest `MAX_TOP_TOKENS` are, the first of equal ones.
+
+    They lie in the blocks whose maxima are the highest: each of these has one that comes before all of any other
+    block. Sorting a chunk whole costs a CPU more than multiplying it.
+    """
+    rows, chunk = logits.shape
+    padded = jnp.pad(logits, ((0, 0), (0, -chunk % _BLOCK)), constant_values=-jnp.inf)
+    blocks = padded.reshape(rows, -1, _BLOCK)
+    _, chosen = lax.top_k(blocks.max(2), min(MAX_TOP_TOKENS, blocks.shape[1]))
+    chosen = jnp.sort(chosen, 1)[:, :, None]
+    places = chosen.astype(jnp.int32) * _BLOCK + jnp.arange(_BLOCK, dtype=jnp.int32)
+    return places.reshape(rows, -1), jnp.take_along_axis(blocks, chosen, 1).reshape(rows, -1)

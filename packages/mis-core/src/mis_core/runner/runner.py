@@ -36,15 +36,15 @@ class Running:
     Attributes:
         plan: The step.
         logits: Values of its (row, label) pairs.
-        normalisers: Log-sum-exp of the rows that want one.
-        top: Most probable tokens of the rows that want some, and their values.
+        normalisers: Log-sum-exp of the rows that want nothing more of the vocabulary.
+        top: Most probable tokens of the rows that want some, their values, and the rows' log-sum-exp.
         drawn: Tokens drawn, and their values.
     """
 
     plan: StepPlan
     logits: list[Array]
     normalisers: list[Array]
-    top: list[tuple[Array, Array]]
+    top: list[tuple[Array, Array, Array]]
     drawn: list[tuple[Array, Array]]
 
     def wait(self) -> list[Values]:
@@ -53,15 +53,16 @@ class Running:
             jax.block_until_ready((self.logits, self.normalisers, self.top, self.drawn))
         with jax.profiler.TraceAnnotation("mis.read"):
             pairs, normalisers = _Parts(self.logits), _Parts(self.normalisers)
-            top_ids, top_logits = (_Parts([part[n] for part in self.top]) for n in (0, 1))
+            top_ids, top_logits, top_normalisers = (_Parts([part[n] for part in self.top]) for n in (0, 1, 2))
             next_ids, next_logits = (_Parts([part[n] for part in self.drawn]) for n in (0, 1))
         values: list[Values] = []
         for reading in self.plan.readings:
             shape, top, draws = reading.label_ids.shape, reading.top_tokens, reading.draws
+            sums = top_normalisers.read(shape[0]) if top else normalisers.read(shape[0]) if reading.normalise else None
             values.append(
                 Values(
                     pairs.read(shape[0] * shape[1]).reshape(shape),
-                    normalisers.read(shape[0]) if reading.normalise else None,
+                    sums if reading.normalise else None,
                     top_ids.read(shape[0])[:, :top] if top else None,
                     top_logits.read(shape[0])[:, :top] if top else None,
                     next_ids.read(len(draws.rows)) if draws else None,
@@ -170,7 +171,7 @@ class Runner:
         rows = [r.shard * scored + r.first + np.arange(len(r.rows), dtype=np.int32) for r in readings]
         pair_row = [np.repeat(row, r.label_ids.shape[1]) for row, r in zip(rows, readings, strict=True)]
         pair_label = [np.maximum(r.label_ids.reshape(-1), 0) for r in readings]  # -1 fills; nobody reads it
-        normalised = [row for row, reading in zip(rows, readings, strict=True) if reading.normalise]
+        normalised = [row for row, r in zip(rows, readings, strict=True) if r.normalise and not r.top_tokens]
         top = [row for row, reading in zip(rows, readings, strict=True) if reading.top_tokens]
         draws = [(row[r.draws.rows], r.draws) for row, r in zip(rows, readings, strict=True) if r.draws]
         return Running(
@@ -207,7 +208,7 @@ class Runner:
         parts = [_padded(rows[begin : begin + size], size) for begin in range(0, len(rows), size)]
         return [self._log_sum_exp(self._weights, hidden, part) for part in parts]
 
-    def _top(self, hidden: Array, rows: np.ndarray) -> list[tuple[Array, Array]]:
+    def _top(self, hidden: Array, rows: np.ndarray) -> list[tuple[Array, Array, Array]]:
         size = self._top_rows
         parts = [_padded(rows[begin : begin + size], size) for begin in range(0, len(rows), size)]
         return [self._most_probable(self._weights, self._choose_rows(hidden, part)) for part in parts]
