@@ -95,9 +95,7 @@ class ModelService(Service[bytes]):
         if len(source) <= SMALL:
             fields = decode_body(source)
             if not task.has_text(fields):
-                # Items that are sorted out are read one by one.
-                values = len(source) if fields.get("on_error") == "item" else 0
-                return await in_thread_if_large(values, task.parse, fields, None, limits, models)
+                return await in_thread_if_large(len(source), task.parse, fields, None, limits, models)
             # A short text that is tokenised again with each of many items is a long job, too.
             most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL, limits.max_text_characters)
             narrow = replace(limits, max_text_characters=most)
@@ -186,6 +184,7 @@ def event_reply(events: Iterable[Any], answered: Answered[Any, Any]) -> Response
     async def lines() -> AsyncIterator[bytes]:
         for event in events:
             yield b"data: " + msgspec.json.encode(event) + b"\n\n"
+            await asyncio.sleep(0)  # others get a turn, too: a client that reads as fast never makes this wait
         yield b"data: [DONE]\n\n"
 
     headers = _timing(answered) | {"cache-control": "no-cache"}

@@ -1,0 +1,44 @@
+"""What takes long is done beside the event loop, or leaves others their turns."""
+
+import asyncio
+import json
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+from mis_core.config import EngineConfig
+from mis_core.scoring.service import Task
+from mis_server.service import ModelService, event_reply
+from mis_server.settings import ServerConfig
+
+
+def parsing_thread(*arguments: object) -> Any:
+    return threading.get_ident()
+
+
+def test_small_bodies_of_many_ids_are_parsed_beside_the_event_loop(pretended: Any, tokenizers: Any) -> None:
+    service = ModelService(pretended, ServerConfig(engine=EngineConfig(model="m")), tokenizers)
+    task: Task[Any, None] = Task("complete", lambda fields: False, parsing_thread, lambda parsed, outputs: None)
+
+    async def parse(prompts: int) -> object:
+        return await service.parse(task, json.dumps({"prompt": [[1]] * prompts}).encode())
+
+    assert asyncio.run(parse(20_000)) != threading.get_ident()
+    assert asyncio.run(parse(20)) == threading.get_ident()
+
+
+def test_events_leave_others_their_turns() -> None:
+    async def turns(events: int) -> int:
+        async def other() -> None:
+            nonlocal count
+            while True:
+                count += 1
+                await asyncio.sleep(0)
+
+        count, task = 0, asyncio.create_task(other())
+        reply = cast(Any, event_reply([{}] * events, cast(Any, SimpleNamespace(timings_ms={}))))
+        assert len([line async for line in reply.body_iterator]) == events + 1
+        task.cancel()
+        return count
+
+    assert asyncio.run(turns(100)) >= 100
