@@ -27,6 +27,24 @@ def test_small_bodies_of_many_ids_are_parsed_beside_the_event_loop(pretended: An
     assert asyncio.run(parse(20)) == threading.get_ident()
 
 
+def test_a_body_has_few_requests_in_the_engine_at_a_time(tokenizers: Any) -> None:
+    class Counting:
+        now = most = 0
+
+        async def score(self, request: object) -> object:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0)
+            self.now -= 1
+            return request
+
+    engine = Counting()
+    service = ModelService(cast(Any, engine), ServerConfig(engine=EngineConfig(model="m")), tokenizers)
+    requests = cast(Any, tuple(range(200)))
+    assert asyncio.run(service.submit(requests)) == requests
+    assert engine.most == 16
+
+
 def test_events_leave_others_their_turns() -> None:
     async def turns(events: int) -> int:
         async def other() -> None:

@@ -28,6 +28,7 @@ from mis_server.tokenizers.pool import SMALL, TokenizerPool
 _INLINE_VALUES = 32_768  # computed or encoded in little more time than it takes to wake a thread
 _AMPLIFIED = 8  # a small body may make the tokenizer read so many characters for each of its bytes,
 _LEAST = 4096  # or this many if that is more
+_AT_A_TIME = 16  # engine requests of one body; together they fill a step
 _STATISTICS_S = 2.0
 
 Result = TypeVar("Result")
@@ -107,10 +108,16 @@ class ModelService(Service[bytes]):
         return await self.tokenizers.large(partial(parse_body, task, source, limits, models), len(source))
 
     async def submit(self, requests: tuple[ScoreRequest, ...]) -> tuple[EngineOutput, ...]:
-        """Have the engine process compute requests."""
+        """Have the engine process compute requests, some at a time: the engine gives everybody's the same turns."""
         if len(requests) == 1:
             return (await self.client.score(requests[0]),)
-        return await all_or_none([self.client.score(request) for request in requests])
+        turns = asyncio.Semaphore(_AT_A_TIME)
+
+        async def compute(request: ScoreRequest) -> EngineOutput:
+            async with turns:
+                return await self.client.score(request)
+
+        return await all_or_none([compute(request) for request in requests])
 
     async def finish(
         self, task: Task[ParsedType, Result], parsed: ParsedType, outputs: tuple[EngineOutput, ...]

@@ -14,8 +14,8 @@ from jaxtyping import Int32, Int64
 from mis_core.ragged import offsets, ramp, rows_at
 from mis_core.scoring.request import Sampling, ScoreRequest
 
-MAX_GROUPS = 64
-"""Most groups: each is an engine request, and takes its turns among everybody else's."""
+MAX_GROUPS = 256
+"""Most groups of one request: each is an engine request, which costs what a hundred tokens cost."""
 
 _LEAST_SHARED = 16  # tokens; fewer are computed sooner than shared
 
