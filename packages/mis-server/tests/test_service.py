@@ -1,14 +1,22 @@
 """What takes long is done beside the event loop, or leaves others their turns."""
 
 import asyncio
+import contextlib
+import gc
 import json
 import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from mis_core.config import EngineConfig
 from mis_core.scoring.service import Task
+from mis_server import serving as serving_module
 from mis_server.service import ModelService, event_reply
+from mis_server.serving import serve
 from mis_server.settings import ServerConfig
 
 
@@ -60,3 +68,31 @@ def test_events_leave_others_their_turns() -> None:
         return count
 
     assert asyncio.run(turns(100)) >= 100
+
+
+def test_collecting_garbage_does_not_look_at_what_stays_for_ever(
+    monkeypatch: pytest.MonkeyPatch, pretended: Any, checkpoint: Path
+) -> None:
+    @contextlib.asynccontextmanager
+    async def opened(config: EngineConfig) -> AsyncIterator[Any]:
+        yield pretended
+
+    async def wait_ready() -> Any:
+        return pretended.info
+
+    async def close(within_s: float) -> None:
+        pass
+
+    async def main() -> None:
+        frozen = asyncio.Event()
+        monkeypatch.setattr(gc, "freeze", frozen.set)
+        serving = asyncio.create_task(serve(ServerConfig(engine=EngineConfig(model=str(checkpoint)), port=0)))
+        async with asyncio.timeout(120):
+            await frozen.wait()
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+    pretended.wait_ready, pretended.close = wait_ready, close
+    monkeypatch.setattr(serving_module, "EngineClient", opened)
+    asyncio.run(main())
