@@ -15,7 +15,7 @@ from mis_core.ragged import offsets, ramp, rows_at
 from mis_core.scoring.request import Sampling, ScoreRequest
 
 MAX_GROUPS = 256
-"""Most groups of one request: each is an engine request, which costs what a hundred tokens cost."""
+"""Most groups of one request: each is an engine request, which costs more than the few tokens of a short prompt."""
 
 _LEAST_SHARED = 16  # tokens; fewer are computed sooner than shared
 
