@@ -1,15 +1,23 @@
-"""LiteLLM and LangChain with a real server, unchanged: chats and texts. `nox -s integrations` runs this every night."""
+"""LiteLLM and LangChain with a real server, unchanged: chats, texts and reranking.
+
+`nox -s integrations` runs this every night.
+"""
 
 from typing import Any
 
 import httpx
 import litellm
 import pytest
+from langchain_cohere import CohereRerank
+from langchain_core.documents import Document
 from langchain_openai import ChatOpenAI
 
 from mis_testing.server import RunningServer
 
 MESSAGES = [{"role": "system", "content": "Answer yes or no."}, {"role": "user", "content": "Do cats purr?"}]
+
+QUERY = "Do cats purr?"
+DOCUMENTS = ["Paris is the capital of France.", "Cats purr when they are content.", "It rains.", "Dogs bark. " * 9]
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +35,14 @@ def best(server: RunningServer) -> list[tuple[str, float]]:
 @pytest.fixture
 def model(server: RunningServer) -> str:
     return httpx.get(f"{server.base_url}/v1/models", trust_env=False).json()["data"][0]["id"]
+
+
+@pytest.fixture
+def ranked(server: RunningServer) -> list[tuple[int, float]]:
+    """The three best documents, best first, and their scores, without a client."""
+    body = {"query": QUERY, "documents": DOCUMENTS, "top_n": 3}
+    reply = httpx.post(f"{server.base_url}/v1/rerank", json=body, trust_env=False, timeout=120).json()
+    return [(each["index"], each["relevance_score"]) for each in reply["results"]]
 
 
 def asked() -> dict[str, Any]:
@@ -65,6 +81,35 @@ def test_litellm_completes_texts(server: RunningServer, model: str) -> None:
 def test_litellm_reports_what_is_refused(server: RunningServer, model: str) -> None:
     with pytest.raises(litellm.BadRequestError, match="One new token"):
         litellm.completion(model=f"openai/{model}", api_base=f"{server.base_url}/v1", api_key="none", messages=MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("provider", "path"), [("cohere", ""), ("jina_ai", ""), ("hosted_vllm", ""), ("hosted_vllm", "/v1")]
+)
+def test_litellm_reranks(
+    server: RunningServer, model: str, ranked: list[tuple[int, float]], provider: str, path: str
+) -> None:
+    reply: Any = litellm.rerank(
+        model=f"{provider}/{model}", query=QUERY, documents=list[str | dict[str, Any]](DOCUMENTS), top_n=3,
+        api_base=server.base_url + path, api_key="none",
+    )  # fmt: skip
+    assert [(each["index"], each["relevance_score"]) for each in reply.results] == ranked
+    assert len(ranked) == 3
+    assert reply.id.startswith("rerank-")
+
+
+def test_litellm_reports_a_rerank_that_is_refused(server: RunningServer, model: str) -> None:
+    at = {"model": f"cohere/{model}", "api_base": server.base_url, "api_key": "none"}
+    with pytest.raises(litellm.BadRequestError, match="query must not be empty"):
+        litellm.rerank(**at, query="", documents=["a"])
+
+
+def test_langchain_reranks(server: RunningServer, model: str, ranked: list[tuple[int, float]]) -> None:
+    reranker = CohereRerank(base_url=server.base_url, cohere_api_key="none", model=model, top_n=3)
+    documents = [Document(text, metadata={"place": place}) for place, text in enumerate(DOCUMENTS)]
+    best = reranker.compress_documents(documents, QUERY)
+    assert [(each.metadata["place"], each.metadata["relevance_score"]) for each in best] == ranked
+    assert [each.page_content for each in best] == [DOCUMENTS[index] for index, _ in ranked]
 
 
 def test_langchain_invokes_and_streams(server: RunningServer, model: str, best: list[tuple[str, float]]) -> None:

@@ -3,7 +3,7 @@
 import json
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -78,6 +78,31 @@ def completion_error(code: str, **changes: Any) -> Cause:
 def classify_error(code: str, **changes: Any) -> Cause:
     content = json.dumps({"input": [1, 2]} | changes).encode()
     return Cause(code, param=next(iter(changes)), path="/v1/classify", content=content, head_labels=("bad", "good"))
+
+
+BODIES = {
+    "/v1/rerank": {"query": "cats", "documents": ["A cat.", "A dog."]},
+    "/v1/decisions": {
+        "input": "A cat.",
+        "questions": [{"type": "choice", "instructions": "?", "choices": CHOICES[:3]}],
+    },
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": ["A cat.", "A dog."], "max_tokens": 1},
+    "/v1/classify": {"input": ["A cat.", "A dog."]},
+}
+FAILURES = {
+    "deadline_exceeded": RequestError("deadline_exceeded", "Too late."),
+    "queue_full": RequestError("queue_full", "Later."),
+    "engine_unavailable": EngineUnavailable("restarting"),
+    "internal_error": EngineFault("a reason"),
+}
+
+
+def task_error(code: str, path: str, param: str | None = None, **fields: Any) -> Cause:
+    """What is wrong with a right body: the model, the server's limits, or the engine."""
+    head_labels = ("bad", "good") if path == "/v1/classify" else ()
+    content = json.dumps(BODIES[path]).encode()
+    return Cause(code, path=path, param=param, content=content, **{"head_labels": head_labels} | fields)
 
 
 CAUSES = [
@@ -160,6 +185,12 @@ CAUSES = [
     rerank_error("unsupported_parameter", rank_fields=["title"]),
     rerank_error("unsupported_parameter", relevant_spans={}),
     rerank_error("model_not_found", model="other"),
+    rerank_error("invalid_model_type", model=7),
+    rerank_error("invalid_cache_salt_type", cache_salt=7),
+    rerank_error("invalid_on_error", on_error="ignore"),
+    rerank_error("unknown_parameter", document="A cat."),
+    rerank_error("too_many_items", documents=["a"] * 20_001),
+    rerank_error("context_length_exceeded", query="cat " * 300),
     decision_error("missing_input", input=GONE),
     decision_error("empty_input", input=[]),
     decision_error("invalid_input", input=7),
@@ -179,6 +210,10 @@ CAUSES = [
     decision_error("model_not_found", model="other"),
     decision_error("too_many_items", questions=[{}] * 401),
     decision_error("context_length_exceeded", input="cat " * 300),
+    decision_error("context_length_exceeded", questions=[{"type": "predicate", "instructions": "cat " * 300}]),
+    decision_error("unsupported_parameter", "input[0].content[0]", input=IMAGE, on_error="item"),
+    decision_error("invalid_cache_salt_type", cache_salt=7),
+    decision_error("invalid_model_type", model=7),
     classify_error("missing_input", input=None),
     classify_error("empty_input", input=[[1], []]),
     classify_error("invalid_input", input=["a", [1]]),
@@ -198,15 +233,30 @@ CAUSES = [
     classify_error("unsupported_parameter", messages=[]),
     classify_error("unknown_parameter", inputs=[]),
     classify_error("model_not_found", model="other"),
-    Cause(
-        "task_not_supported",
-        {},
-        "model",
-        path="/v1/chat/completions",
-        content=json.dumps(CHAT).encode(),
-        head_labels=("bad", "good"),
-    ),
-    Cause("task_not_supported", {}, "model", path="/v1/classify", content=b'{"input": "a"}'),
+    classify_error("negative_token_id", input=[[-1]]),
+    classify_error("invalid_cache_salt_type", cache_salt=7),
+    classify_error("invalid_model_type", model=7),
+    *[task_error(code, path, engine=error) for path in BODIES for code, error in FAILURES.items()],
+    task_error("task_not_supported", "/v1/chat/completions", "model", has_template=False),
+    task_error("task_not_supported", "/v1/chat/completions", "model", head_labels=("bad", "good")),
+    task_error("task_not_supported", "/v1/completions", "model", head_labels=("bad", "good")),
+    task_error("task_not_supported", "/v1/decisions", "model", head_labels=("bad", "good")),
+    task_error("task_not_supported", "/v1/classify", "model", head_labels=()),
+    task_error("task_not_supported", "/v1/rerank", "model", has_template=False),
+    task_error("task_not_supported", "/v1/rerank", "model", head_labels=("bad", "good", "best")),
+    task_error("too_many_items", "/v1/rerank", "documents", options={"max_items_per_request": 1}),
+    task_error("too_many_items", "/v1/completions", "prompt", options={"max_items_per_request": 1}),
+    task_error("too_many_items", "/v1/classify", "input", options={"max_items_per_request": 1}),
+    task_error("too_many_labels", "/v1/decisions", "questions", options={"max_labels_per_request": 2}),
+    task_error("too_many_tokens", "/v1/rerank", "documents", options={"max_request_tokens": 20}),
+    task_error("too_many_tokens", "/v1/decisions", "questions", options={"max_request_tokens": 20}),
+    task_error("too_many_tokens", "/v1/chat/completions", "messages", options={"max_request_tokens": 2}),
+    task_error("too_many_tokens", "/v1/completions", "prompt", options={"max_request_tokens": 2}),
+    task_error("too_many_tokens", "/v1/classify", "input", options={"max_request_tokens": 2}),
+    replace(rerank_error("too_many_tokens", documents=["a" * 99]), options={"max_text_characters": 99}),
+    task_error("too_many_tokens", "/v1/decisions", "input", options={"max_text_characters": 6}),
+    task_error("too_many_tokens", "/v1/completions", "prompt", options={"max_text_characters": 9}),
+    task_error("too_many_tokens", "/v1/classify", "input", options={"max_text_characters": 9}),
     chat_error("missing_messages", messages=GONE),
     chat_error("empty_messages", messages=[]),
     chat_error("invalid_messages", messages="a"),
@@ -233,6 +283,18 @@ CAUSES = [
     chat_error("invalid_chat_template_kwargs", chat_template_kwargs={"tools": []}),
     chat_error("invalid_add_generation_prompt", add_generation_prompt=1),
     chat_error("invalid_continue_final_message", continue_final_message=1),
+    chat_error("invalid_labels_type", labels="a"),
+    chat_error("empty_labels", labels=[]),
+    chat_error("conflicting_labels", labels=["a"], label_token_ids=[7]),
+    chat_error("invalid_label_token_ids_type", label_token_ids=[[7]]),
+    chat_error("empty_label_token_ids", label_token_ids=[]),
+    chat_error("negative_token_id", label_token_ids=[-1]),
+    chat_error("token_id_exceeds_vocab", label_token_ids=[1024]),
+    chat_error("too_many_labels", label_token_ids=[7] * 1025),
+    chat_error("invalid_cache_salt_type", cache_salt=7),
+    chat_error("invalid_model_type", model=7),
+    chat_error("model_not_found", model="other"),
+    chat_error("unknown_parameter", massages=[]),
     *[chat_error(f"invalid_{name}", **{name: [1]}) for name in IGNORED],
     completion_error("missing_prompt", prompt=GONE),
     completion_error("empty_prompt", prompt=[[1], []]),
@@ -248,14 +310,20 @@ CAUSES = [
     completion_error("invalid_logprobs", logprobs=21),
     completion_error("invalid_best_of", best_of=0),
     completion_error("model_not_found", model="other"),
+    completion_error("invalid_best_of", best_of=2, n=3),
+    completion_error("invalid_n", n=2, max_tokens=0, echo=True),
+    completion_error("too_many_items", prompt=["a"] * 20_001),
+    completion_error("too_many_items", prompt=["a"] * 257, n=2),
+    completion_error("too_many_tokens", prompt=[[1] * 250] * 400, max_tokens=0, echo=True, logprobs=20),
+    completion_error("negative_token_id", prompt=[-1]),
+    completion_error("invalid_temperature", temperature=-1),
+    completion_error("invalid_stream_options", stream_options={"include_usage": True}),
+    completion_error("invalid_frequency_penalty", frequency_penalty="a"),
+    completion_error("invalid_cache_salt_type", cache_salt=7),
+    completion_error("invalid_add_special_tokens_type", add_special_tokens=1),
+    completion_error("invalid_model_type", model=7),
+    completion_error("unknown_parameter", promt="a"),
     chat_error("label_not_single_token", labels=["no such word is one token"]),
-    Cause(
-        "task_not_supported",
-        param="model",
-        path="/v1/chat/completions",
-        content=json.dumps(CHAT).encode(),
-        has_template=False,
-    ),
     Cause("invalid_prompt", param="prompt", path="/tokenize", content=b"{}"),
     Cause("invalid_tokens", param="tokens", path="/detokenize", content=b"{}"),
     Cause("invalid_json", content=b"{"),

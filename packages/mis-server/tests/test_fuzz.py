@@ -32,8 +32,10 @@ class Answering:
     """An engine that answers everything, and holds requests to what the engine relies on."""
 
     ready = True
-    info = Ready(vocab_size=1024, context_length=256)
     in_flight = restarts = 0
+
+    def __init__(self, head_labels: tuple[str, ...] = ()) -> None:
+        self.info = Ready(vocab_size=1024, context_length=256, head_labels=head_labels)
 
     async def score(self, request: ScoreRequest) -> EngineOutput:
         assert request.item_starts[-1] == len(request.item_tokens)
@@ -54,12 +56,20 @@ class Answering:
         return {"freed_pages": 0} if action == "flush_cache" else {}
 
 
+CONFIG = ServerConfig(
+    engine=EngineConfig(model="m"), max_items_per_request=50, max_labels_per_request=20, allowed_hosts="testserver"
+)
+
+
 @pytest.fixture(scope="module", name="app")
 def _app(tokenizers: Any) -> Any:
-    config = ServerConfig(
-        engine=EngineConfig(model="m"), max_items_per_request=50, max_labels_per_request=20, allowed_hosts="testserver"
-    )
-    return create_app(Answering(), config, tokenizers)
+    return create_app(Answering(), CONFIG, tokenizers)
+
+
+@pytest.fixture(scope="module")
+def with_head(tokenizers: Any) -> Any:
+    """An application of a model with a classification head."""
+    return create_app(Answering(head_labels=("no", "yes")), CONFIG, tokenizers)
 
 
 # A request of the right form may still be wrong: an id above the vocabulary, labels given twice.
@@ -75,6 +85,13 @@ def test_every_operation_of_the_openapi_document_keeps_its_word(app: Any, mode: 
     }
     for operation in operations:
         try_out(operation.as_strategy(generation_mode=mode))
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize("path", ["/v1/classify", "/v1/rerank"])
+def test_so_do_those_of_a_classification_head(with_head: Any, path: str, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_asgi("/openapi.json", with_head)
+    try_out(schema[path]["POST"].as_strategy(generation_mode=mode))
 
 
 def try_out(cases: st.SearchStrategy[Any]) -> None:
@@ -164,6 +181,10 @@ completions = st.fixed_dictionaries(
         "stop": mostly(texts, st.lists(texts, max_size=3)),
         "seed": anything,
         "temperature": mostly(st.floats()),
+        "top_p": mostly(st.floats(0, 1)),
+        "model": mostly(st.just("m")),
+        "frequency_penalty": mostly(st.floats(-2, 2)),
+        "presence_penalty": mostly(st.floats(-2, 2)),
         "stream": mostly(st.booleans()),
         "stream_options": mostly(st.just({"include_usage": True})),
         "cache_salt": mostly(texts),
@@ -173,6 +194,82 @@ completions = st.fixed_dictionaries(
         "promt": anything,
     },
 )
+documents = mostly(texts, st.fixed_dictionaries({"text": mostly(texts)}))
+reranks = st.fixed_dictionaries(
+    {},
+    optional={
+        "query": mostly(texts),
+        "documents": mostly(st.lists(documents, max_size=60)),
+        "top_n": mostly(st.integers(1, 60)),
+        "return_documents": mostly(st.booleans()),
+        "max_tokens_per_doc": mostly(st.integers(1, 20)),
+        "instruction": mostly(texts),
+        "model": mostly(st.just("m")),
+        "cache_salt": mostly(texts),
+        "on_error": mostly(st.sampled_from(["request", "item"])),
+        "truncation": mostly(st.booleans()),
+        "max_chunks_per_doc": mostly(ids),
+        "priority": mostly(ids),
+        "rank_fields": mostly(st.just(["text"])),
+        "user": anything,
+        "document": anything,
+    },
+)
+classifications = st.fixed_dictionaries(
+    {},
+    optional={
+        "input": mostly(texts, tokens, st.lists(texts, max_size=60), st.lists(tokens, max_size=60)),
+        "use_activation": mostly(st.booleans()),
+        "activation": mostly(st.booleans()),
+        "softmax": mostly(st.booleans()),
+        "add_special_tokens": mostly(st.booleans()),
+        "model": mostly(st.just("m")),
+        "cache_salt": mostly(texts),
+        "priority": mostly(ids),
+        "request_id": mostly(texts),
+        "user": mostly(texts),
+        "messages": anything,
+        "inputs": anything,
+    },
+)
+contents = mostly(
+    texts,
+    st.lists(
+        mostly(
+            st.fixed_dictionaries({"type": st.just("input_text"), "text": mostly(texts)}),
+            st.fixed_dictionaries({"type": st.just("input_json"), "data": mostly(st.dictionaries(texts, anything))}),
+            st.fixed_dictionaries({"type": st.just("input_image"), "image_url": anything}),
+        ),
+        max_size=3,
+    ),
+)
+roles = mostly(st.sampled_from(["system", "developer", "user", "assistant"]))
+options = {"description": mostly(texts)}
+choices = st.fixed_dictionaries({"value": mostly(texts, st.booleans())}, optional=options)
+levels = st.fixed_dictionaries({"label": mostly(texts)}, optional=options)
+named = {"instructions": contents, "name": mostly(texts)}
+questions = mostly(
+    st.fixed_dictionaries({"type": st.just("predicate"), "instructions": contents}, optional={"name": mostly(texts)}),
+    st.fixed_dictionaries({"type": st.just("choice"), "choices": mostly(st.lists(choices, max_size=30))} | named),
+    st.fixed_dictionaries({"type": st.just("score"), "levels": mostly(st.lists(levels, max_size=11))} | named),
+)
+messages = st.fixed_dictionaries({"role": roles, "content": contents}, optional={"type": mostly(st.just("message"))})
+decisions = st.fixed_dictionaries(
+    {},
+    optional={
+        "input": mostly(texts, st.lists(messages, max_size=4)),
+        "questions": mostly(st.lists(questions, max_size=6)),
+        "choice_order": mostly(st.sampled_from(["given", "independent"])),
+        "on_error": mostly(st.sampled_from(["request", "item"])),
+        "model": mostly(st.just("m")),
+        "cache_salt": mostly(texts),
+        "prompt_cache_key": mostly(texts),
+        "prompt_cache_options": mostly(st.just({})),
+        "safety_identifier": mostly(texts),
+        "temperature": anything,
+    },
+)
+places = st.none() | st.integers(0, 12)  # of the one field that is changed in something right
 Check = Callable[[bytes], object]
 CONTRACT_ERRORS = {400, 404, 413, 415, 422}
 
@@ -196,22 +293,72 @@ def test_any_chat_gets_an_answer_or_the_envelope(app: Any, body: dict[str, Any],
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(body=completions, valid=st.booleans())
-def test_any_completion_gets_an_answer_or_the_envelope(app: Any, body: dict[str, Any], valid: bool) -> None:
-    if valid:
-        body = {"prompt": [1, 2], "max_tokens": 1, "echo": True, "logprobs": 2} | dict(list(body.items())[:2])
+@given(body=completions, place=places)
+def test_any_completion_gets_an_answer_or_the_envelope(app: Any, body: dict[str, Any], place: int | None) -> None:
+    if place is not None:
+        body = {"prompt": [1, 2], "max_tokens": 1, "echo": True, "logprobs": 2} | dict(
+            list(body.items())[place : place + 1]
+        )
     check_choices(app, "/v1/completions", body)
 
 
+@pytest.mark.parametrize("name", ["app", "with_head"])
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(body=reranks, place=places)
+def test_any_rerank_gets_an_order_or_the_envelope(
+    request: pytest.FixtureRequest, name: str, body: dict[str, Any], place: int | None
+) -> None:
+    if place is not None:
+        body = {"query": "a", "documents": ["b", "", "c d"]} | dict(list(body.items())[place : place + 1])
+    reply = answer(request.getfixturevalue(name), "/v1/rerank", body)
+    if reply is not None:
+        scores = [each["relevance_score"] for each in reply["results"]]
+        assert scores == sorted(scores, reverse=True)
+        failed = [each["index"] for each in reply.get("errors", [])]
+        assert len(scores) == min(len(body["documents"]) - len(failed), body.get("top_n") or len(body["documents"]))
+        assert len({each["index"] for each in reply["results"]} | set(failed)) == len(scores) + len(failed)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(body=classifications, place=places)
+def test_any_classification_gets_labels_or_the_envelope(
+    with_head: Any, body: dict[str, Any], place: int | None
+) -> None:
+    if place is not None:
+        body = {"input": ["a", "b c"]} | dict(list(body.items())[place : place + 1])
+    reply = answer(with_head, "/v1/classify", body)
+    if reply is not None:
+        assert [each["index"] for each in reply["data"]] == list(range(len(reply["data"])))
+        assert {(each["label"], each["num_classes"], len(each["probs"])) for each in reply["data"]} == {("no", 2, 2)}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(body=decisions, place=places)
+def test_any_decision_gets_answers_or_the_envelope(app: Any, body: dict[str, Any], place: int | None) -> None:
+    if place is not None:
+        asked = {"type": "choice", "instructions": "a", "choices": [{"value": "b"}, {"value": True}]}
+        body = {"input": "a", "questions": [asked]} | dict(list(body.items())[place : place + 1])
+    reply = answer(app, "/v1/decisions", body)
+    assert reply is None or len(reply["answers"]) == len(body["questions"])
+
+
 def check_choices(app: Any, path: str, body: dict[str, Any]) -> None:
+    reply = answer(app, path, body)
+    assert reply is None or reply["choices"]
+
+
+def answer(app: Any, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a reply, None of an error or of events, which are looked at here."""
     kind = {"content-type": "application/json"}
     response = TestClient(app).post(path, content=body_bytes(body), headers=kind)
-    if response.status_code == 200:
-        is_stream = response.headers["content-type"].startswith("text/event-stream")
-        assert response.text.endswith("data: [DONE]\n\n") if is_stream else response.json()["choices"]
-    else:
+    if response.status_code != 200:
         assert response.status_code in CONTRACT_ERRORS, response.text
         check_envelope(response.status_code, response.json())
+        return None
+    if response.headers["content-type"].startswith("text/event-stream"):
+        assert response.text.endswith("data: [DONE]\n\n")
+        return None
+    return response.json()
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

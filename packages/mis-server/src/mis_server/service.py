@@ -28,6 +28,7 @@ from mis_server.tokenizers.pool import SMALL, TokenizerPool
 _INLINE_VALUES = 32_768  # computed or encoded in little more time than it takes to wake a thread
 _AMPLIFIED = 8  # a small body may make the tokenizer read so many characters for each of its bytes,
 _LEAST = 4096  # or this many if that is more
+_AT_A_TIME = 16  # engine requests of one body; together they fill a step
 _STATISTICS_S = 2.0
 
 Result = TypeVar("Result")
@@ -95,9 +96,7 @@ class ModelService(Service[bytes]):
         if len(source) <= SMALL:
             fields = decode_body(source)
             if not task.has_text(fields):
-                # Items that are sorted out are read one by one.
-                values = len(source) if fields.get("on_error") == "item" else 0
-                return await in_thread_if_large(values, task.parse, fields, None, limits, models)
+                return await in_thread_if_large(len(source), task.parse, fields, None, limits, models)
             # A short text that is tokenised again with each of many items is a long job, too.
             most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL, limits.max_text_characters)
             narrow = replace(limits, max_text_characters=most)
@@ -109,10 +108,16 @@ class ModelService(Service[bytes]):
         return await self.tokenizers.large(partial(parse_body, task, source, limits, models), len(source))
 
     async def submit(self, requests: tuple[ScoreRequest, ...]) -> tuple[EngineOutput, ...]:
-        """Have the engine process compute requests."""
+        """Have the engine process compute requests, some at a time: the engine gives everybody's the same turns."""
         if len(requests) == 1:
             return (await self.client.score(requests[0]),)
-        return await all_or_none([self.client.score(request) for request in requests])
+        turns = asyncio.Semaphore(_AT_A_TIME)
+
+        async def compute(request: ScoreRequest) -> EngineOutput:
+            async with turns:
+                return await self.client.score(request)
+
+        return await all_or_none([compute(request) for request in requests])
 
     async def finish(
         self, task: Task[ParsedType, Result], parsed: ParsedType, outputs: tuple[EngineOutput, ...]
@@ -186,6 +191,7 @@ def event_reply(events: Iterable[Any], answered: Answered[Any, Any]) -> Response
     async def lines() -> AsyncIterator[bytes]:
         for event in events:
             yield b"data: " + msgspec.json.encode(event) + b"\n\n"
+            await asyncio.sleep(0)  # others get a turn, too: a client that reads as fast never makes this wait
         yield b"data: [DONE]\n\n"
 
     headers = _timing(answered) | {"cache-control": "no-cache"}

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import gc
 import logging
 import math
 import signal
@@ -61,6 +62,10 @@ async def serve(settings: ServerConfig) -> None:
                     await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
                     if starting.done():
                         info = starting.result()
+                        # What stays for ever is looked at for the last time: to look at all of it again, whenever
+                        # requests have made many objects, would hold up the event loop.
+                        gc.collect()
+                        gc.freeze()
                         url = _url(listener, "http" if settings.ssl_certfile is None else "https")
                         logger.info(
                             "Ready at %s after %.1f s.\n%s", url, time.monotonic() - began, _summary(settings, info)

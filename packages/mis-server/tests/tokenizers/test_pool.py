@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -71,6 +72,21 @@ def panic(tokenizer: Tokenizer) -> None:
     raise PanicException("a bug of the library")
 
 
+class Large:
+    """A result that is read as the number of the thread that reads it."""
+
+    def __reduce__(self) -> tuple[Callable[[bytes], int], tuple[bytes]]:
+        return reading_thread, (bytes(100_000),)
+
+
+def reading_thread(data: bytes) -> int:
+    return threading.get_ident()
+
+
+def large(tokenizer: Tokenizer) -> Large:
+    return Large()
+
+
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(240):
         while not condition():
@@ -118,6 +134,14 @@ def test_what_travels_is_what_the_tokenizer_gives(opened: Callable[[], Any], tok
             assert await pool.small(process_id, 0) == pid
 
     run(main())
+
+
+def test_large_results_are_read_beside_the_event_loop(opened: Callable[[], Any]) -> None:
+    async def main() -> None:
+        async with opened() as pool:
+            assert await pool.small(large, 0) != threading.get_ident()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("run", PARALLEL)

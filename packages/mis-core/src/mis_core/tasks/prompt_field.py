@@ -10,7 +10,7 @@ from mis_core.scoring.fields import kind, readable
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.token_rows import ROW_TYPES, TokenRows, read_row, read_rows
 from mis_core.scoring.validation import check_characters
-from mis_core.tasks.sharing import Prompts
+from mis_core.tasks.sharing import MAX_GROUPS, Prompts
 from mis_core.tokenization import Tokenizer
 
 
@@ -61,8 +61,9 @@ def tokenize_prompts(
         RequestError: `too_many_items`, `too_many_tokens`, `token_id_exceeds_vocab`, `empty_prompt`, `invalid_prompt`.
     """
     count = len(given.lens) if isinstance(given, TokenRows) else len(given)
-    if count * draws > limits.max_items:
-        message = f"{count} prompts with {draws} draws each; at most {limits.max_items} in all are allowed."
+    most = limits.max_items if draws == 1 else min(limits.max_items // draws, MAX_GROUPS)
+    if count > most:
+        message = f"{count} prompts with {draws} draws each; at most {most} are allowed."
         raise RequestError("too_many_items", message, "prompt")
     if isinstance(given, TokenRows):
         given.check_below(limits.vocab_size)

@@ -14,6 +14,9 @@ from jaxtyping import Int32, Int64
 from mis_core.ragged import offsets, ramp, rows_at
 from mis_core.scoring.request import Sampling, ScoreRequest
 
+MAX_GROUPS = 256
+"""Most groups of one request: each is an engine request, which costs more than the few tokens of a short prompt."""
+
 _LEAST_SHARED = 16  # tokens; fewer are computed sooner than shared
 
 
@@ -57,7 +60,8 @@ class Prompts:
 
         Sorted prompts whose beginnings are equal lie side by side, and the intervals of a common beginning make a
         tree, which is walked from its leaves (Abouelhoda, Kurtz, Ohlebusch, J. Discrete Algorithms 2, 2004): each
-        interval becomes one group where that is cheaper than the best groups within it.
+        interval becomes one group where that is cheaper than the best groups within it. Of more than `MAX_GROUPS`,
+        those that save the most stay, and all other prompts become one group that shares nothing.
 
         Args:
             cached: Whether queries may come from the prefix cache and stay there. Prompts that share nothing are
@@ -81,7 +85,7 @@ class Prompts:
                     groups[before:], costs[before + 1 :] = [(first, prompt + 1, shared)], [cost]
             if not opened or opened[-1][0] < common:
                 opened.append((common, first, before))
-        return [Group(order[first:end], shared) for first, end, shared in groups]
+        return _at_most([Group(order[first:end], shared) for first, end, shared in groups], cached)
 
     def request(
         self, group: Group, *, reads_all: bool, top_tokens: int, sampling: Sampling | None, cache_salt: str | None
@@ -148,6 +152,16 @@ class Prompts:
         equal = rows_at(self.tokens, starts[left], lens) == rows_at(self.tokens, starts[right], lens)
         places = np.where(equal, np.repeat(lens, lens), ramp(lens))
         return np.minimum.reduceat(places, offsets(lens)[:-1])
+
+
+def _at_most(groups: list[Group], cached: bool) -> list[Group]:
+    """Return at most `MAX_GROUPS` groups of the same prompts."""
+    if len(groups) <= MAX_GROUPS:
+        return groups
+    # A query that is in the cache is saved for every prompt, else for all but one.
+    ranked = sorted(groups, key=lambda group: group.shared * (len(group.members) - (not cached)), reverse=True)
+    kept, others = ranked[: MAX_GROUPS - 1], ranked[MAX_GROUPS - 1 :]
+    return [*kept, Group(np.concatenate([group.members for group in others]), 0)]
 
 
 def _tiled(sampling: Sampling, items: int) -> Sampling:

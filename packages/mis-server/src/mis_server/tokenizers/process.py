@@ -19,6 +19,7 @@ from mis_core.tokenization import Tokenizer
 
 _HEADER_BYTES = 8
 _READ_AHEAD_BYTES = 1024 * 1024
+_INLINE_BYTES = 65_536  # of a result; a longer one may hold objects enough to hold up the event loop
 _COMMAND = (sys.executable, "-m", "mis_server.tokenizers.process")
 
 Result = TypeVar("Result")
@@ -90,7 +91,8 @@ class TokenizerProcess:
                 stdin.write(part)
             await stdin.drain()
             size = int.from_bytes(await stdout.readexactly(_HEADER_BYTES))
-            return pickle.loads(await stdout.readexactly(size))
+            data = await stdout.readexactly(size)
+            return pickle.loads(data) if size <= _INLINE_BYTES else await asyncio.to_thread(pickle.loads, data)
         except (asyncio.IncompleteReadError, ConnectionError):
             raise ProcessEnded from None
 

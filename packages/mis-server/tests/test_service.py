@@ -1,0 +1,98 @@
+"""What takes long is done beside the event loop, or leaves others their turns."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mis_core.config import EngineConfig
+from mis_core.scoring.service import Task
+from mis_server import serving as serving_module
+from mis_server.service import ModelService, event_reply
+from mis_server.serving import serve
+from mis_server.settings import ServerConfig
+
+
+def parsing_thread(*arguments: object) -> Any:
+    return threading.get_ident()
+
+
+def test_small_bodies_of_many_ids_are_parsed_beside_the_event_loop(pretended: Any, tokenizers: Any) -> None:
+    service = ModelService(pretended, ServerConfig(engine=EngineConfig(model="m")), tokenizers)
+    task: Task[Any, None] = Task("complete", lambda fields: False, parsing_thread, lambda parsed, outputs: None)
+
+    async def parse(prompts: int) -> object:
+        return await service.parse(task, json.dumps({"prompt": [[1]] * prompts}).encode())
+
+    assert asyncio.run(parse(20_000)) != threading.get_ident()
+    assert asyncio.run(parse(20)) == threading.get_ident()
+
+
+def test_a_body_has_few_requests_in_the_engine_at_a_time(tokenizers: Any) -> None:
+    class Counting:
+        now = most = 0
+
+        async def score(self, request: object) -> object:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0)
+            self.now -= 1
+            return request
+
+    engine = Counting()
+    service = ModelService(cast(Any, engine), ServerConfig(engine=EngineConfig(model="m")), tokenizers)
+    requests = cast(Any, tuple(range(200)))
+    assert asyncio.run(service.submit(requests)) == requests
+    assert engine.most == 16
+
+
+def test_events_leave_others_their_turns() -> None:
+    async def turns(events: int) -> int:
+        async def other() -> None:
+            nonlocal count
+            while True:
+                count += 1
+                await asyncio.sleep(0)
+
+        count, task = 0, asyncio.create_task(other())
+        reply = cast(Any, event_reply([{}] * events, cast(Any, SimpleNamespace(timings_ms={}))))
+        assert len([line async for line in reply.body_iterator]) == events + 1
+        task.cancel()
+        return count
+
+    assert asyncio.run(turns(100)) >= 100
+
+
+def test_collecting_garbage_does_not_look_at_what_stays_for_ever(
+    monkeypatch: pytest.MonkeyPatch, pretended: Any, checkpoint: Path
+) -> None:
+    @contextlib.asynccontextmanager
+    async def opened(config: EngineConfig) -> AsyncIterator[Any]:
+        yield pretended
+
+    async def wait_ready() -> Any:
+        return pretended.info
+
+    async def close(within_s: float) -> None:
+        pass
+
+    async def main() -> None:
+        frozen = asyncio.Event()
+        monkeypatch.setattr(gc, "freeze", frozen.set)
+        serving = asyncio.create_task(serve(ServerConfig(engine=EngineConfig(model=str(checkpoint)), port=0)))
+        async with asyncio.timeout(120):
+            await frozen.wait()
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+    pretended.wait_ready, pretended.close = wait_ready, close
+    monkeypatch.setattr(serving_module, "EngineClient", opened)
+    asyncio.run(main())
