@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 from starlette.testclient import TestClient
 
 from mis_core.config import EngineConfig
@@ -95,7 +95,7 @@ def test_so_do_those_of_a_classification_head(with_head: Any, path: str, mode: G
 
 
 def try_out(cases: st.SearchStrategy[Any]) -> None:
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(case=cases)
     def run(case: Any) -> None:
         response = case.call()
@@ -103,7 +103,9 @@ def try_out(cases: st.SearchStrategy[Any]) -> None:
         if response.status_code >= 400:
             check_envelope(response.status_code, response.json())
         assert response.headers["x-request-id"]
-        case.validate_response(response, excluded_checks=UNDECIDED)
+        # What is wrong with an item may then be its own error in a reply of 200.
+        by_item = isinstance(case.body, dict) and case.body.get("on_error") == "item"
+        case.validate_response(response, excluded_checks=[*UNDECIDED, *[negative_data_rejection] * by_item])
 
     with contextlib.suppress(Unsatisfiable):  # a GET without parameters cannot be wrong
         run()
@@ -274,7 +276,7 @@ Check = Callable[[bytes], object]
 CONTRACT_ERRORS = {400, 404, 413, 415, 422}
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(body=bodies, valid=st.booleans())
 def test_any_body_gets_scores_or_the_envelope(
     app: Any, check_score_reply: Check, body: dict[str, Any], valid: bool
@@ -284,7 +286,7 @@ def test_any_body_gets_scores_or_the_envelope(
     check(app, body_bytes(body), "application/json", check_score_reply)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(body=chats, valid=st.booleans())
 def test_any_chat_gets_an_answer_or_the_envelope(app: Any, body: dict[str, Any], valid: bool) -> None:
     if valid:
@@ -292,7 +294,7 @@ def test_any_chat_gets_an_answer_or_the_envelope(app: Any, body: dict[str, Any],
     check_choices(app, "/v1/chat/completions", body)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(body=completions, place=places)
 def test_any_completion_gets_an_answer_or_the_envelope(app: Any, body: dict[str, Any], place: int | None) -> None:
     if place is not None:
@@ -303,7 +305,7 @@ def test_any_completion_gets_an_answer_or_the_envelope(app: Any, body: dict[str,
 
 
 @pytest.mark.parametrize("name", ["app", "with_head"])
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(body=reranks, place=places)
 def test_any_rerank_gets_an_order_or_the_envelope(
     request: pytest.FixtureRequest, name: str, body: dict[str, Any], place: int | None
@@ -319,7 +321,7 @@ def test_any_rerank_gets_an_order_or_the_envelope(
         assert len({each["index"] for each in reply["results"]} | set(failed)) == len(scores) + len(failed)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(body=classifications, place=places)
 def test_any_classification_gets_labels_or_the_envelope(
     with_head: Any, body: dict[str, Any], place: int | None
@@ -332,7 +334,7 @@ def test_any_classification_gets_labels_or_the_envelope(
         assert {(each["label"], each["num_classes"], len(each["probs"])) for each in reply["data"]} == {("no", 2, 2)}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=75, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(body=decisions, place=places)
 def test_any_decision_gets_answers_or_the_envelope(app: Any, body: dict[str, Any], place: int | None) -> None:
     if place is not None:
@@ -361,7 +363,7 @@ def answer(app: Any, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
     return response.json()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(content=st.binary(max_size=200) | st.text().map(str.encode), kind=st.sampled_from(["application/json", "x", ""]))
 def test_any_bytes_get_the_envelope(app: Any, check_score_reply: Check, content: bytes, kind: str) -> None:
     check(app, content, kind, check_score_reply)
