@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mis_testing.shapes import SHAPES, CheckpointShape, divided
-from mis_testing.tokenizer import BOS_TOKENS, EOS_TOKENS, build_tokenizer, write_tokenizer
+from mis_testing.tokenizer import HABITS, build_tokenizer, write_tokenizer
 from mis_testing.weights import write_weights
 
 _ARCHITECTURES = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama"}
@@ -68,14 +68,14 @@ def divided_checkpoint(folder: Path, shape: str, divisor: int) -> None:
 
 def config_json(shape: CheckpointShape, vocab_size: int) -> dict[str, Any]:
     """Return the content of `config.json`."""
-    tokenizer = build_tokenizer(shape.family)
+    tokenizer, habits = build_tokenizer(shape.family), HABITS[shape.family]
     head = "ForSequenceClassification" if shape.head_labels else "ForCausalLM"
     config: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[shape.family] + head],
         "model_type": shape.family,
         "attention_dropout": 0.0,
-        "bos_token_id": tokenizer.token_to_id(BOS_TOKENS[shape.family]),
-        "eos_token_id": tokenizer.token_to_id(EOS_TOKENS[shape.family]),
+        "bos_token_id": tokenizer.token_to_id(habits.bos),
+        "eos_token_id": tokenizer.token_to_id(habits.eos),
         "hidden_act": "silu",
         "hidden_size": shape.hidden_size,
         "initializer_range": 0.02,
