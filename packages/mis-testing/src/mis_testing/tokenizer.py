@@ -3,7 +3,8 @@
 Only the merges are small. Normaliser, split pattern, special tokens and post-processor are those of
 the published tokenizers, because the ids of a joined string depend on them: Qwen normalises to NFC and
 splits single digits, Llama 3 splits digits by three, ignores merges for whole words and adds
-`<|begin_of_text|>`.
+`<|begin_of_text|>`. SmolLM3 splits as Llama 3 does and adds nothing. Mistral's is Tekken, which parts
+words at capitals and adds `<s>`.
 """
 
 import functools
@@ -23,6 +24,11 @@ _QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _LLAMA_SPLIT = _QWEN_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 _QWEN_SPECIAL = (
@@ -40,6 +46,14 @@ _LLAMA_SPECIAL = (
     "<|finetune_right_pad_id|>", "<|reserved_special_token_2|>", "<|start_header_id|>", "<|end_header_id|>",
     "<|eom_id|>", "<|eot_id|>", "<|python_tag|>",
 )  # fmt: skip
+_SMOLLM3_SPECIAL = (
+    "<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<|eom_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>",
+)  # fmt: skip
+_TEKKEN_SPECIAL = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "<pad>",
+)  # fmt: skip
 
 _CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -49,6 +63,12 @@ _LLAMA_CHAT = (
     "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
     " + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+
+_MISTRAL_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    "{{ message['content'] + eos_token }}{% else %}{{ '[INST]' + message['content'] + '[/INST]' }}{% endif %}"
+    "{% endfor %}"
 )
 
 
@@ -104,8 +124,32 @@ _LLAMA = Habits(
     adds_bos=True,
     ignores_merges=True,
 )
+_SMOLLM3 = replace(
+    _LLAMA,
+    special=_SMOLLM3_SPECIAL,
+    eos="<|im_end|>",
+    chat=_CHATML,
+    added=("<tool_call>", "</tool_call>", "<think>", "</think>"),
+    adds_bos=False,
+)
+_MISTRAL = Habits(
+    split=_TEKKEN_SPLIT,
+    special=_TEKKEN_SPECIAL,
+    bos="<s>",
+    eos="</s>",
+    pad="<pad>",
+    chat=_MISTRAL_CHAT,
+    adds_bos=True,
+    ignores_merges=True,
+)
 
-HABITS: dict[Family, Habits] = {"qwen3": _QWEN3, "qwen2": replace(_QWEN3, added=_QWEN2_ADDED), "llama": _LLAMA}
+HABITS: dict[Family, Habits] = {
+    "qwen3": _QWEN3,
+    "qwen2": replace(_QWEN3, added=_QWEN2_ADDED),
+    "llama": _LLAMA,
+    "mistral": _MISTRAL,
+    "smollm3": _SMOLLM3,
+}
 """By family."""
 
 
