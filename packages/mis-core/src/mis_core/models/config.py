@@ -230,11 +230,15 @@ def _nope_layers(raw: dict[str, Any], interval: int) -> tuple[int, ...]:
     """Return the layers without RoPE: listed by `no_rope_layers`, where 0 means without, or one in every interval."""
     layers, listed = _count(raw, "num_hidden_layers"), raw.get("no_rope_layers")
     if listed is None:
-        interval = _count(raw, "no_rope_layer_interval", interval)
-        return tuple(range(interval - 1, layers, interval))
+        return every(_count(raw, "no_rope_layer_interval", interval), layers)
     if not isinstance(listed, list) or len(listed) < layers or any(has_rope not in (0, 1) for has_rope in listed):
         raise ModelError(f"no_rope_layers must list 0 or 1 for each of {layers} layers.")
     return tuple(layer for layer in range(layers) if not listed[layer])
+
+
+def every(interval: int, layers: int) -> tuple[int, ...]:
+    """Return the last layer of every interval."""
+    return tuple(range(interval - 1, layers, interval))
 
 
 def _check_no_layer_slides(raw: dict[str, Any], family: Family) -> None:
