@@ -47,7 +47,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama float32 files": {"family": "llama", "rope_scaling": None, "dtype": "float32"},
     "qwen3 biases of attention": {"family": "qwen3", "attention_bias": True},
     "llama biases everywhere": {"family": "llama", "attention_bias": True, "mlp_bias": True},
-    "llama biases of the mlp": {"family": "llama", "mlp_bias": True},
     "mistral": {"family": "mistral"},
     "smollm3 listed layers, yarn, biases": {
         "family": "smollm3",
@@ -59,6 +58,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 FULL_ONLY: dict[str, dict[str, Any]] = {
+    "llama biases of the mlp": {"family": "llama", "mlp_bias": True},
     "smollm2 heads": {
         "family": "llama",
         "hidden_size": 576,
