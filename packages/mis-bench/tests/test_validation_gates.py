@@ -15,7 +15,7 @@ from mis_bench.cli import main
 from mis_bench.targets.base import About, Answer, CallFailed, Capabilities, Layout, Reply, TargetUnavailable
 from mis_bench.targets.spec import TargetSpec
 from mis_bench.validation.cases import build_cases
-from mis_bench.validation.gates import Gate, ModelValidation, Validation
+from mis_bench.validation.gates import FIGURES, Gate, ModelValidation, Validation
 from mis_bench.validation.isolation import KINDS
 from mis_bench.validation.run import Subject, validate
 from mis_bench.workload import Workload
@@ -89,24 +89,41 @@ class Fake:
         self.is_closed = True
 
 
+def drifts(share: float) -> Fault:
+    """Move each score by so many percent, up and down in turn; label softmaxes stay softmaxes."""
+
+    def moved(_: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
+        scores = scores * (1 + 0.01 * share * (-1.0) ** np.arange(scores.size).reshape(scores.shape))
+        return scores / scores.sum(1, keepdims=True) if workload.apply_softmax else scores
+
+    return moved
+
+
+rounds = drifts(1.0)
+
+
 def unavailable(*_: object) -> Fake:
     raise TargetUnavailable("PyTorch is not installed.")
 
 
 @pytest.fixture
 def opening(monkeypatch: pytest.MonkeyPatch, clock: Clock):
-    """`opening(target, reference=..., delimited=..., broken=...)`: targets are fakes, and time is virtual."""
+    """`opening(target, reference=..., rounded=..., delimited=..., broken=...)`: targets are fakes, and time is virtual.
+
+    `reference` is PyTorch in float32, `rounded` in bfloat16.
+    """
 
     def set_up(
         target: Fake | None = None,
         *,
         reference: Callable[[], Fake] = Fake,
+        rounded: Callable[[], Fake] = lambda: Fake(rounds, is_serial_faulty=True),
         delimited: Callable[[int], Fake] = lambda token: Fake(delimiter=token),
         broken: dict[str, BaseException] | None = None,
     ) -> None:
         def opener(spec: TargetSpec, *, model: Path | None, **_: object) -> Fake:
             if spec.spec == "transformers-serial":
-                return reference()
+                return rounded() if spec.options["dtype"] == "bfloat16" else reference()
             if error := (broken or {}).get(str(model)):
                 raise error
             token = spec.options.get("multi_item_scoring_delimiter")
@@ -159,17 +176,71 @@ def test_a_faultless_scorer_passes_every_gate_and_is_closed(run, spec: str) -> N
     assert all(value < 1e-12 for name, value in measured.items() if "serial.max_abs" in name or "torch" in name)
 
 
-@pytest.mark.parametrize(("dtype", "serial", "torch"), [("bfloat16", 0.02, 0.02), ("float32", 1e-5, 1e-4)])
-def test_the_gates_are_those_of_the_runbook(run, dtype: str, serial: float, torch: float) -> None:
-    gates = {gate.name: (gate.rule, gate.threshold) for gate in run(Fake(dtype=dtype), counts=[8, 32]).gates}
+@pytest.mark.parametrize(
+    ("dtype", "waiver", "serial", "mean", "torch"),
+    [("bfloat16", "none here", 0.02, 0.01, 0.02), ("float32", None, 1e-5, 1e-5, 1e-4)],
+)
+def test_the_gates_are_those_of_the_runbook(
+    run, dtype: str, waiver: str | None, serial: float, mean: float, torch: float
+) -> None:
+    found = run(Fake(dtype=dtype), waiver=waiver, counts=[8, 32])
+    gates = {gate.name: (gate.rule, gate.threshold) for gate in found.gates}
     assert len(gates) == len(KINDS) + 2 + 4 * 3 + 1
     assert gates[MUTATION] == gates[OTHERS] == ("at most", 0.0)
     assert gates["sensitivity.mutated_item_min_abs_diff"] == ("above", 0.0)
-    assert gates["sensitivity.swapped_items_mean_abs_diff"] == ("above", serial if dtype == "float32" else 0.01)
+    assert gates["sensitivity.swapped_items_mean_abs_diff"] == ("above", mean)
     for name in ("equivalence_serial.max_abs_diff", "equivalence_query_plus_delimiter.max_abs_diff"):
         assert gates[name] == ("at most", serial)
     assert gates["max_abs_diff_jax_multi_vs_torch_serial"] == ("at most", torch)
     assert gates["performance.32.speedup_vs_serial_p50"] == ("at least", 3.0)
+
+
+def close_to(target: Fake) -> dict[str, Callable]:
+    """A target and one behind a delimiter that have the same fault, alike in every layout."""
+    return {"delimited": lambda token: Fake(target.fault, is_serial_faulty=True, delimiter=token)}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3])
+def test_in_bfloat16_at_most_twice_pytorchs_own_rounding_passes(run, size: float) -> None:
+    """However large it is: what rounding does is a matter of the model."""
+
+    def scaled(share: float) -> Fake:
+        return Fake(drifts(size * share), is_serial_faulty=True)
+
+    def failures(share: float) -> set[str]:
+        target = scaled(share)
+        return failed(run(target, rounded=lambda: scaled(1), **close_to(target)))
+
+    assert failures(1.9) == set()
+    beyond = failures(2.2)
+    assert {f"{figure}_jax_{kind}_vs_torch_serial" for figure in FIGURES for kind in ("serial", "multi")} <= beyond
+    assert all(name.endswith("_vs_torch_serial") for name in beyond)  # it agrees with itself
+
+
+def test_thresholds_of_bfloat16_are_twice_pytorchs_own_figures(run) -> None:
+    found = run(Fake())
+    own = gate_of(run(Fake(rounds, is_serial_faulty=True)), "max_abs_diff_jax_serial_vs_torch_serial")
+    assert own.measured is not None
+    assert 0 < own.measured < 0.01
+    names = ("max_abs_diff_jax_multi_vs_torch_serial", "equivalence_serial.max_abs_diff", DELIMITER)
+    assert {gate_of(found, name).threshold for name in names} == {2 * own.measured}
+
+
+def test_float32_asks_pytorch_for_no_bfloat16(run) -> None:
+    assert run(Fake(dtype="float32"), rounded=unavailable).passed
+
+
+def test_pytorch_that_rounds_away_what_items_do_fails_sensitivity(run) -> None:
+    """Its rounding would allow anything."""
+    assert failed(run(rounded=lambda: Fake(seed=1))) == {"sensitivity.swapped_items_mean_abs_diff"}
+
+
+def test_without_pytorchs_bfloat16_the_gates_against_it_did_not_run(run) -> None:
+    found = run(rounded=unavailable)
+    absent = [gate for gate in found.gates if gate.status == "not run"]
+    assert {gate.detail for gate in absent} == {"PyTorch is not installed."}
+    assert (len(absent), found.passed) == (6, False)
+    assert gate_of(found, "equivalence_serial.max_abs_diff").threshold == 0.02
 
 
 def leaks_content(_: Fake, workload: Workload, scores: np.ndarray) -> np.ndarray:
@@ -198,6 +269,7 @@ def leaks_other_requests(fake: Fake, workload: Workload, scores: np.ndarray) -> 
     return scores * (1 + 1e-12 * (fake.under_way > 1))
 
 
+DELIMITER = "equivalence_query_plus_delimiter.max_abs_diff"
 REPEATED, MUTATION, LENGTH, REVERSED, PERMUTED, DROPPED, DUPLICATED, PRECEDING, OTHERS = (
     f"isolation.{kind}_max_abs_diff" for kind in KINDS
 )
@@ -286,7 +358,7 @@ def test_a_server_is_sent_the_delimiter_behind_the_query(run) -> None:
 
 
 def test_another_checkpoint_in_pytorch_fails_parity_only(run) -> None:
-    found = failed(run(reference=lambda: Fake(seed=1)))
+    found = failed(run(reference=lambda: Fake(seed=1), rounded=lambda: Fake(rounds, is_serial_faulty=True, seed=1)))
     assert {"max_abs_diff_jax_serial_vs_torch_serial", "max_abs_diff_jax_multi_vs_torch_serial"} <= found
     assert all(name.endswith("_vs_torch_serial") for name in found)
 

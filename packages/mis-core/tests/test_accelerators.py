@@ -237,7 +237,7 @@ def test_the_cache_lies_on_the_device_in_the_models_type(engine: Engine) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral", "smollm3"])
 def test_other_families_agree_with_transformers(family: str, device: Callable, tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model", family)
     with device(), Engine.from_pretrained(path, **UNWARMED) as engine:

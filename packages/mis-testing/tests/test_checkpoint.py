@@ -32,6 +32,14 @@ VARIANTS = {
     "float32": {"family": "llama", "dtype": "float32"},
     "biases of attention": {"family": "qwen3", "attention_bias": True},
     "biases": {"family": "llama", "attention_bias": True, "mlp_bias": True},
+    "mistral": {"family": "mistral"},
+    "smollm3": {"family": "smollm3"},
+    "smollm3 listed layers, biases": {
+        "family": "smollm3",
+        "no_rope_layers": (0, 1),
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
 }
 
 # Parameter counts as the model cards give them (tied heads counted once).
@@ -46,6 +54,9 @@ PUBLISHED_PARAMETERS = {
     "qwen2.5-7b": 7_615_616_512,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
+    "smollm2-135m": 134_515_008,
+    "smollm3-3b": 3_075_098_624,
+    "mistral-7b": 7_248_023_552,
 }
 
 
@@ -127,6 +138,17 @@ def test_the_tiny_llamas_rope_scaling_matters_at_100_tokens(
     assert np.abs(difference).mean() > 0.05
 
 
+def test_the_tiny_smollm3s_layer_without_rope_matters(
+    checkpoint_factory: Callable[..., Path], oracle_factory: Callable
+) -> None:
+    without, everywhere = checkpoint_factory("smollm3"), checkpoint_factory("smollm3", no_rope_layers=(1, 1))
+    tokens = list(range(5, 105))
+    difference = oracle_factory(without).next_token_logprobs(tokens) - oracle_factory(everywhere).next_token_logprobs(
+        tokens
+    )
+    assert np.abs(difference).mean() > 0.05
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_published_sizes_have_the_published_number_of_parameters(name: str) -> None:
     shape = CheckpointShape.of(**SHAPES[name])
@@ -146,7 +168,7 @@ def test_a_tensor_drawn_in_blocks_has_the_wanted_scale(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"family": "gpt2"}, "family must be one of qwen3, qwen2, llama, not 'gpt2'"),
+        ({"family": "gpt2"}, "family must be one of qwen3, qwen2, llama, mistral, smollm3, not 'gpt2'"),
         ({"hiden_size": 64}, "did you mean 'hidden_size'"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"rope_spelling": "newer"}, "rope_spelling must be one of old, new"),
@@ -154,8 +176,8 @@ def test_a_tensor_drawn_in_blocks_has_the_wanted_scale(monkeypatch: pytest.Monke
         ({"head_dim": 31}, "head_dim must be even"),
         ({"family": "llama", "hidden_size": 66}, "hidden_size must be a multiple"),
         ({"vocab_size": 100}, "vocab_size must be at least the tokenizer's"),
-        ({"mlp_bias": True}, "mlp_bias is for llama, not for qwen3"),
-        ({"family": "qwen2", "attention_bias": True}, "attention_bias is for qwen3, llama, not for qwen2"),
+        ({"mlp_bias": True}, "mlp_bias is for llama, smollm3, not for qwen3"),
+        ({"family": "qwen2", "attention_bias": True}, "attention_bias is for qwen3, llama, smollm3, not for qwen2"),
         ({"shards": 0}, "shards must be at least 1"),
         ({"shards": 1000}, "must not exceed the number of tensors"),
     ],

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from mis_testing.shapes import FAMILIES, Family
 from mis_testing.strategies import seam_texts
-from mis_testing.tokenizer import build_tokenizer
+from mis_testing.tokenizer import HABITS, build_tokenizer
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -46,27 +46,31 @@ def test_ids_fit_the_models_vocabulary(tokenizer: Any) -> None:
     assert config["eos_token_id"] == tokenizer.eos_token_id
 
 
-def test_only_llama_adds_a_token_in_front(tokenizer: Any, family: Family) -> None:
+def test_llama_and_mistral_add_a_token_in_front(tokenizer: Any, family: Family) -> None:
     first = tokenizer.decode(tokenizer("yes").input_ids[:1])
-    assert first == ("<|begin_of_text|>" if family == "llama" else "yes")
+    assert first == {"llama": "<|begin_of_text|>", "mistral": "<s>"}.get(family, "yes")
 
 
 def test_digits_split_as_the_family_does(family: Family) -> None:
     # A letter keeps the white space rule out of the way.
     pieces = build_tokenizer(family).pre_tokenizer.pre_tokenize_str("a20245")
-    assert [piece for piece, _ in pieces] == (["a", "202", "45"] if family == "llama" else ["a", *"20245"])
+    assert [piece for piece, _ in pieces] == (["a", "202", "45"] if family in ("llama", "smollm3") else ["a", *"20245"])
+
+
+def test_only_mistral_parts_words_at_capitals(family: Family) -> None:
+    pieces = [piece for piece, _ in build_tokenizer(family).pre_tokenizer.pre_tokenize_str("fineDay")]
+    assert pieces == (["fine", "Day"] if family == "mistral" else ["fineDay"])
 
 
 def test_only_qwen_normalises(family: Family) -> None:
     tokenizer = build_tokenizer(family)
     same = tokenizer.encode("e\u0301").ids == tokenizer.encode("\u00e9").ids
-    assert same == (family != "llama")
+    assert same == (family in ("qwen2", "qwen3"))
 
 
 def test_special_tokens_are_one_id_and_follow_the_trained_vocabulary(family: Family) -> None:
     tokenizer = build_tokenizer(family)
-    text = "<|eot_id|>" if family == "llama" else "<|im_end|>"
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    ids = tokenizer.encode(HABITS[family].eos, add_special_tokens=False).ids
     assert len(ids) == 1
     assert ids[0] >= tokenizer.get_vocab_size(with_added_tokens=False)
 
@@ -76,4 +80,4 @@ def test_chat_template_renders(tokenizer: Any) -> None:
         [{"role": "user", "content": "Is it red?"}], tokenize=False, add_generation_prompt=True
     )
     assert "Is it red?" in text
-    assert "assistant" in text
+    assert text.endswith("[/INST]" if "[INST]" in text else "assistant\n" if "<|im_" in text else "\n\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mis_core.errors import ModelError
-from mis_core.models.config import read_model_config
+from mis_core.models.config import FAMILIES, ModelConfig, read_model_config
 
 BASE = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -32,7 +32,7 @@ LLAMA3 = {
 }
 
 
-def read(tmp_path: Path, **changes: object):
+def read(tmp_path: Path, **changes: object) -> ModelConfig:
     (tmp_path / "config.json").write_text(json.dumps(BASE | changes))
     return read_model_config(tmp_path)
 
@@ -64,6 +64,53 @@ def test_biases_are_those_that_the_family_has_settings_for(tmp_path: Path) -> No
     assert (llama.qkv_bias, llama.attention_bias, llama.mlp_bias) == (False, False, True)
 
 
+SMOLLM3: dict[str, object] = {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 6}
+MISTRAL: dict[str, object] = {"architectures": ["MistralForCausalLM"], "sliding_window": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, (3,)),  # every fourth
+        ({"no_rope_layer_interval": 2}, (1, 3, 5)),
+        ({"no_rope_layers": [1, 1, 1, 1, 1, 1]}, ()),
+        ({"no_rope_layers": [0, 1, 1, 0, 1, 1, 0, 0], "no_rope_layer_interval": 1}, (0, 3)),
+    ],
+)
+def test_layers_without_rope_are_those_of_transformers(tmp_path: Path, changes: dict, layers: tuple[int, ...]) -> None:
+    from transformers import SmolLM3Config
+
+    assert read(tmp_path, **SMOLLM3, **changes).nope_layers == layers
+    has_rope = SmolLM3Config.from_pretrained(tmp_path).no_rope_layers
+    assert tuple(layer for layer in range(6) if not has_rope[layer]) == layers
+
+
+def test_only_smollm3_reads_which_layers_have_no_rope(tmp_path: Path) -> None:
+    llama = read(tmp_path, architectures=["LlamaForCausalLM"], no_rope_layers=[0, 0], no_rope_layer_interval=1)
+    assert llama.nope_layers == ()
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Qwen3", "Llama", "Mistral", "SmolLM3"])
+def test_where_a_config_is_silent_it_means_what_transformers_takes(tmp_path: Path, name: str) -> None:
+    import transformers
+
+    silent = {"tie_word_embeddings", "max_position_embeddings", "rms_norm_eps"}
+    said = {key: value for key, value in BASE.items() if key not in silent} | {"sliding_window": None}
+    (tmp_path / "config.json").write_text(json.dumps(said | {"architectures": [f"{name}ForCausalLM"]}))
+    ours, theirs = read_model_config(tmp_path), getattr(transformers, f"{name}Config").from_pretrained(tmp_path)
+    assert (ours.tied, ours.max_positions) == (theirs.tie_word_embeddings, theirs.max_position_embeddings)
+    assert (ours.norm_epsilon, ours.rope.theta) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
+
+
+def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        read(tmp_path, architectures=["MambaForCausalLM"])
+    kinds = ("ForCausalLM", "ForSequenceClassification")
+    families, ends = caught.value.message.split("known: ")[1].rstrip(".").split("; each as ")
+    assert {name + end for name in families.split(", ") for end in ends.split(" and ")} == set(FAMILIES)
+    assert ends == " and ".join(kinds)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -75,6 +122,14 @@ def test_biases_are_those_that_the_family_has_settings_for(tmp_path: Path) -> No
         ({"architectures": ["Qwen2ForCausalLM"], "attention_bias": True}, "attention_bias = true is not supported for"),
         ({"use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window: layers 1 to 1 slide"),
         ({"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 64}, "layers 0 to 1 slide"),
+        (MISTRAL | {"sliding_window": 4096}, "sliding_window = 4096: no layer may slide; only null is supported"),
+        (MISTRAL | {"sliding_window": 64, "layer_types": ["full_attention"] * 2}, "sliding_window = 64"),
+        (MISTRAL | {"attention_bias": True}, "attention_bias = true is not supported for this architecture"),
+        (SMOLLM3 | {"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window: layers 0 to 5 slide"),
+        (SMOLLM3 | {"no_rope_layers": [1, 0, 1]}, "no_rope_layers must list 0 or 1 for each of 6 layers"),
+        (SMOLLM3 | {"no_rope_layers": [2] * 6}, "no_rope_layers must list 0 or 1"),
+        (SMOLLM3 | {"no_rope_layers": 4}, "no_rope_layers must list 0 or 1"),
+        (SMOLLM3 | {"no_rope_layer_interval": 0}, "no_rope_layer_interval must be a positive integer"),
         ({"architectures": "Qwen3ForCausalLM"}, 'architectures must be a list of names, not "Qwen3ForCausalLM"'),
         ({"head_dim": 33}, "head_dim must be even"),
         ({"rms_norm_eps": None}, "rms_norm_eps must be a positive number, not null"),
@@ -121,6 +176,8 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dic
         {"use_sliding_window": True, "max_window_layers": 2},
         {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": None},
         {"use_sliding_window": True, "max_window_layers": 0, "layer_types": ["full_attention"] * 2},
+        {"architectures": ["LlamaForCausalLM"], "pretraining_tp": 2},  # said how training cut the products
+        SMOLLM3 | {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["full_attention"] * 6},
         {"rope_scaling": {"type": "yarn", "factor": 2.0, "finetuned": True}},
         {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
     ],
@@ -176,3 +233,9 @@ def test_missing_directory_file_and_broken_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="not valid JSON"):
         read_model_config(tmp_path)
+
+
+def test_a_mistral_config_that_says_nothing_of_a_window_has_one(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="sliding_window = 4096"):
+        read(tmp_path, architectures=["MistralForCausalLM"])
+    assert read(tmp_path, **MISTRAL).max_positions == BASE["max_position_embeddings"]

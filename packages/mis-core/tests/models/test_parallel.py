@@ -2,16 +2,24 @@
 
 import dataclasses
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 
 from mis_core.errors import ConfigError
+from mis_core.models.config import read_model_config
 from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, device_head_shapes
+from mis_testing.checkpoint import config_json
+from mis_testing.shapes import SHAPES, CheckpointShape
 
 
-@pytest.mark.parametrize(("model", "devices"), list(itertools.product(PUBLISHED, TENSOR_PARALLEL)))
+@pytest.mark.parametrize(
+    ("model", "devices"),
+    [pair for pair in itertools.product(PUBLISHED, TENSOR_PARALLEL) if HEAD_SHAPES[pair[0]].divides(pair[1])],
+)
 def test_the_heads_that_are_compiled_for_devices_are_the_engines(model: str, devices: int) -> None:
     engine = spread_heads(PUBLISHED[model], devices)
     assert engine.kv_heads % devices == engine.heads % devices == 0
@@ -23,6 +31,14 @@ def test_the_heads_that_are_compiled_for_devices_are_the_engines(model: str, dev
 
 def test_the_catalogue_of_heads_has_every_published_model() -> None:
     assert HEAD_SHAPES.keys() == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_published_shapes_are_those_of_checkpoints_with_random_weights(model: str, tmp_path: Path) -> None:
+    shape = CheckpointShape.of(**SHAPES[model])
+    assert shape.vocab_size is not None
+    (tmp_path / "config.json").write_text(json.dumps(config_json(shape, shape.vocab_size)))
+    assert dataclasses.replace(read_model_config(tmp_path), architecture="") == PUBLISHED[model]
 
 
 def test_devices_and_kv_heads_that_do_not_divide_each_other_are_refused() -> None:

@@ -33,6 +33,8 @@ MODELS = [
     "qwen3-float32",
     pytest.param("qwen2-float32", marks=FULL),
     pytest.param("llama-float32", marks=FULL),
+    pytest.param("mistral-float32", marks=FULL),
+    pytest.param("smollm3-float32", marks=FULL),
     "qwen3-bfloat16",
 ]
 

@@ -47,8 +47,36 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama float32 files": {"family": "llama", "rope_scaling": None, "dtype": "float32"},
     "qwen3 biases of attention": {"family": "qwen3", "attention_bias": True},
     "llama biases everywhere": {"family": "llama", "attention_bias": True, "mlp_bias": True},
-    "llama biases of the mlp": {"family": "llama", "mlp_bias": True},
+    "mistral": {"family": "mistral"},
+    "smollm3 listed layers, yarn, biases": {
+        "family": "smollm3",
+        "num_hidden_layers": 3,
+        "no_rope_layers": (0, 1, 0),
+        "rope_scaling": YARN,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
 }
+FULL_ONLY: dict[str, dict[str, Any]] = {
+    "llama biases of the mlp": {"family": "llama", "mlp_bias": True},
+    "smollm2 heads": {
+        "family": "llama",
+        "hidden_size": 576,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "rope_scaling": None,
+    },
+    "mistral tied, wide head": {"family": "mistral", "tie_word_embeddings": True, "head_dim": 64},
+    "smollm3 every second layer": {"family": "smollm3"},
+}
+DTYPES = ("float32", "bfloat16")
+POINTS = [
+    *part([*itertools.product(MODELS, DTYPES)]),
+    *(
+        pytest.param(point, marks=pytest.mark.full, id="-".join(point))
+        for point in itertools.product(FULL_ONLY, DTYPES)
+    ),
+]
 
 _random = np.random.default_rng(7)
 QUERY: list[int] = _random.integers(0, 900, 90).tolist()
@@ -60,7 +88,7 @@ LONG_QUERY: list[int] = _random.integers(0, 900, 600).tolist()
 LONG_ITEMS: list[list[int]] = [_random.integers(0, 900, length).tolist() for length in (3, 600, 300, 1)]
 
 
-@pytest.fixture(params=part([*itertools.product(MODELS, ["float32", "bfloat16"])]))
+@pytest.fixture(params=POINTS)
 def case(request: pytest.FixtureRequest) -> tuple[str, str]:
     """Name of a model, and a type."""
     return request.param
@@ -68,7 +96,7 @@ def case(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 @pytest.fixture
 def path(case: tuple[str, str], checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory(**MODELS[case[0]])
+    return checkpoint_factory(**(MODELS | FULL_ONLY)[case[0]])
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Heads of the models we care about, whole and as one device of a tensor-parallel group sees them."""
 
+import itertools
 from typing import NamedTuple
 
 TENSOR_PARALLEL = (1, 4, 8)
@@ -17,6 +18,10 @@ class HeadShape(NamedTuple):
         """Query heads per KV head."""
         return self.heads // self.kv_heads
 
+    def divides(self, devices: int) -> bool:
+        """Whether KV heads can be cut over `devices`, or copied to them."""
+        return self.kv_heads % devices == 0 or devices % self.kv_heads == 0
+
     def spread(self, devices: int) -> "HeadShape":
         """Return the shape with as many KV heads as `devices` need; the same shape if there are enough.
 
@@ -26,10 +31,10 @@ class HeadShape(NamedTuple):
         Raises:
             ValueError: KV heads and devices do not divide each other.
         """
+        if not self.divides(devices):
+            raise ValueError(f"{devices} devices and {self.kv_heads} KV heads do not divide each other")
         if self.kv_heads % devices == 0:
             return self
-        if devices % self.kv_heads:
-            raise ValueError(f"{devices} devices and {self.kv_heads} KV heads do not divide each other")
         group = -(-self.group // (devices // self.kv_heads))
         return HeadShape(devices * group, devices, self.head_dim)
 
@@ -55,10 +60,13 @@ HEAD_SHAPES: dict[str, HeadShape] = {
     "qwen2.5-7b": HeadShape(28, 4, 128),
     "llama-3.2-1b": HeadShape(32, 8, 64),
     "llama-3.2-3b": HeadShape(24, 8, 128),
+    "smollm2-135m": HeadShape(9, 3, 64),
+    "smollm3-3b": HeadShape(16, 4, 128),
+    "mistral-7b": HeadShape(32, 8, 128),
 }
 
 
 def device_head_shapes() -> list[HeadShape]:
-    """Return each distinct shape that a device sees, over all models and tensor-parallel sizes."""
-    found = {shape.on_device(devices): None for shape in HEAD_SHAPES.values() for devices in TENSOR_PARALLEL}
-    return list(found)
+    """Return each distinct shape that a device sees, over all models and the tensor-parallel sizes they divide by."""
+    pairs = itertools.product(HEAD_SHAPES.values(), TENSOR_PARALLEL)
+    return list(dict.fromkeys(shape.on_device(devices) for shape, devices in pairs if shape.divides(devices)))

@@ -72,6 +72,18 @@ def test_values_pass_through_the_kernel_with_their_bits(interpret: bool) -> None
 
 
 @pytest.mark.tpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_turn_by_no_angle_changes_no_value(dtype: str, interpret: bool) -> None:
+    """As in layers without RoPE."""
+    qkv, cos, sin, *_ = arguments(2, 7, 64, dtype, False)
+    plain = qkv, jnp.ones_like(cos), jnp.zeros_like(sin), None, None, 1e-6
+    expected = qkv[:, :, :7].reshape(64, 14, 64), qkv[:, :, 7], qkv[:, :, 8]
+    for found in (by_kernel(plain, interpret), by_reference(plain)):
+        for mine, given in zip(found, expected, strict=True):
+            assert_bits_equal(mine, given)
+
+
+@pytest.mark.tpu
 def test_nan_in_rows_of_padding_stays_there(interpret: bool) -> None:
     given = arguments(8, 2, 128, "bfloat16", True)
     spoilt = given[0].at[40:].set(jnp.nan), *given[1:]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mis_testing.shapes import SHAPES, CheckpointShape, divided
-from mis_testing.tokenizer import BOS_TOKENS, EOS_TOKENS, build_tokenizer, write_tokenizer
+from mis_testing.tokenizer import HABITS, build_tokenizer, write_tokenizer
 from mis_testing.weights import write_weights
 
-_ARCHITECTURES = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama"}
+_ARCHITECTURES = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral", "smollm3": "SmolLM3"}
 
 
 def tiny_checkpoint(path: str | Path, family: str = "qwen3", **sizes: Any) -> Path:
@@ -25,7 +25,7 @@ def tiny_checkpoint(path: str | Path, family: str = "qwen3", **sizes: Any) -> Pa
 
     Args:
         path: Directory to write into; made if absent.
-        family: `qwen3`, `qwen2` (Qwen2.5 too) or `llama` (Llama 3.x).
+        family: `qwen3`, `qwen2` (Qwen2.5 too), `llama` (Llama 3.x, SmolLM2), `mistral` or `smollm3`.
         **sizes: Fields of `CheckpointShape`, named as in `config.json`.
 
     Raises:
@@ -68,14 +68,14 @@ def divided_checkpoint(folder: Path, shape: str, divisor: int) -> None:
 
 def config_json(shape: CheckpointShape, vocab_size: int) -> dict[str, Any]:
     """Return the content of `config.json`."""
-    tokenizer = build_tokenizer(shape.family)
+    tokenizer, habits = build_tokenizer(shape.family), HABITS[shape.family]
     head = "ForSequenceClassification" if shape.head_labels else "ForCausalLM"
     config: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[shape.family] + head],
         "model_type": shape.family,
         "attention_dropout": 0.0,
-        "bos_token_id": tokenizer.token_to_id(BOS_TOKENS[shape.family]),
-        "eos_token_id": tokenizer.token_to_id(EOS_TOKENS[shape.family]),
+        "bos_token_id": tokenizer.token_to_id(habits.bos),
+        "eos_token_id": tokenizer.token_to_id(habits.eos),
         "hidden_act": "silu",
         "hidden_size": shape.hidden_size,
         "initializer_range": 0.02,
@@ -89,6 +89,8 @@ def config_json(shape: CheckpointShape, vocab_size: int) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": vocab_size,
     }
+    if shape.family == "smollm3":  # its own default is beyond a tiny vocabulary
+        config["pad_token_id"] = tokenizer.token_to_id(habits.pad)
     return config | _family_keys(shape) | _rope_keys(shape) | _head_keys(shape)
 
 
@@ -98,11 +100,15 @@ def _family_keys(shape: CheckpointShape) -> dict[str, Any]:
     if shape.family != "qwen2" or shape.width_of_head * shape.num_attention_heads != shape.hidden_size:
         keys["head_dim"] = shape.width_of_head
     if shape.family != "llama":
-        keys |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": shape.num_hidden_layers}
-    if shape.family != "qwen2":
+        keys["sliding_window"] = None
+    if shape.family not in ("llama", "mistral"):
+        keys |= {"use_sliding_window": False, "max_window_layers": shape.num_hidden_layers}
+    if shape.family not in ("qwen2", "mistral"):
         keys["attention_bias"] = shape.attention_bias
-    if shape.family == "llama":
-        keys |= {"mlp_bias": shape.mlp_bias, "pretraining_tp": 1}
+    if shape.family in ("llama", "smollm3"):
+        keys |= {"mlp_bias": shape.mlp_bias, "pretraining_tp": 1 if shape.family == "llama" else 2}
+    if shape.family == "smollm3":
+        keys |= {"no_rope_layers": shape.no_rope_layers, "no_rope_layer_interval": shape.no_rope_layer_interval}
     return keys
 
 

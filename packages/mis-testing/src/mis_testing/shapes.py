@@ -8,17 +8,21 @@ import difflib
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-Family = Literal["qwen3", "qwen2", "llama"]
-FAMILIES: tuple[Family, ...] = ("qwen3", "qwen2", "llama")
+Family = Literal["qwen3", "qwen2", "llama", "mistral", "smollm3"]
+FAMILIES: tuple[Family, ...] = ("qwen3", "qwen2", "llama", "mistral", "smollm3")
 
 DTYPES = ("bfloat16", "float16", "float32")
 ROPE_SPELLINGS = ("old", "new")
-_BIAS_SETTINGS: dict[str, tuple[Family, ...]] = {"attention_bias": ("qwen3", "llama"), "mlp_bias": ("llama",)}
+_BIAS_SETTINGS: dict[str, tuple[Family, ...]] = {
+    "attention_bias": ("qwen3", "llama", "smollm3"),
+    "mlp_bias": ("llama", "smollm3"),
+}
 
 _LLAMA3_SCALING: dict[str, Any] = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 # What differs from the dataclass defaults. The tiny Llama's scaling has a short original context, so
-# that a test of a few dozen tokens already notices when it is ignored.
+# that a test of a few dozen tokens already notices when it is ignored. The second layer of the tiny
+# SmolLM3 has no RoPE.
 _FAMILY_DEFAULTS: dict[Family, dict[str, Any]] = {
     "qwen3": {"head_dim": 32, "rope_theta": 1e6},
     "qwen2": {"rope_theta": 1e6},
@@ -27,6 +31,8 @@ _FAMILY_DEFAULTS: dict[Family, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "rope_scaling": _LLAMA3_SCALING | {"factor": 8.0, "original_max_position_embeddings": 64},
     },
+    "mistral": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "tie_word_embeddings": False},
+    "smollm3": {"rope_theta": 5e6, "no_rope_layer_interval": 2},
 }
 
 
@@ -35,15 +41,18 @@ class CheckpointShape:
     """Everything that decides the files of a checkpoint. Names are those of `config.json`.
 
     Attributes:
-        family: Architecture: `qwen3` (qk-norm), `qwen2` (qkv bias; Qwen2.5 too), `llama` (Llama 3.x).
+        family: Architecture: `qwen3` (qk-norm), `qwen2` (qkv bias; Qwen2.5 too), `llama` (Llama 3.x, SmolLM2),
+            `mistral` (without a sliding window), `smollm3` (layers without RoPE).
         head_dim: None means `hidden_size // num_attention_heads`; tiny Qwen3 has 32, unlike 64 / 4.
         vocab_size: Rows of the embedding; None means the tokenizer's size, rounded up to 64.
         rope_scaling: None for plain rotary embedding, or a dict with `rope_type` `default`, `linear`,
             `llama3` or `yarn` and the keys that type takes in `config.json`.
         rope_spelling: `old` writes `rope_theta` + `rope_scaling` + `torch_dtype`, as most published
             checkpoints do; `new` writes `rope_parameters` + `dtype`, as transformers 5 does.
-        attention_bias: All projections of attention have biases; for `qwen3` and `llama`.
-        mlp_bias: All projections of the MLP have biases; for `llama`.
+        attention_bias: All projections of attention have biases; for `qwen3`, `llama` and `smollm3`.
+        mlp_bias: All projections of the MLP have biases; for `llama` and `smollm3`.
+        no_rope_layers: 0 for each layer without RoPE, 1 for others; for `smollm3`. None leaves it to the interval.
+        no_rope_layer_interval: Every so many layers one has no RoPE; for `smollm3`.
         head_labels: Names of the rows of a classification head, which then replaces the language model's.
         dtype: Type of the stored weights.
         shards: Number of safetensors files; more than one come with an index.
@@ -69,6 +78,8 @@ class CheckpointShape:
     rope_spelling: Literal["old", "new"] = "old"
     attention_bias: bool = False
     mlp_bias: bool = False
+    no_rope_layers: tuple[int, ...] | None = None
+    no_rope_layer_interval: int = 4
     head_labels: tuple[str, ...] = ()
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     shards: int = 1
@@ -139,6 +150,20 @@ _LLAMA: dict[str, Any] = {
     "rope_scaling": _LLAMA3_SCALING | {"factor": 32.0, "original_max_position_embeddings": 8192},
 }
 
+_SMOLLM2: dict[str, Any] = {
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "rope_theta": 1e5,
+    "rope_scaling": None,
+}
+_SMOLLM3: dict[str, Any] = {
+    "vocab_size": 128256,
+    "max_position_embeddings": 65536,
+    "rope_theta": 5e6,
+    "no_rope_layer_interval": 4,
+}
+_MISTRAL: dict[str, Any] = {"vocab_size": 32768, "max_position_embeddings": 32768, "rope_theta": 1e6}
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _published("qwen3", 1024, 28, (16, 8, 128), 3072, **_QWEN3),
     "qwen3-1.7b": _published("qwen3", 2048, 28, (16, 8, 128), 6144, shards=2, **_QWEN3),
@@ -152,6 +177,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     ),
     "llama-3.2-1b": _published("llama", 2048, 16, (32, 8, 64), 8192, shards=2, **_LLAMA),
     "llama-3.2-3b": _published("llama", 3072, 28, (24, 8, 128), 8192, shards=4, **_LLAMA),
+    "smollm2-135m": _published("llama", 576, 30, (9, 3, 64), 1536, **_SMOLLM2),
+    "smollm3-3b": _published("smollm3", 2048, 36, (16, 4, 128), 11008, shards=2, **_SMOLLM3),
+    "mistral-7b": _published("mistral", 4096, 32, (32, 8, 128), 14336, shards=3, **_MISTRAL),
 }
 """Published sizes by model name: `tiny_checkpoint(path, **SHAPES["qwen3-0.6b"])` writes one with random weights."""
 

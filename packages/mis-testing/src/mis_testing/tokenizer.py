@@ -3,11 +3,13 @@
 Only the merges are small. Normaliser, split pattern, special tokens and post-processor are those of
 the published tokenizers, because the ids of a joined string depend on them: Qwen normalises to NFC and
 splits single digits, Llama 3 splits digits by three, ignores merges for whole words and adds
-`<|begin_of_text|>`.
+`<|begin_of_text|>`. SmolLM3 splits as Llama 3 does and adds nothing. Mistral's is Tekken, which parts
+words at capitals and adds `<s>`.
 """
 
 import functools
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,11 @@ _QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _LLAMA_SPLIT = _QWEN_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 _QWEN_SPECIAL = (
@@ -29,7 +36,6 @@ _QWEN_SPECIAL = (
     "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
-# Whole tokens in text, but not skipped when decoding: "special" is false for these.
 _QWEN2_ADDED = (
     "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>",
     "<|repo_name|>", "<|file_sep|>",
@@ -40,14 +46,14 @@ _LLAMA_SPECIAL = (
     "<|finetune_right_pad_id|>", "<|reserved_special_token_2|>", "<|start_header_id|>", "<|end_header_id|>",
     "<|eom_id|>", "<|eot_id|>", "<|python_tag|>",
 )  # fmt: skip
-
-BOS_TOKENS: dict[Family, str] = {
-    "qwen3": "<|endoftext|>",
-    "qwen2": "<|endoftext|>",
-    "llama": "<|begin_of_text|>",
-}
-"""`bos_token_id` of `config.json`; Qwen names one there but its tokenizer never adds it."""
-EOS_TOKENS: dict[Family, str] = {"qwen3": "<|im_end|>", "qwen2": "<|im_end|>", "llama": "<|eot_id|>"}
+_SMOLLM3_SPECIAL = (
+    "<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|start_header_id|>", "<|end_header_id|>",
+    "<|eom_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>",
+)  # fmt: skip
+_TEKKEN_SPECIAL = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "<pad>",
+)  # fmt: skip
 
 _CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -59,15 +65,102 @@ _LLAMA_CHAT = (
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 
+_MISTRAL_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    "{{ message['content'] + eos_token }}{% else %}{{ '[INST]' + message['content'] + '[/INST]' }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What the published tokenizers of a family do.
+
+    Attributes:
+        split: Pattern of the pieces that merges stay within.
+        special: Special tokens; decoding skips them.
+        bos: `bos_token_id` of `config.json`; Qwen names one there but its tokenizer never adds it.
+        eos: End of a turn.
+        pad: Padding.
+        chat: Chat template.
+        added: Whole tokens in text, but not skipped when decoding.
+        adds_bos: `bos` is put in front of a text.
+        normalises: Text is normalised to NFC.
+        ignores_merges: A whole piece that is in the vocabulary is one token, whatever its merges.
+        tokenizer_class: What `tokenizer_config.json` names.
+    """
+
+    split: str
+    special: tuple[str, ...]
+    bos: str
+    eos: str
+    pad: str
+    chat: str
+    added: tuple[str, ...] = ()
+    adds_bos: bool = False
+    normalises: bool = False
+    ignores_merges: bool = False
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+
+
+_QWEN3 = Habits(
+    split=_QWEN_SPLIT,
+    special=_QWEN_SPECIAL,
+    bos="<|endoftext|>",
+    eos="<|im_end|>",
+    pad="<|endoftext|>",
+    chat=_CHATML,
+    added=_QWEN3_ADDED,
+    normalises=True,
+    tokenizer_class="Qwen2Tokenizer",
+)
+_LLAMA = Habits(
+    split=_LLAMA_SPLIT,
+    special=_LLAMA_SPECIAL,
+    bos="<|begin_of_text|>",
+    eos="<|eot_id|>",
+    pad="<|finetune_right_pad_id|>",
+    chat=_LLAMA_CHAT,
+    adds_bos=True,
+    ignores_merges=True,
+)
+_SMOLLM3 = replace(
+    _LLAMA,
+    special=_SMOLLM3_SPECIAL,
+    eos="<|im_end|>",
+    chat=_CHATML,
+    added=("<tool_call>", "</tool_call>", "<think>", "</think>"),
+    adds_bos=False,
+)
+_MISTRAL = Habits(
+    split=_TEKKEN_SPLIT,
+    special=_TEKKEN_SPECIAL,
+    bos="<s>",
+    eos="</s>",
+    pad="<pad>",
+    chat=_MISTRAL_CHAT,
+    adds_bos=True,
+    ignores_merges=True,
+)
+
+HABITS: dict[Family, Habits] = {
+    "qwen3": _QWEN3,
+    "qwen2": replace(_QWEN3, added=_QWEN2_ADDED),
+    "llama": _LLAMA,
+    "mistral": _MISTRAL,
+    "smollm3": _SMOLLM3,
+}
+"""By family."""
+
 
 @functools.cache
 def build_tokenizer(family: Family) -> Tokenizer:
     """Train the tokenizer of a family on the built-in corpus; the same every time. Do not change the result."""
-    is_llama = family == "llama"
-    tokenizer = Tokenizer(models.BPE(ignore_merges=is_llama))
-    if not is_llama:
+    habits = HABITS[family]
+    tokenizer = Tokenizer(models.BPE(ignore_merges=habits.ignores_merges))
+    if habits.normalises:
         tokenizer.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(_LLAMA_SPLIT if is_llama else _QWEN_SPLIT), behavior="isolated")
+    split = pre_tokenizers.Split(Regex(habits.split), behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
@@ -77,19 +170,14 @@ def build_tokenizer(family: Family) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     tokenizer.train_from_iterator(corpus(), trainer)
-    tokenizer.add_tokens(_added_tokens(family))
-    tokenizer.post_processor = _post_processor(tokenizer) if is_llama else processors.ByteLevel(trim_offsets=False)
+    texts = (*habits.special, *habits.added)
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=text in habits.special) for text in texts])
+    byte_offsets = processors.ByteLevel(trim_offsets=False)
+    tokenizer.post_processor = _with_bos(tokenizer, habits.bos) if habits.adds_bos else byte_offsets
     return tokenizer
 
 
-def _added_tokens(family: Family) -> list[AddedToken]:
-    special = _LLAMA_SPECIAL if family == "llama" else _QWEN_SPECIAL
-    plain = {"qwen3": _QWEN3_ADDED, "qwen2": _QWEN2_ADDED, "llama": ()}[family]
-    return [AddedToken(text, normalized=False, special=text in special) for text in (*special, *plain)]
-
-
-def _post_processor(tokenizer: Tokenizer) -> processors.Sequence:
-    bos = BOS_TOKENS["llama"]
+def _with_bos(tokenizer: Tokenizer, bos: str) -> processors.Sequence:
     template = processors.TemplateProcessing(
         single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, tokenizer.token_to_id(bos))]
     )
@@ -104,9 +192,8 @@ def write_tokenizer(path: Path, family: Family, max_length: int) -> None:
         family: Family of the model.
         max_length: `model_max_length`, in tokens.
     """
-    tokenizer = build_tokenizer(family)
+    tokenizer, habits = build_tokenizer(family), HABITS[family]
     tokenizer.save(str(path / "tokenizer.json"))
-    is_llama = family == "llama"
     config: dict[str, Any] = {
         "added_tokens_decoder": {
             str(number): {
@@ -119,15 +206,15 @@ def write_tokenizer(path: Path, family: Family, max_length: int) -> None:
             }
             for number, token in sorted(tokenizer.get_added_tokens_decoder().items())
         },
-        "bos_token": BOS_TOKENS["llama"] if is_llama else None,
-        "chat_template": _LLAMA_CHAT if is_llama else _CHATML,
+        "bos_token": habits.bos if habits.adds_bos else None,
+        "chat_template": habits.chat,
         "clean_up_tokenization_spaces": False,
-        "eos_token": EOS_TOKENS[family],
+        "eos_token": habits.eos,
         "model_max_length": max_length,
-        "pad_token": "<|finetune_right_pad_id|>" if is_llama else "<|endoftext|>",
-        "tokenizer_class": "PreTrainedTokenizerFast" if is_llama else "Qwen2Tokenizer",
+        "pad_token": habits.pad,
+        "tokenizer_class": habits.tokenizer_class,
     }
-    if not is_llama:
+    if habits.tokenizer_class == "Qwen2Tokenizer":
         config |= {
             "add_bos_token": False,
             "add_prefix_space": False,

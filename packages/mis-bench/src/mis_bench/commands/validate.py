@@ -18,10 +18,10 @@ MODEL_MATRIX = tuple(
     f"random:{shape}/8"
     for shape in (
         "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b",
-        "llama-3.2-1b", "llama-3.2-3b",
+        "llama-3.2-1b", "llama-3.2-3b", "smollm2-135m", "smollm3-3b", "mistral-7b",
     )
 )  # fmt: skip
-"""Published shapes with random weights, small enough for a CPU."""
+"""Published shapes with random weights, small enough for a CPU; every family is among them."""
 
 _FILE = "validation.json"
 
@@ -33,7 +33,7 @@ _FILE = "validation.json"
     multiple=True,
     help="Checkpoint: a directory, a name, or random:SHAPE/DIVISOR; repeatable, one after the other.",
 )
-@click.option("--model-matrix", is_flag=True, help="Random weights in eight published shapes, sizes divided by 8.")
+@click.option("--model-matrix", is_flag=True, help="Random weights in eleven published shapes, sizes divided by 8.")
 @target_options
 @click.option(
     "--dtype",

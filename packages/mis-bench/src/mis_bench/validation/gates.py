@@ -20,10 +20,16 @@ labels. A softmax over the labels hides a fault that moves all labels alike; log
 
 # bfloat16 keeps 8 bits: logits between 16 and 32 come in steps of 0.125, and two steps may go wrong.
 EQUIVALENCE: dict[Dtype, Sequence[float]] = {"bfloat16": (0.02, 0.01, 0.25), "float32": (1e-5, 1e-5, 1e-4)}
-"""Largest figures by dtype: the target against its own pointwise scores."""
+"""Largest figures by dtype: the target against its own pointwise scores; of bfloat16 where PyTorch's are not known."""
 
 PARITY: dict[Dtype, Sequence[float]] = {"bfloat16": (0.02, 0.01, 0.25), "float32": (1e-4, 1e-4, 1e-3)}
-"""Largest figures by dtype: the target against transformers on PyTorch."""
+"""Largest figures by dtype: the target against transformers on PyTorch; of bfloat16 where PyTorch's are not known."""
+
+ROUNDING = 2.0
+"""Largest figures in bfloat16, in PyTorch's own: its bfloat16 against its float32, on the same items.
+
+How far rounding carries depends on the model: its depth, its weights, how flat its softmaxes are.
+"""
 
 ISOLATION = 0.0
 """Scores of items that were left alone keep their bits."""

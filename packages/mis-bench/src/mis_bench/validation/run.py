@@ -19,6 +19,7 @@ from mis_bench.validation.gates import (
     EQUIVALENCE,
     FIGURES,
     PARITY,
+    ROUNDING,
     SPEEDUP,
     SPEEDUP_ITEMS,
     Dtype,
@@ -33,6 +34,9 @@ _WARM_UPS, _ROUNDS = 1, 3
 
 Answers = list[Scores] | str
 """Scores of all cases, or why there are none. The first are full-vocabulary probabilities, none of them 0."""
+
+Limits = Sequence[float]
+"""Thresholds, one for each of `FIGURES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +102,15 @@ async def validate(
         serial = replace(multi, layout={"scoring_algorithm": "serial"}) if is_engine else replace(multi, splits=True)
         gates = await isolation(multi, cases.isolated, on_gate)
 
+        on_gate("torch_serial")
+        torch, limits = await _pytorch(subject, dtype, compared)
+        equivalence, parity = limits or EQUIVALENCE[dtype], limits or PARITY[dtype]
+
         on_gate("equivalence_serial")
         one_by_one = await _answers(serial, compared)
         at_once = await _answers(multi, softmaxed)
-        gates.append(_sensitivity(one_by_one, compared, EQUIVALENCE[dtype]))
-        gates += _compare("equivalence_serial.{}", EQUIVALENCE[dtype], one_by_one, at_once, compared)
+        gates.append(_sensitivity(one_by_one, compared, equivalence))
+        gates += _compare("equivalence_serial.{}", equivalence, one_by_one, at_once, compared)
 
         on_gate("equivalence_query_plus_delimiter")
         before_items = [
@@ -114,13 +122,11 @@ async def validate(
             actual = await _answers_of(subject, subject.spec, delimited, softmaxed)
         else:  # a server's delimiter is a matter of its command line
             actual = await _answers(multi, [replace(case, query=np.append(case.query, token)) for case in softmaxed])
-        gates += _compare("equivalence_query_plus_delimiter.{}", EQUIVALENCE[dtype], expected, actual, compared)
+        gates += _compare("equivalence_query_plus_delimiter.{}", equivalence, expected, actual, compared)
 
-        on_gate("torch_serial")
-        torch = subject.waiver or await _answers_of(subject, "transformers-serial", {"dtype": "float32"}, compared)
         for name, answers in (("serial", one_by_one), ("multi", at_once)):
-            parity = _compare(f"{{}}_jax_{name}_vs_torch_serial", PARITY[dtype], torch, answers, compared)
-            gates += [gate.model_copy(update={"is_waived": bool(subject.waiver)}) for gate in parity]
+            found = _compare(f"{{}}_jax_{name}_vs_torch_serial", parity, torch, answers, compared)
+            gates += [gate.model_copy(update={"is_waived": bool(subject.waiver)}) for gate in found]
 
         for count in counts:
             on_gate(name := f"performance.{count}.speedup_vs_serial_p50")
@@ -162,34 +168,53 @@ async def _answers_of(subject: Subject, spec: str, options: Mapping[str, str], c
         return str(error)
 
 
-def _compare(
-    name: str, limits: Sequence[float], expected: Answers, actual: Answers, cases: Sequence[Workload]
-) -> list[Gate]:
-    """Measure how far apart two computations are; the detail is the worst item, or why there is no figure.
+async def _pytorch(subject: Subject, dtype: Dtype, cases: Sequence[Workload]) -> tuple[Answers, Limits]:
+    """Return PyTorch's scores in float32; for a model in bfloat16 also what its own rounding allows, else nothing."""
+    if subject.waiver:
+        return subject.waiver, ()
+    exact = await _answers_of(subject, "transformers-serial", {"dtype": "float32"}, cases)
+    if dtype == "float32" or isinstance(exact, str):
+        return exact, ()
+    rounded = await _answers_of(subject, "transformers-serial", {"dtype": dtype}, cases)
+    own = _difference(exact, rounded, cases)
+    return (exact, [ROUNDING * figure for figure in own.figures]) if own.figures else (own.detail, ())
 
-    `name` has `{}` for the figure's own name. `actual` may go on with label softmaxes of the same cases.
-    """
-    measured: Sequence[float | None] = [None] * len(FIGURES)
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far apart two computations are: `FIGURES` in their order, none if one failed; the worst item, or why none."""
+
+    figures: Sequence[float]
+    detail: str
+
+
+def _difference(expected: Answers, actual: Answers, cases: Sequence[Workload]) -> Difference:
+    """Compare scores; `actual` may go on with label softmaxes of the same cases."""
     if isinstance(expected, str) or isinstance(actual, str):
-        detail = next(each for each in (expected, actual) if isinstance(each, str))
-    else:
-        logprobs = [np.abs(np.log(mine) - np.log(theirs)) for mine, theirs in zip(actual, expected, strict=False)]
-        wanted = [each / each.sum(axis=1, keepdims=True) for each in expected]
-        found = [each / each.sum(axis=1, keepdims=True) for each in actual[: len(cases)]] + actual[len(cases) :]
-        softmaxes = [np.abs(mine - theirs) for mine, theirs in zip(found, wanted + wanted, strict=False)]
-        worst = int(np.argmax([each.max() for each in softmaxes]))
-        item = int(np.argmax(softmaxes[worst].max(axis=1)))
-        in_order = f"{_order_agreement(wanted, found[: len(cases)]):.1%} of pairs in order"
-        detail = f"{cases[worst % len(cases)].name}, item {item}; {in_order}"
-        figures = softmaxes[worst].max(), np.concatenate(softmaxes).mean(), np.concatenate(logprobs).max()
-        measured = [float(figure) for figure in figures]
+        return Difference((), next(each for each in (expected, actual) if isinstance(each, str)))
+    logprobs = [np.abs(np.log(mine) - np.log(theirs)) for mine, theirs in zip(actual, expected, strict=False)]
+    wanted = [each / each.sum(axis=1, keepdims=True) for each in expected]
+    found = [each / each.sum(axis=1, keepdims=True) for each in actual[: len(cases)]] + actual[len(cases) :]
+    softmaxes = [np.abs(mine - theirs) for mine, theirs in zip(found, wanted + wanted, strict=False)]
+    worst = int(np.argmax([each.max() for each in softmaxes]))
+    item = int(np.argmax(softmaxes[worst].max(axis=1)))
+    in_order = f"{_order_agreement(wanted, found[: len(cases)]):.1%} of pairs in order"
+    figures = softmaxes[worst].max(), np.concatenate(softmaxes).mean(), np.concatenate(logprobs).max()
+    return Difference(
+        [float(figure) for figure in figures], f"{cases[worst % len(cases)].name}, item {item}; {in_order}"
+    )
+
+
+def _compare(name: str, limits: Limits, expected: Answers, actual: Answers, cases: Sequence[Workload]) -> list[Gate]:
+    """Return a gate for each figure; `name` has `{}` for the figure's own name."""
+    found = _difference(expected, actual, cases)
     return [
-        Gate(name=name.format(figure), threshold=limit, measured=value, detail=detail)
-        for figure, limit, value in zip(FIGURES, limits, measured, strict=True)
+        Gate(name=name.format(figure), threshold=limit, measured=value, detail=found.detail)
+        for figure, limit, value in zip(FIGURES, limits, found.figures or [None] * len(FIGURES), strict=True)
     ]
 
 
-def _sensitivity(found: Answers, cases: Sequence[Workload], limits: Sequence[float]) -> Gate:
+def _sensitivity(found: Answers, cases: Sequence[Workload], limits: Limits) -> Gate:
     """Give every item the scores of the one before it, which must be noticed: flat scores pass every comparison."""
     swapped = found if isinstance(found, str) else [np.roll(each, 1, axis=0) for each in found]
     (_, mean, _) = _compare("sensitivity.swapped_items_{}", limits, found, swapped, cases)

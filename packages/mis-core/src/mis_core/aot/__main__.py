@@ -13,9 +13,15 @@ from mis_kernels.aot.targets import TARGETS, environment
 # Model and the devices along `data` and `tensor`, by topology.
 STEPS: dict[str, list[tuple[str, int, int]]] = {
     "v5e": [("qwen3-0.6b", 1, 1)],
-    "v6e:1x1": [("qwen3-0.6b", 1, 1), ("qwen2.5-1.5b", 1, 1), ("llama-3.2-1b", 1, 1)],
+    "v6e:1x1": [("qwen3-0.6b", 1, 1), ("qwen2.5-1.5b", 1, 1), ("llama-3.2-1b", 1, 1), ("smollm2-135m", 1, 1)],
     "v6e:2x2": [("qwen3-0.6b", 1, 4), ("qwen3-0.6b", 4, 1), ("qwen2.5-1.5b", 1, 4), ("llama-3.2-3b", 2, 2)],
-    "v6e:2x4": [("qwen3-0.6b", 1, 8), ("qwen3-0.6b", 8, 1), ("qwen2.5-7b", 1, 8), ("qwen3-8b", 2, 4)],
+    "v6e:2x4": [
+        ("qwen3-0.6b", 1, 8),
+        ("qwen3-0.6b", 8, 1),
+        ("qwen2.5-7b", 1, 8),
+        ("qwen3-8b", 2, 4),
+        ("smollm3-3b", 1, 8),
+    ],
     "v7x": [("qwen3-0.6b", 1, 1)],
 }
 QUICK = {"v6e:2x2": STEPS["v6e:2x2"][:2]}

@@ -24,6 +24,10 @@ class Family:
         qk_norm: Queries and keys are RMS-normalised per head before RoPE.
         head_dim: Head size where `config.json` is silent; None: `hidden_size / num_attention_heads`.
         max_positions: Longest sequence in tokens where it is silent, as transformers has it.
+        theta: Base of RoPE's frequencies where it is silent.
+        tied: Whether the head is the embedding where it is silent.
+        slides: Every layer has the sliding window; else those from `max_window_layers` on, with `use_sliding_window`.
+        nope_interval: Every so many layers one has no RoPE where it is silent; None: all have.
         classifies: The head is `score.weight`, a row for each label of `id2label`, without bias; never the embedding.
     """
 
@@ -32,6 +36,10 @@ class Family:
     qk_norm: bool = False
     head_dim: int | None = None
     max_positions: int = 32768
+    theta: float = 1e4
+    tied: bool = False
+    slides: bool = False
+    nope_interval: int | None = None
     classifies: bool = False
 
 
@@ -39,10 +47,13 @@ _DECODERS = {
     "Qwen3": Family(qk_norm=True, head_dim=128, bias_settings=("attention_bias",)),
     "Qwen2": Family(qkv_bias=True),
     "Llama": Family(max_positions=2048, bias_settings=("attention_bias", "mlp_bias")),
+    "Mistral": Family(max_positions=131072, slides=True),
+    "SmolLM3": Family(theta=2e6, tied=True, nope_interval=4, bias_settings=("attention_bias", "mlp_bias")),
 }
 FAMILIES = {f"{name}ForCausalLM": family for name, family in _DECODERS.items()} | {
     f"{name}ForSequenceClassification": replace(family, classifies=True) for name, family in _DECODERS.items()
 }
+_KNOWN = f"{', '.join(_DECODERS)}; each as ForCausalLM and ForSequenceClassification"
 
 # How a classifier's probabilities are made where `problem_type` is silent: softmax, or sigmoid of a single row.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -56,7 +67,6 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "partial_rotary_factor": (1, 1.0, None),
     "quantization_config": (None,),
-    "pretraining_tp": (1, None),
 }
 
 
@@ -68,6 +78,7 @@ class ModelConfig:
         vocab_size: Rows of the embedding and of a language model's head, padding rows included.
         max_positions: Longest sequence the model was trained for, in tokens.
         tied: The head is the embedding.
+        nope_layers: Layers without RoPE, from 0.
         attention_bias: All four projections of attention have biases.
         mlp_bias: All three projections of the MLP have biases.
         head_labels: Names of the rows of a classification head; none of a language model.
@@ -86,6 +97,7 @@ class ModelConfig:
     norm_epsilon: float
     tied: bool
     rope: RopeConfig
+    nope_layers: tuple[int, ...] = ()
     attention_bias: bool = False
     mlp_bias: bool = False
     head_labels: tuple[str, ...] = ()
@@ -137,7 +149,7 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
     for name, allowed in _SUPPORTED.items():
         if name in raw and raw[name] not in allowed:
             raise ModelError(f"{name} = {json.dumps(raw[name])[:80]} is not supported (only {json.dumps(allowed[0])}).")
-    _check_no_layer_slides(raw)
+    _check_no_layer_slides(raw, family)
     embed, heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
     kv_heads = _count(raw, "num_key_value_heads", heads)
     if heads % kv_heads:
@@ -158,8 +170,9 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
         head_dim=head_dim,
         max_positions=max_positions,
         norm_epsilon=positive_number(raw, "rms_norm_eps", 1e-6),
-        tied=bool(raw.get("tie_word_embeddings", False)) and not family.classifies,
-        rope=parse_rope(raw, head_dim, max_positions),
+        tied=bool(raw.get("tie_word_embeddings", family.tied)) and not family.classifies,
+        rope=parse_rope(raw, head_dim, max_positions, family.theta),
+        nope_layers=_nope_layers(raw, family.nope_interval) if family.nope_interval else (),
         attention_bias=_has_bias(raw, "attention_bias", family),
         mlp_bias=_has_bias(raw, "mlp_bias", family),
         head_labels=head_labels,
@@ -175,7 +188,7 @@ def _architecture(raw: dict[str, Any]) -> str:
     for name in names:
         if name in FAMILIES:
             return name
-    raise ModelError(f"architecture {', '.join(names) or '(none)'} is not supported; known: {', '.join(FAMILIES)}.")
+    raise ModelError(f"architecture {', '.join(names) or '(none)'} is not supported; known: {_KNOWN}.")
 
 
 def _head_labels(raw: dict[str, Any]) -> tuple[str, ...]:
@@ -213,14 +226,37 @@ def _has_bias(raw: dict[str, Any], name: str, family: Family) -> bool:
     return True
 
 
-def _check_no_layer_slides(raw: dict[str, Any]) -> None:
+def _nope_layers(raw: dict[str, Any], interval: int) -> tuple[int, ...]:
+    """Return the layers without RoPE: listed by `no_rope_layers`, where 0 means without, or one in every interval."""
+    layers, listed = _count(raw, "num_hidden_layers"), raw.get("no_rope_layers")
+    if listed is None:
+        return every(_count(raw, "no_rope_layer_interval", interval), layers)
+    if not isinstance(listed, list) or len(listed) < layers or any(has_rope not in (0, 1) for has_rope in listed):
+        raise ModelError(f"no_rope_layers must list 0 or 1 for each of {layers} layers.")
+    return tuple(layer for layer in range(layers) if not listed[layer])
+
+
+def every(interval: int, layers: int) -> tuple[int, ...]:
+    """Return the last layer of every interval."""
+    return tuple(range(interval - 1, layers, interval))
+
+
+def _check_no_layer_slides(raw: dict[str, Any], family: Family) -> None:
     """Refuse sliding windows; `use_sliding_window` makes none where the first layer that slides is past the last."""
     kinds = raw.get("layer_types")
     if any(kind != "full_attention" for kind in kinds or []):
         raise ModelError("layer_types: only full_attention is supported.")
-    first = raw.get("max_window_layers", 28)
-    if raw.get("use_sliding_window") and not kinds and raw.get("sliding_window", 4096) is not None:
-        layers = _count(raw, "num_hidden_layers")
+    window = raw.get("sliding_window", 4096)
+    if window is None:
+        return
+    if family.slides:
+        raise ModelError(f"sliding_window = {json.dumps(window)[:40]}: no layer may slide; only null is supported.")
+    if raw.get("use_sliding_window") and not kinds:
+        # Where some layers have no RoPE, it is those that slide.
+        layers, first = (
+            _count(raw, "num_hidden_layers"),
+            0 if family.nope_interval else raw.get("max_window_layers", 28),
+        )
         if not isinstance(first, int) or first < layers:
             raise ModelError(f"use_sliding_window: layers {first} to {layers - 1} slide, which is not supported.")
 

@@ -153,7 +153,8 @@ class Decoder(nnx.Module):
         def layer(x: Array, cache: Cache, index: Array, rows: Array | None = None) -> tuple[Array, Cache]:
             flat = nnx.to_flat_state(stacked)
             weights = {path: leaf.replace(self.backend.at_layer(leaf.get_value(), index)) for path, leaf in flat}
-            return nnx.merge(graph, nnx.from_flat_state(weights))(x, tables, attend, cache, index, rows)
+            turns = self._turns(tables, index)
+            return nnx.merge(graph, nnx.from_flat_state(weights))(x, turns, attend, cache, index, rows)
 
         # Where weights are bits, so are activations between layers: XLA:CPU would convert them by a copy.
         kept = to_bits if self.embedding[...].dtype == jnp.uint16 else lambda x: x
@@ -171,3 +172,12 @@ class Decoder(nnx.Module):
             x, cache = layer(from_bits(x), cache, jnp.int32(last), rows)
         with jax.named_scope("final_norm"):
             return self.backend.rms_norm(x, from_bits(self.norm[...]), self.config.norm_epsilon), cache
+
+    def _turns(self, tables: tuple[Array, Array], layer: Array) -> tuple[Array, Array]:
+        """Return cosines and sines of a layer: one without RoPE turns by no angle, which changes no value."""
+        if not self.config.nope_layers:
+            return tables
+        with jax.named_scope("rotary_tables"):
+            is_nope = (jnp.array(self.config.nope_layers) == layer).any()
+            cos, sin = tables
+            return jnp.where(is_nope, 1.0, cos), jnp.where(is_nope, 0.0, sin)

@@ -3,13 +3,16 @@
 The numbers are those of the models' own `config.json`.
 """
 
-from mis_core.models.config import FAMILIES, ModelConfig
+from mis_core.models.config import FAMILIES, ModelConfig, every
 from mis_core.models.rope import RopeConfig
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
 
 _QWEN3 = ("Qwen3ForCausalLM", 151_936, 40_960, 1e6)
 _QWEN2 = ("Qwen2ForCausalLM", 151_936, 32_768, 1e6)
 _LLAMA = ("LlamaForCausalLM", 128_256, 131_072, 5e5)
+_SMOLLM2 = ("LlamaForCausalLM", 49_152, 8192, 1e5)
+_SMOLLM3 = ("SmolLM3ForCausalLM", 128_256, 65_536, 5e6)
+_MISTRAL = ("MistralForCausalLM", 32_768, 32_768, 1e6)
 _LLAMA_ROPE = {
     "factor": 32.0,
     "low_freq_factor": 1.0,
@@ -22,10 +25,10 @@ def _shape(
     heads: HeadShape, common: tuple[str, int, int, float], embed: int, mlp: int, layers: int, tied: bool
 ) -> ModelConfig:
     architecture, vocab_size, positions, theta = common
-    is_llama = common is _LLAMA
-    kind, settings = ("llama3", _LLAMA_ROPE) if is_llama else ("default", {})
+    kind, settings = ("llama3", _LLAMA_ROPE) if common is _LLAMA else ("default", {})
+    family = FAMILIES[architecture]
     return ModelConfig(
-        family=FAMILIES[architecture],
+        family=family,
         vocab_size=vocab_size,
         embed=embed,
         mlp=mlp,
@@ -34,9 +37,10 @@ def _shape(
         kv_heads=heads.kv_heads,
         head_dim=heads.head_dim,
         max_positions=positions,
-        norm_epsilon=1e-5 if is_llama else 1e-6,
+        norm_epsilon=1e-5 if common in (_LLAMA, _SMOLLM2, _MISTRAL) else 1e-6,
         tied=tied,
         rope=RopeConfig(kind, theta, heads.head_dim, positions, settings),
+        nope_layers=every(family.nope_interval, layers) if family.nope_interval else (),
     )
 
 
@@ -53,6 +57,9 @@ _SIZES = {
     "qwen2.5-7b": (("Qwen2ForCausalLM", 152_064, 32_768, 1e6), 3584, 18_944, 28, False),
     "llama-3.2-1b": (_LLAMA, 2048, 8192, 16, True),
     "llama-3.2-3b": (_LLAMA, 3072, 8192, 28, True),
+    "smollm2-135m": (_SMOLLM2, 576, 1536, 30, True),
+    "smollm3-3b": (_SMOLLM3, 2048, 11_008, 36, True),
+    "mistral-7b": (_MISTRAL, 4096, 14_336, 32, False),
 }
 
 PUBLISHED: dict[str, ModelConfig] = {name: _shape(HEAD_SHAPES[name], *sizes) for name, sizes in _SIZES.items()}

@@ -58,8 +58,8 @@ class RopeConfig:
     parameters: dict[str, Any] = field(default_factory=dict)
 
 
-def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int) -> RopeConfig:
-    """Read `rope_parameters` (new spelling) or `rope_theta` + `rope_scaling` (old).
+def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int, theta: float) -> RopeConfig:
+    """Read `rope_parameters` (new spelling) or `rope_theta` + `rope_scaling` (old); `theta` is where both are silent.
 
     Raises:
         ModelError: the type or a parameter is unknown or missing; it is named.
@@ -72,7 +72,7 @@ def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int) -> RopeCo
         raise ModelError("rope_parameters and rope_scaling differ; keep the one that is meant.")
     key = "rope_parameters" if new is not None else "rope_scaling"
     found = dict((new if new is not None else raw.get("rope_scaling")) or {})
-    theta = found.pop("rope_theta", raw.get("rope_theta", 10000.0))
+    theta = found.pop("rope_theta", raw.get("rope_theta", theta))
     old_kind = found.pop("type", None)
     kind = found.pop("rope_type", None) or old_kind or "default"
     if found.pop("partial_rotary_factor", 1.0) != 1.0:

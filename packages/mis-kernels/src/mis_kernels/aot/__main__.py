@@ -9,7 +9,7 @@ from mis_kernels.aot import baseline
 from mis_kernels.aot.cost import EMBED, MODEL, explain, explain_glue
 from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, run_job
 from mis_kernels.backends.tpu.tiles import block_sizes
-from mis_kernels.heads import HEAD_SHAPES, device_head_shapes
+from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, device_head_shapes
 
 BASELINE = Path(__file__).parent.parent / "aot_baseline.json"
 QUICK_HEADS = [HEAD_SHAPES["qwen3-0.6b"], HEAD_SHAPES["qwen2.5-0.5b"].on_device(8)]
@@ -18,7 +18,8 @@ QUICK_HEADS = [HEAD_SHAPES["qwen3-0.6b"], HEAD_SHAPES["qwen2.5-0.5b"].on_device(
 def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
     """Return what is compiled for a target."""
     if name not in SINGLE_CHIP:
-        models = ["qwen3-0.6b", "qwen2.5-1.5b"] if quick else list(HEAD_SHAPES)
+        cut = [model for model, shape in HEAD_SHAPES.items() if all(map(shape.divides, TENSOR_PARALLEL))]
+        models = ["qwen3-0.6b", "qwen2.5-1.5b"] if quick else cut
         return [{"what": "sharded", "models": models}]
     shapes = QUICK_HEADS if quick else device_head_shapes()
     growth = [] if quick else [{"what": "growth"}]
