@@ -122,12 +122,15 @@ class EngineConfig:
     scoring_algorithm: str = option(
         "auto",
         "How requests are laid out in steps; auto picks the layout with the lowest estimated cost.",
+        "--multi-item-scoring-algorithm",
+        "--multi-item-algorithm",
         choices=ALGORITHMS,
         group="Scheduling and scoring",
     )
     mask_impl: str = option(
         "auto",
         "How attention is masked: dense materialises masks, as a reference; auto is segment, which needs none.",
+        "--multi-item-mask-impl",
         choices=MASKS,
         group="Scheduling and scoring",
     )
@@ -158,7 +161,10 @@ class EngineConfig:
         group="Start and supervision",
     )
     skip_warmup: bool = option(
-        False, "Compile each shape at its first use instead of at startup.", group="Start and supervision"
+        False,
+        "Compile each shape at its first use instead of at startup.",
+        "--disable-precompile",
+        group="Start and supervision",
     )
 
     def __post_init__(self) -> None:
