@@ -9,9 +9,11 @@ from pathlib import Path
 
 import click
 import httpx
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from mis_core import Engine
 from mis_core.config import EngineConfig
 from mis_server.cli import main
 from mis_server.compatibility import ACCEPTED, WHY_WITHOUT_LIMIT
@@ -84,13 +86,15 @@ def run(*arguments: str, **env: str) -> Result:
 def test_every_command_starts_the_server(served: list[ServerConfig], command: str) -> None:
     done = run(*shlex.split(command))
     assert done.exit_code == 0, done.stderr
-    words = shlex.split(command)
-    assert served[0].engine.model in words
-    assert served[0].engine.scoring_algorithm in (
-        {"prefill_extend"} if "--multi-item-enable-prefill-extend" in words else {"auto", "packed"}
-    )
-    delimiter = served[0].engine.multi_item_scoring_delimiter
-    assert (delimiter is None) == ("--multi-item-scoring-delimiter" not in words)
+    words = set(shlex.split(command))
+    engine = served[0].engine
+    assert engine.model in words
+    if "--multi-item-enable-prefill-extend" in words:
+        assert (engine.scoring_algorithm, engine.multi_item_scoring_delimiter) == ("prefill_extend", None)
+    else:
+        assert engine.scoring_algorithm == ("packed" if "packed" in words else "auto")
+        assert (engine.multi_item_scoring_delimiter is None) == ("--multi-item-scoring-delimiter" not in words)
+        assert engine.mask_impl == ("dense" if "dense" in words else "auto")
 
 
 def test_the_commands_have_every_flag_that_is_named() -> None:
@@ -186,14 +190,14 @@ def test_what_a_flag_sets_or_contradicts_is_an_option() -> None:
     assert all(isinstance(flag.kind, click.ParamType) for flag in ACCEPTED)
 
 
-def test_a_server_that_is_started_with_all_of_them_scores_as_they_say(checkpoint: Path) -> None:
+def test_a_server_that_is_started_with_all_of_them_scores_as_they_say(checkpoint: Path, engine: Engine) -> None:
     flags = shlex.split(PREFILL_EXTEND.replace("151643", "9"))
     further = ["--trust-remote-code", "--page-size", "64", "--random-seed", "3", "--skip-warmup", "--dtype", "float32"]
     with running_server(checkpoint, *flags, *further) as server:
-        body = {"query": [1, 2, 3], "items": [[4, 5], [6]], "label_token_ids": [7, 8], "return_layout": True}
+        body = {"query": [1, 2, 9], "items": [[4, 5], [6]], "label_token_ids": [7, 8], "return_layout": True}
         reply = httpx.post(f"{server.base_url}/v1/score", json=body, trust_env=False, timeout=120).json()
-        within = httpx.post(f"{server.base_url}/v1/score", json=body | {"query": [9]}, trust_env=False, timeout=120)
         log = server.stderr
     assert reply["layout"]["algorithm"] == "prefill_extend"
-    assert within.json()["error"]["code"] == "delimiter_in_input"
+    plain = engine.score([1, 2, 9], [[4, 5], [6]], [7, 8])  # no delimiter: neither scored nor refused
+    np.testing.assert_allclose(reply["scores"], plain.scores, rtol=1e-5)
     assert "--multi-item-extend-batch-size: A step takes as many items" in log

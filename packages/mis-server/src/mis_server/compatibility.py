@@ -90,8 +90,8 @@ ACCEPTED = (
     Accepted(
         "multi_item_enable_prefill_extend",
         click.BOOL,
-        "Taken as --scoring-algorithm prefill_extend; a mask for packed steps has no effect with it.",
-        sets={"scoring_algorithm": "prefill_extend", "mask_impl": "auto"},
+        "Taken as --scoring-algorithm prefill_extend; as there, a delimiter and a mask have no part in it.",
+        sets={"scoring_algorithm": "prefill_extend", "mask_impl": "auto", "multi_item_scoring_delimiter": None},
         contradicts={"scoring_algorithm": ("serial", "packed")},
     ),
     Accepted(
