@@ -44,6 +44,8 @@ def test_there_are_commands_to_check() -> None:
         ("python -m mis_kernels.nothing", "no module mis_kernels.nothing"),
         ("python -m mis_core.aot --nothing", "has no flag --nothing"),
         ("python3.11 -m mis_bench nothing", "no command 'nothing'"),
+        ("deploy/dense-baseline/nothing.sh", "there is no deploy/dense-baseline/nothing.sh"),
+        ("RESULTS=x deploy/dense-baseline/matrix.sh --nothing", "No such option"),
         ("pip install ./packages/mis-nothing", "no package packages/mis-nothing"),
         ("pip install 'mis-core[nothing]'", "no extra 'nothing'"),
         ("python -m pip install ./packages/mis-bench[nothing]", "no extra 'nothing'"),
@@ -93,6 +95,7 @@ curl http://x -d '{"query":
         "nox -R -s lint -- --fix",
         "python -m mis_kernels.aot --topology v6e:1x1 --quick",
         "gcloud compute tpus tpu-vm scp --recurse x:results . --zone=z",
+        "URL=http://x deploy/dense-baseline/matrix.sh --all",
     ],
 )
 def test_right_commands_pass(command: str) -> None:

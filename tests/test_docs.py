@@ -7,12 +7,13 @@ import pytest
 
 import mis_bench.cli
 import mis_server.cli
-from documented_commands import prose
+from documented_commands import commands, prose
 from mis_core.config import EngineConfig
 from mis_core.tasks import classify, complete, decide
 from mis_core.tasks.chat import FIELDS, IGNORED, UNSUPPORTED
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
+from mis_server.compatibility import ACCEPTED, WHY_WITHOUT_LIMIT
 from mis_server.edge.keys import ADMIN_PATHS, OPEN_PATHS
 from mis_server.errors import ERRORS
 from mis_server.schemas.chat import ChatBody
@@ -114,7 +115,12 @@ def test_every_field_of_a_classification_is_on_its_page() -> None:
 
 
 DOCS = HTTP.parent.parent
-ELSEWHERE = ("decisions", "reports", "migrate-")  # pages that name flags of other programs, or of another time
+ELSEWHERE = (
+    "decisions",
+    "reports",
+    "migrate-",
+    "from-sglang-jax",
+)  # pages that name flags of other programs, or of another time
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if not any(part in str(path) for part in ELSEWHERE)]
 
 
@@ -126,6 +132,47 @@ def test_flags_that_pages_name_exist(path: Path) -> None:
             known |= {flag for parameter in command.params for flag in parameter.opts}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", prose(path.read_text())))  # commands: test_doc_commands.py
     assert named <= known
+
+
+def test_every_flag_of_sglang_jax_is_in_a_table_with_what_becomes_of_it() -> None:
+    page = (DOCS / "guides" / "from-sglang-jax.md").read_text()
+    taken, renamed, accepted = (table(page, heading) for heading in ("Taken", "Under another name", "Accepted"))
+    assert accepted == {f"--{flag.name.replace('_', '-')}": flag.why for flag in ACCEPTED}
+    assert WHY_WITHOUT_LIMIT.lower() in taken["--chunked-prefill-size"].lower()
+    flags = {flag: option for option in mis_server.cli.main.commands["serve"].params for flag in option.opts}
+    assert set(taken) <= set(flags)
+    for name, text in renamed.items():
+        assert flags[name] is flags[words(text)[0]]
+
+
+def table(page: str, heading: str) -> dict[str, str]:
+    """Return the second cells of the table below a heading, by the flags of the first."""
+    section = page.split(f"### {heading}\n")[1].split("\n## ")[0].split("\n### ")[0]
+    cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `--")]
+    return {flag: text for first, text in cells for flag in words(first)}
+
+
+REQUIREMENTS = [
+    row for row in rows("../requirements.md") if len(row) > 2 and row[-1] != "where" and set(row[-1]) != {"-"}
+]
+STANDS = ("done", "on CPUs", "on paper", "replaced", "in part", "open")
+
+
+def test_every_requirement_is_in_the_table_once() -> None:
+    numbers = [row[0] for row in REQUIREMENTS if len(row) == 4]
+    assert sorted(numbers, key=lambda number: int(number[1:])) == [f"Q{number}" for number in range(1, 49)]
+
+
+@pytest.mark.parametrize("row", REQUIREMENTS, ids=lambda row: row[0])
+def test_a_requirement_stands_somewhere_and_has_a_page_or_a_command(row: list[str]) -> None:
+    *_, stands, where = row
+    assert stands.startswith(STANDS)
+    links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", where)
+    assert links or list(commands(where))  # commands are checked in test_doc_commands.py
+    for path, anchor in links:
+        page = (DOCS / "reference" / path).read_text()
+        headings = [heading.lower() for heading in re.findall(r"^#+ (.+)$", page, re.MULTILINE)]
+        assert not anchor or anchor in {re.sub(r"[^a-z0-9]+", "-", heading).strip("-") for heading in headings}
 
 
 class _NoEngine:

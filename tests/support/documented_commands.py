@@ -86,6 +86,8 @@ def faults(command: list[str]) -> list[str]:
     program, *arguments = command
     name = re.sub(r"^python3?(\.\d+)?$", "python", Path(program).name) if program != "." else "."
     check = _CHECKS.get(name)
+    if program.endswith(".sh"):
+        return list(_shell(program, arguments))
     if check is None:
         return [] if name in OTHER_PROGRAMS else [f"{program} is not a program that these checks know"]
     return list(check(arguments))
@@ -220,6 +222,17 @@ def _python(arguments: list[str]) -> Iterator[str]:
         yield f"there is no {arguments[0]}"
         return
     yield from _flags_in(script.read_text(encoding="utf-8"), arguments[0], arguments[1:])
+
+
+def _shell(script: str, arguments: list[str]) -> Iterator[str]:
+    """Yield what is wrong with a call of a script; options that are not its own are those of `mis-bench matrix`."""
+    if not (ROOT / script).is_file():
+        yield f"there is no {script}"
+        return
+    source = (ROOT / script).read_text(encoding="utf-8")
+    own = set(re.findall(r"^(--[a-z]+)\)", source, re.MULTILINE))
+    if arguments and arguments[0] not in own:
+        yield from _CHECKS["mis-bench"](["matrix", *arguments])
 
 
 def _module(name: str, arguments: list[str]) -> Iterator[str]:

@@ -118,6 +118,7 @@ def test_an_output_of_other_arguments_is_not_continued(score: Any) -> None:
         (['"a"', '"b"'], ("--query", "q ", "--labels", "yes")),
         (['"a"', '"b"'], ("--query", "q ", *LABELS, "--apply-softmax")),
         (['"a"', '"c"'], ("--query", "q ", *LABELS)),
+        (['"a"', '"b"'], ("--query", "q ", *LABELS, "--tokenizer-path", "another")),
     ):
         code, error, left = score(lines, *flags)
         assert (code, left) == (1, rows)

@@ -63,6 +63,18 @@ class EngineConfig:
         "--max-num-batched-tokens",
         group="Scheduling and scoring",
     )
+    revision: str | None = option(
+        None, "Branch, tag or commit of a model that is given by name; default: the hub's.", group="Model"
+    )
+    download_dir: str | None = option(
+        None, "Folder in which models given by name are kept; default: the hub client's cache.", group="Model"
+    )
+    tokenizer_path: str | None = option(
+        None,
+        "Hugging Face directory or name of the tokenizer; default: the model's own.",
+        "--tokenizer",
+        group="Model",
+    )
     chat_template: str | None = option(
         None, "File with a Jinja chat template; default: the model's own.", group="Model"
     )
@@ -110,12 +122,15 @@ class EngineConfig:
     scoring_algorithm: str = option(
         "auto",
         "How requests are laid out in steps; auto picks the layout with the lowest estimated cost.",
+        "--multi-item-scoring-algorithm",
+        "--multi-item-algorithm",
         choices=ALGORITHMS,
         group="Scheduling and scoring",
     )
     mask_impl: str = option(
         "auto",
         "How attention is masked: dense materialises masks, as a reference; auto is segment, which needs none.",
+        "--multi-item-mask-impl",
         choices=MASKS,
         group="Scheduling and scoring",
     )
@@ -146,7 +161,10 @@ class EngineConfig:
         group="Start and supervision",
     )
     skip_warmup: bool = option(
-        False, "Compile each shape at its first use instead of at startup.", group="Start and supervision"
+        False,
+        "Compile each shape at its first use instead of at startup.",
+        "--disable-precompile",
+        group="Start and supervision",
     )
 
     def __post_init__(self) -> None:
@@ -184,6 +202,11 @@ class EngineConfig:
             )
         if not self.enable_mis:
             raise ConfigError("enable_mis cannot be disabled: this engine always scores that way.", "enable_mis")
+
+    @property
+    def tokenizer(self) -> str:
+        """Directory or name of the tokenizer."""
+        return self.tokenizer_path or self.model
 
     @classmethod
     def of(cls, model: str, options: dict[str, Any]) -> Self:

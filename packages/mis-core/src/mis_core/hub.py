@@ -1,17 +1,39 @@
 """Where a model's files are: a directory, or a name that the Hugging Face hub client resolves."""
 
+import dataclasses
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
-from mis_core.errors import ModelError
+from mis_core.config import EngineConfig
+from mis_core.errors import ConfigError, ModelError
 
 # Weights and plain data only; never code.
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
-def resolve_model(model: str) -> Path:
+def resolve(config: EngineConfig) -> EngineConfig:
+    """Return a config that names local directories only, downloading what is not there yet.
+
+    Raises:
+        ConfigError: a revision of a directory is asked for; there is only one.
+        ModelError: as `resolve_model`.
+    """
+    if config.revision is not None and Path(config.model).is_dir():
+        raise ConfigError("revision is of a model that is given by name; this one is a directory.", "revision")
+    model = resolve_model(config.model, config.revision, config.download_dir)
+    path = config.tokenizer_path
+    tokenizer = None if path is None else str(resolve_model(path, None, config.download_dir))
+    return dataclasses.replace(config, model=str(model), revision=None, tokenizer_path=tokenizer)
+
+
+def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
     """Return the local directory of a model, downloading or finding it in the hub's cache if need be.
+
+    Args:
+        model: A directory, or a name.
+        revision: Branch, tag or commit of a name; None: the hub's default.
+        download_dir: Folder to keep downloads in; None: the hub client's cache.
 
     Raises:
         ModelError: there is no such directory, and the hub client cannot provide the name.
@@ -22,8 +44,9 @@ def resolve_model(model: str) -> Path:
     if path.is_absolute() or model.startswith(".") or model.count("/") > 1:
         raise ModelError(f"Model directory {model!r} does not exist.")
     try:
-        return Path(snapshot_download(model, allow_patterns=_FILES))
+        return Path(snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=_FILES))
     except Exception as error:  # the client raises many unrelated types; all mean the same to the user
+        name = model if revision is None else f"{model} at {revision}"
         raise ModelError(
-            f"Model {model!r} is neither a directory nor available from the model hub ({type(error).__name__})."
+            f"Model {name!r} is neither a directory nor available from the model hub ({type(error).__name__})."
         ) from None

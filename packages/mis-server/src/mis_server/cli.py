@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 import tomllib
 from collections.abc import Iterator
@@ -15,8 +16,11 @@ from click.core import ParameterSource
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, MisError
 from mis_server import __version__
+from mis_server.compatibility import ACCEPTED, translate
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.logs import log_to_stderr
+
+logger = logging.getLogger(__name__)
 
 
 @click.group(context_settings={"max_content_width": 120})
@@ -95,6 +99,22 @@ def options_of(config: type[Any]) -> Iterator[click.Option]:
         )
 
 
+def _accepted_options() -> Iterator[click.Option]:
+    """Yield the flags that are accepted for commands of other servers."""
+    for flag in ACCEPTED:
+        yield _Option(
+            [flag.name, _flag(flag.name)],
+            type=flag.kind,
+            is_flag=flag.kind is click.BOOL,
+            default=False if flag.kind is click.BOOL else None,
+            multiple=flag.has_several,
+            envvar=f"MIS_{flag.name.upper()}",
+            show_envvar=True,
+            help=flag.why,
+            group="Accepted for compatibility",
+        )
+
+
 @contextlib.contextmanager
 def _one_line_errors() -> Iterator[None]:
     """Report errors that the user can fix in one line, without a traceback."""
@@ -122,8 +142,11 @@ def _serve(**options: Any) -> None:
 
     MODEL may also be given as --model-path or --model.
     """
+    options, whys = translate(options)
     settings = ServerConfig(engine=_pop_engine(options), **options)
     log_to_stderr(settings.log_format, settings.log_level)
+    for name, why in whys.items():
+        logger.info("%s: %s", _given_as(click.get_current_context(), name), why)
     # Imported late, so that --help and errors in flags need not wait for it.
     import uvloop
 
@@ -236,7 +259,7 @@ main.add_command(
         "serve",
         callback=_serve,
         help=_serve.__doc__,
-        params=[*_MODEL, *options_of(EngineConfig), *options_of(ServerConfig)],
+        params=[*_MODEL, *options_of(EngineConfig), *options_of(ServerConfig), *_accepted_options()],
     )
 )
 main.add_command(

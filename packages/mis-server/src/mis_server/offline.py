@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, EngineUnavailable, RequestError
-from mis_core.hub import resolve_model
+from mis_core.hub import resolve
 from mis_core.process.client import EngineClient, EngineFault
 from mis_core.process.quarantine import RequestRefused
 from mis_core.scoring.request import ScoreResult
@@ -95,9 +95,9 @@ async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False,
     output.check_type(config.dtype)
     if done == total:
         return errors
-    directory = await asyncio.to_thread(resolve_model, config.model)
-    tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, directory)
-    async with EngineClient(config) as client:
+    local = await asyncio.to_thread(resolve, config)
+    tokenizer = await asyncio.to_thread(Tokenizer.from_pretrained, local.tokenizer)
+    async with EngineClient(local) as client:
         info = await client.wait_ready()
         dtype = str(info.summary["dtype"])
         output.check_type(dtype)
@@ -295,6 +295,6 @@ def _fingerprint(job: Job, config: EngineConfig) -> str:
     arguments = {name: value for name, value in asdict(job).items() if name not in ("items", "output", "batch_size")}
     with job.items.open("rb") as file:
         head = file.read(65536)
-    engine = [config.model, config.multi_item_scoring_delimiter]
+    engine = [config.model, config.revision, config.tokenizer_path, config.multi_item_scoring_delimiter]
     text = json.dumps([arguments, *engine, job.items.stat().st_size], default=str).encode()
     return hashlib.blake2b(text + head, digest_size=16).hexdigest()

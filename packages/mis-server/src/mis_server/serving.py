@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import gc
 import logging
@@ -17,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from mis_core.errors import ConfigError
-from mis_core.hub import resolve_model
+from mis_core.hub import resolve
 from mis_core.process.client import EngineClient
 from mis_core.process.wire import Ready
 from mis_core.tokenization import Tokenizer
@@ -48,10 +47,10 @@ async def serve(settings: ServerConfig) -> None:
     _cancel_on_sigterm()
     tls_context(settings)  # reports errors before the model is loaded
     with listen(settings) as listener:
-        directory = await asyncio.to_thread(resolve_model, settings.engine.model)
-        async with EngineClient(dataclasses.replace(settings.engine, model=str(directory))) as client:
+        config = await asyncio.to_thread(resolve, settings.engine)
+        async with EngineClient(config) as client:
             tokenizer = await asyncio.to_thread(
-                Tokenizer.from_pretrained, directory, settings.engine.chat_template, settings.engine.rerank_template
+                Tokenizer.from_pretrained, config.tokenizer, config.chat_template, config.rerank_template
             )
             async with TokenizerPool(tokenizer) as tokenizers:
                 app = create_app(client, settings, tokenizers)

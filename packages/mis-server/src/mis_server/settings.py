@@ -65,7 +65,9 @@ class ServerConfig:
         "Comma-separated origins of web pages that may call this server; default: none.",
         group="Security",
     )
-    max_items_per_request: int = option(_LIMITS.max_items, "Maximum items per request.", group="Limits")
+    max_items_per_request: int = option(
+        _LIMITS.max_items, "Maximum items per request.", "--max-multi-item-count", group="Limits"
+    )
     max_labels_per_request: int = option(_LIMITS.max_labels, "Maximum labels per item.", group="Limits")
     max_request_tokens: int = option(
         _LIMITS.max_request_tokens,

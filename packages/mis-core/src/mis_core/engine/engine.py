@@ -14,7 +14,7 @@ from mis_core.config import EngineConfig
 from mis_core.engine.compilations import Compilations, keep_compiled
 from mis_core.engine.loop import EngineLoop
 from mis_core.errors import ConfigError, ModelError, RequestError
-from mis_core.hub import resolve_model
+from mis_core.hub import resolve
 from mis_core.models.config import read_model_config
 from mis_core.models.parallel import make_mesh, spread_heads
 from mis_core.models.weights import load_decoder
@@ -58,11 +58,13 @@ class Engine:
             ConfigError: the options do not fit the model or this machine's devices.
         """
         keep_compiled(config.compilation_cache_dir)
-        directory = resolve_model(config.model)
+        local = resolve(config)
+        directory = Path(local.model)
         model = read_model_config(directory)
         dtype, reason = fastest_dtype() if config.dtype == "auto" else (config.dtype, "as asked for")
         self.config = config = dataclasses.replace(config, dtype=dtype)
         self.directory: Path = directory
+        self._tokenizer_directory = local.tokenizer
         self.vocab_size = model.vocab_size
         if config.context_length is not None and config.context_length > model.max_positions:
             longest = model.max_positions
@@ -144,7 +146,7 @@ class Engine:
         """The model's tokenizer, read at first use; requests of token ids never need it."""
         if self._tokenizer is None:
             self._tokenizer = Tokenizer.from_pretrained(
-                self.directory, self.config.chat_template, self.config.rerank_template
+                self._tokenizer_directory, self.config.chat_template, self.config.rerank_template
             )
         return self._tokenizer
 

@@ -71,7 +71,7 @@ async def get_server_info(service: ServiceOfApp) -> FlatServerInfo:
     """Return what `/server_info` has in the shape of SGLang: flat, with the statistics as `internal_states`."""
     named = {
         "model_path": service.settings.engine.model,
-        "tokenizer_path": service.settings.engine.model,
+        "tokenizer_path": service.settings.engine.tokenizer,
         "served_model_name": service.settings.model_name,
         "version": mis_server.__version__,
         "internal_states": [await service.statistics()],
@@ -87,7 +87,7 @@ async def model_info(service: ServiceOfApp) -> ModelInfo:
     tasks = service.tasks
     return ModelInfo(
         model_path=service.settings.engine.model,
-        tokenizer_path=service.settings.engine.model,
+        tokenizer_path=service.settings.engine.tokenizer,
         served_model_name=service.settings.model_name,
         is_generation=info is None or not info.head_labels,
         tasks=list(tasks),
