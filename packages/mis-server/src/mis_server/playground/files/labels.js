@@ -20,8 +20,12 @@ export function showTokens(list, labels) {
 async function ask(list, labels, signal) {
   const body = (prompt) => ({ prompt, add_special_tokens: false });
   try {
-    const replies = await Promise.all(labels.map((label) => post("tokenize", body(label), signal)));
-    list.replaceChildren(...labels.map((label, place) => chip(label, replies[place].reply.tokens)));
+    const chips = [];
+    for (const label of labels) { // one after the other, as each takes one of the server's places
+      const { reply } = await post("tokenize", body(label), signal);
+      chips.push(chip(label, reply.tokens));
+    }
+    list.replaceChildren(...chips);
   } catch {
     if (!signal.aborted) list.replaceChildren(); // sending the request will say what is wrong
   }

@@ -18,7 +18,8 @@ let underWay = null;
 
 const choose = makeTabs(byId("tabs"), (chosen) => {
   task = chosen;
-  for (const part of form.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(task);
+  for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(task);
+  for (const id of ["results", "costs", "error"]) byId(id).replaceChildren(); // of the other task
   changed();
 });
 
@@ -70,10 +71,10 @@ function told({ status, code, message, retryAfter }) {
 
 function send() {
   const state = read(form, task);
-  const { route, request, outcomes } = TASKS[task];
+  const { route, request, outcomes, order } = TASKS[task];
   return during("Sent…", async (signal) => {
     const answer = await post(route, request(state), signal);
-    showOutcomes(byId("results"), outcomes(state, answer.reply));
+    showOutcomes(byId("results"), outcomes(state, answer.reply), order(state));
     showCosts(byId("costs"), answer.reply.usage, answer.stages, answer.elapsed);
     show(answer.reply.layout ? [runOf(answer)] : []);
   });

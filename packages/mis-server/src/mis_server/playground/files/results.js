@@ -12,10 +12,10 @@ export function percent(probability) {
   return `${(100 * probability).toFixed(1)} %`;
 }
 
-/** Show the outcomes of a task, see `tasks.js`. */
-export function showOutcomes(into, outcomes) {
+/** Show the outcomes of a task, see `tasks.js`, and what they are in the order of. */
+export function showOutcomes(into, outcomes, order) {
   into.replaceChildren(
-    element("h2", {}, "Results"),
+    element("h2", {}, "Results ", element("small", {}, order)),
     element("ol", { className: "outcomes" }, ...outcomes.map(outcome)),
   );
 }

@@ -31,8 +31,8 @@ async function copyText(code, text) {
 function curl(address, body, key, withKey) {
   const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
   const bearer = withKey ? quoted(`authorization: Bearer ${key}`) : `"authorization: Bearer $${VARIABLE}"`;
-  const headers = ["-H 'content-type: application/json'", ...(key ? [`-H ${bearer}`] : [])];
-  return `curl ${quoted(address)} ${headers.join(" ")} -d ${quoted(JSON.stringify(body, null, 2))}`;
+  const parts = [quoted(address), "-H 'content-type: application/json'", ...(key ? [`-H ${bearer}`] : [])];
+  return `curl ${parts.join(" \\\n  ")} \\\n  -d ${quoted(JSON.stringify(body, null, 2))}`;
 }
 
 function python(address, body, key, withKey) {

@@ -1,7 +1,9 @@
 // The three tasks: what each sends for the fields of the form, and what its reply says of each item.
 //
 // `outcomes` gives one object per item, the best first: `title`, `bars` (`name` and `probability`), perhaps `mass`
-// (the probability that the model would say any of the labels) and `note`.
+// (the probability that the model would say any of the labels) and `note`; `order` says what they are in the order of.
+
+import { visible } from "./labels.js";
 
 const lines = (text) => text.split("\n").filter((line) => line !== "");
 
@@ -16,6 +18,7 @@ const score = {
     return_token_logprobs: true,
     return_layout: true,
   }),
+  order: (state) => `by ${visible(lines(state.labels)[0])}`,
   outcomes(state, reply) {
     const items = lines(state.items);
     const labels = lines(state.labels);
@@ -31,6 +34,7 @@ const score = {
 const rerank = {
   route: "v1/rerank",
   request: (state) => ({ query: state.query, documents: lines(state.items) }),
+  order: () => "by relevance",
   outcomes(state, reply) {
     const documents = lines(state.items);
     return reply.results.map(({ index, relevance_score: probability }) => ({
@@ -43,6 +47,7 @@ const rerank = {
 const decide = {
   route: "v1/decisions",
   request: (state) => ({ input: state.input, questions: lines(state.questions).map(question) }),
+  order: () => "as they were asked",
   outcomes: (state, reply) => reply.answers.map((answer, place) => ({
     title: question(lines(state.questions)[place]).instructions,
     bars: answer.probabilities

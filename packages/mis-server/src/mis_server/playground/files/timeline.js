@@ -17,7 +17,8 @@ export function drawTimeline(layout, width) {
     tracks.get(name).append(box);
   }
   const told = element("p", { className: "told", aria: { live: "polite" } }, "Choose a segment to see what it sees.");
-  makeChoosable(drawn, cache, told);
+  const seesInCache = (tokens) => cache.style.setProperty("--seen", `${(100 * Math.min(tokens, layout.query_tokens)) / width}%`);
+  makeChoosable(drawn, seesInCache, told);
   if (layout.placements.length > MOST) {
     told.textContent = `The first ${MOST} of ${layout.placements.length} segments are drawn.`;
   }
@@ -44,7 +45,7 @@ function trackName({ step, shard }, layout) {
 }
 
 function boxOf(placement, width) {
-  const kind = placement.item === null ? "query" : `item hue-${placement.item % HUES}`;
+  const kind = placement.item === null ? "query" : `item hue-${1 + (placement.item % (HUES - 1))}`; // hue-0 is the query's
   const box = span(`placement ${kind}`, placement.row, placement.tokens, width);
   box.setAttribute("role", "img");
   box.setAttribute("aria-label", described(placement));
@@ -61,7 +62,7 @@ function span(className, begin, tokens, width) {
 }
 
 /** One stop of the Tab key; arrows, pointer and touch choose a placement, and what it sees is marked. */
-function makeChoosable(drawn, cache, told) {
+function makeChoosable(drawn, seesInCache, told) {
   const choose = (at) => {
     const { placement: chosen } = drawn[at];
     drawn.forEach(({ placement, box }, place) => {
@@ -69,7 +70,7 @@ function makeChoosable(drawn, cache, told) {
       box.classList.toggle("is-seen", isSeen(placement, chosen));
       box.tabIndex = place === at ? 0 : -1;
     });
-    cache.classList.toggle("is-seen", chosen.context_tokens > 0);
+    seesInCache(chosen.context_tokens);
     told.textContent = described(chosen);
   };
   drawn.forEach(({ box }, at) => {
