@@ -24,9 +24,9 @@ class Placements:
     def add(
         self,
         room: Room,
-        segments: Int32[np.ndarray, " placed"],
-        lens: Int32[np.ndarray, " placed"],
-        context_lens: Int32[np.ndarray, " placed"],
+        segments: Int32[np.ndarray, " placements"],
+        lens: Int32[np.ndarray, " placements"],
+        context_lens: Int32[np.ndarray, " placements"],
     ) -> None:
         """Remember what was put into a room of the step being planned.
 
