@@ -89,6 +89,7 @@ def test_questions_of_every_kind_are_answered(server: RunningServer, open_page: 
     probabilities += [each["probability"] for each in choice["probabilities"] + score["probabilities"]]
     expect(page.locator(".outcomes .value")).to_have_text(list(map(percent, probabilities)))
     expect(page.locator(".outcomes .facts").last).to_contain_text(f"expected level {score['score']:.2f} · label mass")
+    expect(page.locator(".outcomes .title").first).to_be_in_viewport()  # below the form, on a phone
     assert watched.overflow <= 0
     assert watched.complaints == []
 

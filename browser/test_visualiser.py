@@ -62,6 +62,12 @@ def test_each_box_is_where_the_server_says(three_steps: tuple[Watched, dict[str,
     assert extended["steps"] == 3
     expect(page.locator("[data-algorithm=prefill_extend] .track[data-step]")).to_have_count(3)
     assert {each["step"] for each in extended["placements"] if each["item"] is not None} == {2}
+    page.locator("[data-algorithm=prefill_extend] summary").click()
+    last = extended["placements"][-1]
+    shown = [last["step"] + 1, last["shard"] + 1, last["row"], last["item"] + 1, last["tokens"], last["context_tokens"]]
+    expect(page.locator("[data-algorithm=prefill_extend] tbody tr").last.locator("td")).to_have_text(
+        list(map(str, shown))
+    )
     assert watched.complaints == []
     assert watched.overflow <= 0
 

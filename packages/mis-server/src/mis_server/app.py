@@ -29,7 +29,7 @@ def create_app(client: EngineClient, settings: ServerConfig, tokenizers: Tokeniz
         tokenizers: Where texts become tokens; the caller starts and closes them.
     """
     service = ModelService(client, settings, tokenizers)
-    page = read_files() if settings.playground or is_loopback(settings.host) else {}
+    page = read_files() if has_playground(settings) else {}
     app = FastAPI(
         title="MIS",
         summary="Scores many items against one query with a language model.",
@@ -53,6 +53,11 @@ def create_app(client: EngineClient, settings: ServerConfig, tokenizers: Tokeniz
         app.include_router(module.router)
     app.include_router(router_of(page))
     return app
+
+
+def has_playground(settings: ServerConfig) -> bool:
+    """Whether `/playground` is served."""
+    return settings.playground or is_loopback(settings.host)
 
 
 def _browsers(settings: ServerConfig) -> list[Middleware]:

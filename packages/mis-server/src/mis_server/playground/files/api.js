@@ -5,7 +5,7 @@ import { byId } from "./dom.js";
 /** What the server, or the way to it, answered in place of a reply. */
 export class Refusal extends Error {
   constructor(status, { code, message, param } = {}, retryAfter = null) {
-    super(message ?? "The server cannot be reached.");
+    super(message ?? (status ? "The answer does not say why." : "The server cannot be reached."));
     Object.assign(this, { status, code, param, retryAfter });
   }
 }

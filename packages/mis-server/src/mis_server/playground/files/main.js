@@ -62,6 +62,8 @@ async function during(text, work) {
     byId("error").textContent = told(error);
     if (!(error instanceof Refusal)) throw error;
   }
+  const reply = byId("reply");
+  if (reply.getBoundingClientRect().top > innerHeight) reply.scrollIntoView(); // on a phone it is below the form
 }
 
 function told({ status, code, message, retryAfter }) {

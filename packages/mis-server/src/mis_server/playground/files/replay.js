@@ -95,8 +95,9 @@ const COLUMNS = ["step", "shard", "row", "item", "tokens", "context_tokens"];
 const MOST_ROWS = 200;
 
 function table({ placements }) {
-  const cell = (placement) => (name) =>
-    element("td", {}, placement[name] === null ? "query" : String(placement[name]));
+  const numbered = ["step", "shard", "item"]; // from 1 for people, from 0 in the reply
+  const text = (name, value) => (value === null ? "query" : String(value + numbered.includes(name)));
+  const cell = (placement) => (name) => element("td", {}, text(name, placement[name]));
   return element("table", {},
     element("thead", {}, element("tr", {}, ...COLUMNS.map((name) => element("th", { scope: "col" }, name.replace("_", " "))))),
     element("tbody", {}, ...placements.slice(0, MOST_ROWS).map((placement) =>
