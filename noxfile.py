@@ -13,7 +13,9 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_external_run = True
 nox.options.stop_on_first_error = True
-nox.options.sessions = ["lint", "types", "tests_cpu", "clients", "clients_node", "wheels_alone", "docs"]
+nox.options.sessions = [
+    "lint", "types", "tests_cpu", "tests_browser", "clients", "clients_node", "wheels_alone", "docs",
+]  # fmt: skip
 
 PACKAGES = ("mis-kernels", "mis-core", "mis-server", "mis-bench", "mis-testing")  # dependencies first
 PROJECT = nox.project.load_toml("pyproject.toml")
@@ -149,6 +151,15 @@ def clients_node(session: nox.Session) -> None:
     session.run(*npm, "openai@7", external=True)
     test = "packages/mis-server/tests/test_node_client.py"
     run_in("wheels", session, "pytest", test, *session.posargs, env={"NODE_PATH": str(folder / "node_modules")})
+
+
+@nox.session(venv_backend="none", requires=["wheels"])
+def tests_browser(session: nox.Session) -> None:
+    """Use the playground and a report in a browser; `-- --pictures docs/assets --served MODEL` takes their pictures."""
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        session.skip("no Chromium on PATH: `apt-get install chromium` on Debian, or https://www.chromium.org.")
+    run_in("wheels", session, "pip", "install", "--quiet", *group("browser"))
+    run_in("wheels", session, "pytest", "browser", *session.posargs)
 
 
 @nox.session(requires=["build"])

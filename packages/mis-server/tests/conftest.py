@@ -45,6 +45,7 @@ class PretendedEngine:
         self.restarts = 0
         self.operations: list[str] = []
         self.next_ids = [70, 71]
+        self.placements: np.ndarray | None = None
 
     async def score(self, request: ScoreRequest) -> EngineOutput:
         self.requests.append(request)
@@ -56,7 +57,12 @@ class PretendedEngine:
         logits = (0.01 * read_tokens(request)[:, None] + 0.1 * request.label_ids + self.offset).astype(np.float32)
         normalisers = np.full(request.num_reads, 4, np.float32) if request.needs_log_sum_exp else None
         return dataclasses.replace(
-            drawn(request, self.next_ids), logits=logits, log_sum_exp=normalisers, cached_tokens=1, algorithm="packed"
+            drawn(request, self.next_ids),
+            logits=logits,
+            log_sum_exp=normalisers,
+            cached_tokens=1,
+            algorithm="packed",
+            placements=self.placements if request.return_layout else None,
         )
 
     async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:
@@ -192,6 +198,15 @@ class _ItemError(_Strict):
     param: str
 
 
+class _Placement(_Strict):
+    step: int
+    shard: int
+    row: int
+    item: int | None
+    tokens: int
+    context_tokens: int
+
+
 class _Layout(_Strict):
     algorithm: str
     reason: str
@@ -199,6 +214,9 @@ class _Layout(_Strict):
     segments: int
     contexts: int
     cached_tokens: int
+    query_tokens: int
+    step_tokens: int
+    placements: list[_Placement]
 
 
 class _ScoreReply(_Strict):

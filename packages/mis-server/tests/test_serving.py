@@ -97,6 +97,7 @@ def test_the_real_server_scores(server: RunningServer) -> None:
     assert [sum(row) for row in scores] == pytest.approx([1, 1, 1])
     for said in (" INFO mis_core.engine.engine: Loading ", " INFO mis_server.serving: Ready at "):
         assert said in server.stderr
+    assert f"{server.base_url}/playground" in server.stderr
 
 
 def test_a_stopped_server_finishes_what_runs_and_exits_with_zero(checkpoint: Path) -> None:

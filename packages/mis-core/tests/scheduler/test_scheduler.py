@@ -382,3 +382,38 @@ def test_thousands_of_items_take_few_calls() -> None:
         return found
 
     assert calls(5000) <= calls(50) + 40
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    query=st.integers(0, 600),
+    lens=st.lists(st.integers(1, 400), min_size=1, max_size=12),
+    algorithm=ALGORITHMS,
+    shards=st.integers(1, 2),
+)
+def test_placements_are_what_the_steps_compute(query: int, lens: list[int], algorithm: str, shards: int) -> None:
+    driver = Driver(dataclasses.replace(SHAPE, shards=shards))
+    items = [tokens(number, length) for number, length in enumerate(lens)]
+    items.append(items[0])  # computed once
+    request = request_of(tokens(99, query), items, layout=Layout(algorithm), return_layout=True)
+    (answer,) = driver.run(request)
+    assert answer.placements is not None
+    assert answer.steps == len(driver.plans)
+    for step, plan in enumerate(driver.plans):
+        for number, shard in enumerate(plan.shards):
+            placed = answer.placements[(answer.placements[:, 0] == step) & (answer.placements[:, 1] == number)]
+            np.testing.assert_array_equal(placed[:, 2], shard.starts)
+            np.testing.assert_array_equal(placed[:, 4], shard.lens)
+            np.testing.assert_array_equal(placed[:, 5], shard.context_lens)
+            ends = np.cumsum(shard.lens)
+            for (item, end), length in zip(zip(placed[:, 3], ends, strict=True), shard.lens, strict=True):
+                computed = shard.token_ids[end - length : end]
+                context = int(shard.context_lens[len(ends[ends < end])])
+                whole = request.query if item == -1 else np.concatenate([request.query, items[item]])
+                np.testing.assert_array_equal(computed, whole[context : context + length])
+    assert set(answer.placements[:, 3]) - {-1} == set(range(len(lens)))
+
+
+def test_placements_are_only_returned_to_whoever_wants_them() -> None:
+    (answer,) = Driver().run(request_of(tokens(1, 10), [tokens(2, 3)]))
+    assert (answer.placements, answer.steps) == (None, 1)

@@ -8,10 +8,12 @@ from mis_core.process.client import EngineClient
 from mis_server.edge.body import BodyLimit
 from mis_server.edge.browsers import EXPOSED_HEADERS, Browsers, Cors, is_loopback
 from mis_server.edge.head import Heads
-from mis_server.edge.keys import ApiKey
+from mis_server.edge.keys import OPEN_PATHS, ApiKey
 from mis_server.edge.request_ids import RequestIds
 from mis_server.errors import install_error_handlers
+from mis_server.playground import read_files
 from mis_server.routes import admin, chat, classify, completions, decisions, models, operations, rerank, score, tokens
+from mis_server.routes.playground import router_of
 from mis_server.schemas.errors import ErrorReply
 from mis_server.service import ModelService
 from mis_server.settings import ServerConfig
@@ -27,6 +29,7 @@ def create_app(client: EngineClient, settings: ServerConfig, tokenizers: Tokeniz
         tokenizers: Where texts become tokens; the caller starts and closes them.
     """
     service = ModelService(client, settings, tokenizers)
+    page = read_files() if has_playground(settings) else {}
     app = FastAPI(
         title="MIS",
         summary="Scores many items against one query with a language model.",
@@ -40,7 +43,7 @@ def create_app(client: EngineClient, settings: ServerConfig, tokenizers: Tokeniz
             Middleware(RequestIds, service.metrics, log=not settings.disable_access_log),
             *_cors(settings),
             *_browsers(settings),
-            Middleware(ApiKey, key=settings.api_key, admin_key=settings.admin_api_key),
+            Middleware(ApiKey, OPEN_PATHS | page.keys(), key=settings.api_key, admin_key=settings.admin_api_key),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
         ],
     )
@@ -48,7 +51,13 @@ def create_app(client: EngineClient, settings: ServerConfig, tokenizers: Tokeniz
     install_error_handlers(app)
     for module in (score, rerank, decisions, classify, chat, completions, models, tokens, operations, admin):
         app.include_router(module.router)
+    app.include_router(router_of(page))
     return app
+
+
+def has_playground(settings: ServerConfig) -> bool:
+    """Whether `/playground` is served."""
+    return settings.playground or is_loopback(settings.host)
 
 
 def _browsers(settings: ServerConfig) -> list[Middleware]:

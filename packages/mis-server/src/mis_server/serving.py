@@ -20,7 +20,7 @@ from mis_core.hub import resolve
 from mis_core.process.client import EngineClient
 from mis_core.process.wire import Ready
 from mis_core.tokenization import Tokenizer
-from mis_server.app import create_app
+from mis_server.app import create_app, has_playground
 from mis_server.edge.protocol import Protocol
 from mis_server.edge.tls import tls_context
 from mis_server.settings import ServerConfig
@@ -66,9 +66,8 @@ async def serve(settings: ServerConfig) -> None:
                         gc.collect()
                         gc.freeze()
                         url = _url(listener, "http" if settings.ssl_certfile is None else "https")
-                        logger.info(
-                            "Ready at %s after %.1f s.\n%s", url, time.monotonic() - began, _summary(settings, info)
-                        )
+                        took = time.monotonic() - began
+                        logger.info("Ready at %s after %.1f s.\n%s", url, took, _summary(settings, info, url))
                         await serving
                         logger.info("Stopped.")
                 finally:
@@ -151,12 +150,13 @@ def listen(settings: ServerConfig) -> socket.socket:
     return listener
 
 
-def _summary(settings: ServerConfig, info: Ready) -> str:
+def _summary(settings: ServerConfig, info: Ready, url: str) -> str:
     """Return what an operator wants to see at startup, one line each."""
     lines = {
         "model": settings.model_name,
         **info.summary,
         "API key": "required" if settings.api_key is not None else "none: open to everyone who can reach it",
+        "playground": f"{url}/playground" if has_playground(settings) else "off",
         "limits": f"{settings.max_items_per_request} items, {settings.max_labels_per_request} labels, "
         f"{settings.max_request_tokens} tokens per request; {settings.max_queued_requests} requests, "
         f"{settings.max_queued_tokens} tokens under way",

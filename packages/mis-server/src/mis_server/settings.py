@@ -38,7 +38,7 @@ class ServerConfig:
     )
     api_key: str | None = option(
         None,
-        "Bearer token required by every route except /health, /ready and /metrics; default: none.",
+        "Bearer token required by every route except /health, /ready, /metrics and /playground; default: none.",
         group="Security",
     )
     admin_api_key: str | None = option(
@@ -63,6 +63,11 @@ class ServerConfig:
     cors_allowed_origins: str | None = option(
         None,
         "Comma-separated origins of web pages that may call this server; default: none.",
+        group="Security",
+    )
+    playground: bool = option(
+        False,
+        "Serve the page /playground on every address, not on loopback only; it needs no key, its requests do.",
         group="Security",
     )
     max_items_per_request: int = option(

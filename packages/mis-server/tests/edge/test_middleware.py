@@ -76,6 +76,7 @@ def test_the_key_guards_every_route_but_the_open_ones(guarded: httpx.Client, pre
             assert guarded.request(method, path, headers=keyed()).status_code != 401
     assert {"/v1/score", "/health", "/ready", "/v1/models"} <= seen
     assert set(OPEN_PATHS) == {"/health", "/ready", "/metrics"}
+    assert "/playground" not in seen  # it is for people; its test is `routes/test_playground.py`
 
 
 @pytest.mark.parametrize(

@@ -121,11 +121,31 @@ def test_a_reply_says_how_the_request_was_laid_out_if_asked(http: httpx.Client, 
         "segments": 2,
         "contexts": 1,
         "cached_tokens": 1,
+        "query_tokens": 3,
+        "step_tokens": 2048,
+        "placements": [],
     }
     first = http.post("/v1/score", json=score_body(return_layout=True, item_first=True)).json()["layout"]
     assert (first["segments"], first["contexts"]) == (2, 0)
     empty = http.post("/v1/score", json=score_body(return_layout=True, items=[[4], [], [5]])).json()["layout"]
     assert (empty["segments"], empty["contexts"]) == (3, 2)
+
+
+def test_a_layout_says_where_each_item_was_computed(
+    http: httpx.Client, pretended: Any, score_body: Body, check_score_reply: Callable[[bytes], object]
+) -> None:
+    # The query, then two segments for each item: one for the label of one token, one for the other.
+    rows = [[0, 0, 0, -1, 3, 0], [0, 0, 64, 0, 1, 3], [0, 0, 65, 1, 2, 3], [1, 0, 0, 2, 1, 3], [1, 0, 1, 3, 2, 3]]
+    pretended.placements = np.array(rows, np.int32)
+    body = score_body(items=[[4], 7, [5]], labels=[" yes", " yes no"], return_layout=True, on_error="item")
+    del body["label_token_ids"]
+    reply = http.post("/v1/score", json=body)
+    check_score_reply(reply.content)
+    names = ["step", "shard", "row", "item", "tokens", "context_tokens"]
+    placements = reply.json()["layout"]["placements"]
+    assert [list(placement) for placement in placements] == [names] * 5
+    assert [placement["item"] for placement in placements] == [None, 0, 0, 2, 2]
+    assert list(placements[2].values()) == [0, 0, 65, 0, 2, 3]
 
 
 def test_a_reply_says_where_its_time_went(http: httpx.Client, score_body: Body) -> None:

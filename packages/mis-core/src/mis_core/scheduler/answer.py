@@ -41,6 +41,13 @@ class Answer:
         """Whether every row's values have arrived."""
         return self._unread == 0
 
+    @property
+    def originals(self) -> Int32[np.ndarray, " items"] | None:
+        """For each item the first of the original request that is the same; None: they are the same items."""
+        if self._places is None:
+            return None
+        return np.unique(self._places, return_index=True)[1].astype(np.int32)
+
     def store(self, reading: Reading, values: Values) -> None:
         """Store what was read at some rows."""
         mine, rows = self._read, reading.rows

@@ -15,6 +15,7 @@ from jaxtyping import Int32
 from mis_core.cache import PrefixCache, PrefixLock
 from mis_core.ragged import ramp, rows_at
 from mis_core.scheduler.answer import Answer
+from mis_core.scheduler.placements import QUERY, Placements
 from mis_core.scheduler.plan import PAGE_SIZE, Room, StepBuilder
 from mis_core.scoring.request import ScoreRequest
 
@@ -49,9 +50,12 @@ class QueryPrefill:
         is_in_step: Whether the step being planned computes some of it.
     """
 
-    def __init__(self, cache: PrefixCache, lock: PrefixLock, answer: Answer, num_reads: int) -> None:
+    def __init__(
+        self, cache: PrefixCache, lock: PrefixLock, answer: Answer, placements: Placements, num_reads: int
+    ) -> None:
         self.lock = lock
         self.is_in_step = False
+        self._placements = placements
         self._cache = cache
         self._answer = answer
         self._num_reads = num_reads
@@ -77,13 +81,15 @@ class QueryPrefill:
             return 0
         self._cache.insert(self.lock, count)
         self.is_in_step = True
+        lens, context_lens = np.array([count], np.int32), np.array([begin], np.int32)
         row = builder.add(
             room,
             pages=self.lock.pages,
             token_ids=self.lock.tokens[begin : begin + count],
-            lens=np.array([count], np.int32),
-            context_lens=np.array([begin], np.int32),
+            lens=lens,
+            context_lens=context_lens,
         )
+        self._placements.add(room, np.array([QUERY], np.int32), lens, context_lens)
         chunk.read(builder, room, self._answer, int(row[0]), count)
         return count
 
@@ -96,9 +102,15 @@ class ShortItems:
     """
 
     def __init__(
-        self, request: ScoreRequest, items: Int32[np.ndarray, " short_items"], query: QueryPrefill, answer: Answer
+        self,
+        request: ScoreRequest,
+        items: Int32[np.ndarray, " short_items"],
+        query: QueryPrefill,
+        answer: Answer,
+        placements: Placements,
     ) -> None:
         self.in_step = 0
+        self._placements = placements
         self._request = request
         self._items = items
         self._query = query
@@ -139,13 +151,15 @@ class ShortItems:
         if last <= first:
             return 0
         items, lens = self._items[first:last], self._lens[first:last]
+        context_lens = self._request.context_lens[items]
         last_rows = builder.add(
             room,
             pages=lock.pages,
             token_ids=rows_at(self._request.item_tokens, self._request.item_starts[items], lens),
             lens=lens,
-            context_lens=self._request.context_lens[items],
+            context_lens=context_lens,
         )
+        self._placements.add(room, items, lens, context_lens)
         read_lens = self._reads[first:last]
         within = ramp(read_lens)
         rows = np.repeat(last_rows + 1 - read_lens, read_lens) + within
@@ -186,11 +200,13 @@ class PagedItems:
         items: Int32[np.ndarray, " paged_items"],
         query: QueryPrefill,
         answer: Answer,
+        placements: Placements,
         headroom: Headroom,
         *,
         shares_query: bool,
     ) -> None:
         self.in_step = 0
+        self._placements = placements
         self._request = request
         self._items = items
         self._query = query
@@ -239,13 +255,16 @@ class PagedItems:
         count = chunk.fitting(room, limit) if room else 0
         if not room or not count:
             return 0
+        lens = np.array([count], np.int32)
+        context_lens = np.array([len(current.base) * PAGE_SIZE + current.done], np.int32)
         row = builder.add(
             room,
             pages=np.concatenate([current.base, current.pages]),
             token_ids=current.tokens[current.done : current.done + count],
-            lens=np.array([count], np.int32),
-            context_lens=np.array([len(current.base) * PAGE_SIZE + current.done], np.int32),
+            lens=lens,
+            context_lens=context_lens,
         )
+        self._placements.add(room, self._items[self._next : self._next + 1], lens, context_lens)
         chunk.read(builder, room, self._answer, int(row[0]), count)
         current.done += count
         self.in_step += 1

@@ -8,6 +8,7 @@ from mis_core.cache import PrefixLock
 from mis_core.scheduler.algorithm import Choice
 from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.parts import Headroom, PagedItems, QueryPrefill, ShortItems
+from mis_core.scheduler.placements import Placements
 from mis_core.scheduler.plan import LONG_ITEM, StepBuilder
 from mis_core.scoring.request import EngineOutput, ScoreRequest
 
@@ -52,11 +53,11 @@ class Work:
         reads_too_many = np.diff(request.read_starts) > most_reads
         is_paged = (np.diff(request.item_starts) > LONG_ITEM) | reads_too_many | is_serial
         short, paged = (np.flatnonzero(which).astype(np.int32) for which in (~is_paged, is_paged))
-        self._query = QueryPrefill(headroom.cache, lock, answer, request.query_reads)
-        self._short = ShortItems(request, short, self._query, answer)
-        self._paged = PagedItems(request, paged, self._query, answer, headroom, shares_query=not is_serial)
+        self._placements = placements = Placements()
+        self._query = QueryPrefill(headroom.cache, lock, answer, placements, request.query_reads)
+        self._short = ShortItems(request, short, self._query, answer, placements)
+        self._paged = PagedItems(request, paged, self._query, answer, placements, headroom, shares_query=not is_serial)
         self._most_items = 1 if is_serial else most_items or _ANY
-        self._num_steps = 0
         self._first_planned = 0.0
 
     @property
@@ -97,7 +98,7 @@ class Work:
 
     def end_step(self) -> None:
         """Free what the step just planned was the last to read."""
-        self._num_steps += self._query.is_in_step or self._items_in_step > 0
+        self._placements.end_step()
         self._query.is_in_step, self._short.in_step, self._paged.in_step = False, 0, 0
         self._paged.free_retired()
         if self.is_planned:
@@ -120,7 +121,8 @@ class Work:
             timings_ms=self.timings_ms,
             algorithm=self.choice.algorithm + (" (dense mask)" if self.choice.dense_mask else ""),
             reason=self.choice.reason,
-            steps=self._num_steps,
+            steps=self._placements.num_steps,
+            placements=self._placements.rows(self.answer.originals) if self.answer.request.return_layout else None,
         )
 
     @property

@@ -15,13 +15,11 @@ class ParsedScore:
         request: The items that are scored, perhaps none.
         items: Which of the request's items these are, and why the others are not scored.
         sequences: Its labels, if some have several tokens; `request.label_ids` are their first tokens then.
-        return_layout: Whether the reply says how the request was laid out.
     """
 
     request: ScoreRequest
     items: SortedItems
     sequences: LabelSequences | None = None
-    return_layout: bool = False
     requests: tuple[ScoreRequest, ...] = field(init=False)
     """What the engine computes; nothing if no item can be scored."""
 

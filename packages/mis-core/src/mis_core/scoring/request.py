@@ -88,6 +88,7 @@ class ScoreRequest:
         apply_softmax: Softmax over the labels instead of full-vocabulary probabilities.
         temperature: Divides the label log-probabilities before the softmax.
         return_token_logprobs: Also return full-vocabulary natural log-probabilities.
+        return_layout: Also return where in which step each segment was computed.
         cache_salt: Requests share cached prefixes only with requests of the same salt.
         layout: Scoring algorithm and the like, where the request chooses them.
         empty_items: Items that add nothing to the query, for `prompt_tokens`; 0 where items come first.
@@ -105,6 +106,7 @@ class ScoreRequest:
     apply_softmax: bool = False
     temperature: float = 1.0
     return_token_logprobs: bool = False
+    return_layout: bool = False
     cache_salt: str | None = None
     layout: Layout = Layout()
     empty_items: int = 0
@@ -182,6 +184,8 @@ class EngineOutput:
         algorithm: Layout that was used.
         reason: Why, in one sentence.
         steps: Device calls that computed some part of the request.
+        placements: One row for each run of tokens of the request in a step, in the order of the steps, if it wants
+            them: step, shard, first row, segment (-1: the query), tokens, tokens of context, `[placements, 6]`.
         top_ids: Most probable tokens at each row, best first, the lower id first among equals, `[rows, top_tokens]`;
             None where none are wanted.
         top_logits: Their head values, `[rows, top_tokens]`.
@@ -196,6 +200,7 @@ class EngineOutput:
     algorithm: str = ""
     reason: str = ""
     steps: int = 0
+    placements: Int32[np.ndarray, "placements 6"] | None = None
     top_ids: Int32[np.ndarray, "rows top_tokens"] | None = None
     top_logits: Float32[np.ndarray, "rows top_tokens"] | None = None
     next_ids: Int32[np.ndarray, " items"] | None = None
@@ -226,6 +231,8 @@ class ScoreResult:
         steps: Device calls that computed some part of the request.
         segments: Runs of new tokens behind the query.
         contexts: Different beginnings of the query that they see.
+        query_tokens: Tokens of the longest of these.
+        placements: As in `EngineOutput`, with items of the request as they were sent in place of segments.
         errors: Why items were not scored, for a request that wants the others.
     """
 
@@ -238,4 +245,6 @@ class ScoreResult:
     steps: int = 0
     segments: int = 0
     contexts: int = 0
+    query_tokens: int = 0
+    placements: Int32[np.ndarray, "placements 6"] | None = None
     errors: tuple[ItemError, ...] = ()

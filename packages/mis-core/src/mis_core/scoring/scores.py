@@ -57,8 +57,20 @@ def finish_score(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> Scor
         steps=output.steps,
         segments=sum(each.num_items for each in parsed.requests),
         contexts=len(np.unique(request.context_lens[request.context_lens > 0])),
+        query_tokens=int(request.context_lens.max(initial=0)),
+        placements=None if output.placements is None else _of_items(output.placements, parsed),
         errors=items.errors,
     )
+
+
+def _of_items(placements: Int32[np.ndarray, "placements 6"], parsed: ParsedScore) -> Int32[np.ndarray, "placements 6"]:
+    """Return placements with the items that were sent in place of segments: several labels have several segments."""
+    (computed,) = parsed.requests
+    segments = placements[:, 3]
+    items = parsed.items.kept[segments // (computed.num_items // parsed.request.num_items)]
+    placed = placements.copy()
+    placed[:, 3] = np.where(segments < 0, segments, items)
+    return placed
 
 
 def _nothing(request: ScoreRequest) -> EngineOutput:

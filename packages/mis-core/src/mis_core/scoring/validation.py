@@ -93,11 +93,12 @@ def parse_score_request(
         apply_softmax=apply_softmax,
         temperature=temperature,
         return_token_logprobs=return_token_logprobs,
+        return_layout=return_layout,
         cache_salt=cache_salt,
         layout=layout,
         empty_items=0 if item_first else inputs.num_empty,
     )
-    return ParsedScore(request, items, sequences, return_layout)
+    return ParsedScore(request, items, sequences)
 
 
 def check_characters(most: int, **texts: Sequence[str]) -> None:

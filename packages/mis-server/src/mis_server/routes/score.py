@@ -10,7 +10,7 @@ from starlette.responses import Response
 from mis_core.scoring.parsed import ParsedScore
 from mis_core.scoring.request import ScoreResult
 from mis_core.scoring.service import SCORE
-from mis_server.schemas.score import PromptTokensDetails, ScoreBody, ScoreLayout, ScoreReply, ScoreUsage
+from mis_server.schemas.score import Placement, PromptTokensDetails, ScoreBody, ScoreLayout, ScoreReply, ScoreUsage
 from mis_server.service import ModelService, in_thread_if_large, json_reply
 
 router = APIRouter()
@@ -39,7 +39,7 @@ async def score(request: Request) -> Response:
         scores=scores,
         token_logprobs=logprobs,
         errors=result.errors if answered.parsed.items.per_item else msgspec.UNSET,
-        layout=_layout(result) if answered.parsed.return_layout else msgspec.UNSET,
+        layout=await _layout(service, result) if answered.parsed.request.return_layout else msgspec.UNSET,
         usage=ScoreUsage(
             prompt_tokens=usage.prompt_tokens,
             total_tokens=usage.prompt_tokens,
@@ -49,7 +49,8 @@ async def score(request: Request) -> Response:
     return json_reply(reply, answered)
 
 
-def _layout(result: ScoreResult) -> ScoreLayout:
+async def _layout(service: ModelService, result: ScoreResult) -> ScoreLayout:
+    info, rows = service.client.info, result.placements
     return ScoreLayout(
         algorithm=result.algorithm,
         reason=result.reason,
@@ -57,7 +58,17 @@ def _layout(result: ScoreResult) -> ScoreLayout:
         segments=result.segments,
         contexts=result.contexts,
         cached_tokens=result.usage.cached_tokens,
+        query_tokens=result.query_tokens,
+        step_tokens=0 if info is None else int(info.summary.get("step_tokens", 0)),
+        placements=[] if rows is None else await in_thread_if_large(rows.size, _placements, rows),
     )
+
+
+def _placements(rows: np.ndarray) -> list[Placement]:
+    return [
+        Placement(step, shard, row, None if item < 0 else item, tokens, context_tokens)
+        for step, shard, row, item, tokens, context_tokens in rows.tolist()
+    ]
 
 
 def _encode_both(parsed: ParsedScore, result: ScoreResult) -> tuple[msgspec.Raw, msgspec.Raw | None]:

@@ -123,6 +123,27 @@ class ScoreUsage:
     prompt_tokens_details: PromptTokensDetails
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A run of tokens of the request that one step computed side by side.
+
+    Attributes:
+        step: Which of the request's steps, from 0.
+        shard: Which of the devices along `data` computed it, from 0.
+        row: Its first row among those of the step.
+        item: The item; null: the query. Of items that are the same, the first.
+        tokens: Its tokens.
+        context_tokens: Tokens before it that it sees in pages of the KV cache.
+    """
+
+    step: int
+    shard: int
+    row: int
+    item: int | None
+    tokens: int
+    context_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreLayout:
     """How a request was laid out.
@@ -134,6 +155,9 @@ class ScoreLayout:
         segments: Runs of new tokens behind the query.
         contexts: Different beginnings of the query that they see.
         cached_tokens: Tokens of the query that were not computed again.
+        query_tokens: Tokens of the query that some item sees.
+        step_tokens: Most new tokens of a step, on each device along `data`.
+        placements: Where each part of it was computed, in the order of the steps.
     """
 
     algorithm: str
@@ -142,6 +166,9 @@ class ScoreLayout:
     segments: int
     contexts: int
     cached_tokens: int
+    query_tokens: int
+    step_tokens: int
+    placements: list[Placement]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

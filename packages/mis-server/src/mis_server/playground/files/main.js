@@ -1,0 +1,140 @@
+// The page: what happens when something is typed, chosen or sent.
+
+import { get, post, Refusal, typedKey } from "./api.js";
+import { showCosts } from "./costs.js";
+import { byId } from "./dom.js";
+import { showTokens } from "./labels.js";
+import { fileOf, runOf, runsOf, showRuns } from "./replay.js";
+import { showOutcomes } from "./results.js";
+import { showSnippets } from "./snippets.js";
+import { fill, fromAddress, read, toAddress } from "./state.js";
+import { makeTabs } from "./tabs.js";
+import { TASKS } from "./tasks.js";
+
+const form = byId("request");
+let task = "score";
+let runs = [];
+let underWay = null;
+
+const choose = makeTabs(byId("tabs"), (chosen) => {
+  task = chosen;
+  for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(task);
+  for (const id of ["results", "costs", "error"]) byId(id).replaceChildren(); // of the other task
+  changed();
+});
+
+function changed() {
+  const state = read(form, task);
+  if (!toAddress(state)) byId("status").textContent = "Too long to be kept in the address.";
+  showSnippets(byId("snippets"), TASKS[task].route, TASKS[task].request(state), typedKey(), byId("with-key").checked);
+  byId("with-key").parentElement.hidden = !typedKey();
+  if (task === "score") showTokens(byId("label-tokens"), TASKS.score.request(state).labels);
+}
+
+function restore() {
+  const state = fromAddress();
+  fill(form, state);
+  choose(state.task in TASKS ? state.task : "score");
+}
+
+async function showModel() {
+  try {
+    const { data: [model] } = await get("v1/models");
+    byId("model").textContent = model.id;
+    for (const tab of byId("tabs").children) tab.classList.toggle("is-missing", !model.tasks.includes(tab.dataset.task));
+  } catch (error) {
+    byId("model").textContent = error.status === 401 ? "This server wants an API key." : "";
+  }
+}
+
+/** Do something that asks the server, one at a time, and show what goes wrong. */
+async function during(text, work) {
+  underWay?.abort();
+  const controller = underWay = new AbortController();
+  byId("status").textContent = text;
+  byId("error").replaceChildren();
+  try {
+    await work(controller.signal);
+    byId("status").textContent = "";
+  } catch (error) {
+    if (controller.signal.aborted) return;
+    byId("status").textContent = "";
+    byId("error").textContent = told(error);
+    if (!(error instanceof Refusal)) throw error;
+  }
+  const reply = byId("reply");
+  if (reply.getBoundingClientRect().top > innerHeight) reply.scrollIntoView(); // on a phone it is below the form
+}
+
+function told({ status, code, message, retryAfter }) {
+  const wait = retryAfter ? ` Try again in ${retryAfter} s.` : "";
+  return `${status ? `${status} ${code ?? ""}: ` : ""}${message}${wait}`;
+}
+
+function send() {
+  const state = read(form, task);
+  const { route, request, outcomes, order } = TASKS[task];
+  return during("Sent…", async (signal) => {
+    const answer = await post(route, request(state), signal);
+    showOutcomes(byId("results"), outcomes(state, answer.reply), order(state));
+    showCosts(byId("costs"), answer.reply.usage, answer.stages, answer.elapsed);
+    show(answer.reply.layout ? [runOf(answer)] : []);
+  });
+}
+
+/** Have the score request laid out both ways, each with a cache of its own, so that both begin with nothing. */
+function compare() {
+  const body = TASKS.score.request(read(form, "score"));
+  const salt = crypto.getRandomValues(new Uint32Array(2)).join("-");
+  return during("Comparing…", async (signal) => {
+    const found = [];
+    for (const scoring_algorithm of ["packed", "prefill_extend"]) {
+      const cache_salt = `playground-${salt}-${scoring_algorithm}`;
+      found.push(runOf(await post(TASKS.score.route, { ...body, scoring_algorithm, cache_salt }, signal)));
+    }
+    show(found);
+  }).then(() => {
+    const isRefused = byId("error").textContent.includes("unknown_parameter");
+    byId("layout-note").textContent = isRefused ? "Only a server started with --enable-request-layout compares." : "";
+  });
+}
+
+function show(shown) {
+  runs = shown;
+  byId("save").disabled = !runs.length;
+  byId("layout-note").textContent = "";
+  if (runs.length) showRuns(byId("runs"), runs);
+  else byId("runs").replaceChildren();
+}
+
+function save() {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([fileOf(runs)], { type: "application/json" }));
+  link.download = "layouts.json";
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+async function open({ target }) {
+  try {
+    show(runsOf(await target.files[0].text()));
+  } catch (error) {
+    byId("layout-note").textContent = error.message;
+  }
+  target.value = ""; // so that the same file can be opened again
+}
+
+form.addEventListener("input", changed);
+form.addEventListener("submit", (event) => { event.preventDefault(); send(); });
+form.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+});
+byId("key").addEventListener("input", changed);
+byId("key").addEventListener("change", showModel);
+byId("compare").addEventListener("click", compare);
+byId("save").addEventListener("click", save);
+byId("open").addEventListener("change", open);
+addEventListener("hashchange", restore);
+show([]);
+restore();
+showModel();

@@ -1,0 +1,51 @@
+// What is in the form, and the same in the address: a link to this page brings the request back. No key is among it.
+
+const LONGEST = 50_000; // characters of an address
+
+const EXAMPLE = {
+  task: "score",
+  query: "Review: Great film, I loved every minute.\nSentiment: positive\n\n"
+    + "Review: Two hours of my life that I will not get back.\nSentiment: negative\n\nReview: ",
+  items: "A warm and funny story.\nThe plot made no sense at all.\nI have never been so bored.\nSimply wonderful.",
+  suffix: "\nSentiment:",
+  labels: " positive\n negative",
+  softmax: "on",
+  item_first: "",
+  input: "Where is my parcel? It should have been here on Monday. I want my money back!",
+  questions: "The customer wants money back.\nWhat is it about? | billing | delivery | something else\n"
+    + "How angry is the customer? < calm < cross < furious",
+};
+
+/** Fields of the example, changed by what the address says. */
+export function fromAddress() {
+  const said = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  const known = Object.entries(said).filter(([name]) => name in EXAMPLE);
+  return { ...EXAMPLE, ...Object.fromEntries(known) };
+}
+
+/** Keep the fields that differ from the example in the address; gives whether there is room for them. */
+export function toAddress(state) {
+  const changed = Object.entries(state).filter(([name, value]) => value !== EXAMPLE[name]);
+  const fragment = new URLSearchParams(changed).toString();
+  const fits = fragment.length <= LONGEST;
+  history.replaceState(null, "", fits && fragment ? `#${fragment}` : location.pathname + location.search);
+  return fits;
+}
+
+/** Put fields into a form. */
+export function fill(form, state) {
+  for (const field of form.querySelectorAll("[name]")) {
+    if (field.type === "checkbox") field.checked = state[field.name] === "on";
+    // A text area drops one line end at its beginning only when a page is parsed; set here, it stays.
+    else field.value = state[field.name];
+  }
+}
+
+/** The fields of a form, and the task that is chosen. */
+export function read(form, task) {
+  const state = { task };
+  for (const field of form.querySelectorAll("[name]")) {
+    state[field.name] = field.type === "checkbox" ? (field.checked ? "on" : "") : field.value;
+  }
+  return state;
+}

@@ -1,0 +1,36 @@
+"""`GET /playground`: a page that asks this server. It holds no data and so needs no key; what it asks for does."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from mis_server.playground import File
+
+_HEADERS = {
+    # Scripts and styles are this server's own files, requests go to this server only, and no text becomes markup.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",  # kept, but asked for again: files of two versions must not meet
+}
+
+
+def router_of(files: Mapping[str, File]) -> APIRouter:
+    """Return the routes of a page's files, which are named by their paths."""
+    router = APIRouter(include_in_schema=False)
+    for path, file in files.items():
+        router.get(path)(partial(_send, file))
+    return router
+
+
+async def _send(file: File, request: Request) -> Response:
+    headers = _HEADERS | {"etag": file.etag}
+    if file.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers, media_type=file.media_type)
