@@ -34,6 +34,7 @@ def run(folder: Path, script: str, *arguments: str, **env: str) -> subprocess.Co
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.full
 def test_smoke_and_matrix_are_measured_listed_and_collected(dense: RunningServer, tmp_path: Path) -> None:
     smoke = run(tmp_path, "smoke.sh", *SMALL, URL=dense.base_url, CHUNK_SIZES="1,2")
     assert smoke.returncode == 0, smoke.stderr
