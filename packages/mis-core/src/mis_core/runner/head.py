@@ -103,7 +103,9 @@ def most_probable(
         return ids, logits, highest + jnp.log(total)
 
 
-def _candidates(logits: Float32[Array, "rows chunk"]) -> tuple[Int32[Array, "rows few"], Float32[Array, "rows few"]]:
+def _candidates(
+    logits: Float32[Array, "rows vocab"],
+) -> tuple[Int32[Array, "rows values"], Float32[Array, "rows values"]]:
     """Return places, rising, and values among which the highest `MAX_TOP_TOKENS` are, the first of equal ones.
 
     They lie in the blocks whose maxima are the highest: each of these has one that comes before all of any other
