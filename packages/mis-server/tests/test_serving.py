@@ -1,6 +1,7 @@
 """`mis-server serve` as a process: what it says when it cannot start, and how it stops."""
 
 import contextlib
+import gc
 import json
 import shutil
 import signal
@@ -18,6 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mis_core.config import EngineConfig
+from mis_core.errors import ConfigError
 from mis_server.serving import listen
 from mis_server.settings import ServerConfig
 from mis_testing.server import RunningServer, free_port, running_server
@@ -59,6 +61,13 @@ def test_a_port_in_use_is_one_line_before_anything_is_loaded() -> None:
         port = taken.getsockname()[1]
         line = serve_until_it_fails("/no/such/model", "--port", str(port))
     assert line == f"Error: --port: Cannot listen on 127.0.0.1, port {port}: Address already in use."
+
+
+@pytest.mark.parametrize("host", ["ä" * 100, "a..b", "no.such.host.invalid"])
+def test_a_name_that_cannot_be_used_leaves_no_socket_open(host: str) -> None:
+    with pytest.raises(ConfigError):
+        listen(ServerConfig(engine=EngineConfig(model="m"), host=host, port=0))
+    gc.collect()
 
 
 def test_replies_do_not_wait_for_acknowledgements() -> None:

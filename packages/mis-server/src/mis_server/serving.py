@@ -137,12 +137,14 @@ def listen(settings: ServerConfig) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+        # Resolved first: given a name that cannot be encoded, create_server leaves its socket open.
+        (*_, address), *_ = socket.getaddrinfo(settings.host, settings.port, family, socket.SOCK_STREAM)
+        listener = socket.create_server(address, family=family, backlog=2048)
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]  # Python appends the address
         message = f"Cannot listen on {settings.host}, port {settings.port}: {reason}."
         raise ConfigError(message, "port" if error.errno in _FAULTS_OF_PORTS else "host") from None
-    except (TypeError, UnicodeError):  # characters that are not allowed in a name
+    except UnicodeError:  # characters or lengths that are not allowed in a name
         raise ConfigError(f"{settings.host[:80]!r} is not a host name.", "host") from None
     # Connections inherit it. asyncio sets it only on sockets that were created with their protocol, unlike these;
     # without it, a reply waits 40 ms for the client's delayed acknowledgement.
