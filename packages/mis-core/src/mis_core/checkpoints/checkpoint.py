@@ -1,31 +1,30 @@
 """What a model's files hold, whatever their format."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tokenizers
 
 
-class StoredTensor(Protocol):
-    """One tensor of a checkpoint, not read yet."""
+class StoredTensor(ABC):
+    """One tensor of a checkpoint, not read yet.
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As Hugging Face checkpoints have it: `[outputs, inputs]` of a projection."""
-        ...
+    Attributes:
+        shape: As Hugging Face checkpoints have it: `[outputs, inputs]` of a projection.
+        stored_type: Name of its type in the file, such as `BF16`.
+    """
 
-    @property
-    def stored_type(self) -> str:
-        """Name of its type in the file, such as `BF16`."""
-        ...
+    shape: tuple[int, ...]
+    stored_type: str
 
+    @abstractmethod
     def read(self) -> np.ndarray:
         """Return the elements, of a float type; nothing is kept of them."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -45,44 +44,41 @@ class StoredTokenizer:
     chat_template: str | None
 
 
-class Checkpoint(Protocol):
-    """A model's files; nothing is read before it is asked for."""
+class Checkpoint(ABC):
+    """A model's files; nothing is read before it is asked for.
 
-    @property
-    def path(self) -> Path:
-        """The directory or file, for messages about tensors."""
-        ...
+    Attributes:
+        path: The directory or file, for messages about tensors.
+        settings_path: The file that holds the settings, for messages about them.
+    """
 
-    @property
-    def settings_path(self) -> Path:
-        """The file that holds the settings, for messages about them."""
-        ...
+    path: Path
+    settings_path: Path
 
-    @property
-    def stored_types(self) -> tuple[str, ...]:
-        """Names of the types that tensors may be stored as."""
-        ...
-
+    @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Return what `config.json` of a Hugging Face checkpoint holds.
 
         Raises:
             ModelError: it is missing or broken.
         """
-        ...
 
+    @abstractmethod
+    def stored_types(self) -> tuple[str, ...]:
+        """Return the names of the types that tensors may be stored as."""
+
+    @abstractmethod
     def tensors(self) -> AbstractContextManager[Mapping[str, StoredTensor]]:
         """Open the tensors, by the names that Hugging Face checkpoints give them.
 
         Raises:
             ModelError: a file is missing, truncated or of another format.
         """
-        ...
 
+    @abstractmethod
     def tokenizer(self) -> StoredTokenizer:
         """Read the tokenizer.
 
         Raises:
             ModelError: a file is missing or broken; it is named.
         """
-        ...

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from mis_core.checkpoints.checkpoint import StoredTokenizer
+from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
 from mis_core.errors import ModelError
 
 
-class DirectoryCheckpoint:
+class DirectoryCheckpoint(Checkpoint):
     """A directory of files; see `Checkpoint`."""
-
-    stored_types: tuple[str, ...] = ("BF16", "F16", "F32", "F64")
 
     def __init__(self, path: Path) -> None:
         """Take the directory's path."""
@@ -37,6 +35,10 @@ class DirectoryCheckpoint:
         if not isinstance(raw, dict):
             raise ModelError(f"{path}: holds a JSON {type(raw).__name__}, not an object.")
         return raw
+
+    def stored_types(self) -> tuple[str, ...]:
+        """Return the names of the types that become float32 and bfloat16; see `Checkpoint`."""
+        return ("BF16", "F16", "F32", "F64")
 
     @contextlib.contextmanager
     def tensors(self) -> Iterator[dict[str, "_Tensor"]]:
@@ -92,13 +94,13 @@ class DirectoryCheckpoint:
 _INDEX = "model.safetensors.index.json"
 
 
-class _Tensor:
+class _Tensor(StoredTensor):
     """A tensor of an open safetensors file; see `StoredTensor`."""
 
     def __init__(self, file: Any, name: str) -> None:
         header = file.get_slice(name)
-        self.shape: tuple[int, ...] = tuple(header.get_shape())
-        self.stored_type: str = header.get_dtype()
+        self.shape = tuple(header.get_shape())
+        self.stored_type = header.get_dtype()
         self._file = file
         self._name = name
 

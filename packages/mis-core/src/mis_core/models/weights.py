@@ -241,16 +241,16 @@ def _grouped(tensors: list[Tensor]) -> Iterator[tuple[tuple[str, ...], Iterator[
 def _check(
     checkpoint: Checkpoint, expected: list[Tensor], stored: Mapping[str, StoredTensor], *, unused_head: bool
 ) -> None:
-    path, settings = checkpoint.path, checkpoint.settings_path.name
+    path, settings, known_types = checkpoint.path, checkpoint.settings_path.name, checkpoint.stored_types()
     for tensor in expected:
         if tensor.name not in stored:
             raise ModelError(f"{path}: tensor {tensor.name} is missing.")
         shape, stored_type = stored[tensor.name].shape, stored[tensor.name].stored_type
         if shape != tensor.shape:
             raise ModelError(f"{path}: tensor {tensor.name} has shape {shape}; {settings} asks for {tensor.shape}.")
-        if stored_type not in checkpoint.stored_types:
+        if stored_type not in known_types:
             raise ModelError(
-                f"{path}: tensor {tensor.name} is stored as {stored_type}; known: {', '.join(checkpoint.stored_types)}."
+                f"{path}: tensor {tensor.name} is stored as {stored_type}; known: {', '.join(known_types)}."
             )
     known = {tensor.name for tensor in expected} | ({"lm_head.weight"} if unused_head else set())
     for name in stored:
