@@ -46,6 +46,7 @@ def test_there_are_commands_to_check() -> None:
         ("python3.11 -m mis_bench nothing", "no command 'nothing'"),
         ("deploy/dense-baseline/nothing.sh", "there is no deploy/dense-baseline/nothing.sh"),
         ("RESULTS=x deploy/dense-baseline/matrix.sh --nothing", "No such option"),
+        ("deploy/tpu/first-hour.sh --zone z --nothing", "has no flag --nothing"),
         ("pip install ./packages/mis-nothing", "no package packages/mis-nothing"),
         ("pip install 'mis-core[nothing]'", "no extra 'nothing'"),
         ("python -m pip install ./packages/mis-bench[nothing]", "no extra 'nothing'"),
@@ -96,6 +97,7 @@ curl http://x -d '{"query":
         "python -m mis_kernels.aot --topology v6e:1x1 --quick",
         "gcloud compute tpus tpu-vm scp --recurse x:results . --zone=z",
         "URL=http://x deploy/dense-baseline/matrix.sh --all",
+        "deploy/tpu/first-hour.sh --project ours --queue",
     ],
 )
 def test_right_commands_pass(command: str) -> None:

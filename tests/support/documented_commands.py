@@ -36,8 +36,8 @@ _PREFIXES = {"sudo", "time", "nohup"}
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 OTHER_PROGRAMS = {
-    ".", "cd", "cp", "curl", "export", "fuser", "git", "go", "hatch", "hf", "kill", "lm_eval", "pre-commit", "ps",
-    "py-spy", "source", "systemctl", "uv", "vllm", "xprof",
+    ".", "cd", "cp", "curl", "export", "fuser", "git", "go", "hatch", "hf", "kill", "lm_eval", "mkdir", "pre-commit",
+    "ps", "py-spy", "set", "source", "systemctl", "true", "uv", "vllm", "xprof",
 }  # fmt: skip
 """Programs that are not ours and whose flags are not checked; what is neither here nor checked is a fault."""
 
@@ -225,13 +225,16 @@ def _python(arguments: list[str]) -> Iterator[str]:
 
 
 def _shell(script: str, arguments: list[str]) -> Iterator[str]:
-    """Yield what is wrong with a call of a script; options that are not its own are those of `mis-bench matrix`."""
+    """Yield what is wrong with a call of a script; the dense baseline hands other options to `mis-bench matrix`."""
     if not (ROOT / script).is_file():
         yield f"there is no {script}"
         return
     source = (ROOT / script).read_text(encoding="utf-8")
-    own = set(re.findall(r"^(--[a-z]+)\)", source, re.MULTILINE))
-    if arguments and arguments[0] not in own:
+    own = set(re.findall(r"^ *(--[a-z-]+)\)", source, re.MULTILINE))
+    if "mis-bench matrix" not in source:
+        flags = [argument for argument in arguments if argument.startswith("--")]
+        yield from (f"{script} has no flag {flag}" for flag in flags if flag not in own)
+    elif arguments and arguments[0] not in own:
         yield from _CHECKS["mis-bench"](["matrix", *arguments])
 
 
