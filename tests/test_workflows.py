@@ -1,0 +1,140 @@
+"""The workflows of GitHub name what exists, and their gates open for whom they should."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from documented_commands import ROOT, commands, faults, sessions
+
+WORKFLOWS: dict[str, Any] = {
+    path.name: yaml.safe_load(path.read_text()) for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+}
+JOBS = [(workflow, name, job) for workflow, each in WORKFLOWS.items() for name, job in each["jobs"].items()]
+NOX = "./.github/actions/nox"
+
+
+def steps() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for _, _, job in JOBS:
+        for step in job.get("steps", []):
+            yield job, step
+
+
+def values(text: str, job: dict[str, Any]) -> list[str]:
+    """Return what a value is in each job of a matrix."""
+    found = re.fullmatch(r"\$\{\{ matrix\.(\w+) \}\}", text)
+    if found is None:
+        return [text]
+    matrix, name = job["strategy"]["matrix"], found.group(1)
+    return [each[name] for each in matrix["include"]] if "include" in matrix else matrix[name]
+
+
+def sessions_of(job: dict[str, Any], step: dict[str, Any]) -> list[str]:
+    return [name for value in values(step["with"]["sessions"], job) for name in value.split()]
+
+
+def test_every_session_of_a_workflow_exists() -> None:
+    named = {name for job, step in steps() if step.get("uses") == NOX for name in sessions_of(job, step)}
+    assert named <= sessions()
+    everything = {
+        "lint",
+        "types",
+        "docs",
+        "workflows",
+        "tests_cpu",
+        "tests_full",
+        "tests_tpu",
+        "tpu_aot",
+        "perf",
+        "clients",
+    }
+    assert everything <= named
+
+
+def test_what_workflows_call_exists() -> None:
+    used = [step["uses"] for _, step in steps() if "uses" in step] + [job["uses"] for *_, job in JOBS if "uses" in job]
+    local = [each for each in used if each.startswith("./")]
+    assert len(local) > 10
+    assert [each for each in local if not (ROOT / each).exists()] == []
+
+
+def test_commands_of_workflows_get_past_their_command_lines() -> None:
+    scripts = [step["run"] for _, step in steps() if ".nox/" in step.get("run", "")]
+    assert len(scripts) >= 2
+    for script in scripts:
+        found = list(commands(f"```bash\n{script}\n```\n"))
+        assert [fault for command in found for fault in faults(command)] == []
+
+
+def test_runners_are_those_of_the_scale_sets() -> None:
+    sets = {path.stem for path in (ROOT / "deploy/kubernetes/runners").glob("*.yaml")} - {"common"}
+    known = yaml.safe_load((ROOT / ".github" / "actionlint.yaml").read_text())["self-hosted-runner"]["labels"]
+    assert sets == set(known)
+    named = {name for *_, job in JOBS if "runs-on" in job for name in values(job["runs-on"], job)}
+    assert {"arc-runner-v6e-1", "arc-runner-v6e-4"} <= named
+    assert {name for name in named if not name.startswith("ubuntu-")} <= sets
+
+
+def test_paths_of_the_filters_exist() -> None:
+    (text,) = [step["with"]["filters"] for _, step in steps() if "filters" in step.get("with", {})]
+    filters = yaml.safe_load(text)
+    assert set(filters) == {"code", "product", "kernels"}
+    for pattern in [each for patterns in filters.values() for each in patterns]:
+        head, brace, inside = pattern.removeprefix("!").partition("{")
+        for part in inside.rstrip("}").split(",") if brace else [""]:
+            assert next(ROOT.glob(f"{head}{part}"), None), pattern
+
+
+@pytest.mark.parametrize(
+    ("pull_request", "draft", "labelled", "opened"),
+    [
+        (False, False, False, ("true", "true")),
+        (True, False, False, ("true", "false")),
+        (True, True, False, ("false", "false")),
+        (True, True, True, ("true", "true")),
+        (True, False, True, ("true", "true")),
+    ],
+)
+def test_a_draft_waits_for_its_label_and_chips_for_it_always(
+    pull_request: bool, draft: bool, labelled: bool, opened: tuple[str, str], tmp_path: Path
+) -> None:
+    (gate,) = [step for _, step in steps() if step.get("id") == "gate"]
+    given = {"PULL_REQUEST": pull_request, "DRAFT": draft, "LABELLED": labelled}
+    assert set(given) == set(gate["env"])
+    output = tmp_path / "output"
+    env = {"PATH": "/usr/bin:/bin", "GITHUB_OUTPUT": str(output)} | {
+        name: str(on).lower() for name, on in given.items()
+    }
+    subprocess.run(["bash", "-euo", "pipefail", "-c", gate["run"]], env=env, check=True, capture_output=True)
+    assert output.read_text() == "open={}\nchips={}\n".format(*opened)
+
+
+@pytest.mark.parametrize("tag", ["mis-core-v0.2.0", "mis-core-v0.3.0"])
+def test_only_the_tag_of_a_packages_version_releases_it(tag: str, tmp_path: Path) -> None:
+    (build,) = [step for _, step in steps() if step.get("id") == "build"]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "packages" / "mis-core").mkdir(parents=True)
+    for program, says in (("pip", ""), ("twine", ""), ("hatch", "[ $1 = build ] || echo 0.2.0")):
+        path = tmp_path / "bin" / program
+        path.write_text(f"#!/bin/sh\n{says}\n")
+        path.chmod(0o755)
+    output = tmp_path / "output"
+    env = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "GITHUB_OUTPUT": str(output), "TAG": tag}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", build["run"]],
+        env=env,
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if tag == "mis-core-v0.2.0":
+        assert (done.returncode, output.read_text()) == (0, "package=mis-core\n")
+    else:
+        assert done.returncode == 1
+        assert "::error::The tag is mis-core-v0.3.0, but mis-core has the version 0.2.0." in done.stdout
+        assert not output.exists()
