@@ -72,9 +72,19 @@ Session = Callable[..., Ran]
 
 @pytest.fixture
 def session(clone: Path, tmp_path: Path) -> Session:
-    """Run the script; variables are those of the made-up programs, and `send` is a signal to send while one hangs."""
+    """Run the script.
 
-    def run(*arguments: str, send: signal.Signals | None = None, existing: tuple[str, ...] = (), **cloud: str) -> Ran:
+    Variables are those of the made-up programs, `send` is a signal to send while one hangs, and without `read` whoever
+    reads what the script says goes away after a line.
+    """
+
+    def run(
+        *arguments: str,
+        send: signal.Signals | None = None,
+        read: bool = True,
+        existing: tuple[str, ...] = (),
+        **cloud: str,
+    ) -> Ran:
         state = tmp_path / "cloud"
         for kind in ("tpu-vm", "queued-resources"):
             (state / kind).mkdir(parents=True)
@@ -97,7 +107,12 @@ def session(clone: Path, tmp_path: Path) -> Session:
                 while not (state / "hanging").exists() and process.poll() is None:
                     time.sleep(0.01)
                 process.send_signal(send)
-            _, stderr = process.communicate(timeout=60)
+            if read:
+                _, stderr = process.communicate(timeout=60)
+            else:
+                stderr = process.stderr.readline()
+                process.stderr.close()
+                process.wait(timeout=60)
         calls = (state / "calls").read_text().splitlines() if (state / "calls").exists() else []
         left = [f"{kind}/{path.name}" for kind in ("tpu-vm", "queued-resources") for path in (state / kind).iterdir()]
         return Ran(process.returncode, stderr, calls, left, output)
@@ -119,7 +134,7 @@ def test_all_steps_pass_and_nothing_is_left(session: Session, way: tuple[str, ..
         "create", *(["queue"] if way else []), "reach", "copy", "install", *MEASURING, "fetch",
         "delete-queued-resources" if way else "delete-tpu-vm", *(["delete-tpu-vm"] if way else []),
     ]  # fmt: skip
-    assert {path.stem for path in ran.output.glob("*.log")} == {*summary, "states"}
+    assert {path.stem for path in ran.output.glob("*.log")} == {*summary, "state"}
     (create,) = [call for call in ran.calls if " create " in call]
     assert "--zone=us-east5-b --accelerator-type=v6e-1" in create
     assert "version=v2-alpha-tpuv6e" in create
@@ -237,6 +252,13 @@ def test_a_request_that_will_not_be_granted_is_deleted(session: Session, state: 
     ran = session("--queue", STATES=f"WAITING_FOR_RESOURCES {state}")
     assert (ran.status, ran.left) == (1, [])
     assert f"queue FAILED (1): The request is {state}." in ran.stderr
+
+
+@pytest.mark.parametrize("fail", ["", EVERY_STEP["install"]], ids=["passes", "fails"])
+def test_nobody_has_to_listen(session: Session, fail: str) -> None:
+    ran = session(read=False, FAIL=fail)
+    assert ran.left == []
+    assert len(ran.deletions()) == 1
 
 
 def test_a_machine_that_answers_late_is_waited_for(session: Session) -> None:

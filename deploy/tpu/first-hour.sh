@@ -117,7 +117,7 @@ step() { # NAME COMMAND...: run it, note in the summary what came of it, and ret
     "$@" || status=$?
     if [ "$status" != 0 ]; then
         verdict="FAILED ($status)" && failed+=("$current")
-        say "$current FAILED ($status): $(tail -n 1 "$log")"
+        say "$current FAILED ($status): $({ grep ERROR "$log" || cat "$log"; } | tail -n 1)"
     fi
     echo "$current: $verdict, $((SECONDS - began)) s" >> "$output/summary.txt"
     return "$status"
@@ -141,19 +141,18 @@ copy() { # FROM TO: of which one begins with "$machine:"
 }
 
 look() { # KIND NAME: put its state, or GONE, into $state; fail if gcloud cannot tell
-    local log=$output/states.log format=state
+    local log=$output/state.log format=state
     [ "$1" = tpu-vm ] || format=state.state
+    : > "$log"
     if attend gcloud compute tpus "$1" describe "$2" "${there[@]}" --format="value($format)"; then
-        state=$(tail -n 1 "$log")
-    elif tail -n 1 "$log" | grep -q NOT_FOUND; then
-        state=GONE
+        state=$(grep -xE '[A-Z_]+' "$log" | tail -n 1) # among notices
     else
-        return 1
+        grep -q NOT_FOUND "$log" && state=GONE
     fi
 }
 
 is_free() { # KIND NAME: or else it would be deleted, which is somebody else's
-    look "$1" "$2" || { tail -n 1 "$output/states.log" >> "$log" && return 1; }
+    look "$1" "$2" || { cat "$output/state.log" >> "$log" && return 1; }
     [ "$state" = GONE ] || { echo "There is a $1 $2 already; it stays as it is." >> "$log" && return 1; }
 }
 
@@ -248,6 +247,7 @@ stop() { # STATUS
 }
 
 trap finish EXIT
+trap '' PIPE # whoever reads this may be gone
 trap 'stop 129' HUP
 trap 'stop 130' INT
 trap 'stop 143' TERM

@@ -39,9 +39,10 @@ create)
     ;;
 describe)
     fails && refuse "UNAUTHENTICATED"
-    [ -e "$thing" ] || refuse "NOT_FOUND: Resource '$5' was not found"
+    [ -e "$thing" ] || refuse "NOT_FOUND: Resource '$5' was not found"$'\n'"- '@type': details"
     hangs
     head -n 1 "$thing"
+    echo "Updates are available for some components." >&2
     [ "$(wc -l < "$thing")" = 1 ] || sed -i 1d "$thing"
     ;;
 delete)
