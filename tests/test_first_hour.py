@@ -290,6 +290,18 @@ def test_what_runs_on_the_machine_gets_past_its_command_line(session: Session) -
     assert [f"{command}: {fault}" for command in found for fault in faults(command)] == []
 
 
+@WAYS
+def test_gcloud_is_asked_for_what_it_knows(session: Session, way: tuple[str, ...]) -> None:
+    ran = session(*way, "--project", "ours")
+    asked = [call.split(" --command=")[0].split()[1:] for call in ran.calls]
+    assert {tuple(arguments[2:4]) for arguments in asked} >= {
+        ("tpu-vm", "describe"),
+        ("tpu-vm", "ssh"),
+        ("tpu-vm", "scp"),
+    }
+    assert [fault for arguments in asked for fault in faults(["gcloud", *arguments])] == []
+
+
 def a_profile(workload: str = "canonical-2000-500-20") -> dict[str, Any]:
     """Return the part of a profile that is compared, as `mis-bench profile` writes it."""
     about = {"name": workload, "sha256": "0" * 64, "num_items": 500}

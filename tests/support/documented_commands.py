@@ -49,18 +49,20 @@ _TARGET_OPTIONS = {field.name for field in dataclasses.fields(EngineConfig)} | {
 """Options of the engine, and of other targets as the README of mis-bench lists them."""
 
 _TPU = "compute tpus"
+_WHERE = {"--zone", "--project", "--quiet"}
 GCLOUD: dict[str, set[str]] = {
     "config set": set(),
     "services enable": set(),
-    f"{_TPU} accelerator-types list": {"--zone"},
-    f"{_TPU} tpu-vm create": {"--zone", "--accelerator-type", "--version", "--spot"},
-    f"{_TPU} tpu-vm ssh": {"--zone", "--command"},
-    f"{_TPU} tpu-vm scp": {"--zone", "--recurse"},
-    f"{_TPU} tpu-vm delete": {"--zone", "--quiet"},
-    f"{_TPU} tpu-vm list": {"--zone"},
-    f"{_TPU} queued-resources create": {"--node-id", "--zone", "--accelerator-type", "--runtime-version", "--spot"},
-    f"{_TPU} queued-resources describe": {"--zone"},
-    f"{_TPU} queued-resources delete": {"--zone", "--force", "--quiet"},
+    f"{_TPU} accelerator-types list": _WHERE,
+    f"{_TPU} tpu-vm create": {*_WHERE, "--accelerator-type", "--version", "--spot"},
+    f"{_TPU} tpu-vm describe": {*_WHERE, "--format"},
+    f"{_TPU} tpu-vm ssh": {*_WHERE, "--command", "--ssh-flag"},
+    f"{_TPU} tpu-vm scp": {*_WHERE, "--recurse", "--scp-flag"},
+    f"{_TPU} tpu-vm delete": _WHERE,
+    f"{_TPU} tpu-vm list": _WHERE,
+    f"{_TPU} queued-resources create": {*_WHERE, "--node-id", "--accelerator-type", "--runtime-version", "--spot"},
+    f"{_TPU} queued-resources describe": {*_WHERE, "--format"},
+    f"{_TPU} queued-resources delete": {*_WHERE, "--force"},
 }
 """Subcommands of gcloud that pages may use, each with its flags; all of them need `--zone` if they know it."""
 
