@@ -20,6 +20,13 @@ def test_a_directory_is_itself(tmp_path: Path) -> None:
     assert resolve_checkpoint(str(tmp_path)) == tmp_path
 
 
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(CheckpointError, match="is a file; measurements need a model directory"):
+        resolve_checkpoint(str(file))
+
+
 def test_a_random_checkpoint_is_written_once_and_complete(cache: Path) -> None:
     folder = resolve_checkpoint("random:qwen3-0.6b/64")
     written = (folder / "model.safetensors").stat().st_mtime_ns

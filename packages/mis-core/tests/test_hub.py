@@ -50,6 +50,15 @@ def test_what_is_local_is_not_asked_for_again(asked: list[Any], tmp_path: Path) 
     assert asked == []
 
 
+def test_a_file_is_taken_as_it_is(asked: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    assert resolve(EngineConfig(model=str(file))).model == str(file)
+    with pytest.raises(ModelError, match=r"Model file 'none\.gguf' does not exist"):
+        resolve(EngineConfig(model="none.gguf"))
+    assert asked == []
+
+
 def test_a_revision_of_a_directory_is_refused(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="given by name") as caught:
         resolve(EngineConfig(model=str(checkpoint), revision="main"))

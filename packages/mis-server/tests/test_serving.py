@@ -22,6 +22,8 @@ from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server.serving import listen
 from mis_server.settings import ServerConfig
+from mis_testing import tiny_checkpoint
+from mis_testing.gguf_file import write_gguf
 from mis_testing.server import RunningServer, free_port, running_server
 
 Factory = Callable[..., Path]
@@ -107,6 +109,27 @@ def test_the_real_server_scores(server: RunningServer) -> None:
     for said in (" INFO mis_core.engine.engine: Loading ", " INFO mis_server.serving: Ready at "):
         assert said in server.stderr
     assert f"{server.base_url}/playground" in server.stderr
+
+
+@pytest.mark.full
+def test_a_gguf_file_is_served_by_its_name(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "Tiny-Q8_0.gguf", tiny_checkpoint(tmp_path / "model"), "Q8_0")
+    body = {"model": "Tiny-Q8_0", "query": "Is it ", "items": ["a cat?", "1984?"], "labels": [" yes", " no"]}
+    with running_server(file, "--skip-warmup") as server:
+        reply = httpx.post(f"{server.base_url}/v1/score", json=body, trust_env=False, timeout=240).json()
+        messages = [{"role": "user", "content": "Is it?"}]
+        chat = {"model": "Tiny-Q8_0", "messages": messages, "max_tokens": 1, "label_token_ids": [5, 6]}
+        answered = httpx.post(f"{server.base_url}/v1/chat/completions", json=chat, trust_env=False, timeout=240)
+    assert [len(row) for row in reply["scores"]] == [2, 2]
+    assert reply["model"] == "Tiny-Q8_0"
+    assert answered.status_code == 200
+
+
+@pytest.mark.full
+def test_a_truncated_gguf_file_is_one_line(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", tiny_checkpoint(tmp_path / "model"))
+    file.write_bytes(file.read_bytes()[:5000])
+    assert "model.gguf: a truncated or broken GGUF file" in serve_until_it_fails(str(file), "--port", "0")
 
 
 def test_a_stopped_server_finishes_what_runs_and_exits_with_zero(checkpoint: Path) -> None:

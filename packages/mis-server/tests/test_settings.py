@@ -25,6 +25,11 @@ def test_the_served_name_is_the_model_unless_chosen() -> None:
     assert settings(served_model_name="ranker").model_name == "ranker"
 
 
+def test_a_file_is_named_without_its_folder_and_suffix() -> None:
+    of_file = ServerConfig(engine=EngineConfig(model="/models/Smol-Q4_1.gguf"))
+    assert of_file.model_name == "Smol-Q4_1"
+
+
 def test_white_space_around_a_key_is_no_part_of_it() -> None:
     got = settings(api_key="secret\n", admin_api_key=" other ")
     assert (got.api_key, got.admin_api_key) == ("secret", "other")

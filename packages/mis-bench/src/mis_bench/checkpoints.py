@@ -28,9 +28,12 @@ def resolve_checkpoint(spec: str) -> Path:
     if kind == "random":
         return _random(name)
     try:
-        return resolve_model(spec)
+        path = resolve_model(spec)
     except ModelError as error:
         raise CheckpointError(error.message) from None
+    if path.is_file():  # which PyTorch cannot read to compare with
+        raise CheckpointError(f"{path} is a file; measurements need a model directory with safetensors files.")
+    return path
 
 
 def _random(name: str) -> Path:

@@ -42,7 +42,9 @@ class EngineConfig:
     """
 
     model: str = dataclasses.field(
-        metadata={"help": "Hugging Face model directory or name; a name that is not cached is downloaded."}
+        metadata={
+            "help": "Hugging Face model directory or name, or a GGUF file; a name that is not cached is downloaded."
+        }
     )
     dtype: str = option(
         "auto",
@@ -71,7 +73,7 @@ class EngineConfig:
     )
     tokenizer_path: str | None = option(
         None,
-        "Hugging Face directory or name of the tokenizer; default: the model's own.",
+        "Hugging Face directory or name of the tokenizer, or a GGUF file; default: the model's own.",
         "--tokenizer",
         group="Model",
     )
@@ -205,7 +207,7 @@ class EngineConfig:
 
     @property
     def tokenizer(self) -> str:
-        """Directory or name of the tokenizer."""
+        """Path or name of the tokenizer."""
         return self.tokenizer_path or self.model
 
     @classmethod

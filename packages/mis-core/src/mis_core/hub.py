@@ -1,4 +1,4 @@
-"""Where a model's files are: a directory, or a name that the Hugging Face hub client resolves."""
+"""Where a model's files are: a directory, a GGUF file, or a name that the Hugging Face hub client resolves."""
 
 import dataclasses
 from pathlib import Path
@@ -13,14 +13,14 @@ _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 def resolve(config: EngineConfig) -> EngineConfig:
-    """Return a config that names local directories only, downloading what is not there yet.
+    """Return a config that names local directories and files only, downloading what is not there yet.
 
     Raises:
-        ConfigError: a revision of a directory is asked for; there is only one.
+        ConfigError: a revision of local files is asked for; there is only one.
         ModelError: as `resolve_model`.
     """
-    if config.revision is not None and Path(config.model).is_dir():
-        raise ConfigError("revision is of a model that is given by name; this one is a directory.", "revision")
+    if config.revision is not None and Path(config.model).exists():
+        raise ConfigError("revision is of a model that is given by name; this one is a path.", "revision")
     model = resolve_model(config.model, config.revision, config.download_dir)
     path = config.tokenizer_path
     tokenizer = None if path is None else str(resolve_model(path, None, config.download_dir))
@@ -28,19 +28,21 @@ def resolve(config: EngineConfig) -> EngineConfig:
 
 
 def resolve_model(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
-    """Return the local directory of a model, downloading or finding it in the hub's cache if need be.
+    """Return the local directory or file of a model, downloading or finding it in the hub's cache if need be.
 
     Args:
-        model: A directory, or a name.
+        model: A directory, a GGUF file, or a name.
         revision: Branch, tag or commit of a name; None: the hub's default.
         download_dir: Folder to keep downloads in; None: the hub client's cache.
 
     Raises:
-        ModelError: there is no such directory, and the hub client cannot provide the name.
+        ModelError: there is no such path, and the hub client cannot provide the name.
     """
     path = Path(model)
-    if path.is_dir():
+    if path.exists():
         return path
+    if path.suffix == ".gguf":
+        raise ModelError(f"Model file {model!r} does not exist.")
     if path.is_absolute() or model.startswith(".") or model.count("/") > 1:
         raise ModelError(f"Model directory {model!r} does not exist.")
     try:

@@ -131,14 +131,14 @@ def _pop_engine(options: dict[str, Any]) -> EngineConfig:
     """Take the model and the engine's options out of those of a command."""
     model, model_path = options.pop("model"), options.pop("model_path")
     if not (model or model_path):
-        raise click.UsageError("MODEL is missing: a Hugging Face model directory or name.")
+        raise click.UsageError("MODEL is missing: a Hugging Face model directory or name, or a GGUF file.")
     names = [field.name for field in dataclasses.fields(EngineConfig) if field.name in options]
     return EngineConfig.of(model or model_path, {name: options.pop(name) for name in names})
 
 
 @_one_line_errors()
 def _serve(**options: Any) -> None:
-    """Serve MODEL, a Hugging Face model directory or name, over HTTP.
+    """Serve MODEL, a Hugging Face model directory or name, or a GGUF file, over HTTP.
 
     MODEL may also be given as --model-path or --model.
     """

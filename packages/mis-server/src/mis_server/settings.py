@@ -1,6 +1,7 @@
 """Server options, declared like the engine's: flags and environment variables are generated from these fields."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from mis_core.config import EngineConfig, option
 from mis_core.errors import ConfigError
@@ -34,7 +35,9 @@ class ServerConfig:
     host: str = option("127.0.0.1", "Address to listen on.", group="Address")
     port: int = option(30000, "Port to listen on; 0 picks a free one.", group="Address")
     served_model_name: str | None = option(
-        None, "Model name in requests and replies; default: MODEL as given.", group="Address"
+        None,
+        "Model name in requests and replies; default: MODEL as given, or the name of a GGUF file without its suffix.",
+        group="Address",
     )
     api_key: str | None = option(
         None,
@@ -136,4 +139,7 @@ class ServerConfig:
     @property
     def model_name(self) -> str:
         """Model name in requests and replies."""
-        return self.served_model_name or self.engine.model
+        if self.served_model_name is not None:
+            return self.served_model_name
+        model = self.engine.model
+        return Path(model).stem if model.endswith(".gguf") else model

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -47,6 +48,10 @@ def children() -> set[int]:
 
 def process_id(tokenizer: Tokenizer) -> int:
     return os.getpid()
+
+
+def renders_at_once(tokenizer: Tokenizer) -> bool:
+    return "transformers" in sys.modules
 
 
 def noted(note: Path, tokenizer: Tokenizer) -> None:
@@ -134,6 +139,16 @@ def test_what_travels_is_what_the_tokenizer_gives(opened: Callable[[], Any], tok
             assert await pool.small(process_id, 0) == pid
 
     run(main())
+
+
+def test_no_small_text_waits_for_the_first_chat(opened: Callable[[], Any], tokenizer: Tokenizer) -> None:
+    async def main() -> None:
+        assert tokenizer.chat_template is not None
+        async with opened() as pool:
+            assert await pool.small(renders_at_once, 0)
+            assert not await pool.large(renders_at_once, 0)  # which are started anew all the time
+
+    asyncio.run(main())
 
 
 def test_large_results_are_read_beside_the_event_loop(opened: Callable[[], Any]) -> None:

@@ -128,10 +128,10 @@ class Engine:
 
     @classmethod
     def from_pretrained(cls, model: str | Path, *, progress: bool = True, **options: Any) -> Self:
-        """Load a Hugging Face model directory or name.
+        """Load a Hugging Face model directory or name, or a GGUF file.
 
         Args:
-            model: The directory, or a name that the hub client resolves.
+            model: The directory or file, or a name that the hub client resolves.
             progress: Show progress bars on standard error.
             options: Fields of `EngineConfig`, which are the command line's flags in snake_case.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mis_core.checkpoints import open_checkpoint
 from mis_core.config import Activation
 from mis_core.errors import ModelError
 from mis_core.models.rope import RopeConfig, parse_rope, positive_number
@@ -120,27 +121,21 @@ class ModelConfig:
         return self.heads // self.kv_heads
 
 
-def read_model_config(directory: Path) -> ModelConfig:
-    """Read `config.json`, in the old and the new spelling of RoPE settings.
+def read_model_config(path: Path) -> ModelConfig:
+    """Read a checkpoint's settings, in the old and the new spelling of RoPE settings.
+
+    Args:
+        path: The checkpoint: a directory, or a GGUF file.
 
     Raises:
-        ModelError: the file is missing or broken, or asks for something that is not implemented.
+        ModelError: the settings are missing or broken, or ask for something that is not implemented.
     """
-    path = directory / "config.json"
-    if not directory.is_dir():
-        raise ModelError(f"Model directory {str(directory)!r} does not exist.")
-    try:
-        raw = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ModelError(f"{path}: missing; a model directory needs a config.json.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: not valid JSON ({error}).") from None
-    if not isinstance(raw, dict):
-        raise ModelError(f"{path}: holds a JSON {type(raw).__name__}, not an object.")
+    checkpoint = open_checkpoint(path)
+    raw = checkpoint.settings()
     try:
         return _parse(raw)
     except ModelError as error:
-        raise ModelError(f"{path}: {error.message}") from None
+        raise ModelError(f"{checkpoint.settings_path}: {error.message}") from None
 
 
 def _parse(raw: dict[str, Any]) -> ModelConfig:

@@ -2,7 +2,8 @@
 
 The inverse frequencies of a checkpoint are constants, computed once on the host in float32 as the
 checkpoints' own library does. Types: `default`, `linear` (position interpolation, arXiv 2306.15595),
-`llama3` (Llama 3.1 model card) and `yarn` (arXiv 2309.00071).
+`llama3` (Llama 3.1 model card), `yarn` (arXiv 2309.00071), and `factors`, by which GGUF files have what another type
+comes to.
 """
 
 import json
@@ -36,6 +37,7 @@ _PARAMETERS = {
         "truncate": False,
         "finetuned": False,  # of the first published code; says how the checkpoint was made
     },
+    "factors": {"factors": True},  # of GGUF files, one for every frequency
 }
 
 
@@ -44,7 +46,7 @@ class RopeConfig:
     """One checkpoint's RoPE.
 
     Attributes:
-        kind: `default`, `linear`, `llama3` or `yarn`.
+        kind: `default`, `linear`, `llama3`, `yarn` or `factors`.
         theta: Base of the frequencies.
         head_dim: Rotated elements of a head: all of them.
         max_positions: `max_position_embeddings` of the checkpoint, in tokens.
@@ -86,7 +88,9 @@ def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int, theta: fl
     if unknown:
         raise ModelError(f"{key}.{unknown[0]} is not supported for RoPE type {kind}.")
     for name, value in found.items():
-        if value is not None and not isinstance(value, bool):
+        if name == "factors":
+            _check_factors(value, head_dim // 2)
+        elif value is not None and not isinstance(value, bool):
             positive_number(found, name)
         elif _PARAMETERS[kind][name]:
             raise ModelError(f"{key}.{name} must be a positive number, not {json.dumps(value)}.")
@@ -94,6 +98,13 @@ def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int, theta: fl
     if name in _PARAMETERS[kind] and above is not None and above != found.get(name):
         raise ModelError(f"{name} beside {key} is not {key}.{name}; give it there alone.")
     return RopeConfig(kind, positive_number({"rope_theta": theta}, "rope_theta"), head_dim, max_positions, found)
+
+
+def _check_factors(factors: Any, count: int) -> None:
+    if not isinstance(factors, list) or len(factors) != count:
+        raise ModelError(f"factors must be {count} numbers, one for every frequency.")
+    for factor in factors:
+        positive_number({"factors": factor}, "factors")
 
 
 def _without_theta(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +131,8 @@ def frequencies(config: RopeConfig) -> tuple[Float32[np.ndarray, " half_head_dim
     match config.kind:
         case "linear":
             return plain / np.float32(config.parameters["factor"]), 1.0
+        case "factors":
+            return plain / np.asarray(config.parameters["factors"], np.float32), 1.0
         case "llama3":
             return _llama3(plain, config.parameters), 1.0
         case "yarn":

@@ -1,4 +1,4 @@
-"""Weights: from Hugging Face safetensors files to the decoder's stacked arrays.
+"""Weights: from a checkpoint's tensors to the decoder's stacked arrays.
 
 `tensors_of` says once where every tensor of a checkpoint goes and how it is turned; all families
 share it, and a family's switches decide which lines apply. Only headers are read until everything
@@ -6,28 +6,24 @@ has been found complete, so a broken checkpoint fails in a moment and by name.
 """
 
 import itertools
-import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
-from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
+from mis_core.checkpoints import Checkpoint, StoredTensor, open_checkpoint
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, spread_heads
 from mis_kernels.backends import Backend, Weight
 
-_STORED_TYPES = ("BF16", "F16", "F32", "F64")
 # Buffers that some exporters store though they follow from the configuration.
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"
 
@@ -159,15 +155,15 @@ def _half(index: int) -> Place:
 
 
 def load_decoder(
-    directory: Path, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh | None = None, progress: bool = True
+    path: Path, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh | None = None, progress: bool = True
 ) -> Decoder:
-    """Read a checkpoint directory into a decoder, cut over the devices of a mesh.
+    """Read a checkpoint into a decoder, cut over the devices of a mesh.
 
     Parameters are read, turned, converted to `dtype` and moved to the devices one after the other;
     the host never holds more than one of them, and a device never more than its share.
 
     Args:
-        directory: Folder of the checkpoint.
+        path: The checkpoint: a directory, or a GGUF file.
         config: Its shape.
         dtype: Type of the weights.
         mesh: Devices with axes `data` and `TENSOR`; default: the first device.
@@ -177,15 +173,15 @@ def load_decoder(
         ModelError: a file is missing or truncated, or a tensor is missing, extra, misshapen or of
             an unknown type; it is named.
     """
-    with ExitStack() as files:
-        stored = _open(directory, files)
+    checkpoint = open_checkpoint(path)
+    with checkpoint.tensors() as stored:
         mesh = make_mesh(1, 1) if mesh is None else mesh
         expected = list(tensors_of(config, mesh.shape[TENSOR]))
         # A classifier may still have its language model's head, which nothing uses; transformers leaves it out, too.
-        _check(directory, expected, stored, unused_head=config.tied or config.family.classifies)
+        _check(checkpoint, expected, stored, unused_head=config.tied or config.family.classifies)
         if config.tied and not _is_tied(stored):
             raise ModelError(
-                f"{directory}: lm_head.weight is not the embedding, though tie_word_embeddings is true; say false, or "
+                f"{path}: lm_head.weight is not the embedding, though tie_word_embeddings is true; say false, or "
                 "leave the tensor out."
             )
         spread = spread_heads(config, mesh.shape[TENSOR])
@@ -193,22 +189,24 @@ def load_decoder(
         packed = PRODUCTS if packs(spread, mesh.shape[TENSOR], backend) else ()
         graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spread, dtype, backend)))
         parameters = nnx.to_flat_state(state)
-        by_target: dict[tuple, list[Tensor]] = {path: list(group) for path, group in _grouped(expected)}
+        by_target: dict[tuple, list[Tensor]] = {target_path: list(group) for target_path, group in _grouped(expected)}
         bar = tqdm(total=len(expected), desc="Loading weights", unit="tensor", disable=not progress)
         loaded = {}
         with bar:
-            for path, parameter in parameters:
+            for target_path, parameter in parameters:
                 target = np.empty(parameter.shape, dtype)
-                for tensor in by_target[path]:
+                for tensor in by_target[target_path]:
                     part = target if tensor.layer is None else target[tensor.layer]
-                    tensor.place(part, stored[tensor.name].get_tensor(tensor.name))
+                    tensor.place(part, stored[tensor.name].read())
                     bar.update()
                 if not _is_finite(target):
-                    names = (tensor.name for tensor in by_target[path])
-                    as_kept = ((name, stored[name].get_tensor(name).astype(dtype)) for name in names)
+                    names = (tensor.name for tensor in by_target[target_path])
+                    as_kept = ((name, stored[name].read().astype(dtype)) for name in names)
                     name = next(name for name, values in as_kept if not _is_finite(values))
-                    raise ModelError(f"{directory}: tensor {name} holds NaN or infinity as {dtype.name}.")
-                loaded[path] = parameter.replace(_on_devices(path, target, mesh, backend, pack=path[-1] in packed))
+                    raise ModelError(f"{path}: tensor {name} holds NaN or infinity as {dtype.name}.")
+                loaded[target_path] = parameter.replace(
+                    _on_devices(target_path, target, mesh, backend, pack=target_path[-1] in packed)
+                )
         return nnx.merge(graph, nnx.from_flat_state(loaded))
 
 
@@ -227,12 +225,12 @@ def _is_finite(weight: np.ndarray) -> bool:
     return not any(((part & exponent) == exponent).any() for part in parts)
 
 
-def _is_tied(stored: dict[str, Any]) -> bool:
+def _is_tied(stored: Mapping[str, StoredTensor]) -> bool:
     """Whether a stored head, if there is one, equals the embedding."""
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     if head not in stored:
         return True
-    return np.array_equal(stored[head].get_tensor(head), stored[embedding].get_tensor(embedding))
+    return np.array_equal(stored[head].read(), stored[embedding].read())
 
 
 def _grouped(tensors: list[Tensor]) -> Iterator[tuple[tuple[str, ...], Iterator[Tensor]]]:
@@ -240,47 +238,21 @@ def _grouped(tensors: list[Tensor]) -> Iterator[tuple[tuple[str, ...], Iterator[
     return itertools.groupby(ordered, key=lambda tensor: tensor.target)
 
 
-def _open(directory: Path, files: ExitStack) -> dict[str, Any]:
-    """Map each tensor's name to the open file that holds it."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index}: not a safetensors index ({type(error).__name__}).") from None
-    else:
-        whole = directory / "model.safetensors"  # what is beside it belongs to others, an adapter for instance
-        names = [whole.name] if whole.exists() else sorted(path.name for path in directory.glob("*.safetensors"))
-        if not names:
-            raise ModelError(f"{directory}: no .safetensors files; other weight formats are not read.")
-    stored: dict[str, Any] = {}
-    for name in names:
-        path = directory / Path(name).name  # an index must not reach outside its directory
-        try:
-            handle = files.enter_context(safe_open(path, framework="np"))
-        except FileNotFoundError:
-            raise ModelError(f"{path}: missing, though {index.name} names it.") from None
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path}: truncated or not a safetensors file ({error}).") from None
-        stored |= dict.fromkeys(handle.keys(), handle)
-    return stored
-
-
-def _check(directory: Path, expected: list[Tensor], stored: dict[str, Any], *, unused_head: bool) -> None:
+def _check(
+    checkpoint: Checkpoint, expected: list[Tensor], stored: Mapping[str, StoredTensor], *, unused_head: bool
+) -> None:
+    path, settings, known_types = checkpoint.path, checkpoint.settings_path.name, checkpoint.stored_types()
     for tensor in expected:
         if tensor.name not in stored:
-            raise ModelError(f"{directory}: tensor {tensor.name} is missing.")
-        found = stored[tensor.name].get_slice(tensor.name)
-        shape, stored_type = tuple(found.get_shape()), found.get_dtype()
+            raise ModelError(f"{path}: tensor {tensor.name} is missing.")
+        shape, stored_type = stored[tensor.name].shape, stored[tensor.name].stored_type
         if shape != tensor.shape:
+            raise ModelError(f"{path}: tensor {tensor.name} has shape {shape}; {settings} asks for {tensor.shape}.")
+        if stored_type not in known_types:
             raise ModelError(
-                f"{directory}: tensor {tensor.name} has shape {shape}; config.json asks for {tensor.shape}."
-            )
-        if stored_type not in _STORED_TYPES:
-            raise ModelError(
-                f"{directory}: tensor {tensor.name} is stored as {stored_type}; known: {', '.join(_STORED_TYPES)}."
+                f"{path}: tensor {tensor.name} is stored as {stored_type}; known: {', '.join(known_types)}."
             )
     known = {tensor.name for tensor in expected} | ({"lm_head.weight"} if unused_head else set())
     for name in stored:
         if name not in known and not name.endswith(_DERIVED_SUFFIX):
-            raise ModelError(f"{directory}: tensor {name} belongs to no part of the model that config.json describes.")
+            raise ModelError(f"{path}: tensor {name} belongs to no part of the model that {settings} describes.")

@@ -1,18 +1,18 @@
-"""The model's tokenizer, read by `transformers`, never with remote code."""
+"""The model's tokenizer: texts to ids, and queries with their items to segments."""
 
 import itertools
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import numpy as np
 import tokenizers
 from jaxtyping import Bool, Int32, Int64
 
-from mis_core.errors import ModelError, RequestError
+from mis_core.checkpoints import open_checkpoint
+from mis_core.errors import RequestError
 from mis_core.ragged import ramp
 from mis_core.tokenization.chat_template import ChatTemplate
 from mis_core.tokenization.joined import Joined, cut_segments, whole_sequences
@@ -72,42 +72,27 @@ class Tokenizer:
     @classmethod
     def from_pretrained(
         cls,
-        directory: str | Path,
+        path: str | Path,
         chat_template: str | Path | None = None,
         rerank_template: str | Path | None = None,
     ) -> Self:
-        """Read the tokenizer of a model directory.
+        """Read the tokenizer of a model.
 
         Args:
-            directory: The directory.
+            path: The checkpoint: a directory, or a GGUF file.
             chat_template: File with a chat template to use instead of the model's own.
             rerank_template: File with a template of rerank prompts.
 
         Raises:
             ModelError: a file is missing or broken; it is named.
         """
-        directory = Path(directory)
-        _check_files(directory)
-        from transformers import AutoTokenizer  # slow to import; requests of token ids never need it
-
-        try:
-            loaded: Any = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
-            backend = loaded.backend_tokenizer
-        except Exception as error:  # every tokenizer class fails in its own way; all mean the same to the user
-            reason = next(iter(str(error).splitlines()), "")[:200]
-            raise ModelError(
-                f"The tokenizer of model {directory.name!r} cannot be read from its tokenizer.json and "
-                f"tokenizer_config.json: {type(error).__name__}: {reason}"
-            ) from None
-        special_tokens = {name: str(token) for name, token in loaded.special_tokens_map.items()}
-        end_ids = _end_ids(directory, loaded.eos_token_id)
+        stored = open_checkpoint(path).tokenizer()
+        special_tokens, own = stored.special_tokens, stored.chat_template
         rerank = None if rerank_template is None else ChatTemplate.read(rerank_template, special_tokens)
         if chat_template is not None:
-            return cls(backend, ChatTemplate.read(chat_template, special_tokens), end_ids, rerank)
-        own = loaded.chat_template
-        if isinstance(own, dict):  # several by name
-            own = own.get("default")
-        return cls(backend, None if own is None else ChatTemplate(own, special_tokens), end_ids, rerank)
+            return cls(stored.backend, ChatTemplate.read(chat_template, special_tokens), stored.end_ids, rerank)
+        chat = None if own is None else ChatTemplate(own, special_tokens)
+        return cls(stored.backend, chat, stored.end_ids, rerank)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -359,29 +344,3 @@ def _added_at_the_ends(backend: tokenizers.Tokenizer) -> tuple[list[int], list[i
         if full[begin : begin + len(bare)] == bare:
             return full[:begin], full[begin + len(bare) :]
     return None
-
-
-def _end_ids(directory: Path, eos_id: int | None) -> frozenset[int]:
-    """Return the tokens that end an answer: the tokenizer's, and those of the model's config files."""
-    found: list[object] = [eos_id]
-    for name in ("config.json", "generation_config.json"):
-        try:
-            ids = json.loads((directory / name).read_bytes())["eos_token_id"]
-        except (OSError, ValueError, LookupError, TypeError):
-            continue
-        found += ids if isinstance(ids, list) else [ids]
-    return frozenset(each for each in found if isinstance(each, int))
-
-
-def _check_files(directory: Path) -> None:
-    """Say which file is at fault before `transformers` says it at length."""
-    kinds = ("tokenizer.json", "tokenizer.model", "vocab.json")
-    if not any((directory / name).is_file() for name in kinds):
-        raise ModelError(f"Model {directory.name!r} has no tokenizer: the file tokenizer.json is missing.")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        path = directory / name
-        try:
-            if path.is_file() and not isinstance(json.loads(path.read_bytes()), dict):
-                raise ModelError(f"The file {name} of model {directory.name!r} does not hold a JSON object.")
-        except ValueError:
-            raise ModelError(f"The file {name} of model {directory.name!r} is not valid JSON.") from None

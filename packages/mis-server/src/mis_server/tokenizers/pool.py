@@ -92,7 +92,7 @@ class TokenizerPool:
         """Run jobs, each in a process that may have run others; `kills` one when nobody waits for its job any more."""
         while True:
             try:
-                process = await TokenizerProcess.start(self._json)
+                process = await TokenizerProcess.start(self._json, renders=not kills)
             except (OSError, ProcessEnded) as error:
                 logger.error("A tokenizer process could not be started: %s", error)
                 await asyncio.sleep(_RETRY_S)

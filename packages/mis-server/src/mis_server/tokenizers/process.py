@@ -15,6 +15,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar
 
+from mis_core.errors import RequestError
 from mis_core.tokenization import Tokenizer
 
 _HEADER_BYTES = 8
@@ -36,8 +37,12 @@ class TokenizerProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, tokenizer: str) -> "TokenizerProcess":
-        """Start a process and wait until it has loaded the tokenizer, given as `Tokenizer.to_json`.
+    async def start(cls, tokenizer: str, *, renders: bool = False) -> "TokenizerProcess":
+        """Start a process and wait until it has loaded the tokenizer.
+
+        Args:
+            tokenizer: What `Tokenizer.to_json` gives.
+            renders: Load what chat templates need as well, so that nobody waits for the first chat; it takes longer.
 
         Raises:
             OSError: it cannot be started.
@@ -52,6 +57,8 @@ class TokenizerProcess:
             raise
         try:
             await process._exchange(tokenizer)
+            if renders:
+                await process.run(_render)
         except BaseException:
             await process.stop()
             raise
@@ -95,6 +102,12 @@ class TokenizerProcess:
             return pickle.loads(data) if size <= _INLINE_BYTES else await asyncio.to_thread(pickle.loads, data)
         except (asyncio.IncompleteReadError, ConnectionError):
             raise ProcessEnded from None
+
+
+def _render(tokenizer: Tokenizer) -> None:
+    if tokenizer.chat_template is not None:
+        with contextlib.suppress(RequestError):  # some refuse this message
+            tokenizer.chat_template.render([{"role": "user", "content": "a"}])
 
 
 def _frame(message: Any) -> tuple[bytes, bytes]:

@@ -1,0 +1,15 @@
+"""A model's files: settings, tensors and tokenizer, of a directory as the Hugging Face hub has them or a GGUF file."""
+
+from pathlib import Path
+
+from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
+from mis_core.checkpoints.directory import DirectoryCheckpoint
+from mis_core.checkpoints.gguf_file import GgufCheckpoint
+
+__all__ = ["Checkpoint", "StoredTensor", "StoredTokenizer", "open_checkpoint"]
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Return the checkpoint at a path, whose files are read when they are asked for: a file is GGUF."""
+    path = Path(path)
+    return GgufCheckpoint(path) if path.is_file() else DirectoryCheckpoint(path)

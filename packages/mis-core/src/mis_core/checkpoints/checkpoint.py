@@ -1,0 +1,84 @@
+"""What a model's files hold, whatever their format."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+
+class StoredTensor(ABC):
+    """One tensor of a checkpoint, not read yet.
+
+    Attributes:
+        shape: As Hugging Face checkpoints have it: `[outputs, inputs]` of a projection.
+        stored_type: Name of its type in the file, such as `BF16`.
+    """
+
+    shape: tuple[int, ...]
+    stored_type: str
+
+    @abstractmethod
+    def read(self) -> np.ndarray:
+        """Return the elements, of a float type; nothing is kept of them."""
+
+
+@dataclass(frozen=True)
+class StoredTokenizer:
+    """A tokenizer as a checkpoint has it.
+
+    Attributes:
+        backend: What encodes and decodes.
+        special_tokens: Texts of special tokens by the names that chat templates use, such as `bos_token`.
+        end_ids: Tokens with which an answer ends.
+        chat_template: Jinja template that turns messages into text; None if there is none.
+    """
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]
+    end_ids: frozenset[int]
+    chat_template: str | None
+
+
+class Checkpoint(ABC):
+    """A model's files; nothing is read before it is asked for.
+
+    Attributes:
+        path: The directory or file, for messages about tensors.
+        settings_path: The file that holds the settings, for messages about them.
+    """
+
+    path: Path
+    settings_path: Path
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Return what `config.json` of a Hugging Face checkpoint holds.
+
+        Raises:
+            ModelError: it is missing or broken.
+        """
+
+    @abstractmethod
+    def stored_types(self) -> tuple[str, ...]:
+        """Return the names of the types that tensors may be stored as."""
+
+    @abstractmethod
+    def tensors(self) -> AbstractContextManager[Mapping[str, StoredTensor]]:
+        """Open the tensors, by the names that Hugging Face checkpoints give them.
+
+        Raises:
+            ModelError: a file is missing, truncated or of another format.
+        """
+
+    @abstractmethod
+    def tokenizer(self) -> StoredTokenizer:
+        """Read the tokenizer.
+
+        Raises:
+            ModelError: a file is missing or broken; it is named.
+        """

@@ -1,0 +1,246 @@
+"""A checkpoint as llama.cpp has it: one GGUF file with settings, tensors and tokenizer.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` package reads it and turns quantised
+blocks into float32. Anything in the file that would change the arithmetic and is not understood here is refused by
+name, never ignored.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
+from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
+from mis_core.errors import ModelError
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
+# llama.cpp turns neighbouring elements of these architectures' heads, where Hugging Face turns those half a head
+# apart; its converter reorders the rows of the projections to suit.
+_PAIRED = ("llama", "smollm3")
+
+# Settings behind the architecture's name, and what `config.json` calls them.
+_SETTINGS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+# More of them, which change nothing with these values; None: whatever the value.
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...] | None] = {
+    "vocab_size": None,  # the embedding says it
+    "tensor_data_layout": None,
+    "use_parallel_residual": (False,),
+    "attention.causal": (True,),
+    "attention.sliding_window": (0,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "rope.scaling.attn_factor": (0.0, 1.0),
+}
+_SIZES_OF_HEADS = ("attention.value_length", "rope.dimension_count")
+_ROPE = {
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.finetuned": "finetuned",
+}
+
+_TENSORS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+class GgufCheckpoint(Checkpoint):
+    """A GGUF file; see `Checkpoint`."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the file's path."""
+        self.path = path
+        self.settings_path = path
+
+    def stored_types(self) -> tuple[str, ...]:
+        """Return the names of the types that `gguf` turns into float32."""
+        import gguf
+
+        return tuple(kind.name for kind in gguf.GGMLQuantizationType if _is_known(kind))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the file's settings as a `config.json` would have them; see `Checkpoint`."""
+        architecture = self._value("general.architecture")
+        if architecture not in _ARCHITECTURES:
+            known = ", ".join(_ARCHITECTURES)
+            raise ModelError(f"{self.path}: architecture {architecture} of GGUF files is not read; known: {known}.")
+        prefix = f"{architecture}."
+        found = {key.removeprefix(prefix): self._value(key) for key in self._file.fields if key.startswith(prefix)}
+        settings = {theirs: found.pop(name) for name, theirs in _SETTINGS.items() if name in found}
+        tensors = {tensor.name: tensor for tensor in self._file.tensors}
+        if "token_embd.weight" not in tensors:
+            raise ModelError(f"{self.path}: tensor token_embd.weight is missing.")
+        settings |= {
+            "architectures": [_ARCHITECTURES[architecture]],
+            "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+            "tie_word_embeddings": "output.weight" not in tensors,
+            "rope_scaling": self._rope_scaling(found),
+        }
+        if architecture != "qwen2":  # whose biases are no choice
+            settings["attention_bias"] = "blk.0.attn_q.bias" in tensors
+            settings["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
+        embed, heads = (settings.get(name) for name in ("hidden_size", "num_attention_heads"))
+        if "head_dim" not in settings and isinstance(embed, int) and isinstance(heads, int) and heads:
+            settings["head_dim"] = embed // heads  # whatever the architecture
+        for name, value in found.items():
+            allowed = (settings.get("head_dim"),) if name in _SIZES_OF_HEADS else _WITHOUT_EFFECT.get(name, ())
+            if allowed is not None and value not in allowed:
+                raise ModelError(f"{self.path}: setting {prefix}{name} = {str(value)[:40]} is not understood.")
+        return settings
+
+    @contextlib.contextmanager
+    def tensors(self) -> Iterator[dict[str, "_Tensor"]]:
+        """Map the tensors into memory; see `Checkpoint`."""
+        settings = self.settings()
+        heads = {"attn_q": settings["num_attention_heads"]}
+        heads["attn_k"] = settings.get("num_key_value_heads", heads["attn_q"])
+        is_paired = self._value("general.architecture") in _PAIRED
+        stored: dict[str, _Tensor] = {}
+        for tensor in self._file.tensors:
+            if tensor.name == _ROPE_FACTORS:  # a setting
+                continue
+            found = _NAME.fullmatch(tensor.name)
+            if found is None or found["part"] not in _TENSORS:
+                stored[tensor.name] = _Tensor(tensor)  # whoever looks at the names refuses it
+                continue
+            layer = "" if found["layer"] is None else f"model.layers.{found['layer']}."
+            paired = heads.get(found["part"]) if is_paired else None
+            stored[f"{layer}{_TENSORS[found['part']]}.{found['kind']}"] = _Tensor(tensor, paired)
+        yield stored
+
+    def tokenizer(self) -> StoredTokenizer:
+        """Build the tokenizer of the file's vocabulary and merges; see `Checkpoint`."""
+        names = [name for name in self._file.fields if name.startswith("tokenizer.")]
+        try:
+            return build_tokenizer({name.removeprefix("tokenizer."): self._value(name) for name in names})
+        except ModelError as error:
+            raise ModelError(f"{self.path}: {error.message}") from None
+
+    @cached_property
+    def _file(self) -> Any:
+        """The file, whose tensors are mapped into memory."""
+        try:
+            reader = _reader()
+        except ModuleNotFoundError:
+            raise ModelError(
+                f"{self.path}: reading GGUF files needs the package gguf: pip install 'mis-core[gguf]'."
+            ) from None
+        try:
+            with self.path.open("rb") as file:
+                if file.read(4) != b"GGUF":
+                    raise ModelError(f"{self.path}: not a GGUF file, and not a model directory.")
+            file = reader(self.path)
+        except OSError as error:
+            raise ModelError(f"{self.path}: {error.strerror or 'cannot be read'}.") from None
+        # The reader checks little: what it meets in a broken file is whatever its bytes happen to say.
+        except (ValueError, LookupError, OverflowError) as error:
+            raise ModelError(f"{self.path}: a truncated or broken GGUF file ({str(error)[:100]}).") from None
+        if file.byte_order != "I":
+            raise ModelError(f"{self.path}: written for machines of the other byte order.")
+        if file.fields.get("split.count") is not None and int(file.fields["split.count"].contents()) > 1:
+            raise ModelError(f"{self.path}: one of several parts; join them by `llama-gguf-split --merge`.")
+        return file
+
+    def _value(self, name: str) -> Any:
+        """Return a value of the file's header."""
+        if name not in self._file.fields:
+            raise ModelError(f"{self.path}: {name} is missing.")
+        try:
+            return self._file.fields[name].contents()
+        except UnicodeDecodeError:
+            raise ModelError(f"{self.path}: {name} is not UTF-8.") from None
+
+    def _rope_scaling(self, found: dict[str, Any]) -> dict[str, Any] | None:
+        """Take the settings of RoPE's extensions out of those found, as `config.json` has them."""
+        kind = found.pop("rope.scaling.type", "none")
+        given = {theirs: found.pop(name) for name, theirs in _ROPE.items() if name in found}
+        factors = next((tensor for tensor in self._file.tensors if tensor.name == _ROPE_FACTORS), None)
+        if factors is not None:
+            if kind != "none":
+                raise ModelError(f"{self.path}: both {_ROPE_FACTORS} and RoPE scaling {kind}; one is understood.")
+            return {"rope_type": "factors", "factors": _Tensor(factors).read().tolist()}
+        return None if kind == "none" else {"rope_type": kind} | given
+
+
+class _Tensor(StoredTensor):
+    """A tensor of a GGUF file; see `StoredTensor`."""
+
+    def __init__(self, tensor: Any, heads: int | None = None) -> None:
+        """Take the reader's tensor, and how many heads its rows are if they are reordered."""
+        self.shape = tuple(map(int, reversed(tensor.shape)))
+        self.stored_type = tensor.tensor_type.name
+        self._tensor = tensor
+        self._heads = heads
+
+    def read(self) -> np.ndarray:
+        """Return the elements as float32, rows in the order of Hugging Face checkpoints."""
+        from gguf import dequantize
+
+        elements = dequantize(self._tensor.data, self._tensor.tensor_type)
+        if self._heads is None:
+            return elements
+        pairs = elements.reshape(self._heads, -1, 2, *elements.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(elements.shape)
+
+
+def _is_known(kind: Any) -> bool:
+    """Whether `gguf` turns blocks of this type into float32."""
+    from gguf import GGML_QUANT_SIZES, dequantize
+
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _reader() -> Callable[[Path], Any]:
+    """Return what opens a file.
+
+    Raises:
+        ModuleNotFoundError: the package is not installed.
+    """
+    from gguf import GGUFReader
+
+    class Reader(GGUFReader):
+        """The package's own, four times faster with vocabularies: a memory map is slow to slice."""
+
+        def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> np.ndarray:
+            kind = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
+            return np.frombuffer(self.data, kind, int(count), int(offset))
+
+    return Reader

@@ -1,0 +1,118 @@
+"""The tokenizer of a GGUF file: byte-level BPE built from the file's own vocabulary and merges.
+
+A file names how text is split before BPE by one word, `tokenizer.ggml.pre`, whose meaning is llama.cpp's code; the
+patterns here are those of the models' own `tokenizer.json`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from mis_core.checkpoints.checkpoint import StoredTokenizer
+from mis_core.errors import ModelError
+
+_LETTERS_AND_MARKS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _by_pattern(digits: str) -> pre_tokenizers.PreTokenizer:
+    split = pre_tokenizers.Split(Regex(_LETTERS_AND_MARKS % digits), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _by_digit() -> pre_tokenizers.PreTokenizer:
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What one word of `tokenizer.ggml.pre` means.
+
+    Attributes:
+        split: What splits text before BPE.
+        whole_words: A part that is a token itself is that token, whatever the merges say.
+        adds_bos: Whether texts begin with BOS where the file does not say.
+    """
+
+    split: pre_tokenizers.PreTokenizer
+    whole_words: bool = False
+    adds_bos: bool = False
+
+
+_KINDS = {
+    "smollm": _Kind(_by_digit()),
+    "llama-bpe": _Kind(_by_pattern(r"\p{N}{1,3}"), whole_words=True, adds_bos=True),
+    "qwen2": _Kind(_by_pattern(r"\p{N}")),
+}
+# Types of tokens that are found in texts as they stand: unknown, control, defined by a user.
+_ADDED = (2, 3, 4)
+_USER_DEFINED = 4
+_SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_ENDS = ("eos", "eot", "eom")
+
+
+def build_tokenizer(fields: dict[str, Any]) -> StoredTokenizer:
+    """Build a tokenizer.
+
+    Args:
+        fields: Values of the file's header by their names behind `tokenizer.`.
+
+    Raises:
+        ModelError: a field is missing or wrong, or the tokenizer is of a kind that is not known.
+    """
+    model, pre = (fields.get(f"ggml.{name}") for name in ("model", "pre"))
+    if model != "gpt2" or pre not in _KINDS:
+        name = f"model {model}" if model != "gpt2" else f"pre {pre}"
+        raise ModelError(
+            f"tokenizer.ggml.{name} is not known; known: gpt2 with pre {', '.join(_KINDS)}. With tokenizer_path, the "
+            "directory of a Hugging Face tokenizer is used instead."
+        )
+    kind, template = _KINDS[pre], fields.get("chat_template")
+    if not isinstance(template, str | None):
+        raise ModelError("tokenizer.chat_template is no text.")
+    tokens, types = _list(fields, "tokens", str), _list(fields, "token_type", int)
+    if len(types) != len(tokens):
+        raise ModelError(f"tokenizer.ggml has {len(tokens)} tokens and the types of {len(types)}.")
+    pairs = [tuple(merge.split(" ")) for merge in _list(fields, "merges", str)]
+    vocabulary = {token: place for place, token in enumerate(tokens)}
+    try:
+        bpe = models.BPE(vocabulary, pairs, ignore_merges=kind.whole_words)
+    except Exception as error:  # the library raises this very type
+        raise ModelError(f"tokenizer.ggml.merges do not fit the tokens: {str(error)[:100]}") from None
+    backend = Tokenizer(bpe)
+    backend.pre_tokenizer, backend.decoder = kind.split, decoders.ByteLevel()
+    backend.add_tokens(
+        [
+            AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in _ADDED
+        ]
+    )
+    named = {name: fields[f"ggml.{name}_token_id"] for name in (*_SPECIAL, *_ENDS) if f"ggml.{name}_token_id" in fields}
+    for name, token in named.items():
+        if not isinstance(token, int) or not 0 <= token < len(tokens):
+            raise ModelError(f"tokenizer.ggml.{name}_token_id = {str(token)[:20]} is no token.")
+    added = {"bos": kind.adds_bos, "eos": False}
+    added = {name: bool(fields.get(f"ggml.add_{name}_token", default)) for name, default in added.items()}
+    wanted = {name: (tokens[named[name]], named[name]) for name in added if added[name] and name in named}
+    if wanted:
+        before, after = ([wanted[name][0]] if name in wanted else [] for name in ("bos", "eos"))
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after], special_tokens=list(wanted.values())
+        )
+    return StoredTokenizer(
+        backend=backend,
+        special_tokens={theirs: tokens[named[name]] for name, theirs in _SPECIAL.items() if name in named},
+        end_ids=frozenset(named[name] for name in _ENDS if name in named),
+        chat_template=template,
+    )
+
+
+def _list(fields: dict[str, Any], name: str, kind: type) -> list[Any]:
+    found = fields.get(f"ggml.{name}")
+    if not isinstance(found, list) or not all(isinstance(each, kind) for each in found):
+        raise ModelError(f"tokenizer.ggml.{name} is missing or no list of {kind.__name__}.")
+    return found

@@ -1,0 +1,123 @@
+"""Write a checkpoint directory as a GGUF file, as llama.cpp's converter does. Needs the `gguf` package."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+_ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "smollm3": "SMOLLM3"}
+_PRE = {"llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "smollm3": "llama-bpe"}
+_REORDERED = ("llama", "smollm3")
+
+
+def write_gguf(file: Path, directory: Path, quantization: str = "F32") -> Path:
+    """Write a checkpoint as a GGUF file and return its path.
+
+    Args:
+        file: Where to.
+        directory: A checkpoint of `tiny_checkpoint`, without a classification head.
+        quantization: Type of the matrices: one that `gguf` can quantise to.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    family = config["model_type"]
+    architecture = gguf.MODEL_ARCH[_ARCHITECTURES[family]]
+    writer = gguf.GGUFWriter(str(file), gguf.MODEL_ARCH_NAMES[architecture])
+    _write_settings(writer, config)
+    _write_tokenizer(writer, directory, config, _PRE[family])
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for part in sorted(directory.glob("*.safetensors")):
+        with safe_open(part, framework="np") as stored:
+            for name in stored.keys():  # noqa: SIM118 - not a mapping
+                tensor = stored.get_tensor(name).astype(np.float32)
+                projection = name.split(".")[-2]
+                if projection in heads and family in _REORDERED:
+                    tensor = _reordered(tensor, heads[projection])
+                kind = gguf.GGMLQuantizationType["F32" if tensor.ndim == 1 else quantization]
+                stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+                writer.add_tensor(stored_name, gguf.quantize(tensor, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def tokenizer_fields(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
+    """Return what a GGUF file has of a byte-level BPE tokenizer, by the names behind `tokenizer.ggml.`."""
+    content = json.loads(tokenizer.to_str())
+    tokens = [""] * tokenizer.get_vocab_size()
+    types = [int(gguf.TokenType.NORMAL)] * len(tokens)
+    for token, place in tokenizer.get_vocab().items():
+        tokens[place] = token
+    for place, token in tokenizer.get_added_tokens_decoder().items():
+        types[place] = int(gguf.TokenType.CONTROL if token.special else gguf.TokenType.USER_DEFINED)
+    merges = [" ".join(pair) for pair in content["model"]["merges"]]
+    return {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": types, "merges": merges}
+
+
+def _write_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 1e4)}
+    scaling = config.get("rope_scaling") or rope
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(rope.get("rope_theta") or config["rope_theta"])
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_vocab_size(config["vocab_size"])
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(scaling["factor"])
+        if "original_max_position_embeddings" in scaling:
+            writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+    elif kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(scaling, rope, config, head_dim))
+
+
+def _llama3_factors(scaling: dict[str, Any], rope: dict[str, Any], config: dict[str, Any], size: int) -> np.ndarray:
+    """Return what every frequency is divided by: the ratio of transformers' own with and without the extension."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    theta = rope.get("rope_theta") or config["rope_theta"]
+    loaded = LlamaConfig(
+        head_dim=size,
+        max_position_embeddings=config["max_position_embeddings"],
+        rope_parameters=scaling | {"rope_theta": theta, "rope_type": "llama3"},
+    )
+    extended = ROPE_INIT_FUNCTIONS["llama3"](loaded, "cpu")[0].numpy()
+    plain = 1 / theta ** (np.arange(0, size, 2) / size)
+    return (plain / extended).astype(np.float32)
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter, directory: Path, config: dict[str, Any], pre: str) -> None:
+    fields = tokenizer_fields(Tokenizer.from_file(str(directory / "tokenizer.json")), pre)
+    missing = range(len(fields["tokens"]), config["vocab_size"])
+    writer.add_tokenizer_model(fields["model"])
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(fields["tokens"] + [f"[PAD{place}]" for place in missing])
+    writer.add_token_types(fields["token_type"] + [int(gguf.TokenType.UNUSED)] * len(missing))
+    writer.add_token_merges(fields["merges"])
+    described = json.loads((directory / "tokenizer_config.json").read_text())
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(described["bos_token"] is not None)
+    writer.add_chat_template(described["chat_template"])
+
+
+def _reordered(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Put elements that RoPE turns together, half a head apart, beside each other."""
+    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
