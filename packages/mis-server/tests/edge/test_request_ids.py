@@ -48,6 +48,7 @@ def handled(messages: list[dict[str, Any]], end: BaseException | None) -> tuple[
         ([], RuntimeError("planted"), 500),
         ([], asyncio.CancelledError(), 503),
         ([START, END], RuntimeError("planted"), 200),
+        ([START], asyncio.CancelledError(), 200),
     ],
 )
 def test_every_end_is_one_reply_one_line_and_one_count(

@@ -51,10 +51,10 @@ class RequestIds:
         try:
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # the server is stopping, and the time to finish is over
-            if status:
-                raise
-            message = "The server stopped before this request was answered; try again."
-            await error_reply("engine_unavailable", message)(scope, receive, send_with_id)
+            if not status:
+                message = "The server stopped before this request was answered; try again."
+                await error_reply("engine_unavailable", message)(scope, receive, send_with_id)
+            # A reply that has begun is cut: uvicorn closes the connection, and says so.
         except Exception:
             logger.exception("Request %s failed.", request_id)
             if status and not is_complete:
