@@ -161,10 +161,9 @@ def show_reviews(console: Console, client: OpenAI) -> int:
     right = sum(each.right for each in judged)
     computed = sum(placement["tokens"] for placement in layout["placements"])
     repeated = (len(judged) - 1) * layout["query_tokens"]
-    console.print(
-        f"{right} of {len(judged)} are right. It took {elapsed_s:.1f} s and {computed:,} tokens, as the query is "
-        f"computed once; a request for each review would have taken {computed + repeated:,}."
-    )
+    took = f"{elapsed_s:.1f} s and {computed} tokens"
+    console.print(f"{right} of {len(judged)} are right, after {took}: the query is computed once.")
+    console.print(f"A request for each review would have taken {computed + repeated:,} tokens.")
     return right
 
 
