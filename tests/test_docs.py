@@ -175,6 +175,26 @@ def test_a_requirement_stands_somewhere_and_has_a_page_or_a_command(row: list[st
         assert not anchor or anchor in {re.sub(r"[^a-z0-9]+", "-", heading).strip("-") for heading in headings}
 
 
+def measured(page: str) -> str:
+    """Return the table of figures of a front page."""
+    return page.split("\n## Measured\n\n")[1].split("\n\n")[0]
+
+
+def test_both_front_pages_have_the_same_figures() -> None:
+    readme = (DOCS.parent / "README.md").read_text()
+    assert measured(readme).replace("](docs/", "](") == measured((DOCS / "index.md").read_text())
+
+
+@pytest.mark.parametrize(
+    ("figures", "path"), re.findall(r"\[([^]]+)\]\(([^)#]+)", measured((DOCS / "index.md").read_text()))
+)
+def test_a_figure_of_the_front_page_is_in_the_report_that_it_names(figures: str, path: str) -> None:
+    numbers = re.findall(r"\d[\d.,]*(?:e-\d+)?", figures)
+    words_of_report = re.findall(r"\d[\d.,]*(?:e-\d+)?", (DOCS / path).read_text())
+    assert numbers
+    assert set(numbers) <= set(words_of_report)
+
+
 class _NoEngine:
     ready = False
     info = None

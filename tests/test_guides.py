@@ -46,6 +46,32 @@ def test_the_guide_from_openai(
     assert "completion_tokens=1" in streamed[-1]
 
 
+@pytest.mark.parametrize("page", ["../../README.md", "../index.md", "quickstart.md"])
+def test_the_first_example(
+    page: str,
+    server: RunningServer,
+    checkpoint: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    local = [('"Qwen/Qwen3-0.6B"', f"{str(checkpoint)!r}, skip_warmup=True")] if page == "quickstart.md" else []
+    run_guide(page, (URL, server.base_url), *local)
+    printed = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    (shown,) = (block for block in blocks(page, "text") if len(block.splitlines()) == 3)
+    assert [review for _, review in printed] == [line.split("  ")[1] for line in shown.splitlines()]
+    assert all(0 <= float(positive) <= 1 for positive, _ in printed)
+
+
+@pytest.mark.parametrize(("page", "shown"), [("../../README.md", 20), ("../index.md", 6)])
+def test_the_output_of_the_demonstration_is_of_its_reviews(page: str, shown: int) -> None:
+    example = (GUIDES.parents[1] / "examples" / "rank_reviews.py").read_text(encoding="utf-8")
+    (output,) = (block for block in blocks(page, "text") if "are right" in block)
+    reviews = re.findall(r"^ +0\.\d{3} +0\.\d{3} +yes +(.+)$", output, re.MULTILINE)
+    assert len(reviews) == shown
+    assert all(f'"{review}"' in example for review in reviews)
+
+
 def test_the_guide_to_rerank(server: RunningServer, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (curl,) = (block for block in blocks("rerank.md", "bash") if block.startswith("curl"))
     command = changed(curl, (URL, server.base_url), ("curl ", "curl --noproxy '*' --silent --fail "))

@@ -53,6 +53,13 @@ def test_float64_is_read(directory: Path) -> None:
     np.testing.assert_array_equal(load(directory).layers.qkv[...], before.layers.qkv[...])
 
 
+def test_layers_without_number_are_refused_at_once(directory: Path) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**12}))
+    with pytest.raises(ModelError, match=r"model\.layers\.2\..* is missing"):
+        load(directory)
+
+
 def test_what_lies_beside_the_whole_model_is_not_its_own(directory: Path) -> None:
     save_file({"lora_A": np.zeros(3, np.float32)}, directory / "adapter_model.safetensors")
     load(directory)

@@ -94,10 +94,12 @@ class GgufCheckpoint(Checkpoint):
 
     def settings(self) -> dict[str, Any]:
         """Return the file's settings as a `config.json` would have them; see `Checkpoint`."""
-        architecture = self._value("general.architecture")
+        architecture = str(self._value("general.architecture"))
         if architecture not in _ARCHITECTURES:
             known = ", ".join(_ARCHITECTURES)
-            raise ModelError(f"{self.path}: architecture {architecture} of GGUF files is not read; known: {known}.")
+            raise ModelError(
+                f"{self.path}: architecture {architecture[:40]!r} of GGUF files is not read; known: {known}."
+            )
         prefix = f"{architecture}."
         found = {key.removeprefix(prefix): self._value(key) for key in self._file.fields if key.startswith(prefix)}
         settings = {theirs: found.pop(name) for name, theirs in _SETTINGS.items() if name in found}
@@ -119,7 +121,8 @@ class GgufCheckpoint(Checkpoint):
         for name, value in found.items():
             allowed = (settings.get("head_dim"),) if name in _SIZES_OF_HEADS else _WITHOUT_EFFECT.get(name, ())
             if allowed is not None and value not in allowed:
-                raise ModelError(f"{self.path}: setting {prefix}{name} = {str(value)[:40]} is not understood.")
+                setting = f"{prefix}{name} = {value}"
+                raise ModelError(f"{self.path}: setting {setting[:80]!r} is not understood.")
         return settings
 
     @contextlib.contextmanager
@@ -135,7 +138,8 @@ class GgufCheckpoint(Checkpoint):
                 continue
             found = _NAME.fullmatch(tensor.name)
             if found is None or found["part"] not in _TENSORS:
-                stored[tensor.name] = _Tensor(tensor)  # whoever looks at the names refuses it
+                # Whoever looks at the names refuses it, and shows it.
+                stored[tensor.name.encode("unicode_escape").decode()] = _Tensor(tensor)
                 continue
             layer = "" if found["layer"] is None else f"model.layers.{found['layer']}."
             paired = heads.get(found["part"]) if is_paired else None
@@ -168,10 +172,10 @@ class GgufCheckpoint(Checkpoint):
             raise ModelError(f"{self.path}: {error.strerror or 'cannot be read'}.") from None
         # The reader checks little: what it meets in a broken file is whatever its bytes happen to say.
         except (ValueError, LookupError, OverflowError) as error:
-            raise ModelError(f"{self.path}: a truncated or broken GGUF file ({str(error)[:100]}).") from None
+            raise ModelError(f"{self.path}: a truncated or broken GGUF file ({str(error)[:100]!r}).") from None
         if file.byte_order != "I":
             raise ModelError(f"{self.path}: written for machines of the other byte order.")
-        if file.fields.get("split.count") is not None and int(file.fields["split.count"].contents()) > 1:
+        if "split.count" in file.fields and file.fields["split.count"].contents() not in (0, 1):
             raise ModelError(f"{self.path}: one of several parts; join them by `llama-gguf-split --merge`.")
         return file
 
@@ -191,7 +195,9 @@ class GgufCheckpoint(Checkpoint):
         factors = next((tensor for tensor in self._file.tensors if tensor.name == _ROPE_FACTORS), None)
         if factors is not None:
             if kind != "none":
-                raise ModelError(f"{self.path}: both {_ROPE_FACTORS} and RoPE scaling {kind}; one is understood.")
+                raise ModelError(
+                    f"{self.path}: both {_ROPE_FACTORS} and RoPE scaling {str(kind)[:40]!r}; one is understood."
+                )
             return {"rope_type": "factors", "factors": _Tensor(factors).read().tolist()}
         return None if kind == "none" else {"rope_type": kind} | given
 

@@ -63,9 +63,9 @@ def build_tokenizer(fields: dict[str, Any]) -> StoredTokenizer:
     Raises:
         ModelError: a field is missing or wrong, or the tokenizer is of a kind that is not known.
     """
-    model, pre = (fields.get(f"ggml.{name}") for name in ("model", "pre"))
+    model, pre = (str(fields.get(f"ggml.{name}")) for name in ("model", "pre"))
     if model != "gpt2" or pre not in _KINDS:
-        name = f"model {model}" if model != "gpt2" else f"pre {pre}"
+        name = f"model {model[:40]!r}" if model != "gpt2" else f"pre {pre[:40]!r}"
         raise ModelError(
             f"tokenizer.ggml.{name} is not known; known: gpt2 with pre {', '.join(_KINDS)}. With tokenizer_path, the "
             "directory of a Hugging Face tokenizer is used instead."
@@ -81,7 +81,7 @@ def build_tokenizer(fields: dict[str, Any]) -> StoredTokenizer:
     try:
         bpe = models.BPE(vocabulary, pairs, ignore_merges=kind.whole_words)
     except Exception as error:  # the library raises this very type
-        raise ModelError(f"tokenizer.ggml.merges do not fit the tokens: {str(error)[:100]}") from None
+        raise ModelError(f"tokenizer.ggml.merges do not fit the tokens: {str(error)[:100]!r}") from None
     backend = Tokenizer(bpe)
     backend.pre_tokenizer, backend.decoder = kind.split, decoders.ByteLevel()
     backend.add_tokens(

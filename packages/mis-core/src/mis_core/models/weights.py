@@ -6,7 +6,7 @@ has been found complete, so a broken checkpoint fails in a moment and by name.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,9 +176,9 @@ def load_decoder(
     checkpoint = open_checkpoint(path)
     with checkpoint.tensors() as stored:
         mesh = make_mesh(1, 1) if mesh is None else mesh
-        expected = list(tensors_of(config, mesh.shape[TENSOR]))
         # A classifier may still have its language model's head, which nothing uses; transformers leaves it out, too.
-        _check(checkpoint, expected, stored, unused_head=config.tied or config.family.classifies)
+        unused_head = config.tied or config.family.classifies
+        expected = _found(checkpoint, tensors_of(config, mesh.shape[TENSOR]), stored, unused_head=unused_head)
         if config.tied and not _is_tied(stored):
             raise ModelError(
                 f"{path}: lm_head.weight is not the embedding, though tie_word_embeddings is true; say false, or "
@@ -238,10 +238,12 @@ def _grouped(tensors: list[Tensor]) -> Iterator[tuple[tuple[str, ...], Iterator[
     return itertools.groupby(ordered, key=lambda tensor: tensor.target)
 
 
-def _check(
-    checkpoint: Checkpoint, expected: list[Tensor], stored: Mapping[str, StoredTensor], *, unused_head: bool
-) -> None:
+def _found(
+    checkpoint: Checkpoint, expected: Iterable[Tensor], stored: Mapping[str, StoredTensor], *, unused_head: bool
+) -> list[Tensor]:
+    """Return what is expected if it is all there and nothing else; a number of layers that is too large ends early."""
     path, settings, known_types = checkpoint.path, checkpoint.settings_path.name, checkpoint.stored_types()
+    found = []
     for tensor in expected:
         if tensor.name not in stored:
             raise ModelError(f"{path}: tensor {tensor.name} is missing.")
@@ -252,7 +254,9 @@ def _check(
             raise ModelError(
                 f"{path}: tensor {tensor.name} is stored as {stored_type}; known: {', '.join(known_types)}."
             )
-    known = {tensor.name for tensor in expected} | ({"lm_head.weight"} if unused_head else set())
+        found.append(tensor)
+    known = {tensor.name for tensor in found} | ({"lm_head.weight"} if unused_head else set())
     for name in stored:
         if name not in known and not name.endswith(_DERIVED_SUFFIX):
             raise ModelError(f"{path}: tensor {name} belongs to no part of the model that {settings} describes.")
+    return found
