@@ -193,6 +193,20 @@ def test_an_interrupted_wait_in_the_queue_leaves_nothing(session: Session, send:
     assert ran.last_line.startswith("first-hour: INTERRUPTED in queue; what was created is deleted")
 
 
+@SIGNALS
+def test_an_interruption_while_results_come_home_goes_on_to_delete(session: Session, send: signal.Signals) -> None:
+    ran = session(send=send, HANG=FETCH)
+    assert (ran.status, ran.left) == (1, [])
+    assert ran.last_line.startswith("first-hour: FAILED in fetch; what was created is deleted")
+
+
+@SIGNALS
+def test_an_interruption_does_not_keep_the_script_from_deleting(session: Session, send: signal.Signals) -> None:
+    ran = session(send=send, HANG="gcloud*delete*", HANG_FOR="0.3")
+    assert (ran.status, ran.left) == (0, [])
+    assert len(ran.deletions()) == 2
+
+
 def test_an_interrupted_look_at_what_exists_creates_nothing(session: Session) -> None:
     ran = session(send=signal.SIGTERM, HANG="gcloud*describe*", existing=("tpu-vm/mis-test",))
     assert (ran.status, ran.left, ran.deletions()) == (143, ["tpu-vm/mis-test"], [])

@@ -220,11 +220,12 @@ remove() { # KIND NAME: delete it until it is gone
 finish() {
     local status=$? kept=0 last=$current each
     trap - EXIT
-    trap '' INT TERM HUP # a second Ctrl-C must not keep a VM
+    trap '[ -z "$child" ] || kill "$child"' INT TERM HUP # Ctrl-C now ends what is taken home, and nothing else
     set +e
     [ "$status" -lt 128 ] || echo "$last: INTERRUPTED" >> "$output/summary.txt"
     deadline=$((SECONDS + 600))
     [ -z "$reached" ] || step fetch copy "$machine:$name/results" "$output" || [ "$status" != 0 ] || status=1
+    trap '' INT TERM HUP # and it must not keep a VM
     deadline=$((SECONDS + 3600))
     [ -z "$cut" ] || pause # a request that was cut off may still arrive
     for each in "${created[@]}"; do

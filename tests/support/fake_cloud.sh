@@ -2,7 +2,7 @@
 # Stands for gcloud, ssh and scp. What exists is a file in $CLOUD, KIND/NAME, and holds its state; calls are logged there.
 # $FAIL   a pattern of command lines that fail, $FAIL_TIMES of them (all, if it is not set)
 # $HALF   if set, a creation that fails has created nevertheless
-# $HANG   a pattern of command lines of which the first does not end
+# $HANG   a pattern of command lines of which the first does nothing, for $HANG_FOR seconds (a minute)
 # $STATES states of a queued resource, one after the other
 program=${0##*/}
 line="$program $*"
@@ -18,7 +18,7 @@ hangs() {
     # shellcheck disable=SC2053
     [[ -n ${HANG:-} && $line == $HANG && ! -e $CLOUD/hanging ]] || return 0
     touch "$CLOUD/hanging"
-    exec sleep 60
+    exec sleep "${HANG_FOR:-60}"
 }
 refuse() {
     echo "ERROR: (fake) $1" >&2
@@ -47,6 +47,7 @@ describe)
     ;;
 delete)
     fails && refuse "the service is currently unavailable"
+    hangs
     rm "$thing"
     [ "$kind" != queued-resources ] || rm -f "$CLOUD/tpu-vm/${5%-queue}"
     ;;
