@@ -103,6 +103,7 @@ def test_a_cached_query_agrees_with_transformers(engine: Engine, oracle: Pointwi
     assert_scores_close(found.scores, expected, "bfloat16")
 
 
+@pytest.mark.full
 def test_an_item_longer_than_a_step_agrees_with_transformers(engine: Engine, oracle: PointwiseOracle) -> None:
     items = ids(4, 320)
     expected = oracle.score([QUERY + item for item in items], LABELS, apply_softmax=True)

@@ -15,6 +15,7 @@ from mis_kernels.target import compiling_for
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 from mis_testing.compilations import count_compilations
+from mis_testing.options import SMALL_ENGINE
 
 QUERY = list(range(10, 110))
 ITEMS = [[1, 2, 3], [4], [], [5] * 40]
@@ -28,7 +29,7 @@ def path(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(path: Path):
-    with Engine.from_pretrained(path, dtype="float32", context_length=1024, skip_warmup=True) as engine:
+    with Engine.from_pretrained(path, **SMALL_ENGINE) as engine:
         yield engine
 
 
@@ -93,12 +94,12 @@ def test_a_refused_request_leaves_the_engine_as_it_was(engine: Engine) -> None:
         engine.score(QUERY, ITEMS, [engine.vocab_size])
     assert (caught.value.code, caught.value.param) == ("token_id_exceeds_vocab", "label_token_ids")
     with pytest.raises(RequestError, match="context"):
-        engine.score([1] * 1020, [[1], [1] * 9], LABELS)
+        engine.score([1] * (engine.context_length - 4), [[1], [1] * 9], LABELS)
     assert_bits_equal(engine.score(QUERY, ITEMS, LABELS).scores, before)
 
 
 def test_an_item_as_long_as_the_context_allows(engine: Engine) -> None:
-    item = [i % 300 for i in range(1024 - len(QUERY))]
+    item = [i % 300 for i in range(engine.context_length - len(QUERY))]
     whole = engine.score(QUERY, [item], LABELS).scores
     other_cut = engine.score(QUERY + item[:500], [item[500:]], LABELS).scores
     np.testing.assert_allclose(whole, other_cut, rtol=1e-5)
@@ -113,7 +114,7 @@ def test_memory_names_what_stays_on_the_devices(engine: Engine) -> None:
 
 
 def test_nothing_compiles_after_warm_up(path: Path) -> None:
-    with Engine.from_pretrained(path, context_length=1024, chunked_prefill_size=512) as engine:
+    with Engine.from_pretrained(path, **SMALL_ENGINE | {"skip_warmup": False}) as engine:
         rng = np.random.default_rng(0)
         with count_compilations() as compilations:
             for _ in range(30):
@@ -132,7 +133,7 @@ def test_a_context_shorter_than_a_step_warms_up(path: Path) -> None:
 
 
 def test_the_counter_of_compilations_counts(path: Path) -> None:
-    with Engine.from_pretrained(path, context_length=1024, skip_warmup=True) as engine, count_compilations() as found:
+    with Engine.from_pretrained(path, **SMALL_ENGINE) as engine, count_compilations() as found:
         engine.score(QUERY, ITEMS, LABELS)
     assert engine.statistics()["compilations"] >= found.count > 0
 

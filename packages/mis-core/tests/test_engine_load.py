@@ -14,6 +14,7 @@ from mis_core.scoring.validation import parse_score_request
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 from mis_testing.compilations import count_compilations
+from mis_testing.options import SMALL_ENGINE
 
 LABELS = [7, 8]
 FULL = pytest.mark.full
@@ -22,9 +23,8 @@ FULL = pytest.mark.full
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory) -> Iterator[Engine]:
     """A compiled engine with room for queries of 4,000 tokens."""
-    path = tiny_checkpoint(tmp_path_factory.mktemp("load") / "model", hidden_size=32, head_dim=16)
-    options = {"context_length": 4096, "max_total_tokens": 3 * 4096, "chunked_prefill_size": 512}
-    with Engine.from_pretrained(path, progress=False, **options) as engine:
+    path = tiny_checkpoint(tmp_path_factory.mktemp("load") / "model")
+    with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE | {"skip_warmup": False}) as engine:
         yield engine
         engine._loop._scheduler.check()
 
@@ -84,7 +84,7 @@ def test_concurrent_callers_get_the_bits_they_would_get_alone(warm: Engine, coun
             assert_bits_equal(found, expected)
 
 
-@pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=[FULL, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=[FULL, pytest.mark.timeout(3600)])])
 def test_memory_stays_bounded_over_thousands_of_requests(warm: Engine, count: int) -> None:
     rng = np.random.default_rng(2)
 

@@ -23,6 +23,7 @@ from mis_core.models.rope import frequencies
 from mis_core.models.weights import load_decoder
 from mis_testing import tiny_checkpoint
 from mis_testing.gguf_file import write_gguf
+from mis_testing.options import SMALL_ENGINE
 
 _KINDS = [kind for kind in gguf.GGMLQuantizationType if kind.name in open_checkpoint(__file__).stored_types()]
 _ROPE = {
@@ -114,7 +115,7 @@ def test_texts_are_scored_as_by_the_directory(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", directory)
     scores = []
     for path in (file, directory):
-        with Engine.from_pretrained(path, dtype="float32", progress=False, skip_warmup=True) as engine:
+        with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE) as engine:
             scores.append(engine.score("Is it an animal?", [" a cat", " 1984 stones"], [5, 6]).scores)
             assert engine.tokenizer.chat_template is not None
     np.testing.assert_allclose(*scores, rtol=1e-5)

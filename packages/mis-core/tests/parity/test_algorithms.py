@@ -9,6 +9,7 @@ from mis_core import Engine
 from mis_core.errors import RequestError
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
+from mis_testing.options import SMALL_ENGINE
 from mis_testing.oracle import PointwiseOracle
 from mis_testing.tolerances import assert_scores_close
 
@@ -29,26 +30,24 @@ DELIMITER = 0  # a legal id
 
 
 FULL = pytest.mark.full
-MODELS = [
-    "qwen3-float32",
-    pytest.param("qwen2-float32", marks=FULL),
-    pytest.param("llama-float32", marks=FULL),
-    pytest.param("mistral-float32", marks=FULL),
-    pytest.param("smollm3-float32", marks=FULL),
-    "qwen3-bfloat16",
+MODELS = {"qwen3-float32": (), "qwen3-bfloat16": ()}
+MODELS |= dict.fromkeys(("qwen2-float32", "llama-float32", "mistral-float32", "smollm3-float32"), FULL)
+POINTS = [
+    pytest.param(model, layout, marks=FULL if model != "qwen3-float32" and layout not in ("serial", "auto") else marks)
+    for model, marks in MODELS.items()
+    for layout in LAYOUTS
 ]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[pytest.param(model, marks=marks) for model, marks in MODELS.items()])
 def case(request, tmp_path_factory) -> Iterator[tuple[Engine, PointwiseOracle, str]]:
     family, dtype = request.param.split("-")
     path = tiny_checkpoint(tmp_path_factory.mktemp("algorithms") / family, family=family)
-    options = {"dtype": dtype, "context_length": 2048, "chunked_prefill_size": 512, "skip_warmup": True}
-    with Engine.from_pretrained(path, **options) as engine:
+    with Engine.from_pretrained(path, **SMALL_ENGINE | {"dtype": dtype}) as engine:
         yield engine, PointwiseOracle(path, dtype), dtype
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("case", "layout"), POINTS, indirect=["case"])
 def test_each_layout_agrees_with_pointwise_scoring(case, layout: str) -> None:
     engine, oracle, dtype = case
     serial = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True, scoring_algorithm="serial").scores
@@ -87,8 +86,7 @@ def test_duplicate_items_have_the_bits_of_one(case) -> None:
 @pytest.fixture(scope="module")
 def delimited(tmp_path_factory) -> Iterator[tuple[Engine, PointwiseOracle]]:
     path = tiny_checkpoint(tmp_path_factory.mktemp("delimiter") / "model")
-    options = {"dtype": "float32", "context_length": 2048, "skip_warmup": True}
-    with Engine.from_pretrained(path, multi_item_scoring_delimiter=DELIMITER, **options) as engine:
+    with Engine.from_pretrained(path, multi_item_scoring_delimiter=DELIMITER, **SMALL_ENGINE) as engine:
         yield engine, PointwiseOracle(path)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from mis_core.scoring.limits import Limits
 from mis_core.tasks.complete import COMPLETE, CompletionResult
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
+from mis_testing.options import SMALL_ENGINE
 
 pytestmark = pytest.mark.parity
 
@@ -35,8 +35,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(directory: Path) -> Iterator[Engine]:
-    options: dict[str, Any] = {"dtype": "float32", "context_length": 2048, "chunked_prefill_size": 256}
-    with Engine.from_pretrained(str(directory), progress=False, skip_warmup=True, **options) as engine:
+    with Engine.from_pretrained(str(directory), progress=False, **SMALL_ENGINE) as engine:
         yield engine
 
 

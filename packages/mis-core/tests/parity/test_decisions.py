@@ -17,6 +17,7 @@ from mis_core import Engine
 from mis_core.tasks.decide import DECIDE
 from mis_core.tasks.decisions import ChoiceAnswer, PredicateAnswer, ScoreAnswer
 from mis_testing import tiny_checkpoint
+from mis_testing.options import SMALL_ENGINE
 
 pytestmark = pytest.mark.parity
 
@@ -32,7 +33,6 @@ PREDICATE = {"type": "predicate", "instructions": "It is about animals."}
 CHOICE = {"type": "choice", "instructions": "Which?", "choices": [{"value": value} for value in VALUES]}
 SCORE = {"type": "score", "instructions": "How wet?", "levels": [{"label": label} for label in ("dry", "damp", "wet")]}
 MANY = {"type": "choice", "instructions": "Which?", "choices": [{"value": f"number {n}"} for n in range(255)]}
-SMALL = {"dtype": "float32", "chunked_prefill_size": 256, "max_total_tokens": 8192, "skip_warmup": True}
 
 TEXTS = [
     "About all of the above:\n\nIt is about animals.\n\nIs that true? Answer Yes or No, and with nothing else.",
@@ -55,7 +55,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def decider(path: Path) -> Iterator[Engine]:
-    with Engine.from_pretrained(path, progress=False, **SMALL) as engine:
+    with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE) as engine:
         yield engine
         engine._loop._scheduler.check()
 

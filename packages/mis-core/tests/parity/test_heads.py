@@ -9,6 +9,7 @@ import pytest
 from scipy.special import expit, log_expit, log_softmax, softmax
 
 from mis_testing.bits import assert_bits_equal
+from mis_testing.options import SMALL_ENGINE
 from mis_testing.oracle import PointwiseOracle
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ LABELS = {1: ("relevant",), 3: ("bad", "fair", "good")}
 
 _random = np.random.default_rng(7)
 QUERY: list[int] = _random.integers(0, 900, 90).tolist()
-ITEMS: list[list[int]] = [_random.integers(0, 900, length).tolist() for length in (5, 1, 0, 17, 3, 40, 2)]
+ITEMS: list[list[int]] = [_random.integers(0, 900, length).tolist() for length in (5, 1, 0, 17, 3, 110, 4)]
 SEQUENCES = [[*QUERY, *item] for item in ITEMS]
 
 Model = tuple["Engine", PointwiseOracle]
@@ -38,7 +39,7 @@ def model(
 ) -> Model:
     family, rows = request.param
     path = checkpoint_factory(family, head_labels=LABELS[rows])
-    engine = engine_factory(path, dtype="float32", context_length=512, chunked_prefill_size=256, skip_warmup=True)
+    engine = engine_factory(path, **SMALL_ENGINE)
     return engine, oracle_factory(path, "float32")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import expit, softmax
 
+from mis_testing.options import SMALL_ENGINE
 from mis_testing.oracle import PointwiseOracle
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ def card_scores(path: Path) -> list[float]:
 
 @pytest.fixture
 def reranker(checkpoint: Path, engine_factory: "Callable[..., Engine]") -> "Engine":
-    return engine_factory(
-        checkpoint, dtype="float32", context_length=MAX_LENGTH, chunked_prefill_size=256, skip_warmup=True
-    )
+    return engine_factory(checkpoint, **SMALL_ENGINE | {"context_length": MAX_LENGTH})
 
 
 def test_relevance_is_the_model_cards(checkpoint: Path, reranker: "Engine") -> None:
@@ -115,6 +114,6 @@ def test_a_head_is_read_behind_the_same_prompt(
     values = oracle_factory(path, "float32").head_values(sequences)
     wanted = expit(values[:, 0]) if len(labels) == 1 else softmax(values, axis=1)[:, 1]
     assert np.std(wanted) > 0.01
-    engine = engine_factory(path, dtype="float32", context_length=1024, chunked_prefill_size=256, skip_warmup=True)
+    engine = engine_factory(path, **SMALL_ENGINE)
     scores = {each.index: each.relevance_score for each in engine.rerank(QUERY, DOCUMENTS).results}
     np.testing.assert_allclose([scores[index] for index in range(len(DOCUMENTS))], wanted, atol=1e-4)

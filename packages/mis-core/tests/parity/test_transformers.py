@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mis_testing.grids import part
+from mis_testing.options import SMALL_ENGINE
 from mis_testing.oracle import PointwiseOracle
 from mis_testing.tolerances import assert_scores_close
 
@@ -80,7 +81,7 @@ POINTS = [
 
 _random = np.random.default_rng(7)
 QUERY: list[int] = _random.integers(0, 900, 90).tolist()
-ITEMS: list[list[int]] = [_random.integers(0, 900, length).tolist() for length in (5, 1, 0, 17, 3, 40, 2)]
+ITEMS: list[list[int]] = [_random.integers(0, 900, length).tolist() for length in (5, 1, 0, 17, 3, 110, 4)]
 LABELS = [271, 269, 276, 5, 271]  # duplicates are allowed
 
 # Longer than a step of 256 tokens, so that query and items are computed in chunks.
@@ -106,7 +107,7 @@ def dtype(case: tuple[str, str]) -> str:
 
 @pytest.fixture
 def engine(path: Path, dtype: str, engine_factory: "Callable[..., Engine]") -> "Engine":
-    return engine_factory(path, dtype=dtype, context_length=512, chunked_prefill_size=256, skip_warmup=True)
+    return engine_factory(path, **SMALL_ENGINE | {"dtype": dtype})
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def plain(checkpoint: Path, oracle_factory: Callable[..., PointwiseOracle]) -> P
 
 @pytest.fixture
 def plain_engine(checkpoint: Path, engine_factory: "Callable[..., Engine]") -> "Engine":
-    return engine_factory(checkpoint, dtype="float32", context_length=512, chunked_prefill_size=256, skip_warmup=True)
+    return engine_factory(checkpoint, **SMALL_ENGINE)
 
 
 def kind(apply_softmax: bool) -> Any:
@@ -158,7 +159,7 @@ def test_queries_and_items_longer_than_a_step(
     engine_factory: "Callable[..., Engine]",
 ) -> None:
     path = checkpoint_factory(**MODELS[model])
-    engine = engine_factory(path, dtype="float32", context_length=1280, chunked_prefill_size=256, skip_warmup=True)
+    engine = engine_factory(path, **SMALL_ENGINE)
     result = engine.score(query=LONG_QUERY, items=LONG_ITEMS, label_token_ids=LABELS, item_first=item_first)
     sequences = [[*item, *LONG_QUERY] if item_first else [*LONG_QUERY, *item] for item in LONG_ITEMS]
     expected = oracle_factory(path, "float32").score(sequences, LABELS)
@@ -222,9 +223,8 @@ def test_texts_score_as_the_joined_string(
 
     path = checkpoint_factory(family)
     query, items = TEXTS[texts]
-    result = engine_factory(
-        path, dtype="float32", context_length=512, chunked_prefill_size=256, skip_warmup=True
-    ).score(query=query, items=items, label_token_ids=LABELS, item_first=item_first)
+    engine = engine_factory(path, **SMALL_ENGINE)
+    result = engine.score(query=query, items=items, label_token_ids=LABELS, item_first=item_first)
     tokenizer = AutoTokenizer.from_pretrained(path)
     sequences = [tokenizer(item + query if item_first else query + item).input_ids for item in items]
     expected = oracle_factory(path, "float32").score(sequences, LABELS)

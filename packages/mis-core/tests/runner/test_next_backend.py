@@ -16,6 +16,7 @@ from mis_kernels import backends
 from mis_kernels.backends import Backend, LaidOut, Limits, Weight, explain
 from mis_kernels.heads import HeadShape
 from mis_kernels.segments import Segments
+from mis_testing.options import SMALL_ENGINE
 
 ROWS = 16
 
@@ -113,8 +114,7 @@ ITEMS = [np.random.default_rng(n).integers(5, 90, 1 + 7 * n).tolist() for n in r
 
 
 def scores(path: Path, **options: Any) -> np.ndarray:
-    options = {"dtype": "float32", "context_length": 512, "chunked_prefill_size": 256, "skip_warmup": True, **options}
-    with Engine.from_pretrained(path, progress=False, **options) as engine:
+    with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE, **options) as engine:
         return np.asarray(engine.score(QUERY, ITEMS, [7, 30, 55], apply_softmax=True).scores)
 
 

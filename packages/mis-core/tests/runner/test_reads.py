@@ -13,6 +13,7 @@ from mis_core.scoring.request import EngineOutput, Layout, Sampling, ScoreReques
 from mis_core.scoring.scores import normalised
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
+from mis_testing.options import SMALL_ENGINE
 
 VOCAB = 300
 
@@ -24,8 +25,10 @@ def checkpoint(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def engine(checkpoint) -> Iterator[Engine]:
-    options = {"dtype": "float32", "context_length": 2048, "chunked_prefill_size": 256, "skip_warmup": True}
-    with pytest.MonkeyPatch.context() as patch, Engine.from_pretrained(checkpoint, progress=False, **options) as engine:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Engine.from_pretrained(checkpoint, progress=False, **SMALL_ENGINE) as engine,
+    ):
         # Heads go through the vocabulary in chunks, the last of which reaches back.
         patch.setattr(type(engine._loop._runner._backend), "vocab_chunk", 256)
         yield engine
@@ -231,7 +234,6 @@ def test_values_have_the_same_bits_alone_and_among_others(engine) -> None:
 
 
 def test_nothing_is_compiled_for_reads_after_warm_up(checkpoint) -> None:
-    options = {"dtype": "float32", "context_length": 512, "chunked_prefill_size": 256}
-    with Engine.from_pretrained(checkpoint, progress=False, **options) as engine:
+    with Engine.from_pretrained(checkpoint, progress=False, **SMALL_ENGINE | {"skip_warmup": False}) as engine:
         run(engine, *kinds(8)[2:])
         assert engine.statistics().get("compilations", 0) == 0

@@ -79,7 +79,9 @@ def engine_factory() -> "Iterator[Callable[..., Engine]]":
 @pytest.fixture(scope="session")
 def engine(engine_factory: "Callable[..., Engine]", checkpoint: Path) -> "Engine":
     """A float32 engine on `checkpoint`, with steps of 256 tokens: soon ready."""
-    return engine_factory(checkpoint, dtype="float32", chunked_prefill_size=256, max_total_tokens=8192)
+    from mis_testing.options import SMALL_ENGINE
+
+    return engine_factory(checkpoint, **SMALL_ENGINE | {"skip_warmup": False})
 
 
 @pytest.fixture(scope="session")
