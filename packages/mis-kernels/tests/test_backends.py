@@ -28,7 +28,7 @@ attend = jax.jit(segment_attention, static_argnames=("scale", "backend"))
 
 def points() -> list[ParameterSet]:
     """Backend, case and type; the native kernel has one type, and emulating the TPU's takes long."""
-    made = on_gpu(part([*itertools.product(["xla"], CASES, TOLERANCE)]))
+    made = on_gpu(part([*itertools.product(["xla"], CASES, TOLERANCE)], one_in=6))
     made += [pytest.param(("native", name, "bfloat16"), marks=NEEDS_NATIVE, id=f"native-{name}") for name in CASES]
     for name, dtype in itertools.product(CASES, TOLERANCE):
         marks = [pytest.mark.tpu] if (name, dtype) in EMULATED else [pytest.mark.tpu, pytest.mark.full]
@@ -104,7 +104,7 @@ def test_rows_outside_segments_are_zero() -> None:
     order=st.randoms(use_true_random=False),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     group=st.sampled_from([1, 2]),
-    tokens=st.sampled_from([3072, None]),
+    tokens=st.sampled_from([3072, 2560]),
 )
 def test_a_segments_bits_do_not_depend_on_other_segments(
     backend, lengths, neighbours, order, dtype, group, tokens
@@ -116,7 +116,7 @@ def test_a_segments_bits_do_not_depend_on_other_segments(
     order.shuffle(others)
     at = order.randrange(len(others) + 1)
     dtype, head_dim = ("bfloat16", 64) if backend == "native" else (dtype, 16)
-    alone = Case([chosen], contexts, group=group, head_dim=head_dim)
+    alone = Case([chosen], contexts, group=group, tokens=128, head_dim=head_dim)
     among = Case([*others[:at], chosen, *others[at:]], contexts, group=group, tokens=tokens, head_dim=head_dim)
 
     def rows(case: Case, index: int) -> np.ndarray:

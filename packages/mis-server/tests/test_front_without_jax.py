@@ -40,7 +40,8 @@ def ask():
     os.kill(os.getpid(), signal.SIGTERM)
 
 threading.Thread(target=ask, daemon=True).start()
-main(["serve", model, "--port", port, "--dtype", "float32", "--skip-warmup"])
+small = ["--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192"]
+main(["serve", model, "--port", port, "--dtype", "float32", *small])
 """
 
 
