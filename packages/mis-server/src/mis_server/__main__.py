@@ -1,6 +1,16 @@
-"""`python -m mis_server` is `mis-server`."""
+"""The command `mis-server`, which `python -m mis_server` is, too: a process of its own."""
 
-from mis_server.cli import main
+import sys
+
+from mis_server import cli
+
+
+def main() -> None:
+    """Run the command line of `mis_server.cli` in a process that has no use for PyTorch."""
+    # `transformers`, which reads tokenizers, imports PyTorch where there is one: seconds and 200 MB for nothing.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    cli.main(prog_name="mis-server")
+
 
 if __name__ == "__main__":
-    main(prog_name="mis-server")
+    main()
