@@ -102,7 +102,13 @@ def session(clone: Path, tmp_path: Path) -> Session:
             "mis-test",
             *arguments,
         ]
-        with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        # Where the tests run in a shell's background, SIGINT is ignored, and by what they start, too.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        with process:
             if send:
                 while not (state / "hanging").exists() and process.poll() is None:
                     time.sleep(0.01)
