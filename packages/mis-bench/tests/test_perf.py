@@ -211,6 +211,7 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
         put_in_place(tmp_path, None, tmp_path / "sides")
 
 
+@pytest.mark.full
 def test_a_side_is_an_engine_of_the_sources_that_it_is_given(checkpoint: Path) -> None:
     workload = build_workload("probe-30-3-4@2").within(960)
     head = Side(REPOSITORY, checkpoint, {"chunked_prefill_size": 256, "max_total_tokens": 1024})

@@ -115,6 +115,7 @@ def test_a_request_is_told_by_stage(profiled) -> None:
     assert all(f"{stage} ms" in header for stage in ("p50", "p99", "queue", "device", "finish"))
 
 
+@pytest.mark.full
 def test_sizes_are_scaled(profiled) -> None:
     _, artifact, stdout = profiled("batch-scaling", "batch-30-9-4")
     assert [point.workload.num_items for point in artifact.points] == [1, 8, 9]
@@ -125,6 +126,7 @@ def test_sizes_are_scaled(profiled) -> None:
     assert "not judged" in stdout
 
 
+@pytest.mark.full
 def test_memory_runs_are_not_for_latency(profiled) -> None:
     folder, artifact, stdout = profiled("memory")
     assert artifact.traces == []

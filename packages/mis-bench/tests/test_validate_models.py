@@ -22,7 +22,9 @@ from mis_bench.workload import Workload
 VOCABULARY = 2048
 ALL = build_cases(VOCABULARY)
 SMALL = replace(ALL, isolated=(*ALL.isolated[:2], ALL.isolated[-1]), compared=ALL.compared[:2])
-FEW = replace(SMALL, isolated=ALL.isolated[:2], compared=ALL.compared[:1])
+FEW = replace(
+    SMALL, isolated=(ALL.isolated[0], ALL.compared[2]), compared=ALL.compared[:1]
+)  # of steps of 256 tokens, two
 GENUINE = registry.opener
 OPTIONS = {"chunked_prefill_size": "256", "skip_warmup": "true"}
 
@@ -168,7 +170,7 @@ def test_qwen3_passes_every_gate(run, model: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
-        ("qwen2", "float32"),
+        pytest.param("qwen2", "float32", marks=pytest.mark.full),
         pytest.param("llama", "bfloat16", marks=pytest.mark.full),
         pytest.param("mistral", "bfloat16", marks=pytest.mark.full),
         pytest.param("smollm3", "bfloat16", marks=pytest.mark.full),
@@ -210,8 +212,8 @@ TORCH = {"max_abs_diff_jax_serial_vs_torch_serial", "max_abs_diff_jax_multi_vs_t
     ("fault", "fails", "passes"),
     [
         (faulty(after=leak), {MUTATED, "isolation.permutation_max_abs_diff"}, SERIAL),
-        (faulty(after=swap), {SERIAL}, "max_abs_diff_jax_serial"),
-        (faulty(before=shorter), {SERIAL}, "isolation"),
+        pytest.param(faulty(after=swap), {SERIAL}, "max_abs_diff_jax_serial", marks=pytest.mark.full),
+        pytest.param(faulty(before=shorter), {SERIAL}, "isolation", marks=pytest.mark.full),
         ({"delimited": another}, {"equivalence_query_plus_delimiter.max_abs_diff"}, "isolation"),
         pytest.param({"reference": Shifted}, TORCH, "isolation", marks=pytest.mark.parity),
     ],
@@ -227,6 +229,7 @@ def test_a_planted_fault_fails_its_gates(
     assert not any(name.startswith(passes) for name in found)
 
 
+@pytest.mark.full
 @pytest.mark.parity
 def test_pytorch_with_another_checkpoint_fails_parity(run, model: Path, checkpoint_factory) -> None:
     other = checkpoint_factory(vocab_size=VOCABULARY, seed=1)

@@ -45,7 +45,7 @@ def random_request(rng: np.random.Generator, most_items: int, longest_query: int
     }
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=[FULL, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=[FULL, pytest.mark.timeout(3600)])])
 def test_random_requests_compile_nothing(warm: Engine, count: int) -> None:
     """1 to 1,000 items behind queries of 1 to 4,000 tokens, four at a time."""
     rng = np.random.default_rng(0)

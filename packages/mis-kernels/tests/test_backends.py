@@ -17,11 +17,7 @@ from mis_kernels.target import compiling_for
 from mis_testing.grids import part
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
-EMULATED = {
-    ("many contexts in one block", "bfloat16"),
-    ("a query and items in one step", "float32"),
-    ("padding between segments", "bfloat16"),
-}
+EMULATED = {("many contexts in one block", "bfloat16")}  # per commit; the grid of the emulated kernel has the rest
 
 attend = jax.jit(segment_attention, static_argnames=("scale", "backend"))
 
@@ -103,12 +99,9 @@ def test_rows_outside_segments_are_zero() -> None:
     neighbours=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2)), max_size=6),
     order=st.randoms(use_true_random=False),
     dtype=st.sampled_from(["float32", "bfloat16"]),
-    group=st.sampled_from([1, 2]),
     tokens=st.sampled_from([3072, 2560]),
 )
-def test_a_segments_bits_do_not_depend_on_other_segments(
-    backend, lengths, neighbours, order, dtype, group, tokens
-) -> None:
+def test_a_segments_bits_do_not_depend_on_other_segments(backend, lengths, neighbours, order, dtype, tokens) -> None:
     """Alone and among others - more, longer, of other contexts, in any order - a segment's output is the same."""
     contexts = (300, 0, 70)
     chosen = Segment(lengths[0])
@@ -116,8 +109,8 @@ def test_a_segments_bits_do_not_depend_on_other_segments(
     order.shuffle(others)
     at = order.randrange(len(others) + 1)
     dtype, head_dim = ("bfloat16", 64) if backend == "native" else (dtype, 16)
-    alone = Case([chosen], contexts, group=group, tokens=128, head_dim=head_dim)
-    among = Case([*others[:at], chosen, *others[at:]], contexts, group=group, tokens=tokens, head_dim=head_dim)
+    alone = Case([chosen], contexts, group=2, tokens=128, head_dim=head_dim)
+    among = Case([*others[:at], chosen, *others[at:]], contexts, group=2, tokens=tokens, head_dim=head_dim)
 
     def rows(case: Case, index: int) -> np.ndarray:
         start = case.layout()[1][index]

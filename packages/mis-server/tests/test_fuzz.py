@@ -95,7 +95,7 @@ def test_so_do_those_of_a_classification_head(with_head: Any, path: str, mode: G
 
 
 def try_out(cases: st.SearchStrategy[Any]) -> None:
-    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(case=cases)
     def run(case: Any) -> None:
         response = case.call()
@@ -276,7 +276,7 @@ Check = Callable[[bytes], object]
 CONTRACT_ERRORS = {400, 404, 413, 415, 422}
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(body=bodies, valid=st.booleans())
 def test_any_body_gets_scores_or_the_envelope(
     app: Any, check_score_reply: Check, body: dict[str, Any], valid: bool

@@ -128,6 +128,7 @@ def test_an_output_of_other_arguments_is_not_continued(score: Any) -> None:
     assert new != rows
 
 
+@pytest.mark.full
 def test_an_output_is_not_continued_in_another_type(score: Any, tmp_path: Path) -> None:
     texts = [json.dumps(f"text {i}") for i in range(20)]
     rows = score(texts, "--query", "q ", *LABELS)[2]

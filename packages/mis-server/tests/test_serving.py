@@ -88,6 +88,7 @@ def test_an_unknown_architecture_is_one_line(broken: Path) -> None:
     assert "UnheardOfForCausalLM is not supported" in serve_until_it_fails(str(broken), "--port", "0")
 
 
+@pytest.mark.full
 def test_a_missing_tensor_is_one_line(broken: Path) -> None:
     tensors = load_file(broken / "model.safetensors")
     del tensors["model.norm.weight"]
@@ -171,7 +172,7 @@ def is_healthy(port: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("has_begun", [is_listening, is_healthy])
+@pytest.mark.parametrize("has_begun", [is_listening, pytest.param(is_healthy, marks=pytest.mark.full)])
 def test_a_stop_before_the_model_is_loaded_exits_with_zero(checkpoint: Path, has_begun: Callable[[int], bool]) -> None:
     port = free_port()
     command = [sys.executable, "-m", "mis_server", "serve", str(checkpoint), "--port", str(port)]

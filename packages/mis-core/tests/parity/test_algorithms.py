@@ -32,9 +32,12 @@ DELIMITER = 0  # a legal id
 FULL = pytest.mark.full
 MODELS = {"qwen3-float32": (), "qwen3-bfloat16": ()}
 MODELS |= dict.fromkeys(("qwen2-float32", "llama-float32", "mistral-float32", "smollm3-float32"), FULL)
+PER_COMMIT = {("qwen3-float32", layout) for layout in LAYOUTS if layout != "chunks of 1"} | {
+    ("qwen3-bfloat16", "serial")
+}
 POINTS = [
-    pytest.param(model, layout, marks=FULL if model != "qwen3-float32" and layout not in ("serial", "auto") else marks)
-    for model, marks in MODELS.items()
+    pytest.param(model, layout, marks=() if (model, layout) in PER_COMMIT else FULL)
+    for model in MODELS
     for layout in LAYOUTS
 ]
 

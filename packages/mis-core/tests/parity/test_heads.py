@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.parity
 
+FULL = {("qwen2", 3), ("llama", 1)}
 LABELS = {1: ("relevant",), 3: ("bad", "fair", "good")}
 
 _random = np.random.default_rng(7)
@@ -28,8 +29,11 @@ Model = tuple["Engine", PointwiseOracle]
 
 
 @pytest.fixture(
-    params=[("qwen3", 1), ("qwen3", 3), ("qwen2", 1), ("qwen2", 3), ("llama", 1), ("llama", 3)],
-    ids=lambda case: f"{case[0]}-{case[1]}",
+    params=[
+        pytest.param((family, rows), marks=pytest.mark.full if (family, rows) in FULL else (), id=f"{family}-{rows}")
+        for family in ("qwen3", "qwen2", "llama")
+        for rows in (1, 3)
+    ]
 )
 def model(
     request: pytest.FixtureRequest,

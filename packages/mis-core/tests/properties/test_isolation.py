@@ -54,7 +54,7 @@ layouts = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     query=queries,
     chosen=st.tuples(st.integers(0, 99), st.sampled_from([0, 1, 7, 20, 65, 257, 400])),

@@ -162,7 +162,7 @@ def assert_contexts_are_apart(shard: ShardPlan, alignment: int) -> None:
     assert len(np.unique(runs)) == len(np.unique(np.stack([runs, contexts]), axis=1).T)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     batches=st.lists(st.lists(cases, min_size=1, max_size=5), min_size=1, max_size=3),
     shards=st.sampled_from([1, 1, 2, 4]),
@@ -188,7 +188,7 @@ def test_every_item_sees_its_query_and_itself_whatever_shares_the_device(
             assert_contexts_are_apart(shard, alignment)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     batch=st.lists(cases, min_size=2, max_size=6),
     cancelled=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=4),

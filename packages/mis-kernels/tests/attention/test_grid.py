@@ -92,7 +92,7 @@ def test_the_cover_reaches_every_value() -> None:
 
 
 @pytest.mark.parametrize("backend", ON_CPU)
-@pytest.mark.parametrize("point", part(POINTS, one_in=6))
+@pytest.mark.parametrize("point", part(POINTS, one_in=12))
 def test_equals_the_reference(point: Point, backend: str) -> None:
     if backend == "native":
         point = point._replace(dtype="bfloat16")

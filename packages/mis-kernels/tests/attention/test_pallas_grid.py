@@ -1,5 +1,7 @@
 """Parity of the TPU kernel over a pairwise cover of everything that a step's shape can be."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
@@ -57,6 +59,19 @@ GRID = {
 POINTS = [Point(*values) for values in AllPairs(list(GRID.values()))]
 
 
+def _few(axes: list[list]) -> list[Sequence]:
+    """Return a pairwise cover's fewest points that hold every value."""
+    return [point.values[0] for point in part([*AllPairs(axes)], one_in=100) if not point.marks]
+
+
+COMPILED = ("group", "kv_heads", "head_dim", "dtype", "page_size")  # a compiled kernel has one value of each
+SHAPES = _few([GRID[name] for name in COMPILED])
+STEPS = sorted(
+    _few([values for name, values in GRID.items() if name not in COMPILED]), reverse=True
+)  # the longest context first: on the smallest heads
+ROOM = {"tokens": 640, "contexts": 2, "tile_capacity": 80}  # as much as any of these steps needs
+
+
 def case_of(point: Point) -> Case:
     lens = point.lens()
     segments = [(0, point.context, length, False) for length in lens]
@@ -85,6 +100,18 @@ def test_the_cover_reaches_every_value() -> None:
 
 
 @pytest.mark.tpu
-@pytest.mark.parametrize("point", part(POINTS, one_in=12))
+@pytest.mark.parametrize("number", range(len(SHAPES)), ids=["-".join(map(str, shape)) for shape in SHAPES])
+def test_steps_of_one_shape_agree_with_the_reference(number: int, interpret: bool) -> None:
+    """A few steps for each compiled kernel, in all every value of every axis: emulated kernels take long to compile."""
+    shape = dict(zip(COMPILED, SHAPES[number], strict=True))
+    for context, items, length, others in STEPS[number :: len(SHAPES)]:
+        point = Point(context=context, items=items, length=length, others=others, **shape)
+        pages = 640 // point.page_size  # a longer context is compiled by itself
+        check(dataclasses.replace(case_of(point), **ROOM, pages_per_context=pages), interpret)
+
+
+@pytest.mark.full
+@pytest.mark.tpu
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: "-".join(map(str, point)))
 def test_agrees_with_the_reference(point: Point, interpret: bool) -> None:
     check(case_of(point), interpret)

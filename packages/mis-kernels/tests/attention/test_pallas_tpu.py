@@ -55,7 +55,7 @@ CASES = [
 FULL = ("query and its items", "several contexts", "padding between segments",
         "no context", "context of one token", "context below a page edge", "context on a tile edge",
         "long context, head_dim 256", "group of seven", "group of eight", "long context, tuned blocks",
-        "segment longer than a tile", "long context", "query alone")  # fmt: skip
+        "segment longer than a tile", "long context", "query alone", "context past a tile edge")  # fmt: skip
 
 
 @pytest.mark.parametrize(
