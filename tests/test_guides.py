@@ -9,9 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mis_testing.options import SMALL_ENGINE
 from mis_testing.server import RunningServer
 
 GUIDES = Path(__file__).parents[1] / "docs" / "guides"
+SMALL = "".join(f", {name}={value!r}" for name, value in SMALL_ENGINE.items())
 URL = "http://127.0.0.1:30000"
 
 
@@ -55,7 +57,7 @@ def test_the_first_example(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
-    local = [('"Qwen/Qwen3-0.6B"', f"{str(checkpoint)!r}, skip_warmup=True")] if page == "quickstart.md" else []
+    local = [('"Qwen/Qwen3-0.6B"', f"{str(checkpoint)!r}{SMALL}")] if page == "quickstart.md" else []
     run_guide(page, (URL, server.base_url), *local)
     printed = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     (shown,) = (block for block in blocks(page, "text") if len(block.splitlines()) == 3)
@@ -78,7 +80,7 @@ def test_the_guide_to_rerank(server: RunningServer, checkpoint: Path, capsys: py
     reply = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
     (best,) = json.loads(reply)["results"]
     assert best["document"]["text"] == ["It rains.", "Cats sleep all day."][best["index"]]
-    run_guide("rerank.md", ('"Qwen/Qwen3-Reranker-0.6B"', f"{str(checkpoint)!r}, skip_warmup=True"))
+    run_guide("rerank.md", ('"Qwen/Qwen3-Reranker-0.6B"', f"{str(checkpoint)!r}{SMALL}"))
     ranking = ast.literal_eval(capsys.readouterr().out)
     assert {index for index, _ in ranking} == {0, 1}
     assert [score for _, score in ranking] == sorted((score for _, score in ranking), reverse=True)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from mis_bench.cli import main
 from mis_bench.records import read_results
 from mis_bench.summary import Summary, summarize
+from mis_testing.options import SMALL_ENGINE
 
 
 @pytest.fixture
@@ -64,7 +65,8 @@ def test_an_open_load_of_a_server(target: list[str], tmp_path: Path) -> None:
 
 
 def test_our_own_engine_compiles_nothing_in_the_timed_window(checkpoint: Path, tmp_path: Path) -> None:
-    options = ["--option", "dtype=float32", "--option", "chunked_prefill_size=256"]
+    small = SMALL_ENGINE | {"skip_warmup": False}
+    options = [part for name, value in small.items() for part in ("--option", f"{name}={value}")]
     flags = ["--workload", "probe-100-8-10", "--runs", "4", "--warmup-runs", "2", "--model", str(checkpoint)]
     found = measured(tmp_path / "run", "run", *flags, *options)
     assert [row.compilations for row in found.rows] == [0, 0]

@@ -9,6 +9,7 @@ import pytest
 from mis_bench.targets.base import CallFailed, TargetUnavailable
 from mis_bench.workload import Workload, build_workload
 from mis_core import Engine
+from mis_testing.options import SMALL_ENGINE
 from targets import Local
 
 VOCABULARY = 2048
@@ -21,7 +22,7 @@ def model(checkpoint_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(model: Path) -> Iterator[Local]:
-    target = Local("engine", model, dtype="float32", chunked_prefill_size="256", skip_warmup="true")
+    target = Local("engine", model, **{name: str(value) for name, value in SMALL_ENGINE.items()})
     yield target
     target.close()
 

@@ -36,7 +36,7 @@ def workload() -> Workload:
 
 @pytest.fixture(scope="module")
 def running(checkpoint_factory: Callable[..., Path]) -> Iterator[RunningServer]:
-    flags = ["--dtype", "float32", "--chunked-prefill-size", "256", "--skip-warmup"]
+    flags = ["--dtype", "float32", "--chunked-prefill-size", "256", "--max-total-tokens", "8192", "--skip-warmup"]
     more = ["--api-key", "secret"]
     with running_server(checkpoint_factory(vocab_size=VOCABULARY), *flags, *more) as server:
         yield server

@@ -40,6 +40,7 @@ from mis_testing.server import running_server
 
 HEALTH_S, TEXT_S, STOP_S = 0.25, 2.0, 2.0
 _SHUTDOWN_S = 5
+_SMALL_STEPS = ("--chunked-prefill-size", "256", "--max-total-tokens", "8192")
 _ANSWERED = "http_requests_total"
 _ORDINARY = {
     "query": "Does the document answer the question of how long a text may be? " * 4,
@@ -126,13 +127,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--slack", type=float, default=1, help="how many times the bounds are allowed")
-    parser.add_argument("--small", action="store_true", help="send texts of an eighth of the length")
+    parser.add_argument("--small", action="store_true", help="an eighth of the length of texts; short steps")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         model = chosen.model or checkpoint(Path(folder, "model"), chosen.head)
-        server = stack.enter_context(
-            running_server(model, "--shutdown-timeout", str(_SHUTDOWN_S), "--disable-access-log", stop_timeout_s=120)
-        )
+        steps = _SMALL_STEPS if chosen.small else ()
+        flags = ("--shutdown-timeout", str(_SHUTDOWN_S), "--disable-access-log", *steps)
+        server = stack.enter_context(running_server(model, *flags, stop_timeout_s=120))
         http = stack.enter_context(httpx.Client(base_url=server.base_url, trust_env=False, timeout=600))
         http.post("/v1/score", json=_ORDINARY).raise_for_status()
         ends, taken = threading.Event(), {"health": [], "text": []}

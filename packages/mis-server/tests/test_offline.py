@@ -18,7 +18,7 @@ from mis_kernels.backends.native import library as native
 from mis_server.cli import main
 
 LABELS = ("--labels", "yes", "no")
-ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256")
+ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
 
 
 def write_lines(path: Path, lines: list[Any]) -> Path:
@@ -62,11 +62,11 @@ def test_objects_have_their_own_query_and_keep_their_id(score: Any, engine: Engi
         assert row["scores"] == want.scores[0].tolist()
 
 
-def test_token_ids_are_scored_too(score: Any, engine: Engine) -> None:
-    lines = [{"query": [1, 2, 3], "item": [i, 5]} for i in range(9)]
-    code, _, rows = score(lines, "--label-token-ids", "7", "8", "9")
+def test_token_ids_are_scored_too_and_behind_a_delimiter(score: Any, engine: Engine) -> None:
+    lines = [{"query": [1, 2, 3], "item": [i, 5]} for i in range(8)]
+    code, _, rows = score(lines, "--label-token-ids", "7", "8", "--multi-item-scoring-delimiter", "9")
     assert code == 0
-    want = engine.score(query=[1, 2, 3], items=[line["item"] for line in lines], label_token_ids=[7, 8, 9])
+    want = engine.score(query=[1, 2, 3, 9], items=[line["item"] for line in lines], label_token_ids=[7, 8])
     np.testing.assert_array_equal([row["scores"] for row in rows], want.scores.tolist())
 
 
@@ -93,32 +93,17 @@ def test_a_wrong_line_is_an_error_of_its_own(score: Any) -> None:
     assert "Traceback" not in error
 
 
-def test_what_is_done_is_done(score: Any) -> None:
-    first = score(['"a"', '"b"'], "--query", "q ", *LABELS)
-    assert score(['"a"', '"b"'], "--query", "q ", *LABELS)[2] == first[2]
-
-
-def test_a_delimiter_is_scored_and_part_of_what_an_output_is_of(score: Any, engine: Engine) -> None:
-    line, labels = {"query": [1, 2, 3], "item": [4, 5]}, ("--label-token-ids", "7", "8")
-    code, _, plain = score([line], *labels)
-    assert (code, len(plain)) == (0, 1)
-    code, error, _ = score([line], *labels, "--multi-item-scoring-delimiter", "9")
-    assert code == 1
-    assert "made with other arguments" in error
-    code, _, rows = score([line], *labels, "--multi-item-scoring-delimiter", "9", "--overwrite")
-    want = engine.score(query=[1, 2, 3, 9], items=[[4, 5]], label_token_ids=[7, 8])
-    assert code == 0
-    np.testing.assert_array_equal(rows[0]["scores"], want.scores[0].tolist())
-
-
-def test_an_output_of_other_arguments_is_not_continued(score: Any) -> None:
-    rows = score(['"a"', '"b"'], "--query", "q ", *LABELS)[2]
+def test_what_is_done_is_done_and_an_output_of_other_arguments_is_not_continued(score: Any) -> None:
+    code, _, rows = score(['"a"', '"b"'], "--query", "q ", *LABELS)
+    assert (code, len(rows)) == (0, 2)
+    assert score(['"a"', '"b"'], "--query", "q ", *LABELS)[::2] == (0, rows)
     for lines, flags in (
         (['"a"', '"b"'], ("--query", "another ", *LABELS)),
         (['"a"', '"b"'], ("--query", "q ", "--labels", "yes")),
         (['"a"', '"b"'], ("--query", "q ", *LABELS, "--apply-softmax")),
         (['"a"', '"c"'], ("--query", "q ", *LABELS)),
         (['"a"', '"b"'], ("--query", "q ", *LABELS, "--tokenizer-path", "another")),
+        (['"a"', '"b"'], ("--query", "q ", *LABELS, "--multi-item-scoring-delimiter", "9")),
     ):
         code, error, left = score(lines, *flags)
         assert (code, left) == (1, rows)

@@ -141,7 +141,8 @@ def test_a_stopped_server_finishes_what_runs_and_exits_with_zero(checkpoint: Pat
         body = {"query": list(range(64)), "items": items, "label_token_ids": [7]}
         replies.append(httpx.post(url, json=body, trust_env=False, timeout=240))
 
-    with running_server(checkpoint, "--dtype", "float32", "--skip-warmup") as server:
+    small = ("--chunked-prefill-size", "256", "--max-total-tokens", "8192")
+    with running_server(checkpoint, "--dtype", "float32", "--skip-warmup", *small) as server:
         asking = threading.Thread(target=ask, args=(f"{server.base_url}/v1/score",))
         asking.start()
         while under_way(server.base_url) < 40_000:

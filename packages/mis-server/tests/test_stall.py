@@ -17,7 +17,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.mark.parametrize("options", [[], pytest.param(["--head"], marks=pytest.mark.full)])
 def test_the_worst_texts_hold_up_nobody(options: list[str]) -> None:
-    command = [sys.executable, str(BENCHMARKS / "stall.py"), "--seconds", "5", "--small", "--slack", "4", *options]
+    command = [sys.executable, str(BENCHMARKS / "stall.py"), "--seconds", "3", "--small", "--slack", "4", *options]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr[-4000:]
 

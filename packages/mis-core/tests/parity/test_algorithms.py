@@ -30,11 +30,9 @@ DELIMITER = 0  # a legal id
 
 
 FULL = pytest.mark.full
-MODELS = {"qwen3-float32": (), "qwen3-bfloat16": ()}
-MODELS |= dict.fromkeys(("qwen2-float32", "llama-float32", "mistral-float32", "smollm3-float32"), FULL)
-PER_COMMIT = {("qwen3-float32", layout) for layout in LAYOUTS if layout != "chunks of 1"} | {
-    ("qwen3-bfloat16", "serial")
-}
+OTHERS = ("qwen3-bfloat16", "qwen2-float32", "llama-float32", "mistral-float32", "smollm3-float32")
+MODELS = {"qwen3-float32": (), **dict.fromkeys(OTHERS, FULL)}
+PER_COMMIT = {("qwen3-float32", layout) for layout in LAYOUTS if layout != "chunks of 1"}
 POINTS = [
     pytest.param(model, layout, marks=() if (model, layout) in PER_COMMIT else FULL)
     for model in MODELS

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.parity
 
-FULL = {("qwen2", 3), ("llama", 1)}
+FULL = {("qwen3", 1), ("qwen2", 3), ("qwen2", 1), ("llama", 3)}
 LABELS = {1: ("relevant",), 3: ("bad", "fair", "good")}
 
 _random = np.random.default_rng(7)

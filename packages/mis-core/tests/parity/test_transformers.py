@@ -28,8 +28,6 @@ YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3 grouped tied": {"family": "qwen3"},
     "qwen3 full heads untied": {"family": "qwen3", "num_key_value_heads": 4, "tie_word_embeddings": False},
-    "qwen3 yarn old spelling, shards": {"family": "qwen3", "rope_scaling": YARN, "rope_theta": 1e4, "shards": 3},
-    "qwen2 bias": {"family": "qwen2", "num_attention_heads": 8, "hidden_size": 128, "num_key_value_heads": 2},
     "qwen2 linear new spelling": {
         "family": "qwen2",
         "rope_scaling": {"rope_type": "linear", "factor": 4.0},
@@ -45,9 +43,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_spelling": "new",
         "shards": 2,
     },
-    "llama float32 files": {"family": "llama", "rope_scaling": None, "dtype": "float32"},
-    "qwen3 biases of attention": {"family": "qwen3", "attention_bias": True},
-    "llama biases everywhere": {"family": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama plain, biases everywhere, float32 files": {
+        "family": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_scaling": None,
+        "dtype": "float32",
+    },
     "mistral": {"family": "mistral"},
     "smollm3 listed layers, yarn, biases": {
         "family": "smollm3",
@@ -59,6 +61,10 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 FULL_ONLY: dict[str, dict[str, Any]] = {
+    "qwen3 yarn old spelling, shards": {"family": "qwen3", "rope_scaling": YARN, "rope_theta": 1e4, "shards": 3},
+    "qwen3 biases of attention": {"family": "qwen3", "attention_bias": True},
+    "qwen2 bias": {"family": "qwen2", "num_attention_heads": 8, "hidden_size": 128, "num_key_value_heads": 2},
+    "llama biases everywhere": {"family": "llama", "attention_bias": True, "mlp_bias": True},
     "llama biases of the mlp": {"family": "llama", "mlp_bias": True},
     "smollm2 heads": {
         "family": "llama",
@@ -161,7 +167,9 @@ def test_items_in_front_of_the_query(engine: "Engine", oracle: PointwiseOracle, 
     assert_scores_close(result.scores, expected, dtype, "probability")
 
 
-@pytest.mark.parametrize("model", ["qwen3 grouped tied", "qwen2 bias", "llama narrow head"])
+@pytest.mark.parametrize(
+    "model", ["qwen3 grouped tied", "llama narrow head", pytest.param("qwen2 bias", marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("item_first", [False, True])
 def test_queries_and_items_longer_than_a_step(
     item_first: bool,
@@ -170,7 +178,7 @@ def test_queries_and_items_longer_than_a_step(
     oracle_factory: Callable,
     engine_factory: "Callable[..., Engine]",
 ) -> None:
-    path = checkpoint_factory(**MODELS[model])
+    path = checkpoint_factory(**(MODELS | FULL_ONLY)[model])
     engine = engine_factory(path, **SMALL_ENGINE)
     result = engine.score(query=LONG_QUERY, items=LONG_ITEMS, label_token_ids=LABELS, item_first=item_first)
     sequences = [[*item, *LONG_QUERY] if item_first else [*LONG_QUERY, *item] for item in LONG_ITEMS]

@@ -16,21 +16,25 @@ LABELS = [5, 9, 100]
 VOCAB = 300
 
 
+LARGE, SMALL = (1024, 256), (512, 256)  # token budgets; every size of a step up to the larger one is compiled
 MODELS = [
-    "qwen3-bfloat16",
-    *(pytest.param(each, marks=pytest.mark.full) for each in ("qwen3-float32", "llama-bfloat16")),
+    pytest.param(("qwen3", "bfloat16", SMALL), id="qwen3-bfloat16"),
+    *(
+        pytest.param((family, dtype, LARGE), marks=pytest.mark.full, id=f"{family}-{dtype}-large steps")
+        for family, dtype in (("qwen3", "bfloat16"), ("qwen3", "float32"), ("llama", "bfloat16"))
+    ),
 ]
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def engines(request, tmp_path_factory) -> Iterator[list[Engine]]:
     """One model behind two token budgets, the second with hardly any cache, so that it evicts all the time."""
-    family, dtype = request.param.split("-")
+    family, dtype, (more, fewer) = request.param
     path = tiny_checkpoint(tmp_path_factory.mktemp("isolation") / family, family=family)
     options = {"dtype": dtype, "context_length": 2048, "skip_warmup": True, "progress": False}
     engines = [
-        Engine.from_pretrained(path, chunked_prefill_size=1024, **options),
-        Engine.from_pretrained(path, chunked_prefill_size=256, max_total_tokens=2048 + 64, **options),
+        Engine.from_pretrained(path, chunked_prefill_size=more, **options),
+        Engine.from_pretrained(path, chunked_prefill_size=fewer, max_total_tokens=2048 + 64, **options),
     ]
     yield engines
     for engine in engines:

@@ -14,8 +14,9 @@ import numpy as np
 from mis_core import Engine
 from mis_core.scoring.request import Sampling, ScoreRequest
 
+# Lengths of which no step is left with less than half of its tokens: every other size would be compiled, too.
 QUERY = np.random.default_rng(0).integers(0, 300, 700).tolist()
-ITEMS = [np.random.default_rng(n).integers(0, 300, n).tolist() for n in (20, 1, 0, 33, 64, 130, 300, *range(2, 60, 6))]
+ITEMS = [np.random.default_rng(n).integers(0, 300, n).tolist() for n in (20, 1, 0, 33, 64, 130, 340, *range(2, 60, 4))]
 LABELS = [5, 9, 100]
 
 
@@ -34,11 +35,11 @@ def reads(engine: Engine) -> dict[str, list]:
     random = np.random.default_rng(1)
     request = ScoreRequest(
         query=np.array(QUERY[:100], np.int32),
-        item_tokens=random.integers(0, 300, 330).astype(np.int32),
-        item_starts=np.array([0, 30, 330], np.int32),
+        item_tokens=random.integers(0, 300, 390).astype(np.int32),
+        item_starts=np.array([0, 30, 390], np.int32),
         context_lens=np.full(2, 100, np.int32),
         label_ids=np.zeros((1, 0), np.int32),
-        read_lens=np.array([30, 300], np.int32),
+        read_lens=np.array([30, 360], np.int32),
         query_reads=100,
         top_tokens=20,
         sampling=Sampling(np.arange(4, dtype=np.int32).reshape(2, 2), temperature=0.8, top_p=0.9),
@@ -56,7 +57,7 @@ def reads(engine: Engine) -> dict[str, list]:
 def main(path: str, dtype: str, meshes: str) -> None:
     found = {}
     for data, tensor in json.loads(meshes):
-        options = {"dp_size": data, "tp_size": tensor, "dtype": dtype, "context_length": 1024, "skip_warmup": True}
+        options = {"dp_size": data, "tp_size": tensor, "dtype": dtype, "context_length": 1280, "skip_warmup": True}
         with Engine.from_pretrained(path, chunked_prefill_size=256, progress=False, **options) as engine:
             cold = engine.score(QUERY, ITEMS, LABELS, return_token_logprobs=True)
             warm = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True)

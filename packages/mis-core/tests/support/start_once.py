@@ -21,7 +21,7 @@ def main(path: str, folder: str) -> None:
             counts[EVENTS[event]] += 1
 
     jax.monitoring.register_event_listener(listen)
-    options = {"chunked_prefill_size": 256, "max_total_tokens": 1024, "context_length": 256}
+    options = {"chunked_prefill_size": 256, "max_total_tokens": 1024, "context_length": 256, "skip_warmup": True}
     with Engine.from_pretrained(path, compilation_cache_dir=folder, progress=False, **options) as engine:
         scores = engine.score([1, 2, 3], [[4], [5, 6]], [7, 8]).scores
     sys.stdout.write(json.dumps({**counts, "scores": scores.tolist()}) + "\n")

@@ -30,8 +30,7 @@ from mis_server.tokenizers.tokens import detokenize, tokenize
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
 
 LIMITS = Limits(context_length=256, vocab_size=1024)
-RUN = [asyncio.run, uvloop.run]
-PARALLEL = [pytest.param(each, id=each.__module__.partition(".")[0]) for each in RUN]
+PARALLEL = [pytest.param(asyncio.run, id="asyncio", marks=pytest.mark.full), pytest.param(uvloop.run, id="uvloop")]
 
 
 def children() -> set[int]:
