@@ -159,9 +159,13 @@ def model(checkpoint_factory) -> Path:
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("cases", [FEW, pytest.param(SMALL, marks=pytest.mark.full)], ids=["few", "small"])
-def test_qwen3_passes_every_gate(run, model: Path, cases: Cases) -> None:
-    found = run(model, cases=cases, delimited=None, reference=pytorch(model))
+@pytest.mark.parametrize(
+    ("cases", "delimited"),
+    [(FEW, Delimited), pytest.param(SMALL, None, marks=pytest.mark.full)],
+    ids=["few", "more, and an engine with a delimiter"],
+)
+def test_qwen3_passes_every_gate(run, model: Path, cases: Cases, delimited: type[Delimited] | None) -> None:
+    found = run(model, cases=cases, delimited=delimited, reference=pytorch(model))
     assert failed(found) == set(), found.gates
     assert not any(gate.status == "waived" for gate in found.gates)
     assert measured(found, "isolation.other_requests_max_abs_diff") == 0.0

@@ -63,7 +63,7 @@ def test_random_requests_compile_nothing(warm: Engine, count: int) -> None:
     assert sum(len(request["items"]) for request in requests) > 50 * count
 
 
-@pytest.mark.parametrize(("count", "callers"), [(24, [3, 16]), pytest.param(48, [1, 2, 4, 8, 16], marks=FULL)])
+@pytest.mark.parametrize(("count", "callers"), [(12, [16]), pytest.param(48, [1, 2, 4, 8, 16], marks=FULL)])
 def test_concurrent_callers_get_the_bits_they_would_get_alone(warm: Engine, count: int, callers: list[int]) -> None:
     """Requests of 3, 30 and 500 items at 0.4, 0.4 and 0.2, with and without softmax."""
     rng = np.random.default_rng(1)
@@ -84,7 +84,7 @@ def test_concurrent_callers_get_the_bits_they_would_get_alone(warm: Engine, coun
             assert_bits_equal(found, expected)
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=[FULL, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=[FULL, pytest.mark.timeout(3600)])])
 def test_memory_stays_bounded_over_thousands_of_requests(warm: Engine, count: int) -> None:
     rng = np.random.default_rng(2)
 
@@ -116,14 +116,14 @@ def test_a_score_is_one_pass_without_decoding(warm: Engine) -> None:
 
 def test_cancelled_requests_free_what_they_hold(warm: Engine) -> None:
     rng = np.random.default_rng(3)
-    query, items = rng.integers(0, 300, 3000), rng.integers(0, 300, (500, 20))
+    query, items = rng.integers(0, 300, 3000), rng.integers(0, 300, (200, 20))
     request = parse_score_request(
         {"query": query, "items": items, "label_token_ids": LABELS}, None, warm.limits
     ).request
     futures = [warm.submit(request) for _ in range(6)]
     assert [future.cancel() for future in futures[::2]] == [True] * 3
     for future in futures[1::2]:
-        assert future.result(timeout=120).logits.shape == (500, 2)
+        assert future.result(timeout=120).logits.shape == (200, 2)
     assert warm.score([1, 2], [[3]], LABELS).scores.shape == (1, 2)
     warm._loop._scheduler.check()
     assert warm.statistics()["held_pages"] == 0

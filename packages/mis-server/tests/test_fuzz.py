@@ -76,26 +76,31 @@ def with_head(tokenizers: Any) -> Any:
 UNDECIDED = [positive_data_acceptance]
 
 
+EXAMPLES = pytest.mark.parametrize("examples", [5, pytest.param(15, marks=pytest.mark.full)])
+
+
+@EXAMPLES
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-def test_every_operation_of_the_openapi_document_keeps_its_word(app: Any, mode: GenerationMode) -> None:
+def test_every_operation_of_the_openapi_document_keeps_its_word(app: Any, mode: GenerationMode, examples: int) -> None:
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     operations = [found.ok() for found in schema.get_all_operations()]
     assert {"/v1/score", "/v1/rerank", "/v1/decisions", "/v1/chat/completions", "/v1/completions", "/metrics"} <= {
         operation.path for operation in operations
     }
     for operation in operations:
-        try_out(operation.as_strategy(generation_mode=mode))
+        try_out(operation.as_strategy(generation_mode=mode), examples)
 
 
+@EXAMPLES
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("path", ["/v1/classify", "/v1/rerank"])
-def test_so_do_those_of_a_classification_head(with_head: Any, path: str, mode: GenerationMode) -> None:
+def test_so_do_those_of_a_classification_head(with_head: Any, path: str, mode: GenerationMode, examples: int) -> None:
     schema = schemathesis.openapi.from_asgi("/openapi.json", with_head)
-    try_out(schema[path]["POST"].as_strategy(generation_mode=mode))
+    try_out(schema[path]["POST"].as_strategy(generation_mode=mode), examples)
 
 
-def try_out(cases: st.SearchStrategy[Any]) -> None:
-    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+def try_out(cases: st.SearchStrategy[Any], examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(case=cases)
     def run(case: Any) -> None:
         response = case.call()

@@ -42,12 +42,12 @@ CASES = [
         (*items(0, 300, 40, 9), *items(1, 70, 30), *items(2, 0, 25), *items(1, 70, 100)),
         dtype="bfloat16",
     ),
-    Case("several queries", ((0, 64, 60, True), (1, 0, 64, True), (2, 128, 90, True)), page_size=64, shuffle=True),
+    Case("several queries", ((0, 64, 60, True), (1, 0, 64, True), (2, 128, 90, True)), shuffle=True, tile_capacity=16),
     Case("more tokens than whole blocks", items(0, 130, *[30] * 12), tokens=384, blocks=TpuBlocks(256, 128, 256, 64)),
     Case("step smaller than a block", items(0, 130, 20, 30), tokens=64, head_dim=64, group=1),
     Case("segment longer than a tile", items(0, 64, 5, 230, 20), tokens=256, kv_heads=1),
     Case("padding between segments", items(0, 64, 5, 20), tokens=512, kv_heads=1),
-    Case("nothing but padding", (), kv_heads=1),
+    Case("nothing but padding", (), contexts=3, pages_per_context=4, tile_capacity=16),  # compiled with several queries
 ]
 
 
@@ -55,7 +55,8 @@ CASES = [
 FULL = ("query and its items", "several contexts", "padding between segments",
         "no context", "context of one token", "context below a page edge", "context on a tile edge",
         "long context, head_dim 256", "group of seven", "group of eight", "long context, tuned blocks",
-        "segment longer than a tile", "long context", "query alone", "context past a tile edge")  # fmt: skip
+        "segment longer than a tile", "long context", "query alone", "context past a tile edge",
+        "query chunk behind cached pages")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Norms and RoPE of every backend against plain XLA."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +42,21 @@ def assert_same(found: tuple, expected: tuple, dtype: str) -> None:
 
 
 def by_kernel(given: tuple, interpret: bool | pltpu.InterpretParams) -> tuple:
+    return _by_kernel(*given, interpret)
+
+
+@partial(jax.jit, static_argnums=(5, 6))
+def _by_kernel(
+    qkv: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    q_norm: jax.Array | None,
+    k_norm: jax.Array | None,
+    epsilon: float,
+    interpret: bool | pltpu.InterpretParams,
+) -> tuple:
     with compiling_for(interpret=interpret):
-        return tpu_norm_rope(*given)
+        return tpu_norm_rope(qkv, cos, sin, q_norm, k_norm, epsilon)
 
 
 def by_reference(given: tuple) -> tuple:
