@@ -1,5 +1,6 @@
 """For every test of the workspace: one folder for what is compiled, no deadlines, and skips that are looked at."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -12,6 +13,10 @@ from hypothesis import settings
 # A machine that is busy with something else must not fail a test: timings belong to benchmarks.
 settings.register_profile("workspace", deadline=None)
 settings.load_profile("workspace")
+
+# JAX, PyTorch and all tests are a million objects that stay; looking through them at Python's pace takes a tenth of the
+# time of tests that do not compile.
+gc.set_threshold(20_000, 20, 20)
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

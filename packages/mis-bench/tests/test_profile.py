@@ -18,7 +18,7 @@ from mis_bench.profile.records import Profile, verdicts
 from mis_bench.profile.trace import REQUEST, read_trace
 from mis_testing.server import running_server
 
-SMALL = "probe-60-6-5"
+SMALL = "probe-30-6-5"  # steps of 64 tokens: each engine compiles one size
 
 
 @pytest.fixture(scope="module", autouse=True)

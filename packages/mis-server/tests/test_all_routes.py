@@ -157,7 +157,7 @@ def answers(http: httpx.Client, requests: Sequence[Request], at_once: int) -> li
         return list(pool.map(answer, requests))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_an_answer_is_the_same_alone_and_among_16_of_all_kinds(
     http: httpx.Client, routes: dict[str, Callable[[random.Random], dict[str, Any]]], seed: int

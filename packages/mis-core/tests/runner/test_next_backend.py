@@ -121,7 +121,7 @@ def scores(path: Path, **options: Any) -> np.ndarray:
 def test_the_engine_scores_with_a_backend_that_no_package_knows(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reference = scores(checkpoint, scoring_algorithm="packed", mask_impl="dense")
+    reference = scores(checkpoint)
     monkeypatch.setattr(ToyBackend, "calls", set())
     monkeypatch.setattr(backends, "REGISTRY", [ToyBackend, *backends.REGISTRY])
     with caplog.at_level("INFO"):
