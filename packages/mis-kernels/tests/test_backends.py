@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kernel_cases import CASES, NATIVE, NEEDS_NATIVE, ON_CPU, Case, Segment, backend_of, in_float32, on_gpu
 from mis_kernels import segment_attention, to_bits
+from mis_kernels.backends import Limits
 from mis_kernels.target import compiling_for
 from mis_testing.grids import part
 
@@ -118,8 +119,9 @@ def test_a_segments_bits_do_not_depend_on_other_segments(backend, tokens, length
     order.shuffle(others)
     at = order.randrange(len(others) + 1)
     dtype, head_dim = ("bfloat16", 64) if backend == "native" else (dtype, 16)
-    alone = Case([chosen], contexts, group=2, tokens=128, head_dim=head_dim)
-    among = Case([*others[:at], chosen, *others[at:]], contexts, group=2, tokens=tokens, head_dim=head_dim)
+    shape = {"contexts": contexts, "group": 2, "head_dim": head_dim, "limits": Limits(3, 300, 300)}
+    alone = Case([chosen], tokens=128, **shape)
+    among = Case([*others[:at], chosen, *others[at:]], tokens=tokens, **shape)
 
     def rows(case: Case, index: int) -> np.ndarray:
         start = case.layout()[1][index]

@@ -13,7 +13,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from mis_kernels import lay_out, reference_attention, write_pages
-from mis_kernels.backends import ANY_HEADS, Backend, LaidOut, choose
+from mis_kernels.backends import ANY_HEADS, Backend, LaidOut, Limits, choose
 from mis_kernels.backends.native import library as native
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.tiles import TpuBlocks
@@ -82,6 +82,7 @@ class Case:
     head_dim: int = 16
     seed: int = 0
     gap: int = 0  # padding tokens between segments
+    limits: Limits | None = None  # cases within the same ones are compiled together; None: made for this one
 
     def layout(self, backend: Backend | str = "xla") -> tuple[LaidOut, np.ndarray]:
         """Return the segments, laid out for a backend, and the first row of each."""
@@ -91,6 +92,7 @@ class Case:
             starts.append(row)
             row += segment.length + self.gap
         tokens = self.tokens or (64 << max(0, (row - 1).bit_length() - 6) if row <= 256 else -(-row // 256) * 256)
+        backend = choose(ANY_HEADS, "bfloat16", backend) if isinstance(backend, str) else backend
         lens = np.array([segment.length for segment in self.segments], np.int32)
         context_ids = np.array([segment.context for segment in self.segments], np.int32)
         context_lens = np.array(
@@ -106,7 +108,8 @@ class Case:
                 page_table=self.page_table(),
                 page_size=PAGE,
                 tokens=tokens,
-                backend=choose(ANY_HEADS, "bfloat16", backend) if isinstance(backend, str) else backend,
+                backend=backend,
+                tile_capacity=None if self.limits is None else backend.tile_capacity(tokens, self.limits),
             ),
             np.array(starts, np.int32),
         )
