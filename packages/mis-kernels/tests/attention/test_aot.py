@@ -26,11 +26,12 @@ def test_a_schedule_is_cut_at_labels_and_branches(tmp_path: Path) -> None:
         read_schedule(tmp_path, "segment_attention")
 
 
-def test_the_three_longest_runs_are_the_tile_bodies_in_program_order() -> None:
-    assert tile_bodies(Schedule(4000, [30, 1200, 60, 1100, 1300, 310])) == {
+def test_the_four_longest_runs_are_the_tile_bodies_in_program_order() -> None:
+    assert tile_bodies(Schedule(6000, [30, 1200, 60, 1100, 1300, 310, 2000])) == {
         "full": 1200,
         "limited": 1100,
         "masked": 1300,
+        "anew": 2000,
         "rest": 400,
     }
 

@@ -24,6 +24,7 @@ Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def programs() -> Iterator[Program]:
     """Yield functions and their arguments."""
+    import test_guard
     import test_norm_rope
     import test_pages
     import test_pallas_tpu
@@ -35,6 +36,9 @@ def programs() -> Iterator[Program]:
     for case in cases:
         segments, pages = lay_out_case(case)
         yield lambda *a: segment_attention(*a, scale=0.1), (*arrays(case, pages, segments), segments)
+    for dtype in ("float32", "bfloat16"):
+        inputs, segments = test_guard.step(*test_guard.items(0, 300, 40), dtype=dtype)
+        yield lambda *a: segment_attention(*a, scale=1.0), (*inputs, segments)
 
     def write(pages: Array, new: Array, writes: Array) -> Array:
         return write_pages(pages, new, dataclasses.replace(test_pages.step(test_pages.TPU), page_writes=writes))

@@ -47,7 +47,8 @@ def read_schedule(folder: Path, kernel: str) -> Schedule:
 
 
 def tile_bodies(schedule: Schedule) -> dict[str, int]:
-    """Return the bundles of a full, a limited and a masked tile, and of a block's beginning and end."""
-    largest = sorted(sorted(range(len(schedule.runs)), key=lambda i: schedule.runs[i])[-3:])
-    bodies = dict(zip(("full", "limited", "masked"), (schedule.runs[i] for i in largest), strict=False))
+    """Return the bundles of each kind of tile, of a tile that is computed anew, and of a block's beginning and end."""
+    kinds = ("full", "limited", "masked", "anew")
+    largest = sorted(sorted(range(len(schedule.runs)), key=lambda i: schedule.runs[i])[-len(kinds) :])
+    bodies = dict(zip(kinds, (schedule.runs[i] for i in largest), strict=False))
     return {**bodies, "rest": schedule.bundles - sum(bodies.values())}

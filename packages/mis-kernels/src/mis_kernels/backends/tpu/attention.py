@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 from mis_kernels.backends.laid_out import LaidOut
-from mis_kernels.backends.tpu.fetch import LANES, KernelShape
+from mis_kernels.backends.tpu.fetch import BUFFERS, LANES, KernelShape
 from mis_kernels.backends.tpu.kernel import TOTAL_ROWS, attention_kernel
 from mis_kernels.backends.tpu.tiles import TpuTiles, vmem_bytes
 from mis_kernels.storage import from_bits
@@ -39,7 +39,7 @@ def tpu_attention(
     kv_heads, group = k.shape[1], heads // k.shape[1]
     blocks = tiles.blocks
     count = -(-tokens // blocks.tokens)
-    q_tokens, new_tokens = max(tokens, blocks.tokens), max(tokens, blocks.keys)
+    q_tokens, new_tokens = max(tokens, blocks.tokens), max(tokens, blocks.tokens, blocks.keys)
     shape = KernelShape(
         blocks=blocks,
         group=group,
@@ -106,9 +106,13 @@ def _call(
 ) -> Array:
     blocks, group, dim, dtype = shape.blocks, shape.group, shape.head_dim, q.dtype
     if shape.by_lanes:
-        rows = pl.BlockSpec((blocks.tokens, group * dim), lambda head, block, *_: (block, head))
+        rows, own = (
+            pl.BlockSpec((blocks.tokens, heads * dim), lambda head, block, *_: (block, head)) for heads in (group, 1)
+        )
     else:
-        rows = pl.BlockSpec((group, blocks.tokens, dim), lambda head, block, *_: (head, block, 0))
+        rows, own = (
+            pl.BlockSpec((heads, blocks.tokens, dim), lambda head, block, *_: (head, block, 0)) for heads in (group, 1)
+        )
     estimate = vmem_bytes(blocks, group=group, head_dim=dim, itemsize=dtype.itemsize)
     low, high = _VMEM_LIMITS
     return pl.pallas_call(
@@ -117,16 +121,16 @@ def _call(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=grid,
-            in_specs=[pl.BlockSpec((3, blocks.tokens), lambda head, block, *_: (0, block)), rows]
+            in_specs=[pl.BlockSpec((3, blocks.tokens), lambda head, block, *_: (0, block)), rows, own]
             + [pl.BlockSpec(memory_space=pl.ANY)] * len(hbm),
             out_specs=rows,
             scratch_shapes=[
-                pltpu.VMEM((2, blocks.keys, dim), dtype),
-                pltpu.VMEM((2, blocks.keys, dim), dtype),
+                pltpu.VMEM((BUFFERS, blocks.keys, dim), dtype),
+                pltpu.VMEM((BUFFERS, blocks.keys, dim), dtype),
                 pltpu.VMEM((shape.rows, dim), dtype),
                 pltpu.VMEM((1, shape.rows), jnp.float32),
                 pltpu.VMEM((dim + TOTAL_ROWS, shape.rows), jnp.float32),
-                pltpu.SemaphoreType.DMA((2, 2)),
+                pltpu.SemaphoreType.DMA((BUFFERS, 2)),
             ],
         ),
         compiler_params=pltpu.CompilerParams(
@@ -137,4 +141,4 @@ def _call(
         ),
         interpret=target().interpret,
         name="segment_attention",
-    )(*scalars, facts, q, *hbm)
+    )(*scalars, facts, q, hbm[0], *hbm)

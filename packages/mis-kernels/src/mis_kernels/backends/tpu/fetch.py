@@ -1,4 +1,4 @@
-"""How tiles reach the TPU kernel: copied from HBM into two buffers, one ahead of the computation."""
+"""How tiles reach the TPU kernel: copied from HBM into three buffers, two ahead of the computation."""
 
 from typing import Any, NamedTuple
 
@@ -7,9 +7,12 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from mis_kernels.backends.tpu.tiles import TpuBlocks
+from mis_kernels.backends.tpu.tiles import KINDS, TpuBlocks
 
 LANES = 128
+AHEAD = 2
+"""Tiles on their way while one is worked on."""
+BUFFERS = AHEAD + 2
 Ref = Any
 """A block in VMEM or SMEM, or an array in HBM; Pallas has no public name for its type."""
 Scalar = Array | int
@@ -47,18 +50,18 @@ class KernelShape(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Scratch memory: tile buffers, the block's rows, the online softmax (arXiv 1805.02867)."""
+    """Scratch memory: tile buffers, the block's rows, the softmax."""
 
-    k: Ref  # [2, keys, head_dim]
-    v: Ref  # [2, keys, head_dim]
+    k: Ref  # [BUFFERS, keys, head_dim]
+    v: Ref  # [BUFFERS, keys, head_dim]
     rows: Ref  # [rows, head_dim]
-    highest: Ref  # [1, rows] float32
+    anchor: Ref  # [1, rows] float32; what weights are relative to
     weighted: Ref  # [head_dim + TOTAL_ROWS, rows] float32; below the values, the sum of weights
-    arrived: Ref  # DMA semaphores [2, 2]
+    arrived: Ref  # DMA semaphores [BUFFERS, 2]
 
 
 class Fetch:
-    """Copies tiles from HBM into two buffers, one ahead of the computation."""
+    """Copies tiles from HBM into three buffers in turn, two ahead of the computation; a fourth is for single ones."""
 
     def __init__(self, tiles: TileRefs, hbm: tuple[Ref, Ref, Ref, Ref], scratch: Scratch, shape: KernelShape) -> None:
         self.tiles, self.shape = tiles, shape
@@ -71,13 +74,46 @@ class Fetch:
         start = jnp.minimum(self.tiles.first[tile], self.shape.new_tokens - self.shape.blocks.keys)
         return pl.multiple_of(start, 16)
 
-    def start(self, head: Scalar, tile: Scalar, slot: Scalar) -> None:
-        """Begin to copy a tile."""
-        self._each_copy(head, tile, slot, lambda copy: copy.start())
+    def begin(self, head: Scalar, block: Scalar) -> None:
+        """Begin to copy the first tiles, if this is the first block of all."""
+        at = head, jnp.int32(0)
+        for number in range(AHEAD):
+            self._start(*at, number, (head == 0) & (block == 0))
+            at = self._after(*at)
 
-    def wait(self, head: Scalar, tile: Scalar, slot: Scalar) -> None:
-        """Wait until it has arrived."""
+    def next(self, head: Scalar, tile: Scalar) -> Array:
+        """Wait until a tile has arrived, in the order of heads and of the list; return its slot."""
+        number = head * self._total + tile
+        at = head, tile
+        for _ in range(AHEAD):
+            at = self._after(*at)
+        self._start(*at, lax.rem(number + AHEAD, AHEAD + 1), True)
+        slot = lax.rem(number, AHEAD + 1)
         self._each_copy(head, tile, slot, lambda copy: copy.wait())
+        return slot
+
+    def now(self, head: Scalar, tile: Scalar) -> int:
+        """Copy a tile once more, beside those that are on their way; return its slot."""
+        slot = AHEAD + 1
+        self._each_copy(head, tile, slot, lambda copy: copy.start())
+        self._each_copy(head, tile, slot, lambda copy: copy.wait())
+        return slot
+
+    @property
+    def _total(self) -> Scalar:
+        return self.tiles.bounds[KINDS * pl.num_programs(1)]
+
+    def _after(self, head: Scalar, tile: Scalar) -> tuple[Array, Array]:
+        """Return the head and number of the tile behind one."""
+        last = tile + 1 >= self._total
+        return jnp.where(last, head + 1, head), jnp.where(last, 0, tile + 1)
+
+    def _start(self, head: Scalar, tile: Scalar, slot: Scalar, wanted: Array | bool) -> None:
+        """Begin to copy a tile, if there is such a one."""
+
+        @pl.when((head < pl.num_programs(0)) & (self._total > 0) & wanted)
+        def _() -> None:
+            self._each_copy(head, tile, slot, lambda copy: copy.start())
 
     def _each_copy(self, head: Scalar, tile: Scalar, slot: Scalar, act: Any) -> None:
         own, run = self.tiles.context_id[tile] < 0, self.tiles.contiguous[tile] > 0

@@ -1,9 +1,15 @@
 """The TPU kernel's body: one block of new tokens against its list of tiles.
 
-Logits are held transposed, keys by rows: the running maximum and sum of a row are then lanes of
-one vector register row instead of a register each, the maximum is taken without crossing lanes, and
-a row's interval is a lane of an int32 vector. On 256-wide matrix units the second product fills the
-array even with a head_dim of 128. Rows of a block are its tokens, once per query head of the group.
+Logits are held transposed, keys by rows: the anchor and the sum of a row are then lanes of one vector
+register row instead of a register each, and a row's interval is a lane of an int32 vector. On 256-wide
+matrix units the second product fills the array even with a head_dim of 128. Rows of a block are its
+tokens, once per query head of the group.
+
+Weights are relative to an anchor that a row has from the start, the logit of its own key: no maximum
+has to be known before the first exponential, and the sum is at least about one. A row whose sum leaves
+the range where that is safe, since another key's logit is higher by 70 or more, is computed once more,
+relative to the running maximum (arXiv 1805.02867); the rows beside it keep what they have. Which of the
+two a row has, and every bit of it, depends on what the row itself sees.
 """
 
 from typing import NamedTuple
@@ -20,6 +26,8 @@ TOTAL_ROWS = 16
 """Rows of ones under the values: one register row of bfloat16, of which only one is read."""
 LOWEST = -1e30
 """Starting maximum: finite, so that a masked logit of minus infinity always weighs zero."""
+SAFE = 2.0**-100, 2.0**100
+"""Sums of weights between which no weight has overflown, none that matters is lost, and values up to 2^27 fit."""
 
 
 class RowFacts(NamedTuple):
@@ -38,32 +46,19 @@ class RowFacts(NamedTuple):
 
 def attention_kernel(*refs: Ref, shape: KernelShape) -> None:
     """Attend from one block of one KV head; grid `(kv_heads, blocks)`, sequential."""
-    tiles, (facts_ref, q), hbm, out, scratch = TileRefs(*refs[:6]), refs[6:8], refs[8:12], refs[12], Scratch(*refs[13:])
+    tiles, (facts_ref, q, k), hbm, out = TileRefs(*refs[:6]), refs[6:9], refs[9:13], refs[13]
+    scratch = Scratch(*refs[14:])
     fetch = Fetch(tiles, hbm, scratch, shape)
-    (head, block), heads = (pl.program_id(0), pl.program_id(1)), pl.num_programs(0)
+    head, block = pl.program_id(0), pl.program_id(1)
     token = block * shape.blocks.tokens + lax.broadcasted_iota(jnp.int32, (1, shape.blocks.tokens), 1)
     facts = RowFacts(facts_ref[0:1], facts_ref[1:2], facts_ref[2:3], token)
-    total = tiles.bounds[KINDS * pl.num_programs(1)]
-
-    @pl.when((head == 0) & (block == 0) & (total > 0))
-    def _() -> None:
-        fetch.start(head, 0, 0)
-
-    _load_rows(q, scratch.rows, shape)
-    scratch.highest[...] = jnp.full_like(scratch.highest, LOWEST)
+    fetch.begin(head, block)
+    _load_rows(q, k, scratch, shape)
     scratch.weighted[...] = jnp.zeros_like(scratch.weighted)
 
     def visit(kind: int) -> None:
         def body(tile: Scalar, carry: None) -> None:
-            slot = lax.rem(head * total + tile, 2)
-            last = tile + 1 == total
-            next_head, next_tile = jnp.where(last, head + 1, head), jnp.where(last, 0, tile + 1)
-
-            @pl.when(next_head < heads)
-            def _() -> None:
-                fetch.start(next_head, next_tile, 1 - slot)
-
-            fetch.wait(head, tile, slot)
+            slot = fetch.next(head, tile)
             _attend(kind, tile, slot, facts, tiles, fetch, scratch, shape)
 
         lax.fori_loop(tiles.bounds[KINDS * block + kind], tiles.bounds[KINDS * block + kind + 1], body, None)
@@ -72,25 +67,52 @@ def attention_kernel(*refs: Ref, shape: KernelShape) -> None:
         visit(kind)
     _store_rows(out, facts.live, scratch, shape)
 
+    unsafe = _unsafe_rows(facts.live, scratch, shape)
 
-def _load_rows(q: Ref, rows: Ref, shape: KernelShape) -> None:
+    @pl.when(jnp.max(unsafe) > 0)
+    def _() -> None:
+        scratch.anchor[...] = jnp.full_like(scratch.anchor, LOWEST)
+        scratch.weighted[...] = jnp.zeros_like(scratch.weighted)
+
+        def body(tile: Scalar, carry: None) -> None:
+            slot = fetch.now(head, tile)
+            _attend_anew(tile, slot, facts, tiles, fetch, scratch, shape)
+
+        lax.fori_loop(tiles.bounds[KINDS * block], tiles.bounds[KINDS * block + KINDS], body, None)
+        _store_rows(out, facts.live, scratch, shape, unsafe > 0)
+
+
+def _load_rows(q: Ref, k: Ref, scratch: Scratch, shape: KernelShape) -> None:
+    """Lay the rows out, and anchor each at the logit of its own key, nearly: an anchor need not be exact."""
     tokens, dim = shape.blocks.tokens, shape.head_dim
+    own = (k[...] if shape.by_lanes else k[0]).astype(jnp.float32)
+    ones = jnp.ones((8, dim), jnp.float32)  # of whose products one row is read: the sum over head_dim, by lanes
     for member in range(shape.group):
-        rows[member * tokens : (member + 1) * tokens] = (
-            q[:, member * dim : (member + 1) * dim] if shape.by_lanes else q[member]
-        )
+        rows = slice(member * tokens, (member + 1) * tokens)
+        scratch.rows[rows] = queries = q[:, member * dim : (member + 1) * dim] if shape.by_lanes else q[member]
+        logits = lax.dot_general(ones, queries.astype(jnp.float32) * own, (((1,), (1,)), ((), ())))
+        scratch.anchor[:, rows] = logits[:1] * shape.scale
 
 
-def _store_rows(out: Ref, live: Array, scratch: Scratch, shape: KernelShape) -> None:
+def _store_rows(out: Ref, live: Array, scratch: Scratch, shape: KernelShape, chosen: Array | None = None) -> None:
+    """Write the weighted means; with `chosen`, `[1, rows]`, only those rows'."""
     tokens, dim = shape.blocks.tokens, shape.head_dim
     for member in range(shape.group):
         rows = slice(member * tokens, (member + 1) * tokens)
+        here = (slice(None), slice(member * dim, (member + 1) * dim)) if shape.by_lanes else member
         total = jnp.where(live, scratch.weighted[dim : dim + 1, rows], 1)
-        result = jnp.where(live, scratch.weighted[:dim, rows] / total, 0).T.astype(out.dtype)
-        if shape.by_lanes:
-            out[:, member * dim : (member + 1) * dim] = result
-        else:
-            out[member] = result
+        result = jnp.where(live, scratch.weighted[:dim, rows] / total, 0)
+        if chosen is not None:
+            result = jnp.where(chosen[:, rows], result, out[here].astype(jnp.float32).T)
+        out[here] = result.T.astype(out.dtype)
+
+
+def _unsafe_rows(live: Array, scratch: Scratch, shape: KernelShape) -> Array:
+    """Return 1 for each live row whose sum of weights is no number, too large or too small, `[1, rows]` float32."""
+    dim, (low, high) = shape.head_dim, SAFE
+    total = scratch.weighted[dim : dim + 1]
+    live = jnp.concatenate([live] * shape.group, axis=1)
+    return jnp.where(live & ~((total > low) & (total < high)), 1.0, 0.0)
 
 
 def _intervals(tile: Scalar, facts: RowFacts, tiles: TileRefs, fetch: Fetch, shape: KernelShape) -> tuple[Array, Array]:
@@ -115,29 +137,21 @@ def _attend(
     scratch: Scratch,
     shape: KernelShape,
 ) -> None:
-    """Take a tile into the online softmax of every strip of rows."""
-    blocks, rows = shape.blocks, shape.rows
-    strips = [slice(begin, min(begin + blocks.strip, rows)) for begin in range(0, rows, blocks.strip)]
-    steps = [slice(begin, begin + blocks.key_step) for begin in range(0, blocks.keys, blocks.key_step)]
+    """Take a tile into the sums of every strip of rows, weighted relative to the rows' anchors."""
+    strips, steps = _strips(shape), _steps(shape)
     intervals = _intervals(tile, facts, tiles, fetch, shape) if kind == MASKED else None
     keys, values = _keys(kind, scratch.k[slot], tiles.used[tile]), _values(kind, scratch.v[slot], tiles.used[tile])
 
     def logits(strip: slice) -> list[Array]:
         return [_dot(keys[step], scratch.rows[strip], (1, 1)) * shape.scale for step in steps]
 
-    def weights(strip: slice, parts: list[Array]) -> tuple[Array, list[Array]]:
+    def weights(strip: slice, parts: list[Array]) -> list[Array]:
+        anchor = scratch.anchor[:, strip]
         parts = [_mask(part, step, strip, intervals) for part, step in zip(parts, steps, strict=True)]
-        before = scratch.highest[:, strip]
-        highest = before
-        for part in parts:
-            highest = jnp.maximum(highest, part.max(0, keepdims=True))
-        fade = jnp.exp2(before - highest)
-        scratch.highest[:, strip] = highest
-        parts = [jnp.exp2(part - highest) for part in parts]
-        return fade, [part.astype(values.dtype) for part in parts]
+        return [jnp.exp2(part - anchor).astype(values.dtype) for part in parts]
 
-    def accumulate(strip: slice, fade: Array, parts: list[Array]) -> None:
-        weighted = scratch.weighted[:, strip] * fade
+    def accumulate(strip: slice, parts: list[Array]) -> None:
+        weighted = scratch.weighted[:, strip]
         for part, step in zip(parts, steps, strict=True):
             weighted = weighted + _dot(values[:, step], part, (1, 0))
         scratch.weighted[:, strip] = weighted
@@ -145,15 +159,50 @@ def _attend(
     # Written out as a pipeline, since the compiler keeps the order of what it is given: while the
     # vector units work on one strip, the matrix units have the next one's logits and the last one's sum.
     ahead = logits(strips[0])
-    behind: list[tuple[slice, Array, list[Array]]] = []
+    behind: list[tuple[slice, list[Array]]] = []
     for index, strip in enumerate(strips):
         parts = ahead
         if index + 1 < len(strips):
             ahead = logits(strips[index + 1])
         for weighted_strip in behind:
             accumulate(*weighted_strip)
-        behind = [(strip, *weights(strip, parts))]
+        behind = [(strip, weights(strip, parts))]
     accumulate(*behind[0])
+
+
+def _attend_anew(
+    tile: Scalar,
+    slot: Scalar,
+    facts: RowFacts,
+    tiles: TileRefs,
+    fetch: Fetch,
+    scratch: Scratch,
+    shape: KernelShape,
+) -> None:
+    """Take a tile of any kind into the online softmax of every strip of rows; the anchor is the maximum so far."""
+    steps = _steps(shape)
+    intervals = _intervals(tile, facts, tiles, fetch, shape)
+    keys, values = _keys(MASKED, scratch.k[slot], tiles.used[tile]), _values(MASKED, scratch.v[slot], tiles.used[tile])
+    for strip in _strips(shape):
+        logits = [_dot(keys[step], scratch.rows[strip], (1, 1)) * shape.scale for step in steps]
+        logits = [_mask(part, step, strip, intervals) for part, step in zip(logits, steps, strict=True)]
+        before = highest = scratch.anchor[:, strip]
+        for part in logits:
+            highest = jnp.maximum(highest, part.max(0, keepdims=True))
+        weighted = scratch.weighted[:, strip] * jnp.exp2(before - highest)
+        for part, step in zip(logits, steps, strict=True):
+            weighted = weighted + _dot(values[:, step], jnp.exp2(part - highest).astype(values.dtype), (1, 0))
+        scratch.anchor[:, strip], scratch.weighted[:, strip] = highest, weighted
+
+
+def _strips(shape: KernelShape) -> list[slice]:
+    strip, rows = shape.blocks.strip, shape.rows
+    return [slice(begin, min(begin + strip, rows)) for begin in range(0, rows, strip)]
+
+
+def _steps(shape: KernelShape) -> list[slice]:
+    step, keys = shape.blocks.key_step, shape.blocks.keys
+    return [slice(begin, begin + step) for begin in range(0, keys, step)]
 
 
 def _dot(a: Array, b: Array, contract: tuple[int, int]) -> Array:

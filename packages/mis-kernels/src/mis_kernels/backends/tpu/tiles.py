@@ -201,8 +201,8 @@ def vmem_bytes(blocks: TpuBlocks, *, group: int, head_dim: int, itemsize: int) -
     """Estimate the kernel's VMEM: buffers, accumulators, and one strip's logits twice."""
     lanes = -(-head_dim // 128) * 128
     rows = blocks.tokens * group
-    tiles = 2 * 2 * blocks.keys * lanes * itemsize
-    queries = (2 * 2 + 1) * rows * lanes * itemsize
+    tiles = 2 * 4 * blocks.keys * lanes * itemsize
+    queries = ((2 * 2 + 1) * rows + 2 * blocks.tokens) * lanes * itemsize
     state = rows * (head_dim + 2 * 8) * 4
     logits = 2 * min(blocks.strip, rows) * blocks.keys * (4 + itemsize)
     return tiles + queries + state + logits
