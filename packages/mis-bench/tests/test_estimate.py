@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from mis_bench.cli import main
 from mis_bench.estimate import Asked, Estimate, EstimateError, estimate
 from mis_core.aot.estimate import StepTimes
+from mis_kernels.aot.ranges import Range
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,7 @@ def one_chip() -> Estimate:
 def test_an_estimate_adds_up_and_stays_below_the_roofline(one_chip: Estimate) -> None:
     assert sum(stage.milliseconds for stage in one_chip.stages) == pytest.approx(one_chip.milliseconds)
     assert one_chip.items_per_second == pytest.approx(100 / one_chip.milliseconds * 1e3)
+    assert one_chip.worst_items_per_second < one_chip.items_per_second < one_chip.best_items_per_second
     assert 0.05 < one_chip.roofline_share < 1
     assert {"attention", "mlp", "norm and RoPE", "head"} <= {stage.name for stage in one_chip.stages}
     assert 1e9 < one_chip.memory_bytes < one_chip.memory_limit_bytes
@@ -90,7 +92,8 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Mapping[str, Any]]]
 
     def price(target: str, model: str, requests: Sequence[Mapping[str, Any]], **cut: int) -> StepTimes:
         asked.append(requests)
-        return StepTimes(steps=24, stages={"mlp": 0.1, "attention": 0.3}, padded_share=0.02, memory_bytes=3 << 30)
+        stages = {"mlp": Range.of(0.1), "attention": Range(0.2, 0.3, 0.5)}
+        return StepTimes(steps=24, stages=stages, padded_share=0.02, memory_bytes=3 << 30)
 
     monkeypatch.setattr("mis_bench.estimate.find_spec", lambda _: object())
     monkeypatch.setattr("mis_bench.estimate.price_requests", price)
@@ -102,9 +105,12 @@ def test_figures_follow_from_the_prices_of_steps(priced: list[Sequence[Mapping[s
     assert len({str(body["query"]) for body in priced[0]}) == 8  # no query is cached
     assert found.milliseconds == pytest.approx(50)
     assert found.items_per_second == pytest.approx(10_000)
+    assert found.best_items_per_second == pytest.approx(4000 / 0.3)
+    assert found.worst_items_per_second == pytest.approx(4000 / 0.6)
     assert [(stage.name, stage.milliseconds, stage.share) for stage in found.stages] == [
         ("attention", pytest.approx(37.5), pytest.approx(0.75)),
         ("mlp", pytest.approx(12.5), pytest.approx(0.25)),
     ]
     assert found.roofline_items_per_second == pytest.approx(29977.333029530975)
-    assert "37.50 ms 75.0%  attention" in str(found)
+    assert "37.50 ms 75.0%  attention (25.00 to 62.50)" in str(found)
+    assert "10,000 items/s expected, 6,667 at worst, 13,333 at best" in str(found)

@@ -17,11 +17,18 @@ TOPOLOGIES = {"v5e:1x1": "v5e", "v6e:1x1": "v6e:1x1", "v6e:2x2": "v6e:2x2", "v6e
 """Topologies by the names that users give them; `v7x:1x1x1` is one of the two devices of a chip."""
 
 NOT_MODELLED = (
-    "stalls inside a kernel or fusion, and waiting for memory where copies do not hide behind arithmetic",
-    "time between operations, launches, and the host (4 ms a canonical request, overlapped with the device)",
+    "the host (4 ms a canonical request, overlapped with the device)",
     "overlap of exchanges between devices with arithmetic, and contention for links and memory",
     "clocks below the nominal one",
 )
+
+ASSUMED = (
+    "matrix units that push back 0, half or all of what units without a queue would",
+    "none, half or all of a context's tiles in scattered pages",
+    "0.4, 0.8 or 1.2 us until a copy from HBM begins to arrive, and 100, 83 or 70 % of its nominal rate",
+    "0, 10 or 25 us between programs",
+)
+"""What lies between best, expected and worst; `mis_kernels.aot.price` has the values."""
 
 
 class EstimateError(RuntimeError):
@@ -53,10 +60,12 @@ class Asked(BaseModel):
 
 
 class Stage(BaseModel):
-    """A stage's part of one request."""
+    """A stage's part of one request: as expected, at best and at worst."""
 
     name: str
     milliseconds: float
+    best_milliseconds: float
+    worst_milliseconds: float
     share: float
 
 
@@ -64,8 +73,10 @@ class Estimate(Asked):
     """What a workload would take.
 
     Attributes:
-        milliseconds: Device time of one request, when requests follow each other without a gap.
-        items_per_second: Of all devices together.
+        milliseconds: Device time of one request, when requests follow each other without a gap, as expected.
+        items_per_second: Of all devices together, as expected.
+        best_items_per_second: If everything that is not known is at its best.
+        worst_items_per_second: If it is at its worst.
         roofline_items_per_second: By the nominal rates of arithmetic and memory, whichever is less.
         roofline_share: The first by the second.
         padded_share: Part of the steps' rows that is padding.
@@ -76,12 +87,15 @@ class Estimate(Asked):
     steps: int
     milliseconds: float
     items_per_second: float
+    best_items_per_second: float
+    worst_items_per_second: float
     stages: list[Stage]
     roofline_items_per_second: float
     roofline_share: float
     padded_share: float
     memory_bytes: int
     memory_limit_bytes: float
+    assumed: list[str] = Field(default_factory=lambda: list(ASSUMED))
     not_modelled: list[str] = Field(default_factory=lambda: list(NOT_MODELLED))
 
     def __str__(self) -> str:
@@ -93,13 +107,19 @@ class Estimate(Asked):
             f"{self.requests} requests in {self.steps} steps of up to {self.step_tokens} tokens a device, "
             f"{self.padded_share:.1%} padding",
             "",
-            f"{self.items_per_second:10,.0f} items/s",
+            f"{self.items_per_second:10,.0f} items/s expected, {self.worst_items_per_second:,.0f} at worst, "
+            f"{self.best_items_per_second:,.0f} at best",
             f"{self.milliseconds:10.2f} ms a request",
             f"{self.roofline_share:10.0%} of the roofline, {self.roofline_items_per_second:,.0f} items/s",
             f"{memory}, with weights and cache",
             "",
-            *(f"{stage.milliseconds:10.2f} ms {stage.share:5.1%}  {stage.name}" for stage in self.stages),
+            *(
+                f"{stage.milliseconds:10.2f} ms {stage.share:5.1%}  {stage.name}"
+                f" ({stage.best_milliseconds:.2f} to {stage.worst_milliseconds:.2f})"
+                for stage in self.stages
+            ),
             "",
+            "Between best and worst: " + "; ".join(self.assumed) + ".",
             "Not modelled: " + "; ".join(self.not_modelled) + ".",
         )
         return "\n".join(lines)
@@ -136,20 +156,29 @@ def estimate(asked: Asked) -> Estimate:
     config, chip = PUBLISHED[asked.model], CHIPS[TARGETS[target].chip]
     flops = requests * least_flops(config, workload.request, normalised=not asked.apply_softmax) / (dp * tp)
     least = max(flops / chip.flops, least_bytes(config) / tp / chip.bytes)
-    items = workload.num_items * requests
+    items, seconds = workload.num_items * requests, times.seconds
+    each = {name: part * (1e3 / requests) for name, part in times.stages.items()}
     stages = [
-        Stage(name=name, milliseconds=seconds / requests * 1e3, share=seconds / times.seconds)
-        for name, seconds in sorted(times.stages.items(), key=lambda pair: -pair[1])
+        Stage(
+            name=name,
+            milliseconds=part.expected,
+            best_milliseconds=part.best,
+            worst_milliseconds=part.worst,
+            share=times.stages[name].expected / seconds.expected,
+        )
+        for name, part in sorted(each.items(), key=lambda pair: -pair[1].expected)
     ]
     return Estimate(
         **asked.model_dump(),
         workload_sha256=workload.sha256,
         steps=times.steps,
-        milliseconds=times.seconds / requests * 1e3,
-        items_per_second=items / times.seconds,
+        milliseconds=seconds.expected / requests * 1e3,
+        items_per_second=items / seconds.expected,
+        best_items_per_second=items / seconds.best,
+        worst_items_per_second=items / seconds.worst,
         stages=stages,
         roofline_items_per_second=items / least,
-        roofline_share=least / times.seconds,
+        roofline_share=least / seconds.expected,
         padded_share=times.padded_share,
         memory_bytes=times.memory_bytes,
         memory_limit_bytes=chip.memory,

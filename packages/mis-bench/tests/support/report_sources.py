@@ -168,7 +168,14 @@ def estimate(topology: str = "v6e:1x1", ms: float = 49.5) -> Estimate:
     return Estimate(
         topology=topology, model="qwen3-0.6b", workload=CANONICAL, workload_sha256=build_workload().sha256, dp=1,
         tp=1, step_tokens=4096, requests=8, apply_softmax=False, steps=24, milliseconds=ms, items_per_second=5e5 / ms,
-        stages=[Stage(name=name, milliseconds=ms * share, share=share) for name, share in parts.items()],
+        best_items_per_second=5.5e5 / ms, worst_items_per_second=4.5e5 / ms,
+        stages=[
+            Stage(
+                name=name, milliseconds=ms * share, best_milliseconds=ms * share / 1.1,
+                worst_milliseconds=ms * share / 0.9, share=share,
+            )
+            for name, share in parts.items()
+        ],
         roofline_items_per_second=29977, roofline_share=16.7 / ms, padded_share=0.02, memory_bytes=3661491200,
         memory_limit_bytes=34.4e9,
     )  # fmt: skip

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mis_core.aot.hlo import read_operations
+from mis_core.aot.hlo import COPY, Operation, read_operations
 from mis_core.aot.price import price_program, stage_of
 from mis_core.aot.roofline import least_flops
 from mis_core.aot.traffic import plan_requests
@@ -23,11 +23,29 @@ def canonical(number: int) -> dict[str, object]:
 
 def test_a_program_is_read_with_its_loops_branches_kernels_and_collectives() -> None:
     found = {operation.name: operation for operation in read_operations(PROGRAM)}
-    assert set(found) == {"mul.1", "kernel.1", "y.1", "g.1", "r.1"}  # what a fusion calls is the fusion's
+    assert set(found) == {
+        "mul.1",
+        "kernel.1",
+        "y.1",
+        "g.1",
+        "r.1",
+        "s.1",
+        "s.2",
+        "s.3",
+        "w.1",
+    }  # what a fusion calls is the fusion's
     assert (found["mul.1"].cycles, found["mul.1"].times) == (100, 27)
     assert (found["kernel.1"].kind, found["kernel.1"].cycles) == ("tpu_custom_call", None)
     assert (found["y.1"].branch, found["g.1"].branch, found["r.1"].branch) == (0, 1, None)
     assert (found["g.1"].bytes, found["g.1"].devices) == (32 * 1024 * 2, 4)
+
+
+def test_copies_are_read_with_their_bytes_and_what_runs_beside_them() -> None:
+    found = {operation.name: operation for operation in read_operations(PROGRAM)}
+    assert [(found[name].kind, found[name].bytes) for name in ("s.1", "s.2", "s.3")] == [(COPY, 8192)] * 3
+    assert found["s.1"].cycles == 1000  # of r.1
+    assert found["s.2"].cycles is None  # it is behind a kernel
+    assert found["s.3"].cycles == 0  # its end is elsewhere; pages are written in few steps only
 
 
 def test_a_loop_that_hides_its_trips_is_an_error() -> None:
@@ -39,8 +57,21 @@ def test_a_step_pays_for_the_branch_it_takes() -> None:
     chip, program = CHIPS["v6e"], read_operations(PROGRAM)
     reads = price_program(program, 1e9, chip, writes_pages=False)
     writes = price_program(program, 1e9, chip, writes_pages=True)
-    assert reads == pytest.approx({"mlp": 2700e-9, "embed": 1000e-9, "rest": 7e-9})
-    assert writes == pytest.approx({"mlp": 2700e-9, "embed": 1000e-9, "exchange": 0.75 * 65536 / (chip.link_bytes / 2)})
+    copies = 27 * 8192 / chip.bytes / 0.83  # of s.3
+    assert {name: seconds.expected for name, seconds in reads.items()} == pytest.approx(
+        {"mlp": 2700e-9, "embed": 1000e-9, "rest": 7e-9, "copies": copies}
+    )
+    exchanged = 0.75 * 65536 / (chip.link_bytes / 2)
+    assert {name: seconds.expected for name, seconds in writes.items()} == pytest.approx(
+        {"mlp": 2700e-9, "embed": 1000e-9, "exchange": exchanged, "copies": copies}
+    )
+
+
+def test_a_copy_that_nothing_hides_is_paid_for() -> None:
+    chip = CHIPS["v6e"]
+    operation = Operation("s.1", COPY, "", cycles=10, times=27, branch=None, bytes=16_400_000)
+    found = price_program([operation], 1e9, chip, writes_pages=False)["copies"]
+    assert (found.best, found.expected) == (0.0, pytest.approx(27 * (10e-6 / 0.83 - 10e-9)))
 
 
 def test_stages_are_those_of_the_named_scopes() -> None:

@@ -1,16 +1,52 @@
-"""Prices of kernels and exchanges, by hand."""
+"""Prices of kernels, copies and exchanges, by hand."""
 
 import pytest
 
 from mis_kernels.aot.chips import CHIPS
-from mis_kernels.aot.price import price_attention, price_exchange, price_norm_rope, price_page_writes
+from mis_kernels.aot.price import (
+    price_attention,
+    price_copy,
+    price_exchange,
+    price_norm_rope,
+    price_page_writes,
+    schedule_of,
+)
+from mis_kernels.aot.ranges import Range, total
+from mis_kernels.aot.schedules import Around, AttentionSchedule
+from mis_kernels.backends.tpu.tiles import TpuBlocks
+
+SCHEDULE = AttentionSchedule(
+    tiles={"full": 100_000, "limited": 200_000, "masked": 300_000, "anew": 900_000},
+    busy={"full": 10, "limited": 20, "masked": 30, "anew": 40},
+    tile=Around(60, 100),
+    page=5,
+    block=Around(50, 70),
+)
+BLOCKS = TpuBlocks(tokens=512, keys=512, strip=256, key_step=256)
+
+
+def attention(tiles: list[list[int]], rows: list[int], schedule: AttentionSchedule = SCHEDULE) -> Range:
+    sizes = {"kv_heads": 2, "head_dim": 128, "blocks": BLOCKS, "page_size": 64}
+    return price_attention(tiles, rows, schedule, **sizes, chip=CHIPS["v6e"], clock_hz=1e9)
 
 
 def test_attention_is_priced_by_the_device_with_the_most_tiles() -> None:
-    bundles = {"full": 100, "limited": 200, "masked": 300, "rest": 50}
-    tiles, rows = [[1, 0, 0], [1, 1, 1]], [512, 1024]
-    seconds = price_attention(tiles, rows, bundles, kv_heads=2, block_tokens=512, clock_hz=1e9)
-    assert seconds == pytest.approx(2 * (600 + 3 * 64 + 2 * 50) / 1e9)
+    found = attention([[1, 0, 0], [1, 1, 1]], [512, 1024])
+    assert found.best == pytest.approx(2 * (600_000 + 3 * 60 + 2 * 50) / 1e9)
+    assert found.expected == pytest.approx(2 * (600_000 + 30 + 3 * 80 + 2 * 20 + 2 * 60) / 1e9)
+    assert found.worst == pytest.approx(2 * (600_000 + 60 + 3 * 100 + 2 * 40 + 2 * 70) / 1e9)
+
+
+def test_a_tile_takes_no_less_than_its_keys_and_values_need_to_come() -> None:
+    """Two tiles are on their way while one is worked on."""
+    quick = SCHEDULE._replace(tiles=dict.fromkeys(SCHEDULE.tiles, 1), block=Around(0, 0))
+    bytes_of_a_tile = 2 * 2 * 512 * 128
+    assert attention([[1, 0, 0]], [1], quick).best == pytest.approx((0.3e-6 + bytes_of_a_tile / 1.64e12) / 2 * 2)
+
+
+def test_a_schedule_survives_json() -> None:
+    written = SCHEDULE._asdict() | {"tile": [60, 100], "block": [50, 70]}
+    assert schedule_of(written) == SCHEDULE
 
 
 def test_a_sum_over_devices_goes_around_the_ring_twice() -> None:
@@ -20,8 +56,26 @@ def test_a_sum_over_devices_goes_around_the_ring_twice() -> None:
     assert price_exchange("all-reduce", 65536, 4, chip) == pytest.approx(2 * gathered)
 
 
-def test_a_kernel_pays_for_each_block_and_a_copy_for_each_byte_twice() -> None:
-    one = price_norm_rope(1, {"step": 300}, 8, 1e9)
-    assert one == pytest.approx(8 * 300 / 1e9)
-    assert price_norm_rope(4096, {"step": 300}, 8, 1e9) > 8 * one
-    assert price_page_writes(64, 8, 128, CHIPS["v5e"]) == pytest.approx(2 * 2 * 2 * 64 * 8 * 128 / 0.82e12)
+def test_a_kernel_pays_for_each_block_and_at_worst_for_its_bytes() -> None:
+    def price(size: int, step: int) -> Range:
+        return price_norm_rope(size, step, kv_heads=8, group=2, head_dim=128, chip=CHIPS["v5e"], hz=1e9)
+
+    slow = price(4096, 1_000_000)
+    assert slow == Range.of(slow.best)
+    assert slow.best == pytest.approx(16 * 8 * 1_000_000 / 1e9)
+    assert price(1, 300).best == pytest.approx(8 * 300 / 1e9)
+    quick = price(4096, 1)
+    assert quick.best < quick.expected < quick.worst == pytest.approx(2 * 4096 * 8 * 4 * 128 * 2 / 0.82e12 / 0.7)
+
+
+def test_a_copy_pays_for_what_does_not_hide() -> None:
+    chip = CHIPS["v6e"]
+    open_to_all = price_copy(1.64e9, 0.0, chip)
+    assert (open_to_all.best, open_to_all.expected, open_to_all.worst) == pytest.approx((0.0, 1e-3 / 0.83, 1e-3 / 0.7))
+    assert price_copy(1.64e9, 1e-3, chip).expected == pytest.approx(1e-3 / 0.83 - 1e-3)
+    assert price_copy(1.64e9, float("inf"), chip) == Range.of(0.0)
+    assert price_page_writes(64, 8, 128, CHIPS["v5e"]).best == pytest.approx(2 * 2 * 2 * 64 * 8 * 128 / 0.82e12)
+
+
+def test_ranges_add_up_and_scale() -> None:
+    assert total([Range(1, 2, 3), Range.of(1), Range(0, 1, 2) * 2]) == Range(2, 5, 8)

@@ -63,6 +63,8 @@ def _device_time(sources: Sources) -> Section:
         "workload": lambda each: each.workload,
         "ms a request": lambda each: each.milliseconds,
         "items/s": lambda each: each.items_per_second,
+        "at worst": lambda each: each.worst_items_per_second,
+        "at best": lambda each: each.best_items_per_second,
         "of the roofline": lambda each: f"{each.roofline_share:.0%}",
         "GiB of a device": lambda each: f"{each.memory_bytes / 2**30:.2f} of {each.memory_limit_bytes / 2**30:.2f}",
         "stages in ms": lambda each: ", ".join(f"{stage.name} {number(stage.milliseconds)}" for stage in each.stages),

@@ -1,7 +1,8 @@
 """What requests would take on TPUs that this machine does not have.
 
 The real scheduler plans the requests, the real step is compiled for the topology by the TPU's compiler, and every
-operation of it is priced: by the compiler's own estimate in cycles or, for Pallas kernels, by their schedule.
+operation of it is priced: by the compiler's own estimate in cycles, for Pallas kernels by their schedule, for copies
+beside them by their bytes. What is not known makes a range.
 `docs/runbooks/estimate.md` has the method and its limits.
 """
 
@@ -14,7 +15,8 @@ from typing import Any
 
 from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
-from mis_kernels.aot.price import kernel_bundles
+from mis_kernels.aot.price import kernel_schedules
+from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.targets import TARGETS, environment
 from mis_kernels.heads import HeadShape
 
@@ -28,20 +30,20 @@ class StepTimes:
 
     Attributes:
         steps: Steps that all of them take.
-        stages: Seconds of all steps, by stage.
+        stages: Seconds of all steps, by stage: at best, as expected, at worst.
         padded_share: Part of the steps' rows that is padding.
         memory_bytes: Arguments and temporaries of the largest step on each device, weights and cache included.
     """
 
     steps: int
-    stages: dict[str, float]
+    stages: dict[str, Range]
     padded_share: float
     memory_bytes: int
 
     @property
-    def seconds(self) -> float:
+    def seconds(self) -> Range:
         """All stages together."""
-        return sum(self.stages.values())
+        return total(self.stages.values())
 
 
 def price_requests(
@@ -62,10 +64,12 @@ def price_requests(
         ConfigError: the model cannot be cut over so many devices.
     """
     spread = spread_heads(PUBLISHED[model], tp)
-    attention, norm_rope = kernel_bundles(target, HeadShape(spread.heads // tp, spread.kv_heads // tp, spread.head_dim))
+    attention, norm_rope = kernel_schedules(
+        target, HeadShape(spread.heads // tp, spread.kv_heads // tp, spread.head_dim)
+    )
     job = {
         "target": target, "model": model, "requests": list(requests), "dp": dp, "tp": tp,
-        "step_tokens": step_tokens, "attention": attention, "norm_rope": norm_rope,
+        "step_tokens": step_tokens, "attention": attention._asdict(), "norm_rope": norm_rope,
     }  # fmt: skip
     env = environment(TARGETS[target], None)
     env["LIBTPU_INIT_ARGS"] += _READABLE
@@ -73,4 +77,5 @@ def price_requests(
     done = subprocess.run(command, input=json.dumps(job), env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError("The step was not compiled:\n" + "\n".join(done.stderr.strip().splitlines()[-15:]))
-    return StepTimes(**json.loads(done.stdout.strip().splitlines()[-1]))
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    return StepTimes(**{**found, "stages": {name: Range(*seconds) for name, seconds in found["stages"].items()}})

@@ -2,7 +2,8 @@
 
 The compiler writes its own estimate into the text of every fusion and product. Loops name their trip count;
 of a conditional both branches are kept apart. Kernels written in Pallas have no estimate: they are listed, and
-priced from their schedules elsewhere.
+priced from their schedules elsewhere. Copies that run beside other operations have none either: they are listed
+with their bytes, and with what runs between their start and where they are waited for.
 """
 
 import re
@@ -16,9 +17,12 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONSTANT = re.compile(r" constant\((\d+)\)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_ARRAY = r"([a-z]+\d+)\[([\d,]*)\]"
+_COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 _UNKNOWN = 1 << 62  # what the compiler writes where it has no estimate
 
 KERNEL = "tpu_custom_call"
+COPY = "async-copy"
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
@@ -28,12 +32,13 @@ class Operation:
 
     Attributes:
         name: Its name in the program.
-        kind: Its opcode, such as `fusion`.
+        kind: Its opcode, such as `fusion`; `KERNEL`; or `COPY`, of which the start is listed.
         scope: Where it comes from, such as `jit(step)/layers/while/body/mlp/dot_general`; may be empty.
-        cycles: Cycles of one execution, None where the compiler has no estimate.
+        cycles: Cycles of one execution, None where the compiler has no estimate; of a copy, those of what runs beside
+            it, None if a kernel or a loop does.
         times: How often it runs in one execution of the program.
         branch: The branch of a conditional that it is in, counted from 0; None outside of any.
-        bytes: Of a collective, the size of its result; otherwise 0.
+        bytes: Of a collective or a copy, the size of its result; otherwise 0.
         devices: Of a collective, how many take part; otherwise 1.
     """
 
@@ -92,7 +97,7 @@ def _opcode(rest: str) -> str:
 def _walk(
     computations: dict[str, list[_Instruction]], name: str, times: int, branch: int | None
 ) -> Iterator[Operation]:
-    for instruction in computations[name]:
+    for index, instruction in enumerate(computations[name]):
         line, kind = instruction.line, instruction.kind
         if kind == "while":
             trips = _trips(computations, instruction)
@@ -102,8 +107,33 @@ def _walk(
                 yield from _walk(computations, callee, times, number)
         elif kind == "call" or (kind == "async-start" and "calls=" in line):
             yield from _walk(computations, _callee(line, "to_apply" if kind == "call" else "calls"), times, branch)
+        elif kind in _COPIES:
+            beside = _beside(computations[name], index)
+            yield Operation(instruction.name, COPY, _scope(line), beside, times, branch, _copied(line))
         else:
             yield from _operation(instruction, times, branch)
+
+
+def _beside(instructions: list[_Instruction], start: int) -> int | None:
+    """Return the cycles of what runs between the start of a copy and its end, None if a kernel or a loop does.
+
+    An end in another computation is behind all that follows here. Writing pages takes no time in most steps.
+    """
+    used = re.compile(rf"%{re.escape(instructions[start].name)}\b")
+    cycles = 0
+    for each in instructions[start + 1 :]:
+        if each.kind.endswith("-done") and used.search(each.line):
+            break
+        if each.kind in ("while", "conditional") or (f'"{KERNEL}"' in each.line and "write_pages" not in each.line):
+            return None
+        cycles += _cycles(each.line) or 0
+    return cycles
+
+
+def _copied(line: str) -> int:
+    """Return the bytes of what the start of a copy makes: the second of its results, the first being what is copied."""
+    results = re.findall(_ARRAY, line.partition(" = ")[2].partition("-start(")[0])
+    return _size(*results[1]) if len(results) > 1 else 0
 
 
 def _trips(computations: dict[str, list[_Instruction]], loop: _Instruction) -> int:
@@ -123,12 +153,10 @@ def _operation(instruction: _Instruction, times: int, branch: int | None) -> Ite
     target = _TARGET.search(line)
     if target is not None and target.group(1) == KERNEL:
         kind = KERNEL
-    cycles = _CYCLES.search(line)
-    known = int(cycles.group(1)) if cycles and int(cycles.group(1)) < _UNKNOWN else None
+    known = _cycles(line)
     if known is None and kind != KERNEL and not kind.startswith(COLLECTIVES):
         return
-    scope = _OP_NAME.search(line)
-    where = scope.group(1) if scope else ""
+    where = _scope(line)
     if kind.startswith(COLLECTIVES):
         if not kind.endswith("-done"):
             yield Operation(instruction.name, kind, where, None, times, branch, _bytes(line), _group_size(line))
@@ -138,12 +166,24 @@ def _operation(instruction: _Instruction, times: int, branch: int | None) -> Ite
 
 def _bytes(line: str) -> int:
     """Return the size of an instruction's result, of the last one if there are several."""
-    result = line.partition(" = ")[2].partition("(%")[0]
-    element, sizes = re.findall(r"([a-z]+\d+)\[([\d,]*)\]", result)[-1]
+    return _size(*re.findall(_ARRAY, line.partition(" = ")[2].partition("(%")[0])[-1])
+
+
+def _size(element: str, sizes: str) -> int:
     count = 1
     for size in filter(None, sizes.split(",")):
         count *= int(size)
     return count * int(re.sub(r"[a-z]+", "", element)) // 8
+
+
+def _cycles(line: str) -> int | None:
+    found = _CYCLES.search(line)
+    return int(found.group(1)) if found and int(found.group(1)) < _UNKNOWN else None
+
+
+def _scope(line: str) -> str:
+    found = _OP_NAME.search(line)
+    return found.group(1) if found else ""
 
 
 def _group_size(line: str) -> int:

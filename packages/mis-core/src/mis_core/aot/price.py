@@ -3,15 +3,19 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from mis_core.aot.hlo import Operation
+from mis_core.aot.hlo import COPY, Operation
 from mis_kernels.aot.chips import Chip
-from mis_kernels.aot.price import price_exchange
+from mis_kernels.aot.price import price_copy, price_exchange
+from mis_kernels.aot.ranges import Range
 
 
 def price_program(
     operations: Iterable[Operation], clock_hz: float, chip: Chip, *, writes_pages: bool
-) -> dict[str, float]:
+) -> dict[str, Range]:
     """Price everything but kernels; return seconds by stage.
+
+    What the compiler estimates is taken as it is: products were within an eighth of what was measured elsewhere
+    (`python -m mis_kernels.aot calibrate`).
 
     Args:
         operations: Of the program.
@@ -19,14 +23,17 @@ def price_program(
         chip: For what devices exchange.
         writes_pages: Whether the step takes the branch that writes to the cache, the second of its conditional.
     """
-    stages: dict[str, float] = defaultdict(float)
+    stages: dict[str, Range] = defaultdict(lambda: Range.of(0.0))
     for each in operations:
         if each.branch is not None and bool(each.branch) != writes_pages:
             continue
-        if each.bytes:
-            stages["exchange"] += each.times * price_exchange(each.kind, each.bytes, each.devices, chip)
+        if each.kind == COPY:
+            hidden = float("inf") if each.cycles is None else each.cycles / clock_hz
+            stages["copies"] += price_copy(each.bytes, hidden, chip) * each.times
+        elif each.bytes:
+            stages["exchange"] += Range.of(each.times * price_exchange(each.kind, each.bytes, each.devices, chip))
         elif each.cycles is not None:
-            stages[stage_of(each.scope)] += each.cycles * each.times / clock_hz
+            stages[stage_of(each.scope)] += Range.of(each.cycles * each.times / clock_hz)
     return dict(stages)
 
 

@@ -26,9 +26,11 @@ from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS, token_buckets
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.aot.chips import CHIPS
-from mis_kernels.aot.price import price_attention, price_norm_rope, price_page_writes
+from mis_kernels.aot.price import LAUNCH, price_attention, price_norm_rope, price_page_writes, schedule_of
+from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.targets import TARGETS, Target, mesh
 from mis_kernels.backends import Backend
+from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.tiles import count_tiles
 from mis_kernels.target import compiling_for
 
@@ -64,29 +66,45 @@ def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
         for size in sorted(set(sizes))
     }
     chip, clock = CHIPS[target.chip], target.clock_ghz * 1e9
-    kv_heads = spread.kv_heads // tensor
+    assert isinstance(backend, TpuBackend), "code is made for a TPU"
+    kv_heads, schedule = spread.kv_heads // tensor, schedule_of(job["attention"])
     head = [
-        sum(price_program(_read(program).operations, clock, chip, writes_pages=False).values())
+        total(price_program(_read(program).operations, clock, chip, writes_pages=False).values())
         for program in compile_head(config, on, shape)
     ]
-    stages: dict[str, float] = defaultdict(float)
+    stages: dict[str, Range] = defaultdict(lambda: Range.of(0.0))
     for plan, size in zip(plans, sizes, strict=True):
         writes_pages = any(shard.paged.any() for shard in plan.shards)
         for stage, seconds in price_program(programs[size].operations, clock, chip, writes_pages=writes_pages).items():
             stages[stage] += seconds
         tiles, rows = _tiles(plan, size, backend, shape), [shard.rows for shard in plan.shards]
-        stages["attention"] += config.layers * price_attention(
-            tiles, rows, job["attention"], kv_heads=kv_heads, block_tokens=backend.alignment, clock_hz=clock
+        attention = price_attention(
+            tiles,
+            rows,
+            schedule,
+            kv_heads=kv_heads,
+            head_dim=backend.cache_head_dim,
+            blocks=backend.blocks,
+            page_size=PAGE_SIZE,
+            chip=chip,
+            clock_hz=clock,
         )
-        stages["norm and RoPE"] += config.layers * price_norm_rope(size, job["norm_rope"], kv_heads, clock)
+        group = spread.heads // spread.kv_heads
+        norm_rope = price_norm_rope(
+            size, job["norm_rope"], kv_heads=kv_heads, group=group, head_dim=spread.head_dim, chip=chip, hz=clock
+        )
+        stages["attention"] += attention * config.layers
+        stages["norm and RoPE"] += norm_rope * config.layers
         if writes_pages:
-            stages["write_pages"] += config.layers * price_page_writes(size * data, kv_heads, spread.head_dim, chip)
-        for calls, seconds in zip(_head_calls(plan, backend), head, strict=True):
-            stages["head"] += calls * seconds
+            stages["write_pages"] += price_page_writes(size * data, kv_heads, spread.head_dim, chip) * config.layers
+        calls = _head_calls(plan, backend)
+        for count, seconds in zip(calls, head, strict=True):
+            stages["head"] += seconds * count
+        stages["launches"] += LAUNCH * (1 + sum(calls))
     largest = max(programs.values(), key=lambda program: program.memory_bytes[1])
     return {
         "steps": len(plans),
-        "stages": stages,
+        "stages": {name: dataclasses.astuple(seconds) for name, seconds in stages.items()},
         "padded_share": 1 - sum(plan.new_tokens for plan in plans) / sum(size * data for size in sizes),
         "memory_bytes": sum(largest.memory_bytes),
     }

@@ -1,4 +1,4 @@
-"""Command line: `python -m mis_kernels.aot [compile] [--topology ...] [--quick]`, `python -m mis_kernels.aot cost`."""
+"""Command line: `python -m mis_kernels.aot [compile] [--topology ...] [--quick]`, `... cost`, `... calibrate`."""
 
 import argparse
 import sys
@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from mis_kernels.aot import baseline
+from mis_kernels.aot.calibration import PUBLISHED, table
 from mis_kernels.aot.cost import EMBED, MODEL, explain, explain_glue
+from mis_kernels.aot.price import schedule_of
+from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, run_job
 from mis_kernels.backends.tpu.tiles import block_sizes
 from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, device_head_shapes
@@ -70,20 +73,30 @@ def print_cost(name: str) -> int:
     [row] = run_job(name, {"what": "kernels", "heads": [heads]})
     blocks = block_sizes(chip=target.chip, **heads._asdict())
     [glue] = run_job(name, {"what": "glue", "heads": [heads], "embed": EMBED})
-    print(explain(target, heads, blocks, row["bundles"]), explain_glue(target, heads, glue), sep="\n")
+    print(explain(target, heads, blocks, schedule_of(row["schedule"])), explain_glue(target, heads, glue), sep="\n")
+    return 0
+
+
+def print_calibration() -> int:
+    """Compile the programs whose times are published and print both."""
+    jobs = ({"what": "calibration", "number": n, "flags": f" {each.flags}"} for n, each in enumerate(PUBLISHED))
+    found = [run_job(each.target, job)[0]["estimate"] for each, job in zip(PUBLISHED, jobs, strict=True)]
+    print(table([Range(*seconds) for seconds in found]))
     return 0
 
 
 def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m mis_kernels.aot", description="Compile for TPUs without a TPU.")
-    parser.add_argument("command", nargs="?", choices=("compile", "cost"), default="compile")
+    parser.add_argument("command", nargs="?", choices=("compile", "cost", "calibrate"), default="compile")
     parser.add_argument("--topology", choices=sorted(TARGETS), action="append", help="default: all; repeat for several")
     parser.add_argument("--quick", action="store_true", help="two head shapes per chip, a few minutes in all")
     parser.add_argument("--update-baseline", action="store_true", help="store the figures instead of comparing")
     arguments = parser.parse_args()
     if arguments.command == "cost":
         return print_cost((arguments.topology or ["v6e:1x1"])[0])
+    if arguments.command == "calibrate":
+        return print_calibration()
     return compile_all(arguments.topology or list(TARGETS), arguments.quick, arguments.update_baseline)
 
 

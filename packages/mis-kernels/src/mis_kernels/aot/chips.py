@@ -19,10 +19,11 @@ class Chip(NamedTuple):
     link_bytes: float
 
 
-# FLOPs, memory and its rate: JAX's `TpuInfo`. Links: the interconnect rates of Google's TPU documentation
-# (v5e 1600 Gbit/s, v6e 3584 Gbit/s, 7x 9600 Gbit/s a chip, both ways), halved for one way; 7x has two devices a chip.
+# FLOPs, memory and its rate: JAX's `TpuInfo`. Links: the bidirectional rate of a chip in Google's pages of each TPU
+# (docs.cloud.google.com/tpu/docs/v5e, v6e and tpu7x: 400, 800 and 1200 GB/s), halved for one way; 7x has two devices a
+# chip.
 CHIPS = {
-    "v5e": Chip(197e12, 0.82e12, 17.2e9, 100e9),
-    "v6e": Chip(918e12, 1.64e12, 34.4e9, 224e9),
+    "v5e": Chip(197e12, 0.82e12, 17.2e9, 200e9),
+    "v6e": Chip(918e12, 1.64e12, 34.4e9, 400e9),
     "v7x": Chip(1155e12, 3.7e12, 103e9, 300e9),
 }

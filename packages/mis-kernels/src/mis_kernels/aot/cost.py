@@ -4,7 +4,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mis_kernels.aot.chips import CHIPS
+from mis_kernels.aot.price import TILE_KINDS, price_attention
 from mis_kernels.aot.programs import ITEM, PAGE_SIZE, extend_step, prefill_step
+from mis_kernels.aot.ranges import Range
+from mis_kernels.aot.schedules import AttentionSchedule
 from mis_kernels.aot.targets import Target
 from mis_kernels.backends.tpu.norm_rope import BLOCK_TOKENS
 from mis_kernels.backends.tpu.tiles import TpuBlocks, count_tiles
@@ -15,48 +19,61 @@ ITEMS = 500
 MODEL = "qwen3-0.6b"
 LAYERS = 28
 EMBED = 1024
-FETCH_BUNDLES = 64
-"""Bundles around a tile's arithmetic that every tile executes: the loop, and starting and awaiting copies."""
 
 
 class Cost(NamedTuple):
-    """Tiles of each kind and blocks, of one layer and KV head; milliseconds of all."""
+    """Tiles of each kind and blocks, of one layer and KV head; seconds of all."""
 
     tiles: dict[str, int]
     blocks: int
-    milliseconds: float
+    seconds: Range
 
 
 def canonical_cost(
-    target: Target, heads: HeadShape, blocks: TpuBlocks, bundles: dict[str, int], layers: int = LAYERS
+    target: Target, heads: HeadShape, blocks: TpuBlocks, schedule: AttentionSchedule, layers: int = LAYERS
 ) -> Cost:
     """Count the tiles of the request's steps and price them by the schedule."""
     per_block = blocks.tokens // ITEM
     rows = -(-ITEMS // per_block) * blocks.tokens
     steps = (prefill_step(-(-QUERY // PAGE_SIZE) * PAGE_SIZE, blocks), extend_step(rows, blocks, QUERY, ITEM))
     counts = np.sum([count_tiles(step.tiles) for step in steps], axis=0)
-    tiles = dict(zip(("full", "limited", "masked"), (int(n) for n in counts), strict=True))
     visited = sum(-(-step.num_tokens // blocks.tokens) for step in steps)
-    cycles = sum(n * (bundles[kind] + FETCH_BUNDLES) for kind, n in tiles.items()) + visited * bundles["rest"]
-    return Cost(tiles, visited, cycles * heads.kv_heads * layers / target.clock_ghz / 1e6)
+    layer = price_attention(
+        [[int(n) for n in counts]],
+        [visited * blocks.tokens],
+        schedule,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
+        blocks=blocks,
+        page_size=PAGE_SIZE,
+        chip=CHIPS[target.chip],
+        clock_hz=target.clock_ghz * 1e9,
+    )
+    return Cost(dict(zip(TILE_KINDS, (int(n) for n in counts), strict=True)), visited, layer * layers)
 
 
-def explain(target: Target, heads: HeadShape, blocks: TpuBlocks, bundles: dict[str, int]) -> str:
-    """Return the figure with its formula."""
-    cost = canonical_cost(target, heads, blocks, bundles)
-    parts = " + ".join(f"{n} {kind} x ({bundles[kind]} + {FETCH_BUNDLES})" for kind, n in cost.tiles.items())
-    per_head = f"{parts} + {cost.blocks} blocks x {bundles['rest']}"
-    rows, scale = blocks.tokens * heads.group, f"{heads.kv_heads} KV heads x {LAYERS} layers / {target.clock_ghz} GHz"
-    bodies = ", ".join(f"{kind} {n}" for kind, n in bundles.items() if kind != "rest")
+def explain(target: Target, heads: HeadShape, blocks: TpuBlocks, schedule: AttentionSchedule) -> str:
+    """Return the figure with what it is made of."""
+    cost = canonical_cost(target, heads, blocks, schedule)
+    rows = blocks.tokens * heads.group
+    best, expected, worst = (
+        f"{seconds * 1e3:.1f}" for seconds in (cost.seconds.best, cost.seconds.expected, cost.seconds.worst)
+    )
+    kinds = ", ".join(
+        f"{kind} {n} (and up to {schedule.busy[kind]} that matrix units push back)"
+        for kind, n in schedule.tiles.items()
+    )
     return "\n".join(
         (
             f"{MODEL} on {target.topology}, query {QUERY}, {ITEMS} items of {ITEM}, bfloat16",
             f"blocks: {blocks.tokens} tokens ({rows} rows), tiles of {blocks.keys} keys",
-            f"bundles of a tile of {rows} x {blocks.keys}: {bodies}",
-            f"attention = ({per_head}) x {scale} = {cost.milliseconds:.1f} ms",
-            "A bundle is taken as a cycle. The last term charges a block with all code outside the tiles' arithmetic,",
-            "branches not taken included. Not counted: stalls, waiting for memory, copies of pages that are not",
-            "contiguous, launch, and everything but attention.",
+            f"bundles of a tile of {rows} x {blocks.keys}: {kinds}",
+            f"around a tile: {schedule.tile.least} to {schedule.tile.most}, for a page by itself {schedule.page}; "
+            f"around a block: {schedule.block.least} to {schedule.block.most}",
+            f"tiles of a layer and KV head: {', '.join(f'{n} {kind}' for kind, n in cost.tiles.items())}, "
+            f"in {cost.blocks} blocks",
+            f"attention: {expected} ms, {best} at best, {worst} at worst",
+            "A bundle is a cycle. Not counted: everything but attention.",
         )
     )
 

@@ -1,23 +1,40 @@
-"""Seconds of what has no estimate by the compiler: kernels, by their schedules, and copies and exchanges, by bytes."""
+"""Seconds of what has no estimate by the compiler: kernels, by their schedules, and copies and exchanges, by bytes.
+
+Everything is a range. What is not known is assumed here, in one place; `docs/runbooks/estimate.md` lists it.
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mis_kernels.aot.chips import Chip
-from mis_kernels.aot.cost import FETCH_BUNDLES
+from mis_kernels.aot.ranges import Range
+from mis_kernels.aot.schedules import Around, AttentionSchedule
 from mis_kernels.aot.targets import run_job
+from mis_kernels.backends.tpu.fetch import AHEAD
 from mis_kernels.backends.tpu.norm_rope import BLOCK_TOKENS
+from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.heads import HeadShape
 
 TILE_KINDS = ("full", "limited", "masked")
 
+BUSY = Range(0.0, 0.5, 1.0)
+"""Part of the cycles that matrix units without a queue would add, which they do: how much theirs holds, nobody says."""
+SCATTERED = Range(0.0, 0.5, 1.0)
+"""Part of the context's tiles whose pages do not follow one another: none in a fresh cache, all in a worn one."""
+LATENCY = Range(0.3e-6, 0.4e-6, 0.8e-6)
+"""Seconds until a copy from HBM begins to arrive: steps of 128 x 128 x 128 of a product in Pallas, which wait for
+little else, were timed at 0.35 us on v5e (JAX's guide) and 0.43 us on v6e (SachinKonan/SkyRLTpu, commit aa07394)."""
+HBM = Range(1.0, 1 / 0.83, 1 / 0.7)
+"""Time of a copy against the nominal rate: 0.83 of it was measured on v6e (tpu-recipes, microbenchmarks, 2025-04)."""
+LAUNCH = Range(0.0, 10e-6, 25e-6)
+"""Seconds between two programs that were dispatched ahead; not published."""
+
 _WIRED = 0.5  # of a chip's links, in slices of one host
-
-Bundles = Mapping[str, int]
-"""Bundles of each part of a kernel, from its schedule; a bundle is taken as a cycle."""
+_BYTES = 2  # of bfloat16
 
 
-def kernel_bundles(target: str, heads: HeadShape) -> tuple[Bundles, Bundles]:
-    """Compile the kernels alone; return the bundles of attention's tiles and of the norm and RoPE kernel.
+def kernel_schedules(target: str, heads: HeadShape) -> tuple[AttentionSchedule, int]:
+    """Compile the kernels alone; return attention's schedule, and the bundles of a step of the norm and RoPE kernel.
 
     Args:
         target: A name in `TARGETS`.
@@ -28,44 +45,88 @@ def kernel_bundles(target: str, heads: HeadShape) -> tuple[Bundles, Bundles]:
     """
     (attention,) = run_job(target, {"what": "kernels", "heads": [heads]})
     (glue,) = run_job(target, {"what": "glue", "heads": [heads]})
-    return attention["bundles"], glue["bundles"]
+    return schedule_of(attention["schedule"]), glue["bundles"]["step"]
+
+
+def schedule_of(fields: Mapping[str, Any]) -> AttentionSchedule:
+    """Return the schedule that was written as JSON."""
+    tile, block = Around(*fields["tile"]), Around(*fields["block"])
+    return AttentionSchedule(dict(fields["tiles"]), dict(fields["busy"]), tile, fields["page"], block)
 
 
 def price_attention(
     tiles: Sequence[Sequence[int]],
     rows: Sequence[int],
-    bundles: Bundles,
+    schedule: AttentionSchedule,
     *,
     kv_heads: int,
-    block_tokens: int,
+    head_dim: int,
+    blocks: TpuBlocks,
+    page_size: int,
+    chip: Chip,
     clock_hz: float,
-) -> float:
+) -> Range:
     """Return the seconds of one layer's attention on the device with the most work.
+
+    A tile takes its arithmetic, what surrounds it, and the starting and awaiting of single pages where they are
+    scattered, or the time until its keys and values have come, whichever is longer.
 
     Args:
         tiles: By device, how many of each of `TILE_KINDS`.
         rows: By device, tokens that are computed.
-        bundles: Of each kind of tile, and of a block's beginning and end.
+        schedule: Of the kernel.
         kv_heads: KV heads of a device.
-        block_tokens: Tokens of a block.
+        head_dim: Width of a head.
+        blocks: Sizes of the kernel's blocks.
+        page_size: Tokens in a page.
+        chip: Whose memory the tiles come from.
         clock_hz: Cycles a second.
     """
-    cycles = [
-        sum(count * (bundles[kind] + FETCH_BUNDLES) for kind, count in zip(TILE_KINDS, counts, strict=True))
-        + -(-tokens // block_tokens) * bundles["rest"]
-        for counts, tokens in zip(tiles, rows, strict=True)
-    ]
-    return max(cycles) * kv_heads / clock_hz
+    pages = SCATTERED * (schedule.page * blocks.keys / page_size)
+    arrived = arrival(2 * _BYTES * blocks.keys * head_dim, chip)
+    kinds = []
+    for kind in TILE_KINDS:
+        cycles = Range.of(schedule.tiles[kind]) + BUSY * schedule.busy[kind] + _around(schedule.tile)
+        # Of masked tiles most are of new tokens, which have no pages.
+        cycles = cycles + pages if kind != "masked" else cycles
+        kinds.append(longer(cycles * (1 / clock_hz), arrived * (1 / AHEAD)))
+    block = _around(schedule.block) * (1 / clock_hz)
+
+    def seconds(counts: Sequence[int], tokens: int) -> Range:
+        whole = block * -(-tokens // blocks.tokens)
+        for kind, count in zip(kinds, counts, strict=True):
+            whole = whole + kind * count
+        return whole * kv_heads
+
+    return max(map(seconds, tiles, rows), key=lambda each: each.expected)
 
 
-def price_norm_rope(size: int, bundles: Bundles, kv_heads: int, clock_hz: float) -> float:
-    """Return the seconds of one layer's norm and RoPE kernel: a grid step per block of tokens and KV head."""
-    return -(-size // BLOCK_TOKENS) * kv_heads * bundles["step"] / clock_hz
+def price_norm_rope(size: int, step: int, *, kv_heads: int, group: int, head_dim: int, chip: Chip, hz: float) -> Range:
+    """Return the seconds of one layer's norm and RoPE kernel: a grid step per block of tokens and KV head.
+
+    At worst all that it reads and writes passes through HBM, and takes longer than the arithmetic.
+    """
+    arithmetic = -(-size // BLOCK_TOKENS) * kv_heads * step / hz
+    passed = 2 * size * kv_heads * (group + 2) * head_dim * _BYTES / chip.bytes
+    worst = max(arithmetic, passed * HBM.worst)
+    return Range(arithmetic, (arithmetic + max(arithmetic, passed)) / 2, worst)
 
 
-def price_page_writes(new_tokens: int, kv_heads: int, head_dim: int, chip: Chip) -> float:
+def price_copy(num_bytes: float, hidden: float, chip: Chip) -> Range:
+    """Return the seconds that a copy to or from HBM takes beyond what runs beside it.
+
+    Args:
+        num_bytes: What is copied.
+        hidden: Seconds between its start and the moment it is waited for.
+        chip: Whose memory it is.
+    """
+    taken = HBM * (num_bytes / chip.bytes)
+    return Range(0.0, max(0.0, taken.expected - hidden), max(0.0, taken.worst - hidden / 2))
+
+
+def price_page_writes(new_tokens: int, kv_heads: int, head_dim: int, chip: Chip) -> Range:
     """Return the seconds of copying one layer's keys and values of bfloat16 into pages: read once, written once."""
-    return 2 * 2 * 2 * new_tokens * kv_heads * head_dim / chip.bytes
+    return HBM * (2 * 2 * _BYTES * new_tokens * kv_heads * head_dim / chip.bytes)
 
 
 def price_exchange(kind: str, num_bytes: int, devices: int, chip: Chip) -> float:
@@ -80,3 +141,18 @@ def price_exchange(kind: str, num_bytes: int, devices: int, chip: Chip) -> float
     rounds = 2 if kind.startswith("all-reduce") else 1
     share = (devices - 1) / devices
     return rounds * share * num_bytes / (chip.link_bytes * _WIRED)
+
+
+def arrival(num_bytes: float, chip: Chip) -> Range:
+    """Return the seconds until a copy from HBM has arrived."""
+    return LATENCY + HBM * (num_bytes / chip.bytes)
+
+
+def longer(a: Range, b: Range) -> Range:
+    """Return what two take that run beside each other."""
+    return Range(max(a.best, b.best), max(a.expected, b.expected), max(a.worst, b.worst))
+
+
+def _around(bundles: Around) -> Range:
+    """Return the bundles of branches of which some are taken."""
+    return Range(bundles.least, (bundles.least + bundles.most) / 2, bundles.most)

@@ -1,28 +1,76 @@
-"""Reads the compiler's dumped schedules: one VLIW bundle is about one cycle, stalls not counted."""
+"""Reads the compiler's dumped schedules: one VLIW bundle is about one cycle."""
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-_BUNDLE = re.compile(r"\s*0x([0-9a-f]+)\s+(LB|LH|LE|PB|PF)?")
-BODY = 250
-"""A straight run of at least this many bundles is taken for a tile's arithmetic."""
+_BUNDLE = re.compile(r"\s*0x([0-9a-f]+)\s+(LB|LH|LE|PB|PF)?\s*:\s*(>*)")
+_BRANCH = re.compile(r"sbr\.rel \(.*?\) target = \$region(\d+)")
+_REGION = re.compile(r"region (\d+)")
+_PRODUCT = re.compile(r"vmatmul\.(\S*?)\.?(mxu\d|mrb)\b")
+_UNITS = {"v5e": 4, "v6e": 2, "v7x": 2}
+_PRODUCT_CYCLES = {"v5e": 16, "v6e": 8, "v7x": 8}
+"""Cycles of one product instruction, 16 rows of bfloat16: the units take one row a cycle on v5e, two on the others, by
+which their published peaks are reached. Instructions named `lmr` have half of the rows."""
+
+KINDS = ("full", "limited", "masked", "anew")
 
 
-class Schedule(NamedTuple):
-    """Static schedule of one kernel.
+class Run(NamedTuple):
+    """A straight run of bundles between labels and branches.
 
     Attributes:
-        bundles: All bundles, each counted once whatever the control flow.
-        runs: Lengths of the straight runs of bundles between labels and branches, in program order.
+        bundles: Its length.
+        depth: Loops around it.
+        busy: Cycles by which matrix units that take their products in order, and keep none waiting, would lengthen it.
+        target: Region behind which it ends if its last branch is taken, forward; None: it has none.
+        regions: Regions that begin or end in it.
     """
 
     bundles: int
-    runs: list[int]
+    depth: int = 0
+    busy: int = 0
+    target: int | None = None
+    regions: frozenset[int] = frozenset()
 
 
-def read_schedule(folder: Path, kernel: str) -> Schedule:
-    """Read the newest schedule of a kernel from a dump folder, and empty the folder.
+class Around(NamedTuple):
+    """Bundles around a body: at least those that no branch skips, at most all."""
+
+    least: int
+    most: int
+
+
+class AttentionSchedule(NamedTuple):
+    """What parts of the attention kernel take.
+
+    Attributes:
+        tiles: Bundles of the arithmetic of a full, a limited and a masked tile, and of one that is computed anew.
+        busy: Cycles that matrix units which keep nothing waiting add to each.
+        tile: Bundles around a tile: the loop, starting and awaiting copies that fetch a whole tile.
+        page: Bundles that start and await the copies of one page, where pages do not follow one another.
+        block: Bundles around a block's tiles.
+    """
+
+    tiles: dict[str, int]
+    busy: dict[str, int]
+    tile: Around
+    page: int
+    block: Around
+
+
+class GridSchedule(NamedTuple):
+    """What a grid step of a kernel takes: bundles of its arithmetic, what matrix units add, and what surrounds it."""
+
+    body: int
+    busy: int
+    around: Around
+
+
+def read_schedule(folder: Path, kernel: str, chip: str) -> list[Run]:
+    """Read the newest schedule of a kernel from a dump folder, in the program's order, and empty the folder.
 
     Raises:
         FileNotFoundError: the compiler dumped none.
@@ -30,25 +78,108 @@ def read_schedule(folder: Path, kernel: str) -> Schedule:
     found = sorted(folder.glob(f"*{kernel}*[0-9]-final_bundles.txt"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise FileNotFoundError(f"no schedule of {kernel} was dumped; this libtpu may have renamed its flags")
-    runs, bundles = [0], 0
-    for line in found[-1].read_text().splitlines():
+    runs = list(_runs(found[-1].read_text().splitlines(), chip))
+    for path in folder.iterdir():
+        path.unlink()
+    return runs
+
+
+def _runs(lines: Iterable[str], chip: str) -> Iterable[Run]:
+    bundles: list[str] = []
+    depth = 0
+
+    def run() -> Run:
+        branch = _BRANCH.search(bundles[-1])
+        regions = frozenset(int(n) for line in bundles for n in _REGION.findall(line))
+        target = int(branch.group(1)) if branch else None
+        return Run(len(bundles), depth, _busy(bundles, chip), target, regions)
+
+    for line in lines:
         match = _BUNDLE.match(line)
         if match is None:
             continue
-        if match.group(2):
-            runs.append(0)
-        runs[-1] += 1
-        bundles += 1
+        if match.group(2) and bundles:
+            yield run()
+            bundles = []
+        if not bundles and "{}" not in line:  # an empty bundle has no marks of the loops around it
+            depth = len(match.group(3))
+        bundles.append(line)
         if "sbr.rel" in line:
-            runs.append(0)
-    for path in folder.iterdir():
-        path.unlink()
-    return Schedule(bundles, [run for run in runs if run])
+            yield run()
+            bundles = []
+    if bundles:
+        yield run()
 
 
-def tile_bodies(schedule: Schedule) -> dict[str, int]:
-    """Return the bundles of each kind of tile, of a tile that is computed anew, and of a block's beginning and end."""
-    kinds = ("full", "limited", "masked", "anew")
-    largest = sorted(sorted(range(len(schedule.runs)), key=lambda i: schedule.runs[i])[-len(kinds) :])
-    bodies = dict(zip(kinds, (schedule.runs[i] for i in largest), strict=False))
-    return {**bodies, "rest": schedule.bundles - sum(bodies.values())}
+def _busy(bundles: list[str], chip: str) -> int:
+    """Return the cycles by which the run is longer if every product waits until its unit is free."""
+    free: dict[str, int] = defaultdict(int)
+    time = 0
+    for line in bundles:
+        for form, unit in _PRODUCT.findall(line):
+            cycles = _PRODUCT_CYCLES[chip] // (2 if "lmr" in form else 1)
+            # Where the instruction names no unit, the one that is free first takes it.
+            name = unit if unit != "mrb" else min((f"mxu{n}" for n in range(_UNITS[chip])), key=lambda n: free[n])
+            time = max(time, free[name])
+            free[name] = time + cycles
+        time += 1
+    return time - len(bundles)
+
+
+def read_attention(runs: list[Run]) -> AttentionSchedule:
+    """Find the parts of the attention kernel among its runs: bodies of tiles are the four longest.
+
+    Raises:
+        ValueError: a body is not where the kernel has it; the compiler has unrolled or joined loops.
+    """
+    bodies = sorted(sorted(range(len(runs)), key=lambda i: runs[i].bundles)[-len(KINDS) :])
+    if len(bodies) < len(KINDS) or len({runs[i].depth for i in bodies}) > 1:
+        raise ValueError("The kernel's schedule has no four tiles in loops of their own.")
+    inner = runs[bodies[0]].depth
+    skipped = list(_skipped(runs))
+    rare = next((span for span in skipped if bodies[2] not in span and bodies[3] in span), range(0))
+    loop = _around(runs, bodies[0], inner)
+    # A branch around a body skips a loop without tiles, or a whole turn of the grid.
+    branches = set().union(*(span for span in skipped if not any(body in span for body in bodies)))
+    block = [i for i, run in enumerate(runs) if run.depth == inner - 1 and i not in rare]
+    tile = [i for i in loop if runs[i].depth == inner and i != bodies[0]]
+    return AttentionSchedule(
+        tiles={kind: runs[i].bundles for kind, i in zip(KINDS, bodies, strict=True)},
+        busy={kind: runs[i].busy for kind, i in zip(KINDS, bodies, strict=True)},
+        tile=_least_and_most(runs, tile, branches),
+        page=sum(runs[i].bundles for i in loop if runs[i].depth > inner),
+        block=_least_and_most(runs, block, branches),
+    )
+
+
+def read_grid(runs: list[Run], bodies: int = 1) -> GridSchedule:
+    """Find the parts of a kernel whose step takes one of some bodies, its longest runs."""
+    largest = sorted(range(len(runs)), key=lambda i: runs[i].bundles)[-bodies:]
+    branches = set().union(*(span for span in _skipped(runs) if not any(body in span for body in largest)))
+    others = [i for i, run in enumerate(runs) if run.depth == runs[largest[0]].depth and i not in largest]
+    body = sum(runs[i].bundles for i in largest) // bodies
+    return GridSchedule(body, sum(runs[i].busy for i in largest) // bodies, _least_and_most(runs, others, branches))
+
+
+def _skipped(runs: list[Run]) -> Iterable[range]:
+    """Return the runs that each forward branch skips, longest first."""
+    spans = []
+    for index, run in enumerate(runs):
+        behind = (n for n in range(index + 1, len(runs)) if run.target in runs[n].regions)
+        end = next(behind, None) if run.target is not None else None
+        if end is not None:
+            spans.append(range(index + 1, end))
+    return sorted(spans, key=len, reverse=True)
+
+
+def _around(runs: list[Run], index: int, depth: int) -> range:
+    """Return the loop of this depth that a run lies in."""
+    begin = next(n for n in range(index, -1, -1) if n == 0 or runs[n - 1].depth < depth)
+    end = next(n for n in range(index, len(runs)) if n + 1 == len(runs) or runs[n + 1].depth < depth)
+    return range(begin, end + 1)
+
+
+def _least_and_most(runs: list[Run], indices: list[int], branches: set[int]) -> Around:
+    bundles = [runs[i].bundles for i in indices]
+    skippable = sum(runs[i].bundles for i in indices if i in branches)
+    return Around(sum(bundles) - skippable, sum(bundles))

@@ -20,7 +20,7 @@ class Target(NamedTuple):
         topology: The compiler's name of the topology.
         accelerator: The accelerator type it belongs to.
         clock_ghz: Clock of the vector and matrix units, inferred from the published peak rates
-            (v6e: 918 TFLOP/s is two 256x256 units at 1.75 GHz taking two rows a cycle).
+            (v6e: 918 TFLOP/s is two 256x256 units at 1.75 GHz taking two rows a cycle; v7x: 1,155 the same at 2.2).
     """
 
     chip: str
@@ -34,7 +34,7 @@ TARGETS: dict[str, Target] = {
     "v6e:1x1": Target("v6e", "v6e:1x1", "v6e-1", 1.75),
     "v6e:2x2": Target("v6e", "v6e:2x2", "v6e-4", 1.75),
     "v6e:2x4": Target("v6e", "v6e:2x4", "v6e-8", 1.75),
-    "v7x": Target("v7x", "tpu7x:1x1x1", "tpu7x-2", 1.75),
+    "v7x": Target("v7x", "tpu7x:1x1x1", "tpu7x-2", 2.2),
 }
 SINGLE_CHIP = ("v5e", "v6e:1x1", "v7x")
 
@@ -79,7 +79,8 @@ def run_job(name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
         dump.mkdir()
         path = Path(folder, "job.json")
         path.write_text(json.dumps({**job, "target": name, "dump": str(dump)}))
-        env = environment(target, str(dump) if job["what"] in ("kernels", "glue") else None)
+        env = environment(target, str(dump) if job["what"] in ("kernels", "glue", "calibration") else None)
+        env["LIBTPU_INIT_ARGS"] += job.get("flags", "")
         command = [sys.executable, "-m", "mis_kernels.aot.worker", str(path)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -4,6 +4,7 @@ The compiler reads its target and flags once per process, so every target and ev
 needs another process. The result goes to standard output as one JSON object.
 """
 
+import dataclasses
 import json
 import re
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mis_kernels.aot.calibration import PUBLISHED, estimate
 from mis_kernels.aot.programs import (
     Program,
     extend_step,
@@ -23,7 +25,7 @@ from mis_kernels.aot.programs import (
     prefill_step,
     sharded_program,
 )
-from mis_kernels.aot.schedules import read_schedule, tile_bodies
+from mis_kernels.aot.schedules import read_attention, read_schedule
 from mis_kernels.aot.targets import TARGETS, Target, mesh
 from mis_kernels.backends.tpu.tiles import block_sizes, vmem_bytes
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
@@ -51,7 +53,9 @@ def kernels(target: Target, shapes: list[HeadShape], dump: Path) -> list[dict[st
         blocks = block_sizes(chip=target.chip, **heads._asdict())
         _, row = _compile(kernel_program(heads, blocks, extend_step(STEP_TOKENS, blocks)), mesh(target, 1))
         vmem = vmem_bytes(blocks, group=heads.group, head_dim=heads.head_dim, itemsize=2)
-        rows.append(row | {"bundles": tile_bodies(read_schedule(dump, "segment_attention")), "vmem": vmem})
+        schedule = read_attention(read_schedule(dump, "segment_attention", target.chip))
+        around = {"tile": schedule.tile.most, "page": schedule.page, "block": schedule.block.most}
+        rows.append(row | {"bundles": schedule.tiles | around, "schedule": schedule._asdict(), "vmem": vmem})
     return rows
 
 
@@ -63,7 +67,7 @@ def glue(target: Target, shapes: list[HeadShape], dump: Path, embed: int | None)
     rows = []
     for heads in shapes:
         compiled, row = _compile(glue_program(heads, STEP_TOKENS, embed), mesh(target, 1))
-        row["bundles"] = {"step": max(read_schedule(dump, "norm_rope").runs)}
+        row["bundles"] = {"step": max(run.bundles for run in read_schedule(dump, "norm_rope", target.chip))}
         estimated = sum(int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', compiled.as_text()))
         rows.append(row | ({"xla_cycles": estimated, "tokens": STEP_TOKENS} if embed else {}))
     return rows
@@ -93,6 +97,11 @@ def sharded(target: Target, models: list[str]) -> list[dict[str, Any]]:
     return [_compile(each, on)[1] | {"name": f"{model} {each.name}"} for model, each in programs.items()]
 
 
+def calibration(target: Target, number: int, dump: Path) -> list[dict[str, Any]]:
+    """Price a program whose time is published."""
+    return [{"estimate": dataclasses.astuple(estimate(PUBLISHED[number], target, dump))}]
+
+
 def main(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Run one job: `target`, `what`, and that function's arguments."""
     target = TARGETS[job["target"]]
@@ -108,6 +117,8 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
             return growth(target)
         case "sharded":
             return sharded(target, job["models"])
+        case "calibration":
+            return calibration(target, job["number"], Path(job["dump"]))
     raise ValueError(f"what: {job['what']!r} is unknown")
 
 
