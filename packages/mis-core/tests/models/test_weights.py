@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from mis_core import Engine
 from mis_core.errors import ModelError
 from mis_core.models.config import read_model_config
 from mis_core.models.weights import load_decoder
 from mis_kernels import from_bits
+from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_testing import tiny_checkpoint
+from mis_testing.options import SMALL_ENGINE
 
 FILE = "model.safetensors"
 
@@ -163,3 +166,37 @@ def test_an_index_cannot_reach_outside_its_directory(tmp_path: Path) -> None:
     index = sharded / "model.safetensors.index.json"
     index.write_text(index.read_text().replace('"model-00001', '"../../etc/model-00001'))
     load(sharded)  # the folder part is dropped
+
+
+def with_uneven_norms(tensors: dict[str, np.ndarray]) -> None:
+    """Let the weights of norms matter."""
+    random = np.random.default_rng(0)
+    for name in tensors:
+        if "layernorm" in name:
+            tensors[name] = random.uniform(0.25, 4, tensors[name].shape).astype(tensors[name].dtype)
+
+
+def test_norms_are_multiplied_into_the_products_behind_them(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewrite(directory, with_uneven_norms)
+    plain = load(directory).layers
+    monkeypatch.setattr(XlaCpuBackend, "folds_norms", True)
+    folded = load(directory).layers
+    norm, mlp_norm = plain.attention_norm[...], plain.mlp_norm[...]
+    np.testing.assert_array_equal(folded.qkv[...], plain.qkv[...] * norm[:, :, None])
+    np.testing.assert_array_equal(folded.gate_up[...], plain.gate_up[...] * mlp_norm[:, None, :, None])
+    assert not hasattr(folded, "attention_norm")
+    assert not hasattr(folded, "mlp_norm")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+def test_folded_norms_change_no_score(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tiny_checkpoint(tmp_path / "model", family=family, num_hidden_layers=3)
+    rewrite(directory, with_uneven_norms)
+
+    def scores() -> np.ndarray:
+        with Engine.from_pretrained(directory, progress=False, **SMALL_ENGINE) as engine:
+            return np.asarray(engine.score([5, 6, 7] * 30, [[8, 9], [10] * 20], [7, 30, 55], apply_softmax=True).scores)
+
+    plain = scores()
+    monkeypatch.setattr(XlaCpuBackend, "folds_norms", True)
+    np.testing.assert_allclose(scores(), plain, atol=2e-6)

@@ -100,13 +100,13 @@ class ToyBackend(Backend):
     def at_layer(self, weight: Weight, layer: Array) -> Weight:
         return Turned(weight.columns[layer]) if isinstance(weight, Turned) else super().at_layer(weight, layer)
 
-    def linear(self, x: Array, weight: Weight, residual: Array | None = None) -> Array:
+    def linear(self, x: Array, weight: Weight, residual: Array | None = None, factor: Array | None = None) -> Array:
         self.calls.add("linear")
-        return super().linear(x, weight.columns.T, residual)
+        return super().linear(x, weight.columns.T, residual, factor)
 
-    def gated_linear(self, x: Array, gate_up: Weight, bias: Array | None = None) -> Array:
+    def gated_linear(self, x: Array, gate_up: Weight, bias: Array | None = None, factor: Array | None = None) -> Array:
         self.calls.add("gated_linear")
-        return super().gated_linear(x, gate_up.columns.swapaxes(1, 2), bias)
+        return super().gated_linear(x, gate_up.columns.swapaxes(1, 2), bias, factor)
 
 
 QUERY = np.random.default_rng(0).integers(5, 90, 150).tolist()

@@ -9,13 +9,13 @@ It runs on one device's share of the weights, inside a `shard_map` with the axis
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Float, Int32, Shaped
+from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import add_product, gather_columns
@@ -28,6 +28,17 @@ Cache = Any
 
 Attend = Callable[[Array, Array, Array, Cache, Array], tuple[Array, Cache]]
 """`(q, k, v, cache, layer) -> (output, cache)`: k and v `[tokens, kv_heads, head_dim]`, q and output with `heads`."""
+
+
+NORM_OF = {"qkv": "attention_norm", "gate_up": "mlp_norm"}
+"""The norm in front of a product, whose weights are multiplied into the product's by backends that fold norms."""
+
+
+class Normed(NamedTuple):
+    """What a product behind a norm takes: normalised rows; or rows as they are, and the factor of their products."""
+
+    rows: Array
+    factor: Array | None
 
 
 class DecoderLayer(nnx.Module):
@@ -45,7 +56,9 @@ class DecoderLayer(nnx.Module):
         heads = (config.kv_heads, config.group + 2, config.head_dim)
         width = config.head_dim * config.kv_heads
         self.config, self.backend = config, backend
-        self.attention_norm = weight(config.embed)
+        if not backend.folds_norms:
+            self.attention_norm = weight(config.embed)
+            self.mlp_norm = weight(config.embed)
         self.qkv = weight(config.embed, (config.group + 2) * width)
         if config.qkv_bias:
             self.qkv_bias = weight(*heads)
@@ -55,7 +68,6 @@ class DecoderLayer(nnx.Module):
         self.out = weight(config.group * width, config.embed)
         if config.attention_bias:
             self.out_bias = weight(config.embed)
-        self.mlp_norm = weight(config.embed)
         self.gate_up = weight(2, config.embed, config.mlp)
         self.down = weight(config.mlp, config.embed)
         if config.mlp_bias:
@@ -65,15 +77,19 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "tokens embed"],
+        squares: Float32[Array, "tokens 1"] | None,
         tables: tuple[Array, Array],
         attend: Attend,
         cache: Cache,
         layer: Array,
         rows: Int32[Array, " rows"] | None = None,
-    ) -> tuple[Float[Array, "rows embed"], Cache]:
-        """Run the layer on new tokens; return all of them, or only some rows, which are cheaper."""
+    ) -> tuple[Float[Array, "rows embed"], Float32[Array, "rows 1"] | None, Cache]:
+        """Run the layer on new tokens; return all of them, or only some rows, which are cheaper.
+
+        Where norms are folded, `squares` are the sums of the rows' squares: the product before leaves them.
+        """
         with jax.named_scope("attention"):
-            q, k, v = self._project(self._normed(x, self.attention_norm), tables)
+            q, k, v = self._project(self._normed(x, squares, "attention_norm"), tables)
             attended, cache = attend(q, k, v, cache, layer)
             attended = attended.reshape(len(x), -1)
             if rows is not None:
@@ -82,27 +98,40 @@ class DecoderLayer(nnx.Module):
                 bias = self.out_bias[...] if self.config.attention_bias else None
                 x = add_product(self.backend, x, attended, self.out[...], bias)
         with jax.named_scope("mlp"):
-            normed = self._normed(x, self.mlp_norm)
+            normed = self._normed(x, squares_of(x, self.backend), "mlp_norm")
             with jax.named_scope("gate_up"):
                 bias = self.gate_up_bias[...] if self.config.mlp_bias else None
-                gated = self.backend.materialised(self.backend.gated_linear(normed, self.gate_up[...], bias))
+                gated = self.backend.gated_linear(normed.rows, self.gate_up[...], bias, normed.factor)
+                gated = self.backend.materialised(gated)
             with jax.named_scope("down"):
                 bias = self.down_bias[...] if self.config.mlp_bias else None
                 x = add_product(self.backend, x, gated, self.down[...], bias)
-        return x, cache
+            return x, squares_of(x, self.backend), cache
 
-    def _normed(self, x: Array, scale: nnx.Param) -> Array:
+    def _normed(self, x: Array, squares: Array | None, name: str) -> Normed:
         with jax.named_scope("norm"):
-            return self.backend.materialised(self.backend.rms_norm(x, scale[...], self.config.norm_epsilon))
+            if squares is not None:
+                return Normed(x, lax.rsqrt(squares / x.shape[-1] + self.config.norm_epsilon))
+            weight = getattr(self, name)[...]
+            return Normed(self.backend.materialised(self.backend.rms_norm(x, weight, self.config.norm_epsilon)), None)
 
-    def _project(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    def _project(self, normed: Normed, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         config = self.config
         with jax.named_scope("qkv"):
-            qkv = self.backend.linear(x, self.qkv[...]).reshape(len(x), -1, config.group + 2, config.head_dim)
+            qkv = self.backend.linear(normed.rows, self.qkv[...], factor=normed.factor)
+            qkv = qkv.reshape(len(qkv), -1, config.group + 2, config.head_dim)
             if config.qkv_bias:
                 qkv = qkv + self.qkv_bias[...]
         norms = (self.q_norm[...], self.k_norm[...]) if config.family.qk_norm else (None, None)
         return norm_rope(qkv, *tables, *norms, config.norm_epsilon, backend=self.backend)
+
+
+def squares_of(x: Float[Array, "tokens embed"], backend: Backend) -> Float32[Array, "tokens 1"] | None:
+    """Return the sum of each row's squares where norms are folded; None elsewhere."""
+    if not backend.folds_norms:
+        return None
+    wide = x.astype(jnp.float32)
+    return (wide * wide).sum(-1, keepdims=True)
 
 
 class Decoder(nnx.Module):
@@ -150,26 +179,31 @@ class Decoder(nnx.Module):
             tables = rotary_tables(positions, jnp.asarray(inverse), factor)
         graph, stacked = nnx.split(self.layers)
 
-        def layer(x: Array, cache: Cache, index: Array, rows: Array | None = None) -> tuple[Array, Cache]:
+        def layer(
+            x: Array, squares: Array | None, cache: Cache, index: Array, rows: Array | None = None
+        ) -> tuple[Array, Array | None, Cache]:
             flat = nnx.to_flat_state(stacked)
             weights = {path: leaf.replace(self.backend.at_layer(leaf.get_value(), index)) for path, leaf in flat}
             turns = self._turns(tables, index)
-            return nnx.merge(graph, nnx.from_flat_state(weights))(x, turns, attend, cache, index, rows)
+            return nnx.merge(graph, nnx.from_flat_state(weights))(x, squares, turns, attend, cache, index, rows)
 
         # Where weights are bits, so are activations between layers: XLA:CPU would convert them by a copy.
         kept = to_bits if self.embedding[...].dtype == jnp.uint16 else lambda x: x
 
-        def step(carry: tuple[Array, Cache], index: Array) -> tuple[tuple[Array, Cache], None]:
-            x, cache = layer(from_bits(carry[0]), carry[1], index)
-            return (kept(x), cache), None
+        def step(
+            carry: tuple[Array, Array | None, Cache], index: Array
+        ) -> tuple[tuple[Array, Array | None, Cache], None]:
+            x, squares, cache = layer(from_bits(carry[0]), *carry[1:], index)
+            return (kept(x), squares, cache), None
 
         with jax.named_scope("embed"):
             x = gather_columns(from_bits(self.embedding[...][token_ids]))
         last = self.config.layers - 1
         with jax.named_scope("layers"):
-            (x, cache), _ = lax.scan(step, (kept(x), cache), jnp.arange(last))
+            start = kept(x), squares_of(x, self.backend), cache
+            (x, squares, cache), _ = lax.scan(step, start, jnp.arange(last))
         with jax.named_scope("last_layer"):
-            x, cache = layer(from_bits(x), cache, jnp.int32(last), rows)
+            x, _, cache = layer(from_bits(x), squares, cache, jnp.int32(last), rows)
         with jax.named_scope("final_norm"):
             return self.backend.rms_norm(x, from_bits(self.norm[...]), self.config.norm_epsilon), cache
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from mis_core.checkpoints import Checkpoint, StoredTensor, open_checkpoint
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
-from mis_core.models.decoder import Decoder
+from mis_core.models.decoder import NORM_OF, Decoder
 from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, spread_heads
 from mis_kernels.backends import Backend, Weight
 
@@ -194,15 +194,21 @@ def load_decoder(
         loaded = {}
         with bar:
             for target_path, parameter in parameters:
+                tensors = list(by_target[target_path])
                 target = np.empty(parameter.shape, dtype)
-                for tensor in by_target[target_path]:
+                for tensor in tensors:
                     part = target if tensor.layer is None else target[tensor.layer]
                     tensor.place(part, stored[tensor.name].read())
-                    bar.update()
+                if backend.folds_norms and target_path[-1] in NORM_OF:
+                    norms = by_target[*target_path[:-1], NORM_OF[target_path[-1]]]
+                    for layer, norm in zip(target, norms, strict=True):
+                        layer[...] = layer.astype(np.float32) * stored[norm.name].read().astype(np.float32)[:, None]
+                    tensors += norms
+                bar.update(len(tensors))
                 if not _is_finite(target):
-                    names = (tensor.name for tensor in by_target[target_path])
+                    names = (tensor.name for tensor in tensors)
                     as_kept = ((name, stored[name].read().astype(dtype)) for name in names)
-                    name = next(name for name, values in as_kept if not _is_finite(values))
+                    name = next((name for name, values in as_kept if not _is_finite(values)), tensors[0].name)
                     raise ModelError(f"{path}: tensor {name} holds NaN or infinity as {dtype.name}.")
                 loaded[target_path] = parameter.replace(
                     _on_devices(target_path, target, mesh, backend, pack=target_path[-1] in packed)

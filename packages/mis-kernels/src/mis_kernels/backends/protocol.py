@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int32, Shaped
+from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.xla import norms, pages, rope, tiles
@@ -42,6 +42,8 @@ class Backend:
         lanes: Heads of a KV cache are as wide as a multiple of this.
         keeps_bits: Whether weights and caches of 16 bits are kept as integers (see `mis_kernels.storage`).
         recomputes_operands: Whether the compiler would compute an operand again in every tile of a product.
+        folds_norms: Whether the weights of norms are multiplied into those of the products behind them when a model is
+            loaded. Then products take rows as they are, and a factor for each row that comes after the sum.
         heads: Heads of one device.
         dtype: Type of weights and activations.
     """
@@ -54,6 +56,7 @@ class Backend:
     lanes: ClassVar[int] = 1
     keeps_bits: ClassVar[bool] = False
     recomputes_operands: ClassVar[bool] = True
+    folds_norms: ClassVar[bool] = False
 
     heads: HeadShape
     dtype: str
@@ -122,14 +125,29 @@ class Backend:
         return from_bits(lax.dynamic_index_in_dim(weight, layer, 0, keepdims=False))
 
     def linear(
-        self, x: Float[Array, "rows in"], weight: Weight, residual: Float[Array, "rows out"] | None = None
+        self,
+        x: Float[Array, "rows in"],
+        weight: Weight,
+        residual: Float[Array, "rows out"] | None = None,
+        factor: Float32[Array, "rows 1"] | None = None,
     ) -> Float[Array, "rows out"]:
-        """Multiply, accumulate in float32, add a residual if there is one, and return the type of `x`."""
-        product = _product(x, weight).astype(x.dtype)
+        """Multiply, accumulate in float32, and return the type of `x`.
+
+        Args:
+            x: Activations.
+            weight: As `pack` left it, or an array.
+            residual: Is added to the rounded product.
+            factor: Of each row's product, before it is rounded; only of backends that fold norms.
+        """
+        product = _product(x, weight, factor).astype(x.dtype)
         return product if residual is None else residual + product
 
     def gated_linear(
-        self, x: Float[Array, "rows in"], gate_up: Weight, bias: Float[Array, "2 out"] | None = None
+        self,
+        x: Float[Array, "rows in"],
+        gate_up: Weight,
+        bias: Float[Array, "2 out"] | None = None,
+        factor: Float32[Array, "rows 1"] | None = None,
     ) -> Float[Array, "rows out"]:
         """Multiply with a gate and with what it gates, and return silu(gate) * up, computed in float32.
 
@@ -139,8 +157,9 @@ class Backend:
             x: Activations.
             gate_up: `[2, in, out]`, gate first; not packed where there is a bias.
             bias: Of both products.
+            factor: Of both products of each row; only of backends that fold norms.
         """
-        gate, up = _product(x, gate_up[0]), _product(x, gate_up[1])
+        gate, up = _product(x, gate_up[0], factor), _product(x, gate_up[1], factor)
         if bias is not None:
             gate, up = gate + bias[0], up + bias[1]
         return (jax.nn.silu(gate) * up).astype(x.dtype)
@@ -150,5 +169,6 @@ class Backend:
         return lax.optimization_barrier(x) if self.recomputes_operands else x
 
 
-def _product(x: Array, weight: Array) -> Array:
-    return jnp.dot(x, weight, preferred_element_type=jnp.float32)
+def _product(x: Array, weight: Array, factor: Array | None = None) -> Array:
+    product = jnp.dot(x, weight, preferred_element_type=jnp.float32)
+    return product if factor is None else product * factor

@@ -43,16 +43,19 @@ class NativeProductsBackend(XlaCpuBackend):
         """Point to a layer of a packed stack, without a copy."""
         return weight.at_layer(layer) if isinstance(weight, PackedWeight) else super().at_layer(weight, layer)
 
-    def linear(self, x: Array, weight: Weight, residual: Array | None = None) -> Array:
+    def linear(self, x: Array, weight: Weight, residual: Array | None = None, factor: Array | None = None) -> Array:
         """Multiply; with a packed weight, add the residual before rounding."""
-        multiply = packed_linear if isinstance(weight, PackedWeight) else super().linear
-        return multiply(x, weight, residual)
+        if not isinstance(weight, PackedWeight):
+            return super().linear(x, weight, residual, factor)
+        assert factor is None, "norms are not folded here"
+        return packed_linear(x, weight, residual)
 
-    def gated_linear(self, x: Array, gate_up: Weight, bias: Array | None = None) -> Array:
+    def gated_linear(self, x: Array, gate_up: Weight, bias: Array | None = None, factor: Array | None = None) -> Array:
         """Gate packed products before they leave the cache."""
         if not isinstance(gate_up, PackedWeight):
-            return super().gated_linear(x, gate_up, bias)
+            return super().gated_linear(x, gate_up, bias, factor)
         assert bias is None, "packed weights are gated before a bias could be added"
+        assert factor is None, "norms are not folded here"
         return packed_linear(x, gate_up)
 
     rms_norm = staticmethod(calls.rms_norm)

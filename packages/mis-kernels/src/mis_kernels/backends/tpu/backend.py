@@ -26,6 +26,7 @@ class TpuBackend(Backend):
     name = "tpu"
     platforms = ("tpu",)
     lanes = LANES
+    folds_norms = True  # of a layer's 395,000 cycles for 4,096 tokens, norms took 85,000; what is left takes 29,000
 
     blocks: TpuBlocks
 
