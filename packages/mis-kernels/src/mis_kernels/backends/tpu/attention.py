@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
 from mis_kernels.backends.laid_out import LaidOut
-from mis_kernels.backends.tpu.fetch import BUFFERS, LANES, KernelShape
+from mis_kernels.backends.tpu.fetch import BUFFERS, LANES, KernelShape, in_hbm
 from mis_kernels.backends.tpu.kernel import TOTAL_ROWS, attention_kernel
 from mis_kernels.backends.tpu.tiles import TpuTiles, vmem_bytes
 from mis_kernels.storage import from_bits
@@ -141,4 +141,4 @@ def _call(
         ),
         interpret=target().interpret,
         name="segment_attention",
-    )(*scalars, facts, q, hbm[0], *hbm)
+    )(*scalars, facts, *map(in_hbm, (q, hbm[0], *hbm)))

@@ -8,6 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from mis_kernels.backends.tpu.tiles import KINDS, TpuBlocks
+from mis_kernels.target import target
 
 LANES = 128
 AHEAD = 2
@@ -16,6 +17,11 @@ BUFFERS = AHEAD + 2
 Ref = Any
 """A block in VMEM or SMEM, or an array in HBM; Pallas has no public name for its type."""
 Scalar = Array | int
+
+
+def in_hbm(x: Array) -> Array:
+    """Let a kernel find an operand in HBM: XLA would copy it to VMEM and back between kernels that read it in parts."""
+    return x if target().interpret else pltpu.with_memory_space_constraint(x, pltpu.HBM)
 
 
 class TileRefs(NamedTuple):

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
-from mis_kernels.backends.tpu.fetch import Ref
+from mis_kernels.backends.tpu.fetch import Ref, in_hbm
 from mis_kernels.segments import NOWHERE
 from mis_kernels.target import target
 
@@ -55,4 +55,4 @@ def write_pages(pages: Array, new: Array, writes: Array) -> Array:
         input_output_aliases={2: 0},
         interpret=target().interpret,
         name="write_pages",
-    )(writes, new.reshape(len(new), -1), pages)
+    )(writes, in_hbm(new.reshape(len(new), -1)), pages)
