@@ -78,4 +78,5 @@ def price_requests(
     if done.returncode:
         raise RuntimeError("The step was not compiled:\n" + "\n".join(done.stderr.strip().splitlines()[-15:]))
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    return StepTimes(**{**found, "stages": {name: Range(*seconds) for name, seconds in found["stages"].items()}})
+    stages = {name: Range(*seconds) for name, seconds in found["stages"].items()}
+    return StepTimes(found["steps"], stages, found["padded_share"], found["memory_bytes"])
