@@ -19,21 +19,21 @@ SCHEDULE = AttentionSchedule(
     tiles={"full": 100_000, "limited": 200_000, "masked": 300_000, "anew": 900_000},
     busy={"full": 10, "limited": 20, "masked": 30, "anew": 40},
     tile=Around(60, 100),
-    page=5,
+    scattered=40,
     block=Around(50, 70),
 )
 BLOCKS = TpuBlocks(tokens=512, keys=512, strip=256, key_step=256)
 
 
 def attention(tiles: list[list[int]], rows: list[int], schedule: AttentionSchedule = SCHEDULE) -> Range:
-    sizes = {"kv_heads": 2, "head_dim": 128, "blocks": BLOCKS, "page_size": 64}
+    sizes = {"kv_heads": 2, "head_dim": 128, "blocks": BLOCKS}
     return price_attention(tiles, rows, schedule, **sizes, chip=CHIPS["v6e"], clock_hz=1e9)
 
 
 def test_attention_is_priced_by_the_device_with_the_most_tiles() -> None:
     found = attention([[1, 0, 0], [1, 1, 1]], [512, 1024])
     assert found.best == pytest.approx(2 * (600_000 + 3 * 60 + 2 * 50) / 1e9)
-    assert found.expected == pytest.approx(2 * (600_000 + 30 + 3 * 80 + 2 * 20 + 2 * 60) / 1e9)
+    assert found.expected == pytest.approx(2 * (600_000 + 30 + 3 * 80 + 2 * 40 + 2 * 60) / 1e9)
     assert found.worst == pytest.approx(2 * (600_000 + 60 + 3 * 100 + 2 * 40 + 2 * 70) / 1e9)
 
 

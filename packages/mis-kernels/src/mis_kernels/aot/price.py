@@ -19,8 +19,9 @@ TILE_KINDS = ("full", "limited", "masked")
 
 BUSY = Range(0.0, 0.5, 1.0)
 """Part of the cycles that matrix units without a queue would add, which they do: how much theirs holds, nobody says."""
-SCATTERED = Range(0.0, 0.5, 1.0)
-"""Part of the context's tiles whose pages do not follow one another: none in a fresh cache, all in a worn one."""
+SCATTERED = Range(0.0, 1.0, 1.0)
+"""Part of the context's tiles whose pages do not follow one another: none in a fresh cache; in a full one all, as soon
+as queries have lengths of their own, since pages are given out as they become free."""
 LATENCY = Range(0.3e-6, 0.4e-6, 0.8e-6)
 """Seconds until a copy from HBM begins to arrive: steps of 128 x 128 x 128 of a product in Pallas, which wait for
 little else, were timed at 0.35 us on v5e (JAX's guide) and 0.43 us on v6e (SachinKonan/SkyRLTpu, commit aa07394)."""
@@ -51,7 +52,7 @@ def kernel_schedules(target: str, heads: HeadShape) -> tuple[AttentionSchedule, 
 def schedule_of(fields: Mapping[str, Any]) -> AttentionSchedule:
     """Return the schedule that was written as JSON."""
     tile, block = Around(*fields["tile"]), Around(*fields["block"])
-    return AttentionSchedule(dict(fields["tiles"]), dict(fields["busy"]), tile, fields["page"], block)
+    return AttentionSchedule(dict(fields["tiles"]), dict(fields["busy"]), tile, fields["scattered"], block)
 
 
 def price_attention(
@@ -62,14 +63,13 @@ def price_attention(
     kv_heads: int,
     head_dim: int,
     blocks: TpuBlocks,
-    page_size: int,
     chip: Chip,
     clock_hz: float,
 ) -> Range:
     """Return the seconds of one layer's attention on the device with the most work.
 
-    A tile takes its arithmetic, what surrounds it, and the starting and awaiting of single pages where they are
-    scattered, or the time until its keys and values have come, whichever is longer.
+    A tile takes its arithmetic, what surrounds it, and the starting of single copies where pages are scattered, or the
+    time until its keys and values have come, whichever is longer.
 
     Args:
         tiles: By device, how many of each of `TILE_KINDS`.
@@ -78,11 +78,10 @@ def price_attention(
         kv_heads: KV heads of a device.
         head_dim: Width of a head.
         blocks: Sizes of the kernel's blocks.
-        page_size: Tokens in a page.
         chip: Whose memory the tiles come from.
         clock_hz: Cycles a second.
     """
-    pages = SCATTERED * (schedule.page * blocks.keys / page_size)
+    pages = SCATTERED * schedule.scattered
     arrived = arrival(2 * _BYTES * blocks.keys * head_dim, chip)
     kinds = []
     for kind in TILE_KINDS:

@@ -95,14 +95,14 @@ class Fetch:
             at = self._after(*at)
         self._start(*at, lax.rem(number + AHEAD, AHEAD + 1), True)
         slot = lax.rem(number, AHEAD + 1)
-        self._each_copy(head, tile, slot, lambda copy: copy.wait())
+        self._wait(tile, slot)
         return slot
 
     def now(self, head: Scalar, tile: Scalar) -> int:
         """Copy a tile once more, beside those that are on their way; return its slot."""
         slot = AHEAD + 1
-        self._each_copy(head, tile, slot, lambda copy: copy.start())
-        self._each_copy(head, tile, slot, lambda copy: copy.wait())
+        self._copy(head, tile, slot)
+        self._wait(tile, slot)
         return slot
 
     @property
@@ -119,35 +119,69 @@ class Fetch:
 
         @pl.when((head < pl.num_programs(0)) & (self._total > 0) & wanted)
         def _() -> None:
-            self._each_copy(head, tile, slot, lambda copy: copy.start())
+            self._copy(head, tile, slot)
 
-    def _each_copy(self, head: Scalar, tile: Scalar, slot: Scalar, act: Any) -> None:
+    def _copy(self, head: Scalar, tile: Scalar, slot: Scalar) -> None:
+        """Begin to copy a tile's keys and values."""
         own, run = self.tiles.context_id[tile] < 0, self.tiles.contiguous[tile] > 0
+        keys, size = self.shape.blocks.keys, self.shape.page_size
+        whole = self.tiles.used[tile] == keys
 
         @pl.when(own)
         def _() -> None:
             for new, _pages, buffer, index in self.streams:
-                act(pltpu.make_async_copy(self._new(new, head, tile), buffer.at[slot], self.arrived.at[slot, index]))
+                self._from(self._new(new, head, tile), buffer.at[slot], slot, index).start()
 
         @pl.when(jnp.logical_and(jnp.logical_not(own), run))
         def _() -> None:
-            if self.streams[0][1].shape[1] < self.shape.blocks.keys:
+            if self.streams[0][1].shape[1] < keys:
                 return  # a cache this small has no such run, and the copy would not even trace
             for _new, pages, buffer, index in self.streams:
-                source = pages.at[head, pl.ds(self._page(tile, 0), self.shape.blocks.keys)]
-                act(pltpu.make_async_copy(source, buffer.at[slot], self.arrived.at[slot, index]))
+                source = pages.at[head, pl.ds(self._page(tile, 0), keys)]
+                self._from(source, buffer.at[slot], slot, index).start()
 
-        @pl.when(jnp.logical_and(jnp.logical_not(own), jnp.logical_not(run)))
+        def page(number: Scalar) -> None:
+            row = number * size if isinstance(number, int) else pl.multiple_of(number * size, size)
+            for _new, pages, buffer, index in self.streams:
+                source = pages.at[head, pl.ds(self._page(tile, number), size)]
+                self._from(source, buffer.at[slot, pl.ds(row, size)], slot, index).start()
+
+        scattered = jnp.logical_not(jnp.logical_or(own, run))
+
+        @pl.when(jnp.logical_and(scattered, whole))
         def _() -> None:
-            size = self.shape.page_size
+            for number in range(keys // size):  # written out: a turn of the loop below takes as long as three of these
+                page(number)
 
-            def page(index_in_tile: Array, carry: None) -> None:
-                row = pl.multiple_of(index_in_tile * size, size)
-                for _new, pages, buffer, index in self.streams:
-                    source = pages.at[head, pl.ds(self._page(tile, index_in_tile), size)]
-                    act(pltpu.make_async_copy(source, buffer.at[slot, pl.ds(row, size)], self.arrived.at[slot, index]))
+        @pl.when(jnp.logical_and(scattered, jnp.logical_not(whole)))
+        def _() -> None:
+            lax.fori_loop(0, self._pages(tile), lambda number, _: page(number), None)
 
-            lax.fori_loop(0, lax.div(self.tiles.used[tile] + size - 1, size), page, None)
+    def _wait(self, tile: Scalar, slot: Scalar) -> None:
+        """Wait until a tile has arrived: semaphores count bytes, so one wait may end several copies."""
+        keys, size = self.shape.blocks.keys, self.shape.page_size
+        whole = (self.tiles.context_id[tile] < 0) | (self.tiles.used[tile] == keys) | (self.tiles.contiguous[tile] > 0)
+
+        @pl.when(whole)
+        def _() -> None:
+            for *_, buffer, index in self.streams:
+                self._from(buffer.at[slot], buffer.at[slot], slot, index).wait()
+
+        @pl.when(jnp.logical_not(whole))
+        def _() -> None:
+            def page(number: Array, carry: None) -> None:
+                rows = pl.ds(pl.multiple_of(number * size, size), size)
+                for *_, buffer, index in self.streams:
+                    self._from(buffer.at[slot, rows], buffer.at[slot, rows], slot, index).wait()
+
+            lax.fori_loop(0, self._pages(tile), page, None)
+
+    def _from(self, source: Ref, destination: Ref, slot: Scalar, index: int) -> Any:
+        return pltpu.make_async_copy(source, destination, self.arrived.at[slot, index])
+
+    def _pages(self, tile: Scalar) -> Array:
+        size = self.shape.page_size
+        return lax.div(self.tiles.used[tile] + size - 1, size)
 
     def _page(self, tile: Scalar, index: Scalar) -> Array:
         """First row of the tile's page number `index` in the flattened cache."""
