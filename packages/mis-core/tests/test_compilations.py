@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import pytest
+from jax._src.lru_cache import LRUCache
 
 from mis_core.engine.compilations import Compilations, keep_compiled
 
@@ -71,6 +72,20 @@ def test_cpus_that_execute_something_else_have_another_folder(
     keep_compiled(str(tmp_path))
     assert Path(here).parent == Path(settings["jax_compilation_cache_dir"]).parent == tmp_path
     assert here != settings["jax_compilation_cache_dir"]
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """JAX looks up when each entry was last used, and writes none behind one that does not say."""
+    keep_compiled(str(tmp_path))
+    folder = Path(settings["jax_compilation_cache_dir"])
+    cache = LRUCache(str(folder), max_size=2**20)
+    cache.put("whole", b"1")
+    (folder / "torn-cache").write_bytes(b"2")
+    with pytest.raises(FileNotFoundError):
+        cache.put("later", b"3")
+    keep_compiled(str(tmp_path))
+    cache.put("later", b"3")
+    assert {path.name for path in folder.glob("*-cache")} == {"whole-cache", "later-cache"}
 
 
 def test_what_the_environment_chose_is_left_alone(settings: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 The count shows that a ready engine compiles nothing.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import jax
 import jax.monitoring
+from filelock import FileLock, Timeout
 
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 4 * 2**30  # of compiled steps that are kept; the least recently used go first
+
+_SECONDS_FOR_OTHERS = 10  # who hold JAX's lock of the folder, to read or write a step
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX reports this once for each executable, whether compiled or read from the persistent cache."""
@@ -64,9 +68,18 @@ def keep_compiled(directory: str | None) -> None:
     except OSError as error:
         logger.warning("Compiled steps are not kept: %s: %s.", folder, error.strerror)
         return
+    _forget_torn(folder)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)  # with a limit JAX also locks the folder
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _forget_torn(folder: Path) -> None:
+    """Remove entries of processes that were killed while they wrote: JAX would write no other behind them."""
+    with contextlib.suppress(Timeout, OSError), FileLock(folder / ".lockfile", timeout=_SECONDS_FOR_OTHERS):
+        for entry in folder.glob("*-cache"):
+            if not entry.with_name(f"{entry.name.removesuffix('-cache')}-atime").exists():
+                entry.unlink(missing_ok=True)
 
 
 def _executable_here() -> str:
