@@ -22,7 +22,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
+from mis_core.cache.free_pages import GROUP, FreePages, groups_within
+
 _DIGEST_BYTES = 16
+_EARLY = 2 * GROUP  # pages that may be evicted though others are free
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class PrefixCache:
         self.page_size = page_size
         self.enabled = enabled
         self._num_pages = pages
-        self._free = list(range(pages - 1, -1, -1))  # a stack, low numbers on top
+        self._free = FreePages(pages)
         self._nodes: dict[bytes, _Node] = {}
         # Nodes nobody locks, least recently used first. A release appends a path's last node first, so a
         # child always lies before its parent.
@@ -142,18 +145,29 @@ class PrefixCache:
             pages=self._num_pages,
         )
 
-    def allocate(self, count: int) -> Int32[np.ndarray, " count"]:
-        """Return `count` pages for private use, at most `available`, evicting what nobody locks if need be."""
+    def allocate(self, count: int, first: int = 0) -> Int32[np.ndarray, " count"]:
+        """Return `count` pages for private use, at most `available`, evicting what nobody locks if need be.
+
+        Args:
+            count: How many.
+            first: Place in its context of the first of them: pages of a tile follow one another where they can.
+        """
         assert count <= self.available, "nobody asks for pages that cannot be had"
         evicted = max(count - len(self._free), 0)
         for _ in range(evicted):
-            self._forget(self._idle.popitem(last=False)[1])
+            self._forget_oldest()
+        # A few pages early, since those that fill a group with free ones are often the next.
+        groups = groups_within(first, count)
+        while self._free.groups < groups and self._idle and evicted < count + _EARLY:
+            self._forget_oldest()
+            evicted += 1
         self._evicted_pages += evicted
-        return np.array([self._free.pop() for _ in range(count)], np.int32)
+        return np.array(self._free.draw(count, first), np.int32)
 
     def free(self, pages: Int32[np.ndarray, " count"]) -> None:
         """Free private pages."""
-        self._free.extend(pages[::-1].tolist())
+        for page in pages.tolist():
+            self._free.add(page)
 
     def lock(self, tokens: Int32[np.ndarray, " tokens"], salt: str | None = None, *, anew: bool = False) -> PrefixLock:
         """Begin to lock a prefix; nothing of it is found or allocated yet.
@@ -190,7 +204,7 @@ class PrefixCache:
             count: Tokens; whole pages, or all that is left. As many pages can be had.
         """
         assert count == len(lock.tokens) - lock.done or count % self.page_size == 0, "a chunk ends on a page boundary"
-        for page in self.allocate(-(-count // self.page_size)):
+        for page in self.allocate(-(-count // self.page_size), first=len(lock.path)):
             digest, tokens = self._next(lock)
             assert digest not in self._nodes, "computed though cached: match first"
             node = self._nodes[digest] = _Node(digest, lock.path[-1] if lock.path else None, tokens, int(page), locks=1)
@@ -248,6 +262,9 @@ class PrefixCache:
     def _hash(self, parent: bytes, tokens: bytes) -> bytes:
         return hashlib.blake2b(parent + tokens, digest_size=_DIGEST_BYTES, key=self._key).digest()
 
+    def _forget_oldest(self) -> None:
+        self._forget(self._idle.popitem(last=False)[1])
+
     def _forget(self, node: _Node) -> None:
         del self._nodes[node.digest]
-        self._free.append(node.page)
+        self._free.add(node.page)
