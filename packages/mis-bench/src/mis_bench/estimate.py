@@ -24,7 +24,7 @@ NOT_MODELLED = (
 
 ASSUMED = (
     "matrix units that push back 0, half or all of what units without a queue would",
-    "none of a context's tiles in scattered pages at best, else all",
+    "none, 2 % or all of a context's tiles in scattered pages",
     "0.3, 0.4 or 0.8 us until a copy from HBM begins to arrive, and 100, 83 or 70 % of its nominal rate",
     "0, 10 or 25 us between programs",
 )

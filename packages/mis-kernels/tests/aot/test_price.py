@@ -7,12 +7,14 @@ from mis_kernels.aot.price import (
     price_attention,
     price_copy,
     price_exchange,
+    price_log_sum_exp,
     price_norm_rope,
     price_page_writes,
     schedule_of,
 )
 from mis_kernels.aot.ranges import Range, total
-from mis_kernels.aot.schedules import Around, AttentionSchedule
+from mis_kernels.aot.schedules import Around, AttentionSchedule, GridSchedule
+from mis_kernels.backends.tpu.head import block_tokens
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 
 SCHEDULE = AttentionSchedule(
@@ -33,7 +35,7 @@ def attention(tiles: list[list[int]], rows: list[int], schedule: AttentionSchedu
 def test_attention_is_priced_by_the_device_with_the_most_tiles() -> None:
     found = attention([[1, 0, 0], [1, 1, 1]], [512, 1024])
     assert found.best == pytest.approx(2 * (600_000 + 3 * 60 + 2 * 50) / 1e9)
-    assert found.expected == pytest.approx(2 * (600_000 + 30 + 3 * 80 + 2 * 40 + 2 * 60) / 1e9)
+    assert found.expected == pytest.approx(2 * (600_000 + 30 + 3 * 80 + 2 * 0.02 * 40 + 2 * 60) / 1e9)
     assert found.worst == pytest.approx(2 * (600_000 + 60 + 3 * 100 + 2 * 40 + 2 * 70) / 1e9)
 
 
@@ -66,6 +68,15 @@ def test_a_kernel_pays_for_each_block_and_at_worst_for_its_bytes() -> None:
     assert price(1, 300).best == pytest.approx(8 * 300 / 1e9)
     quick = price(4096, 1)
     assert quick.best < quick.expected < quick.worst == pytest.approx(2 * 4096 * 8 * 4 * 128 * 2 / 0.82e12 / 0.7)
+
+
+def test_the_log_sum_exp_pays_for_blocks_of_the_vocabulary_or_for_reading_them() -> None:
+    chip, sizes = CHIPS["v6e"], {"embed": 1024, "vocab": 5000, "chip": CHIPS["v6e"], "clock_hz": 1e9}
+    assert block_tokens(1024, 2) == 2048
+    slow = price_log_sum_exp(GridSchedule(1_000_000, 0, Around(0, 0)), **sizes)
+    assert slow == Range.of(3 * 1e-3)
+    quick = price_log_sum_exp(GridSchedule(1, 0, Around(0, 0)), **sizes)
+    assert quick.best == pytest.approx(3 * (0.3e-6 + 2048 * 1024 * 2 / chip.bytes))
 
 
 def test_a_copy_pays_for_what_does_not_hide() -> None:

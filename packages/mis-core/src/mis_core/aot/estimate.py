@@ -18,6 +18,7 @@ from mis_core.models.published import PUBLISHED
 from mis_kernels.aot.price import kernel_schedules
 from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.targets import TARGETS, environment
+from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.heads import HeadShape
 
 # The text of a program with its embedding lookup, or copies, on the SparseCore cannot be read back.
@@ -64,12 +65,13 @@ def price_requests(
         ConfigError: the model cannot be cut over so many devices.
     """
     spread = spread_heads(PUBLISHED[model], tp)
-    attention, norm_rope = kernel_schedules(
-        target, HeadShape(spread.heads // tp, spread.kv_heads // tp, spread.head_dim)
-    )
+    heads = HeadShape(spread.heads // tp, spread.kv_heads // tp, spread.head_dim)
+    rows = TpuBackend.normalised_rows
+    schedules = kernel_schedules(target, heads, rows=rows, embed=spread.embed, vocab=spread.head_rows)
     job = {
         "target": target, "model": model, "requests": list(requests), "dp": dp, "tp": tp,
-        "step_tokens": step_tokens, "attention": attention._asdict(), "norm_rope": norm_rope,
+        "step_tokens": step_tokens, "attention": schedules.attention._asdict(),
+        "norm_rope": schedules.norm_rope, "log_sum_exp": schedules.log_sum_exp and schedules.log_sum_exp._asdict(),
     }  # fmt: skip
     env = environment(TARGETS[target], None)
     env["LIBTPU_INIT_ARGS"] += _READABLE

@@ -16,17 +16,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from mis_core.aot.hlo import Operation, read_operations
+from mis_core.aot.hlo import KERNEL, Operation, read_operations
 from mis_core.aot.price import price_program
 from mis_core.aot.programs import compile_head, compile_step
 from mis_core.aot.traffic import plan_requests
+from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import DATA, TENSOR, backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS, token_buckets
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
-from mis_kernels.aot.chips import CHIPS
-from mis_kernels.aot.price import LAUNCH, price_attention, price_norm_rope, price_page_writes, schedule_of
+from mis_kernels.aot.chips import CHIPS, Chip
+from mis_kernels.aot.price import (
+    LAUNCH,
+    grid_schedule_of,
+    price_attention,
+    price_log_sum_exp,
+    price_norm_rope,
+    price_page_writes,
+    schedule_of,
+)
 from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.targets import TARGETS, Target, mesh
 from mis_kernels.backends import Backend
@@ -69,8 +78,7 @@ def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
     assert isinstance(backend, TpuBackend), "code is made for a TPU"
     kv_heads, schedule = spread.kv_heads // tensor, schedule_of(job["attention"])
     head = [
-        total(price_program(_read(program).operations, clock, chip, writes_pages=False).values())
-        for program in compile_head(config, on, shape)
+        _price_head(_read(program).operations, job, config, chip, clock) for program in compile_head(config, on, shape)
     ]
     stages: dict[str, Range] = defaultdict(lambda: Range.of(0.0))
     for plan, size in zip(plans, sizes, strict=True):
@@ -107,6 +115,17 @@ def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
         "padded_share": 1 - sum(plan.new_tokens for plan in plans) / sum(size * data for size in sizes),
         "memory_bytes": sum(largest.memory_bytes),
     }
+
+
+def _price_head(
+    operations: list[Operation], job: Mapping[str, Any], config: ModelConfig, chip: Chip, clock: float
+) -> Range:
+    """Return the seconds of one call of a program of the head, with its kernel if it has one."""
+    found = total(price_program(operations, clock, chip, writes_pages=False).values())
+    if not any(each.kind == KERNEL for each in operations):
+        return found
+    schedule = grid_schedule_of(job["log_sum_exp"])
+    return found + price_log_sum_exp(schedule, embed=config.embed, vocab=config.head_rows, chip=chip, clock_hz=clock)
 
 
 def _plan(

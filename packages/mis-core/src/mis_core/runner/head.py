@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float32, Int32
 
 from mis_core.models.decoder import Decoder
-from mis_core.models.parallel import DATA
+from mis_core.models.parallel import DATA, TENSOR
 from mis_core.scoring.request import MAX_TOP_TOKENS
 from mis_kernels import from_bits, row_sum
 
@@ -38,11 +38,16 @@ def log_sum_exp(decoder: Decoder, mesh: Mesh, hidden: Array, rows: Int32[Array, 
     The rows are cut over the mesh's data axis, whichever device computed them. A head with one row is a logistic
     classifier's, whose other class has the logit 0: it counts, so that the probability is the sigmoid of the logit.
     """
-    weight = decoder.head_weight
+    weight, backend = decoder.head_weight, decoder.backend
     vocab = weight.shape[0]
-    chunk = min(decoder.backend.vocab_chunk, vocab)
+    chunk = min(backend.vocab_chunk, vocab)
     with jax.named_scope("log_sum_exp"):
         hidden = lax.with_sharding_constraint(hidden[rows], NamedSharding(mesh, P(DATA)))
+        # A head that is cut has parts of every logit on each device.
+        if mesh.shape[TENSOR] == 1 and backend.fuses_log_sum_exp(len(rows) // mesh.shape[DATA], *weight.shape):
+            specs = P(DATA), P()
+            fused = jax.shard_map(backend.log_sum_exp, mesh=mesh, in_specs=specs, out_specs=P(DATA), check_vma=False)
+            return fused(hidden, from_bits(weight))
 
     def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
         highest, total = carry

@@ -17,6 +17,9 @@ from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, device_head_shapes
 BASELINE = Path(__file__).parent.parent / "aot_baseline.json"
 QUICK_HEADS = [HEAD_SHAPES["qwen3-0.6b"], HEAD_SHAPES["qwen2.5-0.5b"].on_device(8)]
 
+QUICK_SIZES = [(256, 1024, 151_936)]  # rows, width and vocabulary of Qwen3-0.6B
+SIZES = [*QUICK_SIZES, (256, 4096, 151_936), (256, 2048, 128_256)]
+
 
 def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
     """Return what is compiled for a target."""
@@ -29,6 +32,7 @@ def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
     return [
         {"what": "kernels", "heads": shapes},
         {"what": "glue", "heads": shapes},
+        {"what": "head", "sizes": QUICK_SIZES if quick else SIZES},
         {"what": "layers", "heads": shapes},
         *growth,
     ]

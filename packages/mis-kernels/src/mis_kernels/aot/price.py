@@ -4,13 +4,14 @@ Everything is a range. What is not known is assumed here, in one place; `docs/ru
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mis_kernels.aot.chips import Chip
 from mis_kernels.aot.ranges import Range
-from mis_kernels.aot.schedules import Around, AttentionSchedule
+from mis_kernels.aot.schedules import Around, AttentionSchedule, GridSchedule
 from mis_kernels.aot.targets import run_job
 from mis_kernels.backends.tpu.fetch import AHEAD
+from mis_kernels.backends.tpu.head import block_tokens, fits
 from mis_kernels.backends.tpu.norm_rope import BLOCK_TOKENS
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.heads import HeadShape
@@ -19,9 +20,9 @@ TILE_KINDS = ("full", "limited", "masked")
 
 BUSY = Range(0.0, 0.5, 1.0)
 """Part of the cycles that matrix units without a queue would add, which they do: how much theirs holds, nobody says."""
-SCATTERED = Range(0.0, 1.0, 1.0)
-"""Part of the context's tiles whose pages do not follow one another: none in a fresh cache; in a full one all, as soon
-as queries have lengths of their own, since pages are given out as they become free."""
+SCATTERED = Range(0.0, 0.02, 1.0)
+"""Part of the context's tiles whose pages do not follow one another: none in a fresh cache; in a full one up to 0.012
+for queries of 200 to 6,000 tokens (`mis_core.cache.free_pages`); all if something else keeps groups apart."""
 LATENCY = Range(0.3e-6, 0.4e-6, 0.8e-6)
 """Seconds until a copy from HBM begins to arrive: steps of 128 x 128 x 128 of a product in Pallas, which wait for
 little else, were timed at 0.35 us on v5e (JAX's guide) and 0.43 us on v6e (SachinKonan/SkyRLTpu, commit aa07394)."""
@@ -34,25 +35,45 @@ _WIRED = 0.5  # of a chip's links, in slices of one host
 _BYTES = 2  # of bfloat16
 
 
-def kernel_schedules(target: str, heads: HeadShape) -> tuple[AttentionSchedule, int]:
-    """Compile the kernels alone; return attention's schedule, and the bundles of a step of the norm and RoPE kernel.
+class KernelSchedules(NamedTuple):
+    """Schedules of a model's kernels: attention, a step of norm and RoPE in bundles, the log-sum-exp if it is fused."""
+
+    attention: AttentionSchedule
+    norm_rope: int
+    log_sum_exp: GridSchedule | None
+
+
+def kernel_schedules(target: str, heads: HeadShape, *, rows: int, embed: int, vocab: int) -> KernelSchedules:
+    """Compile the kernels alone.
 
     Args:
         target: A name in `TARGETS`.
         heads: Of one device.
+        rows: Of a call of the log-sum-exp on one device.
+        embed: Width of the model.
+        vocab: Rows of its head.
 
     Raises:
         RuntimeError: the compiler refused one.
     """
     (attention,) = run_job(target, {"what": "kernels", "heads": [heads]})
     (glue,) = run_job(target, {"what": "glue", "heads": [heads]})
-    return schedule_of(attention["schedule"]), glue["bundles"]["step"]
+    fused = None
+    if fits(rows, vocab, embed):
+        (head,) = run_job(target, {"what": "head", "sizes": [(rows, embed, vocab)]})
+        fused = grid_schedule_of(head["schedule"])
+    return KernelSchedules(schedule_of(attention["schedule"]), glue["bundles"]["step"], fused)
 
 
 def schedule_of(fields: Mapping[str, Any]) -> AttentionSchedule:
     """Return the schedule that was written as JSON."""
     tile, block = Around(*fields["tile"]), Around(*fields["block"])
     return AttentionSchedule(dict(fields["tiles"]), dict(fields["busy"]), tile, fields["scattered"], block)
+
+
+def grid_schedule_of(fields: Mapping[str, Any]) -> GridSchedule:
+    """Return the schedule that was written as JSON."""
+    return GridSchedule(fields["body"], fields["busy"], Around(*fields["around"]))
 
 
 def price_attention(
@@ -109,6 +130,14 @@ def price_norm_rope(size: int, step: int, *, kv_heads: int, group: int, head_dim
     passed = 2 * size * kv_heads * (group + 2) * head_dim * _BYTES / chip.bytes
     worst = max(arithmetic, passed * HBM.worst)
     return Range(arithmetic, (arithmetic + max(arithmetic, passed)) / 2, worst)
+
+
+def price_log_sum_exp(schedule: GridSchedule, *, embed: int, vocab: int, chip: Chip, clock_hz: float) -> Range:
+    """Return the seconds of one call: a grid step per block of the vocabulary, which is read while the last is used."""
+    tokens = block_tokens(embed, _BYTES)
+    step = Range.of(schedule.body) + BUSY * schedule.busy + _around(schedule.around)
+    arrived = arrival(tokens * embed * _BYTES, chip)
+    return longer(step * (1 / clock_hz), arrived) * -(-vocab // tokens)
 
 
 def price_copy(num_bytes: float, hidden: float, chip: Chip) -> Range:

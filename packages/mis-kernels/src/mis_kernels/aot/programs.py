@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from mis_kernels.backends import ANY_HEADS, LaidOut
 from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes
 from mis_kernels.backends.xla.norms import rms_norm
@@ -167,3 +168,9 @@ def glue_program(heads: HeadShape, tokens: int, embed: int | None = None) -> Pro
 
     shapes = (tokens, embed), (embed,), (embed, kv_heads * parts * dim)
     return Program(f"norm, projection, {name}", behind, (*(jax.ShapeDtypeStruct(s, DTYPE) for s in shapes), *weights))
+
+
+def head_program(rows: int, embed: int, vocab: int) -> Program:
+    """Return the kernel of the log-sum-exp, on one device's rows."""
+    shapes = tuple(jax.ShapeDtypeStruct(shape, DTYPE) for shape in ((rows, embed), (vocab, embed)))
+    return Program(f"log-sum-exp of {rows} rows, head {vocab} x {embed}, {DTYPE}", tpu_log_sum_exp, shapes)

@@ -20,12 +20,13 @@ from mis_kernels.aot.programs import (
     Program,
     extend_step,
     glue_program,
+    head_program,
     kernel_program,
     layers_program,
     prefill_step,
     sharded_program,
 )
-from mis_kernels.aot.schedules import read_attention, read_schedule
+from mis_kernels.aot.schedules import read_attention, read_grid, read_schedule
 from mis_kernels.aot.targets import TARGETS, Target, mesh
 from mis_kernels.backends.tpu.tiles import block_sizes, vmem_bytes
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
@@ -97,6 +98,17 @@ def sharded(target: Target, models: list[str]) -> list[dict[str, Any]]:
     return [_compile(each, on)[1] | {"name": f"{model} {each.name}"} for model, each in programs.items()]
 
 
+def head(target: Target, sizes: list[tuple[int, int, int]], dump: Path) -> list[dict[str, Any]]:
+    """Compile the log-sum-exp for rows, width and vocabulary; report a grid step's schedule."""
+    rows = []
+    for size in sizes:
+        _, row = _compile(head_program(*size), mesh(target, 1))
+        # A step is one of the vocabulary's blocks: the last has a body of its own.
+        step = read_grid(read_schedule(dump, "log_sum_exp", target.chip), bodies=2)
+        rows.append(row | {"bundles": {"step": step.body}, "schedule": step._asdict()})
+    return rows
+
+
 def calibration(target: Target, number: int, dump: Path) -> list[dict[str, Any]]:
     """Price a program whose time is published."""
     return [{"estimate": dataclasses.astuple(estimate(PUBLISHED[number], target, dump))}]
@@ -111,6 +123,8 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
             return kernels(target, shapes, Path(job["dump"]))
         case "glue":
             return glue(target, shapes, Path(job["dump"]), job.get("embed"))
+        case "head":
+            return head(target, [tuple(size) for size in job["sizes"]], Path(job["dump"]))
         case "layers":
             return layers(target, shapes)
         case "growth":

@@ -164,6 +164,20 @@ class Backend:
             gate, up = gate + bias[0], up + bias[1]
         return (jax.nn.silu(gate) * up).astype(x.dtype)
 
+    def fuses_log_sum_exp(self, rows: int, vocab: int, embed: int) -> bool:
+        """Whether `log_sum_exp` takes so many rows on a device, so wide, and so many logits; else XLA streams them."""
+        return False
+
+    def log_sum_exp(
+        self, hidden: Float[Array, "rows embed"], weight: Float[Array, "vocab embed"]
+    ) -> Float32[Array, " rows"]:
+        """Return the log of the sum of the exponentials of each row's logits, the head read once.
+
+        Raises:
+            NotImplementedError: the backend fuses none.
+        """
+        raise NotImplementedError(f"{self.name} has no fused log-sum-exp")
+
     def materialised(self, x: Array) -> Array:
         """Keep the compiler from computing `x` again in every tile of every product that reads it."""
         return lax.optimization_barrier(x) if self.recomputes_operands else x

@@ -5,6 +5,7 @@ from typing import Self
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.protocol import Backend
+from mis_kernels.backends.tpu import head
 from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.fetch import LANES
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
@@ -56,6 +57,11 @@ class TpuBackend(Backend):
         tiles = build_tpu_tiles(segments, page_size, self.blocks, *capacity or ())
         return LaidOut(**vars(segments), tiles=tiles, backend=self)
 
+    def fuses_log_sum_exp(self, rows: int, vocab: int, embed: int) -> bool:
+        """Rows fill lanes, both ways."""
+        return head.fits(rows, vocab, embed)
+
+    log_sum_exp = staticmethod(head.tpu_log_sum_exp)
     attend = staticmethod(tpu_attention)
     write_pages = staticmethod(write_pages)
     norm_rope = staticmethod(tpu_norm_rope)

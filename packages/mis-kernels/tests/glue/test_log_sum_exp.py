@@ -1,0 +1,79 @@
+"""The log-sum-exp kernel against SciPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+from kernel_cases import SMALL
+from mis_kernels.backends import ANY_HEADS
+from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.head import tpu_log_sum_exp
+from mis_kernels.backends.xla.backend import XlaCpuBackend
+from mis_kernels.target import compiling_for
+from mis_testing.bits import assert_bits_equal
+
+ROWS, EMBED = 128, 256
+
+
+def arguments(vocab: int, dtype: str, embed: int = EMBED, scale: float = 1.0) -> tuple[jax.Array, jax.Array]:
+    random = np.random.default_rng(vocab)
+    hidden, head = random.normal(size=(ROWS, embed)) * scale, random.normal(size=(vocab, embed))
+    return jnp.asarray(hidden, dtype), jnp.asarray(head, dtype)
+
+
+def computed(hidden: jax.Array, head: jax.Array, interpret: bool) -> np.ndarray:
+    with compiling_for(interpret=interpret):
+        return np.asarray(jax.jit(tpu_log_sum_exp)(hidden, head))
+
+
+def by_scipy(hidden: jax.Array, head: jax.Array) -> np.ndarray:
+    wide = (np.asarray(x, np.float64) for x in (hidden, head))
+    first, second = wide
+    return logsumexp(first @ second.T, axis=1)
+
+
+@pytest.mark.tpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("vocab", [256, 257, 4096, 4100, 9000], ids=str)
+def test_it_is_that_of_scipy(vocab: int, dtype: str, interpret: bool) -> None:
+    """Vocabularies of one piece, one token more, whole blocks, and blocks that end within and behind a piece."""
+    given = arguments(vocab, dtype)
+    np.testing.assert_allclose(computed(*given, interpret), by_scipy(*given), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.tpu
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 300.0], ids=["equal logits", "flat", "one stands out"])
+def test_logits_of_any_size_neither_overflow_nor_vanish(scale: float, interpret: bool) -> None:
+    given = arguments(9000, "bfloat16", scale=scale)
+    found = computed(*given, interpret)
+    assert np.all(np.isfinite(found))
+    np.testing.assert_allclose(found, by_scipy(*given), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.tpu
+def test_logits_far_below_zero_count(interpret: bool) -> None:
+    hidden, head = (jnp.ones((ROWS, EMBED), "bfloat16"), jnp.full((300, EMBED), -64.0, "bfloat16"))
+    np.testing.assert_allclose(computed(hidden, head, interpret), -64.0 * EMBED + np.log(300), rtol=1e-6)
+
+
+@pytest.mark.tpu
+def test_a_rows_bits_do_not_depend_on_its_neighbours(interpret: bool) -> None:
+    hidden, head = arguments(4100, "bfloat16")
+    other = hidden.at[1:].set(jnp.nan)
+    assert_bits_equal(computed(other, head, interpret)[0], computed(hidden, head, interpret)[0])
+
+
+def test_what_does_not_fit_is_refused_and_left_to_others() -> None:
+    backend = TpuBackend(ANY_HEADS, "bfloat16", SMALL)
+    assert backend.fuses_log_sum_exp(256, 151_936, 1024)
+    assert not backend.fuses_log_sum_exp(64, 151_936, 1024)
+    assert not backend.fuses_log_sum_exp(256, 1, 1024)
+    assert not backend.fuses_log_sum_exp(256, 49_152, 576)
+    with pytest.raises(ValueError, match="64 rows of 256 and 300 tokens"):
+        tpu_log_sum_exp(jnp.ones((64, EMBED)), jnp.ones((300, EMBED)))
+    plain = XlaCpuBackend(ANY_HEADS, "bfloat16")
+    assert not plain.fuses_log_sum_exp(256, 151_936, 1024)
+    with pytest.raises(NotImplementedError, match="no fused log-sum-exp"):
+        plain.log_sum_exp(jnp.ones((256, EMBED)), jnp.ones((300, EMBED)))
