@@ -211,7 +211,8 @@ def tpu_aot(session: nox.Session) -> None:
     files = [
         str(file) for file in sorted(Path("packages").glob("*/tests/**/test_*.py")) if "tpu_aot" in file.read_text()
     ]
-    run_in("wheels", session, "pytest", "-m", "tpu_aot", "-n", "2", *files)
+    marks = "tpu_aot and not full" if "--quick" in session.posargs else "tpu_aot"
+    run_in("wheels", session, "pytest", "-m", marks, "-n", "2", *files)
     run_in("wheels", session, "python", "-m", "mis_kernels.aot", *session.posargs)
     others = [argument for argument in session.posargs if argument != "--update-baseline"]
     run_in("wheels", session, "python", "-m", "mis_core.aot", *others)

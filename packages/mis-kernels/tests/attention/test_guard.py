@@ -103,7 +103,7 @@ def place(inputs: list[jax.Array], chosen: list[tuple[int, int, str]], salt: int
     return [*(jnp.asarray(x, inputs[0].dtype) for x in new), *inputs[3:]]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(chosen=ITEMS, others=st.lists(st.sampled_from(list(FACTORS)), min_size=5, max_size=5), kept=st.integers(0, 4))
 def test_a_neighbour_beyond_the_guard_changes_no_bit(
     chosen: list[tuple[int, int, str]], others: list[str], kept: int, interpret: bool
