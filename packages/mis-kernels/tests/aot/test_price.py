@@ -21,14 +21,14 @@ SCHEDULE = AttentionSchedule(
     tiles={"full": 100_000, "limited": 200_000, "masked": 300_000, "anew": 900_000},
     busy={"full": 10, "limited": 20, "masked": 30, "anew": 40},
     tile=Around(60, 100),
-    scattered=40,
+    page=5,
     block=Around(50, 70),
 )
 BLOCKS = TpuBlocks(tokens=512, keys=512, strip=256, key_step=256)
 
 
 def attention(tiles: list[list[int]], rows: list[int], schedule: AttentionSchedule = SCHEDULE) -> Range:
-    sizes = {"kv_heads": 2, "head_dim": 128, "blocks": BLOCKS}
+    sizes = {"kv_heads": 2, "head_dim": 128, "blocks": BLOCKS, "page_size": 64}
     return price_attention(tiles, rows, schedule, **sizes, chip=CHIPS["v6e"], clock_hz=1e9)
 
 

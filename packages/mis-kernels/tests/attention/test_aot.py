@@ -28,7 +28,7 @@ SCHEDULE = AttentionSchedule(
     tiles={"full": 1000, "limited": 1100, "masked": 1200, "anew": 2000},
     busy=dict.fromkeys(("full", "limited", "masked", "anew"), 0),
     tile=Around(60, 140),
-    scattered=180,
+    page=40,
     block=Around(700, 800),
 )
 
@@ -80,7 +80,6 @@ def loop(body: int, *, behind: int, depth: int = 2) -> list[Run]:
     return [
         Run(10, depth, target=skip),
         Run(3, depth + 1),
-        Run(190, depth),
         Run(4, depth),
         Run(5, depth, regions=frozenset({skip})),
         Run(body, depth, busy=body // 10, target=behind),
@@ -107,7 +106,7 @@ def test_the_parts_of_the_attention_kernel_are_found() -> None:
         tiles={"full": 1200, "limited": 1100, "masked": 1300, "anew": 2000},
         busy={"full": 120, "limited": 110, "masked": 130, "anew": 200},
         tile=Around(10 + 5, 10 + 4 + 5),
-        scattered=190,
+        page=3,
         block=Around(20 + 30 + 6 + 6 + 40 + 50, 20 + 30 + 6 + 6 + 40 + 50),
     )
 

@@ -93,6 +93,7 @@ def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
             kv_heads=kv_heads,
             head_dim=backend.cache_head_dim,
             blocks=backend.blocks,
+            page_size=PAGE_SIZE,
             chip=chip,
             clock_hz=clock,
         )

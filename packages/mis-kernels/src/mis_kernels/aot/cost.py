@@ -45,6 +45,7 @@ def canonical_cost(
         kv_heads=heads.kv_heads,
         head_dim=heads.head_dim,
         blocks=blocks,
+        page_size=PAGE_SIZE,
         chip=CHIPS[target.chip],
         clock_hz=target.clock_ghz * 1e9,
     )
@@ -67,7 +68,7 @@ def explain(target: Target, heads: HeadShape, blocks: TpuBlocks, schedule: Atten
             f"{MODEL} on {target.topology}, query {QUERY}, {ITEMS} items of {ITEM}, bfloat16",
             f"blocks: {blocks.tokens} tokens ({rows} rows), tiles of {blocks.keys} keys",
             f"bundles of a tile of {rows} x {blocks.keys}: {kinds}",
-            f"around a tile: {schedule.tile.least} to {schedule.tile.most}, for scattered pages {schedule.scattered}; "
+            f"around a tile: {schedule.tile.least} to {schedule.tile.most}, for a page by itself {schedule.page}; "
             f"around a block: {schedule.block.least} to {schedule.block.most}",
             f"tiles of a layer and KV head: {', '.join(f'{n} {kind}' for kind, n in cost.tiles.items())}, "
             f"in {cost.blocks} blocks",

@@ -68,7 +68,7 @@ def kernel_schedules(target: str, heads: HeadShape, *, rows: int, embed: int, vo
 def schedule_of(fields: Mapping[str, Any]) -> AttentionSchedule:
     """Return the schedule that was written as JSON."""
     tile, block = Around(*fields["tile"]), Around(*fields["block"])
-    return AttentionSchedule(dict(fields["tiles"]), dict(fields["busy"]), tile, fields["scattered"], block)
+    return AttentionSchedule(dict(fields["tiles"]), dict(fields["busy"]), tile, fields["page"], block)
 
 
 def grid_schedule_of(fields: Mapping[str, Any]) -> GridSchedule:
@@ -84,6 +84,7 @@ def price_attention(
     kv_heads: int,
     head_dim: int,
     blocks: TpuBlocks,
+    page_size: int,
     chip: Chip,
     clock_hz: float,
 ) -> Range:
@@ -99,10 +100,11 @@ def price_attention(
         kv_heads: KV heads of a device.
         head_dim: Width of a head.
         blocks: Sizes of the kernel's blocks.
+        page_size: Tokens in a page.
         chip: Whose memory the tiles come from.
         clock_hz: Cycles a second.
     """
-    pages = SCATTERED * schedule.scattered
+    pages = SCATTERED * (schedule.page * blocks.keys / page_size)
     arrived = arrival(2 * _BYTES * blocks.keys * head_dim, chip)
     kinds = []
     for kind in TILE_KINDS:

@@ -50,14 +50,14 @@ class AttentionSchedule(NamedTuple):
         tiles: Bundles of the arithmetic of a full, a limited and a masked tile, and of one that is computed anew.
         busy: Cycles that matrix units which keep nothing waiting add to each.
         tile: Bundles around a tile: the loop, starting and awaiting copies that fetch a whole tile.
-        scattered: Bundles that start the copies of a whole tile's pages, where these do not follow one another.
+        page: Bundles that start and await the copies of one page, where pages do not follow one another.
         block: Bundles around a block's tiles.
     """
 
     tiles: dict[str, int]
     busy: dict[str, int]
     tile: Around
-    scattered: int
+    page: int
     block: Around
 
 
@@ -143,13 +143,11 @@ def read_attention(runs: list[Run]) -> AttentionSchedule:
     branches = set().union(*(span for span in skipped if not any(body in span for body in bodies)))
     block = [i for i, run in enumerate(runs) if run.depth == inner - 1 and i not in rare]
     tile = [i for i in loop if runs[i].depth == inner and i != bodies[0]]
-    scattered = max(tile, key=lambda i: runs[i].bundles)
-    tile.remove(scattered)
     return AttentionSchedule(
         tiles={kind: runs[i].bundles for kind, i in zip(KINDS, bodies, strict=True)},
         busy={kind: runs[i].busy for kind, i in zip(KINDS, bodies, strict=True)},
         tile=_least_and_most(runs, tile, branches),
-        scattered=runs[scattered].bundles,
+        page=sum(runs[i].bundles for i in loop if runs[i].depth > inner),
         block=_least_and_most(runs, block, branches),
     )
 

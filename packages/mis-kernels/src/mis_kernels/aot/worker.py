@@ -55,7 +55,7 @@ def kernels(target: Target, shapes: list[HeadShape], dump: Path) -> list[dict[st
         _, row = _compile(kernel_program(heads, blocks, extend_step(STEP_TOKENS, blocks)), mesh(target, 1))
         vmem = vmem_bytes(blocks, group=heads.group, head_dim=heads.head_dim, itemsize=2)
         schedule = read_attention(read_schedule(dump, "segment_attention", target.chip))
-        around = {"tile": schedule.tile.most, "scattered": schedule.scattered, "block": schedule.block.most}
+        around = {"tile": schedule.tile.most, "page": schedule.page, "block": schedule.block.most}
         rows.append(row | {"bundles": schedule.tiles | around, "schedule": schedule._asdict(), "vmem": vmem})
     return rows
 

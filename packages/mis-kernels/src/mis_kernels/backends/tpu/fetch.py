@@ -82,10 +82,14 @@ class Fetch:
 
     def begin(self, head: Scalar, block: Scalar) -> None:
         """Begin to copy the first tiles, if this is the first block of all."""
-        at = head, jnp.int32(0)
-        for number in range(AHEAD):
-            self._start(*at, number, (head == 0) & (block == 0))
-            at = self._after(*at)
+
+        @pl.when((head == 0) & (block == 0))
+        def _() -> None:
+            def start(number: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
+                self._start(*at, number)
+                return self._after(*at)
+
+            lax.fori_loop(0, AHEAD, start, (jnp.int32(0), jnp.int32(0)))
 
     def next(self, head: Scalar, tile: Scalar) -> Array:
         """Wait until a tile has arrived, in the order of heads and of the list; return its slot."""
@@ -93,7 +97,7 @@ class Fetch:
         at = head, tile
         for _ in range(AHEAD):
             at = self._after(*at)
-        self._start(*at, lax.rem(number + AHEAD, AHEAD + 1), True)
+        self._start(*at, lax.rem(number + AHEAD, AHEAD + 1))
         slot = lax.rem(number, AHEAD + 1)
         self._wait(tile, slot)
         return slot
@@ -114,10 +118,10 @@ class Fetch:
         last = tile + 1 >= self._total
         return jnp.where(last, head + 1, head), jnp.where(last, 0, tile + 1)
 
-    def _start(self, head: Scalar, tile: Scalar, slot: Scalar, wanted: Array | bool) -> None:
+    def _start(self, head: Scalar, tile: Scalar, slot: Scalar) -> None:
         """Begin to copy a tile, if there is such a one."""
 
-        @pl.when((head < pl.num_programs(0)) & (self._total > 0) & wanted)
+        @pl.when((head < pl.num_programs(0)) & (self._total > 0))
         def _() -> None:
             self._copy(head, tile, slot)
 
@@ -125,7 +129,6 @@ class Fetch:
         """Begin to copy a tile's keys and values."""
         own, run = self.tiles.context_id[tile] < 0, self.tiles.contiguous[tile] > 0
         keys, size = self.shape.blocks.keys, self.shape.page_size
-        whole = self.tiles.used[tile] == keys
 
         @pl.when(own)
         def _() -> None:
@@ -140,22 +143,15 @@ class Fetch:
                 source = pages.at[head, pl.ds(self._page(tile, 0), keys)]
                 self._from(source, buffer.at[slot], slot, index).start()
 
-        def page(number: Scalar) -> None:
-            row = number * size if isinstance(number, int) else pl.multiple_of(number * size, size)
-            for _new, pages, buffer, index in self.streams:
-                source = pages.at[head, pl.ds(self._page(tile, number), size)]
-                self._from(source, buffer.at[slot, pl.ds(row, size)], slot, index).start()
-
-        scattered = jnp.logical_not(jnp.logical_or(own, run))
-
-        @pl.when(jnp.logical_and(scattered, whole))
+        @pl.when(jnp.logical_not(jnp.logical_or(own, run)))
         def _() -> None:
-            for number in range(keys // size):  # written out: a turn of the loop below takes as long as three of these
-                page(number)
+            def page(number: Array, carry: None) -> None:
+                row = pl.multiple_of(number * size, size)
+                for _new, pages, buffer, index in self.streams:
+                    source = pages.at[head, pl.ds(self._page(tile, number), size)]
+                    self._from(source, buffer.at[slot, pl.ds(row, size)], slot, index).start()
 
-        @pl.when(jnp.logical_and(scattered, jnp.logical_not(whole)))
-        def _() -> None:
-            lax.fori_loop(0, self._pages(tile), lambda number, _: page(number), None)
+            lax.fori_loop(0, self._pages(tile), page, None)
 
     def _wait(self, tile: Scalar, slot: Scalar) -> None:
         """Wait until a tile has arrived: semaphores count bytes, so one wait may end several copies."""
