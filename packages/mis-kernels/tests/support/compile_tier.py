@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from mis_kernels import segment_attention, write_pages
 from mis_kernels.aot.targets import TARGETS, mesh
+from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.target import compiling_for
 
@@ -25,6 +26,7 @@ Program = tuple[Callable[..., Any], tuple[Any, ...]]
 def programs() -> Iterator[Program]:
     """Yield functions and their arguments."""
     import test_guard
+    import test_log_sum_exp
     import test_norm_rope
     import test_pages
     import test_pallas_tpu
@@ -39,6 +41,8 @@ def programs() -> Iterator[Program]:
     for dtype in ("float32", "bfloat16"):
         inputs, segments = test_guard.step(*test_guard.items(0, 300, 40), dtype=dtype)
         yield lambda *a: segment_attention(*a, scale=1.0), (*inputs, segments)
+        for vocab in (257, 9000):
+            yield tpu_log_sum_exp, test_log_sum_exp.arguments(vocab, dtype)
 
     def write(pages: Array, new: Array, writes: Array) -> Array:
         return write_pages(pages, new, dataclasses.replace(test_pages.step(test_pages.TPU), page_writes=writes))
