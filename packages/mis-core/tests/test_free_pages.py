@@ -81,14 +81,15 @@ def test_tiles_are_whole_in_a_full_cache() -> None:
     assert scattered_share(PrefixCache(400, PAGE_SIZE), 300) < 0.05
 
 
-def test_no_more_is_evicted_early_than_two_groups() -> None:
-    cache = PrefixCache(10 * GROUP, PAGE_SIZE)
-    for number in range(10):
-        lock = cache.lock(np.full(GROUP * PAGE_SIZE - 1, number, np.int32))
+def test_no_more_is_evicted_early_than_eight_groups() -> None:
+    """Though many pages are free: none of them in a group of its own."""
+    cache = PrefixCache(40 * GROUP, PAGE_SIZE)
+    private = cache.allocate(20 * GROUP)
+    for number in range(20):
+        lock = cache.lock(np.full(GROUP * PAGE_SIZE, number, np.int32))
         cache.insert(lock, len(lock.tokens))
         cache.release(lock)
-    single = cache.allocate(5)
-    assert cache.statistics.evicted_pages == 5
-    cache.free(single)
-    cache.allocate(GROUP)
-    assert cache.statistics.evicted_pages <= 5 + 2 * GROUP + GROUP
+    cache.free(private[np.arange(len(private)) % GROUP != 0])
+    given_out = cache.allocate(15 * GROUP)
+    assert cache.statistics.evicted_pages == 8 * GROUP
+    cache.check(private=20 + len(given_out))

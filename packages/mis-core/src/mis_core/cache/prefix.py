@@ -25,7 +25,7 @@ from jaxtyping import Int32
 from mis_core.cache.free_pages import GROUP, FreePages, groups_within
 
 _DIGEST_BYTES = 16
-_EARLY = 2 * GROUP  # pages that may be evicted though others are free
+_EARLY = 8 * GROUP  # pages that may be evicted at once though others are free; with half of them groups stay broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +153,15 @@ class PrefixCache:
             first: Place in its context of the first of them: pages of a tile follow one another where they can.
         """
         assert count <= self.available, "nobody asks for pages that cannot be had"
-        evicted = max(count - len(self._free), 0)
-        for _ in range(evicted):
+        needed = max(count - len(self._free), 0)
+        for _ in range(needed):
             self._forget_oldest()
         # A few pages early, since those that fill a group with free ones are often the next.
-        groups = groups_within(first, count)
-        while self._free.groups < groups and self._idle and evicted < count + _EARLY:
+        groups, early = groups_within(first, count), 0
+        while self._free.groups < groups and self._idle and early < _EARLY:
             self._forget_oldest()
-            evicted += 1
-        self._evicted_pages += evicted
+            early += 1
+        self._evicted_pages += needed + early
         return np.array(self._free.draw(count, first), np.int32)
 
     def free(self, pages: Int32[np.ndarray, " count"]) -> None:
