@@ -5,7 +5,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Generator
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -43,18 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="mis-compiled-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         os.environ[_SHARED] = folder
-    elif not hasattr(config, "workerinput"):
-        forget_torn(Path(os.environ[_SHARED]))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     # With a limit JAX locks the folder; without, one process may read what another is still writing.
     os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))
-
-
-def forget_torn(folder: Path) -> None:
-    """Remove what a process that was killed while it wrote has left; nobody writes there yet."""
-    for entry in folder.glob("*-cache"):
-        if not entry.with_name(f"{entry.name.removesuffix('-cache')}-atime").exists():
-            entry.unlink()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

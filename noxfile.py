@@ -302,6 +302,9 @@ def run_in(
     environment: str, session: nox.Session, program: str, *arguments: str, env: Mapping[str, str] | None = None
 ) -> None:
     """Run a program of the environment that the session of this name has made."""
+    for entry in Path(KEPT["JAX_COMPILATION_CACHE_DIR"]).glob("*-cache"):
+        if not entry.with_name(f"{entry.name.removesuffix('-cache')}-atime").exists():
+            entry.unlink()  # of a process that was killed while it wrote: JAX would keep nothing more
     folder = Path(".nox", environment, "bin").absolute()
     path = f"{folder}:{os.environ['PATH']}"
     session.run(

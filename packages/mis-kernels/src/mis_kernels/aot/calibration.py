@@ -8,6 +8,7 @@ estimate's error. Two assumptions are themselves read off such figures: the rate
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mis_kernels.aot.chips import CHIPS
-from mis_kernels.aot.price import BUSY, HBM, LATENCY, arrival, longer
+from mis_kernels.aot.price import HBM, LATENCY, price_grid_step
 from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.schedules import read_grid, read_schedule
 from mis_kernels.aot.targets import Target, mesh
@@ -177,10 +178,8 @@ def estimate(published: Published, target: Target, dump: Path) -> Range:
         return Range.of(sum(map(int, _CYCLES.findall(text))) / hz)
     grid = published.grid
     schedule = read_grid(read_schedule(dump, grid.name, target.chip), grid.bodies)
-    around = Range(schedule.around.least, (schedule.around.least + schedule.around.most) / 2, schedule.around.most)
-    step = (Range.of(schedule.body) + BUSY * schedule.busy + around) * (1 / hz)
     idle = Range.of(schedule.around.least * grid.idle / hz)
-    return longer(step, arrival(grid.bytes, chip)) * grid.steps + idle
+    return price_grid_step(schedule, grid.bytes, chip, hz) * grid.steps + idle
 
 
 def table(estimates: list[Range]) -> str:
@@ -194,9 +193,8 @@ def table(estimates: list[Range]) -> str:
             f"{estimated.expected * 1e3:8.3f} ({estimated.best * 1e3:.3f} to {estimated.worst * 1e3:.3f}) estimated: "
             f"{ratio:.2f}  {published.source}"
         )
-    ratios.sort()
-    middle = len(ratios) // 2
-    median = ratios[middle] if len(ratios) % 2 else (ratios[middle - 1] + ratios[middle]) / 2
-    summary = f"median ratio {median:.2f}, {ratios[0]:.2f} to {ratios[-1]:.2f}, of {len(ratios)} published times"
+    summary = (
+        f"median ratio {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}, of {len(ratios)} published times"
+    )
     assumed = f"assumed: HBM {HBM}, latency of a copy {LATENCY} s"
     return "\n".join((*lines, summary, assumed))

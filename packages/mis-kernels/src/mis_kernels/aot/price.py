@@ -105,13 +105,13 @@ def price_attention(
         clock_hz: Cycles a second.
     """
     pages = SCATTERED * (schedule.page * blocks.keys / page_size)
-    arrived = arrival(2 * _BYTES * blocks.keys * head_dim, chip)
+    arrived = _arrival(2 * _BYTES * blocks.keys * head_dim, chip)
     kinds = []
     for kind in TILE_KINDS:
         cycles = Range.of(schedule.tiles[kind]) + BUSY * schedule.busy[kind] + _around(schedule.tile)
         # Of masked tiles most are of new tokens, which have no pages.
         cycles = cycles + pages if kind != "masked" else cycles
-        kinds.append(longer(cycles * (1 / clock_hz), arrived * (1 / AHEAD)))
+        kinds.append(_longer(cycles * (1 / clock_hz), arrived * (1 / AHEAD)))
     block = _around(schedule.block) * (1 / clock_hz)
 
     def seconds(counts: Sequence[int], tokens: int) -> Range:
@@ -137,9 +137,13 @@ def price_norm_rope(size: int, step: int, *, kv_heads: int, group: int, head_dim
 def price_log_sum_exp(schedule: GridSchedule, *, embed: int, vocab: int, chip: Chip, clock_hz: float) -> Range:
     """Return the seconds of one call: a grid step per block of the vocabulary, which is read while the last is used."""
     tokens = block_tokens(embed, _BYTES)
+    return price_grid_step(schedule, tokens * embed * _BYTES, chip, clock_hz) * -(-vocab // tokens)
+
+
+def price_grid_step(schedule: GridSchedule, num_bytes: float, chip: Chip, clock_hz: float) -> Range:
+    """Return the seconds of a grid step, or until what it needs has come from HBM, whichever is longer."""
     step = Range.of(schedule.body) + BUSY * schedule.busy + _around(schedule.around)
-    arrived = arrival(tokens * embed * _BYTES, chip)
-    return longer(step * (1 / clock_hz), arrived) * -(-vocab // tokens)
+    return _longer(step * (1 / clock_hz), _arrival(num_bytes, chip))
 
 
 def price_copy(num_bytes: float, hidden: float, chip: Chip) -> Range:
@@ -173,12 +177,12 @@ def price_exchange(kind: str, num_bytes: int, devices: int, chip: Chip) -> float
     return rounds * share * num_bytes / (chip.link_bytes * _WIRED)
 
 
-def arrival(num_bytes: float, chip: Chip) -> Range:
+def _arrival(num_bytes: float, chip: Chip) -> Range:
     """Return the seconds until a copy from HBM has arrived."""
     return LATENCY + HBM * (num_bytes / chip.bytes)
 
 
-def longer(a: Range, b: Range) -> Range:
+def _longer(a: Range, b: Range) -> Range:
     """Return what two take that run beside each other."""
     return Range(max(a.best, b.best), max(a.expected, b.expected), max(a.worst, b.worst))
 

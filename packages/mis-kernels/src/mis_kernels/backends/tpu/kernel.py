@@ -59,7 +59,7 @@ def attention_kernel(*refs: Ref, shape: KernelShape) -> None:
     def visit(kind: int) -> None:
         def body(tile: Scalar, carry: None) -> None:
             slot = fetch.next(head, tile)
-            _attend(kind, tile, slot, facts, tiles, fetch, scratch, shape)
+            _attend(kind, tile, slot, facts, fetch, scratch)
 
         lax.fori_loop(tiles.bounds[KINDS * block + kind], tiles.bounds[KINDS * block + kind + 1], body, None)
 
@@ -76,7 +76,7 @@ def attention_kernel(*refs: Ref, shape: KernelShape) -> None:
 
         def body(tile: Scalar, carry: None) -> None:
             slot = fetch.now(head, tile)
-            _attend_anew(tile, slot, facts, tiles, fetch, scratch, shape)
+            _attend_anew(tile, slot, facts, fetch, scratch)
 
         lax.fori_loop(tiles.bounds[KINDS * block], tiles.bounds[KINDS * block + KINDS], body, None)
         _store_rows(out, facts.live, scratch, shape, unsafe > 0)
@@ -115,8 +115,9 @@ def _unsafe_rows(live: Array, scratch: Scratch, shape: KernelShape) -> Array:
     return jnp.where(live & ~((total > low) & (total < high)), 1.0, 0.0)
 
 
-def _intervals(tile: Scalar, facts: RowFacts, tiles: TileRefs, fetch: Fetch, shape: KernelShape) -> tuple[Array, Array]:
+def _intervals(tile: Scalar, facts: RowFacts, fetch: Fetch) -> tuple[Array, Array]:
     """Return, for each row, the first visible key of the buffer and how many follow, `[1, rows]`."""
+    tiles, group = fetch.tiles, fetch.shape.group
     own, context, first = tiles.context_id[tile] < 0, tiles.context_id[tile], tiles.first[tile]
     start = fetch.own_start(tile)
     # The clamped buffer of a last own tile repeats keys of the tile before: they begin at `first`.
@@ -124,23 +125,15 @@ def _intervals(tile: Scalar, facts: RowFacts, tiles: TileRefs, fetch: Fetch, sha
     reach = jnp.where(facts.context_id == context, facts.context_len - first, 0)
     low = jnp.where(own, own_low, 0)
     count = jnp.maximum(jnp.where(own, facts.token + 1 - start, reach) - low, 0)
-    return jnp.concatenate([low] * shape.group, axis=1), jnp.concatenate([count] * shape.group, axis=1)
+    return jnp.concatenate([low] * group, axis=1), jnp.concatenate([count] * group, axis=1)
 
 
-def _attend(
-    kind: int,
-    tile: Scalar,
-    slot: Scalar,
-    facts: RowFacts,
-    tiles: TileRefs,
-    fetch: Fetch,
-    scratch: Scratch,
-    shape: KernelShape,
-) -> None:
+def _attend(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch, scratch: Scratch) -> None:
     """Take a tile into the sums of every strip of rows, weighted relative to the rows' anchors."""
+    shape, used = fetch.shape, fetch.tiles.used[tile]
     strips, steps = _strips(shape), _steps(shape)
-    intervals = _intervals(tile, facts, tiles, fetch, shape) if kind == MASKED else None
-    keys, values = _keys(kind, scratch.k[slot], tiles.used[tile]), _values(kind, scratch.v[slot], tiles.used[tile])
+    intervals = _intervals(tile, facts, fetch) if kind == MASKED else None
+    keys, values = _keys(kind, scratch.k[slot], used), _values(kind, scratch.v[slot], used)
 
     def logits(strip: slice) -> list[Array]:
         return [_dot(keys[step], scratch.rows[strip], (1, 1)) * shape.scale for step in steps]
@@ -170,19 +163,11 @@ def _attend(
     accumulate(*behind[0])
 
 
-def _attend_anew(
-    tile: Scalar,
-    slot: Scalar,
-    facts: RowFacts,
-    tiles: TileRefs,
-    fetch: Fetch,
-    scratch: Scratch,
-    shape: KernelShape,
-) -> None:
+def _attend_anew(tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch, scratch: Scratch) -> None:
     """Take a tile of any kind into the online softmax of every strip of rows; the anchor is the maximum so far."""
-    steps = _steps(shape)
-    intervals = _intervals(tile, facts, tiles, fetch, shape)
-    keys, values = _keys(MASKED, scratch.k[slot], tiles.used[tile]), _values(MASKED, scratch.v[slot], tiles.used[tile])
+    shape, used = fetch.shape, fetch.tiles.used[tile]
+    steps, intervals = _steps(shape), _intervals(tile, facts, fetch)
+    keys, values = _keys(MASKED, scratch.k[slot], used), _values(MASKED, scratch.v[slot], used)
     for strip in _strips(shape):
         logits = [_dot(keys[step], scratch.rows[strip], (1, 1)) * shape.scale for step in steps]
         logits = [_mask(part, step, strip, intervals) for part, step in zip(logits, steps, strict=True)]
