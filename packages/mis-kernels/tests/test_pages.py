@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from kernel_cases import on_host
+from kernel_cases import EMULATED, on_host
 from mis_kernels import lay_out, segment_attention, write_pages
 from mis_kernels.backends import ANY_HEADS, Backend, LaidOut, choose
 from mis_kernels.backends.tpu.backend import TpuBackend
@@ -35,7 +35,7 @@ def arrays(head_dim: int = 64, dtype: str = "float32") -> tuple[jax.Array, jax.A
 Interpret = bool | pltpu.InterpretParams
 
 
-@partial(jax.jit, static_argnames="interpret", donate_argnums=0)
+@partial(jax.jit, static_argnames="interpret", donate_argnums=0, compiler_options=EMULATED)
 def write(pages: jax.Array, new: jax.Array, segments: LaidOut, interpret: Interpret) -> jax.Array:
     with compiling_for(interpret=interpret, bounds_checks=True):
         return write_pages(pages, new, segments)

@@ -145,16 +145,40 @@ def tokenizers(tokenizer: Tokenizer) -> Any:
     return TokenizersInThreads(tokenizer)
 
 
+@contextmanager
+def connected(
+    pretended: PretendedEngine, tokenizers: Any, engine_options: Any = None, **options: Any
+) -> Iterator[httpx.Client]:
+    """Run an application with these settings; gives a client of it."""
+    engine = EngineConfig(model="some/model", **(engine_options or {}))
+    settings = ServerConfig(engine=engine, shutdown_timeout=1, **options)
+    with ExitStack() as stack:
+        url = stack.enter_context(listening(settings, create_app(cast(Any, pretended), settings, tokenizers)))
+        # Certificates, which plain HTTP does not need, would be read for every client.
+        yield stack.enter_context(httpx.Client(base_url=url, trust_env=False, verify=False, timeout=120))
+
+
 @pytest.fixture
 def connect(pretended: PretendedEngine, tokenizers: Any) -> Iterator[Callable[..., httpx.Client]]:
     """`connect(api_key="secret")`: an HTTP client of an application with these settings."""
     with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(connected(pretended, tokenizers, **options))
 
-        def make(engine_options: Any = None, **options: Any) -> httpx.Client:
-            engine = EngineConfig(model="some/model", **(engine_options or {}))
-            settings = ServerConfig(engine=engine, shutdown_timeout=1, **options)
-            url = stack.enter_context(listening(settings, create_app(cast(Any, pretended), settings, tokenizers)))
-            return stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=120))
+
+@pytest.fixture(scope="module")
+def shared(tokenizers: Any) -> Iterator[Callable[..., tuple[httpx.Client, PretendedEngine]]]:
+    """`shared(api_key="secret")`: as `connect`, but one for the tests of a file; and its engine, as it was made."""
+    running: dict[str, tuple[httpx.Client, PretendedEngine]] = {}
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> tuple[httpx.Client, PretendedEngine]:
+            key = repr(sorted(options.items()))
+            if key not in running:
+                engine = PretendedEngine()
+                running[key] = stack.enter_context(connected(engine, tokenizers, **options)), engine
+            http, engine = running[key]
+            engine.__dict__.update(vars(PretendedEngine()))
+            return http, engine
 
         yield make
 

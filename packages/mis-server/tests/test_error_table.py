@@ -17,6 +17,7 @@ from mis_server.errors import ERRORS
 
 Body = Callable[..., dict[str, Any]]
 Connect = Callable[..., httpx.Client]
+Shared = Callable[..., tuple[httpx.Client, Any]]
 
 GONE = object()  # a field to leave out
 TEXT = {"query": "some text ", "items": ["a"], "label_token_ids": [7]}
@@ -351,11 +352,11 @@ def test_every_code_has_a_cause_here() -> None:
 
 @pytest.mark.parametrize("cause", CAUSES, ids=[f"{number}-{cause.code}" for number, cause in enumerate(CAUSES)])
 def test_a_cause_gets_its_code(
-    connect: Connect, pretended: Any, tokenizer: Any, score_body: Body, monkeypatch: pytest.MonkeyPatch, cause: Cause
+    shared: Shared, tokenizer: Any, score_body: Body, monkeypatch: pytest.MonkeyPatch, cause: Cause
 ) -> None:
     if not cause.has_template:
         monkeypatch.setattr(tokenizer, "chat_template", None)
-    http = connect(engine_options=cause.flags, **cause.options)
+    http, pretended = shared(engine_options=cause.flags, **cause.options)
     pretended.error = cause.engine
     pretended.info = msgspec.structs.replace(pretended.info, head_labels=cause.head_labels)
     body = {name: value for name, value in score_body(**cause.changes).items() if value is not GONE}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from kernel_cases import NEEDS_NATIVE, SMALL, on_host
+from kernel_cases import EMULATED, NEEDS_NATIVE, SMALL, on_host
 from mis_kernels import norm_rope, rotary_tables
 from mis_kernels.backends import ANY_HEADS, choose
 from mis_kernels.backends.tpu.backend import TpuBackend
@@ -45,7 +45,7 @@ def by_kernel(given: tuple, interpret: bool | pltpu.InterpretParams) -> tuple:
     return _by_kernel(*given, interpret)
 
 
-@partial(jax.jit, static_argnums=(5, 6))
+@partial(jax.jit, static_argnums=(5, 6), compiler_options=EMULATED)
 def _by_kernel(
     qkv: jax.Array,
     cos: jax.Array,

@@ -21,9 +21,15 @@ from mis_kernels.heads import HeadShape
 
 PAGE = 64
 SMALL = TpuBlocks(tokens=128, keys=128, strip=128, key_step=64)
+UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Options of the CPU's compiler for what runs once or twice: optimising it would take longer than running it."""
+
+EMULATED = None if jax.default_backend() == "tpu" else UNOPTIMISED
+"""Options of the compiler for kernels for TPUs: none where they are not emulated."""
+
 # Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.
 write_pages = jax.jit(write_pages)
-_reference = jax.jit(reference_attention, static_argnames="scale")
+_reference = jax.jit(reference_attention, static_argnames="scale", compiler_options=UNOPTIMISED)
 
 
 def without_native() -> str:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from kernel_cases import SMALL, on_host
+from kernel_cases import EMULATED, SMALL, UNOPTIMISED, on_host
 from mis_kernels import lay_out, reference_attention, segment_attention
 from mis_kernels.backends import ANY_HEADS, LaidOut
 from mis_kernels.backends.tpu.backend import TpuBackend
@@ -17,7 +17,7 @@ from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.target import compiling_for
 
 # Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.
-_reference = jax.jit(reference_attention, static_argnames="scale")
+_reference = jax.jit(reference_attention, static_argnames="scale", compiler_options=UNOPTIMISED)
 
 Interpret = bool | pltpu.InterpretParams
 
@@ -109,7 +109,7 @@ def attend(inputs: Sequence[jax.Array], segments: LaidOut, scale: float, interpr
     return np.asarray(_attend(tuple(inputs), segments, scale, interpret))
 
 
-@partial(jax.jit, static_argnames=("scale", "interpret"))
+@partial(jax.jit, static_argnames=("scale", "interpret"), compiler_options=EMULATED)
 def _attend(inputs: tuple[jax.Array, ...], segments: LaidOut, scale: float, interpret: Interpret) -> jax.Array:
     with compiling_for(interpret=interpret, bounds_checks=True):
         return segment_attention(*inputs, segments, scale=scale)
