@@ -181,7 +181,7 @@ def _tuned(chip: str) -> list[dict]:
 def block_sizes(*, chip: str, heads: int, kv_heads: int, head_dim: int, dtype: str = "bfloat16") -> TpuBlocks:
     """Look up the block sizes for a head shape, as one device sees it.
 
-    The table's entries name the static cost that justified them; the first that matches is taken.
+    The first entry of the chip's table that matches is taken; the table names what else was tried.
 
     Raises:
         ValueError: the chip is unknown.
