@@ -8,26 +8,39 @@ import json
 import subprocess
 import sys
 
+from mis_core.aot.roofline import weight_bytes
+from mis_core.models.published import PUBLISHED
+from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.targets import TARGETS, environment
 
-# Model and the devices along `data` and `tensor`, by topology.
-STEPS: dict[str, list[tuple[str, int, int]]] = {
-    "v5e": [("qwen3-0.6b", 1, 1)],
-    "v6e:1x1": [("qwen3-0.6b", 1, 1), ("qwen2.5-1.5b", 1, 1), ("llama-3.2-1b", 1, 1), ("smollm2-135m", 1, 1)],
-    "v6e:2x2": [("qwen3-0.6b", 1, 4), ("qwen3-0.6b", 4, 1), ("qwen2.5-1.5b", 1, 4), ("llama-3.2-3b", 2, 2)],
-    "v6e:2x4": [
-        ("qwen3-0.6b", 1, 8),
-        ("qwen3-0.6b", 8, 1),
-        ("qwen2.5-7b", 1, 8),
-        ("qwen3-8b", 2, 4),
-        ("smollm3-3b", 1, 8),
-    ],
-    "v7x": [("qwen3-0.6b", 1, 1)],
+Step = tuple[str, int, int]
+"""A model, and the devices along `data` and `tensor`."""
+
+MODELS = (
+    "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b",
+    "llama-3.2-1b", "llama-3.2-3b",
+)  # fmt: skip
+DEVICES = {"v5e": 1, "v6e:1x1": 1, "v7x": 1, "v6e:2x2": 4, "v5e:2x4": 8, "v6e:2x4": 8, "v7x:2x2x1": 8}
+OTHERS: dict[str, list[Step]] = {
+    "v6e:1x1": [("smollm2-135m", 1, 1)],
+    "v6e:2x2": [("llama-3.2-3b", 2, 2)],
+    "v6e:2x4": [("qwen3-8b", 2, 4), ("smollm3-3b", 1, 8)],
 }
-QUICK = {"v6e:2x2": STEPS["v6e:2x2"][:2]}
+QUICK: dict[str, list[Step]] = {"v6e:2x2": [("qwen3-0.6b", 1, 4), ("qwen3-0.6b", 4, 1)]}
+
+_WEIGHTS = 0.5  # of a device's memory at most; cache and temporaries need the rest
 
 
-def compile_for(topology: str, steps: list[tuple[str, int, int]]) -> bool:
+def steps_of(topology: str) -> list[Step]:
+    """Return what is compiled for a topology: each model on all devices, with tokens cut and with weights cut."""
+    devices = DEVICES[topology]
+    cuts = [(1, 1)] if devices == 1 else [(devices, 1), (1, devices)]
+    memory = _WEIGHTS * CHIPS[TARGETS[topology].chip].memory
+    steps = [(model, *cut) for model in MODELS for cut in cuts if weight_bytes(PUBLISHED[model]) / cut[1] <= memory]
+    return [*steps, *OTHERS.get(topology, ())]
+
+
+def compile_for(topology: str, steps: list[Step]) -> bool:
     """Compile steps for one topology and print a line for each; return whether all were taken."""
     command = [sys.executable, "-m", "mis_core.aot.worker", json.dumps({"topology": topology, "steps": steps})]
     env = environment(TARGETS[topology], None)
@@ -41,11 +54,12 @@ def compile_for(topology: str, steps: list[tuple[str, int, int]]) -> bool:
 def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m mis_core.aot", description="Compile the step without a TPU.")
-    parser.add_argument("--topology", choices=sorted(STEPS), action="append", help="default: all; repeat for several")
+    parser.add_argument("--topology", choices=sorted(DEVICES), action="append", help="default: all; repeat for several")
     parser.add_argument("--quick", action="store_true", help="two steps for four chips")
     arguments = parser.parse_args()
-    steps = QUICK if arguments.quick and not arguments.topology else STEPS
-    taken = [compile_for(name, steps[name]) for name in arguments.topology or steps]
+    names = arguments.topology or DEVICES
+    steps = QUICK if arguments.quick and not arguments.topology else {name: steps_of(name) for name in names}
+    taken = [compile_for(name, each) for name, each in steps.items()]
     return 0 if all(taken) else 1
 
 

@@ -8,10 +8,19 @@ import numpy as np
 from mis_core.models.config import ModelConfig
 
 
+_ITEM_BYTES = 2  # of bfloat16
+
+
 def layer_weights(config: ModelConfig) -> int:
     """Return the weights of one layer's products."""
     attention = config.embed * (config.heads + 2 * config.kv_heads) * config.head_dim
     return attention + config.heads * config.head_dim * config.embed + 3 * config.embed * config.mlp
+
+
+def weight_bytes(config: ModelConfig) -> int:
+    """Return the bytes of a model's weights in bfloat16, norms and biases left out."""
+    tables = config.vocab_size + (0 if config.tied else config.head_rows)
+    return _ITEM_BYTES * (config.layers * layer_weights(config) + tables * config.embed)
 
 
 def least_flops(config: ModelConfig, request: Mapping[str, Any], *, normalised: bool) -> float:
@@ -39,4 +48,4 @@ def least_flops(config: ModelConfig, request: Mapping[str, Any], *, normalised: 
 
 def least_bytes(config: ModelConfig) -> float:
     """Return the bytes that must be read at least once for any number of requests together: the layers' weights."""
-    return float(np.dtype(np.uint16).itemsize * config.layers * layer_weights(config))
+    return float(_ITEM_BYTES * config.layers * layer_weights(config))

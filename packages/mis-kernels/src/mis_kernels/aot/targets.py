@@ -31,10 +31,12 @@ class Target(NamedTuple):
 
 TARGETS: dict[str, Target] = {
     "v5e": Target("v5e", "v5e:1x1", "v5litepod-1", 1.5),
+    "v5e:2x4": Target("v5e", "v5e:2x4", "v5litepod-8", 1.5),
     "v6e:1x1": Target("v6e", "v6e:1x1", "v6e-1", 1.75),
     "v6e:2x2": Target("v6e", "v6e:2x2", "v6e-4", 1.75),
     "v6e:2x4": Target("v6e", "v6e:2x4", "v6e-8", 1.75),
     "v7x": Target("v7x", "tpu7x:1x1x1", "tpu7x-2", 2.2),
+    "v7x:2x2x1": Target("v7x", "tpu7x:2x2x1", "tpu7x-8", 2.2),
 }
 SINGLE_CHIP = ("v5e", "v6e:1x1", "v7x")
 
