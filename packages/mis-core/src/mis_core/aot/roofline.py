@@ -7,7 +7,6 @@ import numpy as np
 
 from mis_core.models.config import ModelConfig
 
-
 _ITEM_BYTES = 2  # of bfloat16
 
 
