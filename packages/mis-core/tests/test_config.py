@@ -15,6 +15,7 @@ def test_defaults_need_only_a_model() -> None:
     ("options", "option", "message"),
     [
         ({"dtype": "float8"}, "dtype", "one of auto, bfloat16, float32"),
+        ({"quantization": "int4"}, "quantization", "one of none, int8, not 'int4'"),
         ({"context_length": 0}, "context_length", "at least 1"),
         ({"chunked_prefill_size": 100}, "chunked_prefill_size", "multiple of 256"),
         ({"context_lenght": 5}, "context_lenght", "Did you mean 'context_length'"),

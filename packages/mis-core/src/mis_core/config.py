@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from mis_core.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float32")
+QUANTIZATIONS = ("none", "int8")
 ALGORITHMS = ("auto", "serial", "packed", "prefill_extend")
 MASKS = ("auto", "segment", "dense")
 
@@ -50,6 +51,13 @@ class EngineConfig:
         "auto",
         "Type of weights and activations; auto is bfloat16 on accelerators and on CPUs with AMX, float32 elsewhere.",
         choices=DTYPES,
+        group="Model",
+    )
+    quantization: str = option(
+        "none",
+        "Operands of the layers' products; int8: weights with a scale for each channel, activations with one for each "
+        "token; none: of --dtype.",
+        choices=QUANTIZATIONS,
         group="Model",
     )
     context_length: int | None = option(
@@ -170,7 +178,13 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, allowed in (("dtype", DTYPES), ("scoring_algorithm", ALGORITHMS), ("mask_impl", MASKS)):
+        choices = {
+            "dtype": DTYPES,
+            "quantization": QUANTIZATIONS,
+            "scoring_algorithm": ALGORITHMS,
+            "mask_impl": MASKS,
+        }
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.", name)
         for name in ("context_length", "tp_size", "dp_size", "max_total_tokens", "max_running_requests"):

@@ -1,6 +1,6 @@
 """Run as a program with eight host devices: scores of every way of cutting a model over them, as JSON.
 
-python many_devices.py CHECKPOINT DTYPE MESHES
+python many_devices.py CHECKPOINT DTYPE MESHES [QUANTIZATION]
 
 MESHES is a JSON list of pairs: devices along `data`, devices along `tensor`.
 """
@@ -54,11 +54,12 @@ def reads(engine: Engine) -> dict[str, list]:
     }
 
 
-def main(path: str, dtype: str, meshes: str) -> None:
+def main(path: str, dtype: str, meshes: str, quantization: str = "none") -> None:
     found = {}
     for data, tensor in json.loads(meshes):
         options = {"dp_size": data, "tp_size": tensor, "dtype": dtype, "context_length": 1280, "skip_warmup": True}
-        with Engine.from_pretrained(path, chunked_prefill_size=256, progress=False, **options) as engine:
+        options |= {"quantization": quantization, "chunked_prefill_size": 256}
+        with Engine.from_pretrained(path, progress=False, **options) as engine:
             cold = engine.score(QUERY, ITEMS, LABELS, return_token_logprobs=True)
             warm = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True)
             assert warm.usage.cached_tokens == len(QUERY), "the cache is shared by all devices"

@@ -78,8 +78,8 @@ class Engine:
             )
         mesh = make_mesh(config.dp_size, config.tp_size)
         spread = spread_heads(model, config.tp_size)
-        logger.info("Loading %s as %s (%s).", directory.name, dtype, reason)
-        decoder = load_decoder(directory, model, jnp.dtype(dtype), mesh, progress)
+        logger.info("Loading %s as %s (%s), quantization %s.", directory.name, dtype, reason, config.quantization)
+        decoder = load_decoder(directory, model, jnp.dtype(dtype), mesh, progress, config.quantization)
         logger.info("Steps are computed by %s.", explain(decoder.backend.heads, dtype))
         budget = token_budget(config, spread, mesh)
         pages, self.context_length = cache_pages(config, spread, mesh, budget)
@@ -112,6 +112,7 @@ class Engine:
             logger.info("Compiled in %.1f s: %s", sum(seconds.values()), seconds)
         self.summary: dict[str, str | int | float] = {
             "dtype": dtype,
+            "quantization": config.quantization,
             "devices": f"{config.tp_size * config.dp_size} x {jax.devices()[0].device_kind}",
             "tp_size": config.tp_size,
             "dp_size": config.dp_size,

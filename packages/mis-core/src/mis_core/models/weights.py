@@ -23,6 +23,7 @@ from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import NORM_OF, Decoder
 from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, spread_heads
 from mis_kernels.backends import Backend, Weight
+from mis_kernels.quantized import quantize
 
 # Buffers that some exporters store though they follow from the configuration.
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"
@@ -155,7 +156,12 @@ def _half(index: int) -> Place:
 
 
 def load_decoder(
-    path: Path, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh | None = None, progress: bool = True
+    path: Path,
+    config: ModelConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh | None = None,
+    progress: bool = True,
+    quantization: str = "none",
 ) -> Decoder:
     """Read a checkpoint into a decoder, cut over the devices of a mesh.
 
@@ -168,6 +174,7 @@ def load_decoder(
         dtype: Type of the weights.
         mesh: Devices with axes `data` and `TENSOR`; default: the first device.
         progress: Show a progress bar on standard error.
+        quantization: `int8`: the weights of the layers' products are quantised; `none`: they keep their type.
 
     Raises:
         ModelError: a file is missing or truncated, or a tensor is missing, extra, misshapen or of
@@ -186,7 +193,7 @@ def load_decoder(
             )
         spread = spread_heads(config, mesh.shape[TENSOR])
         backend = backend_for(spread, dtype, mesh)
-        packed = PRODUCTS if packs(spread, mesh.shape[TENSOR], backend) else ()
+        store = _Store(mesh, backend, quantization, packs=packs(spread, mesh.shape[TENSOR], backend))
         graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spread, dtype, backend)))
         parameters = nnx.to_flat_state(state)
         by_target: dict[tuple, list[Tensor]] = {target_path: list(group) for target_path, group in _grouped(expected)}
@@ -210,17 +217,32 @@ def load_decoder(
                     as_kept = ((name, stored[name].read().astype(dtype)) for name in names)
                     name = next((name for name, values in as_kept if not _is_finite(values)), tensors[0].name)
                     raise ModelError(f"{path}: tensor {name} holds NaN or infinity as {dtype.name}.")
-                loaded[target_path] = parameter.replace(
-                    _on_devices(target_path, target, mesh, backend, pack=target_path[-1] in packed)
-                )
+                loaded[target_path] = parameter.replace(store.put(target_path, target))
         return nnx.merge(graph, nnx.from_flat_state(loaded))
 
 
-def _on_devices(path: tuple, weight: np.ndarray, mesh: Mesh, backend: Backend, *, pack: bool) -> Weight:
-    """Move a parameter to the devices, reordered first where products use it packed."""
-    stored = backend.pack(weight) if pack else weight.view(backend.storage_dtype)
-    shardings = jax.tree.map(lambda cut: NamedSharding(mesh, cut), backend.partition(stored, partition(path)))
-    return jax.device_put(stored, shardings)
+@dataclass(frozen=True)
+class _Store:
+    """How parameters are kept on the devices: weights of products quantised, or packed, or like all others."""
+
+    mesh: Mesh
+    backend: Backend
+    quantization: str
+    packs: bool
+
+    def put(self, path: tuple, weight: np.ndarray) -> Weight:
+        """Move the parameter at a path of the decoder to the devices."""
+        stored = self._stored(path, weight)
+        cuts = self.backend.partition(stored, partition(path))
+        return jax.device_put(stored, jax.tree.map(lambda cut: NamedSharding(self.mesh, cut), cuts))
+
+    def _stored(self, path: tuple, weight: np.ndarray) -> Weight:
+        if path[-1] not in PRODUCTS:
+            return weight.view(self.backend.storage_dtype)
+        if self.quantization == "int8":
+            on_device = NamedSharding(self.mesh, partition(path)).shard_shape(weight.shape)
+            return self.backend.pack_quantized(quantize(weight), *on_device[-2:])
+        return self.backend.pack(weight) if self.packs else weight.view(self.backend.storage_dtype)
 
 
 def _is_finite(weight: np.ndarray) -> bool:

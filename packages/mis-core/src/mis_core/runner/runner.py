@@ -159,7 +159,8 @@ class Runner:
         """Return what stays on the devices: the weights by their path in the model, and the cache."""
         weights = {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(self._weights)}
         arrays = {**weights, "cache/keys": self._cache[0], "cache/values": self._cache[1]}
-        return {name: Resident.of(array) for name, value in arrays.items() for array in jax.tree.leaves(value)}
+        leaves, _ = jax.tree.flatten_with_path(arrays)
+        return {jax.tree_util.keystr(path, simple=True, separator="/"): Resident.of(array) for path, array in leaves}
 
     def run(self, plan: StepPlan) -> Running:
         """Start one step, and the reading of its scored rows."""

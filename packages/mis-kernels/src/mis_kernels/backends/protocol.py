@@ -7,7 +7,7 @@ that fits (`mis_kernels.backends.choose`) and calls what is declared here. Array
 """
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,16 @@ from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.xla import norms, pages, rope, tiles
 from mis_kernels.backends.xla.attention import xla_attention
 from mis_kernels.heads import HeadShape
+from mis_kernels.quantized import QuantizedWeight, quantize_rows
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits
 from mis_kernels.target import platform
 
+Arrays = TypeVar("Arrays")
+"""An array, or a tree of arrays."""
+
 Weight = Any
-"""Weights of products as a backend stores them: an array `[*stack, in, out]`, or a tree of its own."""
+"""Weights of products as a backend stores them: an array `[*stack, in, out]`, a `QuantizedWeight`, or its own tree."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +120,24 @@ class Backend:
         """Return a stack of weights in host memory as `linear`, or `gated_linear` of pairs, likes them best."""
         return weight.view(self.storage_dtype)
 
+    def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
+        """Return a stack of quantised weights in host memory as `quantized_product` likes them best.
+
+        Args:
+            weight: The stack, of weights or of pairs.
+            depth: Summands of each weight on one device.
+            columns: Output channels of each weight on one device.
+        """
+        return weight
+
     def partition(self, weight: Weight, partition: PartitionSpec) -> Any:
         """Return how a stored weight is cut, a tree like it, if the plain weight is cut like `partition`."""
-        return partition
+        return weight.partition(partition) if isinstance(weight, QuantizedWeight) else partition
 
     def at_layer(self, weight: Weight, layer: Int32[Array, ""]) -> Weight:
         """Return one layer's part of a stored stack, floats if it is an array."""
+        if isinstance(weight, QuantizedWeight):
+            return weight.at_layer(layer)
         return from_bits(lax.dynamic_index_in_dim(weight, layer, 0, keepdims=False))
 
     def linear(
@@ -135,11 +151,11 @@ class Backend:
 
         Args:
             x: Activations.
-            weight: As `pack` left it, or an array.
+            weight: As `pack` or `pack_quantized` left it, or an array.
             residual: Is added to the rounded product.
             factor: Of each row's product, before it is rounded; only of backends that fold norms.
         """
-        product = _product(x, weight, factor).astype(x.dtype)
+        product = self._product(x, weight, factor).astype(x.dtype)
         return product if residual is None else residual + product
 
     def gated_linear(
@@ -159,10 +175,21 @@ class Backend:
             bias: Of both products.
             factor: Of both products of each row; only of backends that fold norms.
         """
-        gate, up = _product(x, gate_up[0], factor), _product(x, gate_up[1], factor)
+        gate, up = self._product(x, gate_up[0], factor), self._product(x, gate_up[1], factor)
         if bias is not None:
             gate, up = gate + bias[0], up + bias[1]
         return (jax.nn.silu(gate) * up).astype(x.dtype)
+
+    def quantized_product(self, x: Float[Array, "rows in"], weight: QuantizedWeight) -> Float32[Array, "rows out"]:
+        """Quantise rows, each by itself, and multiply them with a weight of `pack_quantized`."""
+        return weight.product(*self.materialised(quantize_rows(x)))
+
+    def _product(self, x: Array, weight: Weight, factor: Array | None = None) -> Array:
+        if isinstance(weight, QuantizedWeight):
+            product = self.quantized_product(x, weight)
+        else:
+            product = jnp.dot(x, weight, preferred_element_type=jnp.float32)
+        return product if factor is None else product * factor
 
     def fuses_log_sum_exp(self, rows: int, vocab: int, embed: int) -> bool:
         """Whether `log_sum_exp` takes so many rows on a device, so wide, and so many logits; else XLA streams them."""
@@ -178,11 +205,6 @@ class Backend:
         """
         raise NotImplementedError(f"{self.name} has no fused log-sum-exp")
 
-    def materialised(self, x: Array) -> Array:
+    def materialised(self, x: Arrays) -> Arrays:
         """Keep the compiler from computing `x` again in every tile of every product that reads it."""
         return lax.optimization_barrier(x) if self.recomputes_operands else x
-
-
-def _product(x: Array, weight: Array, factor: Array | None = None) -> Array:
-    product = jnp.dot(x, weight, preferred_element_type=jnp.float32)
-    return product if factor is None else product * factor

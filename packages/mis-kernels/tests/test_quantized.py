@@ -1,0 +1,111 @@
+"""Products in int8: how far quantising moves numbers, sums against NumPy's integers, rows by themselves."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from jax.sharding import PartitionSpec as P
+
+from mis_kernels.backends import ANY_HEADS
+from mis_kernels.backends.xla.backend import XlaCpuBackend
+from mis_kernels.quantized import LARGEST, QuantizedWeight, quantize, quantize_rows
+
+SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 9))
+MATRICES = hnp.arrays(np.float32, SHAPES, elements=st.floats(-1e6, 1e6, width=32, allow_subnormal=False))
+
+
+def matrices(rows: int, depth: int, columns: int, layers: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Return activations of very different rows, and weights of very different channels."""
+    rng = np.random.default_rng((rows, depth, columns))
+    x = rng.standard_normal((rows, depth)) * 10.0 ** rng.integers(-3, 3, (rows, 1))
+    weight = rng.standard_normal((layers, depth, columns)) * 10.0 ** rng.integers(-3, 1, (layers, 1, columns))
+    return x.astype(np.float32), weight.astype(np.float32)
+
+
+def bound(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return how far a product may be off: each factor is off by half a step of its row or channel."""
+    row, channel = (np.abs(each).max(axis=axis, keepdims=True) / LARGEST / 2 for each, axis in ((x, 1), (weight, 0)))
+    of_channels, of_rows = np.abs(x).sum(axis=1, keepdims=True) * channel, row * np.abs(weight).sum(axis=0)
+    return (of_channels + of_rows + len(weight) * row * channel) * 1.001
+
+
+@settings(max_examples=60, deadline=None)
+@given(weight=MATRICES)
+def test_weights_move_by_half_a_step_of_their_channel(weight: np.ndarray) -> None:
+    found = quantize(weight)
+    step = np.abs(weight).max(axis=0) / LARGEST
+    np.testing.assert_array_equal(found.scales, step)
+    assert (np.abs(found.values.astype(int)).max(axis=0) == np.where(step > 0, LARGEST, 0)).all()
+    assert (np.abs(found.values * found.scales - weight) <= step * 0.50001).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(x=hnp.arrays(np.float32, (4, 6), elements=st.floats(-1e6, 1e6, width=32)))
+def test_rows_move_by_half_a_step_of_their_own(x: np.ndarray) -> None:
+    x = np.where(np.abs(x) < 1e-30, 0, x)
+    values, scales = map(np.asarray, jax.jit(quantize_rows)(x))
+    step = np.abs(x).max(axis=1, keepdims=True) / LARGEST
+    np.testing.assert_allclose(scales, step, rtol=1e-6)
+    assert (np.abs(values * scales - x) <= step * 0.50001).all()
+    assert not values[~x.any(axis=1)].any()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 33, 5), (64, 2048, 96)])
+def test_integers_are_summed_exactly(shape: tuple[int, int, int]) -> None:
+    rows, depth, columns = shape
+    rng = np.random.default_rng(shape)
+    values, x = (rng.integers(-127, 128, size, np.int8) for size in ((depth, columns), (rows, depth)))
+    weight = QuantizedWeight(jnp.asarray(values), jnp.ones(columns))
+    found = jax.jit(lambda weight, x: weight.product(x, jnp.ones((rows, 1))))(weight, x)
+    np.testing.assert_array_equal(np.asarray(found), x.astype(np.int32) @ values.astype(np.int32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_product_of_a_layer_takes_them(dtype: str) -> None:
+    """Residual, factor, gate and bias as for plain weights, and within what quantising may change."""
+    x, weight = matrices(64, 96, 32, layers=2)
+    x = x.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    wide, backend = x.astype(np.float32), XlaCpuBackend(ANY_HEADS, dtype)
+    rounding = 0.01 if dtype == "bfloat16" else 1e-5
+    stored = jax.tree.map(jnp.asarray, backend.pack_quantized(quantize(weight), 96, 32))
+    residual, factor = (np.random.default_rng(1).random(size).astype(np.float32) for size in ((64, 32), (64, 1)))
+
+    @jax.jit
+    def products(x: jax.Array, stored: QuantizedWeight) -> tuple[jax.Array, jax.Array]:
+        second = backend.at_layer(stored, jnp.int32(1))
+        gated = backend.gated_linear(x, stored[...], jnp.asarray(residual[:2]), jnp.asarray(factor))
+        return backend.linear(x, second, jnp.asarray(residual).astype(x.dtype), jnp.asarray(factor)), gated
+
+    found, gated = (np.asarray(each, np.float32) for each in products(x, stored))
+    exact = wide @ weight[1] * factor
+    assert (np.abs(found - exact - residual) <= bound(wide, weight[1]) + rounding * (np.abs(exact) + 1)).all()
+    values, scales = quantize_rows(jnp.asarray(x))
+    gate, up = (stored[n].product(values, scales) * factor + residual[n] for n in range(2))
+    np.testing.assert_allclose(gated, jax.nn.silu(gate) * up, rtol=rounding)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_rows_bits_do_not_depend_on_the_others(dtype: str) -> None:
+    x, weight = matrices(192, 96, 160)
+    backend = XlaCpuBackend(ANY_HEADS, dtype)
+    stored = jax.tree.map(jnp.asarray, quantize(weight)[0])
+    linear = jax.jit(lambda x, stored: backend.linear(x.astype(dtype), stored).astype(jnp.float32))
+    whole = np.asarray(linear(x, stored))
+    for first in range(0, 192, 64):
+        among = np.concatenate([x[first : first + 64][::-1], x[:64] * 1000])
+        np.testing.assert_array_equal(np.asarray(linear(among, stored))[:64][::-1], whole[first : first + 64])
+        np.testing.assert_array_equal(np.asarray(linear(x[first : first + 64], stored)), whole[first : first + 64])
+
+
+@pytest.mark.parametrize(
+    ("cut", "scales"), [(P(None, None, "t"), P(None, "t")), (P(None, "t"), P(None, None)), (P(), P(None, None))]
+)
+def test_scales_are_cut_with_the_channels(cut: P, scales: P) -> None:
+    found: Any = XlaCpuBackend(ANY_HEADS, "float32").partition(quantize(np.ones((3, 8, 4), np.float32)), cut)
+    assert (found.values, found.scales) == (cut, scales)
