@@ -14,7 +14,15 @@ from jax.sharding import PartitionSpec as P
 
 from mis_kernels.backends import ANY_HEADS
 from mis_kernels.backends.xla.backend import XlaCpuBackend
-from mis_kernels.quantized import LARGEST, QuantizedWeight, quantize, quantize_rows
+from mis_kernels.quantized import (
+    LARGEST,
+    QuantizedRows,
+    QuantizedWeight,
+    block_of,
+    quantize,
+    quantize_rows,
+    quantized_product,
+)
 
 SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 9))
 MATRICES = hnp.arrays(np.float32, SHAPES, elements=st.floats(-1e6, 1e6, width=32, allow_subnormal=False))
@@ -62,7 +70,8 @@ def test_integers_are_summed_exactly(shape: tuple[int, int, int]) -> None:
     rng = np.random.default_rng(shape)
     values, x = (rng.integers(-127, 128, size, np.int8) for size in ((depth, columns), (rows, depth)))
     weight = QuantizedWeight(jnp.asarray(values), jnp.ones(columns))
-    found = jax.jit(lambda weight, x: weight.product(x, jnp.ones((rows, 1))))(weight, x)
+    given = QuantizedRows(jnp.asarray(x), jnp.ones((rows, 1)))
+    found = jax.jit(quantized_product)(given, weight)
     np.testing.assert_array_equal(np.asarray(found), x.astype(np.int32) @ values.astype(np.int32))
 
 
@@ -85,16 +94,30 @@ def test_every_product_of_a_layer_takes_them(dtype: str) -> None:
     found, gated = (np.asarray(each, np.float32) for each in products(x, stored))
     exact = wide @ weight[1] * factor
     assert (np.abs(found - exact - residual) <= bound(wide, weight[1]) + rounding * (np.abs(exact) + 1)).all()
-    values, scales = quantize_rows(jnp.asarray(x))
-    gate, up = (stored[n].product(values, scales) * factor + residual[n] for n in range(2))
+    rows = quantize_rows(jnp.asarray(x))
+    gate, up = (quantized_product(rows, stored[n]) * factor + residual[n] for n in range(2))
     np.testing.assert_allclose(gated, jax.nn.silu(gate) * up, rtol=rounding)
+
+
+def test_turning_shares_what_stands_out() -> None:
+    """An element 300 times as large as the others leaves them less than one step, unless its block shares it."""
+    x = np.random.default_rng(0).uniform(-1, 1, (64, 192)).astype(np.float32)
+    x[:, 17] = 300
+
+    def error(block: int) -> float:
+        rows = jax.jit(quantize_rows, static_argnums=1)(x, block)
+        unit = quantize(np.eye(192, dtype=np.float32), block)  # exact, since turned units are ones and minus ones
+        return float(np.abs(quantized_product(rows, jax.tree.map(jnp.asarray, unit)) - x).mean())
+
+    assert block_of(192) == 64
+    assert error(64) < 0.3 * error(1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_rows_bits_do_not_depend_on_the_others(dtype: str) -> None:
     x, weight = matrices(192, 96, 160)
     backend = XlaCpuBackend(ANY_HEADS, dtype)
-    stored = jax.tree.map(jnp.asarray, quantize(weight)[0])
+    stored = jax.tree.map(jnp.asarray, quantize(weight, 32)[0])
     linear = jax.jit(lambda x, stored: backend.linear(x.astype(dtype), stored).astype(jnp.float32))
     whole = np.asarray(linear(x, stored))
     for first in range(0, 192, 64):

@@ -2,35 +2,57 @@
 
 Scales are symmetric: the largest magnitude of a channel or a row becomes 127. Integers are summed exactly, so a row's
 bits depend on the row and the weight alone. Source: the vector-wise products of LLM.int8() (arXiv 2208.07339, section
-3.1), called per-token and per-channel in SmoothQuant (arXiv 2211.10438); nothing is kept in a wider type here.
+3.1), called per-token and per-channel in SmoothQuant (arXiv 2211.10438).
+
+A few elements of most rows are far larger than the others, and would leave them few steps. So rows and weights are
+turned first, by the same Hadamard matrix for each block of summands: the product stays, and an element that stands out
+is shared by its block. Source: QuaRot (arXiv 2404.00456); blocks, unlike whole rows, can be cut over devices.
 """
 
 import dataclasses
-from typing import Any, Self
+import math
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Float32, Int8, Int32
+from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 LARGEST = 127
 """Magnitude of the largest integer; -128 is left out, so that ranges are symmetric."""
+
+LARGEST_BLOCK = 64
+"""Most summands that are turned together; of 16 to 512, what moves scores least (docs/decisions/0017-int8.md)."""
+
+
+class QuantizedRows(NamedTuple):
+    """Rows of activations as products with quantised weights take them, `values * scales` if turned back.
+
+    Attributes:
+        values: int8 `[rows, in]`, or as a backend likes it best.
+        scales: float32 `[rows, 1]`.
+    """
+
+    values: Shaped[Array, "rows in"]
+    scales: Float32[Array, "rows 1"]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight, or a stack of weights: `values * scales`, scales along the channels.
+    """A weight, or a stack of weights: `values * scales`, scales along the channels, for rows that are turned likewise.
 
     Attributes:
         values: int8 `[*stack, in, out]`; in a tree of partitions or shapes, what stands for that array.
         scales: float32 `[*stack, out]`, likewise.
+        block: Summands that are turned together, a power of 2; 1: none are.
     """
 
     values: Any
     scales: Any
+    block: int = dataclasses.field(default=1, metadata={"static": True})
 
     def __getitem__(self, key: Any) -> Self:
         """Return a part of the stack; `[...]` is all of it, as for arrays."""
@@ -45,34 +67,56 @@ class QuantizedWeight:
         *stack, _, columns = (*partition, *[None] * (self.values.ndim - len(partition)))
         return dataclasses.replace(self, values=partition, scales=PartitionSpec(*stack, columns))
 
-    def product(self, rows: Int8[Array, "rows in"], scales: Float32[Array, "rows 1"]) -> Float32[Array, "rows out"]:
-        """Multiply quantised rows with one weight; the sums of integers are exact up to 133,000 of them."""
-        sums = jnp.dot(rows, self.values, preferred_element_type=jnp.int32)
-        return sums.astype(jnp.float32) * scales * self.scales
+
+def block_of(depth: int) -> int:
+    """Return how many summands are turned together where a device has `depth` of a weight: what divides them."""
+    return math.gcd(depth, LARGEST_BLOCK)
 
 
-def quantize(weight: Float[np.ndarray, "*stack in out"]) -> QuantizedWeight:
+def quantize(weight: Float[np.ndarray, "*stack in out"], block: int = 1) -> QuantizedWeight:
     """Quantise weights in host memory, a channel of zeros with the scale 0.
 
     Args:
         weight: bfloat16 or float32, finite.
+        block: Summands to turn together, a power of 2 that divides `in`; 1: none.
     """
-    *stack, _, columns = weight.shape
+    *stack, depth, columns = weight.shape
     values, scales = np.empty(weight.shape, np.int8), np.empty((*stack, columns), np.float32)
     for index in np.ndindex(*stack):  # one by one, so that no wider copy of a stack is made
-        wide = weight[index].astype(np.float32)
-        largest = np.abs(wide).max(axis=0, initial=0)
-        values[index] = np.rint(wide * (LARGEST / np.where(largest > 0, largest, np.inf)))
-        scales[index] = largest / LARGEST
-    return QuantizedWeight(values, scales)
+        blocks = weight[index].astype(np.float32).reshape(depth // block, block, columns)
+        turned = np.matmul(_hadamard(block), blocks).reshape(depth, columns)
+        largest = np.abs(turned).max(axis=0, initial=0)
+        values[index] = np.rint(turned * (LARGEST / np.where(largest > 0, largest, np.inf)))
+        scales[index] = largest / (LARGEST * block)  # a product of two sides turned by ones is `block` times as large
+    return QuantizedWeight(values, scales, block)
 
 
-def quantize_rows(x: Float[Array, "rows in"]) -> tuple[Int8[Array, "rows in"], Float32[Array, "rows 1"]]:
-    """Quantise each row of activations by itself; return the integers, and the scales that they were divided by.
+def quantize_rows(x: Float[Array, "rows in"], block: int = 1) -> QuantizedRows:
+    """Quantise each row of activations by itself, a row of zeros with the scale 0.
 
-    A row of zeros has the scale 0.
+    Args:
+        x: bfloat16 or float32, finite.
+        block: Of the weight that they are multiplied with.
     """
-    wide = x.astype(jnp.float32)
-    largest = jnp.abs(wide).max(axis=1, keepdims=True)
+    turned = x.astype(jnp.float32)
+    if block > 1:
+        blocks = x.reshape(-1, block)
+        turns = jnp.asarray(_hadamard(block), x.dtype)  # ones and minus ones, which every type holds
+        turned = jnp.dot(blocks, turns, preferred_element_type=jnp.float32).reshape(x.shape)
+    largest = jnp.abs(turned).max(axis=1, keepdims=True)
     inverse = LARGEST / jnp.where(largest > 0, largest, jnp.inf)
-    return jnp.round(wide * inverse).astype(jnp.int8), largest / LARGEST
+    return QuantizedRows(jnp.round(turned * inverse).astype(jnp.int8), largest / LARGEST)
+
+
+def quantized_product(rows: QuantizedRows, weight: QuantizedWeight) -> Float32[Array, "rows out"]:
+    """Multiply quantised rows with one weight; the sums of integers are exact up to 133,000 of them."""
+    sums = jnp.dot(rows.values, weight.values, preferred_element_type=jnp.int32)
+    return sums.astype(jnp.float32) * rows.scales * weight.scales
+
+
+def _hadamard(size: int) -> Float32[np.ndarray, "in in"]:
+    """Return Sylvester's matrix of ones and minus ones, symmetric: its square is `size` times the identity."""
+    turns = np.ones((1, 1), np.float32)
+    while len(turns) < size:
+        turns = np.block([[turns, turns], [turns, -turns]])
+    return turns

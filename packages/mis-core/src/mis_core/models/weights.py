@@ -23,7 +23,7 @@ from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import NORM_OF, Decoder
 from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, spread_heads
 from mis_kernels.backends import Backend, Weight
-from mis_kernels.quantized import quantize
+from mis_kernels.quantized import block_of, quantize
 
 # Buffers that some exporters store though they follow from the configuration.
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"
@@ -240,8 +240,8 @@ class _Store:
         if path[-1] not in PRODUCTS:
             return weight.view(self.backend.storage_dtype)
         if self.quantization == "int8":
-            on_device = NamedSharding(self.mesh, partition(path)).shard_shape(weight.shape)
-            return self.backend.pack_quantized(quantize(weight), *on_device[-2:])
+            depth, columns = NamedSharding(self.mesh, partition(path)).shard_shape(weight.shape)[-2:]
+            return self.backend.pack_quantized(quantize(weight, block_of(depth)), depth, columns)
         return self.backend.pack(weight) if self.packs else weight.view(self.backend.storage_dtype)
 
 

@@ -16,11 +16,12 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32, Shaped
 
+from mis_kernels import quantized
 from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.xla import norms, pages, rope, tiles
 from mis_kernels.backends.xla.attention import xla_attention
 from mis_kernels.heads import HeadShape
-from mis_kernels.quantized import QuantizedWeight, quantize_rows
+from mis_kernels.quantized import QuantizedRows, QuantizedWeight
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits
 from mis_kernels.target import platform
@@ -121,7 +122,7 @@ class Backend:
         return weight.view(self.storage_dtype)
 
     def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
-        """Return a stack of quantised weights in host memory as `quantized_product` likes them best.
+        """Return a stack of quantised weights in host memory as products with them like it best.
 
         Args:
             weight: The stack, of weights or of pairs.
@@ -155,7 +156,7 @@ class Backend:
             residual: Is added to the rounded product.
             factor: Of each row's product, before it is rounded; only of backends that fold norms.
         """
-        product = self._product(x, weight, factor).astype(x.dtype)
+        product = self._product(self._operand(x, weight), weight, factor).astype(x.dtype)
         return product if residual is None else residual + product
 
     def gated_linear(
@@ -175,20 +176,31 @@ class Backend:
             bias: Of both products.
             factor: Of both products of each row; only of backends that fold norms.
         """
-        gate, up = self._product(x, gate_up[0], factor), self._product(x, gate_up[1], factor)
+        rows = self._operand(x, gate_up)
+        gate, up = self._product(rows, gate_up[0], factor), self._product(rows, gate_up[1], factor)
         if bias is not None:
             gate, up = gate + bias[0], up + bias[1]
         return (jax.nn.silu(gate) * up).astype(x.dtype)
 
-    def quantized_product(self, x: Float[Array, "rows in"], weight: QuantizedWeight) -> Float32[Array, "rows out"]:
-        """Quantise rows, each by itself, and multiply them with a weight of `pack_quantized`."""
-        return weight.product(*self.materialised(quantize_rows(x)))
+    def quantize_rows(self, x: Float[Array, "rows in"], weight: QuantizedWeight) -> QuantizedRows:
+        """Quantise each row by itself, for products with a weight of `pack_quantized`."""
+        return quantized.quantize_rows(x, weight.block)
 
-    def _product(self, x: Array, weight: Weight, factor: Array | None = None) -> Array:
+    def quantized_product(self, rows: QuantizedRows, weight: QuantizedWeight) -> Float32[Array, "rows out"]:
+        """Multiply rows of `quantize_rows` with one weight."""
+        return quantized.quantized_product(rows, weight)
+
+    def _operand(self, x: Array, weight: Weight) -> Array | QuantizedRows:
+        """Return rows as all products with such a weight take them."""
         if isinstance(weight, QuantizedWeight):
-            product = self.quantized_product(x, weight)
+            return self.materialised(self.quantize_rows(x, weight))
+        return x
+
+    def _product(self, rows: Array | QuantizedRows, weight: Weight, factor: Array | None) -> Array:
+        if isinstance(rows, QuantizedRows):
+            product = self.quantized_product(rows, weight)
         else:
-            product = jnp.dot(x, weight, preferred_element_type=jnp.float32)
+            product = jnp.dot(rows, weight, preferred_element_type=jnp.float32)
         return product if factor is None else product * factor
 
     def fuses_log_sum_exp(self, rows: int, vocab: int, embed: int) -> bool:
