@@ -10,10 +10,6 @@ namespace mis {
 
 constexpr int64_t kTokens = 32;  // tokens of a unit of work
 
-inline __m512 load(const uint16_t* x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
-}
-
 inline void store(uint16_t* to, __m512 x) {
   const __m256bh rounded = _mm512_cvtneps_pbh(x);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), reinterpret_cast<const __m256i&>(rounded));
@@ -22,10 +18,12 @@ inline void store(uint16_t* to, __m512 x) {
 // Writes x / sqrt(mean(x^2) + epsilon) * weight (arXiv 1910.07467), computed in float32; `size` is a multiple of 16.
 void normalise(const uint16_t* x, const uint16_t* weight, int64_t size, float epsilon, uint16_t* to) {
   __m512 squares = _mm512_setzero_ps();
-  for (int64_t i = 0; i < size; i += 16) squares = _mm512_fmadd_ps(load(x + i), load(x + i), squares);
+  for (int64_t i = 0; i < size; i += 16) squares = _mm512_fmadd_ps(widened(x + i), widened(x + i), squares);
   const float mean = _mm512_reduce_add_ps(squares) / size;
   const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(mean + epsilon));
-  for (int64_t i = 0; i < size; i += 16) store(to + i, _mm512_mul_ps(_mm512_mul_ps(load(x + i), scale), load(weight + i)));
+  for (int64_t i = 0; i < size; i += 16) {
+    store(to + i, _mm512_mul_ps(_mm512_mul_ps(widened(x + i), scale), widened(weight + i)));
+  }
 }
 
 ffi::Error rms_norm(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<ffi::U16> weight,
@@ -44,7 +42,7 @@ ffi::Error rms_norm(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<f
 // Rotates by the angles of a position, halves apart (arXiv 2104.09864); `sin` has the sign of each half.
 void rotate(const uint16_t* x, const float* cos, const float* sin, int64_t dim, uint16_t* to) {
   for (int64_t i = 0, j = dim / 2; i < dim / 2; i += 16, j += 16) {
-    const __m512 low = load(x + i), high = load(x + j);
+    const __m512 low = widened(x + i), high = widened(x + j);
     const __m512 low_turned = _mm512_mul_ps(high, _mm512_loadu_ps(sin + i));
     const __m512 high_turned = _mm512_mul_ps(low, _mm512_loadu_ps(sin + j));
     store(to + i, _mm512_fmadd_ps(low, _mm512_loadu_ps(cos + i), low_turned));

@@ -91,16 +91,6 @@ struct Product {
       }
     }
   }
-
-  static __m512 widened(const uint16_t* x) {
-    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-  }
-
-  static __m512 silu(__m512 x) {
-    const __m512 power = exp2_of(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
-    return _mm512_div_ps(x, _mm512_add_ps(power, _mm512_set1_ps(1.0f)));
-  }
 };
 
 ffi::Error run(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<ffi::U16> weights,

@@ -13,6 +13,8 @@
 #include <cstring>
 #include <vector>
 
+#include "vectors.h"
+
 namespace mis {
 
 constexpr int kTileKeys = 256;   // keys in a tile; a multiple of 32
@@ -114,19 +116,6 @@ struct PackedKeys {
     }
   }
 };
-
-// 2 to the power of x: a polynomial on [-1/2, 1/2], then scaling. Its relative error is below 3e-6 (least squares
-// in relative error, weighted towards the largest), a thousandth of what rounding to bfloat16 adds.
-inline __m512 exp2_of(__m512 x) {
-  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 part = _mm512_sub_ps(x, whole);
-  __m512 y = _mm512_set1_ps(9.5700799e-3f);
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(5.5917859e-2f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(2.4024746e-1f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(6.9312179e-1f));
-  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(9.9999928e-1f));
-  return _mm512_scalef_ps(y, whole);
-}
 
 // Running state of a block of rows.
 //

@@ -47,7 +47,7 @@ def choose(heads: HeadShape, dtype: str, name: str | None = None) -> Backend:
 def explain(heads: HeadShape, dtype: str) -> str:
     """Return the name of what `choose` chooses, and why those that are faster do not fit, for people."""
     chosen = choose(heads, dtype)
-    faster = REGISTRY[: REGISTRY.index(type(chosen))]
+    faster = [kind for kind in REGISTRY[: REGISTRY.index(type(chosen))] if kind.name != chosen.name]
     return "; ".join([chosen.name, *_misfits(faster, heads, dtype)])
 
 

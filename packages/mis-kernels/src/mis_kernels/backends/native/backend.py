@@ -7,15 +7,52 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Shaped
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
-from mis_kernels.backends.native import calls, library, packed
+from mis_kernels.backends.native import calls, int8, library, packed
+from mis_kernels.backends.native.int8 import TiledWeight
 from mis_kernels.backends.native.packed import PackedWeight, packed_linear
 from mis_kernels.backends.protocol import Weight
 from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_kernels.heads import HeadShape
+from mis_kernels.quantized import QuantizedRows, QuantizedWeight
 from mis_kernels.segments import Segments
 
 
-class NativeProductsBackend(XlaCpuBackend):
+class _Int8Products(XlaCpuBackend):
+    """Native products with quantised weights."""
+
+    def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
+        """Reorder integers for the instruction, if it takes all of them."""
+        return int8.tile(weight) if int8.fits(depth, columns) else weight
+
+    def quantize_rows(self, x: Array, weight: QuantizedWeight) -> QuantizedRows:
+        """Quantise in one pass over the rows."""
+        return (
+            int8.quantize_rows(x, weight.block) if isinstance(weight, TiledWeight) else super().quantize_rows(x, weight)
+        )
+
+    def quantized_product(self, rows: QuantizedRows, weight: QuantizedWeight) -> Array:
+        """Multiply bytes, four summands at a time."""
+        if isinstance(weight, TiledWeight):
+            return int8.product(rows, weight)
+        return super().quantized_product(rows, weight)
+
+    def gated_linear(self, x: Array, gate_up: Weight, bias: Array | None = None, factor: Array | None = None) -> Array:
+        """Gate products with tiled weights before they leave the cache."""
+        if isinstance(gate_up, TiledWeight) and bias is None and factor is None:
+            return int8.product(self.quantize_rows(x, gate_up), gate_up, gated=True).astype(x.dtype)
+        return super().gated_linear(x, gate_up, bias, factor)
+
+
+class NativeInt8Backend(_Int8Products):
+    """Plain XLA, but for products with quantised weights."""
+
+    @classmethod
+    def misfit(cls, heads: HeadShape, dtype: str) -> str | None:
+        """It fits where the library was compiled and the CPU has what int8 needs."""
+        return super().misfit(heads, dtype) or library.why_not_int8()
+
+
+class NativeProductsBackend(_Int8Products):
     """Native products and norms; attention of heads that the native kernel does not take is XLA's."""
 
     name = "native_products"
@@ -84,4 +121,4 @@ class NativeBackend(NativeProductsBackend):
     attend = staticmethod(calls.native_attention)
 
 
-BACKENDS = (NativeBackend, NativeProductsBackend)
+BACKENDS = (NativeBackend, NativeProductsBackend, NativeInt8Backend)

@@ -1,7 +1,7 @@
-"""The native library for x86-64 CPUs with AMX: compiled into the wheel, loaded at first use.
+"""The native library for x86-64 CPUs with AVX-512: compiled into the wheel, loaded at first use.
 
 See `native/` for its source and `hatch_build.py` for how it is compiled. Where it is missing, or the CPU lacks
-what it needs, everything that could use it has another implementation.
+what a part of it needs, everything that could use that part has another implementation.
 """
 
 import ctypes
@@ -12,25 +12,46 @@ from pathlib import Path
 import jax
 
 LIBRARY = "lib/native.so"  # in a folder of its own: beside modules, it would pass for one
-FUNCTIONS = ("mis_segment_attention", "mis_packed_linear", "mis_rms_norm", "mis_norm_rope")
-_NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}
+FUNCTIONS = (
+    *("mis_segment_attention", "mis_packed_linear", "mis_rms_norm", "mis_norm_rope"),
+    *("mis_quantize_rows", "mis_int8_product"),
+)
+_INT8 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
+_AMX = _INT8 | {"amx_tile", "amx_bf16", "avx512_bf16"}
 
 
 @cache
 def why_not() -> str | None:
-    """Load the library; return what it needs and this machine or installation lacks, or None if it is there."""
-    lacking = _NEEDED - _cpu_flags()
-    if lacking:
-        return f"needs a CPU with {', '.join(sorted(lacking))}"
-    path = resources.files("mis_kernels") / LIBRARY
-    if not path.is_file():
-        return "the native library was not compiled when mis-kernels was installed"
-    library = ctypes.CDLL(str(path))
-    if library.mis_request_tile_registers():
+    """Load the library; return what bfloat16 needs and this machine or installation lacks, or None if it is there."""
+    reason = _lacking(_AMX) or _load()
+    if reason is None and ctypes.CDLL(str(_path())).mis_request_tile_registers():
         return "needs an operating system that gives out the tile registers of AMX"
+    return reason
+
+
+@cache
+def why_not_int8() -> str | None:
+    """Load the library; return what int8 needs and this machine or installation lacks, or None if it is there."""
+    return _lacking(_INT8) or _load()
+
+
+def _path() -> Path:
+    return Path(str(resources.files("mis_kernels") / LIBRARY))
+
+
+@cache
+def _load() -> str | None:
+    if not _path().is_file():
+        return "the native library was not compiled when mis-kernels was installed"
+    library = ctypes.CDLL(str(_path()))
     for name in FUNCTIONS:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     return None
+
+
+def _lacking(needed: set[str]) -> str | None:
+    lacking = needed - _cpu_flags()
+    return f"needs a CPU with {', '.join(sorted(lacking))}" if lacking else None
 
 
 def _cpu_flags() -> set[str]:

@@ -1,0 +1,38 @@
+// Functions of 16 numbers, on AVX-512.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace mis {
+
+// 2 to the power of x: a polynomial on [-1/2, 1/2], then scaling. Its relative error is below 3e-6 (least squares
+// in relative error, weighted towards the largest), a thousandth of what rounding to bfloat16 adds.
+inline __m512 exp2_of(__m512 x) {
+  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 part = _mm512_sub_ps(x, whole);
+  __m512 y = _mm512_set1_ps(9.5700799e-3f);
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(5.5917859e-2f));
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(2.4024746e-1f));
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(6.9312179e-1f));
+  y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(9.9999928e-1f));
+  return _mm512_scalef_ps(y, whole);
+}
+
+// x / (1 + exp(-x)).
+inline __m512 silu(__m512 x) {
+  const __m512 power = exp2_of(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
+  return _mm512_div_ps(x, _mm512_add_ps(power, _mm512_set1_ps(1.0f)));
+}
+
+// 16 numbers in float32, of their bits in bfloat16 or as they are.
+inline __m512 widened(const uint16_t* x) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+inline __m512 widened(const float* x) { return _mm512_loadu_ps(x); }
+
+}  // namespace mis

@@ -1,0 +1,93 @@
+"""Products in int8 on x86-64 CPUs with AVX-512 VNNI, whose instruction takes four summands of 16 columns.
+
+XLA:CPU multiplies int8 no faster than float32. Here weights lie in the order in which the instruction takes them, and
+a layer of a stack is an index, not a copy.
+"""
+
+import dataclasses
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Float32, Int32
+
+from mis_kernels.quantized import QuantizedRows, QuantizedWeight
+from mis_kernels.storage import to_bits
+
+_COLUMNS, _DEPTH = 16, 4
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TiledWeight(QuantizedWeight):
+    """A stack of quantised weights, or of pairs of them, in tiles: `values` are `[*stack, out / 16, in / 4, 64]`.
+
+    Attributes:
+        matrix: Which weight of the stack this is, those of pairs one after the other; of a pair its first. None: all.
+    """
+
+    matrix: Any = None
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether each layer has two weights, a gate and what it gates."""
+        return self.values.ndim == 5
+
+    def __getitem__(self, key: Any) -> Self:
+        """Return one of a layer's pair, or with `[...]` itself."""
+        return self if key is ... else dataclasses.replace(self, matrix=self.matrix + key)
+
+    def at_layer(self, layer: Int32[Array, ""]) -> Self:
+        """Return one layer's weight or pair, without a copy."""
+        return dataclasses.replace(self, matrix=layer * (2 if self.is_pair else 1))
+
+    def partition(self, partition: PartitionSpec) -> Self:
+        """Return the cuts of tiles and scales, where `[*stack, in, out]` is cut like `partition`."""
+        *stack, depth, columns = (*partition, *[None] * (self.values.ndim - 1 - len(partition)))
+        cuts = {"values": PartitionSpec(*stack, columns, depth), "scales": PartitionSpec(*stack, columns)}
+        return dataclasses.replace(self, **cuts)
+
+
+def fits(depth: int, columns: int) -> bool:
+    """Whether weights with so many summands and columns on each device can be tiled: tiles and vectors are whole."""
+    return depth % _COLUMNS == columns % _COLUMNS == 0
+
+
+def tile(weight: QuantizedWeight) -> TiledWeight:
+    """Reorder a stack of weights in host memory: by 16 columns, then by 4 summands."""
+    *stack, depth, columns = weight.values.shape
+    parts = weight.values.reshape(*stack, depth // _DEPTH, _DEPTH, columns // _COLUMNS, _COLUMNS)
+    first = len(stack)
+    order = (*range(first), first + 2, first, first + 3, first + 1)
+    tiles = (columns // _COLUMNS, depth // _DEPTH, _COLUMNS * _DEPTH)
+    values = np.ascontiguousarray(parts.transpose(order)).reshape(*stack, *tiles)
+    return TiledWeight(values, weight.scales, weight.block)
+
+
+def quantize_rows(x: Float[Array, "rows in"], block: int) -> QuantizedRows:
+    """Quantise rows as `mis_kernels.quantized.quantize_rows` does; their integers have 128 added, as uint8.
+
+    Args:
+        x: bfloat16 or float32; a multiple of 16 elements in a row.
+        block: Of the weight that they are multiplied with: 1, or 16 to 64.
+    """
+    rows = jax.ShapeDtypeStruct(x.shape, jnp.uint8), jax.ShapeDtypeStruct((len(x), 1), jnp.float32)
+    return QuantizedRows(*jax.ffi.ffi_call("mis_quantize_rows", rows)(to_bits(x), block=np.int64(block)))
+
+
+def product(rows: QuantizedRows, weight: TiledWeight, *, gated: bool = False) -> Float32[Array, "rows out"]:
+    """Multiply rows of `quantize_rows` with one weight, or, `gated`, with a pair: silu(x gate) * (x up).
+
+    A row's bits depend on the row alone, whatever the number of rows.
+
+    Raises:
+        ValueError: the weight is a whole stack.
+    """
+    if weight.matrix is None:
+        raise ValueError("weight: choose a layer of the stack")
+    out = jax.ShapeDtypeStruct((len(rows.values), weight.scales.shape[-1]), jnp.float32)
+    first = jnp.reshape(weight.matrix, 1).astype(jnp.int32)
+    call = jax.ffi.ffi_call("mis_int8_product", out)
+    return call(rows.values, rows.scales, weight.values, weight.scales, first, gated=np.bool_(gated))

@@ -1,0 +1,133 @@
+"""Native products in int8: the integers of plain XLA, row by row the same bits, and a stack used layer by layer."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mis_kernels.backends import ANY_HEADS
+from mis_kernels.backends.native import int8, library
+from mis_kernels.backends.native.backend import NativeInt8Backend
+from mis_kernels.backends.native.int8 import TiledWeight
+from mis_kernels.backends.xla.backend import XlaCpuBackend
+from mis_kernels.quantized import QuantizedRows, QuantizedWeight, block_of, quantize, quantize_rows
+
+
+def without_int8() -> str:
+    """Return why no int8 can run natively here; empty where it must."""
+    reason = library.why_not_int8() or ""
+    if "not compiled" in reason and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        return "needs a C++ compiler"
+    return reason
+
+
+needs_int8 = pytest.mark.skipif(bool(without_int8()), reason=without_int8())
+SHAPES = [(64, 16, 16), (13, 64, 48), (200, 1024, 80), (450, 208, 336)]  # rows, in, out
+DTYPES = ["float32", "bfloat16"]
+
+
+def integers(rows: int, depth: int, columns: int, block: int) -> tuple[np.ndarray, QuantizedWeight]:
+    """Return rows and a stack of three pairs whose scales are powers of 2, so that nothing is rounded."""
+    rng = np.random.default_rng((rows, depth, columns))
+    x = rng.integers(-3, 4, (rows, depth)).astype(np.float32)
+    values = rng.integers(-128, 128, (3, 2, depth, columns)).astype(np.int8)
+    return x, QuantizedWeight(values, np.full((3, 2, columns), 0.5, np.float32), block)
+
+
+def on_device(weight: QuantizedWeight) -> QuantizedWeight:
+    return jax.tree.map(jnp.asarray, weight)
+
+
+@needs_int8
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_have_the_integers_of_plain_xla(shape: tuple[int, int, int], dtype: str) -> None:
+    """Turned sums of small integers are exact; XLA divides by 127 in its own way, which may move a scale's last bit."""
+    rows, depth, _ = shape
+    for block in {1, 16, block_of(depth)}:
+        x = jnp.asarray(integers(*shape, block)[0], dtype).at[rows // 2].set(0)
+        native = jax.jit(lambda x, block=block: int8.quantize_rows(x, block))(x)
+        plain = jax.jit(lambda x, block=block: quantize_rows(x, block))(x)
+        np.testing.assert_array_equal(np.asarray(native.values, np.int32) - 128, plain.values)
+        np.testing.assert_allclose(native.scales, plain.scales, rtol=2e-7)
+
+
+@needs_int8
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_are_those_of_numpy(shape: tuple[int, int, int]) -> None:
+    rows, depth, _ = shape
+    _, weight = integers(*shape, 1)
+    x = np.random.default_rng(1).integers(-127, 128, (rows, depth))
+    given = QuantizedRows(jnp.asarray(x + 128, jnp.uint8), jnp.ones((rows, 1)))
+    tiled = on_device(int8.tile(weight))
+    pair = jax.jit(lambda rows, w: [int8.product(rows, w.at_layer(jnp.int32(2))[half]) for half in (0, 1)])(
+        given, tiled
+    )
+    for half, found in enumerate(pair):
+        np.testing.assert_array_equal(found, x.astype(np.int32) @ weight.values[2, half].astype(np.int32) / 2)
+
+
+@needs_int8
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_are_those_of_plain_xla(shape: tuple[int, int, int], dtype: str) -> None:
+    rows, depth, columns = shape
+    native, plain = NativeInt8Backend(ANY_HEADS, dtype), XlaCpuBackend(ANY_HEADS, dtype)
+    rng = np.random.default_rng(shape)
+    weight = quantize(rng.standard_normal((3, 2, depth, columns)).astype(np.float32) / depth**0.5, block_of(depth))
+    x, residual = (jnp.asarray(rng.standard_normal((rows, size)), dtype) for size in (depth, columns))
+
+    def products(backend: XlaCpuBackend) -> list[np.ndarray]:
+        stored = on_device(backend.pack_quantized(weight, depth, columns))
+        assert isinstance(stored, TiledWeight) == (backend is native)
+
+        @jax.jit
+        def of_layer(x: jax.Array, stored: QuantizedWeight, layer: jax.Array) -> list[jax.Array]:
+            pair = backend.at_layer(stored, layer)
+            added = backend.linear(x, pair[1], residual)
+            return [
+                added,
+                backend.gated_linear(x, pair),
+                backend.gated_linear(x, pair, jnp.ones((2, columns), x.dtype)),
+            ]
+
+        return [np.asarray(each, np.float32) for each in of_layer(x, stored, jnp.int32(1))]
+
+    for found, wanted in zip(products(native), products(plain), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=0.05)  # an integer at the edge of its step may be the next one
+        assert np.abs(found - wanted).mean() < 0.002
+
+
+@needs_int8
+@pytest.mark.parametrize("shape", SHAPES[1:])
+def test_a_rows_bits_do_not_depend_on_the_others(shape: tuple[int, int, int]) -> None:
+    x, weight = integers(*shape, block_of(shape[1]))
+    x = x * np.pi
+    tiled = on_device(int8.tile(weight)).at_layer(jnp.int32(1))
+    gated = jax.jit(lambda x, w: int8.product(int8.quantize_rows(x, w.block), w, gated=True))
+    whole = np.asarray(gated(x, tiled))
+    for first in (0, 5, shape[0] - 7):
+        among = np.concatenate([x[:11] * 100, x[first : first + 7][::-1]])
+        np.testing.assert_array_equal(np.asarray(gated(among, tiled))[11:][::-1], whole[first : first + 7])
+
+
+def test_tiles_hold_four_summands_by_column() -> None:
+    weight = np.random.default_rng(0).integers(-128, 128, (3, 32, 48)).astype(np.int8)
+    tiled = int8.tile(QuantizedWeight(weight, np.ones((3, 48), np.float32), 16))
+    assert tiled.values.shape == (3, 3, 8, 64)
+    assert tiled.block == 16
+    # Columns 16 to 31, summands 20 to 23; column 18, third summand.
+    assert tiled.values[2, 1, 5].reshape(16, 4)[2, 2] == weight[2, 22, 18]
+
+
+def test_weights_that_do_not_fill_vectors_stay_as_they_are() -> None:
+    backend = NativeInt8Backend(ANY_HEADS, "float32")
+    weight = quantize(np.ones((1, 32, 24), np.float32))
+    assert backend.pack_quantized(weight, 32, 24) is weight
+    assert not int8.fits(24, 32)
+    with pytest.raises(ValueError, match="weight: choose a layer"):
+        int8.product(
+            QuantizedRows(jnp.zeros((1, 32), jnp.uint8), jnp.ones((1, 1))), int8.tile(quantize(np.ones((1, 32, 16))))
+        )
