@@ -43,10 +43,12 @@ class Fake:
         seconds: float = 0.01,
         dtype: str = "bfloat16",
         devices: str = "1 x cpu",
+        quantization: str = "none",
     ) -> None:
         self.fault, self.is_serial_faulty, self.seed, self.delimiter = fault, is_serial_faulty, seed, delimiter
         self.seconds, self.cached, self.under_way, self.is_closed = seconds, set[bytes](), 0, False
-        self.about = About("fake", "fake", "a model", dtype=dtype, options={"devices": devices})
+        options = {"devices": devices, "quantization": quantization}
+        self.about = About("fake", "fake", "a model", dtype=dtype, options=options)
 
     async def check(self) -> None: ...
 
@@ -178,12 +180,17 @@ def test_a_faultless_scorer_passes_every_gate_and_is_closed(run, spec: str) -> N
 
 @pytest.mark.parametrize(
     ("dtype", "waiver", "serial", "mean", "torch"),
-    [("bfloat16", "none here", 0.02, 0.01, 0.02), ("float32", None, 1e-5, 1e-5, 1e-4)],
+    [
+        ("bfloat16", "none here", 0.02, 0.01, 0.02),
+        ("float32", None, 1e-5, 1e-5, 1e-4),
+        ("int8", "none here", 0.08, 0.03, 0.08),
+    ],
 )
 def test_the_gates_are_those_of_the_runbook(
     run, dtype: str, waiver: str | None, serial: float, mean: float, torch: float
 ) -> None:
-    found = run(Fake(dtype=dtype), waiver=waiver, counts=[8, 32])
+    fake = Fake(quantization="int8") if dtype == "int8" else Fake(dtype=dtype)
+    found = run(fake, waiver=waiver, counts=[8, 32])
     gates = {gate.name: (gate.rule, gate.threshold) for gate in found.gates}
     assert len(gates) == len(KINDS) + 2 + 4 * 3 + 1
     assert gates[MUTATION] == gates[OTHERS] == ("at most", 0.0)
@@ -217,13 +224,22 @@ def test_in_bfloat16_at_most_twice_pytorchs_own_rounding_passes(run, size: float
     assert all(name.endswith("_vs_torch_serial") for name in beyond)  # it agrees with itself
 
 
-def test_thresholds_of_bfloat16_are_twice_pytorchs_own_figures(run) -> None:
-    found = run(Fake())
+@pytest.mark.parametrize(
+    ("target", "dtype", "times"),
+    [
+        (Fake(), "bfloat16", 2),
+        (Fake(quantization="int8"), "int8", 6),
+        (Fake(dtype="float32", quantization="int8"), "int8", 6),
+    ],
+)
+def test_thresholds_are_some_times_pytorchs_own_rounding(run, target: Fake, dtype: str, times: int) -> None:
+    found = run(target)
+    assert found.dtype == dtype
     own = gate_of(run(Fake(rounds, is_serial_faulty=True)), "max_abs_diff_jax_serial_vs_torch_serial")
     assert own.measured is not None
     assert 0 < own.measured < 0.01
     names = ("max_abs_diff_jax_multi_vs_torch_serial", "equivalence_serial.max_abs_diff", DELIMITER)
-    assert {gate_of(found, name).threshold for name in names} == {2 * own.measured}
+    assert {gate_of(found, name).threshold for name in names} == {times * own.measured}
 
 
 def test_float32_asks_pytorch_for_no_bfloat16(run) -> None:

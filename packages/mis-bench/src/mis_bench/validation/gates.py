@@ -12,21 +12,29 @@ from mis_bench.environment import Environment
 from mis_bench.table import Table
 from mis_bench.targets.base import About
 
-Dtype = Literal["bfloat16", "float32"]
+Dtype = Literal["bfloat16", "float32", "int8"]
+"""What products are made in; `int8`: those of layers, whatever the type of the rest."""
+
+TYPES: tuple[Dtype, ...] = ("bfloat16", "float32")
+"""What a target may compute in where no product is in int8."""
 
 FIGURES = ("max_abs_diff", "mean_abs_diff", "max_logprob_diff")
 """How far two computations of the same scores are apart: label softmaxes, and full-vocabulary log-probabilities of
 labels. A softmax over the labels hides a fault that moves all labels alike; log-probabilities find it."""
 
 # bfloat16 keeps 8 bits: logits between 16 and 32 come in steps of 0.125, and two steps may go wrong.
-EQUIVALENCE: dict[Dtype, Sequence[float]] = {"bfloat16": (0.02, 0.01, 0.25), "float32": (1e-5, 1e-5, 1e-4)}
-"""Largest figures by dtype: the target against its own pointwise scores; of bfloat16 where PyTorch's are not known."""
+EQUIVALENCE: dict[Dtype, Sequence[float]] = {
+    "bfloat16": (0.02, 0.01, 0.25),
+    "float32": (1e-5, 1e-5, 1e-4),
+    "int8": (0.08, 0.03, 1.0),
+}
+"""Largest figures by dtype: the target against its own pointwise scores; beside float32 where PyTorch's are unknown."""
 
-PARITY: dict[Dtype, Sequence[float]] = {"bfloat16": (0.02, 0.01, 0.25), "float32": (1e-4, 1e-4, 1e-3)}
-"""Largest figures by dtype: the target against transformers on PyTorch; of bfloat16 where PyTorch's are not known."""
+PARITY: dict[Dtype, Sequence[float]] = EQUIVALENCE | {"float32": (1e-4, 1e-4, 1e-3)}
+"""Largest figures by dtype: the target against transformers on PyTorch; beside float32, where PyTorch's are unknown."""
 
-ROUNDING = 2.0
-"""Largest figures in bfloat16, in PyTorch's own: its bfloat16 against its float32, on the same items.
+ROUNDING: dict[Dtype, float] = {"bfloat16": 2.0, "int8": 6.0}
+"""Largest figures by dtype, in PyTorch's own rounding: its bfloat16 against its float32, on the same items.
 
 How far rounding carries depends on the model: its depth, its weights, how flat its softmaxes are.
 """

@@ -22,6 +22,7 @@ from mis_bench.validation.gates import (
     ROUNDING,
     SPEEDUP,
     SPEEDUP_ITEMS,
+    TYPES,
     Dtype,
     Gate,
     ModelValidation,
@@ -141,14 +142,14 @@ async def validate(
 
 
 def _computed(about: About, given: Dtype | None) -> Dtype:
-    """Return the type that a target computes in: what it says itself, else what the user says."""
+    """Return what a target makes products in: what it says itself, else what the user says."""
     computed = (given or "bfloat16") if about.dtype in (None, "auto") else about.dtype
-    if computed not in EQUIVALENCE:
-        known = " and ".join(EQUIVALENCE)
+    if computed not in TYPES:
+        known = " and ".join(TYPES)
         raise TargetUnavailable(f"{about.name} computes in {computed}; there are thresholds for {known}.")
     if given not in (None, computed):
         raise TargetUnavailable(f"{about.name} computes in {computed}, not in {given}; leave --dtype out.")
-    return cast("Dtype", computed)
+    return "int8" if about.options.get("quantization") == "int8" else cast("Dtype", computed)
 
 
 async def _answers(scorer: Scorer, cases: Sequence[Workload]) -> Answers:
@@ -169,15 +170,15 @@ async def _answers_of(subject: Subject, spec: str, options: Mapping[str, str], c
 
 
 async def _pytorch(subject: Subject, dtype: Dtype, cases: Sequence[Workload]) -> tuple[Answers, Limits]:
-    """Return PyTorch's scores in float32; for a model in bfloat16 also what its own rounding allows, else nothing."""
+    """Return PyTorch's scores in float32, and what its own rounding allows a model in another type; else nothing."""
     if subject.waiver:
         return subject.waiver, ()
     exact = await _answers_of(subject, "transformers-serial", {"dtype": "float32"}, cases)
     if dtype == "float32" or isinstance(exact, str):
         return exact, ()
-    rounded = await _answers_of(subject, "transformers-serial", {"dtype": dtype}, cases)
+    rounded = await _answers_of(subject, "transformers-serial", {"dtype": "bfloat16"}, cases)
     own = _difference(exact, rounded, cases)
-    return (exact, [ROUNDING * figure for figure in own.figures]) if own.figures else (own.detail, ())
+    return (exact, [ROUNDING[dtype] * figure for figure in own.figures]) if own.figures else (own.detail, ())
 
 
 @dataclass(frozen=True, slots=True)
