@@ -11,7 +11,7 @@ from kernel_cases import SMALL
 from mis_kernels import lay_out
 from mis_kernels.backends import ANY_HEADS, Backend, Limits, choose, explain, fastest_dtype
 from mis_kernels.backends.native import library
-from mis_kernels.backends.native.backend import NativeBackend
+from mis_kernels.backends.native.backend import NativeBackend, NativeInt8Backend
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.xla.backend import XlaBackend, XlaCpuBackend
 from mis_kernels.heads import HeadShape
@@ -52,6 +52,18 @@ def test_reasons_of_all_that_do_not_fit_are_one_message(monkeypatch: pytest.Monk
         assert explain(ANY_HEADS, "bfloat16") == "tpu"
         with pytest.raises(ValueError, match=r"^backend: native runs on cpu only$"):
             choose(ANY_HEADS, "bfloat16", "native")
+
+
+@pytest.mark.parametrize(
+    ("lacking", "kind"), [(None, NativeInt8Backend), ("needs a CPU with avx512_vnni", XlaCpuBackend)]
+)
+def test_what_computes_int8_natively_is_plain_xla_otherwise(
+    lacking: str | None, kind: type[Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "why_not_int8", lambda: lacking)
+    assert type(choose(ANY_HEADS, "float32")) is kind
+    assert explain(ANY_HEADS, "float32").startswith("xla; tpu runs on tpu only; native computes bfloat16, not float32")
+    assert "vnni" not in explain(ANY_HEADS, "float32")
 
 
 def test_devices_have_their_sizes_and_types() -> None:

@@ -1,11 +1,13 @@
 """Native products in int8: the integers of plain XLA, row by row the same bits, and a stack used layer by layer."""
 
 import shutil
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from mis_kernels.backends import ANY_HEADS
 from mis_kernels.backends.native import int8, library
@@ -120,6 +122,24 @@ def test_tiles_hold_four_summands_by_column() -> None:
     assert tiled.block == 16
     # Columns 16 to 31, summands 20 to 23; column 18, third summand.
     assert tiled.values[2, 1, 5].reshape(16, 4)[2, 2] == weight[2, 22, 18]
+
+
+@pytest.mark.parametrize(
+    ("cut", "values", "scales"),
+    [
+        (P(None, None, None, "t"), P(None, None, "t", None), P(None, None, "t")),
+        (P(None, None, "t"), P(None, None, None, "t"), P(None, None, None)),
+    ],
+)
+def test_tiles_are_cut_like_plain_weights(cut: P, values: P, scales: P) -> None:
+    """What each of two devices has of the tiles is what it would make of its own part."""
+    weight = np.random.default_rng(0).integers(-128, 128, (3, 2, 32, 64)).astype(np.int8)
+    tiled = int8.tile(QuantizedWeight(weight, np.ones((3, 2, 64), np.float32)))
+    found: Any = tiled.partition(cut)
+    assert (found.values, found.scales) == (values, scales)
+    parts = zip(np.split(weight, 2, cut.index("t")), np.split(tiled.values, 2, values.index("t")), strict=True)
+    for part, tiles in parts:
+        np.testing.assert_array_equal(int8.tile(QuantizedWeight(part, tiled.scales)).values, tiles)
 
 
 def test_weights_that_do_not_fill_vectors_stay_as_they_are() -> None:

@@ -145,7 +145,7 @@ def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_
             {"rope_scaling": {"type": "yarn", "factor": 2.0}, "original_max_position_embeddings": 64},
             "original_max_position_embeddings beside rope_scaling",
         ),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: .* take the model's original weights"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
         ({"vocab_size": "many"}, 'vocab_size must be a positive integer, not "many"'),

@@ -67,7 +67,6 @@ _ACTIVATIONS: dict[str, Activation] = {
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "partial_rotary_factor": (1, 1.0, None),
-    "quantization_config": (None,),
 }
 
 
@@ -144,6 +143,11 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
     for name, allowed in _SUPPORTED.items():
         if name in raw and raw[name] not in allowed:
             raise ModelError(f"{name} = {json.dumps(raw[name])[:80]} is not supported (only {json.dumps(allowed[0])}).")
+    if raw.get("quantization_config") is not None:
+        raise ModelError(
+            "quantization_config: checkpoints with quantised weights are not read; take the model's original weights, "
+            "which --quantization int8 quantises when they are loaded."
+        )
     _check_no_layer_slides(raw, family)
     embed, heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
     kv_heads = _count(raw, "num_key_value_heads", heads)
