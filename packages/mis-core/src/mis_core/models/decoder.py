@@ -21,7 +21,7 @@ from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import add_product, gather_columns
 from mis_core.models.rope import frequencies
 from mis_kernels import from_bits, norm_rope, rotary_tables, to_bits
-from mis_kernels.backends import Backend
+from mis_kernels.backends import Backend, FoldedNorm
 
 Cache = Any
 """KV cache: any pytree that `attend` takes and returns."""
@@ -35,10 +35,10 @@ NORM_OF = {"qkv": "attention_norm", "gate_up": "mlp_norm"}
 
 
 class Normed(NamedTuple):
-    """What a product behind a norm takes: normalised rows; or rows as they are, and the factor of their products."""
+    """What a product behind a norm takes: normalised rows; or rows as they are, and the norm that they lack."""
 
     rows: Array
-    factor: Array | None
+    norm: FoldedNorm | None
 
 
 class DecoderLayer(nnx.Module):
@@ -101,7 +101,7 @@ class DecoderLayer(nnx.Module):
             normed = self._normed(x, squares_of(x, self.backend), "mlp_norm")
             with jax.named_scope("gate_up"):
                 bias = self.gate_up_bias[...] if self.config.mlp_bias else None
-                gated = self.backend.gated_linear(normed.rows, self.gate_up[...], bias, normed.factor)
+                gated = self.backend.gated_linear(normed.rows, self.gate_up[...], bias, normed.norm)
                 gated = self.backend.materialised(gated)
             with jax.named_scope("down"):
                 bias = self.down_bias[...] if self.config.mlp_bias else None
@@ -111,14 +111,14 @@ class DecoderLayer(nnx.Module):
     def _normed(self, x: Array, squares: Array | None, name: str) -> Normed:
         with jax.named_scope("norm"):
             if squares is not None:
-                return Normed(x, lax.rsqrt(squares / x.shape[-1] + self.config.norm_epsilon))
+                return Normed(x, FoldedNorm(squares, self.config.norm_epsilon))
             weight = getattr(self, name)[...]
             return Normed(self.backend.materialised(self.backend.rms_norm(x, weight, self.config.norm_epsilon)), None)
 
     def _project(self, normed: Normed, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         config = self.config
         with jax.named_scope("qkv"):
-            qkv = self.backend.linear(normed.rows, self.qkv[...], factor=normed.factor)
+            qkv = self.backend.linear(normed.rows, self.qkv[...], norm=normed.norm)
             qkv = qkv.reshape(len(qkv), -1, config.group + 2, config.head_dim)
             if config.qkv_bias:
                 qkv = qkv + self.qkv_bias[...]

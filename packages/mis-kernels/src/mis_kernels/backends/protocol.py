@@ -7,7 +7,7 @@ that fits (`mis_kernels.backends.choose`) and calls what is declared here. Array
 """
 
 import dataclasses
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,22 @@ Arrays = TypeVar("Arrays")
 
 Weight = Any
 """Weights of products as a backend stores them: an array `[*stack, in, out]`, a `QuantizedWeight`, or its own tree."""
+
+
+class FoldedNorm(NamedTuple):
+    """A root mean square norm whose weights are in the product behind it: each row's product lacks a factor.
+
+    Attributes:
+        squares: Sums of the rows' squares.
+        epsilon: Added to the mean square.
+    """
+
+    squares: Float32[Array, "rows 1"]
+    epsilon: float
+
+    def factor(self, width: int) -> Float32[Array, "rows 1"]:
+        """Return what the products of rows of so many elements are multiplied with."""
+        return lax.rsqrt(self.squares / width + self.epsilon)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +162,7 @@ class Backend:
         x: Float[Array, "rows in"],
         weight: Weight,
         residual: Float[Array, "rows out"] | None = None,
-        factor: Float32[Array, "rows 1"] | None = None,
+        norm: FoldedNorm | None = None,
     ) -> Float[Array, "rows out"]:
         """Multiply, accumulate in float32, and return the type of `x`.
 
@@ -154,8 +170,9 @@ class Backend:
             x: Activations.
             weight: As `pack` or `pack_quantized` left it, or an array.
             residual: Is added to the rounded product.
-            factor: Of each row's product, before it is rounded; only of backends that fold norms.
+            norm: In front of the product; only of backends that fold norms.
         """
+        factor = None if norm is None else norm.factor(x.shape[1])
         product = self._product(self._operand(x, weight), weight, factor).astype(x.dtype)
         return product if residual is None else residual + product
 
@@ -164,7 +181,7 @@ class Backend:
         x: Float[Array, "rows in"],
         gate_up: Weight,
         bias: Float[Array, "2 out"] | None = None,
-        factor: Float32[Array, "rows 1"] | None = None,
+        norm: FoldedNorm | None = None,
     ) -> Float[Array, "rows out"]:
         """Multiply with a gate and with what it gates, and return silu(gate) * up, computed in float32.
 
@@ -174,9 +191,9 @@ class Backend:
             x: Activations.
             gate_up: `[2, in, out]`, gate first; not packed where there is a bias.
             bias: Of both products.
-            factor: Of both products of each row; only of backends that fold norms.
+            norm: In front of both products; only of backends that fold norms.
         """
-        rows = self._operand(x, gate_up)
+        rows, factor = self._operand(x, gate_up), None if norm is None else norm.factor(x.shape[1])
         gate, up = self._product(rows, gate_up[0], factor), self._product(rows, gate_up[1], factor)
         if bias is not None:
             gate, up = gate + bias[0], up + bias[1]

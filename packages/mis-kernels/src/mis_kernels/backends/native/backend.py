@@ -10,7 +10,7 @@ from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.native import calls, int8, library, packed
 from mis_kernels.backends.native.int8 import TiledWeight
 from mis_kernels.backends.native.packed import PackedWeight, packed_linear
-from mis_kernels.backends.protocol import Weight
+from mis_kernels.backends.protocol import FoldedNorm, Weight
 from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedRows, QuantizedWeight
@@ -36,11 +36,13 @@ class _Int8Products(XlaCpuBackend):
             return int8.product(rows, weight)
         return super().quantized_product(rows, weight)
 
-    def gated_linear(self, x: Array, gate_up: Weight, bias: Array | None = None, factor: Array | None = None) -> Array:
+    def gated_linear(
+        self, x: Array, gate_up: Weight, bias: Array | None = None, norm: FoldedNorm | None = None
+    ) -> Array:
         """Gate products with tiled weights before they leave the cache."""
-        if isinstance(gate_up, TiledWeight) and bias is None and factor is None:
+        if isinstance(gate_up, TiledWeight) and bias is None and norm is None:
             return int8.product(self.quantize_rows(x, gate_up), gate_up, gated=True).astype(x.dtype)
-        return super().gated_linear(x, gate_up, bias, factor)
+        return super().gated_linear(x, gate_up, bias, norm)
 
 
 class NativeInt8Backend(_Int8Products):
@@ -80,19 +82,21 @@ class NativeProductsBackend(_Int8Products):
         """Point to a layer of a packed stack, without a copy."""
         return weight.at_layer(layer) if isinstance(weight, PackedWeight) else super().at_layer(weight, layer)
 
-    def linear(self, x: Array, weight: Weight, residual: Array | None = None, factor: Array | None = None) -> Array:
+    def linear(self, x: Array, weight: Weight, residual: Array | None = None, norm: FoldedNorm | None = None) -> Array:
         """Multiply; with a packed weight, add the residual before rounding."""
         if not isinstance(weight, PackedWeight):
-            return super().linear(x, weight, residual, factor)
-        assert factor is None, "norms are not folded here"
+            return super().linear(x, weight, residual, norm)
+        assert norm is None, "norms are not folded here"
         return packed_linear(x, weight, residual)
 
-    def gated_linear(self, x: Array, gate_up: Weight, bias: Array | None = None, factor: Array | None = None) -> Array:
+    def gated_linear(
+        self, x: Array, gate_up: Weight, bias: Array | None = None, norm: FoldedNorm | None = None
+    ) -> Array:
         """Gate packed products before they leave the cache."""
         if not isinstance(gate_up, PackedWeight):
-            return super().gated_linear(x, gate_up, bias, factor)
+            return super().gated_linear(x, gate_up, bias, norm)
         assert bias is None, "packed weights are gated before a bias could be added"
-        assert factor is None, "norms are not folded here"
+        assert norm is None, "norms are not folded here"
         return packed_linear(x, gate_up)
 
     rms_norm = staticmethod(calls.rms_norm)
