@@ -84,9 +84,10 @@ def quantize(weight: Float[np.ndarray, "*stack in out"], block: int = 1) -> Quan
     values, scales = np.empty(weight.shape, np.int8), np.empty((*stack, columns), np.float32)
     for index in np.ndindex(*stack):  # one by one, so that no wider copy of a stack is made
         blocks = weight[index].astype(np.float32).reshape(depth // block, block, columns)
-        turned = np.matmul(_hadamard(block), blocks).reshape(depth, columns)
+        turned = np.matmul(hadamard(block), blocks).reshape(depth, columns)
         largest = np.abs(turned).max(axis=0, initial=0)
-        values[index] = np.rint(turned * (LARGEST / np.where(largest > 0, largest, np.inf)))
+        step = largest / LARGEST
+        values[index] = np.rint(turned / np.where(step > 0, step, np.inf))
         scales[index] = largest / (LARGEST * block)  # a product of two sides turned by ones is `block` times as large
     return QuantizedWeight(values, scales, block)
 
@@ -101,7 +102,7 @@ def quantize_rows(x: Float[Array, "rows in"], block: int = 1) -> QuantizedRows:
     turned = x.astype(jnp.float32)
     if block > 1:
         blocks = x.reshape(-1, block)
-        turns = jnp.asarray(_hadamard(block), x.dtype)  # ones and minus ones, which every type holds
+        turns = jnp.asarray(hadamard(block), x.dtype)  # ones and minus ones, which every type holds
         turned = jnp.dot(blocks, turns, preferred_element_type=jnp.float32).reshape(x.shape)
     largest = jnp.abs(turned).max(axis=1, keepdims=True)
     inverse = LARGEST / jnp.where(largest > 0, largest, jnp.inf)
@@ -114,7 +115,7 @@ def quantized_product(rows: QuantizedRows, weight: QuantizedWeight) -> Float32[A
     return sums.astype(jnp.float32) * rows.scales * weight.scales
 
 
-def _hadamard(size: int) -> Float32[np.ndarray, "in in"]:
+def hadamard(size: int) -> Float32[np.ndarray, "in in"]:
     """Return Sylvester's matrix of ones and minus ones, symmetric: its square is `size` times the identity."""
     turns = np.ones((1, 1), np.float32)
     while len(turns) < size:
