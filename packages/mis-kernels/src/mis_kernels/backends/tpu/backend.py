@@ -1,17 +1,21 @@
-"""The Pallas kernels as a backend; products and norms of hidden states are XLA's."""
+"""The Pallas kernels as a backend; products in floats and norms of hidden states are XLA's."""
 
 import dataclasses
 from typing import Self
 
+from jaxtyping import Array
+
 from mis_kernels.backends.laid_out import LaidOut, Limits
-from mis_kernels.backends.protocol import Backend
-from mis_kernels.backends.tpu import head
+from mis_kernels.backends.protocol import Backend, FoldedNorm, Weight
+from mis_kernels.backends.tpu import head, products
 from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.fetch import LANES
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.tpu.pages import write_pages
+from mis_kernels.backends.tpu.products import LayerOfStack, tpu_quantized_product
 from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity
 from mis_kernels.heads import HeadShape
+from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.segments import Segments
 from mis_kernels.target import tpu_chip
 
@@ -60,6 +64,26 @@ class TpuBackend(Backend):
     def fuses_log_sum_exp(self, rows: int, vocab: int, embed: int) -> bool:
         """Rows fill lanes, both ways."""
         return head.fits(rows, vocab, embed)
+
+    def at_layer(self, weight: Weight, layer: Array) -> Weight:
+        """Point to a layer of a quantised stack, without a copy, if the kernel of its products takes it."""
+        if isinstance(weight, QuantizedWeight) and products.fits(weight):
+            return LayerOfStack(weight, layer)
+        return super().at_layer(weight, layer)
+
+    def linear(self, x: Array, weight: Weight, residual: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+        """Multiply with a quantised weight in one pass."""
+        if isinstance(weight, LayerOfStack):
+            return tpu_quantized_product(x, weight, residual, None if norm is None else norm.epsilon)
+        return super().linear(x, weight, residual, norm)
+
+    def gated_linear(
+        self, x: Array, gate_up: Weight, bias: Array | None = None, norm: FoldedNorm | None = None
+    ) -> Array:
+        """Gate products with quantised weights in one pass."""
+        if isinstance(gate_up, LayerOfStack) and bias is None:
+            return tpu_quantized_product(x, gate_up, epsilon=None if norm is None else norm.epsilon)
+        return super().gated_linear(x, gate_up, bias, norm)
 
     log_sum_exp = staticmethod(head.tpu_log_sum_exp)
     attend = staticmethod(tpu_attention)

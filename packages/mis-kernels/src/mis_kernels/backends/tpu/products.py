@@ -1,0 +1,238 @@
+"""Products with quantised weights in one pass: rows are turned and quantised, multiplied, and become floats again.
+
+XLA has a pass over memory for each of these, and takes twice as long as for the product in bfloat16. The kernel keeps
+quantised rows in VMEM while it reads the weight once, some columns at a time; what comes before and after a product
+of a piece is worked on while the matrix units compute other pieces. A folded norm's sum of squares is taken on the way.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from mis_kernels.backends.tpu.fetch import LANES, Ref, Scalar, in_hbm
+from mis_kernels.quantized import LARGEST, QuantizedWeight, hadamard
+from mis_kernels.target import target
+
+PIECE = 256
+"""Columns, and summands to turn, that are worked on together: a matrix unit is as wide."""
+STRIP = 256
+"""Rows that are worked on together."""
+
+_BLOCK_BYTES = 4 * 2**20  # of rows that a grid step reads
+_WEIGHT_BYTES = 2 * 2**20  # that a grid step's products are made with
+_QUANTISED_BYTES = 16 * 2**20
+_VMEM_LIMIT = 56 * 2**20
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LayerOfStack:
+    """One layer of a stack of quantised weights, without a copy.
+
+    Attributes:
+        stack: All layers; of weights, or of pairs, a gate and what it gates.
+        layer: Which of them.
+    """
+
+    stack: QuantizedWeight
+    layer: Any
+
+    def __getitem__(self, key: object) -> Self:
+        """Return itself, so that `parameter[...]` reads as it does for arrays."""
+        return self
+
+    def partition(self, partition: PartitionSpec) -> Any:
+        """Return how the stack is cut."""
+        return self.stack.partition(partition)
+
+
+class ProductSizes(NamedTuple):
+    """How a product is cut into grid steps.
+
+    Attributes:
+        together: Rows whose integers stay in VMEM while the weight is read.
+        rows: Rows of a grid step.
+        columns: Columns of a grid step.
+    """
+
+    together: int
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(cls, rows: int, depth: int, columns: int, parts: int) -> Self:
+        """Choose them for a product of `rows` rows with `parts` weights of `depth` summands and `columns` columns."""
+        block = _divisor(rows, 2 * STRIP, _BLOCK_BYTES // (2 * depth))
+        together = rows
+        while together % 2 == 0 and together // 2 % block == 0 and together * depth > _QUANTISED_BYTES:
+            together //= 2
+        pieces = columns // LANES
+        most = max(_WEIGHT_BYTES // (depth * parts * LANES), 1)
+        fitting = max(n for n in range(1, pieces + 1) if pieces % n == 0 and n <= most)
+        return cls(together, block, fitting * LANES)
+
+    def grid(self, rows: int, columns: int) -> tuple[int, int, int]:
+        """Return the grid: what stays together, columns, and rows, which change soonest."""
+        return rows // self.together, columns // self.columns, self.together // self.rows
+
+
+def fits(weight: QuantizedWeight) -> bool:
+    """Whether the kernel takes such a weight: its rows and columns fill lanes."""
+    depth, columns = weight.values.shape[-2:]
+    return depth % LANES == 0 and columns % LANES == 0
+
+
+def tpu_quantized_product(
+    x: Float[Array, "rows in"],
+    weight: LayerOfStack,
+    residual: Float[Array, "rows out"] | None = None,
+    epsilon: float | None = None,
+) -> Float[Array, "rows out"]:
+    """Multiply with one layer's weight; of a pair, return silu(x gate) * (x up). A row's bits depend on it alone.
+
+    Args:
+        x: Activations; a multiple of 64 rows.
+        weight: The layer, of a stack that `fits`.
+        residual: Is added to the rounded product.
+        epsilon: Of the folded norm in front of the product; None: there is none.
+    """
+    values, scales = weight.stack.values, weight.stack.scales
+    if values.ndim == 3:
+        values, scales = values[:, None], scales[:, None]
+    (rows, depth), (layers, parts, _, columns) = x.shape, values.shape
+    sizes = ProductSizes.of(rows, depth, columns, parts)
+    grid = sizes.grid(rows, columns)
+
+    def row(group: Scalar, column: Scalar, index: Scalar, layer: Ref) -> tuple[Scalar, int]:
+        return group * grid[2] + index, 0
+
+    def row_once(group: Scalar, column: Scalar, index: Scalar, layer: Ref) -> tuple[Scalar, int]:
+        # Only the first columns' steps read rows; the others name the last again, so that nothing is copied.
+        return group * grid[2] + jnp.where(column == 0, index, grid[2] - 1), 0
+
+    def cell(group: Scalar, column: Scalar, index: Scalar, layer: Ref) -> tuple[Scalar, Scalar]:
+        return group * grid[2] + index, column
+
+    def weights(group: Scalar, column: Scalar, index: Scalar, layer: Ref) -> tuple[Scalar, int, int, Scalar]:
+        return layer[0], 0, 0, column
+
+    turns = jnp.asarray(block_turns(depth, weight.stack.block), x.dtype)
+    others = () if residual is None else (in_hbm(residual),)
+    out = pl.BlockSpec((sizes.rows, sizes.columns), cell)
+    return pl.pallas_call(
+        partial(product_kernel, block=weight.stack.block, epsilon=epsilon),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=grid,
+            in_specs=[
+                pl.BlockSpec((sizes.rows, depth), row_once),
+                pl.BlockSpec((1, parts, depth, sizes.columns), weights),
+                pl.BlockSpec((1, parts, 1, sizes.columns), weights),
+                pl.BlockSpec(turns.shape, lambda *_: (0, 0)),
+                *[out for _ in others],
+            ],
+            out_specs=out,
+            scratch_shapes=[
+                pltpu.VMEM((sizes.together, depth), jnp.int8),
+                pltpu.VMEM((sizes.together, 1), jnp.float32),
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct((rows, columns), x.dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=_VMEM_LIMIT
+        ),
+        interpret=target().interpret,
+        name="quantized_product",
+    )(
+        jnp.reshape(weight.layer, 1).astype(jnp.int32), in_hbm(x), values, scales.reshape(layers, parts, 1, columns),
+        turns, *others,
+    )  # fmt: skip
+
+
+def product_kernel(
+    layer: Ref, x: Ref, values: Ref, scales: Ref, turns: Ref, *others: Ref, block: int, epsilon: float | None
+) -> None:
+    """One block of rows and columns; the first columns' steps quantise the rows."""
+    *residual, out, quantised, row_scales = others
+    column, index = pl.program_id(1), pl.program_id(2)
+    num_rows, columns = out.shape
+    strips = [slice(begin, min(begin + STRIP, num_rows)) for begin in range(0, num_rows, STRIP)]
+
+    def kept(strip: slice) -> Any:
+        return pl.ds(pl.multiple_of(index * num_rows + strip.start, 32), strip.stop - strip.start)
+
+    def multiply(strip: slice, integers: Array, scale: Array) -> None:
+        for begin in range(0, columns, PIECE):
+            piece = slice(begin, min(begin + PIECE, columns))
+            first, *second = (
+                _dot(integers, values[0, part, :, piece]) * scale * scales[0, part, :, piece]
+                for part in range(values.shape[1])
+            )
+            if second:  # silu(x) = x / 2 (1 + tanh(x / 2)), which takes one operation of few
+                half = 0.5 * first
+                first = (half + half * jnp.tanh(half)) * second[0]
+            rounded = first.astype(out.dtype)
+            out[strip, piece] = residual[0][strip, piece] + rounded if residual else rounded
+
+    @pl.when(column == 0)
+    def _() -> None:
+        for strip in strips:
+            integers, scale = _quantise(x[strip], turns[...], block, epsilon)
+            quantised[kept(strip)], row_scales[kept(strip)] = integers, scale
+            multiply(strip, integers, scale)
+
+    @pl.when(column > 0)
+    def _() -> None:
+        for strip in strips:
+            multiply(strip, quantised[kept(strip)], row_scales[kept(strip)])
+
+
+def _quantise(x: Array, turns: Array, block: int, epsilon: float | None) -> tuple[Array, Array]:
+    """Return integers and the rows' scales, the factor of a folded norm included."""
+    width = x.shape[1]
+    turned = x.astype(jnp.float32)
+    if block > 1:
+        precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+        size = len(turns)
+        turned = jnp.concatenate(
+            [
+                jnp.dot(x[:, begin : begin + size], turns, precision=precision, preferred_element_type=jnp.float32)
+                for begin in range(0, width, size)
+            ],
+            axis=1,
+        )
+    largest = jnp.abs(turned).max(1, keepdims=True)
+    inverse = jnp.where(largest > 0, LARGEST / largest, 0.0)
+    scale = largest * (1 / LARGEST)
+    if epsilon is not None:
+        # Turns lengthen every row by the same factor.
+        scale *= lax.rsqrt((turned * turned).sum(1, keepdims=True) * (1 / (width * block)) + epsilon)
+    return jnp.round(turned * inverse).astype(jnp.int8), scale
+
+
+def _dot(integers: Array, weight: Array) -> Array:
+    return lax.dot_general(integers, weight, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32).astype(
+        jnp.float32
+    )
+
+
+def block_turns(depth: int, block: int) -> Float[np.ndarray, "in in"]:
+    """Return the matrix that turns some blocks of summands side by side, as wide as a matrix unit if that divides."""
+    size = PIECE if depth % PIECE == 0 else LANES
+    return np.kron(np.eye(size // block, dtype=np.float32), hadamard(block))
+
+
+def _divisor(size: int, *most: int) -> int:
+    """Return the largest part of a size, halved again and again, that is at most as large as wanted."""
+    while size > min(most) and size % 2 == 0:
+        size //= 2
+    return size
