@@ -21,7 +21,7 @@ def canonical(number: int) -> dict[str, object]:
     return {"query": query, "items": [[7 + item] * 20 for item in range(500)], "label_token_ids": [1, 2]}
 
 
-def test_a_program_is_read_with_its_loops_branches_kernels_and_collectives() -> None:
+def test_a_program_is_read_with_its_loops_kernels_and_collectives() -> None:
     found = {operation.name: operation for operation in read_operations(PROGRAM)}
     assert set(found) == {
         "mul.1",
@@ -36,7 +36,7 @@ def test_a_program_is_read_with_its_loops_branches_kernels_and_collectives() -> 
     }  # what a fusion calls is the fusion's
     assert (found["mul.1"].cycles, found["mul.1"].times) == (100, 27)
     assert (found["kernel.1"].kind, found["kernel.1"].cycles) == ("tpu_custom_call", None)
-    assert (found["y.1"].branch, found["g.1"].branch, found["r.1"].branch) == (0, 1, None)
+    assert [found[name].exchanged for name in ("y.1", "g.1", "r.1")] == [True, True, False]
     assert (found["g.1"].bytes, found["g.1"].devices) == (32 * 1024 * 2, 4)
 
 
@@ -53,24 +53,27 @@ def test_a_loop_that_hides_its_trips_is_an_error() -> None:
         read_operations(PROGRAM.replace("constant(27)", "parameter(0)"))
 
 
-def test_a_step_pays_for_the_branch_it_takes() -> None:
+def test_a_conditional_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"conditional while\.2 does not say"):
+        read_operations(PROGRAM.replace("while(%t.4)", "conditional(%t.4)"))
+
+
+def test_a_step_pays_for_its_exchanges() -> None:
     chip, program = CHIPS["v6e"], read_operations(PROGRAM)
-    reads = price_program(program, 1e9, chip, writes_pages=False)
-    writes = price_program(program, 1e9, chip, writes_pages=True)
+    without, twice = (price_program(program, 1e9, chip, exchanges=count) for count in (0, 2))
     copies = 27 * 8192 / chip.bytes / 0.83  # of s.3
-    assert {name: seconds.expected for name, seconds in reads.items()} == pytest.approx(
-        {"mlp": 2700e-9, "embed": 1000e-9, "rest": 7e-9, "copies": copies}
-    )
-    exchanged = 0.75 * 65536 / (chip.link_bytes / 2)
-    assert {name: seconds.expected for name, seconds in writes.items()} == pytest.approx(
-        {"mlp": 2700e-9, "embed": 1000e-9, "exchange": exchanged, "copies": copies}
+    expected = {"mlp": 2700e-9, "embed": 1000e-9, "copies": copies}
+    assert {name: seconds.expected for name, seconds in without.items()} == pytest.approx(expected)
+    exchanged = 2 * 0.75 * 65536 / (chip.link_bytes / 2)
+    assert {name: seconds.expected for name, seconds in twice.items()} == pytest.approx(
+        expected | {"exchange": exchanged, "write_pages": 14e-9}
     )
 
 
 def test_a_copy_that_nothing_hides_is_paid_for() -> None:
     chip = CHIPS["v6e"]
-    operation = Operation("s.1", COPY, "", cycles=10, times=27, branch=None, bytes=16_400_000)
-    found = price_program([operation], 1e9, chip, writes_pages=False)["copies"]
+    operation = Operation("s.1", COPY, "", cycles=10, times=27, bytes=16_400_000)
+    found = price_program([operation], 1e9, chip)["copies"]
     assert (found.best, found.expected) == (0.0, pytest.approx(27 * (10e-6 / 0.83 - 10e-9)))
 
 

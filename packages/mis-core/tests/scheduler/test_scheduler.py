@@ -40,7 +40,7 @@ class Driver:
 
     def __init__(self, shape: StepShape = SHAPE, pages: int = PAGES, **options) -> None:
         self.scheduler = Scheduler(shape, pages, Layout(), **options)
-        self.machine = TokenMachine(pages)
+        self.machine = TokenMachine(pages, shape.shards)
         self.answers: dict[int, EngineOutput] = {}
         self.plans: list[StepPlan] = []
         self._under_way: list[tuple[StepPlan, list[Values]]] = []
@@ -192,9 +192,10 @@ def test_every_item_sees_its_query_and_itself_whatever_shares_the_device(
 @given(
     batch=st.lists(cases, min_size=2, max_size=6),
     cancelled=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=4),
+    shards=st.sampled_from([1, 2]),
 )
-def test_cancelling_anywhere_frees_everything_and_harms_nobody(batch, cancelled) -> None:
-    driver, batch = Driver(pages=40), [case.request() for case in batch]
+def test_cancelling_anywhere_frees_everything_and_harms_nobody(batch, cancelled, shards) -> None:
+    driver, batch = Driver(dataclasses.replace(SHAPE, shards=shards), pages=40), [case.request() for case in batch]
     driver.submit(*batch)
     gone = set()
     for number in range(4000):

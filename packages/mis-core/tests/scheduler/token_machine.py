@@ -8,7 +8,7 @@ import hashlib
 
 import numpy as np
 
-from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan
+from mis_core.scheduler.plan import KEPT, PAGE_SIZE, ShardPlan, StepPlan
 from mis_core.scheduler.reading import Reading, Values
 
 UNWRITTEN = -7
@@ -20,37 +20,47 @@ def value_of(tokens: np.ndarray) -> float:
 
 
 class TokenMachine:
-    """Token ids where a model would have keys and values."""
+    """Token ids where a model would have keys and values; every shard has pages of its own."""
 
-    def __init__(self, pages: int) -> None:
-        self.memory = np.full((pages, PAGE_SIZE), UNWRITTEN)
+    def __init__(self, pages: int, shards: int = 1) -> None:
+        self.memory = np.full((shards, pages, PAGE_SIZE), UNWRITTEN)
         self.computed_tokens = 0
 
     def run(self, plan: StepPlan) -> list[Values]:
         """Write all shards' pages, then read; return the values of each reading."""
-        for shard in plan.shards:
-            self._write(shard)
+        self._write(plan)
         self.computed_tokens += plan.new_tokens
-        seen = [self._values(shard) for shard in plan.shards]
+        seen = [self._values(shard, self.memory[number]) for number, shard in enumerate(plan.shards)]
         return [_read(reading, seen[reading.shard]) for reading in plan.readings]
 
-    def _write(self, shard: ShardPlan) -> None:
-        ends = np.cumsum(shard.lens)
-        written: set[int] = set()
-        for segment in np.flatnonzero(shard.paged):
-            assert shard.starts[segment] % PAGE_SIZE == 0
+    def _write(self, plan: StepPlan) -> None:
+        written: set[tuple[int, int]] = set()
+        paged = {(n, int(start)) for n, shard in enumerate(plan.shards) for start in shard.starts[shard.paged]}
+        assert {(writes.shard, writes.start) for writes in plan.writes} == paged
+        for writes in plan.writes:
+            shard = plan.shards[writes.shard]
+            segment = shard.starts.tolist().index(writes.start)
+            assert writes.start % PAGE_SIZE == 0
             assert shard.context_lens[segment] % PAGE_SIZE == 0
-            tokens = shard.token_ids[ends[segment] - shard.lens[segment] : ends[segment]]
-            first = shard.context_lens[segment] // PAGE_SIZE
-            for number in range(-(-len(tokens) // PAGE_SIZE)):
-                page = int(shard.page_table[shard.context_ids[segment], first + number])
-                assert page not in written, "two segments of a step write the same page"
-                written.add(page)
-                part = tokens[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]
-                self.memory[page] = UNWRITTEN
-                self.memory[page, : len(part)] = part
+            end = shard.lens[: segment + 1].sum()
+            tokens = shard.token_ids[end - shard.lens[segment] : end]
+            first, count = shard.context_lens[segment] // PAGE_SIZE, -(-len(tokens) // PAGE_SIZE)
+            own, table = writes.pages[writes.shard], shard.page_table[shard.context_ids[segment]]
+            assert ((own == table[first : first + count]) | (own == KEPT)).all()
+            if writes.pages.keys() - {writes.shard}:
+                assert writes.start + count * PAGE_SIZE <= plan.exchanged_rows
+            for there, pages in writes.pages.items():
+                assert len(pages) == count
+                for number, page in enumerate(pages.tolist()):
+                    part = tokens[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]
+                    if page == KEPT:
+                        continue
+                    assert (there, page) not in written, "two segments of a step write the same page"
+                    written.add((there, page))
+                    self.memory[there, page] = UNWRITTEN
+                    self.memory[there, page, : len(part)] = part
 
-    def _values(self, shard: ShardPlan) -> np.ndarray:
+    def _values(self, shard: ShardPlan, memory: np.ndarray) -> np.ndarray:
         ends = np.cumsum(shard.lens)
         values = []
         for row in shard.scored_rows:
@@ -60,7 +70,7 @@ class TokenMachine:
             positions = shard.positions[ends[segment] - shard.lens[segment] :][:length]
             assert positions.tolist() == list(range(shard.context_lens[segment], shard.context_lens[segment] + length))
             pages = shard.page_table[shard.context_ids[segment]]
-            context = self.memory[pages].reshape(-1)[: shard.context_lens[segment]]
+            context = memory[pages].reshape(-1)[: shard.context_lens[segment]]
             assert (context != UNWRITTEN).all(), "a context that nobody wrote"
             values.append(value_of(np.concatenate([context, own])))
         return np.array(values)

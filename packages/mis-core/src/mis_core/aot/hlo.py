@@ -1,9 +1,9 @@
 """Reads a compiled TPU program: which operations run how often, and the cycles that the compiler expects of each.
 
-The compiler writes its own estimate into the text of every fusion and product. Loops name their trip count;
-of a conditional both branches are kept apart. Kernels written in Pallas have no estimate: they are listed, and
-priced from their schedules elsewhere. Copies that run beside other operations have none either: they are listed
-with their bytes, and with what runs between their start and where they are waited for.
+The compiler writes its own estimate into the text of every fusion and product. Loops name their trip count, but for
+the one in which devices exchange what goes to pages, which is kept apart. Kernels written in Pallas have no
+estimate: they are listed, and priced from their schedules elsewhere. Copies that run beside other operations have
+none either: they are listed with their bytes, and with what runs between their start and where they are waited for.
 """
 
 import re
@@ -36,8 +36,8 @@ class Operation:
         scope: Where it comes from, such as `jit(step)/layers/while/body/mlp/dot_general`; may be empty.
         cycles: Cycles of one execution, None where the compiler has no estimate; of a copy, those of what runs beside
             it, None if a kernel or a loop does.
-        times: How often it runs in one execution of the program.
-        branch: The branch of a conditional that it is in, counted from 0; None outside of any.
+        times: How often it runs in one execution of the program, or for each exchange of one.
+        exchanged: Whether it runs for each exchange: the step's arguments say how many there are, 0 for most steps.
         bytes: Of a collective or a copy, the size of its result; otherwise 0.
         devices: Of a collective, how many take part; otherwise 1.
     """
@@ -47,7 +47,7 @@ class Operation:
     scope: str
     cycles: int | None
     times: int
-    branch: int | None
+    exchanged: bool = False
     bytes: int = 0
     devices: int = 1
 
@@ -63,12 +63,12 @@ def read_operations(text: str) -> list[Operation]:
     """Return the operations of a program's text, those in loops with their number of executions.
 
     Raises:
-        ValueError: the text has no entry, or a loop does not name its trip count.
+        ValueError: the text has no entry, a loop does not name its trip count, or there is a conditional.
     """
     computations, entry = _computations(text)
     if entry is None:
         raise ValueError("The text of the program has no entry computation.")
-    return list(_walk(computations, entry, 1, None))
+    return list(_walk(computations, entry, 1, exchanged=False))
 
 
 def _computations(text: str) -> tuple[dict[str, list[_Instruction]], str | None]:
@@ -95,23 +95,29 @@ def _opcode(rest: str) -> str:
 
 
 def _walk(
-    computations: dict[str, list[_Instruction]], name: str, times: int, branch: int | None
+    computations: dict[str, list[_Instruction]], name: str, times: int, *, exchanged: bool
 ) -> Iterator[Operation]:
     for index, instruction in enumerate(computations[name]):
         line, kind = instruction.line, instruction.kind
-        if kind == "while":
+        if kind == "while" and _is_exchange(line):
+            yield from _walk(computations, _callee(line, "body"), times, exchanged=True)
+        elif kind == "while":
             trips = _trips(computations, instruction)
-            yield from _walk(computations, _callee(line, "body"), times * trips, branch)
+            yield from _walk(computations, _callee(line, "body"), times * trips, exchanged=exchanged)
         elif kind == "conditional":
-            for number, callee in enumerate(_branches(line)):
-                yield from _walk(computations, callee, times, number)
+            raise ValueError(f"The conditional {instruction.name} does not say which branch it takes.")
         elif kind == "call" or (kind == "async-start" and "calls=" in line):
-            yield from _walk(computations, _callee(line, "to_apply" if kind == "call" else "calls"), times, branch)
+            called = _callee(line, "to_apply" if kind == "call" else "calls")
+            yield from _walk(computations, called, times, exchanged=exchanged)
         elif kind in _COPIES:
             beside = _beside(computations[name], index)
-            yield Operation(instruction.name, COPY, _scope(line), beside, times, branch, _copied(line))
+            yield Operation(instruction.name, COPY, _scope(line), beside, times, exchanged, _copied(line))
         else:
-            yield from _operation(instruction, times, branch)
+            yield from _operation(instruction, times, exchanged=exchanged)
+
+
+def _is_exchange(loop: str) -> bool:
+    return "write_pages" in _scope(loop).split("/")
 
 
 def _beside(instructions: list[_Instruction], start: int) -> int | None:
@@ -124,7 +130,7 @@ def _beside(instructions: list[_Instruction], start: int) -> int | None:
     for each in instructions[start + 1 :]:
         if each.kind.endswith("-done") and used.search(each.line):
             break
-        if each.kind in ("while", "conditional") or (f'"{KERNEL}"' in each.line and "write_pages" not in each.line):
+        if (each.kind == "while" or f'"{KERNEL}"' in each.line) and "write_pages" not in each.line:
             return None
         cycles += _cycles(each.line) or 0
     return cycles
@@ -148,7 +154,7 @@ def _trips(computations: dict[str, list[_Instruction]], loop: _Instruction) -> i
     return int(bounds[0])
 
 
-def _operation(instruction: _Instruction, times: int, branch: int | None) -> Iterator[Operation]:
+def _operation(instruction: _Instruction, times: int, *, exchanged: bool) -> Iterator[Operation]:
     line, kind = instruction.line, instruction.kind
     target = _TARGET.search(line)
     if target is not None and target.group(1) == KERNEL:
@@ -159,9 +165,9 @@ def _operation(instruction: _Instruction, times: int, branch: int | None) -> Ite
     where = _scope(line)
     if kind.startswith(COLLECTIVES):
         if not kind.endswith("-done"):
-            yield Operation(instruction.name, kind, where, None, times, branch, _bytes(line), _group_size(line))
+            yield Operation(instruction.name, kind, where, None, times, exchanged, _bytes(line), _group_size(line))
         return
-    yield Operation(instruction.name, kind, where, known, times, branch)
+    yield Operation(instruction.name, kind, where, known, times, exchanged)
 
 
 def _bytes(line: str) -> int:
@@ -198,10 +204,3 @@ def _callee(line: str, attribute: str) -> str:
     match = re.search(attribute + r"=%?([\w.\-]+)", line)
     assert match is not None, f"{attribute} of {line[:80]}"
     return match.group(1)
-
-
-def _branches(line: str) -> list[str]:
-    listed = re.search(r"branch_computations=\{([^}]*)\}", line)
-    if listed is not None:
-        return [name.strip().lstrip("%") for name in listed.group(1).split(",")]
-    return [_callee(line, "false_computation"), _callee(line, "true_computation")]

@@ -10,7 +10,7 @@ from mis_kernels.aot.ranges import Range
 
 
 def price_program(
-    operations: Iterable[Operation], clock_hz: float, chip: Chip, *, writes_pages: bool
+    operations: Iterable[Operation], clock_hz: float, chip: Chip, *, exchanges: int = 0
 ) -> dict[str, Range]:
     """Price everything but kernels; return seconds by stage.
 
@@ -21,19 +21,20 @@ def price_program(
         operations: Of the program.
         clock_hz: Cycles a second.
         chip: For what devices exchange.
-        writes_pages: Whether the step takes the branch that writes to the cache, the second of its conditional.
+        exchanges: How many times devices exchange what goes to pages, in every layer.
     """
     stages: dict[str, Range] = defaultdict(lambda: Range.of(0.0))
     for each in operations:
-        if each.branch is not None and bool(each.branch) != writes_pages:
+        times = each.times * (exchanges if each.exchanged else 1)
+        if times == 0:
             continue
         if each.kind == COPY:
             hidden = float("inf") if each.cycles is None else each.cycles / clock_hz
-            stages["copies"] += price_copy(each.bytes, hidden, chip) * each.times
+            stages["copies"] += price_copy(each.bytes, hidden, chip) * times
         elif each.bytes:
-            stages["exchange"] += Range.of(each.times * price_exchange(each.kind, each.bytes, each.devices, chip))
+            stages["exchange"] += Range.of(times * price_exchange(each.kind, each.bytes, each.devices, chip))
         elif each.cycles is not None:
-            stages[stage_of(each.scope)] += Range.of(each.cycles * each.times / clock_hz)
+            stages[stage_of(each.scope)] += Range.of(each.cycles * times / clock_hz)
     return dict(stages)
 
 

@@ -13,7 +13,7 @@ from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS
 from mis_core.runner.head import label_logits, log_sum_exp, most_probable
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, next_tokens
-from mis_core.runner.step import make_step
+from mis_core.runner.step import CACHE, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.backends import Backend
 
@@ -31,7 +31,7 @@ def compile_step(
         plan: What the step computes; its tile lists decide nothing but the arrays' sizes.
         shape: Room of a step; `shape.tokens` is the size that is compiled.
         dtype: Type of weights and activations.
-        pages: Pages of the KV cache.
+        pages: Pages of the KV cache on each device along `DATA`.
     """
     spread = spread_heads(config, mesh.shape[TENSOR])
     backend = backend_for(spread, jnp.dtype(dtype), mesh)
@@ -40,12 +40,12 @@ def compile_step(
     def on_mesh(shape: tuple[int, ...], dtype: jnp.dtype, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
-    cache_shape = (spread.kv_heads, spread.layers * pages, PAGE_SIZE, backend.cache_head_dim)
-    cache = on_mesh(cache_shape, backend.storage_dtype, P(TENSOR))
+    cache_shape = (spread.kv_heads, mesh.shape[DATA] * spread.layers * pages, PAGE_SIZE, backend.cache_head_dim)
+    cache = on_mesh(cache_shape, backend.storage_dtype, CACHE)
     arrays = step_arrays(backend, shape, plan, shape.tokens, min(shape.scored, shape.tokens))
     arrays = jax.tree.map(lambda x: on_mesh(x.shape, x.dtype, P(DATA)), arrays)
     step = jax.jit(make_step(graph, abstract, mesh, pages, backend), donate_argnums=1)
-    return step.lower(abstract, (cache, cache), *arrays).compile()
+    return step.lower(abstract, (cache, cache), arrays).compile()
 
 
 def compile_head(
@@ -60,7 +60,7 @@ def compile_head(
         dtype: Type of weights and activations.
 
     Returns:
-        The programs for `PAIRS` pairs and for as many rows as one call normalises.
+        The programs for `PAIRS` pairs and for as many rows as one call normalises, on each device along `DATA`.
     """
     spread = spread_heads(config, mesh.shape[TENSOR])
     backend = backend_for(spread, jnp.dtype(dtype), mesh)
@@ -71,10 +71,10 @@ def compile_head(
 
     scored = mesh.shape[DATA] * min(shape.scored, shape.tokens)
     hidden = jax.ShapeDtypeStruct((scored, config.embed), jnp.dtype(dtype), sharding=NamedSharding(mesh, P(DATA)))
-    labels = jax.jit(lambda weights, *arrays: label_logits(nnx.merge(graph, weights), *arrays))
+    labels = jax.jit(lambda weights, *arrays: label_logits(nnx.merge(graph, weights), mesh, *arrays))
     normalise = jax.jit(lambda weights, *arrays: log_sum_exp(nnx.merge(graph, weights), mesh, *arrays))
     return (
-        labels.lower(abstract, hidden, ints(PAIRS), ints(PAIRS)).compile(),
+        labels.lower(abstract, hidden, *[ints(PAIRS * mesh.shape[DATA])] * 2).compile(),
         normalise.lower(abstract, hidden, ints(backend.normalised_rows * mesh.shape[DATA])).compile(),
     )
 

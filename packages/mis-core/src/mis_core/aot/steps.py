@@ -23,7 +23,7 @@ from mis_core.aot.traffic import plan_requests
 from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import DATA, TENSOR, backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
-from mis_core.runner.arrays import step_arrays
+from mis_core.runner.arrays import StepArrays, step_arrays
 from mis_core.runner.buckets import PAIRS, token_buckets
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.aot.chips import CHIPS, Chip
@@ -41,6 +41,7 @@ from mis_kernels.aot.targets import TARGETS, Target, mesh
 from mis_kernels.backends import Backend
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.tiles import count_tiles
+from mis_kernels.segments import NOWHERE
 from mis_kernels.target import compiling_for
 
 _CONTEXTS = 8
@@ -82,10 +83,11 @@ def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
     ]
     stages: dict[str, Range] = defaultdict(lambda: Range.of(0.0))
     for plan, size in zip(plans, sizes, strict=True):
-        writes_pages = any(shard.paged.any() for shard in plan.shards)
-        for stage, seconds in price_program(programs[size].operations, clock, chip, writes_pages=writes_pages).items():
+        arrays = step_arrays(backend, shape, plan, size, min(size, shape.scored))
+        exchanges = int(arrays.exchanges[0])
+        for stage, seconds in price_program(programs[size].operations, clock, chip, exchanges=exchanges).items():
             stages[stage] += seconds
-        tiles, rows = _tiles(plan, size, backend, shape), [shard.rows for shard in plan.shards]
+        tiles, rows = count_tiles(arrays.segments.tiles).tolist(), [shard.rows for shard in plan.shards]
         attention = price_attention(
             tiles,
             rows,
@@ -103,8 +105,8 @@ def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
         )
         stages["attention"] += attention * config.layers
         stages["norm and RoPE"] += norm_rope * config.layers
-        if writes_pages:
-            stages["write_pages"] += price_page_writes(size * data, kv_heads, spread.head_dim, chip) * config.layers
+        written = price_page_writes(_written_tokens(arrays), kv_heads, spread.head_dim, chip)
+        stages["write_pages"] += written * config.layers
         calls = _head_calls(plan, backend)
         for count, seconds in zip(calls, head, strict=True):
             stages["head"] += seconds * count
@@ -122,7 +124,7 @@ def _price_head(
     operations: list[Operation], job: Mapping[str, Any], config: ModelConfig, chip: Chip, clock: float
 ) -> Range:
     """Return the seconds of one call of a program of the head, with its kernel if it has one."""
-    found = total(price_program(operations, clock, chip, writes_pages=False).values())
+    found = total(price_program(operations, clock, chip).values())
     if not any(each.kind == KERNEL for each in operations):
         return found
     schedule = grid_schedule_of(job["log_sum_exp"])
@@ -132,7 +134,7 @@ def _price_head(
 def _plan(
     requests: list[Mapping[str, Any]], step_tokens: int, backend: Backend, shards: int
 ) -> tuple[StepShape, int, list[StepPlan]]:
-    """Return the room of a step, the pages of the cache, and the steps of all requests."""
+    """Return the room of a step, the pages of the cache on each device, and the steps of all requests."""
     longest = max(len(body["query"]) + max(map(len, body["items"])) for body in requests)
     context_pages = -(-longest // PAGE_SIZE) + 1
     shape = StepShape(
@@ -154,17 +156,19 @@ def _read(compiled: jax.stages.Compiled) -> Program:
     return Program(read_operations(text), (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
 
 
-def _tiles(plan: StepPlan, size: int, backend: Backend, shape: StepShape) -> list[list[int]]:
-    """Return how many tiles of each kind every device's attention has."""
-    segments = step_arrays(backend, shape, plan, size, min(size, shape.scored))[3]
-    return count_tiles(segments.tiles).tolist()
+def _written_tokens(arrays: StepArrays) -> int:
+    """Return how many tokens go to pages of the device with the most, whole pages as they are copied."""
+    pages = np.concatenate([arrays.segments.page_writes[:, None], arrays.exchanged_writes], axis=1)
+    return int((pages < NOWHERE).sum((1, 2)).max()) * PAGE_SIZE
 
 
 def _head_calls(plan: StepPlan, backend: Backend) -> tuple[int, int]:
-    """Return how often a step's rows need the program of label logits, and that of the log-sum-exp."""
-    pairs = sum(reading.label_ids.size for reading in plan.readings)
-    normalised = sum(len(reading.rows) for reading in plan.readings if reading.normalise)
-    return -(-pairs // PAIRS), -(-normalised // (backend.normalised_rows * len(plan.shards)))
+    """Return how often the fullest shard's rows need the program of label logits, and that of the log-sum-exp."""
+    pairs, normalised = np.zeros((2, len(plan.shards)), np.int64)
+    for reading in plan.readings:
+        pairs[reading.shard] += reading.label_ids.size
+        normalised[reading.shard] += len(reading.rows) * reading.normalise
+    return -(-int(pairs.max()) // PAIRS), -(-int(normalised.max()) // backend.normalised_rows)
 
 
 if __name__ == "__main__":

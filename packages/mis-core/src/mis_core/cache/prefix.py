@@ -17,7 +17,9 @@ others are evicted, least recently used first and children before parents, when 
 import hashlib
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, field
+from typing import Self
 
 import numpy as np
 from jaxtyping import Int32
@@ -49,6 +51,12 @@ class CacheStatistics:
     cached_pages: int
     held_pages: int
     pages: int
+
+    @classmethod
+    def total(cls, caches: Iterable[Self]) -> Self:
+        """Return the sums of several caches."""
+        fields: Iterable[tuple[int, ...]] = zip(*map(astuple, caches), strict=True)
+        return cls(*(sum(field) for field in fields))
 
 
 @dataclass(slots=True, eq=False)
@@ -185,16 +193,16 @@ class PrefixCache:
     def match(self, lock: PrefixLock) -> int:
         """Lock what is cached of the tokens after `lock.done`; return how many tokens that is."""
         matched = 0
-        while lock.done < len(lock.tokens):
-            digest, tokens = self._next(lock)
-            node = self._nodes.get(digest)
-            if node is None or node.tokens != tokens:
-                break
+        for node in self._cached(lock):
             node.locks += 1
-            self._idle.pop(digest, None)
+            self._idle.pop(node.digest, None)
             matched += lock.append(node)
         lock.cached += matched
         return matched
+
+    def count_cached(self, lock: PrefixLock) -> int:
+        """Return how many tokens `match` would lock now; lock none, and leave the order of eviction as it is."""
+        return sum(len(node.tokens) for node in self._cached(lock)) // lock.tokens.itemsize
 
     def insert(self, lock: PrefixLock, count: int) -> None:
         """Allocate pages for the next tokens of a locked prefix, which the step being planned computes.
@@ -252,6 +260,17 @@ class PrefixCache:
     def _root(self, salt: str | None) -> bytes:
         text = b"" if salt is None else b"salt" + salt.encode()
         return self._hash(b"", text)
+
+    def _cached(self, lock: PrefixLock) -> Iterator[_Node]:
+        """Yield the nodes behind the path of a lock that are in the tree."""
+        parent = lock.path[-1].digest if lock.path else lock.root
+        for begin in range(lock.done, len(lock.tokens), self.page_size):
+            tokens = lock.tokens[begin : begin + self.page_size].tobytes()
+            node = self._nodes.get(self._hash(parent, tokens))
+            if node is None or node.tokens != tokens:
+                return
+            yield node
+            parent = node.digest
 
     def _next(self, lock: PrefixLock) -> tuple[bytes, bytes]:
         """Return the digest and the tokens of the page after `lock.done`."""

@@ -117,7 +117,7 @@ class Engine:
             "tp_size": config.tp_size,
             "dp_size": config.dp_size,
             "context_length": self.context_length,
-            "cache_tokens": pages * PAGE_SIZE,
+            "cache_tokens": pages * PAGE_SIZE * config.dp_size,
             "step_tokens": budget,
             "buckets": " ".join(map(str, token_buckets(budget))),
         }

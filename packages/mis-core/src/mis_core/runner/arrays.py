@@ -1,15 +1,42 @@
 """From the shards of a step plan to the arrays of the compiled step."""
 
+import dataclasses
+from typing import NamedTuple
+
 import jax
 import numpy as np
+from jaxtyping import Int32
 
 from mis_core.ragged import ramp
-from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.plan import KEPT, LONG_ITEM, PAGE_SIZE, ShardPlan, StepPlan, StepShape
 from mis_kernels import lay_out
 from mis_kernels.backends import Backend, LaidOut, Limits
+from mis_kernels.segments import NOWHERE, IntArray
 
-StepArrays = tuple[np.ndarray, np.ndarray, np.ndarray, LaidOut]
-"""Token ids and positions `[devices, tokens]`, scored rows `[devices, scored]`, segments stacked by device."""
+EXCHANGED = LONG_ITEM
+"""Most rows of a device that are exchanged at a time; divides the size of every larger step."""
+
+
+class StepArrays(NamedTuple):
+    """What a step takes besides weights and cache: a row for each device, or one row inside the step.
+
+    Attributes:
+        token_ids: New tokens, `[devices, tokens]`.
+        positions: Their positions, `[devices, tokens]`.
+        scored_rows: Rows whose hidden states are returned, `[devices, scored]`.
+        segments: What the tokens see, and where those of this device go, stacked by device.
+        exchanged_writes: Pages of this device that runs of all others go to, by device that computes them,
+            `[devices, devices, runs]`.
+        exchanges: How many times `EXCHANGED` rows are exchanged, `[devices]`; the same for all devices, 0 without a
+            cut request.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    scored_rows: IntArray
+    segments: LaidOut
+    exchanged_writes: IntArray
+    exchanges: IntArray
 
 
 def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int, scored: int) -> StepArrays:
@@ -25,12 +52,35 @@ def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int,
     limits = Limits(shape.contexts, shape.pages_per_context * PAGE_SIZE, LONG_ITEM)
     capacity = backend.tile_capacity(tokens, limits)
     shards = [_shard_arrays(backend, capacity, shard, tokens, scored) for shard in plan.shards]
-    return jax.tree.map(lambda *arrays: np.stack(arrays), *shards)
+    token_ids, positions, scored_rows, segments = jax.tree.map(lambda *arrays: np.stack(arrays), *shards)
+    writes = _page_writes(plan, tokens)
+    devices = np.arange(len(plan.shards))
+    own = writes[devices, devices]
+    writes[devices, devices] = NOWHERE
+    return StepArrays(
+        token_ids,
+        positions,
+        scored_rows,
+        dataclasses.replace(segments, page_writes=own),
+        writes,
+        np.full(len(devices), -(-plan.exchanged_rows // EXCHANGED), np.int32),
+    )
+
+
+def _page_writes(plan: StepPlan, tokens: int) -> Int32[np.ndarray, "devices devices runs"]:
+    """Return for every device the pages there that each run of every device's rows goes to."""
+    devices = len(plan.shards)
+    writes = np.full((devices, devices, tokens // PAGE_SIZE), NOWHERE, np.int32)
+    for each in plan.writes:
+        first = each.start // PAGE_SIZE
+        for device, pages in each.pages.items():
+            writes[device, each.shard, first : first + len(pages)] = np.where(pages == KEPT, NOWHERE, pages)
+    return writes
 
 
 def _shard_arrays(
     backend: Backend, capacity: tuple[int, ...], shard: ShardPlan, tokens: int, scored: int
-) -> StepArrays:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, LaidOut]:
     token_ids, positions, scored_rows = (np.zeros(size, np.int32) for size in (tokens, tokens, scored))
     rows = np.repeat(shard.starts, shard.lens) + ramp(shard.lens)
     token_ids[rows], positions[rows] = shard.token_ids, shard.positions

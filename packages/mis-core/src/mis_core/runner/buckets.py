@@ -8,7 +8,7 @@ SMALLEST_STEP = 64
 """Fewer rows take another path in products on XLA:CPU and would change a row's bits."""
 
 PAIRS = 1024
-"""(row, label) pairs of one call of the label head."""
+"""(row, label) pairs of one call of the label head, on each device along `data`."""
 
 
 def token_buckets(budget: int) -> list[int]:

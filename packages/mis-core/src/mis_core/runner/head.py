@@ -20,29 +20,47 @@ from mis_kernels import from_bits, row_sum
 _BLOCK = 64  # logits of which the most probable tokens are searched by their maximum first
 
 
+def choose_rows(mesh: Mesh, hidden: Array, rows: Int32[Array, " rows"]) -> Array:
+    """Return rows of `hidden` on the devices that computed them, cut over the mesh's data axis.
+
+    Args:
+        mesh: Devices.
+        hidden: Rows of all devices along the data axis, side by side.
+        rows: As many of each device, side by side, numbered on their device from 0.
+    """
+    each = P(DATA)
+    chosen = jax.shard_map(lambda hidden, rows: hidden[rows], mesh=mesh, in_specs=(each, each), out_specs=each)
+    return chosen(hidden, rows)
+
+
 def label_logits(
-    decoder: Decoder, hidden: Array, pair_row: Int32[Array, " pairs"], pair_label: Int32[Array, " pairs"]
+    decoder: Decoder,
+    mesh: Mesh,
+    hidden: Array,
+    pair_row: Int32[Array, " pairs"],
+    pair_label: Int32[Array, " pairs"],
 ) -> Float32[Array, " pairs"]:
-    """Return the logit of each (row of `hidden`, label) pair.
+    """Return the logit of each (row of `hidden`, label) pair, the rows as in `choose_rows`.
 
     Each is one dot product of fixed length, so its bits depend on nothing but the pair.
     """
     with jax.named_scope("label_logits"):
-        weights = from_bits(decoder.head_weight[pair_label]).astype(jnp.float32)
-        return (hidden[pair_row].astype(jnp.float32) * weights).sum(-1)
+        labels = lax.with_sharding_constraint(pair_label, NamedSharding(mesh, P(DATA)))
+        weights = from_bits(decoder.head_weight[labels]).astype(jnp.float32)
+        return (choose_rows(mesh, hidden, pair_row).astype(jnp.float32) * weights).sum(-1)
 
 
 def log_sum_exp(decoder: Decoder, mesh: Mesh, hidden: Array, rows: Int32[Array, " rows"]) -> Float32[Array, " rows"]:
-    """Return the log of the sum of the exponentials of all logits of some rows of `hidden`.
+    """Return the log of the sum of the exponentials of all logits of some rows of `hidden`, as in `choose_rows`.
 
-    The rows are cut over the mesh's data axis, whichever device computed them. A head with one row is a logistic
-    classifier's, whose other class has the logit 0: it counts, so that the probability is the sigmoid of the logit.
+    A head with one row is a logistic classifier's, whose other class has the logit 0: it counts, so that the
+    probability is the sigmoid of the logit.
     """
     weight, backend = decoder.head_weight, decoder.backend
     vocab = weight.shape[0]
     chunk = min(backend.vocab_chunk, vocab)
     with jax.named_scope("log_sum_exp"):
-        hidden = lax.with_sharding_constraint(hidden[rows], NamedSharding(mesh, P(DATA)))
+        hidden = choose_rows(mesh, hidden, rows)
         # A head that is cut has parts of every logit on each device.
         if mesh.shape[TENSOR] == 1 and backend.fuses_log_sum_exp(len(rows) // mesh.shape[DATA], *weight.shape):
             specs = P(DATA), P()
@@ -64,11 +82,6 @@ def log_sum_exp(decoder: Decoder, mesh: Mesh, hidden: Array, rows: Int32[Array, 
         start = jnp.full(hidden.shape[0], highest), jnp.full(hidden.shape[0], total)
         (highest, total), _ = lax.scan(add, start, jnp.arange(-(-vocab // chunk)))
         return highest + jnp.log(total)
-
-
-def choose_rows(mesh: Mesh, hidden: Array, rows: Int32[Array, " rows"]) -> Array:
-    """Return some rows of `hidden`, cut over the mesh's data axis, whichever device computed them."""
-    return lax.with_sharding_constraint(hidden[rows], NamedSharding(mesh, P(DATA)))
 
 
 def most_probable(

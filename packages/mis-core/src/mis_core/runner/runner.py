@@ -6,6 +6,7 @@ sizes, compiled once each. Nothing here waits for the device but `Running.wait`.
 
 import dataclasses
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -15,18 +16,19 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Int32
 from tqdm import tqdm
 
 from mis_core.models.decoder import Decoder
-from mis_core.models.parallel import DATA, TENSOR
+from mis_core.models.parallel import DATA
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, full_step, token_buckets
 from mis_core.runner.head import choose_rows, label_logits, log_sum_exp, most_probable
 from mis_core.runner.memory import Resident
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, next_tokens
-from mis_core.runner.step import KeyValueCache, make_step
+from mis_core.runner.step import CACHE, KeyValueCache, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
-from mis_core.scheduler.reading import Draws, Values
+from mis_core.scheduler.reading import Draws, Reading, Values
 
 
 @dataclass(slots=True, eq=False)
@@ -52,36 +54,38 @@ class Running:
         with jax.profiler.TraceAnnotation("mis.wait"):
             jax.block_until_ready((self.logits, self.normalisers, self.top, self.drawn))
         with jax.profiler.TraceAnnotation("mis.read"):
-            pairs, normalisers = _Parts(self.logits), _Parts(self.normalisers)
-            top_ids, top_logits, top_normalisers = (_Parts([part[n] for part in self.top]) for n in (0, 1, 2))
-            next_ids, next_logits = (_Parts([part[n] for part in self.drawn]) for n in (0, 1))
+            shards = len(self.plan.shards)
+            pairs, normalisers = _Parts(self.logits, shards), _Parts(self.normalisers, shards)
+            top_ids, top_logits, top_normalisers = (_Parts([part[n] for part in self.top], shards) for n in (0, 1, 2))
+            next_ids, next_logits = (_Parts([part[n] for part in self.drawn], shards) for n in (0, 1))
         values: list[Values] = []
         for reading in self.plan.readings:
-            shape, top, draws = reading.label_ids.shape, reading.top_tokens, reading.draws
-            sums = top_normalisers.read(shape[0]) if top else normalisers.read(shape[0]) if reading.normalise else None
+            at, (rows, labels), top, draws = reading.shard, reading.label_ids.shape, reading.top_tokens, reading.draws
+            sums = top_normalisers.read(at, rows) if top else normalisers.read(at, rows) if reading.normalise else None
             values.append(
                 Values(
-                    pairs.read(shape[0] * shape[1]).reshape(shape),
+                    pairs.read(at, rows * labels).reshape(rows, labels),
                     sums if reading.normalise else None,
-                    top_ids.read(shape[0])[:, :top] if top else None,
-                    top_logits.read(shape[0])[:, :top] if top else None,
-                    next_ids.read(len(draws.rows)) if draws else None,
-                    next_logits.read(len(draws.rows)) if draws else None,
+                    top_ids.read(at, rows)[:, :top] if top else None,
+                    top_logits.read(at, rows)[:, :top] if top else None,
+                    next_ids.read(at, len(draws.rows)) if draws else None,
+                    next_logits.read(at, len(draws.rows)) if draws else None,
                 )
             )
         return values
 
 
 class _Parts:
-    """Values of one kind, which are read in order."""
+    """Values of one kind, which are read in order on each shard."""
 
-    def __init__(self, parts: list[Array]) -> None:
-        self._values = np.concatenate([np.asarray(part) for part in parts]) if parts else np.zeros(0, np.float32)
-        self._read = 0
+    def __init__(self, parts: list[Array], shards: int) -> None:
+        arrays = [np.asarray(part) for part in parts] or [np.zeros(0, np.float32)]
+        self._values = np.concatenate([array.reshape(shards, -1, *array.shape[1:]) for array in arrays], axis=1)
+        self._read = [0] * shards
 
-    def read(self, count: int) -> np.ndarray:
-        self._read += count
-        return self._values[self._read - count : self._read]
+    def read(self, shard: int, count: int) -> np.ndarray:
+        self._read[shard] += count
+        return self._values[shard, self._read[shard] - count : self._read[shard]]
 
 
 class Runner:
@@ -94,31 +98,36 @@ class Runner:
             decoder: Weights, cut over the mesh.
             mesh: Devices with axes `DATA` and `TENSOR`.
             shape: Room of a step; the decoder's backend says the alignment.
-            pages: Pages of the KV cache, each of `PAGE_SIZE` tokens in every layer.
+            pages: Pages of the KV cache on each device along `DATA`, each of `PAGE_SIZE` tokens in every layer.
         """
         self.mesh, self.shape, self.pages = mesh, shape, pages
         self._graph, self._weights = nnx.split(decoder)
         config, self._backend = decoder.config, decoder.backend
-        self._cache_shape = (config.kv_heads, config.layers * pages, PAGE_SIZE, self._backend.cache_head_dim)
+        self._cache_shape = (
+            config.kv_heads,
+            mesh.shape[DATA] * config.layers * pages,
+            PAGE_SIZE,
+            self._backend.cache_head_dim,
+        )
         self._cache = self._empty_cache()
         steps = {
             dense: make_step(self._graph, self._weights, mesh, pages, self._backend, dense_mask=dense)
             for dense in (False, True)
         }
         self._steps = {dense: jax.jit(step, donate_argnums=1) for dense, step in steps.items()}
-        self._label_logits = jax.jit(lambda weights, *arrays: label_logits(nnx.merge(self._graph, weights), *arrays))
+        self._label_logits = jax.jit(
+            lambda weights, *arrays: label_logits(nnx.merge(self._graph, weights), mesh, *arrays)
+        )
         self._log_sum_exp = jax.jit(
             lambda weights, *arrays: log_sum_exp(nnx.merge(self._graph, weights), mesh, *arrays)
         )
-        self._top_rows = self._backend.normalised_rows * mesh.shape[DATA]
-        self._sampled_rows = SAMPLED_ROWS * mesh.shape[DATA]
         # These take rows instead of all that a step scores, so that one program serves steps of every size.
         self._choose_rows = jax.jit(lambda hidden, rows: choose_rows(mesh, hidden, rows))
         self._most_probable = jax.jit(lambda weights, rows: most_probable(nnx.merge(self._graph, weights), rows))
         self._next_tokens = jax.jit(lambda weights, rows, how: next_tokens(nnx.merge(self._graph, weights), rows, how))
 
     def _empty_cache(self) -> KeyValueCache:
-        sharding = NamedSharding(self.mesh, P(TENSOR))
+        sharding = NamedSharding(self.mesh, CACHE)
         zeros = jax.jit(lambda: jnp.zeros(self._cache_shape, self._backend.storage_dtype), out_shardings=sharding)
         return zeros(), zeros()
 
@@ -140,16 +149,17 @@ class Runner:
             (size, dense) for dense in (False, True)[: 1 + dense_mask] for size in token_buckets(self.shape.tokens)
         ]
         seconds = {}
-        one = np.zeros(1, np.int32)
+        one = [np.zeros(1, np.int32)] * self.shape.shards
         for size, dense in tqdm(shapes, desc="Compiling steps", unit="shape", disable=not progress):
             began = time.perf_counter()
             plan = full_step(dataclasses.replace(self.shape, tokens=size), context=0, item=SMALLEST_STEP)
             hidden = self._hidden(dataclasses.replace(plan, dense_mask=dense))
             self._pairs(hidden, one, one)[0].block_until_ready()
             self._normalised(hidden, one)[0].block_until_ready()
-            chosen = [self._choose_rows(hidden, _padded(one, rows)) for rows in (self._top_rows, self._sampled_rows)]
+            counts = self._backend.normalised_rows, SAMPLED_ROWS
+            chosen = [self._choose_rows(hidden, part) for count in counts for part in _turns(one, count)]
             if not seconds:  # one program for all sizes, and slow to run on a CPU
-                how = DrawArrays.of([], 0, self._sampled_rows)
+                how = DrawArrays.of([], 0, SAMPLED_ROWS * self.shape.shards)
                 jax.block_until_ready(self._most_probable(self._weights, chosen[0]))
                 jax.block_until_ready(self._next_tokens(self._weights, chosen[1], how))
             seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
@@ -165,24 +175,22 @@ class Runner:
     def run(self, plan: StepPlan) -> Running:
         """Start one step, and the reading of its scored rows."""
         hidden = self._hidden(plan)
-        if not plan.readings:
-            return Running(plan, [], [], [], [])
-        scored = hidden.shape[0] // len(plan.shards)
-        readings = plan.readings
-        rows = [r.shard * scored + r.first + np.arange(len(r.rows), dtype=np.int32) for r in readings]
-        pair_row = [np.repeat(row, r.label_ids.shape[1]) for row, r in zip(rows, readings, strict=True)]
-        pair_label = [np.maximum(r.label_ids.reshape(-1), 0) for r in readings]  # -1 fills; nobody reads it
-        normalised = [row for row, r in zip(rows, readings, strict=True) if r.normalise and not r.top_tokens]
-        top = [row for row, reading in zip(rows, readings, strict=True) if reading.top_tokens]
-        draws = [(row[r.draws.rows], r.draws) for row, r in zip(rows, readings, strict=True) if r.draws]
+        of_shard = [[r for r in plan.readings if r.shard == shard] for shard in range(len(plan.shards))]
+        none = np.zeros(0, np.int32)
+
+        def on_shards(values: Callable[[Reading], np.ndarray]) -> list[np.ndarray]:
+            return [np.concatenate([none, *map(values, mine)]) for mine in of_shard]
+
+        # A label of -1 fills; nobody reads its logit.
+        labels = on_shards(lambda r: np.maximum(r.label_ids.reshape(-1), 0))
+        normalised = on_shards(lambda r: _rows(r) if r.normalise and not r.top_tokens else none)
+        drawn = on_shards(lambda r: _rows(r)[r.draws.rows] if r.draws else none)
         return Running(
             plan,
-            self._pairs(hidden, np.concatenate(pair_row), np.concatenate(pair_label)),
-            self._normalised(hidden, np.concatenate(normalised)) if normalised else [],
-            self._top(hidden, np.concatenate(top)) if top else [],
-            self._drawn(hidden, np.concatenate([row for row, _ in draws]), [each for _, each in draws])
-            if draws
-            else [],
+            self._pairs(hidden, on_shards(lambda r: np.repeat(_rows(r), r.label_ids.shape[1])), labels),
+            self._normalised(hidden, normalised),
+            self._top(hidden, on_shards(lambda r: _rows(r) if r.top_tokens else none)),
+            self._drawn(hidden, drawn, [[r.draws for r in mine if r.draws] for mine in of_shard]),
         )
 
     def size_of(self, plan: StepPlan) -> int:
@@ -196,32 +204,37 @@ class Runner:
         size = self._bucket(plan)
         arrays = step_arrays(self._backend, self.shape, plan, size, min(size, self.shape.scored))
         arrays = jax.device_put(arrays, NamedSharding(self.mesh, P(DATA)))
-        hidden, self._cache = self._steps[plan.dense_mask](self._weights, self._cache, *arrays)
+        hidden, self._cache = self._steps[plan.dense_mask](self._weights, self._cache, arrays)
         return hidden
 
-    def _pairs(self, hidden: Array, rows: np.ndarray, labels: np.ndarray) -> list[Array]:
-        parts = range(0, len(rows), PAIRS)
-        padded = [[_padded(array[begin : begin + PAIRS], PAIRS) for array in (rows, labels)] for begin in parts]
-        return [self._label_logits(self._weights, hidden, *arrays) for arrays in padded]
+    def _pairs(self, hidden: Array, rows: list[np.ndarray], labels: list[np.ndarray]) -> list[Array]:
+        parts = zip(_turns(rows, PAIRS), _turns(labels, PAIRS), strict=True)
+        return [self._label_logits(self._weights, hidden, *arrays) for arrays in parts]
 
-    def _normalised(self, hidden: Array, rows: np.ndarray) -> list[Array]:
-        size = self._backend.normalised_rows * self.mesh.shape[DATA]  # the devices along `DATA` share them
-        parts = [_padded(rows[begin : begin + size], size) for begin in range(0, len(rows), size)]
+    def _normalised(self, hidden: Array, rows: list[np.ndarray]) -> list[Array]:
+        parts = _turns(rows, self._backend.normalised_rows)
         return [self._log_sum_exp(self._weights, hidden, part) for part in parts]
 
-    def _top(self, hidden: Array, rows: np.ndarray) -> list[tuple[Array, Array, Array]]:
-        size = self._top_rows
-        parts = [_padded(rows[begin : begin + size], size) for begin in range(0, len(rows), size)]
+    def _top(self, hidden: Array, rows: list[np.ndarray]) -> list[tuple[Array, Array, Array]]:
+        parts = _turns(rows, self._backend.normalised_rows)
         return [self._most_probable(self._weights, self._choose_rows(hidden, part)) for part in parts]
 
-    def _drawn(self, hidden: Array, rows: np.ndarray, draws: list[Draws]) -> list[tuple[Array, Array]]:
-        size = self._sampled_rows
-        parts = [(_padded(rows[begin : begin + size], size), begin) for begin in range(0, len(rows), size)]
-        return [
-            self._next_tokens(self._weights, self._choose_rows(hidden, part), DrawArrays.of(draws, begin, size))
-            for part, begin in parts
-        ]
+    def _drawn(self, hidden: Array, rows: list[np.ndarray], draws: list[list[Draws]]) -> list[tuple[Array, Array]]:
+        drawn: list[tuple[Array, Array]] = []
+        for turn, part in enumerate(_turns(rows, SAMPLED_ROWS)):
+            how = [DrawArrays.of(each, turn * SAMPLED_ROWS, SAMPLED_ROWS) for each in draws]
+            how = DrawArrays(*map(np.concatenate, zip(*how, strict=True)))
+            drawn.append(self._next_tokens(self._weights, self._choose_rows(hidden, part), how))
+        return drawn
 
 
-def _padded(array: np.ndarray, size: int) -> np.ndarray:
-    return np.concatenate([array, np.zeros(size - len(array), np.int32)]).astype(np.int32)
+def _rows(reading: Reading) -> Int32[np.ndarray, " rows"]:
+    """Return its rows among the scored ones of its shard."""
+    return np.arange(reading.first, reading.first + len(reading.rows), dtype=np.int32)
+
+
+def _turns(arrays: list[np.ndarray], size: int) -> Iterator[np.ndarray]:
+    """Yield `size` elements of every shard's array at a time, side by side, filled up with zeros."""
+    for begin in range(0, max(map(len, arrays)), size):
+        parts = [array[begin : begin + size] for array in arrays]
+        yield np.concatenate([np.pad(part, (0, size - len(part))) for part in parts]).astype(np.int32)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 from jax.sharding import Mesh
@@ -12,14 +13,18 @@ from jax.sharding import PartitionSpec as P
 
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, partition
+from mis_core.runner.arrays import EXCHANGED, StepArrays
+from mis_core.scheduler.plan import PAGE_SIZE
 from mis_kernels import segment_attention, write_pages
 from mis_kernels.backends import Backend, LaidOut
-from mis_kernels.segments import NOWHERE
 
 KeyValueCache = tuple[Array, Array]
-"""Keys and values, each `[kv_heads, layers * pages, page_size, head_dim]`, cut by head, the same along `DATA`."""
+"""Keys and values, each `[kv_heads, devices * layers * pages, page_size, head_dim]`, cut as `CACHE` says."""
 
-Step = Callable[[Any, KeyValueCache, Array, Array, Array, LaidOut], tuple[Array, KeyValueCache]]
+CACHE = P(TENSOR, DATA)
+"""How the cache is cut: by head along `TENSOR`; along `DATA` every device has pages of its own."""
+
+Step = Callable[[Any, KeyValueCache, StepArrays], tuple[Array, KeyValueCache]]
 
 
 def weight_partitions(weights: Any, backend: Backend) -> Any:
@@ -36,54 +41,55 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
         graph: The decoder's graph, from `nnx.split`.
         weights: Its state, cut over the mesh as `partition` says; shapes are enough.
         mesh: Devices with axes `DATA` and `TENSOR`.
-        pages: Pages of one layer.
+        pages: Pages of one layer on a device.
         backend: Who computes it, the decoder's.
         dense_mask: Attend with materialised masks, as a reference.
 
     Returns:
-        `(weights, cache, token_ids, positions, scored_rows, segments) -> (hidden, cache)`, where every
-        argument after the cache has one row per device along `DATA`: token ids and positions
-        `[devices, tokens]`, scored rows `[devices, scored]`, segments stacked. `hidden` is
+        `(weights, cache, arrays) -> (hidden, cache)`, with the arrays of `step_arrays`. `hidden` is
         `[devices * scored, embed]`, final-normed.
     """
     devices, attends = mesh.shape[DATA], "reference" if dense_mask else None
 
-    def step(
-        weights: Any, cache: KeyValueCache, token_ids: Array, positions: Array, rows: Array, stacked: LaidOut
-    ) -> tuple[Array, KeyValueCache]:
+    def step(weights: Any, cache: KeyValueCache, arrays: StepArrays) -> tuple[Array, KeyValueCache]:
         decoder: Decoder = nnx.merge(graph, weights)
         scale = decoder.config.head_dim**-0.5
-        segments: LaidOut = jax.tree.map(lambda x: x[0], stacked)
-        # Every device keeps every page, so it writes what all of them computed.
-        with jax.named_scope("write_pages"):
-            page_writes = lax.all_gather(segments.page_writes, DATA, tiled=True)
+        here: StepArrays = jax.tree.map(lambda x: x[0], arrays)
 
-        def everyones(new: Array) -> Array:
-            if devices == 1:
-                return new
-            flat = new.reshape(len(new), -1)  # TPUs would keep three dimensions in a layout that costs a copy
-            nothing = lax.empty((devices * len(flat), flat.shape[1]), flat.dtype)  # which nobody reads
-            any_paged = (page_writes < NOWHERE).any()
-            gathered = lax.cond(any_paged, lambda: lax.all_gather(flat, DATA, tiled=True), lambda: nothing)
-            return gathered.reshape(-1, *new.shape[1:])
+        def exchange(cache: KeyValueCache, new: KeyValueCache, segments: LaidOut, first_page: Array) -> KeyValueCache:
+            """Write what the other devices computed of cut requests."""
+            rows = min(EXCHANGED, len(new[0]))
+            runs = rows // PAGE_SIZE
+            # TPUs would keep three dimensions in a layout that costs a copy.
+            flat = [x.reshape(len(x), -1) for x in new]
+
+            def once(number: Array, cache: KeyValueCache) -> KeyValueCache:
+                there = lax.dynamic_slice_in_dim(here.exchanged_writes, number * runs, runs, axis=1)
+                writes = dataclasses.replace(segments, page_writes=there.reshape(-1) + first_page)
+                parts = [lax.dynamic_slice_in_dim(x, number * rows, rows) for x in flat]
+                theirs = [lax.all_gather(part, DATA, tiled=True).reshape(-1, *new[0].shape[1:]) for part in parts]
+                k_pages, v_pages = (write_pages(*each, writes) for each in zip(cache, theirs, strict=True))
+                return k_pages, v_pages
+
+            return lax.fori_loop(0, here.exchanges, once, cache)
 
         def attend(q: Array, k: Array, v: Array, cache: KeyValueCache, layer: Array) -> tuple[Array, KeyValueCache]:
-            here = segments.shift_pages(layer * pages)
+            first_page = layer * pages
+            segments = here.segments.shift_pages(first_page)
             with jax.named_scope("write_pages"):
-                writes = dataclasses.replace(here, page_writes=page_writes + layer * pages)
-                k_pages, v_pages = (
-                    write_pages(old, everyones(new), writes) for old, new in zip(cache, (k, v), strict=True)
-                )
-            out = segment_attention(q, k, v, k_pages, v_pages, here, scale=scale, backend=attends)
+                k_pages, v_pages = (write_pages(old, new, segments) for old, new in zip(cache, (k, v), strict=True))
+                if devices > 1:
+                    k_pages, v_pages = exchange((k_pages, v_pages), (k, v), segments, first_page)
+            out = segment_attention(q, k, v, k_pages, v_pages, segments, scale=scale, backend=attends)
             return out, (k_pages, v_pages)
 
-        return decoder(token_ids[0], positions[0], rows[0], attend, cache)
+        token_ids, positions, rows = map(jnp.asarray, here[:3])
+        return decoder(token_ids, positions, rows, attend, cache)
 
-    each = P(DATA)
     return jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(weight_partitions(weights, backend), (P(TENSOR), P(TENSOR)), each, each, each, each),
-        out_specs=(each, (P(TENSOR), P(TENSOR))),
+        in_specs=(weight_partitions(weights, backend), (CACHE, CACHE), P(DATA)),
+        out_specs=(P(DATA), (CACHE, CACHE)),
         check_vma=False,  # loops carry values that start out the same everywhere
     )

@@ -5,41 +5,20 @@ values among the new tokens of one step. A long item is computed in pages of its
 of the query.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
 
-from mis_core.cache import PrefixCache, PrefixLock
 from mis_core.ragged import ramp, rows_at
 from mis_core.scheduler.answer import Answer
+from mis_core.scheduler.homes import QueryLock
 from mis_core.scheduler.placements import QUERY, Placements
-from mis_core.scheduler.plan import PAGE_SIZE, Room, StepBuilder
+from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, Room, StepBuilder, Writes
 from mis_core.scoring.request import ScoreRequest
-
-
-@runtime_checkable
-class NeedsPages(Protocol):
-    """A running request."""
-
-    @property
-    def missing_pages(self) -> int:
-        """Most pages that it will still allocate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Headroom:
-    """Pages of a cache beyond what all running requests may still need: why none of them ever waits for a page."""
-
-    cache: PrefixCache
-    running: Collection[NeedsPages]
-
-    @property
-    def pages(self) -> int:
-        """How many; negative while pages wait for the end of a step to be free again."""
-        return self.cache.available - sum(each.missing_pages for each in self.running)
 
 
 class QueryPrefill:
@@ -47,16 +26,15 @@ class QueryPrefill:
 
     Attributes:
         lock: Its pages.
+        shards: Shards that have them.
         is_in_step: Whether the step being planned computes some of it.
     """
 
-    def __init__(
-        self, cache: PrefixCache, lock: PrefixLock, answer: Answer, placements: Placements, num_reads: int
-    ) -> None:
+    def __init__(self, lock: QueryLock, answer: Answer, placements: Placements, num_reads: int) -> None:
         self.lock = lock
+        self.shards = tuple(home.shard for home in lock.homes)
         self.is_in_step = False
         self._placements = placements
-        self._cache = cache
         self._answer = answer
         self._num_reads = num_reads
 
@@ -65,29 +43,24 @@ class QueryPrefill:
         """Tokens still to be planned, if nobody else computes any."""
         return len(self.lock.tokens) - self.lock.done
 
-    def match(self) -> bool:
-        """Lock what others have computed; return whether nothing is left to compute."""
-        if self.remaining_tokens:
-            self._cache.match(self.lock)
-        return not self.remaining_tokens
-
     def add(self, builder: StepBuilder, limit: int) -> int:
         """Add the next chunk to a step; return its tokens, at most `limit`."""
         begin = self.lock.done
         chunk = _Chunk(begin, len(self.lock.tokens), self._num_reads, first_read=0)
-        room = chunk.find_room(builder, self.lock)
+        room = chunk.find_room(builder, self.lock, self.shards)
         count = chunk.fitting(room, limit) if room else 0
         if not room or not count:
             return 0
-        self._cache.insert(self.lock, count)
+        writes = self.lock.insert(count)
         self.is_in_step = True
         lens, context_lens = np.array([count], np.int32), np.array([begin], np.int32)
         row = builder.add(
             room,
-            pages=self.lock.pages,
+            pages=self.lock.pages(room.shard),
             token_ids=self.lock.tokens[begin : begin + count],
             lens=lens,
             context_lens=context_lens,
+            writes=writes,
         )
         self._placements.add(room, np.array([QUERY], np.int32), lens, context_lens)
         chunk.read(builder, room, self._answer, int(row[0]), count)
@@ -141,7 +114,7 @@ class ShortItems:
         first, begin = self._next, self._planned_tokens
         lock = self._query.lock
         least, reads = int(self._lens[first]), int(self._reads[first])
-        room = builder.find_room(lock, paged=False, least=least, scored=reads)
+        room = builder.find_room(lock, self._query.shards, paged=False, least=least, scored=reads)
         if not room:
             return 0
         fitting = int(np.searchsorted(self._ends, begin + min(room.tokens, limit), side="right"))
@@ -154,7 +127,7 @@ class ShortItems:
         context_lens = self._request.context_lens[items]
         last_rows = builder.add(
             room,
-            pages=lock.pages,
+            pages=lock.pages(room.shard),
             token_ids=rows_at(self._request.item_tokens, self._request.item_starts[items], lens),
             lens=lens,
             context_lens=context_lens,
@@ -176,15 +149,20 @@ class _PagedItem:
 
     Attributes:
         tokens: Tokens from the first page boundary on: what its last shared page lacks, then the item.
-        base: Pages shared with the query.
-        pages: Its own pages.
+        num_shared: Pages shared with the query.
+        pages: Its own pages, by shard.
         done: Tokens planned.
     """
 
     tokens: Int32[np.ndarray, " tokens"]
-    base: Int32[np.ndarray, " base_pages"]
-    pages: Int32[np.ndarray, " pages"]
+    num_shared: int
+    pages: dict[int, Int32[np.ndarray, " pages"]]
     done: int = 0
+
+    def writes(self, count: int) -> Writes:
+        """Return where the next tokens go."""
+        first, last = self.done // PAGE_SIZE, -(-(self.done + count) // PAGE_SIZE)
+        return {shard: pages[first:last] for shard, pages in self.pages.items()}
 
 
 class PagedItems:
@@ -201,7 +179,6 @@ class PagedItems:
         query: QueryPrefill,
         answer: Answer,
         placements: Placements,
-        headroom: Headroom,
         *,
         shares_query: bool,
     ) -> None:
@@ -211,7 +188,6 @@ class PagedItems:
         self._items = items
         self._query = query
         self._answer = answer
-        self._headroom = headroom
         context_lens = request.context_lens[items]
         # Query tokens that each item computes again: those behind the last page it shares.
         self._repeated = context_lens % PAGE_SIZE if shares_query else context_lens
@@ -221,7 +197,7 @@ class PagedItems:
         self._pages = -(-self._tokens // PAGE_SIZE)
         self._next = 0
         self._current: _PagedItem | None = None
-        self._retired: list[np.ndarray] = []
+        self._retired: list[_PagedItem] = []
 
     @property
     def is_planned(self) -> bool:
@@ -235,34 +211,36 @@ class PagedItems:
 
     @property
     def missing_pages(self) -> int:
-        """Most pages that will still be allocated: the longest item's, less those of the one under way."""
-        own = len(self._current.pages) if self._current else 0
+        """Most pages that each shard will still allocate: the longest item's, less those of the one under way."""
+        own = int(self._pages[self._next]) if self._current else 0
         return int(self._pages[self._next :].max(initial=0)) - own
 
-    @property
-    def own_pages(self) -> int:
-        """Pages allocated now."""
-        return (len(self._current.pages) if self._current else 0) + sum(map(len, self._retired))
+    def own_pages(self, shard: int) -> int:
+        """Return how many pages of a shard are allocated now."""
+        allocated = [*self._retired, *([self._current] if self._current else [])]
+        return sum(len(item.pages.get(shard, ())) for item in allocated)
 
     def add(self, builder: StepBuilder, limit: int) -> int:
         """Add the next chunk of an item to a step; return its tokens, at most `limit`."""
-        if self._current is None and self._headroom.pages < 0:
+        if self._current is None and any(home.headroom < 0 for home in self._query.lock.homes):
             return 0
         current = self._current = self._current or self._begin()
         reads, first_read = int(self._reads[self._next]), int(self._first_reads[self._next])
         chunk = _Chunk(current.done, len(current.tokens), reads, first_read)
-        room = chunk.find_room(builder, current)
+        room = chunk.find_room(builder, current, self._query.shards)
         count = chunk.fitting(room, limit) if room else 0
         if not room or not count:
             return 0
         lens = np.array([count], np.int32)
-        context_lens = np.array([len(current.base) * PAGE_SIZE + current.done], np.int32)
+        context_lens = np.array([current.num_shared * PAGE_SIZE + current.done], np.int32)
+        shared = self._query.lock.pages(room.shard)[: current.num_shared]
         row = builder.add(
             room,
-            pages=np.concatenate([current.base, current.pages]),
+            pages=np.concatenate([shared, current.pages[room.shard]]),
             token_ids=current.tokens[current.done : current.done + count],
             lens=lens,
             context_lens=context_lens,
+            writes=current.writes(count),
         )
         self._placements.add(room, self._items[self._next : self._next + 1], lens, context_lens)
         chunk.read(builder, room, self._answer, int(row[0]), count)
@@ -275,8 +253,8 @@ class PagedItems:
 
     def free_retired(self) -> None:
         """Free the pages of items that are done; between steps only: the step that reads them must not write them."""
-        for pages in self._retired:
-            self._headroom.cache.free(pages)
+        for item, home in itertools.product(self._retired, self._query.lock.homes):
+            home.cache.free(item.pages[home.shard])
         self._retired = []
 
     def free(self) -> None:
@@ -291,11 +269,12 @@ class PagedItems:
         shared = context - int(self._repeated[self._next])
         own = request.item_tokens[request.item_starts[item] : request.item_starts[item + 1]]
         tokens = np.concatenate([request.query[shared:context], own])
-        pages = self._headroom.cache.allocate(int(self._pages[self._next]))
-        return _PagedItem(tokens, self._query.lock.pages[: shared // PAGE_SIZE], pages)
+        count = int(self._pages[self._next])
+        pages = {home.shard: home.cache.allocate(count) for home in self._query.lock.homes}
+        return _PagedItem(tokens, shared // PAGE_SIZE, pages)
 
     def _retire(self, item: _PagedItem) -> None:
-        self._retired.append(item.pages)
+        self._retired.append(item)
         self._current = None
 
 
@@ -320,10 +299,13 @@ class _Chunk:
         """Tokens of the rest before the first one that is read."""
         return max(self.length - self.num_reads - self.done, 0)
 
-    def find_room(self, builder: StepBuilder, context: Hashable) -> Room | None:
-        """Find room for a page at least, or for all that is left."""
+    def find_room(self, builder: StepBuilder, context: Hashable, shards: Collection[int]) -> Room | None:
+        """Find room for a page at least, or for all that is left. Shards of a cut request take turns."""
         least = min(self.length - self.done, PAGE_SIZE)
-        return builder.find_room(context, paged=True, least=least, scored=max(least - self.unread, 0))
+        room = builder.find_room(context, shards, paged=True, least=least, scored=max(least - self.unread, 0))
+        if room and len(shards) > 1:
+            return dataclasses.replace(room, tokens=min(room.tokens, LONG_ITEM))
+        return room
 
     def fitting(self, room: Room, limit: int) -> int:
         """Return how many tokens to put into the room, at most `limit`: all, or as many as fill whole pages."""

@@ -1,11 +1,11 @@
 """Steps: what one device call computes, packed from the segments of any number of requests.
 
 A step has one shard per device along the `data` axis; each is a packed array of new tokens. `StepBuilder`
-packs runs of segments into shards, first fit; the arrays are concatenated once, at the end. Nothing here
-loops over items.
+packs runs of segments into the shards that have their pages; the arrays are concatenated once, at the end.
+Nothing here loops over items.
 """
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,12 @@ from mis_core.scheduler.reading import Owner, Reading
 PAGE_SIZE = 64
 LONG_ITEM = 256
 """Longest segment, in tokens, that keeps its K/V among the new tokens of its step."""
+
+KEPT = -1
+"""In place of a page that has its K/V already and is not written again."""
+
+Writes = dict[int, Int32[np.ndarray, " count"]]
+"""By shard, the pages there that a segment's runs of `PAGE_SIZE` tokens go to, or `KEPT`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +80,41 @@ class ShardPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PageWrites:
+    """Where the K/V of one segment go.
+
+    Attributes:
+        shard: The shard that computes it.
+        start: Its first row there, a multiple of `PAGE_SIZE`.
+        pages: The pages that it goes to, of that shard and, if its request is cut, of the others.
+    """
+
+    shard: int
+    start: int
+    pages: Writes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """One device call: its shards, what to read afterwards, and whether materialised masks are asked for."""
+    """One device call.
+
+    Attributes:
+        shards: Its shards.
+        readings: What to read afterwards.
+        writes: What goes to pages.
+        dense_mask: Whether materialised masks are asked for.
+    """
 
     shards: tuple[ShardPlan, ...]
     readings: tuple[Reading, ...]
+    writes: tuple[PageWrites, ...] = ()
     dense_mask: bool = False
+
+    @property
+    def exchanged_rows(self) -> int:
+        """Rows at the beginning of every shard that hold all that other shards write to pages; 0: none do."""
+        sent = (each for each in self.writes if each.pages.keys() - {each.shard})
+        return max((each.start + PAGE_SIZE * len(each.pages[each.shard]) for each in sent), default=0)
 
     @property
     def rows(self) -> int:
@@ -176,22 +211,30 @@ class StepBuilder:
         self._tokens = shape.tokens if tokens is None else min(tokens, shape.tokens)
         self._shards = [_Shard(shape) for _ in range(shape.shards)]
         self._readings: list[Reading] = []
+        self._writes: list[PageWrites] = []
 
-    def find_room(self, context: Hashable, *, paged: bool, least: int, scored: int) -> Room | None:
-        """Find a shard with room for segments of a context; None if there is none.
+    def find_room(
+        self, context: Hashable, shards: Collection[int], *, paged: bool, least: int, scored: int
+    ) -> Room | None:
+        """Find the shard with the most room for segments of a context; None if there is none.
 
         Args:
             context: Identity of the context within this step.
+            shards: Shards that have its pages.
             paged: Whether the segments are written to pages.
             least: Fewest tokens of any use.
             scored: How many of these are read.
         """
-        for number, shard in enumerate(self._shards):
+        best = None
+        for number in shards:
+            shard = self._shards[number]
             start = shard.start(context, paged)
             rows = shard.shape.scored - shard.scored
-            if start is not None and self._tokens - start >= least and rows >= scored:
-                return Room(number, context, paged, start, self._tokens - start, rows)
-        return None
+            if start is None or self._tokens - start < least or rows < scored:
+                continue
+            if best is None or start < best.start:
+                best = Room(number, context, paged, start, self._tokens - start, rows)
+        return best
 
     def add(
         self,
@@ -201,15 +244,18 @@ class StepBuilder:
         token_ids: Int32[np.ndarray, " new_tokens"],
         lens: Int32[np.ndarray, " segments"],
         context_lens: Int32[np.ndarray, " segments"],
+        writes: Writes | None = None,
     ) -> Int32[np.ndarray, " segments"]:
         """Put segments of one context into a room, which is used up by that; return the last row of each segment.
 
         Args:
             room: What `find_room` returned last.
-            pages: Pages of the context, as far as known; a context's pages may only grow within a step.
+            pages: The room's shard's pages of the context, as far as known; a context's pages may only grow within a
+                step.
             token_ids: New tokens, segment after segment.
             lens: New tokens of each segment.
             context_lens: Cached tokens before each segment.
+            writes: Pages of each shard that the one segment of a paged room goes to.
         """
         shard = self._shards[room.shard]
         row = shard.contexts.setdefault(room.context, len(shard.contexts))
@@ -219,6 +265,8 @@ class StepBuilder:
             shard.tables[row] = pages
         shard.runs.append(_Run(room.start, row, token_ids, lens, context_lens, room.paged))
         shard.used = room.start + len(token_ids)
+        if writes is not None:
+            self._writes.append(PageWrites(room.shard, room.start, writes))
         return (room.start + np.cumsum(lens) - 1).astype(np.int32)
 
     def read(
@@ -245,4 +293,5 @@ class StepBuilder:
         """Return the step, or None if nothing was added."""
         if not any(shard.runs for shard in self._shards):
             return None
-        return StepPlan(tuple(shard.plan() for shard in self._shards), tuple(self._readings), dense_mask)
+        shards = tuple(shard.plan() for shard in self._shards)
+        return StepPlan(shards, tuple(self._readings), tuple(self._writes), dense_mask)

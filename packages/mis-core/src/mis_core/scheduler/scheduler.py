@@ -1,13 +1,16 @@
 """The scheduler: requests in, steps out, values back in, answers out. Knows neither devices nor threads.
 
-Requests wait in order of arrival until the KV cache has room for all they may need; so a request that
-runs never waits for pages, and none can block another for ever. Those that run take turns: every step
-gives each the same share of its tokens, then what is left to whoever wants more.
+Requests wait in order of arrival until a shard has room for all they may need; so a request that runs
+never waits for pages, and none can block another for ever. Then it stays on that shard; one that is alone
+may get all of them. Those that run on a shard take turns: every step gives each the same share of its
+tokens, then what is left to whoever wants more.
 """
 
 import logging
+import math
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +20,10 @@ from mis_core.cache import CacheStatistics, PrefixCache
 from mis_core.scheduler.algorithm import RequestSize, choose
 from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.duplicates import without_duplicates
-from mis_core.scheduler.parts import Headroom
+from mis_core.scheduler.homes import Home, QueryLock
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan, StepShape
 from mis_core.scheduler.reading import Values
+from mis_core.scheduler.spreading import ShardState, rank_homes
 from mis_core.scheduler.work import Work
 from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest, query_as_item
 
@@ -44,7 +48,7 @@ class Scheduler:
 
         Args:
             shape: What a step has room for.
-            pages: Pages of the KV cache, at least what the longest context and one page more need.
+            pages: Pages of the KV cache on each shard, at least what the longest context and one page more need.
             layout: How requests are laid out unless they say otherwise.
             max_running: Most requests that take turns.
             prefix_cache: Whether queries are kept for later requests.
@@ -52,10 +56,11 @@ class Scheduler:
         self._shape = shape
         self._layout = layout
         self._max_running = max_running
-        self._cache = PrefixCache(pages, PAGE_SIZE, enabled=prefix_cache)
+        self._pages = pages
+        self._prefix_cache = prefix_cache
         self._waiting: deque[_Waiting] = deque()
         self._running: deque[Work] = deque()
-        self._headroom = Headroom(self._cache, self._running)
+        self._homes = self._empty_homes()
         self._unread: dict[int, Work] = {}
 
     @property
@@ -70,8 +75,8 @@ class Scheduler:
 
     @property
     def cache(self) -> CacheStatistics:
-        """State of the prefix cache."""
-        return self._cache.statistics
+        """State of the prefix caches of all shards together."""
+        return CacheStatistics.total(home.cache.statistics for home in self._homes)
 
     def submit(self, id: int, request: ScoreRequest) -> None:
         """Append a request. `id` must not be in use."""
@@ -98,13 +103,12 @@ class Scheduler:
         ids = list(self._unread)
         self._unread.clear()
         self._running.clear()
-        self._cache = PrefixCache(self._cache.statistics.pages, PAGE_SIZE, enabled=self._cache.enabled)
-        self._headroom = Headroom(self._cache, self._running)
+        self._homes = self._empty_homes()
         return ids
 
     def flush(self) -> int:
         """Forget every prefix that no request holds; return how many pages that freed."""
-        return self._cache.flush()
+        return sum(home.cache.flush() for home in self._homes)
 
     def next_step(self) -> StepPlan | None:
         """Plan one step, or None if nothing waits."""
@@ -129,17 +133,27 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that no page is lost."""
-        self._cache.check(private=sum(work.own_pages for work in self._running))
+        for home in self._homes:
+            home.cache.check(private=sum(work.own_pages(home.shard) for work in self._running))
+
+    def _empty_homes(self) -> list[Home]:
+        caches = (PrefixCache(self._pages, PAGE_SIZE, enabled=self._prefix_cache) for _ in range(self._shape.shards))
+        return [Home(shard, cache, self._running) for shard, cache in enumerate(caches)]
 
     def _plan(self, works: list[Work], dense_mask: bool = False) -> StepPlan | None:
         shape = self._shape
-        wanted = sum(work.remaining_tokens for work in works)
-        even = -(-wanted // (shape.shards * LONG_ITEM)) * LONG_ITEM  # shards are padded to the fullest
-        builder = StepBuilder(shape, even if shape.shards > 1 else None)
+        most = None
+        if any(len(work.shards) > 1 for work in works):  # shards are padded to the fullest, so none takes more of it
+            most = math.ceil(max(self._waiting_tokens(works)) / LONG_ITEM) * LONG_ITEM
+        builder = StepBuilder(shape, most)
         # Less than a run of rows with one context would be padded up to it.
         least = max(LONG_ITEM, shape.alignment)
-        share = max(shape.tokens * shape.shards // len(works) // PAGE_SIZE * PAGE_SIZE, least)
-        served = [work for work in works if work.contribute(builder, share)]
+        sharing = [sum(shard in work.shards for work in works) for shard in range(shape.shards)]
+        served = []
+        for work in works:
+            share = sum(shape.tokens // sharing[shard] for shard in work.shards) // PAGE_SIZE * PAGE_SIZE
+            if work.contribute(builder, max(share, least)):
+                served.append(work)
         for work in served:
             work.contribute(builder, shape.tokens * shape.shards)
         for work in served:
@@ -149,37 +163,76 @@ class Scheduler:
                 self._running.append(work)
         return builder.finish(dense_mask)
 
+    def _waiting_tokens(self, works: Iterable[Work]) -> list[float]:
+        """Return by shard how many tokens requests still have to compute there."""
+        tokens = [0.0] * self._shape.shards
+        for work in works:
+            remaining = work.remaining_tokens / len(work.shards)
+            for shard in work.shards:
+                tokens[shard] += remaining
+        return tokens
+
     def _admit(self) -> None:
+        if not self._waiting:
+            return
+        waiting_tokens = self._waiting_tokens(self._running)
         while self._waiting and len(self._running) < self._max_running:
-            work = self._begin(self._waiting[0])
-            if work.missing_pages > self._headroom.pages:
-                work.drop(count=False)
+            work = self._begin(self._waiting[0], waiting_tokens)
+            if work is None:
                 return
             logger.debug("request %d: %s, %s", work.answer.id, work.choice.algorithm, work.choice.reason)
             self._running.append(work)
             self._unread[work.answer.id] = work
             self._waiting.popleft()
+            for shard in work.shards:
+                waiting_tokens[shard] += work.remaining_tokens / len(work.shards)
 
-    def _begin(self, waiting: _Waiting) -> Work:
+    def _begin(self, waiting: _Waiting, waiting_tokens: list[float]) -> Work | None:
+        """Begin a request on the cheapest shards that have room for it, or return None if none have."""
+        for homes in self._rank(waiting.request, waiting_tokens):
+            work = self._begin_on(homes, waiting)
+            if all(work.missing_pages(home.shard) <= home.headroom for home in homes):
+                return work
+            work.drop(count=False)
+        return None
+
+    def _rank(self, request: ScoreRequest, waiting_tokens: list[float]) -> list[list[Home]]:
+        if len(self._homes) == 1:
+            return [self._homes]
+        query, anew = _shared_query(request), request.query_reads > 0
+        states = []
+        for home, tokens in zip(self._homes, waiting_tokens, strict=True):
+            cached = home.cache.count_cached(home.cache.lock(query, request.cache_salt, anew=anew))
+            states.append(ShardState(tokens, cached, home.cache.statistics.free_pages))
+        is_alone = not self._running and len(self._waiting) == 1
+        ranked = rank_homes(len(query), len(request.item_tokens), states, is_alone=is_alone)
+        return [[self._homes[shard] for shard in shards] for shards in ranked]
+
+    def _begin_on(self, homes: list[Home], waiting: _Waiting) -> Work:
         shape, request = self._shape, waiting.request
         layout = request.layout.over(self._layout)
-        shared = len(request.query) if request.query_reads else int(request.context_lens.max())
-        lock = self._cache.lock(request.query[:shared], request.cache_salt, anew=request.query_reads > 0)
+        query = _shared_query(request)
+        lock = QueryLock(homes, query, request.cache_salt, anew=request.query_reads > 0)
         if layout.algorithm != "serial":
-            self._cache.match(lock)
+            lock.match()
         size = RequestSize(
-            query_tokens=shared - lock.done,
+            query_tokens=len(query) - lock.done,
             cached_tokens=lock.done,
             num_items=request.num_items,
             num_item_tokens=len(request.item_tokens),
-            token_budget=shape.tokens * shape.shards,
+            token_budget=shape.tokens * len(homes),
         )
         choice = choose(layout.algorithm or "auto", layout.mask or "auto", size)
         if choice.algorithm == "serial":
-            self._cache.release(lock, count=False)
-            lock = self._cache.lock(request.query[:0])
+            lock.release(count=False)
+            lock = QueryLock(homes, request.query[:0])
             request = query_as_item(request)
         answer = Answer(waiting.id, waiting.request, waiting.places)
-        work = Work(answer, request, choice, lock, self._headroom, layout.chunk_size, shape.scored)
+        work = Work(answer, request, choice, lock, layout.chunk_size, shape.scored)
         work.timings_ms["queue"] = (time.perf_counter() - waiting.arrived) * 1e3
         return work
+
+
+def _shared_query(request: ScoreRequest) -> Int32[np.ndarray, " tokens"]:
+    """Return the part of the query that some item sees, or all of it if it is read."""
+    return request.query if request.query_reads else request.query[: int(request.context_lens.max())]

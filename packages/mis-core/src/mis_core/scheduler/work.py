@@ -4,10 +4,10 @@ import time
 
 import numpy as np
 
-from mis_core.cache import PrefixLock
 from mis_core.scheduler.algorithm import Choice
 from mis_core.scheduler.answer import Answer
-from mis_core.scheduler.parts import Headroom, PagedItems, QueryPrefill, ShortItems
+from mis_core.scheduler.homes import QueryLock
+from mis_core.scheduler.parts import PagedItems, QueryPrefill, ShortItems
 from mis_core.scheduler.placements import Placements
 from mis_core.scheduler.plan import LONG_ITEM, StepBuilder
 from mis_core.scoring.request import EngineOutput, ScoreRequest
@@ -16,11 +16,12 @@ _ANY = 1 << 62  # items in a step
 
 
 class Work:
-    """Plans one request, part by part. `headroom` says whether pages may be allocated now, and where.
+    """Plans one request, part by part.
 
     Attributes:
         answer: What is read of it.
         choice: Its layout.
+        shards: Shards that have its pages; more than one if it is cut.
         timings_ms: Milliseconds by stage.
     """
 
@@ -29,8 +30,7 @@ class Work:
         answer: Answer,
         request: ScoreRequest,
         choice: Choice,
-        lock: PrefixLock,
-        headroom: Headroom,
+        lock: QueryLock,
         most_items: int | None,
         most_reads: int,
     ) -> None:
@@ -40,23 +40,22 @@ class Work:
             answer: What is read of it.
             request: The request, as it is laid out.
             choice: Its layout.
-            lock: On its query.
-            headroom: Pages.
+            lock: On its query, on each of its shards.
             most_items: Items in a step; None or 0: as many as fit.
             most_reads: Rows that can be read in a step; an item that reads more is computed in chunks.
         """
         self.answer = answer
         self.choice = choice
         self.timings_ms: dict[str, float] = {"plan": 0.0}
-        self._cache = headroom.cache
         is_serial = choice.algorithm == "serial"
         reads_too_many = np.diff(request.read_starts) > most_reads
         is_paged = (np.diff(request.item_starts) > LONG_ITEM) | reads_too_many | is_serial
         short, paged = (np.flatnonzero(which).astype(np.int32) for which in (~is_paged, is_paged))
         self._placements = placements = Placements()
-        self._query = QueryPrefill(headroom.cache, lock, answer, placements, request.query_reads)
+        self._query = QueryPrefill(lock, answer, placements, request.query_reads)
+        self.shards = self._query.shards
         self._short = ShortItems(request, short, self._query, answer, placements)
-        self._paged = PagedItems(request, paged, self._query, answer, placements, headroom, shares_query=not is_serial)
+        self._paged = PagedItems(request, paged, self._query, answer, placements, shares_query=not is_serial)
         self._most_items = 1 if is_serial else most_items or _ANY
         self._first_planned = 0.0
 
@@ -70,15 +69,13 @@ class Work:
         """Tokens still to be planned."""
         return self._query.remaining_tokens + self._short.remaining_tokens + self._paged.remaining_tokens
 
-    @property
-    def missing_pages(self) -> int:
-        """Most pages that this request will still allocate."""
-        return self._query.lock.missing_pages + self._paged.missing_pages
+    def missing_pages(self, shard: int) -> int:
+        """Return the most pages of a shard that this request will still allocate."""
+        return self._query.lock.missing_pages(shard) + self._paged.missing_pages if shard in self.shards else 0
 
-    @property
-    def own_pages(self) -> int:
-        """Pages allocated outside the prefix cache's tree."""
-        return self._paged.own_pages
+    def own_pages(self, shard: int) -> int:
+        """Return how many pages of a shard are allocated outside its prefix cache's tree."""
+        return self._paged.own_pages(shard)
 
     def contribute(self, builder: StepBuilder, limit: int) -> int:
         """Add segments to a step; return how many tokens were added.
@@ -102,7 +99,7 @@ class Work:
         self._query.is_in_step, self._short.in_step, self._paged.in_step = False, 0, 0
         self._paged.free_retired()
         if self.is_planned:
-            self._cache.release(self._query.lock)
+            self._query.lock.release()
 
     def drop(self, *, count: bool = True) -> None:
         """Free everything; between steps only.
@@ -111,7 +108,7 @@ class Work:
             count: Whether what was found and computed of the query enters the cache's statistics.
         """
         self._paged.free()
-        self._cache.release(self._query.lock, count=count)
+        self._query.lock.release(count=count)
 
     def result(self) -> EngineOutput:
         """Return the values of all rows of the original request, now that all have been read."""
@@ -130,7 +127,7 @@ class Work:
         return self._short.in_step + self._paged.in_step
 
     def _add(self, builder: StepBuilder, limit: int) -> int:
-        if not self._query.match():
+        if not self._query.lock.match():
             return self._query.add(builder, limit)
         if self._query.is_in_step and self.choice.algorithm == "prefill_extend":
             return 0

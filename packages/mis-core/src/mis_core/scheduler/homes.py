@@ -1,0 +1,122 @@
+"""Where a request has its pages: on one shard or, if it is cut, on all of them.
+
+Every device along the mesh axis `data` has pages of its own, numbered from 0, and a prefix cache that says what is in
+them. A cut request computes a chunk of its query on any shard and writes it on every one, so that the next chunk, and
+every item, finds all tokens before it wherever it is computed.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int32
+
+from mis_core.cache import PrefixCache
+from mis_core.scheduler.plan import KEPT, PAGE_SIZE, Writes
+
+
+@runtime_checkable
+class NeedsPages(Protocol):
+    """A running request."""
+
+    def missing_pages(self, shard: int) -> int:
+        """Return the most pages of a shard that it will still allocate."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Home:
+    """The pages of one shard.
+
+    Attributes:
+        shard: Its number.
+        cache: Who has which of them.
+        running: All requests that run, here or elsewhere.
+    """
+
+    shard: int
+    cache: PrefixCache
+    running: Collection[NeedsPages]
+
+    @property
+    def headroom(self) -> int:
+        """Pages beyond what all running requests may still need: why none of them ever waits for a page.
+
+        Negative while pages wait for the end of a step to be free again.
+        """
+        return self.cache.available - sum(each.missing_pages(self.shard) for each in self.running)
+
+
+class QueryLock:
+    """One request's lock on the pages of its query, on each of its shards.
+
+    Attributes:
+        tokens: The whole query, `[tokens]`.
+        homes: Its shards.
+        cached: Tokens that were found on every shard instead of computed.
+    """
+
+    def __init__(
+        self,
+        homes: Sequence[Home],
+        tokens: Int32[np.ndarray, " tokens"],
+        salt: str | None = None,
+        *,
+        anew: bool = False,
+    ) -> None:
+        """Begin to lock; nothing is found or allocated yet. For the arguments see `PrefixCache.lock`."""
+        self.tokens = tokens
+        self.homes = tuple(homes)
+        self.cached = 0
+        self._locks = {home.shard: home.cache.lock(tokens, salt, anew=anew) for home in homes}
+
+    @property
+    def done(self) -> int:
+        """Tokens whose pages are computed or planned on every shard."""
+        return min(lock.done for lock in self._locks.values())
+
+    def pages(self, shard: int) -> Int32[np.ndarray, " pages"]:
+        """Return a shard's pages of the first tokens, `done` or more, in order."""
+        return self._locks[shard].pages
+
+    def missing_pages(self, shard: int) -> int:
+        """Return the pages that computing the rest will take on a shard, if nobody else computes any of it."""
+        return self._locks[shard].missing_pages if shard in self._locks else 0
+
+    def match(self) -> bool:
+        """Lock what others have computed; return whether nothing is left to compute."""
+        before = self.done
+        if before < len(self.tokens):
+            for home in self.homes:
+                home.cache.match(self._locks[home.shard])
+            self.cached += self.done - before
+        return self.done == len(self.tokens)
+
+    def insert(self, count: int) -> Writes:
+        """Allocate pages for the next tokens, which the step being planned computes; return where they go.
+
+        Args:
+            count: Tokens; whole pages, or all that is left. Nothing more matches, and as many pages can be had.
+        """
+        begin, end = self.done, self.done + count
+        writes: Writes = {}
+        for home in self.homes:
+            lock = self._locks[home.shard]
+            done = lock.done
+            if done < end:
+                home.cache.insert(lock, end - done)
+            pages = lock.pages[begin // PAGE_SIZE : -(-end // PAGE_SIZE)]
+            pages[: -(-(done - begin) // PAGE_SIZE)] = KEPT
+            writes[home.shard] = pages
+        return writes
+
+    def release(self, *, count: bool = True) -> None:
+        """Lock nothing any more. Releasing twice is fine.
+
+        Args:
+            count: Whether what was found and computed enters the statistics, once for all shards.
+        """
+        least = min(self._locks.values(), key=lambda lock: lock.cached)
+        for home in self.homes:
+            lock = self._locks[home.shard]
+            home.cache.release(lock, count=count and lock is least)
