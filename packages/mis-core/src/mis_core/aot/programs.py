@@ -11,8 +11,8 @@ from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, backend_for, partition, spread_heads
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS
-from mis_core.runner.head import label_logits, log_sum_exp, most_probable
-from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, next_tokens
+from mis_core.runner.reads import make_reads
+from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays
 from mis_core.runner.step import CACHE, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.backends import Backend
@@ -71,11 +71,10 @@ def compile_head(
 
     scored = mesh.shape[DATA] * min(shape.scored, shape.tokens)
     hidden = jax.ShapeDtypeStruct((scored, config.embed), jnp.dtype(dtype), sharding=NamedSharding(mesh, P(DATA)))
-    labels = jax.jit(lambda weights, *arrays: label_logits(nnx.merge(graph, weights), mesh, *arrays))
-    normalise = jax.jit(lambda weights, *arrays: log_sum_exp(nnx.merge(graph, weights), mesh, *arrays))
+    reads, pairs = make_reads(graph, mesh), ints(PAIRS * mesh.shape[DATA])
     return (
-        labels.lower(abstract, hidden, *[ints(PAIRS * mesh.shape[DATA])] * 2).compile(),
-        normalise.lower(abstract, hidden, ints(backend.normalised_rows * mesh.shape[DATA])).compile(),
+        reads.label_logits.lower(abstract, hidden, pairs, pairs).compile(),
+        reads.log_sum_exp.lower(abstract, hidden, ints(backend.normalised_rows * mesh.shape[DATA])).compile(),
     )
 
 
@@ -98,11 +97,10 @@ def compile_vocabulary_reads(
         return jax.ShapeDtypeStruct(size, jnp.dtype(dtype), sharding=NamedSharding(mesh, P(DATA)))
 
     how = DrawArrays.of([], 0, SAMPLED_ROWS * mesh.shape[DATA])
-    top = jax.jit(lambda weights, hidden: most_probable(nnx.merge(graph, weights), hidden))
-    draw = jax.jit(lambda weights, hidden, how: next_tokens(nnx.merge(graph, weights), hidden, how))
+    reads = make_reads(graph, mesh)
     return (
-        top.lower(abstract, rows(backend.normalised_rows)).compile(),
-        draw.lower(abstract, rows(SAMPLED_ROWS), how).compile(),
+        reads.most_probable.lower(abstract, rows(backend.normalised_rows)).compile(),
+        reads.next_tokens.lower(abstract, rows(SAMPLED_ROWS), how).compile(),
     )
 
 

@@ -8,64 +8,42 @@ softmax's, arXiv 1805.02867), and so do the most probable tokens, with the best 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float32, Int32
 
 from mis_core.models.decoder import Decoder
-from mis_core.models.parallel import DATA, TENSOR
 from mis_core.scoring.request import MAX_TOP_TOKENS
 from mis_kernels import from_bits, row_sum
 
 _BLOCK = 64  # logits of which the most probable tokens are searched by their maximum first
 
 
-def choose_rows(mesh: Mesh, hidden: Array, rows: Int32[Array, " rows"]) -> Array:
-    """Return rows of `hidden` on the devices that computed them, cut over the mesh's data axis.
-
-    Args:
-        mesh: Devices.
-        hidden: Rows of all devices along the data axis, side by side.
-        rows: As many of each device, side by side, numbered on their device from 0.
-    """
-    each = P(DATA)
-    chosen = jax.shard_map(lambda hidden, rows: hidden[rows], mesh=mesh, in_specs=(each, each), out_specs=each)
-    return chosen(hidden, rows)
-
-
 def label_logits(
-    decoder: Decoder,
-    mesh: Mesh,
-    hidden: Array,
-    pair_row: Int32[Array, " pairs"],
-    pair_label: Int32[Array, " pairs"],
+    decoder: Decoder, hidden: Array, pair_row: Int32[Array, " pairs"], pair_label: Int32[Array, " pairs"]
 ) -> Float32[Array, " pairs"]:
-    """Return the logit of each (row of `hidden`, label) pair, the rows as in `choose_rows`.
+    """Return the logit of each (row of `hidden`, label) pair.
 
     Each is one dot product of fixed length, so its bits depend on nothing but the pair.
     """
     with jax.named_scope("label_logits"):
-        labels = lax.with_sharding_constraint(pair_label, NamedSharding(mesh, P(DATA)))
-        weights = from_bits(decoder.head_weight[labels]).astype(jnp.float32)
-        return (choose_rows(mesh, hidden, pair_row).astype(jnp.float32) * weights).sum(-1)
+        weights = from_bits(decoder.head_weight[pair_label]).astype(jnp.float32)
+        return (hidden[pair_row].astype(jnp.float32) * weights).sum(-1)
 
 
-def log_sum_exp(decoder: Decoder, mesh: Mesh, hidden: Array, rows: Int32[Array, " rows"]) -> Float32[Array, " rows"]:
-    """Return the log of the sum of the exponentials of all logits of some rows of `hidden`, as in `choose_rows`.
+def log_sum_exp(
+    decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"], *, is_cut: bool
+) -> Float32[Array, " rows"]:
+    """Return the log of the sum of the exponentials of all logits of some rows of `hidden`.
 
     A head with one row is a logistic classifier's, whose other class has the logit 0: it counts, so that the
-    probability is the sigmoid of the logit.
+    probability is the sigmoid of the logit. Where a head is cut, each device has parts of every logit.
     """
     weight, backend = decoder.head_weight, decoder.backend
     vocab = weight.shape[0]
     chunk = min(backend.vocab_chunk, vocab)
     with jax.named_scope("log_sum_exp"):
-        hidden = choose_rows(mesh, hidden, rows)
-        # A head that is cut has parts of every logit on each device.
-        if mesh.shape[TENSOR] == 1 and backend.fuses_log_sum_exp(len(rows) // mesh.shape[DATA], *weight.shape):
-            specs = P(DATA), P()
-            fused = jax.shard_map(backend.log_sum_exp, mesh=mesh, in_specs=specs, out_specs=P(DATA), check_vma=False)
-            return fused(hidden, from_bits(weight))
+        hidden = hidden[rows]
+        if not is_cut and backend.fuses_log_sum_exp(len(rows), *weight.shape):
+            return backend.log_sum_exp(hidden, from_bits(weight))
 
     def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
         highest, total = carry

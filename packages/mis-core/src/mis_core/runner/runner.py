@@ -23,9 +23,9 @@ from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, full_step, token_buckets
-from mis_core.runner.head import choose_rows, label_logits, log_sum_exp, most_probable
 from mis_core.runner.memory import Resident
-from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, next_tokens
+from mis_core.runner.reads import make_reads
+from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays
 from mis_core.runner.step import CACHE, KeyValueCache, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_core.scheduler.reading import Draws, Reading, Values
@@ -115,16 +115,7 @@ class Runner:
             for dense in (False, True)
         }
         self._steps = {dense: jax.jit(step, donate_argnums=1) for dense, step in steps.items()}
-        self._label_logits = jax.jit(
-            lambda weights, *arrays: label_logits(nnx.merge(self._graph, weights), mesh, *arrays)
-        )
-        self._log_sum_exp = jax.jit(
-            lambda weights, *arrays: log_sum_exp(nnx.merge(self._graph, weights), mesh, *arrays)
-        )
-        # These take rows instead of all that a step scores, so that one program serves steps of every size.
-        self._choose_rows = jax.jit(lambda hidden, rows: choose_rows(mesh, hidden, rows))
-        self._most_probable = jax.jit(lambda weights, rows: most_probable(nnx.merge(self._graph, weights), rows))
-        self._next_tokens = jax.jit(lambda weights, rows, how: next_tokens(nnx.merge(self._graph, weights), rows, how))
+        self._reads = make_reads(self._graph, mesh)
 
     def _empty_cache(self) -> KeyValueCache:
         sharding = NamedSharding(self.mesh, CACHE)
@@ -157,11 +148,11 @@ class Runner:
             self._pairs(hidden, one, one)[0].block_until_ready()
             self._normalised(hidden, one)[0].block_until_ready()
             counts = self._backend.normalised_rows, SAMPLED_ROWS
-            chosen = [self._choose_rows(hidden, part) for count in counts for part in _turns(one, count)]
+            chosen = [self._reads.choose_rows(hidden, part) for count in counts for part in _turns(one, count)]
             if not seconds:  # one program for all sizes, and slow to run on a CPU
                 how = DrawArrays.of([], 0, SAMPLED_ROWS * self.shape.shards)
-                jax.block_until_ready(self._most_probable(self._weights, chosen[0]))
-                jax.block_until_ready(self._next_tokens(self._weights, chosen[1], how))
+                jax.block_until_ready(self._reads.most_probable(self._weights, chosen[0]))
+                jax.block_until_ready(self._reads.next_tokens(self._weights, chosen[1], how))
             seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
         return seconds
 
@@ -209,22 +200,22 @@ class Runner:
 
     def _pairs(self, hidden: Array, rows: list[np.ndarray], labels: list[np.ndarray]) -> list[Array]:
         parts = zip(_turns(rows, PAIRS), _turns(labels, PAIRS), strict=True)
-        return [self._label_logits(self._weights, hidden, *arrays) for arrays in parts]
+        return [self._reads.label_logits(self._weights, hidden, *arrays) for arrays in parts]
 
     def _normalised(self, hidden: Array, rows: list[np.ndarray]) -> list[Array]:
         parts = _turns(rows, self._backend.normalised_rows)
-        return [self._log_sum_exp(self._weights, hidden, part) for part in parts]
+        return [self._reads.log_sum_exp(self._weights, hidden, part) for part in parts]
 
     def _top(self, hidden: Array, rows: list[np.ndarray]) -> list[tuple[Array, Array, Array]]:
         parts = _turns(rows, self._backend.normalised_rows)
-        return [self._most_probable(self._weights, self._choose_rows(hidden, part)) for part in parts]
+        return [self._reads.most_probable(self._weights, self._reads.choose_rows(hidden, part)) for part in parts]
 
     def _drawn(self, hidden: Array, rows: list[np.ndarray], draws: list[list[Draws]]) -> list[tuple[Array, Array]]:
         drawn: list[tuple[Array, Array]] = []
         for turn, part in enumerate(_turns(rows, SAMPLED_ROWS)):
             how = [DrawArrays.of(each, turn * SAMPLED_ROWS, SAMPLED_ROWS) for each in draws]
             how = DrawArrays(*map(np.concatenate, zip(*how, strict=True)))
-            drawn.append(self._next_tokens(self._weights, self._choose_rows(hidden, part), how))
+            drawn.append(self._reads.next_tokens(self._weights, self._reads.choose_rows(hidden, part), how))
         return drawn
 
 

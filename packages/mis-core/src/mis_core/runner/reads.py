@@ -1,0 +1,71 @@
+"""The compiled programs that read a step's scored rows, each on the device that computed it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jax.stages import Wrapped
+
+from mis_core.models.parallel import DATA, TENSOR
+from mis_core.runner.head import label_logits, log_sum_exp, most_probable
+from mis_core.runner.sampling import next_tokens
+
+
+class Reads(NamedTuple):
+    """Programs that take a decoder's state, and arrays of all devices along `DATA` side by side.
+
+    Rows are numbered on their device, from 0, so no device sends anything to another along `DATA`.
+
+    Attributes:
+        choose_rows: `(hidden, rows)` to these rows, without a state. The last two take rows instead of all that a
+            step scores, so that one program serves steps of every size.
+        label_logits: `(weights, hidden, pair_row, pair_label)`, see `mis_core.runner.head`.
+        log_sum_exp: `(weights, hidden, rows)`.
+        most_probable: `(weights, rows of hidden)`.
+        next_tokens: `(weights, rows of hidden, how)`, see `mis_core.runner.sampling`.
+    """
+
+    choose_rows: Wrapped
+    label_logits: Wrapped
+    log_sum_exp: Wrapped
+    most_probable: Wrapped
+    next_tokens: Wrapped
+
+
+def make_reads(graph: Any, mesh: Mesh) -> Reads:
+    """Return the programs of a model, ready to be called or lowered.
+
+    Args:
+        graph: The decoder's graph, from `nnx.split`.
+        mesh: Devices with axes `DATA` and `TENSOR`.
+    """
+    is_cut = mesh.shape[TENSOR] > 1
+
+    def on_each_device(read: Callable[..., Any]) -> Wrapped:
+        # Along `TENSOR` the compiler cuts products as weights are; a kernel takes arrays that nothing cuts any more.
+        axes = {DATA} if is_cut else {DATA, TENSOR}
+
+        def on_all(weights: Any, *arrays: Any) -> Any:
+            specs = P(), *[P(DATA)] * len(arrays)
+            each = jax.shard_map(
+                lambda weights, *arrays: read(nnx.merge(graph, weights), *arrays),
+                mesh=mesh,
+                in_specs=specs,
+                out_specs=P(DATA),
+                axis_names=axes,
+                check_vma=False,  # loops carry values that start out the same everywhere
+            )
+            return each(weights, *arrays)
+
+        return jax.jit(on_all)
+
+    def normalised(decoder: Any, hidden: Any, rows: Any) -> Any:
+        return log_sum_exp(decoder, hidden, rows, is_cut=is_cut)
+
+    each = P(DATA)
+    choose_rows = jax.shard_map(lambda hidden, rows: hidden[rows], mesh=mesh, in_specs=(each, each), out_specs=each)
+    programs = map(on_each_device, (label_logits, normalised, most_probable, next_tokens))
+    return Reads(jax.jit(choose_rows), *programs)
