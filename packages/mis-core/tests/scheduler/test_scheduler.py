@@ -166,7 +166,7 @@ def assert_contexts_are_apart(shard: ShardPlan, alignment: int) -> None:
 @given(
     batches=st.lists(st.lists(cases, min_size=1, max_size=5), min_size=1, max_size=3),
     shards=st.sampled_from([1, 1, 2, 4]),
-    alignment=st.sampled_from([1, 64, 256]),
+    alignment=st.sampled_from([1, 64, 256, 512]),
     pages=st.sampled_from([26, 40, 200]),
     prefix_cache=st.booleans(),
 )

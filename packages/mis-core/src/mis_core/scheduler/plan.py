@@ -214,7 +214,7 @@ class StepBuilder:
         self._writes: list[PageWrites] = []
 
     def find_room(
-        self, context: Hashable, shards: Collection[int], *, paged: bool, least: int, scored: int
+        self, context: Hashable, shards: Collection[int], *, paged: bool, least: int, most: int, scored: int
     ) -> Room | None:
         """Find the shard with the most room for segments of a context; None if there is none.
 
@@ -223,17 +223,27 @@ class StepBuilder:
             shards: Shards that have its pages.
             paged: Whether the segments are written to pages.
             least: Fewest tokens of any use.
-            scored: How many of these are read.
+            most: Most tokens that will be added.
+            scored: How many of the fewest are read.
+
+        Where runs of rows that visit keys together are longer than any short item, none lies in two: both would visit
+        its keys, which costs more than the rows left empty at the end of a run. So none is begun to be left half empty.
         """
         best = None
         for number in shards:
             shard = self._shards[number]
-            start = shard.start(context, paged)
+            start, end = shard.start(context, paged), self._tokens
             rows = shard.shape.scored - shard.scored
-            if start is None or self._tokens - start < least or rows < scored:
+            if start is None:
+                continue
+            if not paged and shard.shape.alignment > LONG_ITEM:
+                start, end = _within_run(start, least, end, shard.shape.alignment)
+                if start % shard.shape.alignment == 0 and most < end - start:
+                    continue
+            if end - start < least or rows < scored:
                 continue
             if best is None or start < best.start:
-                best = Room(number, context, paged, start, self._tokens - start, rows)
+                best = Room(number, context, paged, start, end - start, rows)
         return best
 
     def add(
@@ -295,3 +305,10 @@ class StepBuilder:
             return None
         shards = tuple(shard.plan() for shard in self._shards)
         return StepPlan(shards, tuple(self._readings), tuple(self._writes), dense_mask)
+
+
+def _within_run(start: int, least: int, end: int, alignment: int) -> tuple[int, int]:
+    """Return the first and the last row, exclusive, of a room in one run, this or the next, that takes `least`."""
+    if start % alignment + least > alignment:
+        start = -(-start // alignment) * alignment
+    return start, min(end, start // alignment * alignment + alignment)
