@@ -102,13 +102,15 @@ class EngineConfig:
     )
     dp_size: int = option(
         1,
-        "Data parallelism: devices to divide tokens among, each with all weights.",
+        "Data parallelism: devices that each have all weights, and a KV cache and requests of their own; a large "
+        "request that is alone is divided among them.",
         "--data-parallel-size",
         group="Devices and memory",
     )
     max_total_tokens: int | None = option(
         None,
-        "Capacity of the KV cache, in tokens; default: 32768 on CPUs, elsewhere what memory allows.",
+        "Capacity of the KV cache, in tokens, on each of dp_size devices; default: 32768 on CPUs, elsewhere what "
+        "memory allows.",
         group="Devices and memory",
     )
     mem_fraction_static: float = option(

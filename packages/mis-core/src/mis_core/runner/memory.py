@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_core.models.config import ModelConfig
-from mis_core.models.parallel import DATA, TENSOR, backend_for
+from mis_core.models.parallel import TENSOR, backend_for
 from mis_core.scheduler.algorithm import largest_safe_budget
 from mis_core.scheduler.plan import PAGE_SIZE
 
@@ -63,7 +63,7 @@ def token_budget(engine: EngineConfig, config: ModelConfig, mesh: Mesh) -> int:
     if free is None:
         return CPU_BUDGET
     per_token = step_bytes_per_token(config, jnp.dtype(engine.dtype).itemsize, mesh.shape[TENSOR])
-    return largest_safe_budget(BUDGETS, per_token * mesh.shape[DATA], free / 4)
+    return largest_safe_budget(BUDGETS, per_token, free / 4)
 
 
 def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: int) -> tuple[int, int]:
@@ -76,8 +76,8 @@ def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: i
         budget: Most new tokens of a step.
 
     Returns:
-        Pages of the cache, and the context length in tokens: the one asked for, or else the model's own,
-        or what the cache has room for.
+        Pages of the cache on each device along `DATA`, and the context length in tokens: the one asked for, or else
+        the model's own, or what the cache has room for.
 
     Raises:
         ConfigError: a context of the length asked for does not fit.
