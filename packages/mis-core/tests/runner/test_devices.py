@@ -73,8 +73,9 @@ def test_every_mesh_agrees_with_one_device(model: str, dtype: str, meshes: Seque
             tops = [each["top_logprobs"] for each in (scores, alone)]
             np.testing.assert_allclose(*tops, atol=1e-4, err_msg=mesh)
             assert scores["next_ids"] == alone["next_ids"], mesh
-        if mesh.endswith("tp 1"):  # tokens are independent, so cutting them changes no bit
+        if mesh.endswith("tp 1"):  # tokens are independent, so neither cutting nor spreading them changes a bit
             assert scores["bits"] == alone["bits"], mesh
+            assert scores["spread_bits"] == alone["spread_bits"], mesh
             assert scores["share_of_weights"] == 1, mesh
         if mesh.endswith("tp 4"):
             assert scores["share_of_weights"] < 0.4, mesh

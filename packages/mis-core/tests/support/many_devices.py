@@ -54,6 +54,27 @@ def reads(engine: Engine) -> dict[str, list]:
     }
 
 
+def together(engine: Engine) -> str:
+    """Return the bits of requests that come together, each of which one device computes, whatever the mesh."""
+    futures = []
+    for number in range(6):
+        random = np.random.default_rng(number)
+        request = ScoreRequest(
+            query=random.integers(0, 300, 130).astype(np.int32),
+            item_tokens=random.integers(0, 300, 60).astype(np.int32),
+            item_starts=np.array([0, 25, 60], np.int32),
+            context_lens=np.full(2, 130, np.int32),
+            label_ids=np.array([LABELS], np.int32),
+            return_layout=True,
+        )
+        futures.append(engine.submit(request))
+    outputs = [future.result() for future in futures]
+    for output in outputs:
+        assert output.placements is not None
+        assert len(set(output.placements[:, 1].tolist())) == 1
+    return "".join(output.logits.tobytes().hex() for output in outputs)
+
+
 def main(path: str, dtype: str, meshes: str, quantization: str = "none") -> None:
     found = {}
     for data, tensor in json.loads(meshes):
@@ -62,8 +83,9 @@ def main(path: str, dtype: str, meshes: str, quantization: str = "none") -> None
         with Engine.from_pretrained(path, progress=False, **options) as engine:
             cold = engine.score(QUERY, ITEMS, LABELS, return_token_logprobs=True)
             warm = engine.score(QUERY, ITEMS, LABELS, apply_softmax=True)
-            assert warm.usage.cached_tokens == len(QUERY), "the cache is shared by all devices"
+            assert warm.usage.cached_tokens == len(QUERY), "the query is where its items are computed"
             read = reads(engine)
+            spread = together(engine)
             engine._loop._scheduler.check()
             weights = largest_share(engine._loop._runner._weights)
         assert cold.token_logprobs is not None
@@ -71,6 +93,7 @@ def main(path: str, dtype: str, meshes: str, quantization: str = "none") -> None
             "logprobs": cold.token_logprobs.tolist(),
             "softmax": warm.scores.tolist(),
             "bits": np.asarray(cold.scores).tobytes().hex(),
+            "spread_bits": spread,
             "share_of_weights": weights,
             **read,
         }
