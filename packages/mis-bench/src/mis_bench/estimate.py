@@ -2,6 +2,7 @@
 
 import math
 from importlib.util import find_spec
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -45,6 +46,7 @@ class Asked(BaseModel):
         dp: Devices that tokens are cut over.
         tp: Devices that weights and KV heads are cut over.
         step_tokens: Token budget of a step on each device.
+        quantization: `none`, or `int8` of the layers' products.
         requests: Requests that arrive together, each with a query of its own.
         apply_softmax: Ask for a softmax over the labels instead of full-vocabulary probabilities.
     """
@@ -55,6 +57,7 @@ class Asked(BaseModel):
     dp: int = 1
     tp: int = 1
     step_tokens: int = 4096
+    quantization: Literal["none", "int8"] = "none"
     requests: int = 8
     apply_softmax: bool = False
 
@@ -77,7 +80,7 @@ class Estimate(Asked):
         items_per_second: Of all devices together, as expected.
         best_items_per_second: If everything that is not known is at its best.
         worst_items_per_second: If it is at its worst.
-        roofline_items_per_second: By the nominal rates of arithmetic and memory, whichever is less.
+        roofline_items_per_second: By the nominal rates of arithmetic in bfloat16 and of memory, whichever is less.
         roofline_share: The first by the second.
         padded_share: Part of the steps' rows that is padding.
         memory_bytes: Arguments and temporaries of the largest step on each device, weights and cache included.
@@ -103,6 +106,7 @@ class Estimate(Asked):
         memory = f"{self.memory_bytes / 2**20:10,.0f} MiB of {self.memory_limit_bytes / 2**20:,.0f} a device"
         lines = (
             f"{self.workload}, {self.model} on {self.topology}, dp {self.dp}, tp {self.tp}, bfloat16, "
+            + ("products in int8, " if self.quantization == "int8" else "")
             + ("softmax over the labels" if self.apply_softmax else "full-vocabulary probabilities"),
             f"{self.requests} requests in {self.steps} steps of up to {self.step_tokens} tokens a device, "
             f"{self.padded_share:.1%} padding",
@@ -110,7 +114,7 @@ class Estimate(Asked):
             f"{self.items_per_second:10,.0f} items/s expected, {self.worst_items_per_second:,.0f} at worst, "
             f"{self.best_items_per_second:,.0f} at best",
             f"{self.milliseconds:10.2f} ms a request",
-            f"{self.roofline_share:10.0%} of the roofline, {self.roofline_items_per_second:,.0f} items/s",
+            f"{self.roofline_share:10.0%} of the roofline in bfloat16, {self.roofline_items_per_second:,.0f} items/s",
             f"{memory}, with weights and cache",
             "",
             *(
@@ -150,7 +154,15 @@ def estimate(asked: Asked) -> Estimate:
     bodies = [workload.another(number).request | {"apply_softmax": asked.apply_softmax} for number in range(requests)]
     target = TOPOLOGIES[asked.topology]
     try:
-        times = price_requests(target, asked.model, bodies, dp=dp, tp=tp, step_tokens=asked.step_tokens)
+        times = price_requests(
+            target,
+            asked.model,
+            bodies,
+            dp=dp,
+            tp=tp,
+            step_tokens=asked.step_tokens,
+            quantization=asked.quantization,
+        )
     except (RuntimeError, ConfigError) as error:
         raise EstimateError(str(error)) from None
     config, chip = PUBLISHED[asked.model], CHIPS[TARGETS[target].chip]

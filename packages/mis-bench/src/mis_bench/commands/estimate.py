@@ -14,6 +14,7 @@ from mis_bench.workload import CANONICAL
 @click.option("--dp", type=click.IntRange(1), default=1, help="Devices that tokens are cut over.")
 @click.option("--tp", type=click.IntRange(1), default=1, help="Devices that weights are cut over.")
 @click.option("--step-tokens", type=click.IntRange(256), default=4096, help="Token budget of a step on each device.")
+@click.option("--quantization", type=click.Choice(["none", "int8"]), default="none", help="Of the layers' products.")
 @click.option("--requests", type=click.IntRange(1), default=8, help="Requests that arrive together.")
 @click.option("--apply-softmax", is_flag=True, help="Softmax over the labels, not full-vocabulary probabilities.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

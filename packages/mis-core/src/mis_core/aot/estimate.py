@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
-from mis_kernels.aot.price import kernel_schedules
+from mis_kernels.aot.price import kernel_schedules, product_schedules
+from mis_kernels.aot.programs import ProductSize
 from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.targets import TARGETS, environment
 from mis_kernels.backends.tpu.backend import TpuBackend
@@ -47,8 +49,28 @@ class StepTimes:
         return total(self.stages.values())
 
 
+def product_sizes(spread: ModelConfig, tensor: int) -> dict[str, ProductSize]:
+    """Return a layer's products on each of `tensor` devices, by name; the heads of the shape are spread over them."""
+    embed, mlp, heads = spread.embed, spread.mlp // tensor, spread.heads * spread.head_dim // tensor
+    qkv = (spread.heads + 2 * spread.kv_heads) * spread.head_dim // tensor
+    alone = tensor == 1  # parts of a product are summed over the devices before a residual is added
+    return {
+        "qkv": ProductSize(embed, qkv, 1, normed=True, residual=False),
+        "out": ProductSize(heads, embed, 1, normed=False, residual=alone),
+        "gate_up": ProductSize(embed, mlp, 2, normed=True, residual=False),
+        "down": ProductSize(mlp, embed, 1, normed=False, residual=alone),
+    }
+
+
 def price_requests(
-    target: str, model: str, requests: Sequence[Mapping[str, Any]], *, dp: int, tp: int, step_tokens: int
+    target: str,
+    model: str,
+    requests: Sequence[Mapping[str, Any]],
+    *,
+    dp: int,
+    tp: int,
+    step_tokens: int,
+    quantization: str = "none",
 ) -> StepTimes:
     """Plan, compile and price.
 
@@ -59,6 +81,7 @@ def price_requests(
         dp: Devices that tokens are cut over.
         tp: Devices that weights and KV heads are cut over.
         step_tokens: Token budget of a step on each device.
+        quantization: `int8`: of the layers' products; `none`.
 
     Raises:
         RuntimeError: the compiler refused a program; carries the end of its output.
@@ -68,7 +91,13 @@ def price_requests(
     heads = HeadShape(spread.heads // tp, spread.kv_heads // tp, spread.head_dim)
     rows = TpuBackend.normalised_rows
     schedules = kernel_schedules(target, heads, rows=rows, embed=spread.embed, vocab=spread.head_rows)
+    sizes = product_sizes(spread, tp) if quantization == "int8" else {}
+    products = product_schedules(target, list(sizes.values())) if sizes else []
     job = {
+        "products": {
+            name: (sizes[name], [each._asdict() for each in schedule])
+            for name, schedule in zip(sizes, products, strict=True)
+        },
         "target": target, "model": model, "requests": list(requests), "dp": dp, "tp": tp,
         "step_tokens": step_tokens, "attention": schedules.attention._asdict(),
         "norm_rope": schedules.norm_rope, "log_sum_exp": schedules.log_sum_exp and schedules.log_sum_exp._asdict(),

@@ -1,5 +1,7 @@
 """The engine's programs compiled ahead of time, from shapes alone: no weights, no cache, no device."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -8,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
-from mis_core.models.parallel import DATA, TENSOR, backend_for, partition, spread_heads
+from mis_core.models.parallel import DATA, PRODUCTS, TENSOR, backend_for, partition, spread_heads
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS
 from mis_core.runner.reads import make_reads
@@ -16,10 +18,18 @@ from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays
 from mis_core.runner.step import CACHE, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.backends import Backend
+from mis_kernels.quantized import QuantizedWeight, block_of
 
 
 def compile_step(
-    config: ModelConfig, mesh: Mesh, plan: StepPlan, shape: StepShape, *, dtype: str = "bfloat16", pages: int = 1024
+    config: ModelConfig,
+    mesh: Mesh,
+    plan: StepPlan,
+    shape: StepShape,
+    *,
+    dtype: str = "bfloat16",
+    quantization: str = "none",
+    pages: int = 1024,
 ) -> jax.stages.Compiled:
     """Compile the step that a plan needs, as the runner would on these devices.
 
@@ -31,11 +41,12 @@ def compile_step(
         plan: What the step computes; its tile lists decide nothing but the arrays' sizes.
         shape: Room of a step; `shape.tokens` is the size that is compiled.
         dtype: Type of weights and activations.
+        quantization: `int8`: of the layers' products; `none`.
         pages: Pages of the KV cache on each device along `DATA`.
     """
     spread = spread_heads(config, mesh.shape[TENSOR])
     backend = backend_for(spread, jnp.dtype(dtype), mesh)
-    graph, abstract = _abstract_weights(spread, mesh, backend)
+    graph, abstract = _abstract_weights(spread, mesh, backend, quantization)
 
     def on_mesh(shape: tuple[int, ...], dtype: jnp.dtype, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
@@ -104,11 +115,23 @@ def compile_vocabulary_reads(
     )
 
 
-def _abstract_weights(spread: ModelConfig, mesh: Mesh, backend: Backend) -> tuple[nnx.GraphDef, nnx.State]:
+def _abstract_weights(
+    spread: ModelConfig, mesh: Mesh, backend: Backend, quantization: str = "none"
+) -> tuple[nnx.GraphDef, nnx.State]:
     graph, weights = nnx.split(nnx.eval_shape(lambda: Decoder(spread, backend.storage_dtype, backend)))
     flat = nnx.to_flat_state(weights)
 
-    def on_mesh(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, partition(path)))
+    def on_mesh(path: tuple, leaf: jax.ShapeDtypeStruct) -> Any:
+        cut = NamedSharding(mesh, partition(path))
+        if quantization == "none" or path[-1] not in PRODUCTS:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=cut)
+        values = jax.ShapeDtypeStruct(leaf.shape, jnp.int8)
+        scales = jax.ShapeDtypeStruct((*leaf.shape[:-2], leaf.shape[-1]), jnp.float32)
+        weight = QuantizedWeight(values, scales, block_of(cut.shard_shape(leaf.shape)[-2]))
+        return jax.tree.map(
+            lambda each, spec: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=NamedSharding(mesh, spec)),
+            weight,
+            backend.partition(weight, partition(path)),
+        )
 
     return graph, nnx.from_flat_state({path: leaf.replace(on_mesh(path, leaf)) for path, leaf in flat})

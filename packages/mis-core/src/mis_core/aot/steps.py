@@ -34,8 +34,10 @@ from mis_kernels.aot.price import (
     price_log_sum_exp,
     price_norm_rope,
     price_page_writes,
+    price_product,
     schedule_of,
 )
+from mis_kernels.aot.programs import ProductSize
 from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.targets import TARGETS, Target, mesh
 from mis_kernels.backends import Backend
@@ -71,7 +73,14 @@ def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
     sizes = [next(size for size in token_buckets(shape.tokens) if size >= plan.rows) for plan in plans]
     programs = {
         size: _read(
-            compile_step(config, on, plans[sizes.index(size)], dataclasses.replace(shape, tokens=size), pages=pages)
+            compile_step(
+                config,
+                on,
+                plans[sizes.index(size)],
+                dataclasses.replace(shape, tokens=size),
+                quantization="int8" if job["products"] else "none",
+                pages=pages,
+            )
         )
         for size in sorted(set(sizes))
     }
@@ -105,6 +114,8 @@ def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
         )
         stages["attention"] += attention * config.layers
         stages["norm and RoPE"] += norm_rope * config.layers
+        for stage, seconds in _price_products(job, size, shape, config.layers, chip, clock).items():
+            stages[stage] += seconds
         written = price_page_writes(_written_tokens(arrays), kv_heads, spread.head_dim, chip)
         stages["write_pages"] += written * config.layers
         calls = _head_calls(plan, backend)
@@ -118,6 +129,19 @@ def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
         "padded_share": 1 - sum(plan.new_tokens for plan in plans) / sum(size * data for size in sizes),
         "memory_bytes": sum(largest.memory_bytes),
     }
+
+
+def _price_products(
+    job: Mapping[str, Any], size: int, shape: StepShape, layers: int, chip: Chip, clock: float
+) -> dict[str, Range]:
+    """Return the seconds of a step's products with quantised weights; the last layer makes most for a few rows."""
+    stages: dict[str, Range] = defaultdict(lambda: Range.of(0.0))
+    for name, (fields, described) in job["products"].items():
+        product, schedules = ProductSize(*fields), [grid_schedule_of(each) for each in described]
+        last = size if name == "qkv" else min(size, shape.scored)
+        all_rows, few = (price_product(schedules, rows, product, chip=chip, clock_hz=clock) for rows in (size, last))
+        stages["projections and norms" if name in ("qkv", "out") else "mlp"] += all_rows * (layers - 1) + few
+    return dict(stages)
 
 
 def _price_head(

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mis_kernels.aot.chips import Chip
+from mis_kernels.aot.programs import ProductSize
 from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.schedules import Around, AttentionSchedule, GridSchedule
 from mis_kernels.aot.targets import run_job
 from mis_kernels.backends.tpu.fetch import AHEAD
 from mis_kernels.backends.tpu.head import block_tokens, fits
 from mis_kernels.backends.tpu.norm_rope import BLOCK_TOKENS
+from mis_kernels.backends.tpu.products import ProductSizes
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.heads import HeadShape
 
@@ -138,6 +140,31 @@ def price_log_sum_exp(schedule: GridSchedule, *, embed: int, vocab: int, chip: C
     """Return the seconds of one call: a grid step per block of the vocabulary, which is read while the last is used."""
     tokens = block_tokens(embed, _BYTES)
     return price_grid_step(schedule, tokens * embed * _BYTES, chip, clock_hz) * -(-vocab // tokens)
+
+
+def product_schedules(target: str, sizes: Sequence[ProductSize]) -> list[list[GridSchedule]]:
+    """Compile products with quantised weights; return the schedules of each, that of steps which quantise rows first.
+
+    Raises:
+        RuntimeError: the compiler refused one.
+    """
+    rows = run_job(target, {"what": "products", "sizes": sizes})
+    return [[grid_schedule_of(each) for each in row["schedules"]] for row in rows]
+
+
+def price_product(
+    schedules: Sequence[GridSchedule], rows: int, size: ProductSize, *, chip: Chip, clock_hz: float
+) -> Range:
+    """Return the seconds of one product: the first of the weight must arrive, the others arrive while steps run."""
+    sizes = ProductSizes.of(rows, size.depth, size.columns, size.parts)
+    groups, blocks, steps = sizes.grid(rows, size.columns)
+    weight = size.parts * size.depth * sizes.columns
+    moved = _BYTES * sizes.rows * sizes.columns * (1 + size.residual)
+    first = price_grid_step(schedules[0], moved + _BYTES * sizes.rows * size.depth, chip, clock_hz)
+    other = price_grid_step(schedules[-1], moved, chip, clock_hz)
+    during = price_grid_step(schedules[-1], moved + weight, chip, clock_hz)
+    block = first * steps + (other * (steps - 1) + during) * (blocks - 1)
+    return (_arrival(weight, chip) + block) * groups
 
 
 def price_grid_step(schedule: GridSchedule, num_bytes: float, chip: Chip, clock_hz: float) -> Range:

@@ -15,11 +15,13 @@ from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
+from mis_kernels.backends.tpu.products import LayerOfStack, tpu_quantized_product
 from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes
 from mis_kernels.backends.xla.norms import rms_norm
 from mis_kernels.backends.xla.pages import write_pages
 from mis_kernels.heads import HeadShape
 from mis_kernels.operations import segment_attention
+from mis_kernels.quantized import QuantizedWeight, block_of
 from mis_kernels.segments import lay_out
 
 PAGE_SIZE = 64
@@ -174,3 +176,39 @@ def head_program(rows: int, embed: int, vocab: int) -> Program:
     """Return the kernel of the log-sum-exp, on one device's rows."""
     shapes = tuple(jax.ShapeDtypeStruct(shape, DTYPE) for shape in ((rows, embed), (vocab, embed)))
     return Program(f"log-sum-exp of {rows} rows, head {vocab} x {embed}, {DTYPE}", tpu_log_sum_exp, shapes)
+
+
+class ProductSize(NamedTuple):
+    """A product with a quantised weight on one device.
+
+    Attributes:
+        depth: Summands.
+        columns: Output channels of one weight.
+        parts: Weights: 2 where one gates the other.
+        normed: Whether a folded norm is in front of it.
+        residual: Whether it is added to a residual.
+    """
+
+    depth: int
+    columns: int
+    parts: int
+    normed: bool
+    residual: bool
+
+
+def product_program(rows: int, size: ProductSize) -> Program:
+    """Return the kernel of products with quantised weights, on one layer of a stack."""
+    stack = (LAYERS, size.parts, size.depth, size.columns) if size.parts > 1 else (LAYERS, size.depth, size.columns)
+    weight = QuantizedWeight(
+        jax.ShapeDtypeStruct(stack, jnp.int8),
+        jax.ShapeDtypeStruct((*stack[:-2], size.columns), jnp.float32),
+        block_of(size.depth),
+    )
+    x, out = (jax.ShapeDtypeStruct((rows, width), DTYPE) for width in (size.depth, size.columns))
+
+    def product(x: Array, weight: QuantizedWeight, layer: Array, *residual: Array) -> Array:
+        return tpu_quantized_product(x, LayerOfStack(weight, layer), *residual, epsilon=1e-6 if size.normed else None)
+
+    name = f"int8 product {size.parts} x {size.depth} x {size.columns}"
+    layer = jax.ShapeDtypeStruct((), jnp.int32)
+    return Program(name, product, (x, weight, layer, *[out] * size.residual))

@@ -153,12 +153,20 @@ def read_attention(runs: list[Run]) -> AttentionSchedule:
 
 
 def read_grid(runs: list[Run], bodies: int = 1) -> GridSchedule:
-    """Find the parts of a kernel whose step takes one of some bodies, its longest runs."""
-    largest = sorted(range(len(runs)), key=lambda i: runs[i].bundles)[-bodies:]
+    """Find the parts of a kernel whose step takes one of some bodies, its longest runs; return their mean."""
+    found = read_bodies(runs, bodies)
+    return GridSchedule(
+        sum(each.body for each in found) // bodies, sum(each.busy for each in found) // bodies, found[0].around
+    )
+
+
+def read_bodies(runs: list[Run], bodies: int) -> list[GridSchedule]:
+    """Find the parts of a kernel whose step takes one of some bodies, its longest runs; return each, longest first."""
+    largest = sorted(range(len(runs)), key=lambda i: -runs[i].bundles)[:bodies]
     branches = set().union(*(span for span in _skipped(runs) if not any(body in span for body in largest)))
     others = [i for i, run in enumerate(runs) if run.depth == runs[largest[0]].depth and i not in largest]
-    body = sum(runs[i].bundles for i in largest) // bodies
-    return GridSchedule(body, sum(runs[i].busy for i in largest) // bodies, _least_and_most(runs, others, branches))
+    around = _least_and_most(runs, others, branches)
+    return [GridSchedule(runs[i].bundles, runs[i].busy, around) for i in largest]
 
 
 def _skipped(runs: list[Run]) -> Iterable[range]:

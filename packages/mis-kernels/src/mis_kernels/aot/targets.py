@@ -38,6 +38,7 @@ TARGETS: dict[str, Target] = {
     "v7x": Target("v7x", "tpu7x:1x1x1", "tpu7x-2", 2.2),
     "v7x:2x2x1": Target("v7x", "tpu7x:2x2x1", "tpu7x-8", 2.2),
 }
+_DUMPING = ("kernels", "glue", "head", "products", "calibration")  # jobs that read schedules
 SINGLE_CHIP = ("v5e", "v6e:1x1", "v7x")
 
 
@@ -81,7 +82,9 @@ def run_job(name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
         dump.mkdir()
         path = Path(folder, "job.json")
         path.write_text(json.dumps({**job, "target": name, "dump": str(dump)}))
-        env = environment(target, str(dump) if job["what"] in ("kernels", "glue", "head", "calibration") else None)
+        env = environment(
+            target, str(dump) if job["what"] in ("kernels", "glue", "head", "products", "calibration") else None
+        )
         env["LIBTPU_INIT_ARGS"] += job.get("flags", "")
         command = [sys.executable, "-m", "mis_kernels.aot.worker", str(path)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mis_kernels.aot.calibration import PUBLISHED, estimate
 from mis_kernels.aot.programs import (
+    ProductSize,
     Program,
     extend_step,
     glue_program,
@@ -24,10 +25,12 @@ from mis_kernels.aot.programs import (
     kernel_program,
     layers_program,
     prefill_step,
+    product_program,
     sharded_program,
 )
-from mis_kernels.aot.schedules import read_attention, read_grid, read_schedule
+from mis_kernels.aot.schedules import read_attention, read_bodies, read_grid, read_schedule
 from mis_kernels.aot.targets import TARGETS, Target, mesh
+from mis_kernels.backends.tpu.products import ProductSizes
 from mis_kernels.backends.tpu.tiles import block_sizes, vmem_bytes
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
 
@@ -109,6 +112,18 @@ def head(target: Target, sizes: list[tuple[int, int, int]], dump: Path) -> list[
     return rows
 
 
+def products(target: Target, sizes: list[ProductSize], dump: Path) -> list[dict[str, Any]]:
+    """Compile products with quantised weights; report the schedules of steps that quantise rows, and of the others."""
+    rows = []
+    for size in sizes:
+        _, row = _compile(product_program(STEP_TOKENS, size), mesh(target, 1))
+        blocks = ProductSizes.of(STEP_TOKENS, size.depth, size.columns, size.parts).grid(STEP_TOKENS, size.columns)[1]
+        bodies = read_bodies(read_schedule(dump, "quantized_product", target.chip), min(blocks, 2))
+        bundles = dict(zip(("first", "others"), (each.body for each in bodies), strict=False))
+        rows.append(row | {"bundles": bundles, "schedules": [each._asdict() for each in bodies]})
+    return rows
+
+
 def calibration(target: Target, number: int, dump: Path) -> list[dict[str, Any]]:
     """Price a program whose time is published."""
     return [{"estimate": dataclasses.astuple(estimate(PUBLISHED[number], target, dump))}]
@@ -125,6 +140,8 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
             return glue(target, shapes, Path(job["dump"]), job.get("embed"))
         case "head":
             return head(target, [tuple(size) for size in job["sizes"]], Path(job["dump"]))
+        case "products":
+            return products(target, [ProductSize(*size) for size in job["sizes"]], Path(job["dump"]))
         case "layers":
             return layers(target, shapes)
         case "growth":
