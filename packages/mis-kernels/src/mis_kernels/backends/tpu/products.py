@@ -71,7 +71,7 @@ class ProductSizes(NamedTuple):
     @classmethod
     def of(cls, rows: int, depth: int, columns: int, parts: int) -> Self:
         """Choose them for a product of `rows` rows with `parts` weights of `depth` summands and `columns` columns."""
-        block = _divisor(rows, 2 * STRIP, _BLOCK_BYTES // (2 * depth))
+        block = _divisor(rows, 4 * STRIP, _BLOCK_BYTES // (2 * depth))
         together = rows
         while together % 2 == 0 and together // 2 % block == 0 and together * depth > _QUANTISED_BYTES:
             together //= 2
