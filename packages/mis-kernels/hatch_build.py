@@ -13,7 +13,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-shared", "-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized"),
     *("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
-    *("-mavx512vnni", "-mfma"),
+    *("-mavx512vnni", "-mamx-int8", "-mfma"),
 ]
 LIBRARY = Path("src/mis_kernels/lib/native.so")
 

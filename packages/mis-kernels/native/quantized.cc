@@ -1,4 +1,4 @@
-// Products in int8, for x86-64 CPUs with AVX-512 VNNI; the contract is that of mis_kernels.backends.native.int8.
+// Products in int8, for x86-64 CPUs with AVX-512 VNNI or AMX; the contract is that of mis_kernels.backends.native.int8.
 
 #include "parallel.h"
 #include "vectors.h"
@@ -107,9 +107,40 @@ void multiply(const uint8_t* x, const int8_t* weights, int64_t depth, const __m5
   }
 }
 
+// Computes, in tile registers, 32 rows of sums and as many columns; `depth` is a multiple of 64.
+void multiply_tiles(const uint8_t* x, const int8_t* weights, int64_t depth, const __m512i* start, int32_t* sums,
+                    int64_t stride) {
+  const int8_t* right = weights + depth * kVector;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t k = 0; k < depth; k += 64) {
+    _tile_loadd(4, x + k, depth);
+    _tile_loadd(5, x + 16 * depth + k, depth);
+    _tile_loadd(6, weights + k * kVector, 64);
+    _tile_loadd(7, right + k * kVector, 64);
+    _tile_dpbusd(0, 4, 6);
+    _tile_dpbusd(1, 4, 7);
+    _tile_dpbusd(2, 5, 6);
+    _tile_dpbusd(3, 5, 7);
+  }
+  _tile_stored(0, sums, stride * 4);
+  _tile_stored(1, sums + kVector, stride * 4);
+  _tile_stored(2, sums + 16 * stride, stride * 4);
+  _tile_stored(3, sums + 16 * stride + kVector, stride * 4);
+  for (int r = 0; r < 32; ++r) {
+    for (int t = 0; t < 2; ++t) {
+      int32_t* to = sums + r * stride + t * kVector;
+      _mm512_store_si512(to, _mm512_add_epi32(_mm512_load_si512(to), start[t]));
+    }
+  }
+}
+
 // Computes sums of rows and of kWidth times 16 columns; `stride` is between rows of sums.
 template <int kWidth>
-void multiply_all(const uint8_t* x, int64_t rows, const int8_t* weights, int64_t depth, int32_t* sums, int64_t stride) {
+void multiply_all(const uint8_t* x, int64_t rows, const int8_t* weights, int64_t depth, int32_t* sums, int64_t stride,
+                  bool has_tiles) {
   __m512i start[kWidth];  // minus what kOffset adds
   for (int t = 0; t < kWidth; ++t) {
     __m512i added = _mm512_setzero_si512();
@@ -120,6 +151,12 @@ void multiply_all(const uint8_t* x, int64_t rows, const int8_t* weights, int64_t
     start[t] = _mm512_sub_epi32(_mm512_setzero_si512(), added);
   }
   int64_t row = 0;
+  for (; has_tiles && kWidth % 2 == 0 && depth % 64 == 0 && row + 32 <= rows; row += 32) {
+    for (int t = 0; t < kWidth; t += 2) {
+      multiply_tiles(x + row * depth, weights + t * depth * kVector, depth, start + t,
+                     sums + row * stride + t * kVector, stride);
+    }
+  }
   for (; row + kRegisterRows <= rows; row += kRegisterRows) {
     multiply<kRegisterRows, kWidth>(x + row * depth, weights, depth, start, sums + row * stride, stride);
   }
@@ -133,7 +170,7 @@ struct Int8Product {
   const float* scales;      // [out], likewise
   float* out;               // [rows, out]
   int64_t rows, in, out_columns;
-  bool gated;
+  bool gated, has_tiles;
 
   // Computes rows x columns of the output, columns in multiples of 16.
   void compute(int64_t row, int64_t rows_here, int64_t column, int64_t columns, Buffer<int32_t>& buffer) const {
@@ -144,10 +181,10 @@ struct Int8Product {
         const int8_t* w = weights + (half * out_columns + column + n) * in;
         int32_t* to = sums + half * columns + n;
         switch (std::min<int64_t>(kRegisterTiles, (columns - n) / kVector)) {
-          case 4: multiply_all<4>(x + row * in, rows_here, w, in, to, stride); break;
-          case 3: multiply_all<3>(x + row * in, rows_here, w, in, to, stride); break;
-          case 2: multiply_all<2>(x + row * in, rows_here, w, in, to, stride); break;
-          default: multiply_all<1>(x + row * in, rows_here, w, in, to, stride);
+          case 4: multiply_all<4>(x + row * in, rows_here, w, in, to, stride, has_tiles); break;
+          case 3: multiply_all<3>(x + row * in, rows_here, w, in, to, stride, has_tiles); break;
+          case 2: multiply_all<2>(x + row * in, rows_here, w, in, to, stride, has_tiles); break;
+          default: multiply_all<1>(x + row * in, rows_here, w, in, to, stride, has_tiles);
         }
       }
     }
@@ -168,7 +205,7 @@ struct Int8Product {
 
 ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> x, ffi::Buffer<ffi::F32> row_scales,
                    ffi::Buffer<ffi::S8> weights, ffi::Buffer<ffi::F32> scales, ffi::Buffer<ffi::S32> first,
-                   ffi::ResultBuffer<ffi::F32> out, bool gated) {
+                   ffi::ResultBuffer<ffi::F32> out, bool gated, bool has_tiles) {
   const int64_t rows = x.dimensions()[0], in = x.dimensions()[1], columns = out->dimensions()[1];
   const int64_t matrix = first.typed_data()[0];
   const Int8Product product{.x = x.typed_data(),
@@ -179,7 +216,8 @@ ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> x, ffi::Buffer<ffi
                             .rows = rows,
                             .in = in,
                             .out_columns = columns,
-                            .gated = gated};
+                            .gated = gated,
+                            .has_tiles = has_tiles};
   const int64_t row_blocks = (rows + kRows - 1) / kRows;
   int64_t width = gated ? kColumns / 2 : kColumns;
   while (width > kRegisterTiles * kVector && row_blocks * (columns / width) < 4 * pool.num_threads()) width /= 2;
@@ -189,7 +227,7 @@ ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::U8> x, ffi::Buffer<ffi
     const int64_t row = unit / column_blocks * kRows, column = unit % column_blocks * width;
     product.compute(row, std::min(kRows, rows - row), column, std::min(width, columns - column), sums);
   };
-  for_each(pool, row_blocks * column_blocks, some, false);
+  for_each(pool, row_blocks * column_blocks, some, has_tiles);
   return ffi::Error::Success();
 }
 
@@ -213,4 +251,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_int8_product, mis::product,
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<bool>("gated"));
+                                  .Attr<bool>("gated")
+                                  .Attr<bool>("has_tiles"));

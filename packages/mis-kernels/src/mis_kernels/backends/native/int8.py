@@ -1,7 +1,7 @@
-"""Products in int8 on x86-64 CPUs with AVX-512 VNNI, whose instruction takes four summands of 16 columns.
+"""Products in int8 on x86-64 CPUs with AVX-512 VNNI, whose instruction takes four summands of 16 columns, or with AMX.
 
-XLA:CPU multiplies int8 no faster than float32. Here weights lie in the order in which the instruction takes them, and
-a layer of a stack is an index, not a copy.
+XLA:CPU multiplies int8 no faster than float32. Here weights lie in the order in which the instruction takes them,
+sixteen of which fill a tile register, and a layer of a stack is an index, not a copy.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32
 
+from mis_kernels.backends.native import library
 from mis_kernels.quantized import QuantizedRows, QuantizedWeight
 from mis_kernels.storage import to_bits
 
@@ -90,4 +91,5 @@ def product(rows: QuantizedRows, weight: TiledWeight, *, gated: bool = False) ->
     out = jax.ShapeDtypeStruct((len(rows.values), weight.scales.shape[-1]), jnp.float32)
     first = jnp.reshape(weight.matrix, 1).astype(jnp.int32)
     call = jax.ffi.ffi_call("mis_int8_product", out)
-    return call(rows.values, rows.scales, weight.values, weight.scales, first, gated=np.bool_(gated))
+    how = {"gated": np.bool_(gated), "has_tiles": np.bool_(library.has_int8_tiles())}
+    return call(rows.values, rows.scales, weight.values, weight.scales, first, **how)

@@ -35,6 +35,11 @@ def why_not_int8() -> str | None:
     return _lacking(_INT8) or _load()
 
 
+def has_int8_tiles() -> bool:
+    """Whether the CPU multiplies int8 in tile registers, and the operating system gives them out."""
+    return "amx_int8" in _cpu_flags() and why_not() is None
+
+
 def _path() -> Path:
     return Path(str(resources.files("mis_kernels") / LIBRARY))
 
