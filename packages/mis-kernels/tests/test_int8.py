@@ -1,6 +1,5 @@
 """Native products in int8: the integers of plain XLA, row by row the same bits, and a stack used layer by layer."""
 
-import shutil
 from typing import Any
 
 import jax
@@ -9,23 +8,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from kernel_cases import NEEDS_INT8
 from mis_kernels.backends import ANY_HEADS
-from mis_kernels.backends.native import int8, library
+from mis_kernels.backends.native import int8
 from mis_kernels.backends.native.backend import NativeInt8Backend
 from mis_kernels.backends.native.int8 import TiledWeight
 from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_kernels.quantized import QuantizedRows, QuantizedWeight, block_of, quantize, quantize_rows
 
-
-def without_int8() -> str:
-    """Return why no int8 can run natively here; empty where it must."""
-    reason = library.why_not_int8() or ""
-    if "not compiled" in reason and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        return "needs a C++ compiler"
-    return reason
-
-
-needs_int8 = pytest.mark.skipif(bool(without_int8()), reason=without_int8())
 SHAPES = [(64, 16, 16), (13, 64, 48), (200, 1024, 80), (450, 208, 336)]  # rows, in, out
 DTYPES = ["float32", "bfloat16"]
 
@@ -42,7 +32,7 @@ def on_device(weight: QuantizedWeight) -> QuantizedWeight:
     return jax.tree.map(jnp.asarray, weight)
 
 
-@needs_int8
+@NEEDS_INT8
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_have_the_integers_of_plain_xla(shape: tuple[int, int, int], dtype: str) -> None:
@@ -56,7 +46,7 @@ def test_rows_have_the_integers_of_plain_xla(shape: tuple[int, int, int], dtype:
         np.testing.assert_allclose(native.scales, plain.scales, rtol=2e-7)
 
 
-@needs_int8
+@NEEDS_INT8
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sums_are_those_of_numpy(shape: tuple[int, int, int]) -> None:
     rows, depth, _ = shape
@@ -71,7 +61,7 @@ def test_sums_are_those_of_numpy(shape: tuple[int, int, int]) -> None:
         np.testing.assert_array_equal(found, x.astype(np.int32) @ weight.values[2, half].astype(np.int32) / 2)
 
 
-@needs_int8
+@NEEDS_INT8
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_those_of_plain_xla(shape: tuple[int, int, int], dtype: str) -> None:
@@ -102,7 +92,7 @@ def test_products_are_those_of_plain_xla(shape: tuple[int, int, int], dtype: str
         assert np.abs(found - wanted).mean() < 0.002
 
 
-@needs_int8
+@NEEDS_INT8
 @pytest.mark.parametrize("shape", SHAPES[1:])
 def test_a_rows_bits_do_not_depend_on_the_others(shape: tuple[int, int, int]) -> None:
     x, weight = integers(*shape, block_of(shape[1]))

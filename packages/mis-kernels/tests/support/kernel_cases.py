@@ -32,15 +32,15 @@ write_pages = jax.jit(write_pages)
 _reference = jax.jit(reference_attention, static_argnames="scale", compiler_options=UNOPTIMISED)
 
 
-def without_native() -> str:
-    """Return why nothing can run natively here; empty where it must."""
-    reason = native.why_not() or ""
+def unless(lacking: str | None) -> pytest.MarkDecorator:
+    """Mark what runs natively, of which something is lacking here, or nothing, and then it must run."""
+    reason = lacking or ""
     if "not compiled" in reason and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        return "needs a C++ compiler"
-    return reason
+        reason = "needs a C++ compiler"
+    return pytest.mark.skipif(bool(reason), reason=reason)
 
 
-NEEDS_NATIVE = pytest.mark.skipif(bool(without_native()), reason=without_native())
+NEEDS_NATIVE, NEEDS_INT8 = unless(native.why_not()), unless(native.why_not_int8())
 NATIVE = pytest.param("native", marks=NEEDS_NATIVE)
 ON_CPU = ["xla", NATIVE]
 
