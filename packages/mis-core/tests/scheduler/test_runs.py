@@ -10,7 +10,7 @@ WIDE = dataclasses.replace(SHAPE, tokens=2048, scored=256, alignment=512)
 
 
 @pytest.mark.parametrize("requests", [1, 2, 3])
-def test_no_item_lies_in_two_runs_that_are_longer_than_any(requests: int) -> None:
+def test_no_short_item_lies_in_two_wide_runs(requests: int) -> None:
     driver = Driver(WIDE)
     bodies = [request_of(tokens(n, 500), [tokens(item, 20) for item in range(100 + n)]) for n in range(requests)]
     for body, answer in zip(bodies, driver.run(*bodies), strict=True):
@@ -27,8 +27,9 @@ def test_runs_that_a_request_begins_are_filled() -> None:
     assert [shard.rows for plan in driver.plans for shard in plan.shards] == [2036, 2036]
 
 
-def test_items_lie_side_by_side_where_runs_are_short() -> None:
-    driver = Driver(dataclasses.replace(WIDE, alignment=256))
-    driver.run(request_of(tokens(0, 64), [tokens(n, 20) for n in range(50)]))
+@pytest.mark.parametrize(("alignment", "length"), [(256, 20), (512, 180)])
+def test_items_lie_side_by_side_where_runs_are_narrow_or_much_would_stay_empty(alignment: int, length: int) -> None:
+    driver = Driver(dataclasses.replace(WIDE, alignment=alignment))
+    driver.run(request_of(tokens(0, 64), [tokens(n, length) for n in range(8)]))
     (shard,) = driver.plans[-1].shards
-    np.testing.assert_array_equal(np.diff(shard.starts[~shard.paged]), 20)
+    np.testing.assert_array_equal(np.diff(shard.starts[~shard.paged]), length)

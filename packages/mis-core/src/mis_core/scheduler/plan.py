@@ -46,6 +46,15 @@ class StepShape:
     alignment: int = 1
     shards: int = 1
 
+    @property
+    def whole_tokens(self) -> int:
+        """Longest segment, in tokens, that is kept within a run of `alignment` rows if it is not paged; 0: none is.
+
+        The keys of one that lies in two runs are visited from both. Where runs are wide, as on TPUs, that costs more
+        than a sixteenth of a run's rows, which is the most that is left empty for it.
+        """
+        return self.alignment // 16 if self.alignment > LONG_ITEM else 0
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardPlan:
@@ -223,11 +232,8 @@ class StepBuilder:
             shards: Shards that have its pages.
             paged: Whether the segments are written to pages.
             least: Fewest tokens of any use.
-            most: Most tokens that will be added.
+            most: Most tokens that will be added; a run that takes more of whole segments is not begun for so few.
             scored: How many of the fewest are read.
-
-        Where runs of rows that visit keys together are longer than any short item, none lies in two: both would visit
-        its keys, which costs more than the rows left empty at the end of a run. So none is begun to be left half empty.
         """
         best = None
         for number in shards:
@@ -236,7 +242,7 @@ class StepBuilder:
             rows = shard.shape.scored - shard.scored
             if start is None:
                 continue
-            if not paged and shard.shape.alignment > LONG_ITEM:
+            if not paged and least <= shard.shape.whole_tokens:
                 start, end = _within_run(start, least, end, shard.shape.alignment)
                 if start % shard.shape.alignment == 0 and most < end - start:
                     continue
