@@ -86,12 +86,15 @@ def test_what_the_compiler_refuses_is_an_error() -> None:
 
 @pytest.fixture
 def priced(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Mapping[str, Any]]]:
-    """Let steps have fixed prices; return the requests that were to be priced."""
+    """Let steps have fixed prices, products in int8 half of those in bfloat16; return the requests."""
     asked: list[Sequence[Mapping[str, Any]]] = []
 
-    def price(target: str, model: str, requests: Sequence[Mapping[str, Any]], **cut: int) -> StepTimes:
+    def price(
+        target: str, model: str, requests: Sequence[Mapping[str, Any]], *, quantization: str, **cut: int
+    ) -> StepTimes:
         asked.append(requests)
-        stages = {"mlp": Range.of(0.1), "attention": Range(0.2, 0.3, 0.5)}
+        mlp = Range.of(0.05 if quantization == "int8" else 0.1)
+        stages = {"mlp": mlp, "attention": Range(0.2, 0.3, 0.5)}
         return StepTimes(steps=24, stages=stages, padded_share=0.02, memory_bytes=3 << 30)
 
     monkeypatch.setattr("mis_bench.estimate.find_spec", lambda _: object())
@@ -113,3 +116,9 @@ def test_figures_follow_from_the_prices_of_steps(priced: list[Sequence[Mapping[s
     assert found.roofline_items_per_second == pytest.approx(29977.333029530975)
     assert "37.50 ms 75.0%  attention (25.00 to 62.50)" in str(found)
     assert "10,000 items/s expected, 6,667 at worst, 13,333 at best" in str(found)
+
+
+def test_products_in_int8_are_priced_as_such(priced: list[Sequence[Mapping[str, Any]]]) -> None:
+    done = CliRunner().invoke(main, ["estimate", "--workload", "canonical-2000-500-20", "--quantization", "int8"])
+    assert "bfloat16, products in int8, full-vocabulary probabilities" in done.output
+    assert "6.25 ms 14.3%  mlp" in done.output

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from mis_core.aot.__main__ import DEVICES, MODELS, steps_of
+from mis_core.aot.estimate import product_sizes
 from mis_core.aot.hlo import COPY, Operation, read_operations
 from mis_core.aot.price import price_program, stage_of
-from mis_core.aot.roofline import least_flops
+from mis_core.aot.roofline import layer_weights, least_flops
 from mis_core.aot.traffic import plan_requests
+from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.buckets import token_buckets
 from mis_core.scheduler.plan import StepShape
@@ -96,3 +99,21 @@ def test_requests_that_share_steps_are_not_padded_more_than_one_alone(count: int
 def test_the_roofline_counts_a_canonical_request() -> None:
     # 12,000 tokens through 440 million weights of the layers, and attention: between 15 and 17 TFLOP.
     assert 14e12 < least_flops(PUBLISHED["qwen3-0.6b"], canonical(0), normalised=False) < 17e12
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_the_products_of_a_layer_are_those_of_its_weights(tensor: int) -> None:
+    config = PUBLISHED["qwen3-8b"]
+    sizes = product_sizes(spread_heads(config, tensor), tensor)
+    assert tensor * sum(each.parts * each.depth * each.columns for each in sizes.values()) == layer_weights(config)
+    assert [name for name, each in sizes.items() if each.normed] == ["qkv", "gate_up"]
+    assert any(each.residual for each in sizes.values()) == (tensor == 1)
+
+
+def test_whole_steps_are_compiled_of_every_model_on_every_chip() -> None:
+    compiled = {name: steps_of(name) for name in DEVICES}
+    for chip in ("v6e", "v7x"):
+        assert {model for name, steps in compiled.items() if name.startswith(chip) for model, *_ in steps} >= {*MODELS}
+    assert {model for model, *_ in compiled["v5e:2x4"]} == {*MODELS}
+    assert ("qwen3-8b", 1, 1) not in compiled["v5e"]  # 16 GB of weights
+    assert {(data, tensor) for _, data, tensor in compiled["v7x:2x2x1"]} == {(8, 1), (1, 8)}

@@ -10,11 +10,14 @@ from mis_kernels.aot.price import (
     price_log_sum_exp,
     price_norm_rope,
     price_page_writes,
+    price_product,
     schedule_of,
 )
+from mis_kernels.aot.programs import ProductSize
 from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.schedules import Around, AttentionSchedule, GridSchedule
 from mis_kernels.backends.tpu.head import block_tokens
+from mis_kernels.backends.tpu.products import ProductSizes
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 
 SCHEDULE = AttentionSchedule(
@@ -90,3 +93,18 @@ def test_a_copy_pays_for_what_does_not_hide() -> None:
 
 def test_ranges_add_up_and_scale() -> None:
     assert total([Range(1, 2, 3), Range.of(1), Range(0, 1, 2) * 2]) == Range(2, 5, 8)
+
+
+def test_a_product_waits_for_its_weight_quantises_rows_once_and_reads_the_rest_meanwhile() -> None:
+    size = ProductSize(1024, 4096, 1, normed=True, residual=False)
+    sizes = ProductSizes.of(4096, size.depth, size.columns, size.parts)
+    assert sizes.grid(4096, size.columns) == (1, 2, 4)
+    first, other = (GridSchedule(bundles, 0, Around(0, 0)) for bundles in (2_000_000, 1_000_000))
+    weight = 0.3e-6 + 1024 * 2048 / CHIPS["v6e"].bytes
+    slow = price_product([first, other], 4096, size, chip=CHIPS["v6e"], clock_hz=1e9)
+    assert slow.best == pytest.approx(weight + 4 * 2e-3 + 4 * 1e-3)
+    quick = GridSchedule(1, 0, Around(0, 0))
+    written, read = 2 * 1024 * 2048, 2 * 1024 * 1024
+    moved = 4 * (2 * written + read) + 1024 * 2048
+    found = price_product([quick, quick], 4096, size, chip=CHIPS["v6e"], clock_hz=1e9)
+    assert found.best == pytest.approx(weight + 8 * 0.3e-6 + moved / CHIPS["v6e"].bytes)

@@ -18,6 +18,8 @@ from mis_kernels import segment_attention, write_pages
 from mis_kernels.aot.targets import TARGETS, mesh
 from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
+from mis_kernels.backends.tpu.products import LayerOfStack, tpu_quantized_product
+from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.target import compiling_for
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -31,6 +33,7 @@ def programs() -> Iterator[Program]:
     import test_pages
     import test_pallas_tpu
     import test_tiles
+    import test_tpu_products
 
     from tpu_cases import arrays, lay_out_case
 
@@ -43,6 +46,14 @@ def programs() -> Iterator[Program]:
         yield lambda *a: segment_attention(*a, scale=1.0), (*inputs, segments)
         for vocab in (257, 9000):
             yield tpu_log_sum_exp, test_log_sum_exp.arguments(vocab, dtype)
+
+    def multiply(x: Array, weight: QuantizedWeight, *residual: Array) -> Array:
+        return tpu_quantized_product(x, LayerOfStack(weight, test_tpu_products.LAYER), *residual, epsilon=1e-6)
+
+    for depth, columns in ((256, 640), (128, 128)):
+        x, residual = (test_tpu_products.rows_of(128, width) for width in (depth, columns))
+        yield multiply, (x, test_tpu_products.stack(depth, columns), residual)
+        yield multiply, (x, test_tpu_products.stack(depth, columns, pair=True))
 
     def write(pages: Array, new: Array, writes: Array) -> Array:
         return write_pages(pages, new, dataclasses.replace(test_pages.step(test_pages.TPU), page_writes=writes))

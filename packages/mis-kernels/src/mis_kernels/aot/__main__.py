@@ -9,6 +9,7 @@ from mis_kernels.aot import baseline
 from mis_kernels.aot.calibration import PUBLISHED, table
 from mis_kernels.aot.cost import EMBED, MODEL, explain, explain_glue
 from mis_kernels.aot.price import schedule_of
+from mis_kernels.aot.programs import ProductSize
 from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, run_job
 from mis_kernels.backends.tpu.tiles import block_sizes
@@ -19,6 +20,17 @@ QUICK_HEADS = [HEAD_SHAPES["qwen3-0.6b"], HEAD_SHAPES["qwen2.5-0.5b"].on_device(
 
 QUICK_SIZES = [(256, 1024, 151_936)]  # rows, width and vocabulary of Qwen3-0.6B
 SIZES = [*QUICK_SIZES, (256, 4096, 151_936), (256, 2048, 128_256)]
+
+# Products in int8 of Qwen3-0.6B; in full, all of a layer's, and those of Qwen3-4B and 8B that are the largest.
+QUICK_PRODUCTS = [ProductSize(1024, 3072, 2, normed=True, residual=False)]
+PRODUCTS = [
+    *QUICK_PRODUCTS,
+    ProductSize(1024, 4096, 1, normed=True, residual=False),
+    ProductSize(2048, 1024, 1, normed=False, residual=True),
+    ProductSize(3072, 1024, 1, normed=False, residual=True),
+    ProductSize(9728, 2560, 1, normed=False, residual=True),
+    ProductSize(4096, 12_288, 2, normed=True, residual=False),
+]
 
 
 def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
@@ -33,6 +45,7 @@ def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
         {"what": "kernels", "heads": shapes},
         {"what": "glue", "heads": shapes},
         {"what": "head", "sizes": QUICK_SIZES if quick else SIZES},
+        {"what": "products", "sizes": QUICK_PRODUCTS if quick else PRODUCTS},
         {"what": "layers", "heads": shapes},
         *growth,
     ]
