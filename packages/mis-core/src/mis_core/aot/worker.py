@@ -10,14 +10,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mis_core.aot.programs import compile_step, compile_vocabulary_reads
+from mis_core.aot.roofline import weight_bytes
 from mis_core.models.parallel import DATA, TENSOR, backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.buckets import full_step
-from mis_core.scheduler.plan import StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, StepShape
+from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.targets import TARGETS, mesh
 from mis_kernels.target import compiling_for
 
-TOKENS, CONTEXT, ITEM, CONTEXT_PAGES, PAGES = 2048, 2000, 20, 128, 2048
+TOKENS, CONTEXT, ITEM, CONTEXT_PAGES, MOST_PAGES = 2048, 2000, 20, 128, 2048
+USED = 0.75  # of a device's memory, by weights and cache; temporaries need the rest
 
 
 def compile_one(topology: str, model: str, data: int, tensor: int) -> str:
@@ -28,15 +31,19 @@ def compile_one(topology: str, model: str, data: int, tensor: int) -> str:
     config = PUBLISHED[model]
     began = time.perf_counter()
     with compiling_for(target.chip):
-        alignment = backend_for(spread_heads(config, tensor), jnp.dtype("bfloat16"), on).alignment
-        shape = StepShape(TOKENS, 256, 8, CONTEXT_PAGES, alignment, data)
-        compiled = compile_step(config, on, full_step(shape, CONTEXT, ITEM), shape, pages=PAGES)
+        spread = spread_heads(config, tensor)
+        backend = backend_for(spread, jnp.dtype("bfloat16"), on)
+        shape = StepShape(TOKENS, 256, 8, CONTEXT_PAGES, backend.alignment, data)
+        room = USED * CHIPS[target.chip].memory - weight_bytes(config) / tensor
+        page = 2 * 2 * PAGE_SIZE * config.layers * spread.kv_heads // tensor * backend.cache_head_dim
+        pages = min(int(room / page), MOST_PAGES)
+        compiled = compile_step(config, on, full_step(shape, CONTEXT, ITEM), shape, pages=pages)
     memory = compiled.memory_analysis()
     assert memory is not None, "the TPU compiler reports memory"
     return (
         f"{topology:8} {model:14} dp {data} tp {tensor}  {time.perf_counter() - began:5.1f} s  per chip: "
         f"arguments {memory.argument_size_in_bytes / 2**20:.0f} MiB, "
-        f"temporaries {memory.temp_size_in_bytes / 2**20:.0f} MiB"
+        f"temporaries {memory.temp_size_in_bytes / 2**20:.0f} MiB, {pages * PAGE_SIZE:,} tokens in the cache"
     )
 
 
