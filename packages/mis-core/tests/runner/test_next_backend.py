@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from mis_core import Engine
 from mis_kernels import backends
-from mis_kernels.backends import Backend, LaidOut, Limits, Weight, explain
+from mis_kernels.backends import Backend, FoldedNorm, LaidOut, Limits, Weight, explain
 from mis_kernels.heads import HeadShape
 from mis_kernels.segments import Segments
 from mis_testing.options import SMALL_ENGINE
@@ -100,13 +100,15 @@ class ToyBackend(Backend):
     def at_layer(self, weight: Weight, layer: Array) -> Weight:
         return Turned(weight.columns[layer]) if isinstance(weight, Turned) else super().at_layer(weight, layer)
 
-    def linear(self, x: Array, weight: Weight, residual: Array | None = None, factor: Array | None = None) -> Array:
+    def linear(self, x: Array, weight: Weight, residual: Array | None = None, norm: FoldedNorm | None = None) -> Array:
         self.calls.add("linear")
-        return super().linear(x, weight.columns.T, residual, factor)
+        return super().linear(x, weight.columns.T, residual, norm)
 
-    def gated_linear(self, x: Array, gate_up: Weight, bias: Array | None = None, factor: Array | None = None) -> Array:
+    def gated_linear(
+        self, x: Array, gate_up: Weight, bias: Array | None = None, norm: FoldedNorm | None = None
+    ) -> Array:
         self.calls.add("gated_linear")
-        return super().gated_linear(x, gate_up.columns.swapaxes(1, 2), bias, factor)
+        return super().gated_linear(x, gate_up.columns.swapaxes(1, 2), bias, norm)
 
 
 QUERY = np.random.default_rng(0).integers(5, 90, 150).tolist()
