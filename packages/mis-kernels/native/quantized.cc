@@ -1,5 +1,8 @@
 // Products in int8, for x86-64 CPUs with AVX-512 VNNI or AMX; the contract is that of mis_kernels.backends.native.int8.
 
+#include <cmath>
+#include <limits>
+
 #include "parallel.h"
 #include "vectors.h"
 #include "xla/ffi/api/ffi.h"
@@ -36,16 +39,18 @@ void turn(__m512* x, int64_t vectors) {
   }
 }
 
-// Quantises one row of `size` numbers, a multiple of 16 and of `block`, to bytes; returns its scale.
+// Quantises one row of `size` numbers, a multiple of 16 and of `block`, to bytes; returns its scale, NaN if any is.
 template <typename Number>
 float quantize(const Number* x, int64_t size, int64_t block, float* turned, uint8_t* to) {
   __m512 part[kLargestBlock / kVector], largest = _mm512_setzero_ps();
   const int64_t vectors = std::max(block / kVector, int64_t{1});
+  __mmask16 is_nan = 0;  // maxima ignore NaN
   for (int64_t begin = 0; begin < size; begin += vectors * kVector) {
     for (int64_t i = 0; i < vectors; ++i) part[i] = widened(x + begin + i * kVector);
     if (block > 1) turn(part, vectors);
     for (int64_t i = 0; i < vectors; ++i) {
       _mm512_store_ps(turned + begin + i * kVector, part[i]);
+      is_nan |= _mm512_cmp_ps_mask(part[i], part[i], _CMP_UNORD_Q);
       largest = _mm512_max_ps(largest, _mm512_abs_ps(part[i]));
     }
   }
@@ -56,7 +61,7 @@ float quantize(const Number* x, int64_t size, int64_t block, float* turned, uint
     const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(rounded, _mm512_set1_epi32(kOffset)));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), bytes);
   }
-  return most / 127.0f;
+  return is_nan || std::isinf(most) ? std::numeric_limits<float>::quiet_NaN() : most / 127.0f;
 }
 
 template <typename Number>

@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from kernel_cases import NEEDS_INT8
-from mis_kernels.backends import ANY_HEADS
+from mis_kernels.backends import ANY_HEADS, Backend
 from mis_kernels.backends.native import int8
-from mis_kernels.backends.native.backend import NativeInt8Backend
+from mis_kernels.backends.native.backend import BACKENDS, NativeInt8Backend
 from mis_kernels.backends.native.int8 import TiledWeight
 from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_kernels.quantized import QuantizedRows, QuantizedWeight, block_of, quantize, quantize_rows
@@ -44,6 +44,28 @@ def test_rows_have_the_integers_of_plain_xla(shape: tuple[int, int, int], dtype:
         plain = jax.jit(lambda x, block=block: quantize_rows(x, block))(x)
         np.testing.assert_array_equal(np.asarray(native.values, np.int32) - 128, plain.values)
         np.testing.assert_allclose(native.scales, plain.scales, rtol=2e-7)
+
+
+@NEEDS_INT8
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("block", [1, 64])
+def test_a_row_with_nan_or_infinity_gives_nan_and_no_other_row_does(spoilt: float, block: int) -> None:
+    x = np.random.default_rng(0).normal(size=(3, 256)).astype(np.float32)
+    x[1, 3], x[1, 200] = spoilt, 1e6
+    scales = np.asarray(jax.jit(lambda x: int8.quantize_rows(x, block))(x).scales)[:, 0]
+    assert np.isnan(scales).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("cut", [P(None, None, "tensor"), P(None, "tensor")])
+def test_every_native_backend_cuts_quantised_weights(kind: type[Backend], cut: P) -> None:
+    """Also those that this CPU cannot run."""
+    backend = kind(ANY_HEADS, "bfloat16")
+    stored = backend.pack_quantized(quantize(np.ones((2, 64, 192), np.float32), 64), 64, 192)
+    cuts = backend.partition(stored, cut)
+    assert jax.tree.structure(cuts) == jax.tree.structure(stored)
+    for part, whole in zip(jax.tree.leaves(cuts), jax.tree.leaves(stored), strict=True):
+        assert len(part) <= whole.ndim
 
 
 @NEEDS_INT8

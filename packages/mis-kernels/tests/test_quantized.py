@@ -19,6 +19,7 @@ from mis_kernels.quantized import (
     QuantizedRows,
     QuantizedWeight,
     block_of,
+    hadamard,
     quantize,
     quantize_rows,
     quantized_product,
@@ -135,3 +136,23 @@ def test_a_rows_bits_do_not_depend_on_the_others(dtype: str) -> None:
 def test_scales_are_cut_with_the_channels(cut: P, scales: P) -> None:
     found: Any = XlaCpuBackend(ANY_HEADS, "float32").partition(quantize(np.ones((3, 8, 4), np.float32)), cut)
     assert (found.values, found.scales) == (cut, scales)
+
+
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("block", [1, 64])
+def test_a_row_with_nan_or_infinity_gives_nan_and_no_other_row_does(spoilt: float, block: int) -> None:
+    """Also where a later block has a larger element, behind which a maximum would forget it."""
+    x = np.random.default_rng(0).normal(size=(3, 256)).astype(np.float32)
+    x[1, 3], x[1, 200] = spoilt, 1e6
+    scales = np.asarray(jax.jit(quantize_rows, static_argnums=1)(x, block).scales)[:, 0]
+    assert np.isnan(scales).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("value", [3e37, 180 * 2.0**-149])
+@pytest.mark.parametrize("block", [1, 4])
+def test_weights_at_the_ends_of_floats_keep_their_sign(value: float, block: int) -> None:
+    weight = np.array([[value], [-value], [value], [value]], np.float32)
+    found = quantize(weight, block)
+    assert np.isfinite(found.scales).all()
+    turned = found.values[:, 0].astype(int) @ np.asarray(hadamard(block) if block > 1 else np.eye(4))
+    assert (np.sign(turned) == np.sign(weight[:, 0])).all()

@@ -84,19 +84,20 @@ def quantize(weight: Float[np.ndarray, "*stack in out"], block: int = 1) -> Quan
     values, scales = np.empty(weight.shape, np.int8), np.empty((*stack, columns), np.float32)
     for index in np.ndindex(*stack):  # one by one, so that no wider copy of a stack is made
         blocks = weight[index].astype(np.float32).reshape(depth // block, block, columns)
-        turned = np.matmul(hadamard(block), blocks).reshape(depth, columns)
+        turned = np.matmul(hadamard(block) / block, blocks).reshape(depth, columns)
         largest = np.abs(turned).max(axis=0, initial=0)
         step = largest / LARGEST
-        values[index] = np.rint(turned / np.where(step > 0, step, np.inf))
-        scales[index] = largest / (LARGEST * block)  # a product of two sides turned by ones is `block` times as large
+        integers = np.rint(turned / np.where(step > 0, step, np.inf))
+        values[index] = np.clip(integers, -LARGEST, LARGEST)  # of the smallest floats a step is rounded itself
+        scales[index] = step
     return QuantizedWeight(values, scales, block)
 
 
 def quantize_rows(x: Float[Array, "rows in"], block: int = 1) -> QuantizedRows:
-    """Quantise each row of activations by itself, a row of zeros with the scale 0.
+    """Quantise each row of activations by itself, a row of zeros with the scale 0, one with NaN or infinity with NaN.
 
     Args:
-        x: bfloat16 or float32, finite.
+        x: bfloat16 or float32.
         block: Of the weight that they are multiplied with.
     """
     turned = x.astype(jnp.float32)
@@ -106,7 +107,9 @@ def quantize_rows(x: Float[Array, "rows in"], block: int = 1) -> QuantizedRows:
         turned = jnp.dot(blocks, turns, preferred_element_type=jnp.float32).reshape(x.shape)
     largest = jnp.abs(turned).max(axis=1, keepdims=True)
     inverse = LARGEST / jnp.where(largest > 0, largest, jnp.inf)
-    return QuantizedRows(jnp.round(turned * inverse).astype(jnp.int8), largest / LARGEST)
+    # XLA's maximum on CPUs ignores NaN, which no answer may.
+    scales = jnp.where(jnp.isfinite(turned).all(axis=1, keepdims=True), largest / LARGEST, jnp.nan)
+    return QuantizedRows(jnp.round(turned * inverse).astype(jnp.int8), scales)
 
 
 def quantized_product(rows: QuantizedRows, weight: QuantizedWeight) -> Float32[Array, "rows out"]:

@@ -76,7 +76,9 @@ class NativeProductsBackend(_Int8Products):
 
     def partition(self, weight: Weight, partition: PartitionSpec) -> Any:
         """Return the same cuts through the tiles of a packed weight."""
-        return weight.partition(partition) if isinstance(weight, PackedWeight) else partition
+        if isinstance(weight, PackedWeight):
+            return weight.partition(partition)
+        return super().partition(weight, partition)
 
     def at_layer(self, weight: Weight, layer: Array) -> Weight:
         """Point to a layer of a packed stack, without a copy."""
