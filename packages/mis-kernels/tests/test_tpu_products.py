@@ -75,6 +75,20 @@ def test_pairs_are_gated(interpret: bool) -> None:
 
 
 @pytest.mark.tpu
+def test_gates_with_biases_are_left_to_xla(interpret: bool) -> None:
+    weight, x = stack(256, 128, pair=True), rows_of(64, 256)
+    bias = jnp.asarray(np.random.default_rng(4).normal(size=(2, 128)), jnp.bfloat16)
+    with compiling_for(interpret=interpret):
+        found, expected = (each.gated_linear(x, each.at_layer(weight, LAYER), bias) for each in (TPU, PLAIN))
+    assert_close(np.asarray(found, np.float32), np.asarray(expected, np.float32))
+
+
+def test_rows_that_no_tile_of_int8_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match="48 rows, 128 summands, 256 columns; rows are a multiple of 32"):
+        products.tpu_quantized_product(rows_of(48, 128), products.LayerOfStack(stack(128, 256), LAYER))
+
+
+@pytest.mark.tpu
 def test_a_product_in_many_steps_is_that_of_one(monkeypatch: pytest.MonkeyPatch, interpret: bool) -> None:
     """The rows stay in VMEM in two halves, and are quantised with the first of three blocks of columns."""
     weight, x, residual = stack(128, 384), rows_of(1024, 128), rows_of(1024, 384, seed=1)
@@ -108,12 +122,15 @@ def test_weights_that_fill_no_lanes_are_left_to_xla(sizes: tuple[int, int]) -> N
         assert isinstance(TPU.at_layer(stack(*sizes), LAYER), QuantizedWeight)
 
 
-@pytest.mark.parametrize("rows", [64, 320, 2048, 4096])
-@pytest.mark.parametrize(("depth", "columns", "parts"), [(1024, 4096, 1), (896, 4864, 2), (12_288, 4096, 1)])
+@pytest.mark.parametrize("rows", [64, 288, 320, 768, 1280, 2048, 2304, 4096])
+@pytest.mark.parametrize(
+    ("depth", "columns", "parts"), [(1024, 4096, 1), (896, 4864, 2), (14_336, 4096, 1), (25_600, 5120, 1)]
+)
 def test_steps_cover_a_product_within_the_memory_of_a_core(rows: int, depth: int, columns: int, parts: int) -> None:
     sizes = products.ProductSizes.of(rows, depth, columns, parts)
     groups, blocks, steps = sizes.grid(rows, columns)
     assert (groups * steps * sizes.rows, blocks * sizes.columns) == (rows, columns)
     assert sizes.columns % products.LANES == 0
+    assert sizes.rows % products.TILE_ROWS == 0
     block = 2 * (2 * depth * sizes.rows + parts * depth * sizes.columns + 2 * 2 * sizes.rows * sizes.columns)
     assert block + sizes.together * (depth + 4 * products.LANES) < products._VMEM_LIMIT

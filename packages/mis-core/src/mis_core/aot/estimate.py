@@ -21,6 +21,7 @@ from mis_kernels.aot.programs import ProductSize
 from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.targets import TARGETS, environment
 from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.products import fits
 from mis_kernels.heads import HeadShape
 
 # The text of a program with its embedding lookup, or copies, on the SparseCore cannot be read back.
@@ -50,16 +51,20 @@ class StepTimes:
 
 
 def product_sizes(spread: ModelConfig, tensor: int) -> dict[str, ProductSize]:
-    """Return a layer's products on each of `tensor` devices, by name; the heads of the shape are spread over them."""
+    """Return a layer's products that a kernel makes on each of `tensor` devices, by name.
+
+    The heads of the shape are spread over the devices. XLA makes the products of weights that the kernel does not take.
+    """
     embed, mlp, heads = spread.embed, spread.mlp // tensor, spread.heads * spread.head_dim // tensor
     qkv = (spread.heads + 2 * spread.kv_heads) * spread.head_dim // tensor
     alone = tensor == 1  # parts of a product are summed over the devices before a residual is added
-    return {
+    sizes = {
         "qkv": ProductSize(embed, qkv, 1, normed=True, residual=False),
         "out": ProductSize(heads, embed, 1, normed=False, residual=alone),
         "gate_up": ProductSize(embed, mlp, 2, normed=True, residual=False),
         "down": ProductSize(mlp, embed, 1, normed=False, residual=alone),
     }
+    return {name: size for name, size in sizes.items() if fits(size.depth, size.columns)}
 
 
 def price_requests(
@@ -98,7 +103,7 @@ def price_requests(
             name: (sizes[name], [each._asdict() for each in schedule])
             for name, schedule in zip(sizes, products, strict=True)
         },
-        "target": target, "model": model, "requests": list(requests), "dp": dp, "tp": tp,
+        "quantization": quantization, "target": target, "model": model, "requests": list(requests), "dp": dp, "tp": tp,
         "step_tokens": step_tokens, "attention": schedules.attention._asdict(),
         "norm_rope": schedules.norm_rope, "log_sum_exp": schedules.log_sum_exp and schedules.log_sum_exp._asdict(),
     }  # fmt: skip

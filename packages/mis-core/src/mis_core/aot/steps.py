@@ -78,7 +78,7 @@ def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
                 on,
                 plans[sizes.index(size)],
                 dataclasses.replace(shape, tokens=size),
-                quantization="int8" if job["products"] else "none",
+                quantization=job["quantization"],
                 pages=pages,
             )
         )

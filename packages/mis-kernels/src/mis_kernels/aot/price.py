@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mis_kernels.aot.chips import Chip
-from mis_kernels.aot.programs import ProductSize
+from mis_kernels.aot.programs import PRODUCT_ROWS, ProductSize
 from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.schedules import Around, AttentionSchedule, GridSchedule
 from mis_kernels.aot.targets import run_job
@@ -160,6 +160,9 @@ def price_product(
     groups, blocks, steps = sizes.grid(rows, size.columns)
     weight = size.parts * size.depth * sizes.columns
     moved = _BYTES * sizes.rows * sizes.columns * (1 + size.residual)
+    # Bodies are unrolled by rows.
+    share = sizes.rows / ProductSizes.of(PRODUCT_ROWS, size.depth, size.columns, size.parts).rows
+    schedules = [each._replace(body=round(each.body * share), busy=round(each.busy * share)) for each in schedules]
     first = price_grid_step(schedules[0], moved + _BYTES * sizes.rows * size.depth, chip, clock_hz)
     other = price_grid_step(schedules[-1], moved, chip, clock_hz)
     during = price_grid_step(schedules[-1], moved + weight, chip, clock_hz)

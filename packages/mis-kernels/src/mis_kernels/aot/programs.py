@@ -178,6 +178,10 @@ def head_program(rows: int, embed: int, vocab: int) -> Program:
     return Program(f"log-sum-exp of {rows} rows, head {vocab} x {embed}, {DTYPE}", tpu_log_sum_exp, shapes)
 
 
+PRODUCT_ROWS = 2048
+"""Rows of the products that schedules are read of."""
+
+
 class ProductSize(NamedTuple):
     """A product with a quantised weight on one device.
 
@@ -196,15 +200,15 @@ class ProductSize(NamedTuple):
     residual: bool
 
 
-def product_program(rows: int, size: ProductSize) -> Program:
-    """Return the kernel of products with quantised weights, on one layer of a stack."""
+def product_program(size: ProductSize) -> Program:
+    """Return the kernel of products of `PRODUCT_ROWS` rows with quantised weights, on one layer of a stack."""
     stack = (LAYERS, size.parts, size.depth, size.columns) if size.parts > 1 else (LAYERS, size.depth, size.columns)
     weight = QuantizedWeight(
         jax.ShapeDtypeStruct(stack, jnp.int8),
         jax.ShapeDtypeStruct((*stack[:-2], size.columns), jnp.float32),
         block_of(size.depth),
     )
-    x, out = (jax.ShapeDtypeStruct((rows, width), DTYPE) for width in (size.depth, size.columns))
+    x, out = (jax.ShapeDtypeStruct((PRODUCT_ROWS, width), DTYPE) for width in (size.depth, size.columns))
 
     def product(x: Array, weight: QuantizedWeight, layer: Array, *residual: Array) -> Array:
         return tpu_quantized_product(x, LayerOfStack(weight, layer), *residual, epsilon=1e-6 if size.normed else None)

@@ -82,9 +82,7 @@ def run_job(name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
         dump.mkdir()
         path = Path(folder, "job.json")
         path.write_text(json.dumps({**job, "target": name, "dump": str(dump)}))
-        env = environment(
-            target, str(dump) if job["what"] in ("kernels", "glue", "head", "products", "calibration") else None
-        )
+        env = environment(target, str(dump) if job["what"] in _DUMPING else None)
         env["LIBTPU_INIT_ARGS"] += job.get("flags", "")
         command = [sys.executable, "-m", "mis_kernels.aot.worker", str(path)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

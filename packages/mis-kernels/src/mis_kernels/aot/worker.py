@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mis_kernels.aot.calibration import PUBLISHED, estimate
 from mis_kernels.aot.programs import (
+    PRODUCT_ROWS,
     ProductSize,
     Program,
     extend_step,
@@ -116,8 +117,8 @@ def products(target: Target, sizes: list[ProductSize], dump: Path) -> list[dict[
     """Compile products with quantised weights; report the schedules of steps that quantise rows, and of the others."""
     rows = []
     for size in sizes:
-        _, row = _compile(product_program(STEP_TOKENS, size), mesh(target, 1))
-        blocks = ProductSizes.of(STEP_TOKENS, size.depth, size.columns, size.parts).grid(STEP_TOKENS, size.columns)[1]
+        _, row = _compile(product_program(size), mesh(target, 1))
+        blocks = ProductSizes.of(PRODUCT_ROWS, size.depth, size.columns, size.parts).grid(PRODUCT_ROWS, size.columns)[1]
         bodies = read_bodies(read_schedule(dump, "quantized_product", target.chip), min(blocks, 2))
         bundles = dict(zip(("first", "others"), (each.body for each in bodies), strict=False))
         rows.append(row | {"bundles": bundles, "schedules": [each._asdict() for each in bodies]})

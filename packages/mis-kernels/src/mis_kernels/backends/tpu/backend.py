@@ -67,7 +67,7 @@ class TpuBackend(Backend):
 
     def at_layer(self, weight: Weight, layer: Array) -> Weight:
         """Point to a layer of a quantised stack, without a copy, if the kernel of its products takes it."""
-        if isinstance(weight, QuantizedWeight) and products.fits(weight):
+        if isinstance(weight, QuantizedWeight) and products.fits(*weight.values.shape[-2:]):
             return LayerOfStack(weight, layer)
         return super().at_layer(weight, layer)
 
@@ -81,8 +81,10 @@ class TpuBackend(Backend):
         self, x: Array, gate_up: Weight, bias: Array | None = None, norm: FoldedNorm | None = None
     ) -> Array:
         """Gate products with quantised weights in one pass."""
-        if isinstance(gate_up, LayerOfStack) and bias is None:
-            return tpu_quantized_product(x, gate_up, epsilon=None if norm is None else norm.epsilon)
+        if isinstance(gate_up, LayerOfStack):
+            if bias is None:
+                return tpu_quantized_product(x, gate_up, epsilon=None if norm is None else norm.epsilon)
+            gate_up = gate_up.stack.at_layer(gate_up.layer)  # the kernel has no place for biases
         return super().gated_linear(x, gate_up, bias, norm)
 
     log_sum_exp = staticmethod(head.tpu_log_sum_exp)

@@ -7,6 +7,7 @@ of a piece is worked on while the matrix units compute other pieces. A folded no
 
 import dataclasses
 from functools import partial
+from types import EllipsisType
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -15,7 +16,6 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from mis_kernels.backends.tpu.fetch import LANES, Ref, Scalar, in_hbm
@@ -26,6 +26,8 @@ PIECE = 256
 """Columns, and summands to turn, that are worked on together: a matrix unit is as wide."""
 STRIP = 256
 """Rows that are worked on together."""
+TILE_ROWS = 32
+"""Rows of int8 in a tile of memory: where blocks of rows begin."""
 
 _BLOCK_BYTES = 4 * 2**20  # of rows that a grid step reads
 _WEIGHT_BYTES = 2 * 2**20  # that a grid step's products are made with
@@ -46,13 +48,9 @@ class LayerOfStack:
     stack: QuantizedWeight
     layer: Any
 
-    def __getitem__(self, key: object) -> Self:
+    def __getitem__(self, key: EllipsisType) -> Self:
         """Return itself, so that `parameter[...]` reads as it does for arrays."""
         return self
-
-    def partition(self, partition: PartitionSpec) -> Any:
-        """Return how the stack is cut."""
-        return self.stack.partition(partition)
 
 
 class ProductSizes(NamedTuple):
@@ -71,7 +69,9 @@ class ProductSizes(NamedTuple):
     @classmethod
     def of(cls, rows: int, depth: int, columns: int, parts: int) -> Self:
         """Choose them for a product of `rows` rows with `parts` weights of `depth` summands and `columns` columns."""
-        block = _divisor(rows, 4 * STRIP, _BLOCK_BYTES // (2 * depth))
+        block, most = rows, min(4 * STRIP, _BLOCK_BYTES // (2 * depth))
+        while block > most and block % (2 * TILE_ROWS) == 0:
+            block //= 2
         together = rows
         while together % 2 == 0 and together // 2 % block == 0 and together * depth > _QUANTISED_BYTES:
             together //= 2
@@ -85,9 +85,8 @@ class ProductSizes(NamedTuple):
         return rows // self.together, columns // self.columns, self.together // self.rows
 
 
-def fits(weight: QuantizedWeight) -> bool:
-    """Whether the kernel takes such a weight: its rows and columns fill lanes."""
-    depth, columns = weight.values.shape[-2:]
+def fits(depth: int, columns: int) -> bool:
+    """Whether the kernel takes weights of so many summands and columns: they fill lanes."""
     return depth % LANES == 0 and columns % LANES == 0
 
 
@@ -100,15 +99,23 @@ def tpu_quantized_product(
     """Multiply with one layer's weight; of a pair, return silu(x gate) * (x up). A row's bits depend on it alone.
 
     Args:
-        x: Activations; a multiple of 64 rows.
+        x: Activations; a multiple of 32 rows.
         weight: The layer, of a stack that `fits`.
         residual: Is added to the rounded product.
         epsilon: Of the folded norm in front of the product; None: there is none.
+
+    Raises:
+        ValueError: rows or weight do not fit the kernel.
     """
     values, scales = weight.stack.values, weight.stack.scales
     if values.ndim == 3:
         values, scales = values[:, None], scales[:, None]
     (rows, depth), (layers, parts, _, columns) = x.shape, values.shape
+    if rows % TILE_ROWS or not fits(depth, columns):
+        raise ValueError(
+            f"x, weight: {rows} rows, {depth} summands, {columns} columns; rows are a multiple of {TILE_ROWS}, "
+            f"the others of {LANES}"
+        )
     sizes = ProductSizes.of(rows, depth, columns, parts)
     grid = sizes.grid(rows, columns)
 
@@ -168,7 +175,7 @@ def product_kernel(
     strips = [slice(begin, min(begin + STRIP, num_rows)) for begin in range(0, num_rows, STRIP)]
 
     def kept(strip: slice) -> Any:
-        return pl.ds(pl.multiple_of(index * num_rows + strip.start, 32), strip.stop - strip.start)
+        return pl.ds(pl.multiple_of(index * num_rows + strip.start, TILE_ROWS), strip.stop - strip.start)
 
     def multiply(strip: slice, integers: Array, scale: Array) -> None:
         for begin in range(0, columns, PIECE):
@@ -229,10 +236,3 @@ def block_turns(depth: int, block: int) -> Float[np.ndarray, "in in"]:
     """Return the matrix that turns some blocks of summands side by side, as wide as a matrix unit if that divides."""
     size = PIECE if depth % PIECE == 0 else LANES
     return np.kron(np.eye(size // block, dtype=np.float32), hadamard(block))
-
-
-def _divisor(size: int, *most: int) -> int:
-    """Return the largest part of a size, halved again and again, that is at most as large as wanted."""
-    while size > min(most) and size % 2 == 0:
-        size //= 2
-    return size
