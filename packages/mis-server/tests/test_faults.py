@@ -82,6 +82,16 @@ def is_alive(pid: int) -> bool:
     return False
 
 
+def computing(asker: Asker, background: ThreadPoolExecutor, body: dict[str, Any]) -> Future[httpx.Response]:
+    """Post a request and wait until it is seen being computed; one that was answered unseen is posted again."""
+    while True:
+        posted = background.submit(asker.post, body)
+        until(lambda posted=posted: asker.is_computing() or posted.done())
+        if not posted.done():
+            return posted
+        assert posted.result().status_code == 200, posted.result().text
+
+
 @pytest.fixture
 def background() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(256) as pool:
@@ -108,8 +118,7 @@ def test_an_engine_that_is_killed_is_replaced_and_a_request_that_kills_twice_ref
         asker = Asker(server)
         before = asker.scores()
         for _ in range(2):
-            fatal = background.submit(asker.post, long_body())
-            until(asker.is_computing)
+            fatal = computing(asker, background, long_body(4000))
             os.kill(asker.engine_pid(), signal.SIGKILL)
             check_unavailable(fatal.result(240))
             assert asker.get("/health").status_code == 200
@@ -117,7 +126,7 @@ def test_an_engine_that_is_killed_is_replaced_and_a_request_that_kills_twice_ref
             until(asker.is_ready)
             assert asker.scores() == before
         engine = asker.engine_pid()
-        reply = asker.post(long_body())
+        reply = asker.post(long_body(4000))
         assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal_error")
         assert reply.headers["x-should-retry"] == "false"
         assert asker.post(long_body(300, seed=1)).status_code == 200  # another one is welcome
@@ -144,8 +153,7 @@ def test_a_frozen_engine_is_replaced(checkpoint: Path, background: ThreadPoolExe
 def test_an_engine_does_not_outlive_its_front(checkpoint: Path, background: ThreadPoolExecutor) -> None:
     with running_server(checkpoint, *FLAGS) as server:
         asker = Asker(server)
-        lost = background.submit(asker.post, long_body())
-        until(asker.is_computing)
+        lost = computing(asker, background, long_body(4000))
         engine = asker.engine_pid()
         server.process.kill()
         with pytest.raises(httpx.TransportError):
@@ -191,8 +199,7 @@ def test_a_queue_that_is_full_refuses_and_answers_the_rest_and_what_takes_too_lo
             assert 1 <= int(reply.headers["retry-after"]) <= 60
         assert asker.is_idle()
         assert asker.post(long_body(200)).json()["scores"] == want
-        slow = background.submit(asker.post, long_body(20_000))
-        until(asker.is_computing)
+        slow = computing(asker, background, long_body(20_000))
         server.process.send_signal(signal.SIGTERM)
         check_unavailable(slow.result(240))
         assert server.process.wait(240) == 0
