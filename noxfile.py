@@ -183,6 +183,24 @@ def tests_browser(session: nox.Session) -> None:
     run_in("wheels", session, "pytest", "browser", *session.posargs, env=KEPT)
 
 
+@nox.session(venv_backend="none", requires=["wheels"])
+def tests_cluster(session: nox.Session) -> None:
+    """Score on a Ray cluster and through HAProxy, all on this machine; `-- --quick` leaves long runs out."""
+    if shutil.which("haproxy") is None:
+        session.error("no haproxy on PATH: `apt-get install haproxy` on Debian, or https://www.haproxy.org.")
+    run_in(
+        "wheels",
+        session,
+        "pip",
+        "install",
+        "--quiet",
+        *package_file("mis-server")["project"]["optional-dependencies"]["ray"],
+    )
+    marks = ["-m", "not full"] if "--quick" in session.posargs else []
+    others = [argument for argument in session.posargs if argument != "--quick"]
+    run_in("wheels", session, "pytest", *(others or ["cluster"]), *marks, env=KEPT)
+
+
 @nox.session(requires=["build"])
 def integrations(session: nox.Session) -> None:
     """Ask a server through LiteLLM and LangChain, which need an openai client of their own: nightly."""
