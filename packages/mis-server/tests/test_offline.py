@@ -16,6 +16,8 @@ from click.testing import CliRunner
 from mis_core import Engine
 from mis_kernels.backends.native import library as native
 from mis_server.cli import main
+from mis_server.offline.asked import Asked
+from mis_server.offline.rows import batches, read_line
 
 LABELS = ("--labels", "yes", "no")
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
@@ -70,6 +72,50 @@ def test_token_ids_are_scored_too_and_behind_a_delimiter(score: Any, engine: Eng
     np.testing.assert_array_equal([row["scores"] for row in rows], want.scores.tolist())
 
 
+def test_a_line_may_have_several_items(score: Any, engine: Engine) -> None:
+    lines = [
+        {"query": "q ", "items": ["a", "b", "c"], "id": 1},
+        {"query": "q ", "item": "d"},
+        {"query": "q ", "items": []},
+        {"query": "q ", "items": "text"},
+        {"query": "q ", "items": ["e", 5]},
+        {"query": "q ", "items": ["e"], "item": "f"},
+        {"query": "q ", "items": ["e"]},
+    ]
+    code, _, rows = score(lines, *LABELS)
+    want = engine.score(query="q ", items=["a", "b", "c", "d", "e"], labels=["yes", "no"]).scores.tolist()
+    assert code == 2
+    assert rows[0] == {"scores": want[:3], "id": 1}
+    assert rows[1] == {"scores": want[3]}
+    assert [row["error"]["code"] for row in rows[2:6]] == [
+        "empty_items",
+        "invalid_items_type",
+        "invalid_items_type",
+        "invalid_items_type",
+    ]
+    assert rows[6] == {"scores": [want[4]]}
+
+
+def test_documents_are_reranked(score: Any, engine: Engine) -> None:
+    texts = ["of cats", "of the sea", "of dogs", "of cats and dogs"]
+    code, error, rows = score([json.dumps(text) for text in texts], "--query", "Which is it? ", "--rerank")
+    assert code == 0, error
+    want = {each.index: each.relevance_score for each in engine.rerank("Which is it? ", texts).results}
+    assert [row["scores"] for row in rows] == [[want[i]] for i in range(4)]
+
+
+def test_batches_have_about_as_many_tokens_as_asked_for() -> None:
+    def sizes(lines: list[Any], **limits: int) -> list[int]:
+        rows = [read_line(json.dumps(line).encode(), "q") for line in lines]
+        return [len(batch) for batch in batches(rows, Asked(labels=("yes",), **limits))]
+
+    assert sizes([[1] * 10] * 10, batch_tokens=35) == [3, 3, 3, 1]
+    assert sizes(["four" * 10] * 10, batch_tokens=35) == [3, 3, 3, 1]
+    assert sizes([{"items": [[1] * 10] * 4}] * 3, batch_tokens=35) == [1, 1, 1]
+    assert sizes([{"items": [[1]] * 4}] * 5, batch_size=8) == [2, 2, 1]
+    assert sizes([{"item": "a", "query": query} for query in "aabba"]) == [2, 2, 1]
+
+
 def test_a_wrong_line_is_an_error_of_its_own(score: Any) -> None:
     lines = ["not json", '"fine"', "3", "{}", '"also fine"', '{"item": [1, 2]}', '{"item": "own", "query": ""}', ""]
     lines += [json.dumps({"id": 9, "item": "word " * 5000}), '"last"', "[" * 5000]
@@ -103,6 +149,7 @@ def test_what_is_done_is_done_and_an_output_of_other_arguments_is_not_continued(
         (['"a"', '"b"'], ("--query", "q ", *LABELS, "--apply-softmax")),
         (['"a"', '"c"'], ("--query", "q ", *LABELS)),
         (['"a"', '"b"'], ("--query", "q ", *LABELS, "--tokenizer-path", "another")),
+        (['"a"', '"b"'], ("--query", "q ", *LABELS, "--quantization", "int8")),
         (['"a"', '"b"'], ("--query", "q ", *LABELS, "--multi-item-scoring-delimiter", "9")),
     ):
         code, error, left = score(lines, *flags)

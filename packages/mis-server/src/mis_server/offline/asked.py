@@ -1,0 +1,62 @@
+"""What is asked of every row, and what else its scores depend on."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mis_core.config import EngineConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of every row.
+
+    Attributes:
+        query: Text for rows without their own query.
+        labels: Texts; empty if there are `label_token_ids`, or with `rerank`.
+        label_token_ids: Token ids; empty if there are `labels`, or with `rerank`.
+        apply_softmax: Softmax over the labels instead of full-vocabulary probabilities.
+        item_first: Score `item + query` instead.
+        temperature: Divides label log-probabilities; other values than 1 need `apply_softmax`.
+        rerank: Items are documents; each gets one score, its relevance to the query as `POST /v1/rerank` has it.
+        batch_size: Maximum number of items per request to the engine.
+        batch_tokens: As many items of a query are asked for at once as have about so many tokens, at least one.
+    """
+
+    query: str | None = None
+    labels: tuple[str, ...] = ()
+    label_token_ids: tuple[int, ...] = ()
+    apply_softmax: bool = False
+    item_first: bool = False
+    temperature: float = 1.0
+    rerank: bool = False
+    batch_size: int = field(default=512, metadata={"changes_scores": False})
+    batch_tokens: int = field(default=65_536, metadata={"changes_scores": False})
+
+    def body(self, query: Any, items: list[Any]) -> dict[str, Any]:
+        """Return the fields of a request, as `POST /v1/score` or `/v1/rerank` has them."""
+        if self.rerank:
+            return {"query": query, "documents": items}
+        body: dict[str, Any] = {
+            "query": query,
+            "items": items,
+            "apply_softmax": self.apply_softmax,
+            "item_first": self.item_first,
+            "temperature": self.temperature,
+        }
+        if self.labels:
+            body["labels"] = list(self.labels)
+        if self.label_token_ids:
+            body["label_token_ids"] = list(self.label_token_ids)
+        return body
+
+
+def decisive(asked: Asked, config: EngineConfig) -> dict[str, Any]:
+    """Return everything that scores depend on, except the type, which the engine may choose, and the input."""
+    unimportant = {name for name, each in Asked.__dataclass_fields__.items() if "changes_scores" in each.metadata}
+    engine = (
+        "model", "revision", "tokenizer_path", "quantization", "context_length", "rerank_template", "chat_template",
+        "multi_item_scoring_delimiter",
+    )  # fmt: skip
+    return {name: value for name, value in asdict(asked).items() if name not in unimportant} | {
+        name: getattr(config, name) for name in engine
+    }

@@ -1,0 +1,97 @@
+"""Rows: what is read from a line of JSON or a row of a table, and what is written for it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from mis_server.offline.asked import Asked
+
+ERROR = b'{"error":'
+"""How the line of a row with an error begins."""
+
+_BYTES_PER_TOKEN = 4  # of common text; batches only have to be about as large as asked for
+
+
+@dataclass(slots=True)
+class Row:
+    """A row of the input, and later its answer.
+
+    Attributes:
+        query: A text or ids.
+        items: Texts or lists of ids; one, or as many as the row lists.
+        is_list: Whether the row has a list of items, and its scores are a list for each.
+        id: What the output repeats, None for nothing.
+        scores: For each item a value for each label; None before, and if there is an error.
+        error: Why the row cannot be scored: `code` and `message`.
+    """
+
+    query: Any
+    items: list[Any]
+    is_list: bool = False
+    id: Any = None
+    scores: list[list[float]] | None = None
+    error: dict[str, str] | None = None
+
+
+def read_line(text: bytes, query: str | None) -> Row:
+    """Read a line of JSON: a text, a list of token ids, or an object with `item` or `items`, `query` and `id`."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Row(query, [], error={"code": "invalid_json", "message": "The line is not JSON."})
+    return read_row(value if isinstance(value, dict) else {"item": value}, query)
+
+
+def read_row(values: Mapping[str, Any], query: str | None) -> Row:
+    """Read a row's values by name; `query` is for rows without their own."""
+    own = values.get("query")
+    row = Row(query if own is None else own, [values.get("item")], id=values.get("id"))
+    items = values.get("items")
+    if items is not None:
+        row.items, row.is_list = (items, True) if isinstance(items, list) else ([], True)
+    if items is not None and row.items is not items:
+        row.error = {"code": "invalid_items_type", "message": "The row's items are not a list."}
+    elif items == []:
+        row.error = {"code": "empty_items", "message": "The row's list of items is empty."}
+    elif items is not None and values.get("item") is not None:
+        row.error = {"code": "invalid_items_type", "message": "The row has both item and items; it may have one."}
+    elif items is None and row.items[0] is None:
+        row.error = {"code": "missing_items", "message": "The line has no item."}
+    elif row.query is None:
+        row.error = {"code": "missing_query", "message": "The line has no query, and there is no --query."}
+    return row
+
+
+def write_line(row: Row) -> bytes:
+    """Return the line of JSON for a row that is scored or has an error."""
+    fields: dict[str, Any] = {"error": row.error}
+    if row.error is None:
+        assert row.scores is not None
+        fields = {"scores": row.scores if row.is_list else row.scores[0]}
+    if row.id is not None:
+        fields["id"] = row.id
+    return msgspec.json.encode(fields) + b"\n"
+
+
+def batches(rows: Iterable[Row], asked: Asked) -> Iterator[list[Row]]:
+    """Yield runs of rows with one query, of at most `batch_size` items and about `batch_tokens` tokens."""
+    batch: list[Row] = []
+    items = tokens = 0
+    for row in rows:
+        more, longer = len(row.items), sum(map(_tokens, row.items))
+        is_full = items + more > asked.batch_size or tokens + longer > asked.batch_tokens
+        if batch and (is_full or row.query != batch[0].query):
+            yield batch
+            batch, items, tokens = [], 0, 0
+        batch.append(row)
+        items, tokens = items + more, tokens + longer
+    if batch:
+        yield batch
+
+
+def _tokens(item: Any) -> int:
+    if isinstance(item, str):
+        return len(item) // _BYTES_PER_TOKEN + 1
+    return len(item) if isinstance(item, list) else 1

@@ -1,0 +1,114 @@
+"""Scores batches of rows with an engine process, as the server would, without HTTP."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from mis_core.config import EngineConfig
+from mis_core.errors import ConfigError, EngineUnavailable, RequestError
+from mis_core.hub import resolve
+from mis_core.process.client import EngineClient, EngineFault
+from mis_core.process.quarantine import RequestRefused
+from mis_core.scoring.service import SCORE
+from mis_core.tasks.rerank import RERANK
+from mis_core.tokenization import Tokenizer
+from mis_server.offline.asked import Asked
+from mis_server.offline.rows import Row
+from mis_server.service import ModelService
+from mis_server.settings import ServerConfig
+from mis_server.tokenizers.pool import TokenizerPool
+
+_ATTEMPTS = 3  # at a batch whose engine process ended
+_RESTART_S = 900.0
+
+
+class Scorer:
+    """Scores rows. Made by `running_scorer`.
+
+    Attributes:
+        dtype: The type that the engine computes in.
+    """
+
+    def __init__(self, asked: Asked, service: ModelService, dtype: str) -> None:
+        self.dtype = dtype
+        self._asked = asked
+        self._service = service
+
+    async def check(self) -> None:
+        """Refuse options that would be wrong with every row.
+
+        Raises:
+            ConfigError: names the option.
+        """
+        body = msgspec.json.encode(self._asked.body("a", ["a"]))
+        try:
+            if self._asked.rerank:
+                await self._service.parse(RERANK, body)
+            else:
+                await self._service.parse(SCORE, body)
+        except RequestError as error:
+            raise ConfigError(error.message, error.param or "labels") from None
+
+    async def score(self, rows: list[Row]) -> None:
+        """Give every row of a batch that shares a query its scores or its error.
+
+        Raises:
+            EngineUnavailable: the engine ended again and again.
+        """
+        good = [row for row in rows if row.error is None]
+        if not good:
+            return
+        try:
+            scores = await self._ask(good)
+        except (RequestError, RequestRefused, EngineFault) as error:
+            if len(good) > 1:  # one row is at fault: ask row by row, so that the others are scored
+                for row in good:
+                    await self.score([row])
+                return
+            code = error.code if isinstance(error, RequestError) else "internal_error"
+            good[0].error = {"code": code, "message": str(error.args[0])}
+            return
+        begin = 0
+        for row in good:
+            row.scores, begin = scores[begin : begin + len(row.items)], begin + len(row.items)
+
+    async def _ask(self, rows: list[Row]) -> list[list[float]]:
+        """Return a value for each label, for each item of the rows."""
+        body = msgspec.json.encode(self._asked.body(rows[0].query, [item for row in rows for item in row.items]))
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(EngineUnavailable):
+                return await self._answer(body)
+            async with asyncio.timeout(_RESTART_S):
+                while not self._service.client.ready:
+                    await asyncio.sleep(0.1)
+        return await self._answer(body)
+
+    async def _answer(self, body: bytes) -> list[list[float]]:
+        if not self._asked.rerank:
+            return (await self._service.answer(SCORE, body)).result.scores.tolist()
+        ranked = (await self._service.answer(RERANK, body)).result.results
+        return [[document.relevance_score] for document in sorted(ranked, key=lambda document: document.index)]
+
+
+@contextlib.asynccontextmanager
+async def running_scorer(asked: Asked, config: EngineConfig) -> AsyncIterator[Scorer]:
+    """Start an engine process and tokenizers, and check what is asked with them.
+
+    Raises:
+        ConfigError: an option would be wrong with every row.
+        ModelError: the model cannot be served as it stands.
+        EngineUnavailable: the engine could not start.
+    """
+    local = await asyncio.to_thread(resolve, config)
+    tokenizer = await asyncio.to_thread(
+        Tokenizer.from_pretrained, local.tokenizer, local.chat_template, local.rerank_template
+    )
+    async with EngineClient(local) as client:
+        info = await client.wait_ready()
+        async with TokenizerPool(tokenizer) as tokenizers:
+            service = ModelService(client, ServerConfig(engine=config), tokenizers)
+            scorer = Scorer(asked, service, str(info.summary["dtype"]))
+            await scorer.check()
+            yield scorer
