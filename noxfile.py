@@ -50,7 +50,7 @@ IMPORT_ALL = """
 import importlib, pkgutil, sys
 top = importlib.import_module(sys.argv[1])
 names = [found.name for found in pkgutil.walk_packages(top.__path__, top.__name__ + ".")]
-extras = {"torch", "gguf", "llama_cpp"}  # what mis-bench compares with
+extras = {"torch", "gguf", "llama_cpp", "ray", "pyarrow"}
 for name in names:
     if not name.endswith("__main__"):
         try:

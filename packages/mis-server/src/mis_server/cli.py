@@ -235,23 +235,111 @@ _MODEL = (
 
 @_one_line_errors()
 def _score(**options: Any) -> None:
-    """Score the lines of a JSONL file with MODEL, without a server.
+    """Score the rows of files with MODEL, without a server; with --ray, on a cluster.
 
-    Each line is a text, a list of token ids, or an object with `item` and, optionally, `query` and `id`. The output has
-    one line for each. To resume an interrupted run, start it again.
+    Each line is a text, a list of token ids, or an object with `item` or `items` and, optionally, `query` and `id`. The
+    output has one line for each. To resume an interrupted run, start it again.
     """
     engine, overwrite = _pop_engine(options), options.pop("overwrite")
-    items = Path(options.pop("items"))
-    output = Path(options.pop("output") or items.with_name(f"{items.stem}.scores.jsonl"))
-    if not options["labels"] and not options["label_token_ids"]:
+    here = {name: options.pop(name) for name in ("items", "output")}
+    there = {name: options.pop(name) for name in _RAY}
+    if not (options["labels"] or options["label_token_ids"] or options["rerank"]):
         raise click.UsageError("--labels is missing: texts such as ' yes' ' no', or --label-token-ids.")
-    from mis_server.offline import Job, score_file
-
     log_to_stderr("human", "warning")
-    errors = asyncio.run(score_file(Job(items=items, output=output, **options), engine, overwrite=overwrite))
-    click.echo(f"Scores written to {output}." + (f" {errors} lines have an error." if errors else ""))
+    if there["ray"] is None:
+        errors = _score_here(here, options, engine, overwrite)
+    else:
+        errors = _score_there(there, here["output"], options, engine, overwrite)
     if errors:
         raise SystemExit(2)
+
+
+def _score_here(files: dict[str, Any], options: dict[str, Any], engine: EngineConfig, overwrite: bool) -> int:
+    if files["items"] is None:
+        raise click.UsageError("Missing option '--items'.")
+    from mis_server.offline import Job, score_file
+
+    items = Path(files["items"])
+    output = Path(files["output"] or items.with_name(f"{items.stem}.scores.jsonl"))
+    errors = asyncio.run(score_file(Job(items=items, output=output, **options), engine, overwrite=overwrite))
+    click.echo(f"Scores written to {output}." + (f" {errors} lines have an error." if errors else ""))
+    return errors
+
+
+_RAY = ("ray", "input", "output_format", "part_bytes", "actors", "actor_cpus", "actor_gpus", "actor_tpus")
+
+
+def _score_there(
+    there: dict[str, Any], output: str | None, options: dict[str, Any], engine: EngineConfig, overwrite: bool
+) -> int:
+    if not there["input"]:
+        raise click.UsageError("Missing option '--input', which --ray needs.")
+    if not output:
+        raise click.UsageError("Missing option '--output', which --ray needs.")
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise click.ClickException("--ray needs Ray: pip install 'mis-server[ray]'.") from None
+    from mis_server.offline import Asked
+    from mis_server.ray.job import Actors, Files, score_files
+
+    files = Files(
+        input=there["input"],
+        output=output,
+        format=there["output_format"] or ("parquet" if there["input"].endswith(".parquet") else "jsonl"),
+        part_bytes=there["part_bytes"],
+    )
+    actors = Actors(
+        number=there["actors"], cpus=there["actor_cpus"], gpus=there["actor_gpus"], tpus=there["actor_tpus"]
+    )
+    try:
+        ray.init(there["ray"] or None, log_to_driver=False)
+    except (ConnectionError, ValueError) as error:
+        raise click.ClickException(f"--ray: there is no cluster to use: {str(error).splitlines()[0]}") from None
+    try:
+        done = score_files(files, Asked(**options), engine, actors, overwrite=overwrite)
+    finally:
+        ray.shutdown()
+    click.echo(
+        f"Scores written to {output}: {done.rows} rows in {done.parts} parts, {done.parts_before} parts were there."
+        + (f" {done.errors} of these rows have an error." if done.errors else "")
+    )
+    return done.errors
+
+
+def _ray_options() -> Iterator[click.Option]:
+    """Yield the flags of scoring on a cluster."""
+    settings: list[tuple[str, str, dict[str, Any]]] = [
+        (
+            "ray",
+            "Score on a Ray cluster: ADDRESS, or without it the one of this machine or RAY_ADDRESS, else one that is "
+            "started here; default: no cluster.",
+            {"is_flag": False, "flag_value": "", "metavar": "[ADDRESS]"},
+        ),
+        (
+            "input",
+            "File, folder or glob of JSONL and Parquet files, on disk or at s3://..., gs://...; default: none, needed "
+            "with --ray.",
+            {},
+        ),
+        (
+            "output_format",
+            "Files of scores; default: parquet if --input ends in .parquet, else jsonl.",
+            {"type": click.Choice(["jsonl", "parquet"])},
+        ),
+        (
+            "part_bytes",
+            "Bytes of input, of Parquet uncompressed, that are scored, written and resumed as one.",
+            {"type": click.IntRange(min=1), "default": 4 * 1024 * 1024},
+        ),
+        ("actors", "Actors, each with an engine of its own.", {"type": click.IntRange(min=1), "default": 1}),
+        ("actor_cpus", "Cores that an actor reserves.", {"type": click.FloatRange(min=0), "default": 1.0}),
+        ("actor_gpus", "GPUs that an actor reserves.", {"type": click.FloatRange(min=0), "default": 0.0}),
+        ("actor_tpus", "TPU chips that an actor reserves.", {"type": click.FloatRange(min=0), "default": 0.0}),
+    ]
+    for name, text, attributes in settings:
+        shows = attributes.get("default") is not None
+        yield _Option([name, _flag(name)], help=text, show_default=shows, group="Many machines", **attributes)
 
 
 main.add_command(
@@ -269,8 +357,10 @@ main.add_command(
         help=_score.__doc__,
         params=[
             *_MODEL,
-            _Option(["items", "--items"], required=True, help="JSONL file of items to score."),
-            _Option(["output", "--output"], help="JSONL file of scores; default: next to the items."),
+            _Option(["items", "--items"], help="JSONL file of items to score; default: none, needed without --ray."),
+            _Option(
+                ["output", "--output"], help="JSONL file of scores, with --ray a folder; default: next to the items."
+            ),
             _Option(["query", "--query"], help="Query text of lines without their own."),
             _Option(["labels", "--labels"], multiple=True, help="Label texts of any length, such as ' yes' ' no'."),
             _Option(["label_token_ids", "--label-token-ids"], multiple=True, type=int, help="Labels as token ids."),
@@ -279,8 +369,21 @@ main.add_command(
             _Option(
                 ["temperature", "--temperature"], default=1.0, show_default=True, help="Temperature of the softmax."
             ),
+            _Option(
+                ["rerank", "--rerank"],
+                is_flag=True,
+                show_default="off",
+                help="Items are documents: one score for each, its relevance to the query; needs no labels.",
+            ),
             _Option(["batch_size", "--batch-size"], default=512, show_default=True, help="Maximum items per request."),
+            _Option(
+                ["batch_tokens", "--batch-tokens"],
+                default=65536,
+                show_default=True,
+                help="Tokens of items, about, above which a request gets no further item.",
+            ),
             _Option(["overwrite", "--overwrite"], is_flag=True, help="Start over instead of resuming."),
+            *_ray_options(),
             *options_of(EngineConfig),
         ],
     )

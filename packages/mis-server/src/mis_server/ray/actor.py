@@ -1,0 +1,73 @@
+"""An engine process within an actor of Ray Data."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mis_core.config import EngineConfig
+from mis_server.offline.asked import Asked
+from mis_server.offline.rows import Row, batches
+from mis_server.offline.scorer import Scorer, running_scorer
+
+_IN_FLIGHT = 16  # batches; of few items each, many of them fill a step
+
+
+class Host:
+    """Holds an engine process, which is started when rows arrive, restarted when it ends, and ends with the actor."""
+
+    def __init__(self, asked: Asked, config: EngineConfig) -> None:
+        self._asked = asked
+        self._config = config
+        self._starting = asyncio.Lock()
+        self._running = contextlib.AsyncExitStack()
+        self._scorer: Scorer | None = None
+
+    async def scorer(self) -> Scorer:
+        """Return what scores, started if it is not yet; raises as `running_scorer`."""
+        async with self._starting:
+            if self._scorer is None:
+                self._scorer = await self._running.enter_async_context(running_scorer(self._asked, self._config))
+            return self._scorer
+
+    async def score(self, rows: list[Row]) -> None:
+        """Give every row its scores or its error. Rows of a query are computed together, wherever they stand.
+
+        Raises:
+            ConfigError, ModelError, EngineUnavailable: as `running_scorer`, and as `Scorer.score`.
+        """
+        scorer = await self.scorer()
+        waiting = batches(grouped(rows), self._asked)
+
+        async def work() -> None:
+            for batch in waiting:
+                await scorer.score(batch)
+
+        workers = [asyncio.create_task(work()) for _ in range(_IN_FLIGHT)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+
+
+_PATHS = ("model", "tokenizer_path", "chat_template", "rerank_template", "compilation_cache_dir", "download_dir")
+
+
+def for_actors(config: EngineConfig) -> EngineConfig:
+    """Return a config whose paths are absolute: actors have another working directory."""
+    given = {name: getattr(config, name) for name in _PATHS}
+    there = {name: Path(path) for name, path in given.items() if path is not None and Path(path).exists()}
+    absolute: dict[str, Any] = {name: str(path.absolute()) for name, path in there.items()}
+    return dataclasses.replace(config, **absolute)
+
+
+def grouped(rows: Iterable[Row]) -> list[Row]:
+    """Return rows with those of a query next to each other, queries in order of their first row."""
+    by_query: dict[object, list[Row]] = {}
+    for row in rows:
+        key = row.query if isinstance(row.query, str) else (repr(row.query),)  # lists have no hash
+        by_query.setdefault(key, []).append(row)
+    return [row for same in by_query.values() for row in same]
