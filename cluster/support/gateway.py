@@ -98,12 +98,15 @@ def running_gateway(
             text = text.replace(old, new)
         (folder / "haproxy.cfg").write_text(text, encoding="utf-8")
         servers = [f"    server replica-{i} {url.partition('//')[2]} id {i}" for i, url in enumerate(replicas, 1)]
-        (folder / "replicas.cfg").write_text("\n".join(["backend replicas from mis", *servers, ""]), encoding="utf-8")
+        (folder / "replicas.cfg").write_text(
+            "\n".join(["backend replicas from mis-replicas", *servers, ""]), encoding="utf-8"
+        )
         address, metrics = (f"127.0.0.1:{free_port()}" for _ in range(2))
         variables = {
             "MIS_GATEWAY_FOLDER": str(FILES),
             "MIS_GATEWAY_ADDRESS": address,
             "MIS_GATEWAY_METRICS": metrics,
+            "MIS_GATEWAY_NAME": folder.name,
             "MIS_GATEWAY_SOCKET": str(folder / "socket"),
         } | variables
         files = [

@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -103,7 +103,7 @@ def ask_all(
     start = monotonic()
 
     def call(_: int) -> None:
-        with httpx.Client(base_url=url, trust_env=False, timeout=300) as client:
+        with httpx.Client(base_url=url, trust_env=False, verify=False, timeout=300) as client:
             while True:
                 with lock:
                     number, ask = next(queue, (-1, asks[0]))
@@ -134,13 +134,16 @@ def owners(url: str, asks: Sequence[Ask]) -> dict[int, str]:
 
     The replica refuses these requests: they have the query, but no items.
     """
+    shortened = [_without_items(ask) for ask in {ask.query: ask for ask in asks}.values()]
     found: dict[int, str] = {}
-    for ask in asks:
-        if ask.query not in found:
-            body = json.loads(ask.body)
-            short = {name: [] if name in ("items", "documents") else value for name, value in body.items()}
-            (answer,) = ask_all(url, [Ask(ask.query, ask.kind, ask.path, json.dumps(short).encode())], 1)
-            assert answer.status == 400, answer.reply
-            assert answer.replica is not None
-            found[ask.query] = answer.replica
+    for answer in ask_all(url, shortened, 1):
+        assert answer.status == 400, answer.reply
+        assert answer.replica is not None
+        found[answer.query] = answer.replica
     return found
+
+
+def _without_items(ask: Ask) -> Ask:
+    fields = json.loads(ask.body)
+    fields = {name: [] if name in ("items", "documents") else value for name, value in fields.items()}
+    return replace(ask, body=json.dumps(fields).encode())

@@ -36,8 +36,8 @@ _PREFIXES = {"sudo", "time", "nohup"}
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 OTHER_PROGRAMS = {
-    ".", "cd", "cp", "curl", "export", "fuser", "git", "go", "hatch", "hf", "kill", "kubectl", "lm_eval", "mkdir",
-    "pre-commit", "ps", "py-spy", "set", "source", "systemctl", "true", "uv", "vllm", "xprof",
+    ".", "cd", "cp", "curl", "export", "fuser", "git", "go", "haproxy", "hatch", "hf", "kill", "kubectl", "lm_eval",
+    "echo", "mkdir", "pre-commit", "ps", "py-spy", "set", "socat", "source", "systemctl", "true", "uv", "vllm", "xprof",
 }  # fmt: skip
 """Programs that are not ours and whose flags are not checked; what is neither here nor checked is a fault."""
 
