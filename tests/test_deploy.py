@@ -24,19 +24,26 @@ from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import _ENGINE, _FRONT, Metrics
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
-MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "mis-server.yaml").read_text()))
+SERVING = DEPLOY / "kubernetes" / "serving"
+MANIFESTS = [
+    each
+    for name in ("replicas", "gateway", "autoscaler")
+    for each in yaml.safe_load_all((SERVING / "base" / f"{name}.yaml").read_text())
+]
 UNIT = (DEPLOY / "systemd" / "mis-server.service").read_text()
 
 
-def manifest(kind: str) -> Any:
-    (found,) = [each for each in MANIFESTS if each["kind"] == kind]
+def manifest(kind: str, name: str = "mis-server") -> Any:
+    (found,) = [each for each in MANIFESTS if (each["kind"], each["metadata"]["name"]) == (kind, name)]
     return found
 
 
 @pytest.mark.parametrize("version", ["1.30", "1.36"])
-@pytest.mark.parametrize("kind", ["ConfigMap", "Deployment", "Service", "PodDisruptionBudget"])
-def test_kubernetes_takes_the_manifests(kind: str, version: str) -> None:
-    kubernetes_validate.validate(manifest(kind), version, strict=True)
+@pytest.mark.parametrize(
+    "index", range(len(MANIFESTS)), ids=lambda i: f"{MANIFESTS[i]['kind']} {MANIFESTS[i]['metadata']['name']}"
+)
+def test_kubernetes_takes_the_manifests(index: int, version: str) -> None:
+    kubernetes_validate.validate(MANIFESTS[index], version, strict=True)
 
 
 def test_a_wrong_manifest_is_seen() -> None:
@@ -57,11 +64,10 @@ def served_with(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ServerConfi
     return calls[0]
 
 
-def test_the_pods_settings_are_taken_and_leave_time_to_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pod = manifest("Deployment")["spec"]["template"]["spec"]
+def test_the_pods_settings_are_taken_and_leave_time_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = manifest("StatefulSet")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    config = tmp_path / "mis-server.toml"
-    config.write_text(manifest("ConfigMap")["data"][config.name])
+    config = SERVING / "base" / "mis-server.toml"
     arguments = [str(config) if each.endswith(".toml") else each for each in container["args"]]
     settings = served_with(monkeypatch, *arguments)
     assert settings.engine.model == "/models/Qwen3-0.6B"
@@ -70,12 +76,63 @@ def test_the_pods_settings_are_taken_and_leave_time_to_stop(monkeypatch: pytest.
     assert pod["terminationGracePeriodSeconds"] >= before + settings.shutdown_timeout + 10
     names = {f"MIS_{name.upper()}" for name in (*vars(settings), *vars(settings.engine))}
     assert {each["name"] for each in container["env"] if each["name"].startswith("MIS_")} <= names
-    selector = manifest("Deployment")["spec"]["selector"]["matchLabels"]
-    labels = manifest("Deployment")["spec"]["template"]["metadata"]["labels"]
-    for chosen in (selector, manifest("Service")["spec"]["selector"]):
-        assert chosen.items() <= labels.items()
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["path"] in ("/ready", "/health")
+
+
+@pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "mis-server"), ("Deployment", "mis-gateway")])
+def test_services_and_budgets_select_the_pods(kind: str, name: str) -> None:
+    spec = manifest(kind, name)["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+    assert manifest("Service", name)["spec"]["selector"].items() <= labels.items()
+    assert manifest("PodDisruptionBudget", name)["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (container,) = spec["template"]["spec"]["containers"]
+    ports = {each["name"] for each in container["ports"]}
+    probes = [container[each]["httpGet"] for each in container if each.endswith("Probe")]
+    assert {
+        each["port"] for each in (*manifest("Service", name)["spec"]["ports"], *probes) if "name" not in each
+    } <= ports
+    assert {each["targetPort"] for each in manifest("Service", name)["spec"]["ports"]} <= ports
+    mounts = {each["name"] for each in container["volumeMounts"]}
+    claims = {each["metadata"]["name"] for each in spec.get("volumeClaimTemplates", [])}
+    assert mounts == {each["name"] for each in spec["template"]["spec"]["volumes"]} | claims
+
+
+def test_the_gateway_names_every_replica_that_may_be_started() -> None:
+    servers = re.findall(
+        r"^    server (\S+) (\S+?)\.(\S+?)\.\S+:(\d+) id (\d+)$",
+        (SERVING / "base/replicas.cfg").read_text(),
+        re.MULTILINE,
+    )
+    replicas, scaler = manifest("StatefulSet")["spec"], manifest("HorizontalPodAutoscaler")["spec"]
+    assert len(servers) == scaler["maxReplicas"]
+    (port,) = [each["port"] for each in manifest("Service")["spec"]["ports"]]
+    for number, (name, pod, service, at, identity) in enumerate(servers):
+        assert name == pod == f"mis-server-{number}"
+        assert (service, int(at), int(identity)) == (replicas["serviceName"], port, number + 1)
+
+
+def test_the_autoscaler_asks_for_a_metric_that_exists() -> None:
+    scaler = manifest("HorizontalPodAutoscaler")["spec"]
+    target = scaler["scaleTargetRef"]
+    assert manifest(target["kind"], target["name"])["apiVersion"] == target["apiVersion"]
+    assert "replicas" not in manifest(target["kind"], target["name"])["spec"], "both would set it"
+    assert {each["pods"]["metric"]["name"] for each in scaler["metrics"]} <= exposed()
+
+
+def test_the_gateways_settings_are_those_of_its_configuration() -> None:
+    config = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
+    preset = dict(re.findall(r"^    presetenv (\S+) (\S+)", config, re.MULTILINE))
+    (container,) = manifest("Deployment", "mis-gateway")["spec"]["template"]["spec"]["containers"]
+    set_here = {each["name"]: each.get("value") for each in container["env"]}
+    lines = (SERVING / "base/replicas.cfg").read_text()
+    assert set(set_here) <= set(preset) | set(re.findall(r"\$\{(\w+)\}", lines))
+    assert set(re.findall(r"\$\{(\w+)\}", config + lines)) <= set(preset) | set(set_here)
+    ports = {each["name"]: str(each["containerPort"]) for each in container["ports"]}
+    assert set_here["MIS_GATEWAY_ADDRESS"] == f"0.0.0.0:{ports['http']}"
+    assert set_here["MIS_GATEWAY_METRICS"] == f"0.0.0.0:{ports['metrics']}"
+    assert preset["MIS_GATEWAY_FOLDER"] in {each["mountPath"] for each in container["volumeMounts"]}
 
 
 def test_the_unit_leaves_time_to_stop() -> None:
@@ -151,5 +208,8 @@ def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
 def test_the_image_has_the_version_of_the_package() -> None:
     image = f"mis-server:{mis_server.__version__}"
     assert image in (DEPLOY / "Dockerfile").read_text()
-    (container,) = manifest("Deployment")["spec"]["template"]["spec"]["containers"]
-    assert container["image"].endswith(image)
+    (tag,) = yaml.safe_load((SERVING / "base" / "kustomization.yaml").read_text())["images"]
+    assert (tag["name"], tag["newTag"]) == ("mis-server", mis_server.__version__)
+    for overlay in ("cpu", "gpu"):
+        (tag,) = yaml.safe_load((SERVING / overlay / "kustomization.yaml").read_text())["images"]
+        assert tag["newTag"] == mis_server.__version__

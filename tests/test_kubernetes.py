@@ -15,6 +15,7 @@ from documented_commands import faults
 KUBERNETES = Path(__file__).parents[1] / "deploy" / "kubernetes"
 RUNNERS = {path.stem: path for path in sorted((KUBERNETES / "runners").glob("*.yaml")) if path.stem != "common"}
 OVERLAYS = ("gpu", "tpu")
+SERVING = {"cpu": None, "gpu": "nvidia.com/gpu", "v5e": "google.com/tpu", "v6e": "google.com/tpu"}
 VERSIONS = ("1.30", "1.36")
 
 # R009-1: chips, processors, memory, whether the node may be taken away, most runners at once (None: not said).
@@ -115,6 +116,38 @@ def test_kubernetes_takes_the_job_that_an_overlay_makes(overlay: str) -> None:
     assert len(owners) == 1
     mounts = {mount["name"] for each in containers for mount in each["volumeMounts"]}
     assert mounts == {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, whose `kustomize` applies overlays")
+@pytest.mark.parametrize("overlay", SERVING)
+def test_kubernetes_takes_replicas_and_gateway_of_an_overlay(overlay: str) -> None:
+    command = ["kubectl", "kustomize", str(KUBERNETES / "serving" / overlay)]
+    made = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    for each in made:
+        for version in VERSIONS:
+            kubernetes_validate.validate(each, version, strict=True)
+    by_kind = {(each["kind"], each["metadata"]["name"].partition("-")[2].split("-")[0]): each for each in made}
+    assert set(by_kind) == {
+        *((kind, name) for kind in ("ConfigMap", "Service", "PodDisruptionBudget") for name in ("server", "gateway")),
+        *(("StatefulSet", "server"), ("Deployment", "gateway"), ("HorizontalPodAutoscaler", "server")),
+        ("PersistentVolumeClaim", ""),
+    }
+    assert set(by_kind["ConfigMap", "gateway"]["data"]) == {
+        "haproxy.cfg",
+        "affinity.lua",
+        "metrics.txt",
+        "replicas.cfg",
+    }
+    pod = by_kind["StatefulSet", "server"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    limits = container["resources"]["limits"]
+    chip = SERVING[overlay]
+    assert {each: limits[each] for each in limits if each not in ("cpu", "memory")} == ({chip: "1"} if chip else {})
+    assert ("nodeSelector" in pod) == bool(chip)
+    assert pod.get("nodeSelector", {}).get("cloud.google.com/gke-tpu-topology", "1x1") == "1x1"
+    assert container["image"].split(":")[0].removeprefix("REGISTRY/mis-server") == {"cpu": "-cpu", "gpu": "-cuda"}.get(
+        overlay, ""
+    )
 
 
 def test_both_jobs_measure_the_same() -> None:
