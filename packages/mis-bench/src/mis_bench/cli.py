@@ -8,6 +8,7 @@ from mis_bench.commands.compare import compare, matrix
 from mis_bench.commands.estimate import estimate
 from mis_bench.commands.loads import stress, sweep
 from mis_bench.commands.perf import perf
+from mis_bench.commands.plan import plan
 from mis_bench.commands.profile import profile
 from mis_bench.commands.report import report
 from mis_bench.commands.run import run
@@ -18,7 +19,7 @@ from mis_bench.targets.base import TargetUnavailable
 from mis_bench.workload import WorkloadNameError
 
 _COMMANDS = (
-    run, stress, matrix, compare, sweep, perf, validate, profile, report, validate_artifacts, workload, estimate,
+    run, stress, matrix, compare, sweep, perf, validate, profile, report, validate_artifacts, workload, estimate, plan,
 )  # fmt: skip
 
 

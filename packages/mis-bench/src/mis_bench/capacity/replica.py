@@ -1,0 +1,223 @@
+"""One simulated replica: the real prefix cache, and steps that requests share as the scheduler lets them.
+
+A step takes a fixed time and a time for each of its tokens. The scheduler's rules are those of `mis_core.scheduler`:
+requests wait in order until the pages that they may need can be had; what runs gets equal shares of a step's tokens,
+then the rest; a query is computed once, page by page, also when requests of the same query run together. Items are
+short ones, which take no pages.
+"""
+
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import simpy
+
+from mis_core.cache import PrefixCache
+from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE
+
+MAX_RUNNING = 256
+"""Most requests that share steps, as `--max-running-requests` has it unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaShape:
+    """What a replica has, and what it takes.
+
+    Attributes:
+        cache_tokens: Capacity of its KV cache; more than a query.
+        step_tokens: Most new tokens of a step.
+        step_s: Seconds of a step, whatever is in it.
+        token_s: Seconds of each new token in it.
+        front_s: Seconds of the process that speaks HTTP, for each request, one after the other.
+    """
+
+    cache_tokens: int
+    step_tokens: int
+    step_s: float
+    token_s: float
+    front_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestShape:
+    """Tokens of every request.
+
+    Attributes:
+        query_tokens: Of its query.
+        item_tokens: Of all its items together.
+    """
+
+    query_tokens: int
+    item_tokens: int
+
+    @property
+    def pages(self) -> int:
+        """Pages of the query."""
+        return -(-self.query_tokens // PAGE_SIZE)
+
+
+class _Work:
+    """A request on its way through steps. A page is one token here: the tree is the same, and less is hashed."""
+
+    def __init__(self, query: int, shape: RequestShape, cache: PrefixCache, done: simpy.Event) -> None:
+        self.done = done
+        self.cached_tokens = 0
+        self.lock = cache.lock(np.full(shape.pages, query, np.int32))
+        self._shape = shape
+        self._cache = cache
+        self._items = shape.item_tokens
+
+    @property
+    def is_planned(self) -> bool:
+        return not self._items and self.lock.missing_pages == 0
+
+    @property
+    def _done(self) -> int:
+        """Query tokens that are computed or planned; the last page may be a partial one."""
+        return min(self.lock.done * PAGE_SIZE, self._shape.query_tokens)
+
+    def match(self) -> int:
+        """Take what others have computed; return how many pages are missing."""
+        before = self._done
+        self._cache.match(self.lock)
+        self.cached_tokens += self._done - before
+        return self.lock.missing_pages
+
+    def drop(self) -> None:
+        """Give back what was taken."""
+        self._cache.release(self.lock, count=False)
+        self.cached_tokens = 0
+
+    def contribute(self, limit: int) -> int:
+        """Add to a step; return how many tokens, at most `limit`."""
+        added = 0
+        while added < limit and (more := self._add(limit - added)):
+            added += more
+        return added
+
+    def _add(self, limit: int) -> int:
+        if self.lock.missing_pages and (missing := self.match()):
+            left = self._shape.query_tokens - self._done
+            pages = missing if left <= limit else limit // PAGE_SIZE
+            if pages:
+                self._cache.insert(self.lock, pages)
+            return min(left, pages * PAGE_SIZE)
+        added = min(self._items, limit)
+        self._items -= added
+        return added
+
+
+class Replica:
+    """A replica that serves from its making until it is killed.
+
+    Attributes:
+        is_up: Whether it was not killed.
+    """
+
+    def __init__(self, environment: simpy.Environment, shape: ReplicaShape, request: RequestShape) -> None:
+        """Start with an empty cache.
+
+        Raises:
+            ValueError: a query does not fit the cache.
+        """
+        pages = shape.cache_tokens // PAGE_SIZE
+        if request.pages > pages:
+            raise ValueError(f"A query of {request.query_tokens} tokens does not fit a cache of {shape.cache_tokens}.")
+        self.is_up = True
+        self._environment = environment
+        self._shape = shape
+        self._request = request
+        self._cache = PrefixCache(pages, 1)
+        self._front_is_free = 0.0
+        self._arriving: set[simpy.Event] = set()
+        self._waiting: deque[_Work] = deque()
+        self._running: deque[_Work] = deque()
+        self._wake = environment.event()
+        environment.process(self._run())
+
+    def keep(self, query: int) -> bool:
+        """Put a query into the cache as if it had just been served; return whether nothing else had to go for it."""
+        lock = self._cache.lock(np.full(self._request.pages, query, np.int32))
+        self._cache.match(lock)
+        had_room = lock.missing_pages <= self._cache.statistics.free_pages
+        if had_room:
+            self._cache.insert(lock, lock.missing_pages)
+        self._cache.release(lock, count=False)
+        return had_room
+
+    def serve(self, query: int) -> simpy.Event:
+        """Take a request; the event's value is how many tokens of its query were cached, None if the replica died."""
+        done = self._environment.event()
+        begins = max(self._environment.now, self._front_is_free)
+        self._front_is_free = begins + self._shape.front_s
+        self._arriving.add(done)
+        arrival = self._environment.timeout(self._front_is_free - self._environment.now)
+        assert arrival.callbacks is not None, "nothing has happened yet"
+        arrival.callbacks.append(lambda _: self._arrive(query, done))
+        return done
+
+    def kill(self) -> None:
+        """End at once; what it had is lost, and so are the requests that it held."""
+        self.is_up = False
+        for done in [*self._arriving, *(work.done for work in (*self._waiting, *self._running))]:
+            if not done.triggered:
+                done.succeed(None)
+        self._waiting.clear()
+        self._running.clear()
+        self._arriving.clear()
+        self._awake()
+
+    def _arrive(self, query: int, done: simpy.Event) -> None:
+        if self.is_up:
+            self._arriving.remove(done)
+            self._waiting.append(_Work(query, self._request, self._cache, done))
+            self._awake()
+
+    def _awake(self) -> None:
+        if not self._wake.triggered:
+            self._wake.succeed()
+
+    def _run(self) -> Generator[simpy.Event, Any, None]:
+        while self.is_up:
+            self._admit()
+            if not self._running:
+                self._wake = self._environment.event()
+                yield self._wake
+                continue
+            tokens, ended = self._plan()
+            yield self._environment.timeout(self._shape.step_s + tokens * self._shape.token_s)
+            for work in ended:
+                if not work.done.triggered:
+                    work.done.succeed(work.cached_tokens)
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < MAX_RUNNING:
+            work = self._waiting[0]
+            missing = work.match()
+            if missing > self._cache.available - sum(each.lock.missing_pages for each in self._running):
+                work.drop()
+                return
+            self._running.append(self._waiting.popleft())
+
+    def _plan(self) -> tuple[int, list[_Work]]:
+        """Plan a step; return its tokens, and the requests that end with it."""
+        budget = self._shape.step_tokens
+        share = max(budget // len(self._running) // PAGE_SIZE * PAGE_SIZE, LONG_ITEM)
+        served, tokens = [], 0
+        for work in self._running:
+            if added := work.contribute(min(share, budget - tokens)):
+                served.append(work)
+                tokens += added
+        for work in served:
+            tokens += work.contribute(budget - tokens)
+        ended = []
+        for work in served:
+            self._running.remove(work)
+            if work.is_planned:
+                self._cache.release(work.lock)
+                ended.append(work)
+            else:
+                self._running.append(work)
+        return tokens, ended

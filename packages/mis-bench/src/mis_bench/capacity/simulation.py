@@ -1,0 +1,240 @@
+"""A discrete-event simulation of replicas behind consistent hashing with bounded load, by SimPy.
+
+Requests arrive by themselves (a Poisson process) or are asked by callers that wait for each answer. HAProxy's rule
+(`mis_bench.capacity.ring`) chooses a replica; one may be lost, and is found out by a health check some time later.
+Meanwhile what goes there is refused and sent on to another.
+"""
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import simpy
+from jaxtyping import Float64, Int64, Shaped
+
+from mis_bench.capacity.replica import Replica, ReplicaShape, RequestShape
+from mis_bench.capacity.ring import Ring
+from mis_core.scheduler.plan import PAGE_SIZE
+
+MAX_REPLICAS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A replica that dies.
+
+    Attributes:
+        after_requests: It dies when so many requests have arrived.
+        replica: Its number.
+        found_out_s: Seconds until it is taken off the ring.
+        refused_s: Seconds that a request loses that is sent there meanwhile.
+        returns_s: Seconds until it is there again, with nothing cached; infinite: it stays away.
+    """
+
+    after_requests: int
+    replica: int = 0
+    found_out_s: float = 3.0
+    refused_s: float = 0.0
+    returns_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What is simulated.
+
+    Attributes:
+        replicas: How many, at most `MAX_REPLICAS`.
+        replica: What each has and takes.
+        request: Tokens of every request.
+        rate: Requests a second that arrive by themselves; 0: callers ask, each when its last request is answered.
+        callers: How many of them, if rate is 0.
+        weight: Weight of each replica; more is more points on the ring, and shares that are more even.
+        balance_factor: HAProxy's `hash-balance-factor`, in percent; 0: no bound.
+        is_hashed: Whether a query has its replica; otherwise replicas take turns.
+        loss: The replica that is lost, if any.
+        seed: Of all that is drawn.
+    """
+
+    replicas: int
+    replica: ReplicaShape
+    request: RequestShape
+    rate: float = 0.0
+    callers: int = 8
+    weight: int = 1
+    balance_factor: int = 150
+    is_hashed: bool = True
+    loss: Loss | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What became of each request, in order of arrival.
+
+    Attributes:
+        arrived_s: When it arrived.
+        latency_s: Seconds until its answer; NaN if it failed.
+        cached: Part of its query that was cached, 0 to 1; NaN if it failed.
+        replica: Which served it.
+        is_spilled: Whether that was not the one that its query has, since this had no room or was lost.
+    """
+
+    arrived_s: Float64[np.ndarray, " requests"]
+    latency_s: Float64[np.ndarray, " requests"]
+    cached: Float64[np.ndarray, " requests"]
+    replica: Int64[np.ndarray, " requests"]
+    is_spilled: Shaped[np.ndarray, " requests"]
+
+    def hit_rate(self, first: int = 0, end: int | None = None) -> float:
+        """Return the part of the query tokens of requests `first` to `end` that was cached; NaN if all failed."""
+        cached = self.cached[first:end]
+        served = cached[~np.isnan(cached)]
+        return float(served.mean()) if len(served) else math.nan
+
+    def latency(self, quantile: float, first: int = 0, end: int | None = None) -> float:
+        """Return a quantile of the latencies of requests `first` to `end`, in seconds; NaN if all failed."""
+        latency = self.latency_s[first:end]
+        served = latency[~np.isnan(latency)]
+        return float(np.quantile(served, quantile)) if len(served) else math.nan
+
+    @property
+    def failed(self) -> int:
+        """Requests that were lost with their replica."""
+        return int(np.isnan(self.latency_s).sum())
+
+
+def simulate(
+    scenario: Scenario,
+    queries: Int64[np.ndarray, " requests"],
+    *,
+    shares: Float64[np.ndarray, " queries"] | None = None,
+    keys: Int64[np.ndarray, " queries"] | None = None,
+) -> Outcome:
+    """Run a scenario.
+
+    Args:
+        scenario: What is simulated.
+        queries: The number of each request's query, in order of arrival.
+        shares: The part of requests that each query has: replicas begin with what they would have after a long time.
+            Without it they begin with nothing.
+        keys: The hash of each query, of 32 bits; drawn unless given.
+
+    Raises:
+        ValueError: there are too many replicas, or a query does not fit a cache.
+    """
+    if not 1 <= scenario.replicas <= MAX_REPLICAS:
+        raise ValueError(f"A simulation has 1 to {MAX_REPLICAS} replicas, not {scenario.replicas}.")
+    known = max(int(queries.max(initial=0)) + 1, 0 if shares is None else len(shares))
+    run = _Run(scenario, queries, keys if keys is not None else _draw_keys(known, scenario.seed))
+    if shares is not None:
+        run.warm(shares)
+    return run.outcome()
+
+
+def _draw_keys(queries: int, seed: int) -> Int64[np.ndarray, " queries"]:
+    return np.random.default_rng([seed, 1]).integers(2**32, size=queries)
+
+
+class _Run:
+    def __init__(
+        self, scenario: Scenario, queries: Int64[np.ndarray, " requests"], keys: Int64[np.ndarray, " queries"]
+    ) -> None:
+        self.scenario, self.queries = scenario, queries
+        self.keys: list[int] = keys.tolist()
+        self.rng = np.random.default_rng(scenario.seed)
+        self.environment = simpy.Environment()
+        self.ring = Ring([scenario.weight] * scenario.replicas, scenario.balance_factor if scenario.is_hashed else 0)
+        self.replicas = [self._new_replica() for _ in range(scenario.replicas)]
+        self.served = [0] * scenario.replicas  # as the gateway counts
+        self.number = self.turn = 0  # of the next request of a caller; of the replica whose turn it was
+        count = len(queries)
+        arrived_s, latency_s, cached = np.full((3, count), np.nan)
+        self.result = Outcome(arrived_s, latency_s, cached, np.full(count, -1), np.zeros(count, bool))
+
+    def warm(self, shares: Float64[np.ndarray, " queries"]) -> None:
+        """Fill the caches as after a long time.
+
+        The time since a query was last asked is exponential, so what each replica kept last can be drawn outright.
+        """
+        age = self.rng.exponential(size=len(shares)) / shares
+        room = self.scenario.replica.cache_tokens // PAGE_SIZE // self.scenario.request.pages
+        newest: list[list[int]] = [[] for _ in self.replicas]
+        left = room * len(self.replicas)
+        for query in np.argsort(age).tolist():
+            kept = newest[self.ring.home(self.keys[query]) or 0]
+            if len(kept) < room:
+                kept.append(query)
+                left -= 1
+                if not left:
+                    break
+        for replica, kept in zip(self.replicas, newest, strict=True):
+            for query in reversed(kept):
+                replica.keep(query)
+
+    def outcome(self) -> Outcome:
+        """Run until every request has ended."""
+        scenario, environment = self.scenario, self.environment
+        if scenario.rate:
+            environment.process(self._arrivals())
+        else:
+            for _ in range(scenario.callers):
+                environment.process(self._caller())
+        environment.run()
+        return self.result
+
+    def _new_replica(self) -> Replica:
+        return Replica(self.environment, self.scenario.replica, self.scenario.request)
+
+    def _arrivals(self) -> Generator[simpy.Event, Any, None]:
+        gaps = self.rng.exponential(1 / self.scenario.rate, len(self.queries))
+        for number, gap in enumerate(gaps.tolist()):
+            yield self.environment.timeout(gap)
+            self.environment.process(self._ask(number))
+
+    def _caller(self) -> Generator[simpy.Event, Any, None]:
+        while self.number < len(self.queries):
+            number = self.number
+            self.number += 1
+            yield from self._ask(number)
+
+    def _ask(self, number: int) -> Generator[simpy.Event, Any, None]:
+        environment, loss, result = self.environment, self.scenario.loss, self.result
+        if loss is not None and number == loss.after_requests:
+            environment.process(self._lose(loss))
+        result.arrived_s[number] = environment.now
+        query = int(self.queries[number])
+        chosen = self._choose(query, None)
+        if chosen is not None and not self.replicas[chosen].is_up:
+            if loss is not None and loss.refused_s:
+                yield environment.timeout(loss.refused_s)
+            chosen = self._choose(query, chosen)
+        if chosen is None or not self.replicas[chosen].is_up:
+            return
+        self.served[chosen] += 1
+        cached = yield self.replicas[chosen].serve(query)
+        self.served[chosen] -= 1
+        result.replica[number] = chosen
+        result.is_spilled[number] = chosen != self.ring.home(self.keys[query])
+        if cached is not None:
+            result.cached[number] = cached / self.scenario.request.query_tokens
+            result.latency_s[number] = environment.now - result.arrived_s[number]
+
+    def _choose(self, query: int, avoid: int | None) -> int | None:
+        if self.scenario.is_hashed:
+            return self.ring.choose(self.keys[query], self.served, avoid=avoid)
+        for _ in self.replicas:
+            self.turn = (self.turn + 1) % len(self.replicas)
+            if self.turn != avoid and self.ring.is_up(self.turn):
+                return self.turn
+        return None
+
+    def _lose(self, loss: Loss) -> Generator[simpy.Event, Any, None]:
+        self.replicas[loss.replica].kill()
+        yield self.environment.timeout(min(loss.found_out_s, loss.returns_s))
+        self.ring.set_up(loss.replica, False)
+        if math.isfinite(loss.returns_s):
+            yield self.environment.timeout(max(loss.returns_s - loss.found_out_s, 0.0))
+            self.replicas[loss.replica] = self._new_replica()
+            self.ring.set_up(loss.replica, True)

@@ -1,0 +1,204 @@
+"""The simulation: beside closed forms, a plain LRU list, and the real scheduler."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from token_machine import TokenMachine
+
+from mis_bench.capacity.queries import draw_queries, expected_hit_rate, zipf_shares
+from mis_bench.capacity.replica import Replica, ReplicaShape, RequestShape
+from mis_bench.capacity.simulation import Loss, Outcome, Scenario, simulate
+from mis_core.scheduler.plan import StepShape
+from mis_core.scheduler.scheduler import Scheduler
+from mis_core.scoring.request import Layout, ScoreRequest
+
+REQUEST = RequestShape(query_tokens=512, item_tokens=128)  # of 8 pages, which lie together
+RNG_SEED = 3
+
+
+def shape(**fields: float) -> ReplicaShape:
+    usual: dict = {"cache_tokens": 20 * 512, "step_tokens": 1024, "step_s": 1e-4, "token_s": 1e-5}
+    return ReplicaShape(**usual | fields)
+
+
+def drawn(shares: np.ndarray, requests: int) -> np.ndarray:
+    return draw_queries(shares, requests, np.random.default_rng(RNG_SEED))
+
+
+class TestTheCache:
+    def test_one_caller_finds_what_an_lru_list_has(self) -> None:
+        queries = drawn(zipf_shares(60, 0.8), 1500)
+        found = simulate(Scenario(replicas=1, replica=shape(), request=REQUEST, callers=1), queries)
+        kept: OrderedDict[int, None] = OrderedDict()
+        hits = []
+        for query in queries.tolist():
+            hits.append(query in kept)
+            kept[query] = None
+            kept.move_to_end(query)
+            if len(kept) > 20:
+                kept.popitem(last=False)
+        assert found.cached.tolist() == [float(hit) for hit in hits]
+        assert 0.2 < np.mean(hits) < 0.9
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        batches=st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=4), max_size=12),
+        length=st.sampled_from([64, 100, 300, 700]),
+        pages=st.sampled_from([24, 40]),
+    )
+    def test_cached_tokens_are_those_of_the_real_scheduler(
+        self, batches: list[list[int]], length: int, pages: int
+    ) -> None:
+        step = StepShape(tokens=512, scored=64, contexts=16, pages_per_context=16)
+        scheduler, machine = Scheduler(step, pages, Layout("packed")), TokenMachine(pages)
+        environment = simpy.Environment()
+        replica = Replica(
+            environment,
+            shape(cache_tokens=pages * 64, step_tokens=512),
+            RequestShape(query_tokens=length, item_tokens=4 * 16),
+        )
+        number = 0
+        for batch in batches:
+            expected: dict[int, int] = {}
+            events = []
+            for query in batch:
+                scheduler.submit(number, real_request(query, length, number))
+                events.append(replica.serve(query))
+                number += 1
+            while scheduler.has_work:
+                plan = scheduler.next_step()
+                assert plan is not None
+                expected |= {key: answer.cached_tokens for key, answer in scheduler.complete(plan, machine.run(plan))}
+            environment.run()
+            assert [event.value for event in events] == [expected[key] for key in sorted(expected)]
+
+    def test_a_warm_start_is_where_a_long_run_ends(self) -> None:
+        shares = zipf_shares(400, 0.9)
+        scenario = Scenario(replicas=4, replica=shape(), request=REQUEST, rate=100, balance_factor=0)
+        long = simulate(scenario, drawn(shares, 4000))
+        warm = simulate(scenario, drawn(shares, 2000), shares=shares)
+        assert warm.hit_rate() == pytest.approx(long.hit_rate(2000), abs=0.03)
+        assert long.hit_rate(0, 50) < 0.5 * long.hit_rate(2000)
+
+    @pytest.mark.parametrize(("queries", "exponent"), [(100, 1.2), (500, 0.8), (2000, 0.6)])
+    def test_hit_rates_are_those_of_che(self, queries: int, exponent: float) -> None:
+        shares = zipf_shares(queries, exponent)
+        scenario = Scenario(replicas=1, replica=shape(cache_tokens=60 * 512), request=REQUEST, callers=1)
+        found = simulate(scenario, drawn(shares, 3000), shares=shares)
+        assert found.hit_rate() == pytest.approx(expected_hit_rate(shares, 60), abs=0.03)
+
+    def test_a_query_that_does_not_fit_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="does not fit a cache of 448"):
+            simulate(Scenario(replicas=1, replica=shape(cache_tokens=448), request=REQUEST), np.array([0]))
+
+
+def real_request(query: int, length: int, number: int) -> ScoreRequest:
+    """Items differ, so that none is computed once for several."""
+    return ScoreRequest(
+        query=np.full(length, query, np.int32),
+        item_tokens=np.arange(64, dtype=np.int32) + 100 * number,
+        item_starts=np.arange(0, 80, 16, dtype=np.int32),
+        context_lens=np.full(4, length, np.int32),
+        label_ids=np.array([[1, 2]], np.int32),
+    )
+
+
+class TestTime:
+    def run(self, replica: ReplicaShape, rate: float, requests: int = 4000) -> Outcome:
+        """Ask one replica that has all queries."""
+        request = RequestShape(query_tokens=64, item_tokens=2560)
+        scenario = Scenario(replicas=1, replica=replica, request=request, rate=rate, balance_factor=0)
+        return simulate(scenario, np.zeros(requests, np.int64), shares=np.ones(1))
+
+    @pytest.mark.parametrize("load", [0.3, 0.6])
+    def test_requests_that_share_steps_wait_as_processor_sharing_does(self, load: float) -> None:
+        """Mean latency of M/G/1 with processor sharing is `service / (1 - load)`, however service is distributed."""
+        found = self.run(shape(step_tokens=256, step_s=0.0, token_s=1 / 2560), rate=load)
+        assert found.latency_s.mean() == pytest.approx(1 / (1 - load), rel=0.12)
+
+    @pytest.mark.parametrize("load", [0.3, 0.7])
+    def test_the_front_is_a_queue(self, load: float) -> None:
+        """Mean wait of M/D/1 is `load / (2 (1 - load))` services (Pollaczek and Khinchine)."""
+        found = self.run(shape(step_s=0.0, token_s=0.0, front_s=1.0), rate=load)
+        assert found.latency_s.mean() == pytest.approx(1 + load / (2 * (1 - load)), rel=0.12)
+
+    def test_a_request_alone_takes_its_steps(self) -> None:
+        scenario = Scenario(replicas=1, replica=shape(front_s=0.5), request=REQUEST, callers=1)
+        found = simulate(scenario, np.array([5, 5]))
+        assert found.latency_s == pytest.approx([0.5 + 1e-4 + 640e-5, 0.5 + 1e-4 + 128e-5])
+
+
+class TestManyReplicas:
+    shares = zipf_shares(600, 0.9)
+
+    def run(self, **fields: object) -> Outcome:
+        usual: dict = {"replicas": 10, "replica": shape(), "request": REQUEST, "rate": 300.0, "weight": 64}
+        return simulate(Scenario(**usual | fields), drawn(self.shares, 2000), shares=self.shares)
+
+    def test_hashing_keeps_what_taking_turns_forgets(self) -> None:
+        hashed, turns = self.run(balance_factor=0), self.run(is_hashed=False)
+        assert hashed.hit_rate() == pytest.approx(expected_hit_rate(self.shares, 200), abs=0.03)
+        assert turns.hit_rate() == pytest.approx(expected_hit_rate(self.shares, 20), abs=0.03)
+        assert not hashed.is_spilled.any()
+
+    def test_a_tighter_bound_spills_more_and_finds_less(self) -> None:
+        found = [self.run(balance_factor=factor, rate=2000.0) for factor in (0, 400, 200, 120)]
+        spilled = [each.is_spilled.mean() for each in found]
+        assert sorted(spilled) == spilled
+        assert spilled[-1] > 0.2
+        assert found[-1].hit_rate() < found[0].hit_rate() - 0.05
+
+    def test_the_same_seed_is_the_same_run(self) -> None:
+        assert self.run().latency_s.tolist() == self.run().latency_s.tolist()
+        assert self.run(seed=1).latency_s.tolist() != self.run().latency_s.tolist()
+
+    def test_a_lost_replica_fails_what_it_holds_and_its_queries_are_computed_again(self) -> None:
+        loss = Loss(after_requests=1000, replica=4, found_out_s=0.1)
+        whole, broken = self.run(rate=2500.0), self.run(rate=2500.0, loss=loss)
+        failed = np.flatnonzero(np.isnan(broken.latency_s))
+        assert 0 < len(failed) < 60
+        assert (broken.replica[failed] == 4).all()
+        assert failed.max() <= 1000
+        assert 4 not in broken.replica[1001:]
+        assert 4 in broken.replica[:1000]
+        moved = np.flatnonzero(whole.replica[1001:1300] == 4) + 1001
+        assert broken.cached[moved].mean() < whole.cached[moved].mean() - 0.1
+        assert broken.hit_rate(0, 800) == whole.hit_rate(0, 800)
+
+    def test_a_replica_that_returns_has_nothing_and_gets_its_queries_back(self) -> None:
+        loss = Loss(after_requests=600, replica=4, found_out_s=0.1, returns_s=0.4)
+        found = self.run(rate=1000.0, loss=loss)
+        own = found.replica == 4
+        back = np.flatnonzero(own[600:]) + 600
+        assert found.arrived_s[back[0]] > found.arrived_s[600] + 0.4
+        assert found.cached[back[0]] == 0
+        assert own[1200:].mean() == pytest.approx(own[:600].mean(), rel=0.4)
+
+    def test_the_last_replica_lost_fails_everything_and_ends(self) -> None:
+        found = self.run(replicas=1, loss=Loss(after_requests=1000))
+        assert np.isnan(found.latency_s[1000:]).all()
+        assert found.failed >= 1000
+
+    @pytest.mark.parametrize("replicas", [0, 1001])
+    def test_the_number_of_replicas_is_bounded(self, replicas: int) -> None:
+        with pytest.raises(ValueError, match="1 to 1000 replicas"):
+            self.run(replicas=replicas)
+
+
+def test_zipf_shares_add_up_and_queries_follow_them() -> None:
+    shares = zipf_shares(50, 1.0)
+    assert shares.sum() == pytest.approx(1)
+    assert shares[0] / shares[9] == pytest.approx(10)
+    counts = np.bincount(drawn(shares, 100_000), minlength=50) / 100_000
+    assert counts == pytest.approx(shares, abs=0.006)
+
+
+def test_che_at_its_ends() -> None:
+    shares = zipf_shares(50, 1.0)
+    assert expected_hit_rate(shares, 0) == 0
+    assert expected_hit_rate(shares, 50) == 1
+    assert expected_hit_rate(np.full(100, 0.01), 30) == pytest.approx(0.3)
