@@ -33,7 +33,7 @@ def replicas() -> Iterator[list[PretendedReplica]]:
 
 
 def post(gateway: Gateway, body: Any = BODY, **options: Any) -> httpx.Response:
-    return httpx.post(f"{gateway.url}/v1/score", json=body, trust_env=False, timeout=60, **options)
+    return httpx.post(f"{gateway.url}/v1/score", json=body, trust_env=False, verify=False, timeout=60, **options)
 
 
 def check_error(reply: httpx.Response, status: int, code: str) -> None:
@@ -62,10 +62,10 @@ def test_without_a_replica_the_error_is_ours_and_the_gateway_lives() -> None:
     with running_gateway([f"http://127.0.0.1:{free_port()}"]) as gateway:
         gateway.wait_until(replica_1="DOWN")
         check_error(post(gateway), 503, "engine_unavailable")
-        check_error(httpx.get(f"{gateway.url}/ready", trust_env=False), 503, "engine_unavailable")
-        assert httpx.get(f"{gateway.url}/health", trust_env=False).json() == {"status": "ok"}
+        check_error(httpx.get(f"{gateway.url}/ready", trust_env=False, verify=False), 503, "engine_unavailable")
+        assert httpx.get(f"{gateway.url}/health", trust_env=False, verify=False).json() == {"status": "ok"}
         for path in ("/metrics", "/flush_cache", "/start_profile", "/load", "/server_info"):
-            check_error(httpx.get(f"{gateway.url}{path}", trust_env=False), 404, "not_found")
+            check_error(httpx.get(f"{gateway.url}{path}", trust_env=False, verify=False), 404, "not_found")
 
 
 def test_what_ends_while_it_works_is_an_error_that_is_not_sent_again(replicas: list[PretendedReplica]) -> None:
@@ -156,7 +156,7 @@ def test_a_stream_arrives_as_it_is_sent(replicas: list[PretendedReplica]) -> Non
     with (
         running_gateway([replicas[0].url]) as gateway,
         httpx.stream(
-            "POST", f"{gateway.url}/v1/completions", json={"prompt": "p"}, trust_env=False, timeout=30
+            "POST", f"{gateway.url}/v1/completions", json={"prompt": "p"}, trust_env=False, verify=False, timeout=30
         ) as reply,
     ):
         parts = reply.iter_bytes()
@@ -169,7 +169,7 @@ def test_a_client_that_leaves_frees_its_replica(replicas: list[PretendedReplica]
     replicas[0].behave = wait_for_the_client_to_leave(replicas[0])
     with running_gateway([replicas[0].url]) as gateway:
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{gateway.url}/v1/score", json=BODY, trust_env=False, timeout=0.5)
+            httpx.post(f"{gateway.url}/v1/score", json=BODY, trust_env=False, verify=False, timeout=0.5)
         assert replicas[0].lost.wait(60)
 
 
