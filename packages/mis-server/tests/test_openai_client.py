@@ -149,7 +149,7 @@ def test_the_client_does_not_come_back_with_a_request_that_is_refused(
 
 def test_the_asynchronous_client_scores(client: openai.OpenAI, score_body: Body) -> None:
     async def score() -> Any:
-        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="secret", max_retries=0) as asynchronous:
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, max_retries=0) as asynchronous:
             return await asynchronous.post("/score", cast_to=object, body=score_body())
 
     assert asyncio.run(score())["scores"] == client.post("/score", cast_to=object, body=score_body())["scores"]
