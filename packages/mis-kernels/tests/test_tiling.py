@@ -8,10 +8,20 @@ from hypothesis import given, settings
 from mis_kernels import Segments, lay_out
 from mis_kernels.backends import ANY_HEADS
 from mis_kernels.backends.tpu.backend import TpuBackend
-from mis_kernels.backends.tpu.tiles import CHIPS, TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity, vmem_bytes
+from mis_kernels.backends.tpu.tiles import (
+    CHIPS,
+    KINDS,
+    REACH,
+    TpuBlocks,
+    block_sizes,
+    build_tpu_tiles,
+    tile_capacity,
+    vmem_bytes,
+)
 from mis_kernels.heads import HEAD_SHAPES, device_head_shapes
 
 BLOCKS = TpuBlocks(tokens=32, keys=64, strip=32, key_step=32)
+WITH_NEAR = TpuBlocks(tokens=256, keys=256, strip=128, key_step=64)
 PAGE = 16
 TOKENS = 256
 
@@ -23,7 +33,7 @@ def steps(draw: st.DrawFn) -> dict:
     for _ in range(draw(st.integers(0, 8))):
         paged = draw(st.booleans())
         row = -(-row // PAGE) * PAGE if paged else row + draw(st.integers(0, 3))
-        length = draw(st.integers(1, 70))
+        length = draw(st.integers(1, 70) if paged else st.integers(1, 70) | st.integers(120, 180))
         if row + length > TOKENS:
             break
         cached = draw(st.integers(0, 150))
@@ -37,24 +47,31 @@ def steps(draw: st.DrawFn) -> dict:
     return {**dict(zip(names, columns, strict=False)), "paged": columns[4].astype(bool), "page_table": table}
 
 
+@pytest.mark.parametrize("blocks", [BLOCKS, WITH_NEAR], ids=["small", "with near tiles"])
 @settings(max_examples=200, deadline=None)
-@given(steps())
-def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(step: dict) -> None:
-    segments = lay_out(**step, page_size=PAGE, tokens=TOKENS, backend=TpuBackend(ANY_HEADS, "float32", BLOCKS))
+@given(step=steps())
+def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(step: dict, blocks: TpuBlocks) -> None:
+    segments = lay_out(**step, page_size=PAGE, tokens=TOKENS, backend=TpuBackend(ANY_HEADS, "float32", blocks))
     tiles, token = segments.tiles, np.arange(TOKENS)
     live = (segments.context_len > 0) | (segments.segment_start <= token)
-    seen_context, seen_own = np.zeros((TOKENS, 256), int), np.zeros((TOKENS, TOKENS + 64), int)
-    for block in range(TOKENS // BLOCKS.tokens):
-        rows = np.flatnonzero(live & (token // BLOCKS.tokens == block))
-        for kind in range(3):
-            for tile in range(tiles.bounds[3 * block + kind], tiles.bounds[3 * block + kind + 1]):
+    seen_context, seen_own = np.zeros((TOKENS, 256), int), np.zeros((TOKENS, TOKENS + 256), int)
+    for block in range(TOKENS // blocks.tokens):
+        rows = np.flatnonzero(live & (token // blocks.tokens == block))
+        for kind in range(KINDS):
+            for tile in range(tiles.bounds[KINDS * block + kind], tiles.bounds[KINDS * block + kind + 1]):
                 context, first, used = tiles.context_id[tile], tiles.first[tile], tiles.used[tile]
-                assert 1 <= used <= BLOCKS.keys
-                assert kind != 0 or used == BLOCKS.keys
+                assert 1 <= used <= blocks.keys
+                assert kind != 0 or used == blocks.keys
                 if context < 0:
-                    assert kind == 2
+                    assert kind in (2, 3)
                     assert first % 16 == 0
-                    seen_own[rows, first : first + used] += 1
+                    near = np.zeros_like(seen_own[rows])
+                    near[:, first : first + used] = 1
+                    if kind == 3:
+                        assert first == block * blocks.tokens
+                        before = rows // REACH * REACH - np.arange(near.shape[1])[:, None]
+                        near *= ((before <= REACH) & (before > -REACH)).T
+                    seen_own[rows] += near
                     continue
                 mine = rows[segments.context_id[rows] == context]
                 seen_context[mine, first : first + used] += 1
@@ -64,10 +81,10 @@ def test_tiles_visit_each_visible_key_once_and_full_tiles_need_no_mask(step: dic
                 if kind == 1:
                     assert np.all(segments.context_len[rows] == first + used)
                 page = segments.page_table[context, first // PAGE : -(-(first + used) // PAGE)]
-                assert tiles.contiguous[tile] == (len(page) == 4 and bool(np.all(np.diff(page) == 1)))
+                assert tiles.contiguous[tile] == (len(page) == blocks.keys // PAGE and bool(np.all(np.diff(page) == 1)))
     visible = np.arange(256) < segments.context_len[:, None]
     assert np.all(seen_context[visible] == 1)
-    own = np.arange(TOKENS + 64)
+    own = np.arange(TOKENS + 256)
     visible = (own >= segments.segment_start[:, None]) & (own <= token[:, None])
     assert np.all(seen_own[visible] == 1)
 

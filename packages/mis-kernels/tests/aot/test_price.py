@@ -21,8 +21,8 @@ from mis_kernels.backends.tpu.products import ProductSizes
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 
 SCHEDULE = AttentionSchedule(
-    tiles={"full": 100_000, "limited": 200_000, "masked": 300_000, "anew": 900_000},
-    busy={"full": 10, "limited": 20, "masked": 30, "anew": 40},
+    tiles={"full": 100_000, "limited": 200_000, "masked": 300_000, "near": 50_000, "anew": 900_000},
+    busy={"full": 10, "limited": 20, "masked": 30, "near": 0, "anew": 40},
     tile=Around(60, 100),
     page=5,
     block=Around(50, 70),
@@ -36,17 +36,17 @@ def attention(tiles: list[list[int]], rows: list[int], schedule: AttentionSchedu
 
 
 def test_attention_is_priced_by_the_device_with_the_most_tiles() -> None:
-    found = attention([[1, 0, 0], [1, 1, 1]], [512, 1024])
-    assert found.best == pytest.approx(2 * (600_000 + 3 * 60 + 2 * 50) / 1e9)
-    assert found.expected == pytest.approx(2 * (600_000 + 30 + 3 * 80 + 2 * 0.02 * 40 + 2 * 60) / 1e9)
-    assert found.worst == pytest.approx(2 * (600_000 + 60 + 3 * 100 + 2 * 40 + 2 * 70) / 1e9)
+    found = attention([[1, 0, 0, 0], [1, 1, 1, 1]], [512, 1024])
+    assert found.best == pytest.approx(2 * (650_000 + 4 * 60 + 2 * 50) / 1e9)
+    assert found.expected == pytest.approx(2 * (650_000 + 30 + 4 * 80 + 2 * 0.02 * 40 + 2 * 60) / 1e9)
+    assert found.worst == pytest.approx(2 * (650_000 + 60 + 4 * 100 + 2 * 40 + 2 * 70) / 1e9)
 
 
 def test_a_tile_takes_no_less_than_its_keys_and_values_need_to_come() -> None:
     """Two tiles are on their way while one is worked on."""
     quick = SCHEDULE._replace(tiles=dict.fromkeys(SCHEDULE.tiles, 1), block=Around(0, 0))
     bytes_of_a_tile = 2 * 2 * 512 * 128
-    assert attention([[1, 0, 0]], [1], quick).best == pytest.approx((0.3e-6 + bytes_of_a_tile / 1.64e12) / 2 * 2)
+    assert attention([[1, 0, 0, 0]], [1], quick).best == pytest.approx((0.3e-6 + bytes_of_a_tile / 1.64e12) / 2 * 2)
 
 
 def test_a_schedule_survives_json() -> None:

@@ -25,8 +25,8 @@ from mis_kernels.backends.tpu.tiles import block_sizes
 from mis_kernels.heads import HEAD_SHAPES, device_head_shapes
 
 SCHEDULE = AttentionSchedule(
-    tiles={"full": 1000, "limited": 1100, "masked": 1200, "anew": 2000},
-    busy=dict.fromkeys(("full", "limited", "masked", "anew"), 0),
+    tiles={"full": 1000, "limited": 1100, "masked": 1200, "near": 700, "anew": 2000, "near anew": 1200},
+    busy=dict.fromkeys(("full", "limited", "masked", "near", "anew", "near anew"), 0),
     tile=Around(60, 140),
     page=40,
     block=Around(700, 800),
@@ -96,18 +96,22 @@ def test_the_parts_of_the_attention_kernel_are_found() -> None:
         *loop(1100, behind=3),
         Run(6, 1),
         *loop(1300, behind=4),
+        Run(6, 1),
+        *loop(700, behind=7),
         Run(40, 1, regions=frozenset({9}), target=5),  # what is computed anew is skipped
         Run(70, 1),
         *loop(2000, behind=6),
+        Run(6, 1),
+        *loop(1200, behind=8),
         Run(80, 1),
         Run(50, 1, regions=frozenset({1, 5})),
     ]
     assert read_attention(runs) == AttentionSchedule(
-        tiles={"full": 1200, "limited": 1100, "masked": 1300, "anew": 2000},
-        busy={"full": 120, "limited": 110, "masked": 130, "anew": 200},
+        tiles={"full": 1200, "limited": 1100, "masked": 1300, "near": 700, "anew": 2000, "near anew": 1200},
+        busy={"full": 120, "limited": 110, "masked": 130, "near": 70, "anew": 200, "near anew": 120},
         tile=Around(10 + 5, 10 + 4 + 5),
         page=3,
-        block=Around(20 + 30 + 6 + 6 + 40 + 50, 20 + 30 + 6 + 6 + 40 + 50),
+        block=Around(20 + 30 + 6 + 6 + 6 + 40 + 50, 20 + 30 + 6 + 6 + 6 + 40 + 50),
     )
 
 
@@ -127,8 +131,8 @@ def test_published_times_are_held_against_estimates() -> None:
     assert all(each.source in found for each in PUBLISHED)
 
 
-def test_a_kernel_without_four_tiles_is_refused() -> None:
-    with pytest.raises(ValueError, match="no four tiles"):
+def test_a_kernel_without_its_tiles_is_refused() -> None:
+    with pytest.raises(ValueError, match="no 6 tiles"):
         read_attention([Run(10, 1), Run(20, 2)])
 
 

@@ -4,13 +4,14 @@ All steps have the same shapes, so one compilation serves them; `test_pallas_tpu
 """
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mis_kernels import Segments
-from mis_kernels.backends.tpu.tiles import TpuBlocks
+from mis_kernels.backends.tpu.tiles import KINDS, TpuBlocks
 from mis_testing.bits import assert_bits_equal
 from tpu_cases import Case, arrays, assert_agrees, attend, items, lay_out_case
 
@@ -18,26 +19,35 @@ pytestmark = pytest.mark.tpu
 
 SHAPES = {"tokens": 256, "kv_heads": 2, "dtype": "bfloat16", "contexts": 2, "pages_per_context": 8, "tile_capacity": 16}
 BLOCKS = TpuBlocks(tokens=128, keys=128, strip=128, key_step=128)
-FULL, LIMITED, MASKED = range(3)
+FULL, LIMITED, MASKED, NEAR = range(KINDS)
 NEW = slice(0, 3)  # q, k and v among the inputs
 
 
-def case(*segments: tuple[int, int, int, bool], shuffle: bool = True) -> Case:
-    return Case("", segments, blocks=BLOCKS, shuffle=shuffle, **SHAPES)
+def case(*segments: tuple[int, int, int, bool], shuffle: bool = True, **others: Any) -> Case:
+    return Case("", segments, **{**SHAPES, "blocks": BLOCKS, **others}, shuffle=shuffle)
 
 
-def step(*segments: tuple[int, int, int, bool], shuffle: bool = True) -> tuple[list, Segments, float]:
+def step(*segments: tuple[int, int, int, bool], shuffle: bool = True, **others: Any) -> tuple[list, Segments, float]:
     """The kernel's inputs for some segments."""
-    chosen = case(*segments, shuffle=shuffle)
+    chosen = case(*segments, shuffle=shuffle, **others)
     laid_out, pages = lay_out_case(chosen)
     return list(arrays(chosen, pages, laid_out)), laid_out, chosen.scale
 
 
 def context_tiles(segments: Segments) -> list[tuple[int, int]]:
     """Kind and visible keys of every tile of cached keys, in the kernel's order."""
-    bounds, tiles = segments.tiles.bounds, segments.tiles
-    kinds = np.repeat(np.arange(len(bounds) - 1) % 3, np.diff(bounds))
-    return [(int(kind), int(tiles.used[n])) for n, kind in enumerate(kinds) if tiles.context_id[n] >= 0]
+    tiles = segments.tiles
+    return [(kind, int(tiles.used[n])) for n, kind in enumerate(kinds(segments)) if tiles.context_id[n] >= 0]
+
+
+def own_tiles(segments: Segments) -> list[int]:
+    """Kind of every tile of new tokens, in the kernel's order."""
+    return [kind for n, kind in enumerate(kinds(segments)) if segments.tiles.context_id[n] < 0]
+
+
+def kinds(segments: Segments) -> list[int]:
+    bounds = segments.tiles.bounds
+    return np.repeat(np.arange(len(bounds) - 1) % KINDS, np.diff(bounds)).tolist()
 
 
 def agrees(given: tuple[list, Segments, float], interpret: bool) -> None:
@@ -63,9 +73,24 @@ def test_a_limited_tile_of_one_key(interpret: bool) -> None:
     agrees(given, interpret)
 
 
-def test_a_masked_tile_of_new_tokens_alone(interpret: bool) -> None:
-    given = step(*items(0, 0, 20, 1, 33, 70))
+def test_near_tiles_of_new_tokens_alone(interpret: bool) -> None:
+    given = step(*items(0, 0, 20, 1, 33, 70, 100))
     assert context_tiles(given[1]) == []
+    assert own_tiles(given[1]) == [NEAR, MASKED]  # the last item begins in the first block
+    agrees(given, interpret)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("lengths", "kind"),
+    [((20,) * 25, NEAR), ((250, 6, 128, 128), NEAR), ((100, 156, 255), NEAR), ((1, 257, 100), MASKED)],
+    ids=["short", "to the edge", "over the edge", "too long"],
+)
+def test_near_tiles_in_parts(lengths: tuple[int, ...], kind: int, group: int, interpret: bool) -> None:
+    """Rows see the part of a block that they are in, and the one before."""
+    blocks = TpuBlocks(tokens=384, keys=512, strip=256, key_step=256)
+    given = step(*items(0, 70, *lengths), blocks=blocks, tokens=768, group=group)
+    assert own_tiles(given[1])[0] == kind
     agrees(given, interpret)
 
 
@@ -114,7 +139,7 @@ def test_a_step_of_padding_alone_gives_zeros(interpret: bool) -> None:
 
 def test_a_block_of_padding_after_a_full_one(interpret: bool) -> None:
     given = step(*items(0, 200, 60, 68))
-    assert np.diff(given[1].tiles.bounds)[3:].sum() == 0
+    assert np.diff(given[1].tiles.bounds)[KINDS:].sum() == 0
     agrees(given, interpret)
 
 

@@ -18,7 +18,7 @@ from mis_kernels.backends.tpu.products import ProductSizes
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.heads import HeadShape
 
-TILE_KINDS = ("full", "limited", "masked")
+TILE_KINDS = ("full", "limited", "masked", "near")
 
 BUSY = Range(0.0, 0.5, 1.0)
 """Part of the cycles that matrix units without a queue would add, which they do: how much theirs holds, nobody says."""
@@ -111,8 +111,8 @@ def price_attention(
     kinds = []
     for kind in TILE_KINDS:
         cycles = Range.of(schedule.tiles[kind]) + BUSY * schedule.busy[kind] + _around(schedule.tile)
-        # Of masked tiles most are of new tokens, which have no pages.
-        cycles = cycles + pages if kind != "masked" else cycles
+        # Of masked tiles many are of new tokens, which have no pages, as those of near tiles.
+        cycles = cycles + pages if kind in ("full", "limited") else cycles
         kinds.append(_longer(cycles * (1 / clock_hz), arrived * (1 / AHEAD)))
     block = _around(schedule.block) * (1 / clock_hz)
 

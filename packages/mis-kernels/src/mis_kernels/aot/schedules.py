@@ -15,7 +15,8 @@ _PRODUCT_CYCLES = {"v5e": 16, "v6e": 8, "v7x": 8}
 """Cycles of one product instruction, 16 rows of bfloat16: the units take one row a cycle on v5e, two on the others, by
 which their published peaks are reached. Instructions named `lmr` have half of the rows."""
 
-KINDS = ("full", "limited", "masked", "anew")
+KINDS = ("full", "limited", "masked", "near", "anew", "near anew")
+"""Tiles in the order of their loops; the last two are those of rows that are computed anew."""
 
 
 class Run(NamedTuple):
@@ -47,7 +48,7 @@ class AttentionSchedule(NamedTuple):
     """What parts of the attention kernel take.
 
     Attributes:
-        tiles: Bundles of the arithmetic of a full, a limited and a masked tile, and of one that is computed anew.
+        tiles: Bundles of the arithmetic of each kind of tile.
         busy: Cycles that matrix units which keep nothing waiting add to each.
         tile: Bundles around a tile: the loop, starting and awaiting copies that fetch a whole tile.
         page: Bundles that start and await the copies of one page, where pages do not follow one another.
@@ -127,17 +128,19 @@ def _busy(bundles: list[str], chip: str) -> int:
 
 
 def read_attention(runs: list[Run]) -> AttentionSchedule:
-    """Find the parts of the attention kernel among its runs: bodies of tiles are the four longest.
+    """Find the parts of the attention kernel among its runs: bodies of tiles are the longest in the innermost loops.
 
     Raises:
         ValueError: a body is not where the kernel has it; the compiler has unrolled or joined loops.
     """
-    bodies = sorted(sorted(range(len(runs)), key=lambda i: runs[i].bundles)[-len(KINDS) :])
-    if len(bodies) < len(KINDS) or len({runs[i].depth for i in bodies}) > 1:
-        raise ValueError("The kernel's schedule has no four tiles in loops of their own.")
-    inner = runs[bodies[0]].depth
+    longest = max(range(len(runs)), key=lambda i: runs[i].bundles)
+    inner = runs[longest].depth
+    loops = [i for i, run in enumerate(runs) if run.depth == inner]
+    bodies = sorted(sorted(loops, key=lambda i: runs[i].bundles)[-len(KINDS) :])
+    if len({_around(runs, i, inner) for i in bodies}) < len(KINDS):
+        raise ValueError(f"The kernel's schedule has no {len(KINDS)} tiles in loops of their own.")
     skipped = list(_skipped(runs))
-    rare = next((span for span in skipped if bodies[2] not in span and bodies[3] in span), range(0))
+    rare = next((span for span in skipped if bodies[3] not in span and bodies[4] in span), range(0))
     loop = _around(runs, bodies[0], inner)
     # A branch around a body skips a loop without tiles, or a whole turn of the grid.
     branches = set().union(*(span for span in skipped if not any(body in span for body in bodies)))

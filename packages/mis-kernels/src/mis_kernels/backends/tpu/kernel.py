@@ -12,16 +12,16 @@ relative to the running maximum (arXiv 1805.02867); the rows beside it keep what
 two a row has, and every bit of it, depends on what the row itself sees.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from mis_kernels.backends.tpu.fetch import Fetch, KernelShape, Ref, Scalar, Scratch, TileRefs
-from mis_kernels.backends.tpu.tiles import KINDS
+from mis_kernels.backends.tpu.tiles import KINDS, REACH
 
-FULL, LIMITED, MASKED = range(KINDS)
+FULL, LIMITED, MASKED, NEAR = range(KINDS)
 TOTAL_ROWS = 16
 """Rows of ones under the values: one register row of bfloat16, of which only one is read."""
 LOWEST = -1e30
@@ -44,6 +44,34 @@ class RowFacts(NamedTuple):
         return (self.context_len > 0) | (self.segment_start <= self.token)
 
 
+class Piece(NamedTuple):
+    """Rows whose logits are worked on together, and the keys of the buffer that they are products with.
+
+    Attributes:
+        rows: Of the block: one run, or one of each of some query heads.
+        keys: One run for each product.
+    """
+
+    rows: list[slice]
+    keys: list[slice]
+
+    def take(self, rows: Ref | Array) -> Array:
+        """Return the piece's rows, `[rows, head_dim]`."""
+        return jnp.concatenate([rows[run] for run in self.rows])
+
+    def take_lanes(self, rows: Ref | Array) -> Array:
+        """Return what the piece's rows have, a lane each, `[values, rows]`."""
+        return jnp.concatenate([rows[:, run] for run in self.rows], axis=1)
+
+    def store_lanes(self, rows: Ref, values: Array) -> None:
+        """Write what the piece's rows have, a lane each."""
+        begin = 0
+        for run in self.rows:
+            end = begin + run.stop - run.start
+            rows[:, run] = values[:, begin:end]
+            begin = end
+
+
 def attention_kernel(*refs: Ref, shape: KernelShape) -> None:
     """Attend from one block of one KV head; grid `(kv_heads, blocks)`, sequential."""
     tiles, (facts_ref, q, k), hbm, out = TileRefs(*refs[:6]), refs[6:9], refs[9:13], refs[13]
@@ -63,7 +91,8 @@ def attention_kernel(*refs: Ref, shape: KernelShape) -> None:
 
         lax.fori_loop(tiles.bounds[KINDS * block + kind], tiles.bounds[KINDS * block + kind + 1], body, None)
 
-    for kind in range(KINDS):
+    kinds = range(KINDS if shape.blocks.has_near else NEAR)
+    for kind in kinds:
         visit(kind)
     _store_rows(out, facts.live, scratch, shape)
 
@@ -74,11 +103,17 @@ def attention_kernel(*refs: Ref, shape: KernelShape) -> None:
         scratch.anchor[...] = jnp.full_like(scratch.anchor, LOWEST)
         scratch.weighted[...] = jnp.zeros_like(scratch.weighted)
 
-        def body(tile: Scalar, carry: None) -> None:
-            slot = fetch.now(head, tile)
-            _attend_anew(tile, slot, facts, fetch, scratch)
+        def visit_anew(kind: int, begin: Scalar, end: Scalar) -> None:
+            def body(tile: Scalar, carry: None) -> None:
+                slot = fetch.now(head, tile)
+                _attend_anew(kind, tile, slot, facts, fetch, scratch)
 
-        lax.fori_loop(tiles.bounds[KINDS * block], tiles.bounds[KINDS * block + KINDS], body, None)
+            lax.fori_loop(begin, end, body, None)
+
+        first, near, last = (tiles.bounds[KINDS * block + kind] for kind in (0, NEAR, KINDS))
+        visit_anew(MASKED, first, near)
+        if NEAR in kinds:
+            visit_anew(NEAR, near, last)
         _store_rows(out, facts.live, scratch, shape, unsafe > 0)
 
 
@@ -115,11 +150,11 @@ def _unsafe_rows(live: Array, scratch: Scratch, shape: KernelShape) -> Array:
     return jnp.where(live & ~((total > low) & (total < high)), 1.0, 0.0)
 
 
-def _intervals(tile: Scalar, facts: RowFacts, fetch: Fetch) -> tuple[Array, Array]:
+def _intervals(kind: int, tile: Scalar, facts: RowFacts, fetch: Fetch) -> tuple[Array, Array]:
     """Return, for each row, the first visible key of the buffer and how many follow, `[1, rows]`."""
-    tiles, group = fetch.tiles, fetch.shape.group
-    own, context, first = tiles.context_id[tile] < 0, tiles.context_id[tile], tiles.first[tile]
-    start = fetch.own_start(tile)
+    tiles, group, first = fetch.tiles, fetch.shape.group, fetch.tiles.first[tile]
+    own, context = tiles.context_id[tile] < 0, tiles.context_id[tile]
+    start = first if kind == NEAR else fetch.own_start(tile)
     # The clamped buffer of a last own tile repeats keys of the tile before: they begin at `first`.
     own_low = jnp.maximum(facts.segment_start, first) - start
     reach = jnp.where(facts.context_id == context, facts.context_len - first, 0)
@@ -129,65 +164,87 @@ def _intervals(tile: Scalar, facts: RowFacts, fetch: Fetch) -> tuple[Array, Arra
 
 
 def _attend(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch, scratch: Scratch) -> None:
-    """Take a tile into the sums of every strip of rows, weighted relative to the rows' anchors."""
-    shape, used = fetch.shape, fetch.tiles.used[tile]
-    strips, steps = _strips(shape), _steps(shape)
-    intervals = _intervals(tile, facts, fetch) if kind == MASKED else None
-    keys, values = _keys(kind, scratch.k[slot], used), _values(kind, scratch.v[slot], used)
+    """Take a tile into the sums of every piece of rows, weighted relative to the rows' anchors."""
+    pieces = _pieces(kind, fetch.shape)
+    keys, values = _operands(kind, tile, slot, fetch, scratch)
+    intervals = _intervals(kind, tile, facts, fetch) if kind in (MASKED, NEAR) else None
 
-    def logits(strip: slice) -> list[Array]:
-        return [_dot(keys[step], scratch.rows[strip], (1, 1)) * shape.scale for step in steps]
+    def logits(piece: Piece) -> list[Array]:
+        rows = piece.take(scratch.rows)
+        return [_dot(keys[run], rows, (1, 1)) * fetch.shape.scale for run in piece.keys]
 
-    def weights(strip: slice, parts: list[Array]) -> list[Array]:
-        anchor = scratch.anchor[:, strip]
-        parts = [_mask(part, step, strip, intervals) for part, step in zip(parts, steps, strict=True)]
+    def weights(piece: Piece, parts: list[Array]) -> list[Array]:
+        anchor = piece.take_lanes(scratch.anchor)
+        parts = [_mask(part, run, piece, intervals) for part, run in zip(parts, piece.keys, strict=True)]
         return [jnp.exp2(part - anchor).astype(values.dtype) for part in parts]
 
-    def accumulate(strip: slice, parts: list[Array]) -> None:
-        weighted = scratch.weighted[:, strip]
-        for part, step in zip(parts, steps, strict=True):
-            weighted = weighted + _dot(values[:, step], part, (1, 0))
-        scratch.weighted[:, strip] = weighted
+    def accumulate(piece: Piece, parts: list[Array]) -> None:
+        weighted = piece.take_lanes(scratch.weighted)
+        for part, run in zip(parts, piece.keys, strict=True):
+            weighted = weighted + _dot(values[:, run], part, (1, 0))
+        piece.store_lanes(scratch.weighted, weighted)
 
     # Written out as a pipeline, since the compiler keeps the order of what it is given: while the
-    # vector units work on one strip, the matrix units have the next one's logits and the last one's sum.
-    ahead = logits(strips[0])
-    behind: list[tuple[slice, list[Array]]] = []
-    for index, strip in enumerate(strips):
+    # vector units work on one piece, the matrix units have the next one's logits and the last one's sum.
+    ahead = logits(pieces[0])
+    behind: list[tuple[Piece, list[Array]]] = []
+    for index, piece in enumerate(pieces):
         parts = ahead
-        if index + 1 < len(strips):
-            ahead = logits(strips[index + 1])
-        for weighted_strip in behind:
-            accumulate(*weighted_strip)
-        behind = [(strip, weights(strip, parts))]
+        if index + 1 < len(pieces):
+            ahead = logits(pieces[index + 1])
+        for weighted_piece in behind:
+            accumulate(*weighted_piece)
+        behind = [(piece, weights(piece, parts))]
     accumulate(*behind[0])
 
 
-def _attend_anew(tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch, scratch: Scratch) -> None:
-    """Take a tile of any kind into the online softmax of every strip of rows; the anchor is the maximum so far."""
-    shape, used = fetch.shape, fetch.tiles.used[tile]
-    steps, intervals = _steps(shape), _intervals(tile, facts, fetch)
-    keys, values = _keys(MASKED, scratch.k[slot], used), _values(MASKED, scratch.v[slot], used)
-    for strip in _strips(shape):
-        logits = [_dot(keys[step], scratch.rows[strip], (1, 1)) * shape.scale for step in steps]
-        logits = [_mask(part, step, strip, intervals) for part, step in zip(logits, steps, strict=True)]
-        before = highest = scratch.anchor[:, strip]
+def _attend_anew(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch, scratch: Scratch) -> None:
+    """Take a tile into the online softmax of every piece of rows, with masks; the anchor is the maximum so far."""
+    keys, values = _operands(kind, tile, slot, fetch, scratch)
+    intervals = _intervals(kind, tile, facts, fetch)
+    for piece in _pieces(kind, fetch.shape):
+        rows = piece.take(scratch.rows)
+        logits = [_dot(keys[run], rows, (1, 1)) * fetch.shape.scale for run in piece.keys]
+        logits = [_mask(part, run, piece, intervals) for part, run in zip(logits, piece.keys, strict=True)]
+        before = highest = piece.take_lanes(scratch.anchor)
         for part in logits:
             highest = jnp.maximum(highest, part.max(0, keepdims=True))
-        weighted = scratch.weighted[:, strip] * jnp.exp2(before - highest)
-        for part, step in zip(logits, steps, strict=True):
-            weighted = weighted + _dot(values[:, step], jnp.exp2(part - highest).astype(values.dtype), (1, 0))
-        scratch.anchor[:, strip], scratch.weighted[:, strip] = highest, weighted
+        weighted = piece.take_lanes(scratch.weighted) * jnp.exp2(before - highest)
+        for part, run in zip(logits, piece.keys, strict=True):
+            weighted = weighted + _dot(values[:, run], jnp.exp2(part - highest).astype(values.dtype), (1, 0))
+        piece.store_lanes(scratch.anchor, highest)
+        piece.store_lanes(scratch.weighted, weighted)
 
 
-def _strips(shape: KernelShape) -> list[slice]:
-    strip, rows = shape.blocks.strip, shape.rows
-    return [slice(begin, min(begin + strip, rows)) for begin in range(0, rows, strip)]
+def _pieces(kind: int, shape: KernelShape) -> list[Piece]:
+    """Cut the block's rows: all against all keys; in near tiles, tokens against those around them."""
+    blocks = shape.blocks
+    if kind != NEAR:
+        steps = [slice(begin, begin + blocks.key_step) for begin in range(0, blocks.keys, blocks.key_step)]
+        strips = [slice(begin, min(begin + blocks.strip, shape.rows)) for begin in range(0, shape.rows, blocks.strip)]
+        return [Piece([strip], steps) for strip in strips]
+    members = max(blocks.strip // REACH, 1)
+    return [
+        Piece(
+            [
+                slice(member * blocks.tokens + token, member * blocks.tokens + token + REACH)
+                for member in range(first, min(first + members, shape.group))
+            ],
+            [slice(max(token - REACH, 0), token + REACH)],
+        )
+        for token in range(0, blocks.tokens, REACH)
+        for first in range(0, shape.group, members)
+    ]
 
 
-def _steps(shape: KernelShape) -> list[slice]:
-    step, keys = shape.blocks.key_step, shape.blocks.keys
-    return [slice(begin, begin + step) for begin in range(0, keys, step)]
+def _operands(kind: int, tile: Scalar, slot: Scalar, fetch: Fetch, scratch: Scratch) -> tuple[Array, Array]:
+    """Return the tile's keys by rows, and its values by columns."""
+    here: Any = slice(None)
+    if kind == NEAR:  # the block's tokens, wherever in the buffer
+        begin = fetch.tiles.first[tile] - fetch.own_start(tile)
+        here = pl.ds(pl.multiple_of(begin, REACH), fetch.shape.blocks.tokens)
+    used = fetch.tiles.used[tile]
+    return _keys(kind, scratch.k[slot, here], used), _values(kind, scratch.v[slot, here], used)
 
 
 def _dot(a: Array, b: Array, contract: tuple[int, int]) -> Array:
@@ -223,11 +280,11 @@ def _values(kind: int, values: Array, used: Array) -> Array:
     return jnp.concatenate([values.T, ones.astype(values.dtype)], axis=0)
 
 
-def _mask(logits: Array, step: slice, strip: slice, intervals: tuple[Array, Array] | None) -> Array:
+def _mask(logits: Array, keys: slice, piece: Piece, intervals: tuple[Array, Array] | None) -> Array:
     if intervals is None:
         return logits
-    low, count = intervals
+    low, count = map(piece.take_lanes, intervals)
     key = lax.broadcasted_iota(jnp.int32, logits.shape, 0)
     # One comparison for both ends: below the interval, the difference wraps to a large number.
-    behind = (key - (low[:, strip] - step.start)).astype(jnp.uint32)
-    return jnp.where(behind < count[:, strip].astype(jnp.uint32), logits, -jnp.inf)
+    behind = (key - (low - keys.start)).astype(jnp.uint32)
+    return jnp.where(behind < count.astype(jnp.uint32), logits, -jnp.inf)

@@ -6,7 +6,9 @@ block's tiles come in three runs by how much masking they need:
 
 * *full*: every live row of the block sees every key;
 * *limited*: every live row sees the same first `used` keys (the end of a context);
-* *masked*: rows differ (new tokens, a query's own diagonal, several contexts in one block).
+* *masked*: rows differ (a query's own diagonal, several contexts in one block, new tokens far apart);
+* *near*: the block's own new tokens, where rows see none from further back than `REACH` tokens before the `REACH`
+  that they are one of. Short items do, and of 512 x 512 keys of such a block they see a band.
 
 Rows of padding do not count: the kernel writes zeros there in the end.
 """
@@ -26,7 +28,10 @@ from mis_kernels.segments import IntArray, Segments
 OWN_ALIGNMENT = 16
 """Own tiles start at a multiple of this: the rows of a bfloat16 tile in memory."""
 CHIPS = ("v5e", "v6e", "v7x")
-KINDS = 3
+KINDS = 4
+REACH = 128
+"""Tokens that see new tokens together in a near tile, as many as a vector register has lanes; and new tokens before
+them that they may see."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +51,11 @@ class TpuBlocks:
     strip: int
     key_step: int
 
+    @property
+    def has_near(self) -> bool:
+        """Whether a tile holds all of a block's new tokens, cut into parts of near tiles."""
+        return self.tokens % REACH == 0 and self.tokens <= self.keys
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +63,9 @@ class TpuTiles:
     """The tile list; entries past the last bound are padding.
 
     Attributes:
-        bounds: Block `b` has full tiles `bounds[3 b]` to `bounds[3 b + 1]`, then limited tiles up to
-            `bounds[3 b + 2]`, then masked tiles up to `bounds[3 b + 3]`, `[3 * blocks + 1]`.
+        bounds: Block `b` has full tiles `bounds[4 b]` to `bounds[4 b + 1]`, then limited tiles up to
+            `bounds[4 b + 2]`, masked tiles up to `bounds[4 b + 3]`, near tiles up to `bounds[4 b + 4]`,
+            `[4 * blocks + 1]`.
         context_id: Context of each tile; -1: keys are new tokens, `[tiles]`.
         first: Position of the first key in its context, or among the new tokens, `[tiles]`.
         used: Keys that some row sees, `[tiles]`.
@@ -118,7 +129,7 @@ def tile_capacity(tokens: int, context_tokens: int, blocks: TpuBlocks) -> int:
 
 
 def count_tiles(tiles: TpuTiles) -> Int64[np.ndarray, "*stack kinds"]:
-    """Count the full, limited and masked tiles of a step, or of each of a stack of steps."""
+    """Count the full, limited, masked and near tiles of a step, or of each of a stack of steps."""
     bounds = np.asarray(tiles.bounds)
     return np.diff(bounds).reshape(*bounds.shape[:-1], -1, KINDS).sum(-2)
 
@@ -151,14 +162,26 @@ def _context_tiles(
 def _own_tiles(segment_start: np.ndarray, blocks: TpuBlocks) -> tuple[np.ndarray, ...]:
     """Return block, kind, context, first key and used keys of the tiles of new tokens."""
     rows = np.flatnonzero(segment_start <= np.arange(len(segment_start)))
+    if not len(rows):
+        return (rows,) * 5
     block, where = np.unique(rows // blocks.tokens, return_index=True)
-    lowest = np.minimum.reduceat(segment_start[rows], where) if len(rows) else rows
-    end = (rows[np.r_[where[1:], len(rows)] - 1] + 1) if len(rows) else rows
-    lowest = lowest // OWN_ALIGNMENT * OWN_ALIGNMENT
+    lowest = np.minimum.reduceat(segment_start[rows], where)
+    end = rows[np.r_[where[1:], len(rows)] - 1] + 1
+    near = _are_near(segment_start, rows, where, blocks)
+    lowest = np.where(near, block * blocks.tokens, lowest // OWN_ALIGNMENT * OWN_ALIGNMENT)
     counts = -(-(end - lowest) // blocks.keys)
     first = np.repeat(lowest, counts) + ramp(counts) * blocks.keys
     used = np.minimum(np.repeat(end, counts) - first, blocks.keys)
-    return np.repeat(block, counts), np.full(len(first), 2), np.full(len(first), -1), first, used
+    kind = np.repeat(np.where(near, 3, 2), counts)
+    return np.repeat(block, counts), kind, np.full(len(first), -1), first, used
+
+
+def _are_near(segment_start: np.ndarray, rows: np.ndarray, where: np.ndarray, blocks: TpuBlocks) -> np.ndarray:
+    """Return for each block with live rows, which begin at `where`, whether a near tile holds what they see."""
+    if not blocks.has_near:
+        return np.zeros(len(where), bool)
+    furthest = np.maximum(rows // REACH * REACH - REACH, rows // blocks.tokens * blocks.tokens)
+    return np.logical_and.reduceat(segment_start[rows] >= furthest, where)
 
 
 def _contiguous(
