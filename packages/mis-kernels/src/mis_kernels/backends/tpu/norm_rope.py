@@ -16,7 +16,7 @@ from jaxtyping import Array
 from mis_kernels.backends.tpu.fetch import LANES, Ref
 from mis_kernels.target import target
 
-BLOCK_TOKENS = 256
+BLOCK_TOKENS = 1024
 _MAX_BLOCK_BYTES = 4 * 2**20
 
 

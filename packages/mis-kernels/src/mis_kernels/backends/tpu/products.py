@@ -30,7 +30,7 @@ TILE_ROWS = 32
 """Rows of int8 in a tile of memory: where blocks of rows begin."""
 
 _BLOCK_BYTES = 4 * 2**20  # of rows that a grid step reads
-_WEIGHT_BYTES = 2 * 2**20  # that a grid step's products are made with
+_WEIGHT_BYTES = 3 * 2**20  # that a grid step's products are made with
 _QUANTISED_BYTES = 16 * 2**20
 _VMEM_LIMIT = 56 * 2**20
 
@@ -192,10 +192,14 @@ def product_kernel(
 
     @pl.when(column == 0)
     def _() -> None:
+        before = None
         for strip in strips:
             integers, scale = _quantise(x[strip], turns[...], block, epsilon)
             quantised[kept(strip)], row_scales[kept(strip)] = integers, scale
-            multiply(strip, integers, scale)
+            if before is not None:
+                multiply(*before)
+            before = strip, integers, scale
+        multiply(*before)
 
     @pl.when(column > 0)
     def _() -> None:
