@@ -128,9 +128,11 @@ def price_attention(
 def price_norm_rope(size: int, step: int, *, kv_heads: int, group: int, head_dim: int, chip: Chip, hz: float) -> Range:
     """Return the seconds of one layer's norm and RoPE kernel: a grid step per block of tokens and KV head.
 
+    Blocks of fewer tokens, where a step is not of whole ones, are taken to need their share of a whole one.
+
     At worst all that it reads and writes passes through HBM, and takes longer than the arithmetic.
     """
-    arithmetic = -(-size // BLOCK_TOKENS) * kv_heads * step / hz
+    arithmetic = size / BLOCK_TOKENS * kv_heads * step / hz
     passed = 2 * size * kv_heads * (group + 2) * head_dim * _BYTES / chip.bytes
     worst = max(arithmetic, passed * HBM.worst)
     return Range(arithmetic, (arithmetic + max(arithmetic, passed)) / 2, worst)
