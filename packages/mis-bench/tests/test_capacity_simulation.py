@@ -5,7 +5,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from token_machine import TokenMachine
 
@@ -44,7 +44,13 @@ class TestTheCache:
         assert found.cached.tolist() == [float(hit) for hit in hits]
         assert 0.2 < np.mean(hits) < 0.9
 
-    @settings(max_examples=25, deadline=None)
+    # The same draws in every run: about one of a thousand differs, where a step ends with room for part of an item or
+    # not, and another query is the oldest then.
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    @example(batches=[[0, 1, 3, 0], [2], [0]], length=700, pages=40)  # a step ends with four tokens of an item to spare
+    @example(
+        batches=[[0, 3, 1, 2], [3, 3, 0, 0]], length=700, pages=24
+    )  # a full step computes pages for another request
     @given(
         batches=st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=4), max_size=12),
         length=st.sampled_from([64, 100, 300, 700]),
@@ -59,7 +65,7 @@ class TestTheCache:
         replica = Replica(
             environment,
             shape(cache_tokens=pages * 64, step_tokens=512),
-            RequestShape(query_tokens=length, item_tokens=4 * 16),
+            RequestShape(query_tokens=length, item_tokens=4 * 16, item_length=16),
         )
         number = 0
         for batch in batches:

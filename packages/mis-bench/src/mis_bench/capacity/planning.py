@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mis_bench import estimate as estimates
 from mis_bench.capacity.plan import Asked, CapacityPlan, DeviceRate, PlanError, Resource
 from mis_bench.capacity.queries import expected_hit_rate, zipf_shares
-from mis_bench.capacity.replica import ReplicaShape
+from mis_bench.capacity.replica import ReplicaShape, RequestShape
 from mis_bench.capacity.simulated import Simulated, simulate_loss
 from mis_bench.capacity.simulation import MAX_REPLICAS
 from mis_bench.workload import build_workload
@@ -205,13 +205,15 @@ class _Load:
                 f"{replicas:,} replicas are needed, and up to {MAX_REPLICAS:,} can be simulated: plan a part of the "
                 "load, or leave out --distinct-queries."
             )
-        item_tokens = asked.items * asked.item_tokens
+        request = RequestShape(
+            query_tokens=asked.query, item_tokens=asked.items * asked.item_tokens, item_length=asked.item_tokens
+        )
         slowest = max(asked.items / device_items, _seconds(ENGINE_S, asked.items))
         shape = ReplicaShape(
             cache_tokens=self.cache_tokens,
             step_tokens=STEP_TOKENS * asked.dp,
             step_s=0.0,
-            token_s=slowest / (asked.query + item_tokens),
+            token_s=slowest / (request.query_tokens + request.item_tokens),
             front_s=_seconds(FRONT_S, asked.items),
         )
         return simulate_loss(
@@ -219,8 +221,7 @@ class _Load:
             self._shares,
             replicas=replicas,
             rate=self.items_per_second / asked.items,
-            query_tokens=asked.query,
-            item_tokens=item_tokens,
+            request=request,
             balance_factor=asked.balance_factor,
             weight=asked.weight,
             requests=asked.simulated_requests,

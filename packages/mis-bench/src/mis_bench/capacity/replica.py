@@ -47,10 +47,12 @@ class RequestShape:
     Attributes:
         query_tokens: Of its query.
         item_tokens: Of all its items together.
+        item_length: Of one of them; only items longer than `LONG_ITEM` are cut at the end of a step.
     """
 
     query_tokens: int
     item_tokens: int
+    item_length: int = 1
 
     @property
     def pages(self) -> int:
@@ -91,7 +93,8 @@ class _Work:
         self.cached_tokens = 0
 
     def contribute(self, limit: int) -> int:
-        """Add to a step; return how many tokens, at most `limit`."""
+        """Add to a step; return how many tokens, at most `limit`. What others computed is taken also with no room."""
+        self.match()
         added = 0
         while added < limit and (more := self._add(limit - added)):
             added += more
@@ -104,7 +107,8 @@ class _Work:
             if pages:
                 self._cache.insert(self.lock, pages)
             return min(left, pages * PAGE_SIZE)
-        added = min(self._items, limit)
+        whole = self._shape.item_length if self._shape.item_length <= LONG_ITEM else 1
+        added = min(self._items, limit // whole * whole)
         self._items -= added
         return added
 

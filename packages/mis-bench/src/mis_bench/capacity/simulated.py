@@ -71,8 +71,7 @@ def simulate_loss(
     *,
     replicas: int,
     rate: float,
-    query_tokens: int,
-    item_tokens: int,
+    request: RequestShape,
     balance_factor: int,
     weight: int,
     requests: int,
@@ -85,8 +84,7 @@ def simulate_loss(
         shares: The part of requests that each query has.
         replicas: How many.
         rate: Requests a second, of all together.
-        query_tokens: Of each request.
-        item_tokens: Of each request's items together.
+        request: Tokens of each.
         balance_factor: HAProxy's, in percent; 0: no bound.
         weight: Of each replica.
         requests: How many, at least 100.
@@ -100,7 +98,7 @@ def simulate_loss(
     scenario = Scenario(
         replicas=replicas,
         replica=shape,
-        request=RequestShape(query_tokens=query_tokens, item_tokens=item_tokens),
+        request=request,
         rate=rate,
         balance_factor=balance_factor,
         weight=weight,
