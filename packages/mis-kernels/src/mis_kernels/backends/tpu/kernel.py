@@ -55,11 +55,11 @@ class Piece(NamedTuple):
     rows: list[slice]
     keys: list[slice]
 
-    def take(self, rows: Ref | Array) -> Array:
+    def rows_of(self, rows: Ref | Array) -> Array:
         """Return the piece's rows, `[rows, head_dim]`."""
         return jnp.concatenate([rows[run] for run in self.rows])
 
-    def take_lanes(self, rows: Ref | Array) -> Array:
+    def lanes_of(self, rows: Ref | Array) -> Array:
         """Return what the piece's rows have, a lane each, `[values, rows]`."""
         return jnp.concatenate([rows[:, run] for run in self.rows], axis=1)
 
@@ -170,16 +170,16 @@ def _attend(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch
     intervals = _intervals(kind, tile, facts, fetch) if kind in (MASKED, NEAR) else None
 
     def logits(piece: Piece) -> list[Array]:
-        rows = piece.take(scratch.rows)
+        rows = piece.rows_of(scratch.rows)
         return [_dot(keys[run], rows, (1, 1)) * fetch.shape.scale for run in piece.keys]
 
     def weights(piece: Piece, parts: list[Array]) -> list[Array]:
-        anchor = piece.take_lanes(scratch.anchor)
+        anchor = piece.lanes_of(scratch.anchor)
         parts = [_mask(part, run, piece, intervals) for part, run in zip(parts, piece.keys, strict=True)]
         return [jnp.exp2(part - anchor).astype(values.dtype) for part in parts]
 
     def accumulate(piece: Piece, parts: list[Array]) -> None:
-        weighted = piece.take_lanes(scratch.weighted)
+        weighted = piece.lanes_of(scratch.weighted)
         for part, run in zip(parts, piece.keys, strict=True):
             weighted = weighted + _dot(values[:, run], part, (1, 0))
         piece.store_lanes(scratch.weighted, weighted)
@@ -203,13 +203,13 @@ def _attend_anew(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, fetch: 
     keys, values = _operands(kind, tile, slot, fetch, scratch)
     intervals = _intervals(kind, tile, facts, fetch)
     for piece in _pieces(kind, fetch.shape):
-        rows = piece.take(scratch.rows)
+        rows = piece.rows_of(scratch.rows)
         logits = [_dot(keys[run], rows, (1, 1)) * fetch.shape.scale for run in piece.keys]
         logits = [_mask(part, run, piece, intervals) for part, run in zip(logits, piece.keys, strict=True)]
-        before = highest = piece.take_lanes(scratch.anchor)
+        before = highest = piece.lanes_of(scratch.anchor)
         for part in logits:
             highest = jnp.maximum(highest, part.max(0, keepdims=True))
-        weighted = piece.take_lanes(scratch.weighted) * jnp.exp2(before - highest)
+        weighted = piece.lanes_of(scratch.weighted) * jnp.exp2(before - highest)
         for part, run in zip(logits, piece.keys, strict=True):
             weighted = weighted + _dot(values[:, run], jnp.exp2(part - highest).astype(values.dtype), (1, 0))
         piece.store_lanes(scratch.anchor, highest)
@@ -283,7 +283,7 @@ def _values(kind: int, values: Array, used: Array) -> Array:
 def _mask(logits: Array, keys: slice, piece: Piece, intervals: tuple[Array, Array] | None) -> Array:
     if intervals is None:
         return logits
-    low, count = map(piece.take_lanes, intervals)
+    low, count = map(piece.lanes_of, intervals)
     key = lax.broadcasted_iota(jnp.int32, logits.shape, 0)
     # One comparison for both ends: below the interval, the difference wraps to a large number.
     behind = (key - (low - keys.start)).astype(jnp.uint32)

@@ -192,13 +192,17 @@ def product_kernel(
 
     @pl.when(column == 0)
     def _() -> None:
-        before = None
-        for strip in strips:
+        def integers_of(strip: slice) -> tuple[slice, Array, Array]:
             integers, scale = _quantise(x[strip], turns[...], block, epsilon)
             quantised[kept(strip)], row_scales[kept(strip)] = integers, scale
-            if before is not None:
-                multiply(*before)
-            before = strip, integers, scale
+            return strip, integers, scale
+
+        # A strip is quantised while the one before it is multiplied.
+        before = integers_of(strips[0])
+        for strip in strips[1:]:
+            ahead = integers_of(strip)
+            multiply(*before)
+            before = ahead
         multiply(*before)
 
     @pl.when(column > 0)
