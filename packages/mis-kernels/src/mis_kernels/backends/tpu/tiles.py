@@ -2,7 +2,7 @@
 
 The kernel takes a block of new tokens and visits tiles of keys: runs of a context's cached tokens,
 then runs of the new tokens themselves. The list is cut on the host, in the order of the blocks; a
-block's tiles come in three runs by how much masking they need:
+block's tiles come in runs by how much masking they need:
 
 * *full*: every live row of the block sees every key;
 * *limited*: every live row sees the same first `used` keys (the end of a context);
