@@ -81,6 +81,7 @@ def lay_out(
     tokens: int,
     backend: "Backend",
     tile_capacity: tuple[int, ...] | None = None,
+    page_writes: Int32[np.ndarray, " runs"] | None = None,
 ) -> "LaidOut":
     """Describe a step by small integer arrays, and have a backend add what it needs to visit them.
 
@@ -97,6 +98,8 @@ def lay_out(
         tokens: Length of the packed array; tokens outside segments are padding and see nothing.
         backend: Who attends, see `mis_kernels.backends.choose`.
         tile_capacity: Lengths of its tile lists, for a fixed compiled shape; default: as needed.
+        page_writes: Page that each run of `page_size` new tokens goes to, or `NOWHERE`; default: those of paged
+            segments to their contexts' pages.
 
     Raises:
         ValueError: segments overlap, leave the array, are misaligned, reach beyond the page table, or need more
@@ -113,12 +116,13 @@ def lay_out(
     context_len[used] = np.repeat(context_lens, lens) + np.where(is_paged, index_in_segment + 1, 0)
     segment_start[used] = np.where(is_paged, used + 1, np.repeat(starts, lens))
 
-    page_writes = np.full(max(tokens // page_size, 1), NOWHERE, np.int32)
-    page_counts = -(-lens[paged] // page_size)
-    page = ramp(page_counts)
-    page_writes[np.repeat(starts[paged] // page_size, page_counts) + page] = page_table[
-        np.repeat(context_ids[paged], page_counts), np.repeat(context_lens[paged] // page_size, page_counts) + page
-    ]
+    if page_writes is None:
+        page_writes = np.full(max(tokens // page_size, 1), NOWHERE, np.int32)
+        page_counts = -(-lens[paged] // page_size)
+        page = ramp(page_counts)
+        page_writes[np.repeat(starts[paged] // page_size, page_counts) + page] = page_table[
+            np.repeat(context_ids[paged], page_counts), np.repeat(context_lens[paged] // page_size, page_counts) + page
+        ]
     segments = Segments(context_id, context_len, segment_start, page_table, page_writes)
     return backend.lay_out(segments, page_size, tile_capacity)
 

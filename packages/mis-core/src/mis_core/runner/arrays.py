@@ -1,6 +1,5 @@
 """From the shards of a step plan to the arrays of the compiled step."""
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -51,17 +50,20 @@ def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int,
     """
     limits = Limits(shape.contexts, shape.pages_per_context * PAGE_SIZE, LONG_ITEM)
     capacity = backend.tile_capacity(tokens, limits)
-    shards = [_shard_arrays(backend, capacity, shard, tokens, scored) for shard in plan.shards]
-    token_ids, positions, scored_rows, segments = jax.tree.map(lambda *arrays: np.stack(arrays), *shards)
     writes = _page_writes(plan, tokens)
     devices = np.arange(len(plan.shards))
     own = writes[devices, devices]
     writes[devices, devices] = NOWHERE
+    shards = [
+        _shard_arrays(backend, capacity, shard, pages, tokens, scored)
+        for shard, pages in zip(plan.shards, own, strict=True)
+    ]
+    token_ids, positions, scored_rows, segments = jax.tree.map(lambda *arrays: np.stack(arrays), *shards)
     return StepArrays(
         token_ids,
         positions,
         scored_rows,
-        dataclasses.replace(segments, page_writes=own),
+        segments,
         writes,
         np.full(len(devices), -(-plan.exchanged_rows // EXCHANGED), np.int32),
     )
@@ -79,7 +81,7 @@ def _page_writes(plan: StepPlan, tokens: int) -> Int32[np.ndarray, "devices devi
 
 
 def _shard_arrays(
-    backend: Backend, capacity: tuple[int, ...], shard: ShardPlan, tokens: int, scored: int
+    backend: Backend, capacity: tuple[int, ...], shard: ShardPlan, page_writes: np.ndarray, tokens: int, scored: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, LaidOut]:
     token_ids, positions, scored_rows = (np.zeros(size, np.int32) for size in (tokens, tokens, scored))
     rows = np.repeat(shard.starts, shard.lens) + ramp(shard.lens)
@@ -96,5 +98,6 @@ def _shard_arrays(
         tokens=tokens,
         backend=backend,
         tile_capacity=capacity,
+        page_writes=page_writes,
     )
     return token_ids, positions, scored_rows, segments
