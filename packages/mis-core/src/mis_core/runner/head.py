@@ -30,7 +30,7 @@ def label_logits(
 
 
 def log_sum_exp(
-    decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"], *, is_cut: bool
+    decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"], *, tensor_cut: bool
 ) -> Float32[Array, " rows"]:
     """Return the log of the sum of the exponentials of all logits of some rows of `hidden`.
 
@@ -42,7 +42,7 @@ def log_sum_exp(
     chunk = min(backend.vocab_chunk, vocab)
     with jax.named_scope("log_sum_exp"):
         hidden = hidden[rows]
-        if not is_cut and backend.fuses_log_sum_exp(len(rows), *weight.shape):
+        if not tensor_cut and backend.fuses_log_sum_exp(len(rows), *weight.shape):
             return backend.log_sum_exp(hidden, from_bits(weight))
 
     def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:

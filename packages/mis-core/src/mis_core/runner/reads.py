@@ -42,11 +42,11 @@ def make_reads(graph: Any, mesh: Mesh) -> Reads:
         graph: The decoder's graph, from `nnx.split`.
         mesh: Devices with axes `DATA` and `TENSOR`.
     """
-    is_cut = mesh.shape[TENSOR] > 1
+    tensor_cut = mesh.shape[TENSOR] > 1
 
     def on_each_device(read: Callable[..., Any]) -> Wrapped:
         # Along `TENSOR` the compiler cuts products as weights are; a kernel takes arrays that nothing cuts any more.
-        axes = {DATA} if is_cut else {DATA, TENSOR}
+        axes = {DATA} if tensor_cut else {DATA, TENSOR}
 
         def on_all(weights: Any, *arrays: Any) -> Any:
             specs = P(), *[P(DATA)] * len(arrays)
@@ -63,7 +63,7 @@ def make_reads(graph: Any, mesh: Mesh) -> Reads:
         return jax.jit(on_all)
 
     def normalised(decoder: Any, hidden: Any, rows: Any) -> Any:
-        return log_sum_exp(decoder, hidden, rows, is_cut=is_cut)
+        return log_sum_exp(decoder, hidden, rows, tensor_cut=tensor_cut)
 
     each = P(DATA)
     choose_rows = jax.shard_map(lambda hidden, rows: hidden[rows], mesh=mesh, in_specs=(each, each), out_specs=each)
