@@ -114,7 +114,7 @@ class ShortItems:
         first, begin = self._next, self._planned_tokens
         lock = self._query.lock
         least, reads = int(self._lens[first]), int(self._reads[first])
-        room = builder.find_room(lock, self._query.shards, paged=False, least=least, most=limit, scored=reads)
+        room = builder.find_room(lock, self._query.shards, paged=False, least=least, scored=reads, most=limit)
         if not room:
             return 0
         fitting = int(np.searchsorted(self._ends, begin + min(room.tokens, limit), side="right"))
@@ -302,8 +302,8 @@ class _Chunk:
     def find_room(self, builder: StepBuilder, context: Hashable, shards: Collection[int]) -> Room | None:
         """Find room for a page at least, or for all that is left. Shards of a cut request take turns."""
         least = min(self.length - self.done, PAGE_SIZE)
-        most, scored = self.length - self.done, max(least - self.unread, 0)
-        room = builder.find_room(context, shards, paged=True, least=least, most=most, scored=scored)
+        scored = max(least - self.unread, 0)
+        room = builder.find_room(context, shards, paged=True, least=least, scored=scored)
         if room and len(shards) > 1:
             return dataclasses.replace(room, tokens=min(room.tokens, LONG_ITEM))
         return room

@@ -223,7 +223,14 @@ class StepBuilder:
         self._writes: list[PageWrites] = []
 
     def find_room(
-        self, context: Hashable, shards: Collection[int], *, paged: bool, least: int, most: int, scored: int
+        self,
+        context: Hashable,
+        shards: Collection[int],
+        *,
+        paged: bool,
+        least: int,
+        scored: int,
+        most: int | None = None,
     ) -> Room | None:
         """Find the shard with the most room for segments of a context; None if there is none.
 
@@ -232,8 +239,9 @@ class StepBuilder:
             shards: Shards that have its pages.
             paged: Whether the segments are written to pages.
             least: Fewest tokens of any use.
-            most: Most tokens that will be added; a run that takes more of whole segments is not begun for so few.
             scored: How many of the fewest are read.
+            most: Most tokens that will be added; a run that takes more of whole segments is not begun for so few. Of
+                no matter for paged segments, which may lie in several runs.
         """
         best = None
         for number in shards:
@@ -244,7 +252,7 @@ class StepBuilder:
                 continue
             if not paged and least <= shard.shape.whole_tokens:
                 start, end = _within_run(start, least, end, shard.shape.alignment)
-                if start % shard.shape.alignment == 0 and most < end - start:
+                if start % shard.shape.alignment == 0 and most is not None and most < end - start:
                     continue
             if end - start < least or rows < scored:
                 continue

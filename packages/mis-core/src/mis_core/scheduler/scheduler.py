@@ -62,6 +62,7 @@ class Scheduler:
         self._running: deque[Work] = deque()
         self._homes = self._empty_homes()
         self._unread: dict[int, Work] = {}
+        self._blocked: tuple[_Waiting, list[tuple[int, int]]] | None = None
 
     @property
     def has_work(self) -> bool:
@@ -177,8 +178,13 @@ class Scheduler:
             return
         waiting_tokens = self._waiting_tokens(self._running)
         while self._waiting and len(self._running) < self._max_running:
+            # A request that found no room finds none before some page is given out, computed or free.
+            tried = self._waiting[0], [(home.headroom, home.cache.statistics.cached_pages) for home in self._homes]
+            if tried == self._blocked:
+                return
             work = self._begin(self._waiting[0], waiting_tokens)
             if work is None:
+                self._blocked = tried
                 return
             logger.debug("request %d: %s, %s", work.answer.id, work.choice.algorithm, work.choice.reason)
             self._running.append(work)
