@@ -62,18 +62,23 @@ def write_pages(
 ) -> Shaped[Array, "kv_heads pages page_size cache_head_dim"]:
     """Write the new tokens of paged segments to their pages: the paged KV cache's only write.
 
-    Whole pages are written: paged segments begin on a page boundary, and what follows a segment's
-    last token in its last page is never seen.
+    Whole pages are written, or single rows, as `page_writes` has a page for each run or for each token. Segments
+    whose pages are written whole begin on a page boundary, and what follows their last token in their last page is
+    never seen before it is written.
 
     Args:
         pages: Key or value cache, floats or their bits (see `mis_kernels.storage`); donate it to keep the
             update in place.
         new: Keys or values of the new tokens; zeros fill them up to the cache's width (`Backend.cache_head_dim`).
-        segments: `page_writes` says where each run of `page_size` tokens goes, if anywhere.
+        segments: `page_writes` says where each run of `page_size` tokens goes, or each token, if anywhere.
     """
     new = jnp.pad(new, ((0, 0), (0, 0), (0, pages.shape[3] - new.shape[2])))
     new = to_bits(new) if pages.dtype == jnp.uint16 else new
-    return segments.backend.write_pages(pages, new, jnp.asarray(segments.page_writes))
+    writes = jnp.asarray(segments.page_writes)
+    if len(writes) < len(new):
+        return segments.backend.write_pages(pages, new, writes)
+    slots = (jnp.asarray(segments.context_len) - 1) % pages.shape[2]  # a paged token sees itself last
+    return segments.backend.write_rows(pages, new, writes, slots)
 
 
 def norm_rope(

@@ -39,8 +39,8 @@ class Segments:
         context_len: Tokens of that context the token sees, itself included if paged, `[tokens]`.
         segment_start: First new token it sees, `[tokens]`; beyond the token itself, none.
         page_table: Pages of each context in order, `[contexts, pages_per_context]`.
-        page_writes: Page that each run of `page_size` new tokens is written to,
-            `[tokens / page_size]`; a number past the last page means nowhere.
+        page_writes: Page that each run of `page_size` new tokens is written to, `[tokens / page_size]`; or that each
+            token is written to, at its own position's slot, `[tokens]`. A number past the last page means nowhere.
     """
 
     context_id: IntArray
@@ -87,25 +87,26 @@ def lay_out(
 
     Args:
         starts: First new token of each segment in the packed array, rising, not overlapping. A paged
-            segment starts at a multiple of `page_size`.
+            segment whose pages are written whole starts at a multiple of `page_size`.
         lens: New tokens of each segment, at least 1.
         context_ids: Row of `page_table` with the segment's context.
-        context_lens: Cached tokens before the segment's first new token; for a paged segment a
-            multiple of `page_size`.
+        context_lens: Cached tokens before the segment's first new token; for a segment whose pages are written
+            whole a multiple of `page_size`.
         paged: Whether the segment's K/V are written to its context's pages.
         page_table: Page numbers of each context, in order of position.
         page_size: Tokens in a page.
         tokens: Length of the packed array; tokens outside segments are padding and see nothing.
         backend: Who attends, see `mis_kernels.backends.choose`.
         tile_capacity: Lengths of its tile lists, for a fixed compiled shape; default: as needed.
-        page_writes: Page that each run of `page_size` new tokens goes to, or `NOWHERE`; default: those of paged
-            segments to their contexts' pages.
+        page_writes: Page that each run of `page_size` new tokens goes to, or each token, or `NOWHERE`; default: runs
+            of paged segments go to their contexts' pages.
 
     Raises:
         ValueError: segments overlap, leave the array, are misaligned, reach beyond the page table, or need more
             tiles than fit.
     """
-    _check(starts, lens, context_lens, context_ids, paged, page_table, page_size, tokens)
+    run = page_size if page_writes is None else tokens // len(page_writes)
+    _check(starts, lens, context_lens, context_ids, paged, page_table, page_size, run, tokens)
     index_in_segment = ramp(lens)
     used = np.repeat(starts, lens) + index_in_segment
     is_paged = np.repeat(paged, lens)
@@ -128,7 +129,7 @@ def lay_out(
 
 
 def _check(
-    starts: Any, lens: Any, context_lens: Any, context_ids: Any, paged: Any, table: Any, page: int, n: int
+    starts: Any, lens: Any, context_lens: Any, context_ids: Any, paged: Any, table: Any, page: int, run: int, n: int
 ) -> None:
     if len(lens) == 0:
         return
@@ -137,8 +138,8 @@ def _check(
     ends = starts + lens
     if starts[0] < 0 or ends[-1] > n or np.any(starts[1:] < ends[:-1]):
         raise ValueError(f"starts, lens: segments overlap or leave the packed array of {n} tokens")
-    if np.any(starts[paged] % page) or np.any(context_lens[paged] % page):
-        raise ValueError(f"starts, context_lens: a paged segment starts at a multiple of the page size, {page}")
+    if np.any(starts[paged] % run) or np.any(context_lens[paged] % run):
+        raise ValueError(f"starts, context_lens: a paged segment starts at a multiple of the page size, {run}")
     if context_ids.min() < 0 or context_ids.max() >= len(table):
         raise ValueError(f"context_ids: outside the page table of {len(table)} contexts")
     reach = context_lens + np.where(paged, lens, 0)

@@ -18,11 +18,14 @@ class Limits(NamedTuple):
         contexts: Contexts of a step.
         context_tokens: Tokens of the longest context.
         segment_tokens: Tokens of the longest segment that is not paged.
+        decoding: Whether rows of different contexts lie side by side; else each has a run of its own, see
+            `Backend.alignment`.
     """
 
     contexts: int
     context_tokens: int
     segment_tokens: int
+    decoding: bool = False
 
 
 @jax.tree_util.register_dataclass

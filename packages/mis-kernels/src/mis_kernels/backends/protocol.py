@@ -107,6 +107,10 @@ class Backend:
         """Rows that visit contexts together, so that segments of different contexts should keep apart."""
         return tiles.ALIGNMENT
 
+    def for_decoding(self) -> Self:
+        """Return the same backend as it best lays out steps whose every row has a context of its own."""
+        return self
+
     def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
         """Return the lengths of the tile lists that fit every step of `tokens` new tokens within the limits."""
         return tiles.tile_capacity(tokens, limits)
@@ -126,6 +130,7 @@ class Backend:
 
     attend = staticmethod(xla_attention)
     write_pages = staticmethod(pages.write_pages)
+    write_rows = staticmethod(pages.write_rows)
     rms_norm = staticmethod(norms.rms_norm)
     norm_rope = staticmethod(rope.norm_rope)
 

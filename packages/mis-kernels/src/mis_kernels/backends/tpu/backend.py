@@ -11,7 +11,7 @@ from mis_kernels.backends.tpu import head, products
 from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.fetch import LANES
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
-from mis_kernels.backends.tpu.pages import write_pages
+from mis_kernels.backends.tpu.pages import write_pages, write_rows
 from mis_kernels.backends.tpu.products import LayerOfStack, tpu_quantized_product
 from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity
 from mis_kernels.heads import HeadShape
@@ -52,9 +52,16 @@ class TpuBackend(Backend):
         """A block: where it has one context, most of its tiles need no mask."""
         return self.blocks.tokens
 
+    def for_decoding(self) -> Self:
+        """Blocks as small as lanes allow: every row of a block visits the contexts of all."""
+        tokens = min(self.blocks.tokens, LANES)
+        strip = min(self.blocks.strip, tokens * self.heads.group)
+        return dataclasses.replace(self, blocks=dataclasses.replace(self.blocks, tokens=tokens, strip=strip))
+
     def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
         """Return the length of the tile list."""
-        return (tile_capacity(tokens, limits.context_tokens, self.blocks),)
+        contexts = limits.contexts if limits.decoding else 1
+        return (tile_capacity(tokens, limits.context_tokens, self.blocks, contexts),)
 
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
         """Cut rows into `TpuTiles`."""
@@ -90,6 +97,7 @@ class TpuBackend(Backend):
     log_sum_exp = staticmethod(head.tpu_log_sum_exp)
     attend = staticmethod(tpu_attention)
     write_pages = staticmethod(write_pages)
+    write_rows = staticmethod(write_rows)
     norm_rope = staticmethod(tpu_norm_rope)
 
 

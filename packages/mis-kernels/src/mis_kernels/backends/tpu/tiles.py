@@ -116,15 +116,16 @@ def build_tpu_tiles(
     return TpuTiles(bounds.astype(np.int32), *padded, blocks=blocks)
 
 
-def tile_capacity(tokens: int, context_tokens: int, blocks: TpuBlocks) -> int:
-    """Return a length of the tile list that fits any step whose blocks each have one context, and short segments.
+def tile_capacity(tokens: int, context_tokens: int, blocks: TpuBlocks, contexts: int = 1) -> int:
+    """Return a length of the tile list that fits any step whose blocks each have so many contexts, and short segments.
 
     Args:
         tokens: Length of the packed array.
         context_tokens: Longest context, the step's own paged tokens included.
         blocks: Block sizes.
+        contexts: Contexts of a block.
     """
-    per_block = -(-context_tokens // blocks.keys) + 1 + -(-blocks.tokens // blocks.keys)
+    per_block = contexts * -(-context_tokens // blocks.keys) + 1 + -(-blocks.tokens // blocks.keys)
     return -(-tokens // blocks.tokens) * per_block
 
 

@@ -70,7 +70,9 @@ def own_block(tokens: int) -> int:
 def tile_capacity(tokens: int, limits: Limits) -> tuple[int, int]:
     """Return how many context tiles, and how many own tiles of one block, a step within the limits may need."""
     blocks = tokens // row_block(tokens)
-    contexts = min(limits.contexts, -(-tokens // blocks // ALIGNMENT) + 1)
+    contexts = limits.contexts
+    if not limits.decoding:
+        contexts = min(contexts, -(-tokens // blocks // ALIGNMENT) + 1)
     context_tiles = blocks * contexts * -(-limits.context_tokens // CONTEXT_TILE)
     return context_tiles, 2 * (OWN_BLOCK + limits.segment_tokens) // OWN_TILE
 

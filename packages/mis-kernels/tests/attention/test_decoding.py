@@ -1,0 +1,193 @@
+"""Steps of single tokens behind contexts of their own: rows side by side, each written to its slot of a page."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from kernel_cases import EMULATED, ON_CPU, PAGE, SMALL, in_float32, on_host
+from mis_kernels import lay_out, segment_attention, write_pages
+from mis_kernels.backends import Backend, LaidOut, Limits, choose
+from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.xla.pages import write_rows as scatter
+from mis_kernels.heads import HeadShape
+from mis_kernels.segments import NOWHERE
+from mis_kernels.target import compiling_for
+
+ROWS = 64
+PAGES_PER_CONTEXT = 20
+POSITIONS = (0, 1, 63, 64, 700, 1279)
+"""Of the tokens, each the last of its context."""
+
+HEADS = HeadShape(4, 2, 64)
+WIDE = HeadShape(2, 2, 128)
+LIMITS = Limits(contexts=ROWS, context_tokens=PAGES_PER_CONTEXT * PAGE, segment_tokens=1, decoding=True)
+Interpret = bool | pltpu.InterpretParams
+
+
+def page_table() -> np.ndarray:
+    pages = np.random.default_rng(1).permutation(ROWS * PAGES_PER_CONTEXT).astype(np.int32)
+    return pages.reshape(ROWS, PAGES_PER_CONTEXT)
+
+
+def decode_step(backend: Backend, contexts: tuple[int, ...], rows: tuple[int, ...]) -> LaidOut:
+    """One token at `POSITIONS[context]` for each context, in these rows."""
+    table, positions = page_table(), np.array(POSITIONS, np.int32)[list(contexts)]
+    writes = np.full(ROWS, NOWHERE, np.int32)
+    writes[list(rows)] = table[list(contexts), positions // PAGE]
+    backend = backend.for_decoding()
+    return lay_out(
+        starts=np.array(rows, np.int32),
+        lens=np.ones(len(rows), np.int32),
+        context_ids=np.array(contexts, np.int32),
+        context_lens=positions,
+        paged=np.ones(len(rows), bool),
+        page_table=table,
+        page_size=PAGE,
+        tokens=ROWS,
+        backend=backend,
+        tile_capacity=backend.tile_capacity(ROWS, LIMITS),
+        page_writes=writes,
+    )
+
+
+def prefill_step(backend: Backend, context: int) -> LaidOut:
+    """All tokens of a context up to its last in one segment."""
+    length = POSITIONS[context] + 1
+    return lay_out(
+        starts=np.zeros(1, np.int32),
+        lens=np.array([length], np.int32),
+        context_ids=np.array([context], np.int32),
+        context_lens=np.zeros(1, np.int32),
+        paged=np.ones(1, bool),
+        page_table=page_table(),
+        page_size=PAGE,
+        tokens=-(-length // 256) * 256,
+        backend=backend,
+    )
+
+
+def new_tokens(heads: HeadShape, context: int, dtype: str) -> list[np.ndarray]:
+    """q, k and v of every token of a context, `[tokens, heads, head_dim]`."""
+    random, length = np.random.default_rng(context), POSITIONS[context] + 1
+    shapes = [(length, count, heads.head_dim) for count in (heads.heads, heads.kv_heads, heads.kv_heads)]
+    return [np.asarray(jnp.asarray(random.standard_normal(shape), dtype)) for shape in shapes]
+
+
+@partial(jax.jit, compiler_options=EMULATED)
+def emulated(q: jax.Array, k: jax.Array, v: jax.Array, caches: list, segments: LaidOut) -> tuple[jax.Array, list]:
+    return run(q, k, v, caches, segments)
+
+
+@jax.jit
+def compiled(q: jax.Array, k: jax.Array, v: jax.Array, caches: list, segments: LaidOut) -> tuple[jax.Array, list]:
+    return run(q, k, v, caches, segments)
+
+
+def run(q: jax.Array, k: jax.Array, v: jax.Array, caches: list, segments: LaidOut) -> tuple[jax.Array, list]:
+    """Write pages, then attend."""
+    caches = [write_pages(old, new, segments) for old, new in zip(caches, (k, v), strict=True)]
+    return segment_attention(q, k, v, *caches, segments, scale=0.125), caches
+
+
+def caches_before(heads: HeadShape, contexts: tuple[int, ...], dtype: str) -> list[jax.Array]:
+    """Caches with all tokens of the contexts but the last; NaN where nobody wrote."""
+    caches = [np.full((heads.kv_heads, ROWS * PAGES_PER_CONTEXT, PAGE, heads.head_dim), np.nan) for _ in range(2)]
+    for context in contexts:
+        position = np.arange(POSITIONS[context])
+        at = page_table()[context, position // PAGE], position % PAGE
+        for cache, new in zip(caches, new_tokens(heads, context, dtype)[1:], strict=True):
+            cache[:, at[0], at[1]] = new[:-1].swapaxes(0, 1)
+    return [jnp.asarray(cache, dtype) for cache in caches]
+
+
+def last_tokens(heads: HeadShape, contexts: tuple[int, ...], rows: tuple[int, ...], dtype: str) -> list[jax.Array]:
+    arrays = [np.zeros((ROWS, count, heads.head_dim)) for count in (heads.heads, heads.kv_heads, heads.kv_heads)]
+    for context, row in zip(contexts, rows, strict=True):
+        for array, new in zip(arrays, new_tokens(heads, context, dtype), strict=True):
+            array[row] = new[-1]
+    return [jnp.asarray(array, dtype) for array in arrays]
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+def test_a_decoded_row_has_the_bits_of_a_prefilled_one_wherever_it_lies(backend: str) -> None:
+    dtype = "bfloat16" if backend == "native" else "float32"
+    chosen = choose(HEADS, dtype, backend)
+    contexts = tuple(range(len(POSITIONS)))
+    found = []
+    for order, rows in ((contexts, (0, 3, 9, 31, 62, 63)), (contexts[::-1], (1, 2, 4, 40, 41, 42))):
+        inputs = last_tokens(HEADS, order, rows, dtype), caches_before(HEADS, order, dtype)
+        out, _ = compiled(*inputs[0], inputs[1], decode_step(chosen, order, rows))
+        by_context = dict(zip(order, np.asarray(out)[list(rows)], strict=True))
+        found.append([by_context[context] for context in contexts])
+        assert not np.asarray(out)[[row for row in range(ROWS) if row not in rows]].any()
+    for context in contexts:
+        new = new_tokens(HEADS, context, dtype)
+        segments = prefill_step(chosen, context)
+        padded = [jnp.asarray(np.pad(x, ((0, segments.num_tokens - len(x)), (0, 0), (0, 0)))) for x in new]
+        empty = [jnp.full_like(cache, jnp.nan) for cache in caches_before(HEADS, (), dtype)]
+        whole = np.asarray(compiled(*padded, empty, segments)[0])[POSITIONS[context]]
+        for each in found:
+            np.testing.assert_array_equal(each[context], whole)
+
+
+@pytest.mark.parametrize("backend", ["xla", pytest.param("tpu", marks=pytest.mark.tpu)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_decoding_equals_the_reference(backend: str, dtype: str, interpret: bool) -> None:
+    chosen = TpuBackend(WIDE, dtype, SMALL) if backend == "tpu" else choose(WIDE, dtype, backend)
+    contexts, rows = (5, 0, 2, 3), (0, 1, 17, 63)
+    with compiling_for(interpret=interpret and backend == "tpu", bounds_checks=True):
+        segments = decode_step(chosen, contexts, rows)
+        q, k, v = last_tokens(WIDE, contexts, rows, dtype)
+        out, (k_pages, v_pages) = emulated(q, k, v, caches_before(WIDE, contexts, dtype), segments)
+    expected = in_float32(
+        {"q": q, "k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages, "segments": segments, "scale": 0.125}
+    )
+    tolerance = 1e-4 if dtype == "float32" else 1e-2
+    np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_a_scatter_writes_rows_to_their_slots_and_nothing_else() -> None:
+    pages, new, writes, slots = rows_to_write("float32")
+    found, expected = np.asarray(scatter(pages, new, writes, slots)), np.array(pages)
+    for row, (page, slot) in enumerate(zip(writes.tolist(), slots.tolist(), strict=True)):
+        if page < NOWHERE:
+            expected[:, page, slot] = np.asarray(new[row])
+    np.testing.assert_array_equal(found, expected)
+
+
+def rows_to_write(dtype: str) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    random = np.random.default_rng(0)
+    pages, new = (jnp.asarray(random.standard_normal(shape), dtype) for shape in ((2, 9, PAGE, 128), (ROWS, 2, 128)))
+    writes, slots = np.full(ROWS, NOWHERE + 3, np.int32), random.integers(0, PAGE, ROWS).astype(np.int32)
+    writes[[0, 5, 6, 62, 63]] = [8, 0, 3, 2, 7]
+    return pages, new, jnp.asarray(writes), jnp.asarray(slots)
+
+
+@partial(jax.jit, static_argnames=("backend", "interpret"), donate_argnums=0, compiler_options=EMULATED)
+def write(
+    pages: jax.Array, new: jax.Array, writes: jax.Array, slots: jax.Array, backend: Backend, interpret: Interpret
+) -> jax.Array:
+    with compiling_for(interpret=interpret, bounds_checks=True):
+        return backend.write_rows(pages, new, writes, slots)
+
+
+@pytest.mark.tpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_by_dma_are_those_of_a_scatter(dtype: str, interpret: bool) -> None:
+    given = rows_to_write(dtype)
+    with on_host():
+        expected = np.asarray(scatter(*map(jnp.asarray, map(np.asarray, given))), np.float32)
+    found = write(jnp.array(given[0]), *given[1:], TpuBackend(WIDE, dtype, SMALL), interpret)
+    np.testing.assert_array_equal(np.asarray(found, np.float32), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_by_dma_do_not_race(dtype: str) -> None:
+    given = rows_to_write(dtype)
+    races = pltpu.InterpretParams(detect_races=True)
+    found = write(jnp.array(given[0]), *given[1:], TpuBackend(WIDE, dtype, SMALL), races)
+    np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(scatter(*given), np.float32))
