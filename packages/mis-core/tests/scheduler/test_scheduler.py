@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_machine import TokenMachine, value_of
 
+from mis_core.generation.request import NewToken
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
 from mis_core.scheduler.reading import Values
 from mis_core.scheduler.scheduler import Scheduler
@@ -42,6 +43,7 @@ class Driver:
         self.scheduler = Scheduler(shape, pages, Layout(), **options)
         self.machine = TokenMachine(pages, shape.shards)
         self.answers: dict[int, EngineOutput] = {}
+        self.tokens: dict[int, list[NewToken]] = {}
         self.plans: list[StepPlan] = []
         self._under_way: list[tuple[StepPlan, list[Values]]] = []
 
@@ -57,7 +59,11 @@ class Driver:
             self._under_way.append((plan, self.machine.run(plan)))
         if self._under_way and (plan is None or len(self._under_way) > 1):
             done, values = self._under_way.pop(0)
-            self.answers |= dict(self.scheduler.complete(done, values))
+            for number, output in self.scheduler.complete(done, values):
+                if isinstance(output, NewToken):
+                    self.tokens.setdefault(number, []).append(output)
+                else:
+                    self.answers[number] = output
             return True
         return plan is not None
 

@@ -4,11 +4,13 @@ The value read at a row is a number made of all tokens that the row sees, in ord
 overwritten too early, a wrong position or a missing token changes it.
 """
 
+import dataclasses
 import hashlib
 
 import numpy as np
 
-from mis_core.scheduler.plan import KEPT, PAGE_SIZE, ShardPlan, StepPlan
+from mis_core.scheduler.decoding import written_pages
+from mis_core.scheduler.plan import KEPT, PAGE_SIZE, PLACES, ShardPlan, StepPlan
 from mis_core.scheduler.reading import Reading, Values
 
 UNWRITTEN = -7
@@ -24,14 +26,33 @@ class TokenMachine:
 
     def __init__(self, pages: int, shards: int = 1) -> None:
         self.memory = np.full((shards, pages, PAGE_SIZE), UNWRITTEN)
+        self.last = np.full((shards, PLACES), UNWRITTEN)
         self.computed_tokens = 0
 
     def run(self, plan: StepPlan) -> list[Values]:
         """Write all shards' pages, then read; return the values of each reading."""
-        self._write(plan)
+        if plan.is_decoding:
+            shards = enumerate(plan.shards)
+            plan = dataclasses.replace(plan, shards=tuple(self._write_rows(*each) for each in shards))
+        else:
+            self._write(plan)
         self.computed_tokens += plan.new_tokens
         seen = [self._values(shard, self.memory[number]) for number, shard in enumerate(plan.shards)]
-        return [_read(reading, seen[reading.shard]) for reading in plan.readings]
+        values = [_read(reading, seen[reading.shard]) for reading in plan.readings]
+        for reading, read in zip(plan.readings, values, strict=True):
+            if reading.draws is not None and reading.draws.places is not None:
+                self.last[reading.shard, reading.draws.places] = read.next_ids
+        return values
+
+    def _write_rows(self, number: int, shard: ShardPlan) -> ShardPlan:
+        """Write each row of a decode step to its slot; return the shard with its tokens."""
+        assert len(set(shard.starts.tolist())) == len(shard.starts)
+        assert (shard.lens == 1).all()
+        tokens, pages = self.last[number, shard.starts], written_pages(shard)
+        assert (tokens != UNWRITTEN).all()
+        assert len(set(pages.tolist())) == len(pages), "two rows of a step are written to the same page"
+        self.memory[number, pages, shard.context_lens % PAGE_SIZE] = tokens
+        return dataclasses.replace(shard, token_ids=tokens.astype(np.int32))
 
     def _write(self, plan: StepPlan) -> None:
         written: set[tuple[int, int]] = set()
@@ -86,4 +107,5 @@ def _read(reading: Reading, seen: np.ndarray) -> Values:
         top_logits=(mine[:, None] - top).astype(np.float32) if len(top) else None,
         next_ids=None if draws is None else draws.keys[:, 0] + draws.positions,
         next_logits=None if draws is None else mine[draws.rows].astype(np.float32),
+        next_log_sums=None if draws is None else np.zeros(len(draws.rows), np.float32),
     )

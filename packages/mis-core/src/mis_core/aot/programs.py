@@ -16,7 +16,7 @@ from mis_core.runner.buckets import PAIRS
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays
 from mis_core.runner.step import CACHE, make_step
-from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, PLACES, StepPlan, StepShape
 from mis_kernels.backends import Backend
 from mis_kernels.quantized import QuantizedWeight, block_of
 
@@ -108,10 +108,11 @@ def compile_vocabulary_reads(
         return jax.ShapeDtypeStruct(size, jnp.dtype(dtype), sharding=NamedSharding(mesh, P(DATA)))
 
     how = DrawArrays.of([], 0, SAMPLED_ROWS * mesh.shape[DATA])
+    last = jax.ShapeDtypeStruct((PLACES * mesh.shape[DATA],), jnp.int32, sharding=NamedSharding(mesh, P(DATA)))
     reads = make_reads(graph, mesh)
     return (
         reads.most_probable.lower(abstract, rows(backend.normalised_rows)).compile(),
-        reads.next_tokens.lower(abstract, rows(SAMPLED_ROWS), how).compile(),
+        reads.next_tokens.lower(abstract, rows(SAMPLED_ROWS), how, last).compile(),
     )
 
 

@@ -218,6 +218,31 @@ class PrefixCache:
             node = self._nodes[digest] = _Node(digest, lock.path[-1] if lock.path else None, tokens, int(page), locks=1)
             lock.append(node)
 
+    def keep(
+        self, tokens: Int32[np.ndarray, " tokens"], salt: str | None, pages: Int32[np.ndarray, " pages"], first: int
+    ) -> None:
+        """Take private pages into the tree, where they are found by others; those that are there already are free.
+
+        Args:
+            tokens: All tokens of the context, in whole pages.
+            salt: Only requests of the same salt share pages.
+            pages: Pages of the last of these tokens, which steps that are planned write.
+            first: Place of the first of them; those before are in the tree, and locked.
+        """
+        lock = self.lock(tokens, salt)
+        if not lock.is_kept:
+            self.free(pages)
+            return
+        self.match(lock)
+        for place, page in enumerate(pages.tolist(), first):
+            if place < len(lock.path):
+                self._free.add(page)
+                continue
+            digest, content = self._next(lock)
+            node = self._nodes[digest] = _Node(digest, lock.path[-1] if lock.path else None, content, page, locks=1)
+            lock.append(node)
+        self.release(lock, count=False)
+
     def release(self, lock: PrefixLock, *, count: bool = True) -> None:
         """Lock nothing any more. Releasing twice is fine.
 

@@ -17,6 +17,7 @@ from contextvars import copy_context
 import jax
 
 from mis_core.errors import EngineUnavailable
+from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.runner.memory import Resident
 from mis_core.runner.runner import Runner, Running
 from mis_core.scheduler.plan import StepPlan
@@ -26,6 +27,9 @@ from mis_core.scoring.request import EngineOutput, ScoreRequest
 logger = logging.getLogger(__name__)
 
 _UNDER_WAY = 2
+
+Listener = Callable[[NewToken | Exception], None]
+"""Is told each token of a sequence as it comes, or why no more come; in the engine's thread, so it must not wait."""
 
 
 class EngineLoop:
@@ -40,10 +44,12 @@ class EngineLoop:
         self._scheduler = scheduler
         self._changed = threading.Condition()
         self._futures: dict[int, Future[EngineOutput]] = {}
+        self._listeners: dict[int, Listener] = {}
         self._ids = itertools.count()
         self._is_closing = False
         self.progress = 0
         self._counts = {"steps": 0, "new_tokens": 0, "step_tokens": 0, "requests": 0, "items": 0}
+        self._counts |= {"generations": 0, "written_tokens": 0}
         here = copy_context()  # what steps are compiled for, see `mis_kernels.target`
         self._thread = threading.Thread(target=here.run, args=(self._run, runner), name="mis-engine", daemon=True)
         self._thread.start()
@@ -66,6 +72,22 @@ class EngineLoop:
             self._changed.notify()
         future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
         return future
+
+    def generate(self, request: GenerateRequest, listener: Listener) -> Callable[[], None]:
+        """Queue a sequence to be written; return what ends it early, which frees what it holds.
+
+        Raises:
+            EngineUnavailable: the engine is closed.
+        """
+        with self._changed:
+            if self._is_closing:
+                raise EngineUnavailable("The engine is closed.")
+            number = next(self._ids)
+            self._scheduler.generate(number, request)
+            self._listeners[number] = listener
+            self._counts["generations"] += 1
+            self._changed.notify()
+        return lambda: self._cancel(number)
 
     def flush(self) -> int:
         """Forget every prefix that no request holds; return how many pages that freed."""
@@ -93,6 +115,7 @@ class EngineLoop:
     def _cancel(self, number: int) -> None:
         with self._changed:
             self._futures.pop(number, None)
+            self._listeners.pop(number, None)
             self._scheduler.cancel(number)
 
     def _run(self, runner: Runner) -> None:
@@ -111,7 +134,7 @@ class EngineLoop:
                 under_way.clear()
                 self._fail(self._scheduler.abort, f"The engine lost this request: {type(error).__name__}.")
                 runner.reset()
-        self._fail(lambda: list(self._futures), "The engine is closed.")
+        self._fail(lambda: [*self._futures, *self._listeners], "The engine is closed.")
 
     def _next(self, *, wait: bool) -> StepPlan | None:
         """Plan a step. None: nothing to plan now, or, if `wait`, the engine closes."""
@@ -141,17 +164,30 @@ class EngineLoop:
         values = running.wait()
         self.progress += 1
         with self._changed, jax.profiler.TraceAnnotation("mis.answer"):
-            answered = [
-                (self._futures.pop(number), output) for number, output in self._scheduler.complete(running.plan, values)
-            ]
+            answered: list[tuple[Future[EngineOutput], EngineOutput]] = []
+            told: list[tuple[Listener, NewToken]] = []
+            for number, output in self._scheduler.complete(running.plan, values):
+                if isinstance(output, NewToken):
+                    told.append((self._listeners[number], output))
+                    if output.finish_reason is not None:
+                        del self._listeners[number]
+                else:
+                    answered.append((self._futures.pop(number), output))
+            self._counts["written_tokens"] += len(told)
         for future, output in answered:
             with suppress(InvalidStateError):  # cancelled meanwhile
                 future.set_result(output)
+        for listener, token in told:
+            listener(token)
 
     def _fail(self, numbers: Callable[[], list[int]], message: str) -> None:
         """Fail the requests that a function names, which is called under the lock."""
         with self._changed:
-            futures = [self._futures.pop(number) for number in numbers()]
+            failed = numbers()
+            futures = [self._futures.pop(number) for number in failed if number in self._futures]
+            listeners = [self._listeners.pop(number) for number in failed if number in self._listeners]
+        for listener in listeners:
+            listener(EngineUnavailable(message))
         for future in futures:
             with suppress(InvalidStateError):  # cancelled meanwhile
                 future.set_exception(EngineUnavailable(message))

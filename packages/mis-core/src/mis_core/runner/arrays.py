@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.ragged import ramp
-from mis_core.scheduler.plan import KEPT, LONG_ITEM, PAGE_SIZE, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.decoding import written_pages
+from mis_core.scheduler.plan import KEPT, LONG_ITEM, PAGE_SIZE, PLACES, ShardPlan, StepPlan, StepShape
 from mis_kernels import lay_out
 from mis_kernels.backends import Backend, LaidOut, Limits
 from mis_kernels.segments import NOWHERE, IntArray
@@ -48,11 +49,12 @@ def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int,
         tokens: Size of the compiled step.
         scored: Its scored rows.
     """
-    limits = Limits(shape.contexts, shape.pages_per_context * PAGE_SIZE, LONG_ITEM)
+    contexts, longest = (PLACES, 1) if plan.is_decoding else (shape.contexts, LONG_ITEM)
+    limits = Limits(contexts, shape.pages_per_context * PAGE_SIZE, longest, decoding=plan.is_decoding)
     capacity = backend.tile_capacity(tokens, limits)
     writes = _page_writes(plan, tokens)
     devices = np.arange(len(plan.shards))
-    own = writes[devices, devices]
+    own = _row_writes(plan, tokens) if plan.is_decoding else writes[devices, devices]
     writes[devices, devices] = NOWHERE
     shards = [
         _shard_arrays(backend, capacity, shard, pages, tokens, scored)
@@ -77,6 +79,14 @@ def _page_writes(plan: StepPlan, tokens: int) -> Int32[np.ndarray, "devices devi
         first = each.start // PAGE_SIZE
         for device, pages in each.pages.items():
             writes[device, each.shard, first : first + len(pages)] = np.where(pages == KEPT, NOWHERE, pages)
+    return writes
+
+
+def _row_writes(plan: StepPlan, tokens: int) -> Int32[np.ndarray, "devices tokens"]:
+    """Return the page of each device that each of its rows goes to."""
+    writes = np.full((len(plan.shards), tokens), NOWHERE, np.int32)
+    for device, shard in enumerate(plan.shards):
+        writes[device, shard.starts] = written_pages(shard)
     return writes
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, PLACES, ShardPlan, StepPlan, StepShape
 
 SMALLEST_STEP = 64
 """Fewer rows take another path in products on XLA:CPU and would change a row's bits."""
@@ -43,3 +43,11 @@ def full_step(shape: StepShape, context: int, item: int) -> StepPlan:
         scored_rows=ints * item + item - 1,
     )
     return StepPlan((shard,) * shape.shards, ())
+
+
+def empty_decode_step(shape: StepShape) -> StepPlan:
+    """Plan a decode step in which nobody has a place."""
+    none = np.zeros(0, np.int32)
+    table = np.zeros((PLACES, shape.pages_per_context), np.int32)
+    shard = ShardPlan(none, none, none, none, none, none, none.astype(bool), table, none)
+    return StepPlan((shard,) * shape.shards, (), is_decoding=True)

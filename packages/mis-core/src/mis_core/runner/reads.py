@@ -11,7 +11,7 @@ from jax.stages import Wrapped
 
 from mis_core.models.parallel import DATA, TENSOR
 from mis_core.runner.head import label_logits, log_sum_exp, most_probable
-from mis_core.runner.sampling import next_tokens
+from mis_core.runner.sampling import count_written, next_tokens
 
 
 class Reads(NamedTuple):
@@ -25,7 +25,9 @@ class Reads(NamedTuple):
         label_logits: `(weights, hidden, pair_row, pair_label)`, see `mis_core.runner.head`.
         log_sum_exp: `(weights, hidden, rows)`.
         most_probable: `(weights, rows of hidden)`.
-        next_tokens: `(weights, rows of hidden, how)`, see `mis_core.runner.sampling`.
+        next_tokens: `(weights, rows of hidden, how, last[, counts])`, see `mis_core.runner.sampling`; the last two are
+            donated.
+        count_written: `(counts, place, tokens, is_first)`, without a state; `counts` are donated.
     """
 
     choose_rows: Wrapped
@@ -33,6 +35,7 @@ class Reads(NamedTuple):
     log_sum_exp: Wrapped
     most_probable: Wrapped
     next_tokens: Wrapped
+    count_written: Wrapped
 
 
 def make_reads(graph: Any, mesh: Mesh) -> Reads:
@@ -44,7 +47,7 @@ def make_reads(graph: Any, mesh: Mesh) -> Reads:
     """
     tensor_cut = mesh.shape[TENSOR] > 1
 
-    def on_each_device(read: Callable[..., Any]) -> Wrapped:
+    def on_each_device(read: Callable[..., Any], donated: tuple[int, ...] = ()) -> Wrapped:
         # Along `TENSOR` the compiler cuts products as weights are; a kernel takes arrays that nothing cuts any more.
         axes = {DATA} if tensor_cut else {DATA, TENSOR}
 
@@ -60,12 +63,19 @@ def make_reads(graph: Any, mesh: Mesh) -> Reads:
             )
             return each(weights, *arrays)
 
-        return jax.jit(on_all)
+        return jax.jit(on_all, donate_argnums=donated)
 
     def normalised(decoder: Any, hidden: Any, rows: Any) -> Any:
         return log_sum_exp(decoder, hidden, rows, tensor_cut=tensor_cut)
 
     each = P(DATA)
     choose_rows = jax.shard_map(lambda hidden, rows: hidden[rows], mesh=mesh, in_specs=(each, each), out_specs=each)
-    programs = map(on_each_device, (label_logits, normalised, most_probable, next_tokens))
-    return Reads(jax.jit(choose_rows), *programs)
+    count = jax.shard_map(count_written, mesh=mesh, in_specs=(each,) * 4, out_specs=each)
+    return Reads(
+        choose_rows=jax.jit(choose_rows),
+        label_logits=on_each_device(label_logits),
+        log_sum_exp=on_each_device(normalised),
+        most_probable=on_each_device(most_probable),
+        next_tokens=on_each_device(next_tokens, donated=(3, 4)),
+        count_written=jax.jit(count, donate_argnums=0),
+    )

@@ -8,6 +8,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +23,12 @@ from tqdm import tqdm
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA
 from mis_core.runner.arrays import step_arrays
-from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, full_step, token_buckets
+from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, empty_decode_step, full_step, token_buckets
 from mis_core.runner.memory import Resident
 from mis_core.runner.reads import make_reads
-from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays
-from mis_core.runner.step import CACHE, KeyValueCache, make_step
-from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
+from mis_core.runner.sampling import COUNTED, SAMPLED_ROWS, DrawArrays, Drawn
+from mis_core.runner.step import CACHE, KeyValueCache, decode, make_step
+from mis_core.scheduler.plan import PAGE_SIZE, PLACES, StepPlan, StepShape
 from mis_core.scheduler.reading import Draws, Reading, Values
 
 
@@ -40,14 +41,14 @@ class Running:
         logits: Values of its (row, label) pairs.
         normalisers: Log-sum-exp of the rows that want nothing more of the vocabulary.
         top: Most probable tokens of the rows that want some, their values, and the rows' log-sum-exp.
-        drawn: Tokens drawn, and their values.
+        drawn: Tokens drawn.
     """
 
     plan: StepPlan
     logits: list[Array]
     normalisers: list[Array]
     top: list[tuple[Array, Array, Array]]
-    drawn: list[tuple[Array, Array]]
+    drawn: list[Drawn]
 
     def wait(self) -> list[Values]:
         """Wait for the device; return the values of each reading."""
@@ -57,7 +58,7 @@ class Running:
             shards = len(self.plan.shards)
             pairs, normalisers = _Parts(self.logits, shards), _Parts(self.normalisers, shards)
             top_ids, top_logits, top_normalisers = (_Parts([part[n] for part in self.top], shards) for n in (0, 1, 2))
-            next_ids, next_logits = (_Parts([part[n] for part in self.drawn], shards) for n in (0, 1))
+            drawn = [_Parts([part[n] for part in self.drawn], shards) for n in range(len(Drawn._fields))]
         values: list[Values] = []
         for reading in self.plan.readings:
             at, (rows, labels), top, draws = reading.shard, reading.label_ids.shape, reading.top_tokens, reading.draws
@@ -68,8 +69,7 @@ class Running:
                     sums if reading.normalise else None,
                     top_ids.read(at, rows)[:, :top] if top else None,
                     top_logits.read(at, rows)[:, :top] if top else None,
-                    next_ids.read(at, len(draws.rows)) if draws else None,
-                    next_logits.read(at, len(draws.rows)) if draws else None,
+                    *(part.read(at, len(draws.rows)) if draws else None for part in drawn),
                 )
             )
         return values
@@ -103,6 +103,7 @@ class Runner:
         self.mesh, self.shape, self.pages = mesh, shape, pages
         self._graph, self._weights = nnx.split(decoder)
         config, self._backend = decoder.config, decoder.backend
+        self._vocab_size = config.head_rows
         self._cache_shape = (
             config.kv_heads,
             mesh.shape[DATA] * config.layers * pages,
@@ -110,11 +111,14 @@ class Runner:
             self._backend.cache_head_dim,
         )
         self._cache = self._empty_cache()
+        self._last, self._counts = self._empty_places()
+        self._decoding = self._backend.for_decoding()
         steps = {
             dense: make_step(self._graph, self._weights, mesh, pages, self._backend, dense_mask=dense)
             for dense in (False, True)
         }
         self._steps = {dense: jax.jit(step, donate_argnums=1) for dense, step in steps.items()}
+        self._decode = jax.jit(partial(decode, steps[False]), donate_argnums=1)
         self._reads = make_reads(self._graph, mesh)
 
     def _empty_cache(self) -> KeyValueCache:
@@ -122,9 +126,17 @@ class Runner:
         zeros = jax.jit(lambda: jnp.zeros(self._cache_shape, self._backend.storage_dtype), out_shardings=sharding)
         return zeros(), zeros()
 
+    def _empty_places(self) -> tuple[Array, Array]:
+        """Return the last token of each place on all devices, and how often each was written there."""
+        sharding, places = NamedSharding(self.mesh, P(DATA)), PLACES * self.mesh.shape[DATA]
+        shapes = (places,), (places, self._vocab_size)
+        last, counts = (jax.jit(lambda s=s: jnp.zeros(s, jnp.int32), out_shardings=sharding)() for s in shapes)
+        return last, counts
+
     def reset(self) -> None:
         """Replace the cache by an empty one, after an error that may have lost it."""
         self._cache = self._empty_cache()
+        self._last, self._counts = self._empty_places()
 
     def warm_up(self, *, dense_mask: bool, progress: bool = True) -> dict[str, float]:
         """Compile every shape, so that no request waits for the compiler.
@@ -150,11 +162,14 @@ class Runner:
             counts = self._backend.normalised_rows, SAMPLED_ROWS
             chosen = [self._reads.choose_rows(hidden, part) for count in counts for part in _turns(one, count)]
             if not seconds:  # one program for all sizes, and slow to run on a CPU
-                how = DrawArrays.of([], 0, SAMPLED_ROWS * self.shape.shards)
                 jax.block_until_ready(self._reads.most_probable(self._weights, chosen[0]))
-                jax.block_until_ready(self._reads.next_tokens(self._weights, chosen[1], how))
+                for penalises in (False, True):
+                    jax.block_until_ready(self._draw(chosen[1], [[]] * self.shape.shards, 0, penalises))
+                self._count(0, PLACES, np.zeros(0, np.int32))
             seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
-        return seconds
+        began = time.perf_counter()
+        self._hidden(empty_decode_step(self.shape)).block_until_ready()
+        return seconds | {"decode": round(time.perf_counter() - began, 3)}
 
     def memory(self) -> dict[str, Resident]:
         """Return what stays on the devices: the weights by their path in the model, and the cache."""
@@ -192,9 +207,13 @@ class Runner:
         return next(bucket for bucket in token_buckets(self.shape.tokens) if bucket >= plan.rows)
 
     def _hidden(self, plan: StepPlan) -> Array:
-        size = self._bucket(plan)
-        arrays = step_arrays(self._backend, self.shape, plan, size, min(size, self.shape.scored))
+        size = PLACES if plan.is_decoding else self._bucket(plan)
+        backend = self._decoding if plan.is_decoding else self._backend
+        arrays = step_arrays(backend, self.shape, plan, size, min(size, self.shape.scored))
         arrays = jax.device_put(arrays, NamedSharding(self.mesh, P(DATA)))
+        if plan.is_decoding:
+            hidden, self._cache = self._decode(self._weights, self._cache, arrays, self._last)
+            return hidden
         hidden, self._cache = self._steps[plan.dense_mask](self._weights, self._cache, arrays)
         return hidden
 
@@ -210,13 +229,38 @@ class Runner:
         parts = _turns(rows, self._backend.normalised_rows)
         return [self._reads.most_probable(self._weights, self._reads.choose_rows(hidden, part)) for part in parts]
 
-    def _drawn(self, hidden: Array, rows: list[np.ndarray], draws: list[list[Draws]]) -> list[tuple[Array, Array]]:
-        drawn: list[tuple[Array, Array]] = []
-        for turn, part in enumerate(_turns(rows, SAMPLED_ROWS)):
-            how = [DrawArrays.of(each, turn * SAMPLED_ROWS, SAMPLED_ROWS) for each in draws]
-            how = DrawArrays(*map(np.concatenate, zip(*how, strict=True)))
-            drawn.append(self._reads.next_tokens(self._weights, self._reads.choose_rows(hidden, part), how))
+    def _drawn(self, hidden: Array, rows: list[np.ndarray], draws: list[list[Draws]]) -> list[Drawn]:
+        for shard, mine in enumerate(draws):
+            for each in mine:
+                if each.written is not None and each.places is not None:
+                    self._count(shard, int(each.places[0]), each.written)
+        penalises = any(each.sampling.penalises for mine in draws for each in mine)
+        return [
+            self._draw(self._reads.choose_rows(hidden, part), draws, turn, penalises)
+            for turn, part in enumerate(_turns(rows, SAMPLED_ROWS))
+        ]
+
+    def _draw(self, hidden: Array, draws: list[list[Draws]], turn: int, penalises: bool) -> Drawn:
+        """Draw the tokens of one turn of rows."""
+        how = [DrawArrays.of(each, turn * SAMPLED_ROWS, SAMPLED_ROWS) for each in draws]
+        how = DrawArrays(*map(np.concatenate, zip(*how, strict=True)))
+        counts = (self._counts,) if penalises else ()
+        drawn, self._last, counted = self._reads.next_tokens(self._weights, hidden, how, self._last, *counts)
+        if penalises:
+            self._counts = counted
         return drawn
+
+    def _count(self, shard: int, place: int, written: Int32[np.ndarray, " written"]) -> None:
+        """Have it counted what the sequence that is new to a place has written."""
+        shards = self.mesh.shape[DATA]
+        for begin in range(0, max(len(written), 1), COUNTED):
+            part = written[begin : begin + COUNTED]
+            tokens = np.full((shards, COUNTED), -1, np.int32)
+            tokens[shard, : len(part)] = part
+            places = np.full(shards, PLACES, np.int32)
+            places[shard] = place
+            is_first = np.full(shards, begin == 0, np.int32)
+            self._counts = self._reads.count_written(self._counts, places, tokens.reshape(-1), is_first)
 
 
 def _rows(reading: Reading) -> Int32[np.ndarray, " rows"]:

@@ -2,9 +2,15 @@
 
 Every row's token is made of its own logits and arguments, with noise of its own key; so it does not depend on the
 rows beside it. Drawing is the Gumbel-max trick; top-p keeps the smallest set of most probable tokens that has
-the probability asked for (nucleus sampling, arXiv 1904.09751), and all that are equal to its last one.
+the probability asked for (nucleus sampling, arXiv 1904.09751), and all that are equal to its last one; top-k likewise
+the k most probable; min-p (arXiv 2407.01082) those with a share of the highest probability. They apply in the order
+top-k, top-p, min-p, behind the temperature.
+
+Sequences that are written have places, whose last tokens stay on the device: a decode step reads them there. For those
+whose tokens are penalised, it is counted there how often each was written.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -14,6 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float32, Int32
 
 from mis_core.models.decoder import Decoder
+from mis_core.scheduler.plan import PLACES
 from mis_core.scheduler.reading import Draws
 from mis_core.scoring.request import MAX_BIASES
 from mis_kernels import from_bits, row_sum
@@ -21,11 +28,17 @@ from mis_kernels import from_bits, row_sum
 SAMPLED_ROWS = 64
 """Rows of one call, on each device along `DATA`; fewer take another path in products on XLA:CPU."""
 
+COUNTED = 256
+"""Written tokens of a sequence that is new to its place that are counted in one call."""
+
 _ONE = 0x3F800000  # bits of 1.0: those of floats from 0 to 1 are integers in the same order
 
 
 class DrawArrays(NamedTuple):
-    """How the next token of each row is drawn; see `Sampling`. Biases are filled up with 0 for token 0."""
+    """How the next token of each row is drawn; see `Sampling`. Biases are filled up with 0 for token 0.
+
+    A row without a place has `PLACES`.
+    """
 
     keys: Int32[np.ndarray, "rows words"]
     positions: Int32[np.ndarray, " rows"]
@@ -33,6 +46,11 @@ class DrawArrays(NamedTuple):
     top_p: Float32[np.ndarray, " rows"]
     bias_ids: Int32[np.ndarray, "rows biases"]
     bias: Float32[np.ndarray, "rows biases"]
+    top_k: Int32[np.ndarray, " rows"]
+    min_p: Float32[np.ndarray, " rows"]
+    presence: Float32[np.ndarray, " rows"]
+    frequency: Float32[np.ndarray, " rows"]
+    places: Int32[np.ndarray, " rows"]
 
     @classmethod
     def of(cls, draws: list[Draws], begin: int, size: int) -> "DrawArrays":
@@ -45,6 +63,11 @@ class DrawArrays(NamedTuple):
             top_p=np.ones(size, np.float32),
             bias_ids=np.zeros((size, MAX_BIASES), np.int32),
             bias=np.zeros((size, MAX_BIASES), np.float32),
+            top_k=np.zeros(size, np.int32),
+            min_p=np.zeros(size, np.float32),
+            presence=np.zeros(size, np.float32),
+            frequency=np.zeros(size, np.float32),
+            places=np.full(size, PLACES, np.int32),
         )
         for each, end in zip(draws, ends, strict=True):
             start = end - len(each.rows)
@@ -56,20 +79,81 @@ class DrawArrays(NamedTuple):
             arrays.keys[here], arrays.positions[here] = each.keys[there], each.positions[there]
             arrays.temperature[here], arrays.top_p[here] = sampling.temperature, sampling.top_p
             arrays.bias_ids[here, :biases], arrays.bias[here, :biases] = sampling.bias_ids, sampling.bias
+            arrays.top_k[here], arrays.min_p[here] = sampling.top_k, sampling.min_p
+            arrays.presence[here], arrays.frequency[here] = sampling.presence_penalty, sampling.frequency_penalty
+            if each.places is not None:
+                arrays.places[here] = each.places[there]
         return arrays
 
 
+class Drawn(NamedTuple):
+    """What was drawn.
+
+    Attributes:
+        ids: Tokens.
+        logits: Their logits, before bias, penalties and temperature.
+        log_sums: Log of the sum of the exponentials of all logits of each row.
+    """
+
+    ids: Int32[Array, " rows"]
+    logits: Float32[Array, " rows"]
+    log_sums: Float32[Array, " rows"]
+
+
 def next_tokens(
-    decoder: Decoder, hidden: Array, how: DrawArrays
-) -> tuple[Int32[Array, " rows"], Float32[Array, " rows"]]:
-    """Draw the token after each row of `hidden`; return the tokens and their logits, before bias and temperature."""
+    decoder: Decoder,
+    hidden: Array,
+    how: DrawArrays,
+    last: Int32[Array, " places"],
+    counts: Int32[Array, "places vocab"] | None = None,
+) -> tuple[Drawn, Int32[Array, " places"], Int32[Array, "places vocab"] | None]:
+    """Draw the token after each row of `hidden`.
+
+    Args:
+        decoder: The model.
+        hidden: Final-normed hidden states.
+        how: How each is drawn.
+        last: The last token of each place.
+        counts: How often each token was written at each place, if some row penalises that.
+
+    Returns:
+        The tokens, and `last` and `counts` with them.
+    """
     with jax.named_scope("next_tokens"):
         logits = _logits(decoder, hidden)
         rows = jnp.arange(len(logits))
         biased = logits.at[rows[:, None], how.bias_ids].add(how.bias)
+        if counts is not None:
+            written = counts.at[how.places].get(mode="fill", fill_value=0).astype(jnp.float32)
+            presence, frequency = jnp.asarray(how.presence)[:, None], jnp.asarray(how.frequency)[:, None]
+            biased = biased - frequency * written - presence * (written > 0)
         drawn = lax.cond((how.temperature > 0).any(), _sampled, lambda biased, how: biased, biased, how)
         ids = jnp.argmax(jnp.where(how.temperature[:, None] > 0, drawn, biased), 1).astype(jnp.int32)
-        return ids, logits[rows, ids]
+        highest = logits.max(1, keepdims=True)
+        log_sums = (highest + jnp.log(row_sum(jnp.exp(logits - highest))))[:, 0]
+        last = last.at[how.places].set(ids, mode="drop")
+        if counts is not None:
+            counts = counts.at[how.places, ids].add(1, mode="drop")
+        return Drawn(ids, logits[rows, ids], log_sums), last, counts
+
+
+def count_written(
+    counts: Int32[Array, "places vocab"],
+    place: Int32[Array, " one"],
+    tokens: Int32[Array, " tokens"],
+    is_first: Int32[Array, " one"],
+) -> Int32[Array, "places vocab"]:
+    """Count tokens that were written by the sequence that is new to a place.
+
+    Args:
+        counts: How often each token was written at each place.
+        place: The place; `PLACES`: none.
+        tokens: Tokens, filled up with -1.
+        is_first: 1 where nothing is counted yet.
+    """
+    kept = counts.at[place[0]].get(mode="clip") * (1 - is_first[0])
+    kept = kept.at[jnp.where(tokens < 0, len(kept), tokens)].add(1, mode="drop")
+    return counts.at[place[0]].set(kept, mode="drop")
 
 
 def _logits(decoder: Decoder, hidden: Array) -> Float32[Array, "rows vocab"]:
@@ -90,7 +174,11 @@ def _sampled(biased: Float32[Array, "rows vocab"], how: DrawArrays) -> Float32[A
     """Return values whose largest is at the token drawn."""
     scaled = biased / jnp.where(how.temperature > 0, how.temperature, 1.0)[:, None]
     weights = jnp.exp(scaled - scaled.max(1, keepdims=True))
-    least = lax.cond((how.top_p < 1).any(), _least_weight, lambda weights, top_p: 0.0 * top_p, weights, how.top_p)
+    top_k, min_p = jnp.asarray(how.top_k), jnp.asarray(how.min_p)
+    least = lax.cond((top_k > 0).any(), _least_of_top_k, lambda weights, top_k: 0.0 * top_k, weights, top_k)
+    kept = jnp.where(weights >= least[:, None], weights, 0.0)
+    least_of_p = lax.cond((how.top_p < 1).any(), _least_weight, lambda weights, top_p: 0.0 * top_p, kept, how.top_p)
+    least = jnp.maximum(jnp.maximum(least, least_of_p), min_p)  # the highest weight is 1
 
     def noise(key: Array, position: Array) -> Array:
         words = lax.bitcast_convert_type(key, jnp.uint32)
@@ -101,9 +189,23 @@ def _sampled(biased: Float32[Array, "rows vocab"], how: DrawArrays) -> Float32[A
     return jnp.where(weights >= least[:, None], scaled + noises, -jnp.inf)
 
 
+def _least_of_top_k(weights: Float32[Array, "rows vocab"], top_k: Int32[Array, " rows"]) -> Float32[Array, " rows"]:
+    """Return the largest weight such that at least `top_k` are as large; 0 where all are wanted."""
+
+    def enough(kept: Array) -> Array:
+        return (kept > 0).sum(1) >= top_k
+
+    return jnp.where(top_k > 0, _largest(weights, enough), 0.0)
+
+
 def _least_weight(weights: Float32[Array, "rows vocab"], top_p: Float32[Array, " rows"]) -> Float32[Array, " rows"]:
-    """Return the largest weight such that all from it on have the share `top_p`: found by bisection over its bits."""
+    """Return the largest weight such that all from it on have the share `top_p`; 0 where all are wanted."""
     wanted = top_p * row_sum(weights)[:, 0]
+    return jnp.where(top_p < 1, _largest(weights, lambda kept: row_sum(kept)[:, 0] >= wanted), 0.0)
+
+
+def _largest(weights: Float32[Array, "rows vocab"], enough: Callable[[Array], Array]) -> Float32[Array, " rows"]:
+    """Return the largest weight of each row such that all from it on are enough: found by bisection over its bits."""
 
     def as_float(bits: Array) -> Array:
         return lax.bitcast_convert_type(bits, jnp.float32)
@@ -111,10 +213,9 @@ def _least_weight(weights: Float32[Array, "rows vocab"], top_p: Float32[Array, "
     def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds  # enough from `low` on, not from `high` on
         middle = (low + high) // 2
-        kept = jnp.where(weights >= as_float(middle)[:, None], weights, 0.0)
-        enough = row_sum(kept)[:, 0] >= wanted
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+        is_enough = enough(jnp.where(weights >= as_float(middle)[:, None], weights, 0.0))
+        return jnp.where(is_enough, middle, low), jnp.where(is_enough, high, middle)
 
-    low = jnp.zeros(len(top_p), jnp.int32)
+    low = jnp.zeros(len(weights), jnp.int32)
     low, _ = lax.fori_loop(0, 31, halve, (low, jnp.full_like(low, _ONE + 1)))
-    return jnp.where(top_p < 1, as_float(low), 0.0)
+    return as_float(low)

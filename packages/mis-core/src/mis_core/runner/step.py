@@ -24,6 +24,14 @@ KeyValueCache = tuple[Array, Array]
 CACHE = P(TENSOR, DATA)
 """How the cache is cut: by head along `TENSOR`; along `DATA` every device has pages of its own."""
 
+
+def decode(
+    step: "Step", weights: Any, cache: KeyValueCache, arrays: StepArrays, last: Array
+) -> tuple[Array, KeyValueCache]:
+    """Run a step whose rows are the last tokens of places, `[devices * places]`."""
+    return step(weights, cache, arrays._replace(token_ids=last.reshape(arrays.token_ids.shape)))
+
+
 Step = Callable[[Any, KeyValueCache, StepArrays], tuple[Array, KeyValueCache]]
 
 

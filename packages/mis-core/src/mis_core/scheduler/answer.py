@@ -48,6 +48,10 @@ class Answer:
             return None
         return np.unique(self._places, return_index=True)[1].astype(np.int32)
 
+    def reading(self, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int) -> Reading:
+        """Return what is read at some rows of the request, see `Reading`."""
+        return Reading.of(self, self.request, rows, shard=shard, first=first)
+
     def store(self, reading: Reading, values: Values) -> None:
         """Store what was read at some rows."""
         mine, rows = self._read, reading.rows

@@ -17,7 +17,7 @@ from mis_core.ragged import ramp, rows_at
 from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.homes import QueryLock
 from mis_core.scheduler.placements import QUERY, Placements
-from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, Room, StepBuilder, Writes
+from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, Owner, Room, StepBuilder, Writes
 from mis_core.scoring.request import ScoreRequest
 
 
@@ -30,7 +30,7 @@ class QueryPrefill:
         is_in_step: Whether the step being planned computes some of it.
     """
 
-    def __init__(self, lock: QueryLock, answer: Answer, placements: Placements, num_reads: int) -> None:
+    def __init__(self, lock: QueryLock, answer: Owner, placements: Placements, num_reads: int) -> None:
         self.lock = lock
         self.shards = tuple(home.shard for home in lock.homes)
         self.is_in_step = False
@@ -313,7 +313,7 @@ class _Chunk:
         rest, most = self.length - self.done, min(room.tokens, limit, self.unread + room.scored)
         return rest if rest <= most else most - most % PAGE_SIZE
 
-    def read(self, builder: StepBuilder, room: Room, answer: Answer, last_row: int, count: int) -> None:
+    def read(self, builder: StepBuilder, room: Room, answer: Owner, last_row: int, count: int) -> None:
         """Have those of the chunk's `count` tokens read that are to be, the last of which is in `last_row`."""
         num_rows = count - self.unread
         if num_rows > 0:

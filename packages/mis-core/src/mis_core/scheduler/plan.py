@@ -7,16 +7,20 @@ Nothing here loops over items.
 
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int32
 
 from mis_core.ragged import ramp
-from mis_core.scheduler.reading import Owner, Reading
+from mis_core.scheduler.reading import Reading
 
 PAGE_SIZE = 64
 LONG_ITEM = 256
 """Longest segment, in tokens, that keeps its K/V among the new tokens of its step."""
+
+PLACES = 64
+"""Rows of a decode step on each device: as many sequences are written at a time. Fewer rows would have other bits."""
 
 KEPT = -1
 """In place of a page that has its K/V already and is not written again."""
@@ -112,12 +116,15 @@ class StepPlan:
         readings: What to read afterwards.
         writes: What goes to pages.
         dense_mask: Whether materialised masks are asked for.
+        is_decoding: Whether it has a row for each place, whose token is the last one drawn there; it is written to its
+            slot of its context's page, and `writes` are empty.
     """
 
     shards: tuple[ShardPlan, ...]
     readings: tuple[Reading, ...]
     writes: tuple[PageWrites, ...] = ()
     dense_mask: bool = False
+    is_decoding: bool = False
 
     @property
     def exchanged_rows(self) -> int:
@@ -210,6 +217,14 @@ class Room:
     start: int
     tokens: int
     scored: int
+
+
+@runtime_checkable
+class Owner(Protocol):
+    """Whoever waits for the values of a request."""
+
+    def reading(self, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int) -> Reading:
+        """Return what is read at some rows of its request, see `Reading`."""
 
 
 class StepBuilder:
@@ -309,7 +324,7 @@ class StepBuilder:
             reads: Their numbers among those that the owner's request reads.
         """
         shard = self._shards[room.shard]
-        self._readings.append(Reading.of(owner, reads, shard=room.shard, first=shard.scored))
+        self._readings.append(owner.reading(reads, shard=room.shard, first=shard.scored))
         shard.scored_rows.append(rows)
         shard.scored += len(rows)
 

@@ -1,7 +1,7 @@
 """What is read at rows of a step, and the values that come back."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 import numpy as np
 from jaxtyping import Float32, Int32
@@ -19,6 +19,9 @@ class Draws:
         keys: Two words of a random key for each, `[draws, 2]`.
         positions: Position of each token in its sequence, `[draws]`.
         sampling: How all of them are drawn.
+        places: Places of the sequences that they belong to, `[draws]`; None: of none.
+        written: Tokens that the one sequence has written before, whose place is new to it; None: it has the place
+            already, or penalises nothing.
     """
 
     rows: Int32[np.ndarray, " draws"]
@@ -26,15 +29,8 @@ class Draws:
     keys: Int32[np.ndarray, "draws words"]
     positions: Int32[np.ndarray, " draws"]
     sampling: Sampling
-
-
-@runtime_checkable
-class Owner(Protocol):
-    """Whoever waits for the values of a request."""
-
-    @property
-    def request(self) -> ScoreRequest:
-        """What is read."""
+    places: Int32[np.ndarray, " draws"] | None = None
+    written: Int32[np.ndarray, " written"] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +58,8 @@ class Reading:
     draws: Draws | None = None
 
     @classmethod
-    def of(cls, owner: Owner, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int) -> Self:
+    def of(cls, owner: Any, request: ScoreRequest, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int) -> Self:
         """Return the reading of some rows of the owner's request, which are numbered as its outputs are."""
-        request = owner.request
         labels = request.label_ids
         label_ids = np.broadcast_to(labels, (len(rows), labels.shape[1])) if len(labels) == 1 else labels[rows]
         normalise, top_tokens = request.needs_log_sum_exp, request.top_tokens
@@ -82,6 +77,7 @@ class Values:
         top_logits: Their head values.
         next_ids: Tokens drawn, `[draws]`.
         next_logits: Their head values, before bias and temperature.
+        next_log_sums: Log of the sum of the exponentials of all logits there, `[draws]`.
     """
 
     logits: Float32[np.ndarray, "rows labels"]
@@ -90,6 +86,7 @@ class Values:
     top_logits: Float32[np.ndarray, "rows top_tokens"] | None = None
     next_ids: Int32[np.ndarray, " draws"] | None = None
     next_logits: Float32[np.ndarray, " draws"] | None = None
+    next_log_sums: Float32[np.ndarray, " draws"] | None = None
 
 
 def _draws(request: ScoreRequest, rows: np.ndarray) -> Draws | None:

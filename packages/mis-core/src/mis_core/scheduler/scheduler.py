@@ -1,9 +1,10 @@
-"""The scheduler: requests in, steps out, values back in, answers out. Knows neither devices nor threads.
+"""The scheduler: requests in, steps out, values back in, answers and tokens out. Knows neither devices nor threads.
 
 Requests wait in order of arrival until a shard has room for all they may need; so a request that runs
 never waits for pages, and none can block another for ever. Then it stays on that shard; one that is alone
 may get all of them. Those that run on a shard take turns: every step gives each the same share of its
-tokens, then what is left to whoever wants more.
+tokens, then what is left to whoever wants more. Sequences that are written get a token each in decode steps, which
+take turns with all others.
 """
 
 import logging
@@ -17,12 +18,15 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.cache import CacheStatistics, PrefixCache
+from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.scheduler.algorithm import RequestSize, choose
 from mis_core.scheduler.answer import Answer
+from mis_core.scheduler.decoding import Places
 from mis_core.scheduler.duplicates import without_duplicates
 from mis_core.scheduler.homes import Home, QueryLock
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan, StepShape
 from mis_core.scheduler.reading import Values
+from mis_core.scheduler.sequence import Generation, Sequence
 from mis_core.scheduler.spreading import ShardState, rank_homes
 from mis_core.scheduler.work import Work
 from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest, query_as_item
@@ -58,21 +62,23 @@ class Scheduler:
         self._max_running = max_running
         self._pages = pages
         self._prefix_cache = prefix_cache
-        self._waiting: deque[_Waiting] = deque()
-        self._running: deque[Work] = deque()
+        self._waiting: deque[_Waiting | Generation] = deque()
+        self._running: deque[Work | Sequence] = deque()  # what has segments to be planned
         self._homes = self._empty_homes()
+        self._places = Places(shape)
+        self._decodes_next = False
         self._unread: dict[int, Work] = {}
-        self._blocked: tuple[_Waiting, list[tuple[int, int]]] | None = None
+        self._blocked: tuple[_Waiting | Generation, list[tuple[int, int]]] | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether a step can be planned."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._places)
 
     @property
     def num_requests(self) -> int:
         """Requests that wait, run, or have values to come."""
-        return len(self._waiting) + len(self._unread)
+        return len(self._waiting) + len(self._unread) + len(self._places)
 
     @property
     def cache(self) -> CacheStatistics:
@@ -84,12 +90,18 @@ class Scheduler:
         arrived = time.perf_counter()
         self._waiting.append(_Waiting(id, *without_duplicates(request), arrived))
 
+    def generate(self, id: int, request: GenerateRequest) -> None:
+        """Append a sequence to be written. `id` must not be in use."""
+        self._waiting.append(Generation(id, request))
+
     def cancel(self, id: int) -> bool:
         """Forget a request, wherever it is; return whether it was here. What runs on the device is ignored later."""
         for waiting in self._waiting:
             if waiting.id == id:
                 self._waiting.remove(waiting)
                 return True
+        if self._end(id):
+            return True
         work = self._unread.pop(id, None)
         if work is None:
             return False
@@ -101,10 +113,11 @@ class Scheduler:
 
     def abort(self) -> list[int]:
         """Forget every request that has begun, and the whole cache: its memory is lost. Return their ids."""
-        ids = list(self._unread)
+        ids = [*self._unread, *(sequence.id for sequence in self._places.sequences)]
         self._unread.clear()
         self._running.clear()
         self._homes = self._empty_homes()
+        self._places = Places(self._shape)
         return ids
 
     def flush(self) -> int:
@@ -114,18 +127,33 @@ class Scheduler:
     def next_step(self) -> StepPlan | None:
         """Plan one step, or None if nothing waits."""
         self._admit()
+        kinds = (self._decode, self._segments) if self._decodes_next else (self._segments, self._decode)
+        plan = next((plan for plan in (kind() for kind in kinds) if plan is not None), None)
+        self._decodes_next = plan is not None and not plan.is_decoding
+        return plan
+
+    def _decode(self) -> StepPlan | None:
+        return self._places.plan(self._give_up)
+
+    def _segments(self) -> StepPlan | None:
         if not self._running:
             return None
-        if self._running[0].choice.dense_mask:
+        if self._running[0].dense_mask:
             return self._plan([self._running[0]], dense_mask=True)
-        return self._plan([work for work in self._running if not work.choice.dense_mask])
+        return self._plan([work for work in self._running if not work.dense_mask])
 
-    def complete(self, plan: StepPlan, values: list[Values]) -> list[tuple[int, EngineOutput]]:
-        """Take the values of a step's readings; return the requests that are now answered."""
-        answered = []
+    def complete(self, plan: StepPlan, values: list[Values]) -> list[tuple[int, EngineOutput | NewToken]]:
+        """Take the values of a step's readings; return the requests that are now answered, and new tokens."""
+        answered: list[tuple[int, EngineOutput | NewToken]] = []
         for reading, read in zip(plan.readings, values, strict=True):
-            answer: Answer = reading.owner
+            answer: Answer | Sequence = reading.owner
             if answer.is_cancelled:
+                continue
+            if isinstance(answer, Sequence):
+                token = answer.take(read)
+                answered.append((answer.id, token))
+                if token.finish_reason is not None:
+                    self._end(answer.id)
                 continue
             answer.store(reading, read)
             if answer.is_complete:
@@ -135,13 +163,14 @@ class Scheduler:
     def check(self) -> None:
         """Assert that no page is lost."""
         for home in self._homes:
-            home.cache.check(private=sum(work.own_pages(home.shard) for work in self._running))
+            holders = {*self._running, *self._places.sequences}
+            home.cache.check(private=sum(each.own_pages(home.shard) for each in holders))
 
     def _empty_homes(self) -> list[Home]:
         caches = (PrefixCache(self._pages, PAGE_SIZE, enabled=self._prefix_cache) for _ in range(self._shape.shards))
         return [Home(shard, cache, self._running) for shard, cache in enumerate(caches)]
 
-    def _plan(self, works: list[Work], dense_mask: bool = False) -> StepPlan | None:
+    def _plan(self, works: list[Work | Sequence], dense_mask: bool = False) -> StepPlan | None:
         shape = self._shape
         most = None
         if any(len(work.shards) > 1 for work in works):  # shards are padded to the fullest, so none takes more of it
@@ -164,7 +193,7 @@ class Scheduler:
                 self._running.append(work)
         return builder.finish(dense_mask)
 
-    def _waiting_tokens(self, works: Iterable[Work]) -> list[float]:
+    def _waiting_tokens(self, works: Iterable[Work | Sequence]) -> list[float]:
         """Return by shard how many tokens requests still have to compute there."""
         tokens = [0.0] * self._shape.shards
         for work in works:
@@ -177,41 +206,89 @@ class Scheduler:
         if not self._waiting:
             return
         waiting_tokens = self._waiting_tokens(self._running)
-        while self._waiting and len(self._running) < self._max_running:
+        for waiting in list(self._waiting):
+            if len(self._running) >= self._max_running:
+                return
+            if isinstance(waiting, Generation) and all(self._places.next(home.shard) is None for home in self._homes):
+                continue  # it waits for a place, which holds up nobody else
             # A request that found no room finds none before some page is given out, computed or free.
-            tried = self._waiting[0], [(home.headroom, home.cache.statistics.cached_pages) for home in self._homes]
+            tried = waiting, [(home.headroom, home.cache.statistics.cached_pages) for home in self._homes]
             if tried == self._blocked:
                 return
-            work = self._begin(self._waiting[0], waiting_tokens)
+            if isinstance(waiting, Generation):
+                work = self._seat(waiting, waiting_tokens)
+            else:
+                work = self._begin(waiting, waiting_tokens)
             if work is None:
                 self._blocked = tried
                 return
-            logger.debug("request %d: %s, %s", work.answer.id, work.choice.algorithm, work.choice.reason)
             self._running.append(work)
-            self._unread[work.answer.id] = work
-            self._waiting.popleft()
+            self._waiting.remove(waiting)
             for shard in work.shards:
                 waiting_tokens[shard] += work.remaining_tokens / len(work.shards)
 
+    def _seat(self, generation: Generation, waiting_tokens: list[float]) -> Sequence | None:
+        """Begin a sequence on the cheapest shard that has a place and pages, or return None if none has."""
+        request = generation.request
+        tokens = np.array(generation.tokens, np.int32)
+        for (home,) in self._rank(tokens, request.max_new_tokens, request.cache_salt, waiting_tokens):
+            place = self._places.next(home.shard)
+            if place is None:
+                continue
+            sequence = Sequence(generation, home, place)
+            # One page more for each that is there already, so that it does not lose its own at once.
+            if sequence.missing_pages(home.shard) + self._places.taken(home.shard) <= home.headroom:
+                self._places.give(sequence)
+                return sequence
+            sequence.drop(count=False)
+        return None
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """End the run of a sequence; it begins again, before all who wait, when there are pages."""
+        self._end(sequence.id, count=False)
+        self._waiting.appendleft(sequence.generation)
+
+    def _end(self, id: int, *, count: bool = True) -> bool:
+        """End the run of a sequence, if it has one; return whether it had."""
+        sequence = self._places.leave(id)
+        if sequence is None:
+            return False
+        if sequence in self._running:
+            self._running.remove(sequence)
+        sequence.drop(count=count)
+        return True
+
     def _begin(self, waiting: _Waiting, waiting_tokens: list[float]) -> Work | None:
         """Begin a request on the cheapest shards that have room for it, or return None if none have."""
-        for homes in self._rank(waiting.request, waiting_tokens):
+        request, alone = waiting.request, not self._running and not self._places and len(self._waiting) == 1
+        query, anew = _shared_query(request), request.query_reads > 0
+        size = len(request.item_tokens)
+        for homes in self._rank(query, size, request.cache_salt, waiting_tokens, anew=anew, is_alone=alone):
             work = self._begin_on(homes, waiting)
             if all(work.missing_pages(home.shard) <= home.headroom for home in homes):
+                logger.debug("request %d: %s, %s", work.answer.id, work.choice.algorithm, work.choice.reason)
+                self._unread[work.answer.id] = work
                 return work
             work.drop(count=False)
         return None
 
-    def _rank(self, request: ScoreRequest, waiting_tokens: list[float]) -> list[list[Home]]:
+    def _rank(
+        self,
+        query: Int32[np.ndarray, " tokens"],
+        more_tokens: int,
+        salt: str | None,
+        waiting_tokens: list[float],
+        *,
+        anew: bool = False,
+        is_alone: bool = False,
+    ) -> list[list[Home]]:
         if len(self._homes) == 1:
             return [self._homes]
-        query, anew = _shared_query(request), request.query_reads > 0
         states = []
         for home, tokens in zip(self._homes, waiting_tokens, strict=True):
-            cached = home.cache.count_cached(home.cache.lock(query, request.cache_salt, anew=anew))
+            cached = home.cache.count_cached(home.cache.lock(query, salt, anew=anew))
             states.append(ShardState(tokens, cached, home.cache.statistics.free_pages))
-        is_alone = not self._running and len(self._waiting) == 1
-        ranked = rank_homes(len(query), len(request.item_tokens), states, is_alone=is_alone)
+        ranked = rank_homes(len(query), more_tokens, states, is_alone=is_alone)
         return [[self._homes[shard] for shard in shards] for shards in ranked]
 
     def _begin_on(self, homes: list[Home], waiting: _Waiting) -> Work:

@@ -60,6 +60,11 @@ class Work:
         self._first_planned = 0.0
 
     @property
+    def dense_mask(self) -> bool:
+        """Whether it asks for materialised masks."""
+        return self.choice.dense_mask
+
+    @property
     def is_planned(self) -> bool:
         """Whether every token is in some step."""
         return self._short.is_planned and self._paged.is_planned

@@ -50,6 +50,10 @@ class Sampling:
         top_p: Only the most probable tokens are drawn, as many as together have this probability; above 0, at most 1.
         bias_ids: Tokens whose logits are changed, each once, at most `MAX_BIASES`, `[biases]`.
         bias: What is added to each, `[biases]`.
+        top_k: Only so many most probable tokens are drawn, and all that are equal to the last; 0: all.
+        min_p: Only tokens are drawn that have at least this share of the most probable one's probability.
+        presence_penalty: Is taken from the logit of each token that was written before.
+        frequency_penalty: Likewise, as often as it was written.
     """
 
     keys: Int32[np.ndarray, "items words"]
@@ -57,6 +61,15 @@ class Sampling:
     top_p: float = 1.0
     bias_ids: Int32[np.ndarray, " biases"] = field(default_factory=lambda: np.zeros(0, np.int32))
     bias: Float32[np.ndarray, " biases"] = field(default_factory=lambda: np.zeros(0, np.float32))
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether what was written before matters."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,216 @@
+"""One sequence that is written: its prompt on its way through steps of segments, then a token in each decode step."""
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Int32
+
+from mis_core.generation.request import FinishReason, GenerateRequest, NewToken
+from mis_core.scheduler.homes import Home, QueryLock
+from mis_core.scheduler.parts import QueryPrefill
+from mis_core.scheduler.placements import Placements
+from mis_core.scheduler.plan import PAGE_SIZE, StepBuilder
+from mis_core.scheduler.reading import Draws, Reading, Values
+
+_NO_LABELS = np.zeros((1, 0), np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """What is known of a sequence, whether it runs or waits.
+
+    Attributes:
+        id: The request's number.
+        request: The prompt and how it goes on.
+        tokens: The prompt, and what was written and read.
+        cached: Tokens of the prompt found in the prefix cache when it first began; None: it has not.
+    """
+
+    id: int
+    request: GenerateRequest
+    tokens: list[int] = field(init=False)
+    cached: int | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = self.request.prompt.tolist()
+
+    @property
+    def written(self) -> int:
+        """Tokens written and read."""
+        return len(self.tokens) - len(self.request.prompt)
+
+
+class Sequence:
+    """One run of a generation, from the time it gets a place until it ends or must give up its pages.
+
+    Whole pages of what it begins with are shared; the last 1 to `PAGE_SIZE` tokens, and all that it writes, are in
+    pages of its own, which it takes one by one.
+
+    Attributes:
+        id: The request's number.
+        generation: What is known of it.
+        home: Its shard.
+        place: Its row in decode steps.
+        age: Rises from one run to the next.
+        is_cancelled: Whether nobody waits for what is still read.
+        dense_mask: It never asks for materialised masks.
+    """
+
+    _ages = itertools.count()
+
+    def __init__(self, generation: Generation, home: Home, place: int) -> None:
+        self.id = generation.id
+        self.generation = generation
+        self.home = home
+        self.place = place
+        self.age = next(self._ages)
+        self.is_cancelled = False
+        self.dense_mask = False
+        self._tokens = np.array(generation.tokens, np.int32)
+        self._shared = (len(self._tokens) - 1) // PAGE_SIZE
+        lock = QueryLock([home], self._tokens[: self._shared * PAGE_SIZE], generation.request.cache_salt)
+        lock.match()
+        if generation.cached is None:
+            generation.cached = lock.cached
+        self._query = QueryPrefill(lock, self, Placements(), 0)
+        self._pages: list[int] = []
+        self._length = 0  # tokens in pages, once the prompt is planned
+        self._drawn = generation.written  # tokens read or planned
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """Its shard."""
+        return (self.home.shard,)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether all that it begins with is in some step."""
+        return self._length > 0
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether it has a row in the next decode step."""
+        return self.is_planned and self._drawn < self.generation.request.max_new_tokens
+
+    @property
+    def needs_page(self) -> bool:
+        """Whether its next token begins a page that it does not have yet."""
+        return self._length == (self._shared + len(self._pages)) * PAGE_SIZE
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens of what it begins with that are still to be planned."""
+        return 0 if self.is_planned else self._query.remaining_tokens + len(self._tail)
+
+    @property
+    def pages(self) -> Int32[np.ndarray, " pages"]:
+        """Its pages, in order."""
+        return np.concatenate([self._query.lock.pages(self.home.shard), np.array(self._pages, np.int32)])
+
+    @property
+    def _tail(self) -> Int32[np.ndarray, " tokens"]:
+        return self._tokens[self._shared * PAGE_SIZE :]
+
+    def missing_pages(self, shard: int) -> int:
+        """Return the pages of a shard that it will still allocate for what it begins with."""
+        if shard != self.home.shard or self.is_planned:
+            return 0
+        return self._query.lock.missing_pages(shard) + 1
+
+    def own_pages(self, shard: int) -> int:
+        """Return how many pages of a shard are allocated outside its prefix cache's tree."""
+        return len(self._pages) if shard == self.home.shard else 0
+
+    def contribute(self, builder: StepBuilder, limit: int) -> int:
+        """Add segments of what it begins with to a step; return how many tokens were added, at most `limit`."""
+        added = 0
+        while not self.is_planned and added < limit and (more := self._add(builder, limit - added)):
+            added += more
+        return added
+
+    def end_step(self) -> None:
+        """Nothing of it ends with a step."""
+
+    def take_page(self) -> None:
+        """Allocate the page that it needs; there is one."""
+        self._pages += self.home.cache.allocate(1, first=self._shared + len(self._pages)).tolist()
+
+    def decode(self) -> int:
+        """Plan its next row, for which it has a page; return the row's position."""
+        self._length += 1
+        self._drawn += 1
+        return self._length - 1
+
+    def reading(self, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int) -> Reading:
+        """Return the drawing of the token behind all that is planned, at one row; see `Reading`."""
+        request = self.generation.request
+        is_new = self._length == len(self._tokens)
+        draws = Draws(
+            rows=np.zeros(1, np.int32),
+            items=np.zeros(1, np.int32),
+            keys=request.sampling.keys,
+            positions=np.array([self._length], np.int32),
+            sampling=request.sampling,
+            places=np.array([self.place], np.int32),
+            written=self._tokens[len(request.prompt) :] if is_new and request.sampling.penalises else None,
+        )
+        return Reading(self, rows, shard, first, _NO_LABELS, False, request.top_tokens, draws)
+
+    def take(self, values: Values) -> NewToken:
+        """Take the values of its next reading."""
+        generation, request = self.generation, self.generation.request
+        assert values.next_ids is not None
+        assert values.next_logits is not None
+        assert values.next_log_sums is not None
+        token, normaliser = int(values.next_ids[0]), values.next_log_sums[0]
+        generation.tokens.append(token)
+        reason: FinishReason | None = None
+        if token in request.end_ids:
+            reason = "stop"
+        elif generation.written == request.max_new_tokens:
+            reason = "length"
+        top_ids = np.zeros(0, np.int32) if values.top_ids is None else values.top_ids[0]
+        top_logits = np.zeros(0, np.float32) if values.top_logits is None else values.top_logits[0]
+        logprob = float(values.next_logits[0] - normaliser)
+        return NewToken(token, logprob, top_ids, top_logits - normaliser, reason, generation.cached or 0)
+
+    def drop(self, *, count: bool = True) -> None:
+        """Give up its pages, between steps; full ones whose tokens are known join the prefix cache.
+
+        Args:
+            count: Whether what was found and computed of its prompt enters the cache's statistics.
+        """
+        self.is_cancelled = True
+        cache, tokens = self.home.cache, self.generation.tokens
+        full = max(min(self._length, len(tokens)) // PAGE_SIZE, self._shared)
+        pages = np.array(self._pages, np.int32)
+        if full > self._shared:
+            known = np.array(tokens[: full * PAGE_SIZE], np.int32)
+            cache.keep(known, self.generation.request.cache_salt, pages[: full - self._shared], self._shared)
+        cache.free(pages[full - self._shared :])
+        self._pages = []
+        self._query.lock.release(count=count)
+
+    def _add(self, builder: StepBuilder, limit: int) -> int:
+        lock = self._query.lock
+        if not lock.match():
+            return self._query.add(builder, limit)
+        tail, shared = self._tail, self._shared * PAGE_SIZE
+        room = builder.find_room(self, self.shards, paged=True, least=len(tail), scored=1)
+        if room is None or limit < len(tail) or self.home.headroom < 0:
+            return 0
+        if not self._pages:
+            self.take_page()
+        rows = builder.add(
+            room,
+            pages=self.pages,
+            token_ids=tail,
+            lens=np.array([len(tail)], np.int32),
+            context_lens=np.array([shared], np.int32),
+            writes={self.home.shard: np.array(self._pages, np.int32)},
+        )
+        self._length = len(self._tokens)
+        builder.read(self, room, rows, np.zeros(1, np.int32))
+        self._drawn += 1
+        return len(tail)
