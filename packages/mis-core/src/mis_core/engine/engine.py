@@ -1,9 +1,11 @@
 """The engine: one model on this process's devices, asked in Python."""
 
+import asyncio
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +15,7 @@ import jax.numpy as jnp
 from mis_core.config import EngineConfig
 from mis_core.engine.compilations import Compilations, keep_compiled
 from mis_core.engine.loop import EngineLoop
+from mis_core.engine.writer import Writer
 from mis_core.errors import ConfigError, ModelError, RequestError
 from mis_core.hub import resolve
 from mis_core.models.config import read_model_config
@@ -29,6 +32,7 @@ from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_
 from mis_core.tasks.classify import CLASSIFY, ClassifyResult
 from mis_core.tasks.decide import DECIDE
 from mis_core.tasks.decisions import Decision
+from mis_core.tasks.generate import NEW_TOKENS, GenerateChunk, GenerateResult
 from mis_core.tasks.rerank import RERANK, Ranking
 from mis_core.tokenization import Tokenizer
 from mis_kernels.backends import explain, fastest_dtype
@@ -126,6 +130,7 @@ class Engine:
         self._inline, self._threaded = (
             service(self.submit, self.limits, lambda: self.tokenizer) for service in (InlineService, ThreadedService)
         )
+        self._writer = Writer(self._loop.generate, self.limits, lambda: self.tokenizer)
 
     @classmethod
     def from_pretrained(cls, model: str | Path, *, progress: bool = True, **options: Any) -> Self:
@@ -241,6 +246,53 @@ class Engine:
         """`rerank` for asyncio: the event loop stays free, and cancelling the task frees the device."""
         fields = {"query": query, "documents": documents, "top_n": top_n, **options}
         return (await self._threaded.answer(RERANK, fields)).result
+
+    def generate(self, prompt: str | Sequence[int], max_new_tokens: int = NEW_TOKENS, **options: Any) -> GenerateResult:
+        """Write what comes after a prompt.
+
+        Args:
+            prompt: A text, or token ids.
+            max_new_tokens: Most tokens of an answer.
+            options: `temperature` (default 1; 0: the most probable token), `top_p`, `top_k`, `min_p`, `seed`,
+                `logit_bias`, `presence_penalty`, `frequency_penalty`; `n` answers; `stop` texts, which are not in the
+                answer, `stop_token_ids`, `ignore_eos`; `logprobs`: how many of the most probable tokens are told;
+                `cache_salt`, `add_special_tokens`. Names and ranges are those of OpenAI's completions.
+
+        Raises:
+            RequestError: the request breaks the contract; nothing was computed.
+            ModelError: the checkpoint has no tokenizer, which says where answers end.
+            EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
+        """
+        writing = self._writer.parse({"prompt": prompt, "max_new_tokens": max_new_tokens, **options})
+        for _ in self._writer.write(writing):
+            pass
+        return writing.result()
+
+    async def generate_async(self, prompt: Any, max_new_tokens: int = NEW_TOKENS, **options: Any) -> GenerateResult:
+        """`generate` for asyncio: the event loop stays free, and cancelling the task frees the device."""
+        fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
+        writing = await asyncio.to_thread(self._writer.parse, fields)
+        async with aclosing(self._writer.write_async(writing)) as chunks:
+            async for _ in chunks:
+                pass
+        return writing.result()
+
+    def stream(
+        self, prompt: str | Sequence[int], max_new_tokens: int = NEW_TOKENS, **options: Any
+    ) -> Generator[GenerateChunk]:
+        """`generate`, token by token; closing the iterator early frees what the answers hold."""
+        writing = self._writer.parse({"prompt": prompt, "max_new_tokens": max_new_tokens, **options})
+        return self._writer.write(writing)
+
+    async def stream_async(
+        self, prompt: Any, max_new_tokens: int = NEW_TOKENS, **options: Any
+    ) -> AsyncGenerator[GenerateChunk]:
+        """`stream` for asyncio."""
+        fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
+        writing = await asyncio.to_thread(self._writer.parse, fields)
+        async with aclosing(self._writer.write_async(writing)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def submit(self, request: ScoreRequest) -> Future[EngineOutput]:
         """Queue a validated request; cancelling the future frees what it holds.

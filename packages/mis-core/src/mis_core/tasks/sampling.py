@@ -3,6 +3,7 @@
 import hashlib
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Int32
@@ -44,6 +45,26 @@ def read_sampling(fields: Mapping[str, object], draws: int, vocab_size: int) -> 
     if temperature < _GREEDY_BELOW or top_p * vocab_size <= 1:  # the most probable token alone has as much
         temperature, top_p = 0.0, 1.0
     return Sampling(sampling_keys(seed, draws), temperature, top_p, bias_ids, bias)
+
+
+def read_limits(fields: Mapping[str, object], sampling: Sampling) -> Sampling:
+    """Read what else bounds how tokens are drawn, where more than one is.
+
+    Args:
+        fields: `top_k` (1 and more; 0 and -1: all tokens), `min_p` (0 to 1), `presence_penalty` and `frequency_penalty`
+            (-2 to 2); by default none of them changes anything.
+        sampling: The rest.
+
+    Raises:
+        RequestError: `invalid_` and the name of the field.
+    """
+    return replace(
+        sampling,
+        top_k=max(read_whole(fields, "top_k", range(-1, 2**31 - 1)) or 0, 0),
+        min_p=read_number(fields, "min_p", most=1.0, default=0.0),
+        presence_penalty=_read_penalty(fields, "presence_penalty"),
+        frequency_penalty=_read_penalty(fields, "frequency_penalty"),
+    )
 
 
 def sampling_keys(seed: int | None, draws: int) -> Int32[np.ndarray, "draws 2"]:
@@ -123,6 +144,13 @@ def _read_bias(bias: object, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
             raise RequestError(code, f"The value of token {token} in logit_bias must be from -100 to 100.", param)
         by_id[token] = added
     return np.array(list(by_id), np.int32), np.array(list(by_id.values()), np.float32)
+
+
+def _read_penalty(fields: Mapping[str, object], name: str) -> float:
+    penalty = 0.0 if fields.get(name) is None else as_number(fields[name])
+    if not -2 <= penalty <= 2:  # NaN is not
+        raise RequestError(f"invalid_{name}", f"{name} must be a number from -2 to 2.", name)
+    return penalty
 
 
 def _token_id(name: object) -> int:

@@ -1,0 +1,85 @@
+"""Generations from their fields to their tokens, told as they come: in a thread that waits, or to an event loop."""
+
+import asyncio
+import queue
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from mis_core.engine.loop import Listener
+from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.scoring.limits import Limits
+from mis_core.tasks.generate import GenerateChunk, Writing, parse_generation
+from mis_core.tokenization import Tokenizer
+
+Start = Callable[[GenerateRequest, Listener], Callable[[], None]]
+"""Begins a sequence, and returns what ends it early; see `EngineLoop.generate`."""
+
+
+class Writer:
+    """Parses generations, has them written, and ends what nobody reads any more."""
+
+    def __init__(self, start: Start, limits: Limits, tokenizer: Callable[[], Tokenizer]) -> None:
+        self._start = start
+        self._limits = limits
+        self._tokenizer = tokenizer
+
+    def parse(self, fields: Mapping[str, Any]) -> Writing:
+        """Validate a request; raises `RequestError`."""
+        tokenizer = self._tokenizer()
+        return Writing(parse_generation(fields, tokenizer, self._limits), tokenizer)
+
+    def write(self, writing: Writing) -> Generator[GenerateChunk]:
+        """Yield what tokens add as they come; closing the iterator early frees what they hold."""
+        told: queue.SimpleQueue[tuple[int, NewToken | Exception]] = queue.SimpleQueue()
+        cancels = self._begin(writing, lambda index, token: told.put((index, token)))
+        try:
+            while not writing.is_complete:
+                chunk = _add(writing, cancels, *told.get())
+                if chunk is not None:
+                    yield chunk
+        finally:
+            for cancel in cancels:
+                cancel()
+
+    async def write_async(self, writing: Writing) -> AsyncGenerator[GenerateChunk]:
+        """`write` for asyncio."""
+        told: asyncio.Queue[tuple[int, NewToken | Exception]] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def tell(index: int, token: NewToken | Exception) -> None:
+            with suppress(RuntimeError):  # the event loop is closed, and nobody reads any more
+                loop.call_soon_threadsafe(told.put_nowait, (index, token))
+
+        cancels = self._begin(writing, tell)
+        try:
+            while not writing.is_complete:
+                chunk = _add(writing, cancels, *await told.get())
+                if chunk is not None:
+                    yield chunk
+        finally:
+            for cancel in cancels:
+                cancel()
+
+    def _begin(self, writing: Writing, tell: Callable[[int, NewToken | Exception], None]) -> list[Callable[[], None]]:
+        cancels: list[Callable[[], None]] = []
+        try:
+            for index, request in enumerate(writing.parsed.requests):
+                cancels.append(self._start(request, partial(tell, index)))
+        except BaseException:
+            for cancel in cancels:
+                cancel()
+            raise
+        return cancels
+
+
+def _add(
+    writing: Writing, cancels: list[Callable[[], None]], index: int, token: NewToken | Exception
+) -> GenerateChunk | None:
+    if isinstance(token, Exception):
+        raise token
+    chunk = writing.add(index, token)
+    if chunk is not None and chunk.finish_reason is not None and token.finish_reason is None:
+        cancels[index]()  # a text has ended it, which the engine does not know
+    return chunk

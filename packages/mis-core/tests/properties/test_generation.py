@@ -1,0 +1,106 @@
+"""What is written depends on nobody else: tokens and log-probabilities have the same bits alone and among others."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mis_core import Engine
+from mis_core.tasks.generate import GeneratedChoice, GenerateResult
+from mis_testing import tiny_checkpoint
+from mis_testing.bits import assert_bits_equal
+
+VOCAB = 300
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"seed": 5},
+    {"seed": 6, "top_p": 0.8, "top_k": 40, "min_p": 0.01, "temperature": 0.7},
+    {"seed": 7, "presence_penalty": 0.6, "frequency_penalty": 0.4, "logit_bias": {"7": 3}},
+    {"seed": 8, "n": 3, "logprobs": 4},
+)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
+    """One model with much cache, and with so little that sequences have to give up their pages."""
+    path = tiny_checkpoint(tmp_path_factory.mktemp("generation") / "qwen3", "qwen3")
+    options = {"context_length": 1024, "skip_warmup": True, "progress": False}
+    engines = [
+        Engine.from_pretrained(path, chunked_prefill_size=512, **options),
+        Engine.from_pretrained(path, chunked_prefill_size=256, max_total_tokens=1024 + 128, **options),
+    ]
+    yield engines
+    for engine in engines:
+        engine._loop._scheduler.check()
+        assert engine.statistics()["held_pages"] == 0
+        engine.close()
+
+
+def ids(seed: int, length: int) -> list[int]:
+    return np.random.default_rng((seed, length)).integers(0, VOCAB, length).tolist()
+
+
+prompts = st.tuples(st.integers(0, 3), st.sampled_from([1, 63, 64, 65, 200, 333]))
+generations = st.tuples(prompts, st.integers(1, 150), st.sampled_from(OPTIONS))
+scores = st.tuples(prompts, st.lists(st.sampled_from([1, 20, 64, 300]), min_size=1, max_size=6))
+
+
+def generate(engine: Engine, prompt: tuple[int, int], count: int, options: dict[str, Any]) -> GenerateResult:
+    return engine.generate(ids(*prompt), count, ignore_eos=True, **options)
+
+
+def score(engine: Engine, query: tuple[int, int], items: list[int]) -> np.ndarray:
+    return engine.score(ids(*query), [ids(9, length) for length in items], [5, 9]).scores
+
+
+def assert_same(found: GenerateResult, expected: GenerateResult) -> None:
+    for mine, theirs in zip(found.choices, expected.choices, strict=True):
+        for name in ("token_ids", "token_logprobs", "top_ids", "top_logprobs"):
+            assert_bits_equal(getattr(mine, name), getattr(theirs, name))
+        assert mine.text == theirs.text
+
+
+@settings(max_examples=8, deadline=None)
+@given(wanted=generations, others=st.lists(generations, max_size=8), scored=st.lists(scores, max_size=8))
+def test_alone_and_among_others_cold_and_cached_preempted_and_not(
+    engines: list[Engine], wanted: tuple, others: list[tuple], scored: list[tuple]
+) -> None:
+    engines[0].flush_cache()
+    alone = generate(engines[0], *wanted)
+    scores_alone = [score(engines[0], *each) for each in scored]
+    for engine in engines:
+        for _ in range(2):  # the second time prompts are cached
+            with ThreadPoolExecutor(32) as pool:
+                beside = [pool.submit(generate, engine, *each) for each in others]
+                beside_scores = [pool.submit(score, engine, *each) for each in scored]
+                assert_same(pool.submit(generate, engine, *wanted).result(timeout=600), alone)
+                for future in beside:
+                    future.result(timeout=600)
+                for future, expected in zip(beside_scores, scores_alone, strict=True):
+                    assert_bits_equal(future.result(timeout=600), expected)
+
+
+def test_sequences_that_gave_up_their_pages_have_the_same_bits(engines: list[Engine]) -> None:
+    """Six sequences of up to 7 pages where there are 18."""
+    wanted = [((seed, 100), 330, OPTIONS[seed % 4]) for seed in range(6)]
+    alone = [generate(engines[0], *each) for each in wanted]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda each: generate(engines[1], *each), wanted))
+    for mine, expected in zip(found, alone, strict=True):
+        assert_same(mine, expected)
+
+
+def test_a_longer_answer_begins_with_the_shorter_one(engines: list[Engine]) -> None:
+    short, long = (generate(engines[0], (1, 65), count, {"seed": 3}).choices[0] for count in (40, 100))
+    assert_bits_equal(long.token_ids[:40], short.token_ids)
+    assert_bits_equal(long.token_logprobs[:40], short.token_logprobs)
+
+
+def test_the_comparison_notices_another_seed(engines: list[Engine]) -> None:
+    found: list[GeneratedChoice] = [generate(engines[0], (1, 65), 40, {"seed": s}).choices[0] for s in (3, 4)]
+    with pytest.raises(AssertionError):
+        assert_bits_equal(found[0].token_ids, found[1].token_ids)
