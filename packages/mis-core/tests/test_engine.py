@@ -123,6 +123,7 @@ def test_nothing_compiles_after_warm_up(path: Path) -> None:
                 query = rng.integers(0, 300, rng.integers(1, 900)).tolist()
                 labels = rng.integers(0, 300, rng.integers(1, 5)).tolist()
                 engine.score(query, items, labels, apply_softmax=bool(rng.integers(2)))
+            engine.generate([1, 2, 3], 70, n=2, seed=1, top_p=0.5, top_k=9, frequency_penalty=0.5, logprobs=2)
         assert compilations.count == 0
 
 

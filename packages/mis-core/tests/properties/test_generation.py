@@ -45,7 +45,7 @@ def ids(seed: int, length: int) -> list[int]:
 
 
 prompts = st.tuples(st.integers(0, 3), st.sampled_from([1, 63, 64, 65, 200, 333]))
-generations = st.tuples(prompts, st.integers(1, 150), st.sampled_from(OPTIONS))
+generations = st.tuples(prompts, st.integers(1, 100), st.sampled_from(OPTIONS))
 scores = st.tuples(prompts, st.lists(st.sampled_from([1, 20, 64, 300]), min_size=1, max_size=6))
 
 
@@ -64,11 +64,24 @@ def assert_same(found: GenerateResult, expected: GenerateResult) -> None:
         assert mine.text == theirs.text
 
 
-@settings(max_examples=8, deadline=None)
-@given(wanted=generations, others=st.lists(generations, max_size=8), scored=st.lists(scores, max_size=8))
+@settings(max_examples=3, deadline=None)
+@given(wanted=generations, others=st.lists(generations, max_size=4), scored=st.lists(scores, max_size=4))
 def test_alone_and_among_others_cold_and_cached_preempted_and_not(
     engines: list[Engine], wanted: tuple, others: list[tuple], scored: list[tuple]
 ) -> None:
+    assert_isolated(engines, wanted, others, scored)
+
+
+@pytest.mark.full
+@settings(max_examples=20, deadline=None)
+@given(wanted=generations, others=st.lists(generations, max_size=10), scored=st.lists(scores, max_size=8))
+def test_alone_and_among_more_others(
+    engines: list[Engine], wanted: tuple, others: list[tuple], scored: list[tuple]
+) -> None:
+    assert_isolated(engines, wanted, others, scored)
+
+
+def assert_isolated(engines: list[Engine], wanted: tuple, others: list[tuple], scored: list[tuple]) -> None:
     engines[0].flush_cache()
     alone = generate(engines[0], *wanted)
     scores_alone = [score(engines[0], *each) for each in scored]

@@ -1,5 +1,6 @@
 """The engine's programs compiled ahead of time, from shapes alone: no weights, no cache, no device."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays
-from mis_core.runner.step import CACHE, make_step
+from mis_core.runner.step import CACHE, decode, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, PLACES, StepPlan, StepShape
 from mis_kernels.backends import Backend
 from mis_kernels.quantized import QuantizedWeight, block_of
@@ -39,7 +40,7 @@ def compile_step(
         config: The model's shape.
         mesh: Devices with axes `DATA` and `TENSOR`, which may exist for the compiler only.
         plan: What the step computes; its tile lists decide nothing but the arrays' sizes.
-        shape: Room of a step; `shape.tokens` is the size that is compiled.
+        shape: Room of a step; `shape.tokens` is the size that is compiled, but of decode steps, which have one.
         dtype: Type of weights and activations.
         quantization: `int8`: of the layers' products; `none`.
         pages: Pages of the KV cache on each device along `DATA`.
@@ -53,10 +54,17 @@ def compile_step(
 
     cache_shape = (spread.kv_heads, mesh.shape[DATA] * spread.layers * pages, PAGE_SIZE, backend.cache_head_dim)
     cache = on_mesh(cache_shape, backend.storage_dtype, CACHE)
-    arrays = step_arrays(backend, shape, plan, shape.tokens, min(shape.scored, shape.tokens))
+    step = make_step(graph, abstract, mesh, pages, backend)
+    if plan.is_decoding:
+        arrays = step_arrays(backend.for_decoding(), shape, plan, PLACES, PLACES)
+    else:
+        arrays = step_arrays(backend, shape, plan, shape.tokens, min(shape.scored, shape.tokens))
     arrays = jax.tree.map(lambda x: on_mesh(x.shape, x.dtype, P(DATA)), arrays)
-    step = jax.jit(make_step(graph, abstract, mesh, pages, backend), donate_argnums=1)
-    return step.lower(abstract, (cache, cache), arrays).compile()
+    if plan.is_decoding:
+        last = on_mesh((PLACES * mesh.shape[DATA],), jnp.dtype("int32"), P(DATA))
+        decoding = jax.jit(partial(decode, step), donate_argnums=1)
+        return decoding.lower(abstract, (cache, cache), arrays, last).compile()
+    return jax.jit(step, donate_argnums=1).lower(abstract, (cache, cache), arrays).compile()
 
 
 def compile_head(

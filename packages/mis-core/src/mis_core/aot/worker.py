@@ -13,7 +13,7 @@ from mis_core.aot.programs import compile_step, compile_vocabulary_reads
 from mis_core.aot.roofline import weight_bytes
 from mis_core.models.parallel import DATA, TENSOR, backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
-from mis_core.runner.buckets import full_step
+from mis_core.runner.buckets import empty_decode_step, full_step
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
 from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.targets import TARGETS, mesh
@@ -23,8 +23,8 @@ TOKENS, CONTEXT, ITEM, CONTEXT_PAGES, MOST_PAGES = 2048, 2000, 20, 128, 2048
 USED = 0.75  # of a device's memory, by weights and cache; temporaries need the rest
 
 
-def compile_one(topology: str, model: str, data: int, tensor: int) -> str:
-    """Compile one step; return a line about it."""
+def compile_one(topology: str, model: str, data: int, tensor: int, *, decodes: bool = False) -> str:
+    """Compile one step, of segments or of single tokens; return a line about it."""
     target = TARGETS[topology]
     devices = np.array(mesh(target).devices).reshape(-1)[: data * tensor]
     on = Mesh(devices.reshape(data, tensor), (DATA, TENSOR))
@@ -37,13 +37,14 @@ def compile_one(topology: str, model: str, data: int, tensor: int) -> str:
         room = USED * CHIPS[target.chip].memory - weight_bytes(config) / tensor
         page = 2 * 2 * PAGE_SIZE * config.layers * spread.kv_heads // tensor * backend.cache_head_dim
         pages = min(int(room / page), MOST_PAGES)
-        compiled = compile_step(config, on, full_step(shape, CONTEXT, ITEM), shape, pages=pages)
+        plan = empty_decode_step(shape) if decodes else full_step(shape, CONTEXT, ITEM)
+        compiled = compile_step(config, on, plan, shape, pages=pages)
     memory = compiled.memory_analysis()
     assert memory is not None, "the TPU compiler reports memory"
     return (
         f"{topology:8} {model:14} dp {data} tp {tensor}  {time.perf_counter() - began:5.1f} s  per chip: "
         f"arguments {memory.argument_size_in_bytes / 2**20:.0f} MiB, "
-        f"temporaries {memory.temp_size_in_bytes / 2**20:.0f} MiB, {pages * PAGE_SIZE:,} tokens in the cache"
+        f"temporaries {memory.temp_size_in_bytes / 2**20:.0f} MiB, {pages * PAGE_SIZE:,} tokens in the cache{', decoding' if decodes else ''}"
     )
 
 
@@ -59,10 +60,11 @@ def compile_reads(topology: str, model: str, data: int, tensor: int) -> str:
 
 
 def main(job: str) -> None:
-    """Compile every step of a job, and what reads the vocabulary for the first."""
+    """Compile every step of a job, and for the first what reads the vocabulary, and the step that decodes."""
     described = json.loads(job)
     topology, steps = described["topology"], described["steps"]
-    jobs = [partial(compile_reads, topology, *steps[0]), *(partial(compile_one, topology, *step) for step in steps)]
+    jobs = [partial(compile_reads, topology, *steps[0]), partial(compile_one, topology, *steps[0], decodes=True)]
+    jobs += [partial(compile_one, topology, *step) for step in steps]
     for compiling in jobs:
         sys.stdout.write(compiling() + "\n")
         sys.stdout.flush()

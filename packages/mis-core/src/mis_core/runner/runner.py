@@ -172,9 +172,10 @@ class Runner:
         return seconds | {"decode": round(time.perf_counter() - began, 3)}
 
     def memory(self) -> dict[str, Resident]:
-        """Return what stays on the devices: the weights by their path in the model, and the cache."""
+        """Return what stays on the devices: the weights by their path in the model, the cache, what places hold."""
         weights = {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(self._weights)}
         arrays = {**weights, "cache/keys": self._cache[0], "cache/values": self._cache[1]}
+        arrays |= {"places/last": self._last, "places/counts": self._counts}
         leaves, _ = jax.tree.flatten_with_path(arrays)
         return {jax.tree_util.keystr(path, simple=True, separator="/"): Resident.of(array) for path, array in leaves}
 
