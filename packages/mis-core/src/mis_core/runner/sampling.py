@@ -139,9 +139,9 @@ def next_tokens(
 
 def count_written(
     counts: Int32[Array, "places vocab"],
-    place: Int32[Array, " one"],
+    place: Int32[Array, " count"],
     tokens: Int32[Array, " tokens"],
-    is_first: Int32[Array, " one"],
+    is_first: Int32[Array, " count"],
 ) -> Int32[Array, "places vocab"]:
     """Count tokens that were written by the sequence that is new to a place.
 

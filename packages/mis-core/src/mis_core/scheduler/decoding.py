@@ -34,7 +34,7 @@ class Places:
         """Return the place of a shard that is given out next, or None if all are taken."""
         return self._free[shard][-1] if self._free[shard] else None
 
-    def give(self, sequence: Sequence) -> None:
+    def seat(self, sequence: Sequence) -> None:
         """Give a sequence the next place of its shard."""
         place = self._free[sequence.home.shard].pop()
         assert place == sequence.place, "a sequence is made for the next place"
@@ -47,20 +47,20 @@ class Places:
             self._free[sequence.home.shard].append(sequence.place)
         return sequence
 
-    def plan(self, give_up: Callable[[Sequence], None]) -> StepPlan | None:
+    def plan(self, preempt: Callable[[Sequence], None]) -> StepPlan | None:
         """Plan a row for each sequence that wants a token, or return None if none does.
 
         Args:
-            give_up: Ends the run of a sequence, whose pages somebody older needs.
+            preempt: Ends the run of a sequence, whose pages somebody older needs.
         """
         rows: list[list[Sequence]] = [[] for _ in range(self._shape.shards)]
         for sequence in self.sequences:
             while not sequence.is_cancelled and sequence.wants_token and sequence.needs_page:
                 if sequence.home.headroom > 0:
-                    sequence.take_page()
+                    sequence.add_page()
                 else:
                     here = (each for each in self._taken.values() if each.home is sequence.home)
-                    give_up(max(here, key=lambda each: each.age))
+                    preempt(max(here, key=lambda each: each.age))
             if not sequence.is_cancelled and sequence.wants_token:
                 rows[sequence.home.shard].append(sequence)
         if not any(rows):

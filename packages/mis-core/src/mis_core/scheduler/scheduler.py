@@ -133,7 +133,7 @@ class Scheduler:
         return plan
 
     def _decode(self) -> StepPlan | None:
-        return self._places.plan(self._give_up)
+        return self._places.plan(self._preempt)
 
     def _segments(self) -> StepPlan | None:
         if not self._running:
@@ -150,7 +150,7 @@ class Scheduler:
             if answer.is_cancelled:
                 continue
             if isinstance(answer, Sequence):
-                token = answer.take(read)
+                token = answer.store(read)
                 answered.append((answer.id, token))
                 if token.finish_reason is not None:
                     self._end(answer.id)
@@ -238,12 +238,12 @@ class Scheduler:
             sequence = Sequence(generation, home, place)
             # One page more for each that is there already, so that it does not lose its own at once.
             if sequence.missing_pages(home.shard) + self._places.taken(home.shard) <= home.headroom:
-                self._places.give(sequence)
+                self._places.seat(sequence)
                 return sequence
             sequence.drop(count=False)
         return None
 
-    def _give_up(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence) -> None:
         """End the run of a sequence; it begins again, before all who wait, when there are pages."""
         self._end(sequence.id, count=False)
         self._waiting.appendleft(sequence.generation)

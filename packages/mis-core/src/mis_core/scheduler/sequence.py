@@ -132,7 +132,7 @@ class Sequence:
     def end_step(self) -> None:
         """Nothing of it ends with a step."""
 
-    def take_page(self) -> None:
+    def add_page(self) -> None:
         """Allocate the page that it needs; there is one."""
         self._pages += self.home.cache.allocate(1, first=self._shared + len(self._pages)).tolist()
 
@@ -157,7 +157,7 @@ class Sequence:
         )
         return Reading(self, rows, shard, first, _NO_LABELS, False, request.top_tokens, draws)
 
-    def take(self, values: Values) -> NewToken:
+    def store(self, values: Values) -> NewToken:
         """Take the values of its next reading."""
         generation, request = self.generation, self.generation.request
         assert values.next_ids is not None
@@ -201,7 +201,7 @@ class Sequence:
         if room is None or limit < len(tail) or self.home.headroom < 0:
             return 0
         if not self._pages:
-            self.take_page()
+            self.add_page()
         rows = builder.add(
             room,
             pages=self.pages,

@@ -66,8 +66,8 @@ class GenerateChunk:
     text: str
     token_id: int
     logprob: float
-    top_ids: Int32[np.ndarray, " logprobs"]
-    top_logprobs: Float32[np.ndarray, " logprobs"]
+    top_ids: Int32[np.ndarray, " top_logprobs"]
+    top_logprobs: Float32[np.ndarray, " top_logprobs"]
     finish_reason: FinishReason | None
 
 
@@ -89,8 +89,8 @@ class GeneratedChoice:
     text: str
     token_ids: Int32[np.ndarray, " tokens"]
     token_logprobs: Float32[np.ndarray, " tokens"]
-    top_ids: Int32[np.ndarray, "tokens logprobs"]
-    top_logprobs: Float32[np.ndarray, "tokens logprobs"]
+    top_ids: Int32[np.ndarray, "tokens top_logprobs"]
+    top_logprobs: Float32[np.ndarray, "tokens top_logprobs"]
     finish_reason: FinishReason
 
 
