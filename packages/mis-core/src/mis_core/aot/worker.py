@@ -44,7 +44,8 @@ def compile_one(topology: str, model: str, data: int, tensor: int, *, decodes: b
     return (
         f"{topology:8} {model:14} dp {data} tp {tensor}  {time.perf_counter() - began:5.1f} s  per chip: "
         f"arguments {memory.argument_size_in_bytes / 2**20:.0f} MiB, "
-        f"temporaries {memory.temp_size_in_bytes / 2**20:.0f} MiB, {pages * PAGE_SIZE:,} tokens in the cache{', decoding' if decodes else ''}"
+        f"temporaries {memory.temp_size_in_bytes / 2**20:.0f} MiB, {pages * PAGE_SIZE:,} tokens in the cache"
+        f"{', decoding' if decodes else ''}"
     )
 
 
