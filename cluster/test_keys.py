@@ -62,7 +62,9 @@ def test_the_same_query_has_the_same_key_however_it_is_written(
     plain = dumped(fields, separators=(",", ":"), ensure_ascii=False)
     other = dumped(dict(shuffled) | {"items": others * 2}, indent=chance.choice([None, 1, "\t"]))
     every = "".join(f"\\u{ord(unit):04x}" for unit in utf16(query)) if isinstance(query, str) else ""
-    escaped = plain.replace(dumped(query, ensure_ascii=False), f'"{every}"'.encode(), 1) if every else plain
+    field = b'"query":'
+    raw = field + dumped(query, ensure_ascii=False)
+    escaped = plain.replace(raw, field + f'"{every}"'.encode(), 1) if every else plain
     source, key = tell(plain)
     assert source == "query"
     assert len(key) == 16
