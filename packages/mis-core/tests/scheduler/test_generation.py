@@ -12,6 +12,7 @@ from token_machine import value_of
 
 from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.scheduler.plan import PAGE_SIZE, PLACES, StepShape
+from mis_core.scheduler.scheduler import PASSES
 from mis_core.scoring.request import Sampling
 
 SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
@@ -140,6 +141,41 @@ def test_pages_promised_to_scores_are_not_taken() -> None:
     finish(driver)
     assert_written(request, driver.tokens[number])
     assert_right(score, *driver.answers.values())
+
+
+def test_who_waits_for_pages_of_another_sequence_holds_up_no_scores() -> None:
+    driver = Driver(SHAPE, pages=25)
+    first, second = generation_of(tokens(0, 60), 900), generation_of(tokens(1, 1300), 5)
+    numbers = submit(driver, first)
+    for _ in range(400):
+        driver.step()
+    numbers += submit(driver, second)
+    scores = [request_of(tokens(seed, 60), [tokens(9, 9)]) for seed in range(3 * PASSES)]
+    driver.submit(*scores)
+    for _ in range(300):
+        driver.step()
+    assert len(driver.answers) == len(scores)
+    assert numbers[1] not in driver.tokens
+    finish(driver)
+    for number, request in zip(numbers, (first, second), strict=True):
+        assert_written(request, driver.tokens[number])
+
+
+def test_a_flood_of_scores_starves_no_sequence_that_waits_for_pages() -> None:
+    driver = Driver(SHAPE, pages=25)
+    scores = (request_of(tokens(seed, 500), [tokens(seed + 1, 60)]) for seed in itertools.count(10))
+    driver.submit(*itertools.islice(scores, 2))
+    driver.step()
+    request = generation_of(tokens(0, 1300), 40)
+    (number,) = submit(driver, request)
+    while number not in driver.tokens:
+        while driver.scheduler.num_requests < 6:
+            driver.submit(next(scores))
+        driver.step()
+        assert len(driver.answers) <= PASSES + 6
+    assert len(driver.answers) >= PASSES
+    finish(driver)
+    assert_written(request, driver.tokens[number])
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,10 @@ never waits for pages, and none can block another for ever. Then it stays on tha
 may get all of them. Those that run on a shard take turns: every step gives each the same share of its
 tokens, then what is left to whoever wants more. Sequences that are written get a token each in decode steps, which
 take turns with all others.
+
+A sequence takes pages as it grows, so the pages that another one waits for may be held for long. Therefore `PASSES`
+requests may pass a sequence that waits for pages; then none may until those that run are answered. If it still finds no
+room, sequences have the pages, and as many may pass again.
 """
 
 import logging
@@ -33,6 +37,9 @@ from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest, query_a
 
 logger = logging.getLogger(__name__)
 
+PASSES = 64
+"""Requests that may begin before a sequence that came earlier and finds no pages."""
+
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
@@ -40,6 +47,7 @@ class _Waiting:
     request: ScoreRequest
     places: Int32[np.ndarray, " items"] | None
     arrived: float
+    tried: list[tuple[int, ...]] | None = None
 
 
 class Scheduler:
@@ -68,7 +76,6 @@ class Scheduler:
         self._places = Places(shape)
         self._decodes_next = False
         self._unread: dict[int, Work] = {}
-        self._blocked: tuple[_Waiting | Generation, list[tuple[int, int]]] | None = None
 
     @property
     def has_work(self) -> bool:
@@ -206,26 +213,39 @@ class Scheduler:
         if not self._waiting:
             return
         waiting_tokens = self._waiting_tokens(self._running)
+        passed: list[Generation] = []
         for waiting in list(self._waiting):
             if len(self._running) >= self._max_running:
                 return
-            if isinstance(waiting, Generation) and all(self._places.next(home.shard) is None for home in self._homes):
-                continue  # it waits for a place, which holds up nobody else
-            # A request that found no room finds none before some page is given out, computed or free.
-            tried = waiting, [(home.headroom, home.cache.statistics.cached_pages) for home in self._homes]
-            if tried == self._blocked:
-                return
-            if isinstance(waiting, Generation):
-                work = self._seat(waiting, waiting_tokens)
-            else:
-                work = self._begin(waiting, waiting_tokens)
+            # What found no room finds none before some page or place is given out, computed or free.
+            room = [
+                (home.headroom, home.cache.statistics.cached_pages, self._places.taken(home.shard))
+                for home in self._homes
+            ]
+            work = None
+            if waiting.tried != room:
+                begin = self._seat if isinstance(waiting, Generation) else self._begin
+                work = begin(waiting, waiting_tokens)
             if work is None:
-                self._blocked = tried
+                waiting.tried = room
+                if isinstance(waiting, Generation) and self._may_pass(waiting):
+                    passed.append(waiting)
+                    continue
                 return
+            for generation in passed:
+                generation.passes += 1
             self._running.append(work)
             self._waiting.remove(waiting)
             for shard in work.shards:
                 waiting_tokens[shard] += work.remaining_tokens / len(work.shards)
+
+    def _may_pass(self, generation: Generation) -> bool:
+        """Return whether others may begin before a sequence that finds no place or no pages."""
+        if all(self._places.next(home.shard) is None for home in self._homes):
+            return True  # whoever begins takes no place
+        if not self._unread:
+            generation.passes = 0
+        return generation.passes < PASSES
 
     def _seat(self, generation: Generation, waiting_tokens: list[float]) -> Sequence | None:
         """Begin a sequence on the cheapest shard that has a place and pages, or return None if none has."""

@@ -25,12 +25,16 @@ class Generation:
         request: The prompt and how it goes on.
         tokens: The prompt, and what was written and read.
         cached: Tokens of the prompt found in the prefix cache when it first began; None: it has not.
+        passes: Requests that came later and began while it waited for pages.
+        tried: The room there was when it last found none.
     """
 
     id: int
     request: GenerateRequest
     tokens: list[int] = field(init=False)
     cached: int | None = None
+    passes: int = 0
+    tried: list[tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         self.tokens = self.request.prompt.tolist()
