@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import logging
+import threading
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -100,6 +101,7 @@ class Engine:
         caches, most = not config.disable_radix_cache, config.max_running_requests
         scheduler = Scheduler(shape, pages, layout, max_running=most, prefix_cache=caches)
         self._tokenizer: Tokenizer | None = None
+        self._reading_tokenizer = threading.Lock()  # threads that begin together would import transformers by halves
         # Who asks in Python may always choose the layout.
         self.limits = Limits(
             context_length=self.context_length,
@@ -150,11 +152,12 @@ class Engine:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, read at first use; requests of token ids never need it."""
-        if self._tokenizer is None:
-            self._tokenizer = Tokenizer.from_pretrained(
-                self._tokenizer_directory, self.config.chat_template, self.config.rerank_template
-            )
-        return self._tokenizer
+        with self._reading_tokenizer:
+            if self._tokenizer is None:
+                self._tokenizer = Tokenizer.from_pretrained(
+                    self._tokenizer_directory, self.config.chat_template, self.config.rerank_template
+                )
+            return self._tokenizer
 
     def score(
         self,
