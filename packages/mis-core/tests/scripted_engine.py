@@ -8,7 +8,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +19,7 @@ import numpy as np
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
+from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.main import run
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, ScoreRequest
@@ -58,6 +61,34 @@ class ScriptedEngine:
         self.progress += 1
         normalisers = np.full(request.num_items, 7, np.float32) if request.needs_log_sum_exp else None
         return EngineOutput(logits.astype(np.float32), normalisers, cached_tokens=2, timings_ms={"device": 1.5})
+
+    def write(self, request: GenerateRequest, listener: Callable[[NewToken | Exception], None]) -> Callable[[], None]:
+        """Count on from the last token of the prompt; scripts come to pass at the third token."""
+        ended = threading.Event()
+        self._device.submit(self._count_on, request, listener, ended)
+        return ended.set
+
+    def _count_on(
+        self, request: GenerateRequest, listener: Callable[[NewToken | Exception], None], ended: threading.Event
+    ) -> None:
+        for number in range(request.max_new_tokens):
+            if number == 2:
+                match request.cache_salt:
+                    case "fail":
+                        return listener(FloatingPointError("a poisoned request"))
+                    case "lose":
+                        return listener(EngineUnavailable("The engine lost this request: XlaRuntimeError."))
+                    case "die":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    case "slow":
+                        ended.wait(600)
+            if ended.is_set():
+                return self._write(f"ended after {number}")
+            self.progress += 1
+            reason = "length" if number == request.max_new_tokens - 1 else None
+            token = int(request.prompt[-1]) + 1 + number
+            tops = np.arange(request.top_tokens, dtype=np.int32)
+            listener(NewToken(token, -0.5, tops, -tops.astype(np.float32), reason, cached_tokens=64))
 
     def statistics(self) -> dict[str, float]:
         return {"requests": self.progress}

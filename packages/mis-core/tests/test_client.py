@@ -13,9 +13,10 @@ import pytest
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
+from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.client import EngineClient, EngineFault
 from mis_core.process.quarantine import RequestRefused
-from mis_core.scoring.request import EngineOutput, ScoreRequest
+from mis_core.scoring.request import EngineOutput, Sampling, ScoreRequest
 
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
 
@@ -48,6 +49,11 @@ def request(script: str | None = None, items: Sequence[int] = (10, 20)) -> Score
         label_ids=np.array([[5, 6]], np.int32),
         cache_salt=script,
     )
+
+
+def generation(script: str | None = None, count: int = 5) -> GenerateRequest:
+    sampling = Sampling(np.zeros((1, 2), np.int32))
+    return GenerateRequest(np.array([7, 100], np.int32), count, sampling, top_tokens=2, cache_salt=script)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -180,6 +186,68 @@ async def test_cancelled_work_is_skipped(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await unwanted
     assert log.read_text().splitlines() == ["slow", "wanted", "closed"]
+
+
+async def test_tokens_arrive_as_they_come() -> None:
+    async with client() as engine:
+        await engine.wait_ready()
+        waiting = [asyncio.create_task(collect(engine, generation(count=count))) for count in (1, 5, 200)]
+        for count, told in zip((1, 5, 200), await asyncio.gather(*waiting), strict=True):
+            assert [token.token_id for token in told] == list(range(101, 101 + count))
+            assert [token.finish_reason for token in told] == [None] * (count - 1) + ["length"]
+            assert {token.cached_tokens for token in told} == {64}
+            assert all(token.top_ids.tolist() == [0, 1] for token in told)
+        assert engine.in_flight == 0
+
+
+async def collect(engine: EngineClient, request: GenerateRequest) -> list[NewToken]:
+    return [token async for token in engine.generate(request)]
+
+
+async def test_whoever_closes_early_ends_the_sequence(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with client(f"log:{log}") as engine:
+        await engine.wait_ready()
+        tokens = engine.generate(generation("slow"))
+        assert (await anext(tokens)).token_id == 101
+        await tokens.aclose()
+        assert engine.in_flight == 0
+        cancelled = asyncio.create_task(collect(engine, generation("slow")))
+        await until(lambda: engine.in_flight == 1)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert len(await collect(engine, generation())) == 5
+    ended, again, closed = log.read_text().splitlines()
+    assert ended == "ended after 2"
+    assert again.startswith("ended after")
+    assert closed == "closed"
+
+
+@pytest.mark.parametrize(("script", "kind"), [("fail", EngineFault), ("lose", EngineUnavailable)])
+async def test_a_fault_in_the_middle_of_a_sequence_is_told_and_harms_no_neighbour(
+    script: str, kind: type[Exception]
+) -> None:
+    async with client() as engine:
+        await engine.wait_ready()
+        broken, whole = engine.generate(generation(script)), engine.generate(generation())
+        assert [(await anext(broken)).token_id for _ in range(2)] == [101, 102]
+        with pytest.raises(kind):
+            await anext(broken)
+        assert len([token async for token in whole]) == 5
+        assert engine.restarts == 0
+
+
+async def test_a_sequence_that_ends_the_engine_twice_is_refused() -> None:
+    async with client() as engine:
+        await engine.wait_ready()
+        for _ in range(2):
+            with pytest.raises(EngineUnavailable):
+                await collect(engine, generation("die"))
+            await until(lambda: engine.ready)
+        with pytest.raises(RequestRefused):
+            await collect(engine, generation("die"))
+        assert len(await collect(engine, generation())) == 5
 
 
 async def test_death_fails_what_is_in_flight_and_a_new_process_answers() -> None:

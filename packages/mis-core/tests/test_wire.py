@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.wire import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
@@ -18,6 +19,7 @@ from mis_core.process.wire import (
     Configure,
     Errored,
     Failed,
+    Generate,
     MalformedFrame,
     Operate,
     Operated,
@@ -26,12 +28,13 @@ from mis_core.process.wire import (
     Score,
     Scored,
     Shutdown,
+    Wrote,
     decode_for_engine,
     decode_for_front,
     encode_frame,
     payload_size,
 )
-from mis_core.scoring.request import EngineOutput, ScoreRequest
+from mis_core.scoring.request import EngineOutput, Sampling, ScoreRequest
 
 IDS = st.integers(0, 2**63 - 1)
 TOKENS = st.integers(-1, 2**31 - 1)
@@ -60,6 +63,41 @@ def requests(draw: st.DrawFn) -> ScoreRequest:
 
 
 @st.composite
+def generations(draw: st.DrawFn) -> GenerateRequest:
+    biases = draw(st.integers(0, 4))
+    numbers = st.floats(width=32, allow_nan=False)
+    sampling = Sampling(
+        draw(int32((1, 2))),
+        temperature=draw(numbers),
+        bias_ids=draw(int32(biases)),
+        bias=draw(arrays.arrays(np.float32, biases, elements=numbers)),
+        top_k=draw(st.integers(0, 9)),
+        presence_penalty=draw(numbers),
+    )
+    return GenerateRequest(
+        prompt=draw(int32(st.integers(1, 9))),
+        max_new_tokens=draw(st.integers(1, 9)),
+        sampling=sampling,
+        end_ids=frozenset(draw(st.lists(st.integers(0, 99), max_size=3))),
+        top_tokens=draw(st.integers(0, 20)),
+        cache_salt=draw(st.none() | st.text()),
+    )
+
+
+@st.composite
+def new_tokens(draw: st.DrawFn) -> NewToken:
+    tops = draw(st.integers(0, 3))
+    return NewToken(
+        token_id=draw(st.integers(0, 9)),
+        logprob=draw(st.floats(allow_nan=False)),
+        top_ids=draw(int32(tops)),
+        top_logprobs=draw(arrays.arrays(np.float32, tops, elements=st.floats(width=32))),
+        finish_reason=draw(st.sampled_from([None, "stop", "length"])),
+        cached_tokens=draw(st.integers(0, 9)),
+    )
+
+
+@st.composite
 def label_logits(draw: st.DrawFn) -> EngineOutput:
     items, labels = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     floats = st.floats(width=32)  # infinities and NaN payloads included
@@ -80,7 +118,9 @@ def assert_same_fields(got: Any, want: Any) -> None:
     assert type(got) is type(want)
     for name in want.__dataclass_fields__:
         one, other = getattr(got, name), getattr(want, name)
-        if isinstance(other, np.ndarray):
+        if dataclasses.is_dataclass(other):
+            assert_same_fields(one, other)
+        elif isinstance(other, np.ndarray):
             assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes()), name
         else:
             assert one == other, name
@@ -100,6 +140,40 @@ def test_label_logits_survive_bit_by_bit(id: int, logits: EngineOutput) -> None:
     assert isinstance(message, Scored)
     assert message.id == id
     assert_same_fields(message.output, logits)
+
+
+@given(id=IDS, request=generations())
+def test_generations_survive_bit_by_bit(id: int, request: GenerateRequest) -> None:
+    message = decode_for_engine(payload(encode_frame(Generate(id, request))))
+    assert isinstance(message, Generate)
+    assert message.id == id
+    assert_same_fields(message.request, request)
+
+
+@given(id=IDS, token=new_tokens())
+def test_tokens_survive_bit_by_bit(id: int, token: NewToken) -> None:
+    message = decode_for_front(payload(encode_frame(Wrote(id, token))))
+    assert isinstance(message, Wrote)
+    assert message.id == id
+    assert_same_fields(message.token, token)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": ["<i4", [0], b""]},
+        {"max_new_tokens": 0},
+        {"top_tokens": 21},
+        {"end_ids": ["a"]},
+        {"sampling": {"keys": ["<i4", [2, 2], bytes(16)]}},
+    ],
+)
+def test_generations_that_cannot_be_written_are_refused(changes: dict[str, Any]) -> None:
+    request = GenerateRequest(np.array([1], np.int32), 1, Sampling(np.zeros((1, 2), np.int32)))
+    content = msgspec.msgpack.decode(payload(encode_frame(Generate(1, request))))
+    assert isinstance(decode_for_engine(msgspec.msgpack.encode(content)), Generate)
+    with pytest.raises(MalformedFrame):
+        decode_for_engine(msgspec.msgpack.encode(content | {"request": content["request"] | changes}))
 
 
 @pytest.mark.parametrize(

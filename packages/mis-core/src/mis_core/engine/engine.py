@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import threading
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
@@ -15,9 +15,10 @@ import jax.numpy as jnp
 
 from mis_core.config import EngineConfig
 from mis_core.engine.compilations import Compilations, keep_compiled
-from mis_core.engine.loop import EngineLoop
+from mis_core.engine.loop import EngineLoop, Listener
 from mis_core.engine.writer import Writer
 from mis_core.errors import ConfigError, ModelError, RequestError
+from mis_core.generation.request import GenerateRequest
 from mis_core.hub import resolve
 from mis_core.models.config import read_model_config
 from mis_core.models.parallel import make_mesh, spread_heads
@@ -132,7 +133,7 @@ class Engine:
         self._inline, self._threaded = (
             service(self.submit, self.limits, lambda: self.tokenizer) for service in (InlineService, ThreadedService)
         )
-        self._writer = Writer(self._loop.generate, self.limits, lambda: self.tokenizer)
+        self._writer = Writer(self.write, self.limits, lambda: self.tokenizer)
 
     @classmethod
     def from_pretrained(cls, model: str | Path, *, progress: bool = True, **options: Any) -> Self:
@@ -304,6 +305,18 @@ class Engine:
             EngineUnavailable: the engine is closed.
         """
         return self._loop.submit(request)
+
+    def write(self, request: GenerateRequest, listener: Listener) -> Callable[[], None]:
+        """Queue a validated sequence to be written; return what ends it early, which frees what it holds.
+
+        Args:
+            request: The prompt, and how it goes on.
+            listener: Is told each token as it comes, or why no more come; in the engine's thread, so it must not wait.
+
+        Raises:
+            EngineUnavailable: the engine is closed.
+        """
+        return self._loop.generate(request, listener)
 
     @property
     def progress(self) -> int:

@@ -10,10 +10,11 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, MisError
+from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.engine_process import STOP_S, EngineFault, EngineProcess, RequestLost
 from mis_core.process.quarantine import Quarantine
 from mis_core.process.wire import MalformedFrame, Operate, Operation, Ready
@@ -72,7 +73,7 @@ class EngineClient:
     @property
     def in_flight(self) -> int:
         """Number of requests that wait for an answer."""
-        return len(self._process.answers) if self._process is not None else 0
+        return self._process.in_flight if self._process is not None else 0
 
     @property
     def restarts(self) -> int:
@@ -100,6 +101,23 @@ class EngineClient:
         async with self._quarantine.watched(request):
             try:
                 return await self._running().score(next(self._ids), request)
+            except RequestLost:
+                self._quarantine.blame([request])
+                raise
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[NewToken]:
+        """Write a validated sequence and yield its tokens as they come; closing the generator frees the engine's work.
+
+        Raises:
+            EngineUnavailable, RequestError, EngineFault, RequestRefused: as `score`.
+        """
+        async with (
+            self._quarantine.watched(request),
+            contextlib.aclosing(self._running().generate(next(self._ids), request)) as tokens,
+        ):
+            try:
+                async for token in tokens:
+                    yield token
             except RequestLost:
                 self._quarantine.blame([request])
                 raise

@@ -7,17 +7,19 @@ import logging
 import signal
 import socket
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
+from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.wire import (
     HEADER_BYTES,
     Cancel,
     Configure,
     Errored,
     Failed,
+    Generate,
     MalformedFrame,
     Operate,
     Operated,
@@ -27,6 +29,7 @@ from mis_core.process.wire import (
     Scored,
     Shutdown,
     ToFront,
+    Wrote,
     decode_for_front,
     encode_frame,
     payload_size,
@@ -51,10 +54,16 @@ class EngineProcess:
 
     def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.answers: dict[int, asyncio.Future[Any]] = {}
-        self.requests: dict[int, ScoreRequest] = {}
+        self.requests: dict[int, ScoreRequest | GenerateRequest] = {}
+        self._written: dict[int, asyncio.Queue[NewToken | Exception]] = {}
         self._process = process
         self._reader = reader
         self._writer = writer
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests that wait for an answer, or for more of it."""
+        return len(self.answers) + len(self._written)
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "EngineProcess":
@@ -105,10 +114,7 @@ class EngineProcess:
 
     async def score(self, id: int, request: ScoreRequest) -> EngineOutput:
         """Send a request and wait for its answer."""
-        try:
-            frame = encode_frame(Score(id, request))
-        except MalformedFrame:
-            raise RequestError("request_too_large", "The request does not fit in one message to the engine.") from None
+        frame = _frame_of(Score(id, request))
         self.requests[id] = request
         try:
             return await self._ask(id, frame)
@@ -117,6 +123,28 @@ class EngineProcess:
             raise
         finally:
             del self.requests[id]
+
+    async def generate(self, id: int, request: GenerateRequest) -> AsyncGenerator[NewToken]:
+        """Send a sequence to be written and yield its tokens as they come; closing the generator early cancels it."""
+        frame = _frame_of(Generate(id, request))
+        told = self._written[id] = asyncio.Queue[NewToken | Exception]()
+        self.requests[id] = request
+        token: NewToken | Exception | None = None
+        try:
+            self._send(frame)
+            await self._writer.drain()
+            while token is None or token.finish_reason is None:
+                token = await told.get()
+                if isinstance(token, Exception):
+                    raise token
+                yield token
+        except ConnectionError:
+            raise EngineUnavailable("The engine ended.") from None
+        except (asyncio.CancelledError, GeneratorExit):
+            self._send(encode_frame(Cancel(id)))
+            raise
+        finally:
+            del self._written[id], self.requests[id]
 
     async def operate(self, operate: Operate) -> dict[str, float]:
         """Send an operation and wait until it is done."""
@@ -149,9 +177,8 @@ class EngineProcess:
 
     async def stop(self, within_s: float = STOP_S) -> None:
         """Fail what is in flight, then stop the process: politely, then by force."""
-        for answer in self.answers.values():
-            if not answer.done():
-                answer.set_exception(EngineUnavailable("The engine ended before it answered."))
+        for id in (*self.answers, *self._written):
+            self._fail(id, EngineUnavailable("The engine ended before it answered."))
         self._send(encode_frame(Shutdown()))
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation, and supervision would go on.
@@ -168,22 +195,29 @@ class EngineProcess:
             await self._writer.wait_closed()
 
     def _deliver(self, message: ToFront) -> None:
-        if not isinstance(message, Scored | Rejected | Errored | Operated):
-            raise MalformedFrame(f"{type(message).__name__} after the start.")
-        answer = self.answers.get(message.id)
-        if answer is None or answer.done():  # cancelled meanwhile
-            return
         match message:
-            case Scored():
-                answer.set_result(message.output)
-            case Operated():
-                answer.set_result(message.values)
+            case Wrote(id=id, token=token):
+                if id in self._written:  # else cancelled meanwhile
+                    self._written[id].put_nowait(token)
+            case Scored(id=id, output=value) | Operated(id=id, values=value):
+                answer = self.answers.get(id)
+                if answer is not None and not answer.done():
+                    answer.set_result(value)
             case Rejected():
-                answer.set_exception(RequestError(message.code, message.message, message.param))
+                self._fail(message.id, RequestError(message.code, message.message, message.param))
             case Errored(is_lost=True):
-                answer.set_exception(RequestLost("The device failed while it computed this request."))
+                self._fail(message.id, RequestLost("The device failed while it computed this request."))
             case Errored():
-                answer.set_exception(EngineFault("The engine failed on this request; its log says why."))
+                self._fail(message.id, EngineFault("The engine failed on this request; its log says why."))
+            case _:
+                raise MalformedFrame(f"{type(message).__name__} after the start.")
+
+    def _fail(self, id: int, error: Exception) -> None:
+        answer = self.answers.get(id)
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+        if id in self._written:
+            self._written[id].put_nowait(error)
 
     def _send(self, frame: bytes) -> None:
         if not self._writer.is_closing():  # else nobody reads it, and uvloop refuses to write it
@@ -203,3 +237,10 @@ class EngineProcess:
         except TimeoutError:
             return "the conversation"
         return f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+
+
+def _frame_of(message: Score | Generate) -> bytes:
+    try:
+        return encode_frame(message)
+    except MalformedFrame:
+        raise RequestError("request_too_large", "The request does not fit in one message to the engine.") from None

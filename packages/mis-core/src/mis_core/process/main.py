@@ -24,6 +24,7 @@ from mis_core.process.wire import (
     Cancel,
     Configure,
     Failed,
+    Generate,
     MalformedFrame,
     Operate,
     Ready,
@@ -102,6 +103,8 @@ def _read_messages(channel: Channel, opened: Future[RequestTable]) -> None:
             match message:
                 case Score():
                     opened.result().add(message)
+                case Generate():
+                    opened.result().write(message)
                 case Cancel():
                     opened.result().cancel(message.id)
                 case Operate():

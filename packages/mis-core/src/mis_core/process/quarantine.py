@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mis_core.generation.request import GenerateRequest
 from mis_core.scoring.request import ScoreRequest
 
 _REFUSED_AFTER = 2  # ends that count
@@ -44,7 +45,7 @@ class Quarantine:
         self._one_at_a_time = asyncio.Lock()
 
     @asynccontextmanager
-    async def watched(self, request: ScoreRequest) -> AsyncIterator[None]:
+    async def watched(self, request: ScoreRequest | GenerateRequest) -> AsyncIterator[None]:
         """Surround the computation of a request, until its answer is there.
 
         Raises:
@@ -61,7 +62,7 @@ class Quarantine:
             yield
             self._records.pop(key, None)
 
-    def blame(self, requests: Iterable[ScoreRequest]) -> None:
+    def blame(self, requests: Iterable[ScoreRequest | GenerateRequest]) -> None:
         """Record that the engine process ended with these requests in flight."""
         keys = {_key(request) for request in requests}
         known = [key for key in keys if key in self._records]
@@ -73,17 +74,22 @@ class Quarantine:
             self._records.popitem(last=False)
 
 
-def _key(request: ScoreRequest) -> bytes:
+def _key(request: ScoreRequest | GenerateRequest) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     sampling = request.sampling
-    arrays = [request.query, request.item_tokens, request.item_starts, request.context_lens, request.label_ids]
-    arrays += [request.read_starts]
+    if isinstance(request, GenerateRequest):
+        arrays = [request.prompt]
+        said: tuple[object, ...] = (request.max_new_tokens, sorted(request.end_ids))
+    else:
+        arrays = [request.query, request.item_tokens, request.item_starts, request.context_lens, request.label_ids]
+        arrays += [request.read_starts]
+        said = (request.needs_log_sum_exp, request.layout)
     if sampling is not None:
         arrays += [sampling.keys, sampling.bias_ids, sampling.bias.view(np.int32)]
+        drawn = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+        said += (*drawn, sampling.presence_penalty, sampling.frequency_penalty)
     for array in arrays:
         digest.update(repr(array.shape).encode())
         digest.update(np.ascontiguousarray(array, np.int32).data)
-    drawn = None if sampling is None else (sampling.temperature, sampling.top_p)
-    said = (request.needs_log_sum_exp, request.layout, request.cache_salt, request.top_tokens, drawn)
-    digest.update(repr(said).encode())
+    digest.update(repr((*said, request.cache_salt, request.top_tokens)).encode())
     return digest.digest()

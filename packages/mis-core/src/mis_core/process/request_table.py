@@ -4,12 +4,14 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from mis_core.errors import EngineUnavailable, RequestError
+from mis_core.generation.request import NewToken
 from mis_core.process.channel import Channel
-from mis_core.process.wire import Errored, Operate, Operated, Rejected, Score, Scored, encode_frame
+from mis_core.process.wire import Errored, Generate, Operate, Operated, Rejected, Score, Scored, Wrote, encode_frame
 from mis_core.scoring.request import EngineOutput
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ class RequestTable:
     def __init__(self, channel: Channel, engine: "Engine") -> None:
         self._channel = channel
         self._engine = engine
-        self._futures: dict[int, Future[EngineOutput]] = {}
+        self._cancels: dict[int, Callable[[], object]] = {}  # what ends each early
         self._changed = threading.Condition()
         self._is_closed = False
 
@@ -38,15 +40,26 @@ class RequestTable:
             self._answer(score.id, error)
             return
         with self._changed:
-            self._futures[score.id] = future
+            self._cancels[score.id] = future.cancel
         future.add_done_callback(lambda done: self._finish(score.id, done))
+
+    def write(self, generate: Generate) -> None:
+        """Have the engine write a sequence; each token is sent as it comes."""
+        try:
+            with self._changed:  # its last token may come before this returns
+                self._cancels[generate.id] = self._engine.write(
+                    generate.request, lambda token: self._tell(generate.id, token)
+                )
+        except Exception as error:
+            self._answer(generate.id, error)
 
     def cancel(self, id: int) -> None:
         """Cancel a request, unless it is answered already."""
         with self._changed:
-            future = self._futures.get(id)
-        if future is not None:
-            future.cancel()
+            cancel = self._cancels.get(id)
+        if cancel is not None:
+            cancel()
+            self._forget(id)
 
     def operate(self, operate: Operate) -> None:
         """Do something to the engine as a whole; writing a profile takes seconds, so it has a thread of its own."""
@@ -64,7 +77,7 @@ class RequestTable:
     def wait(self) -> None:
         """Block until the table is closed and empty."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed and not self._futures)
+            self._changed.wait_for(lambda: self._is_closed and not self._cancels)
 
     def watch(self, timeout_s: float) -> None:
         """Exit when the engine has work but makes no progress for `timeout_s`. Never returns.
@@ -75,10 +88,10 @@ class RequestTable:
         while True:
             time.sleep(min(timeout_s / 4, 1.0))
             progress = self._engine.progress
-            if progress != seen or not self._futures:
+            if progress != seen or not self._cancels:
                 seen, since = progress, time.monotonic()
             elif time.monotonic() - since > timeout_s:
-                logger.critical("No progress for %.0f s with %d requests waiting.", timeout_s, len(self._futures))
+                logger.critical("No progress for %.0f s with %d requests waiting.", timeout_s, len(self._cancels))
                 os._exit(_HUNG)
 
     def _finish(self, id: int, future: Future[EngineOutput]) -> None:
@@ -88,8 +101,20 @@ class RequestTable:
                 self._channel.tell(encode_frame(Scored(id, future.result())))
             else:
                 self._answer(id, error)
+        self._forget(id)
+
+    def _tell(self, id: int, token: NewToken | Exception) -> None:
+        if isinstance(token, Exception):
+            self._answer(id, token)
+            self._forget(id)
+            return
+        self._channel.tell(encode_frame(Wrote(id, token)))
+        if token.finish_reason is not None:
+            self._forget(id)
+
+    def _forget(self, id: int) -> None:
         with self._changed:
-            self._futures.pop(id, None)
+            self._cancels.pop(id, None)
             self._changed.notify()
 
     def _operate(self, operate: Operate) -> None:

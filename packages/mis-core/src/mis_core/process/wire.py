@@ -5,8 +5,9 @@ travel as little-endian bytes of a dtype fixed here, never as pickled objects: d
 classes below and nothing else. Both ends check what they read, because a bug or a version skew must end
 in an error, not in a wrong score.
 
-    front to engine     Configure, then Score, Cancel and Operate, then Shutdown
+    front to engine     Configure, then Score, Generate, Cancel and Operate, then Shutdown
     engine to front     Ready or Failed, then one of Scored, Rejected, Errored for each Score,
+                        Wrote for each token of a Generate, or Rejected or Errored at its end,
                         and Operated or Rejected for each Operate
 
 This module does no I/O; `client` and `main` read and write the frames.
@@ -19,7 +20,8 @@ import msgspec
 import numpy as np
 
 from mis_core.config import Activation
-from mis_core.scoring.request import MAX_BIASES, MAX_TOP_TOKENS, EngineOutput, ScoreRequest
+from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.scoring.request import MAX_BIASES, MAX_TOP_TOKENS, EngineOutput, Sampling, ScoreRequest
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -71,17 +73,34 @@ class Score(_Message, frozen=True):
         if not 0 <= request.query_reads <= len(request.query) or not 0 <= request.top_tokens <= MAX_TOP_TOKENS:
             raise ValueError(f"{request.query_reads} rows of the query, {request.top_tokens} most probable tokens.")
         sampling = request.sampling
-        if sampling is not None and (
-            sampling.keys.shape != (items, 2) or not len(sampling.bias_ids) == len(sampling.bias) <= MAX_BIASES
-        ):
-            raise ValueError(f"{items} items, but keys of the shape {sampling.keys.shape}; or biases that do not fit.")
+        if sampling is not None:
+            _check_sampling(sampling, items)
         reads_something = labels.shape[1] or request.top_tokens or sampling is not None
         if len(labels) not in (1, request.num_reads) or not reads_something:
             raise ValueError(f"{request.num_reads} rows are read, but labels are of the shape {labels.shape}.")
 
 
+class Generate(_Message, frozen=True):
+    """Write one sequence.
+
+    Attributes:
+        id: Chosen by the front, never reused, not even for a `Score`.
+        request: The prompt, and how it goes on.
+    """
+
+    id: int
+    request: GenerateRequest
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be written, as `Score` does."""
+        request = self.request
+        if not len(request.prompt) or request.max_new_tokens < 1 or not 0 <= request.top_tokens <= MAX_TOP_TOKENS:
+            raise ValueError(f"{request.max_new_tokens} tokens behind a prompt of {len(request.prompt)}.")
+        _check_sampling(request.sampling, 1)
+
+
 class Cancel(_Message, frozen=True):
-    """The request is no longer wanted; it need not be computed and gets no answer."""
+    """The request is no longer wanted; it need not be computed and gets no answer, or no more tokens."""
 
     id: int
 
@@ -90,7 +109,7 @@ class Operate(_Message, frozen=True):
     """Do something to the engine as a whole.
 
     Attributes:
-        id: Chosen by the front, never reused, not even for a `Score`.
+        id: Chosen by the front, never reused, not even for another kind of message.
         action: What to do.
         argument: What the action needs, such as a folder.
     """
@@ -154,6 +173,19 @@ class Scored(_Message, frozen=True):
             raise ValueError(f"{_shape(drawn)} tokens are drawn, but {_shape(output.next_logits)} have values.")
 
 
+class Wrote(_Message, frozen=True):
+    """The next token of a sequence; the last one says why it ends."""
+
+    id: int
+    token: NewToken
+
+    def __post_init__(self) -> None:
+        """Refuse arrays that do not fit each other, as `Score` does."""
+        ids, logprobs = self.token.top_ids, self.token.top_logprobs
+        if len(ids) != len(logprobs):
+            raise ValueError(f"{len(ids)} most probable tokens have {len(logprobs)} values.")
+
+
 class Rejected(_Message, frozen=True):
     """The request breaks the contract in a way only the engine could see; the fields are those of `RequestError`."""
 
@@ -185,8 +217,8 @@ class Operated(_Message, frozen=True):
     values: dict[str, float]
 
 
-ToEngine = Configure | Score | Cancel | Operate | Shutdown
-ToFront = Ready | Failed | Scored | Rejected | Errored | Operated
+ToEngine = Configure | Score | Generate | Cancel | Operate | Shutdown
+ToFront = Ready | Failed | Scored | Wrote | Rejected | Errored | Operated
 _AnyMessage = TypeVar("_AnyMessage")
 
 _DTYPES = ("<i4", "<f4")
@@ -194,6 +226,11 @@ _DTYPES = ("<i4", "<f4")
 
 def _shape(array: np.ndarray | None) -> tuple[int, ...] | None:
     return None if array is None else array.shape
+
+
+def _check_sampling(sampling: Sampling, items: int) -> None:
+    if sampling.keys.shape != (items, 2) or not len(sampling.bias_ids) == len(sampling.bias) <= MAX_BIASES:
+        raise ValueError(f"{items} items, but keys of the shape {sampling.keys.shape}; or biases that do not fit.")
 
 
 def _pack(array: Any) -> tuple[str, tuple[int, ...], bytes]:
