@@ -79,8 +79,19 @@ def test_litellm_completes_texts(server: RunningServer, model: str) -> None:
 
 
 def test_litellm_reports_what_is_refused(server: RunningServer, model: str) -> None:
-    with pytest.raises(litellm.BadRequestError, match="One new token"):
-        litellm.completion(model=f"openai/{model}", api_base=f"{server.base_url}/v1", api_key="none", messages=MESSAGES)
+    at = {"model": f"openai/{model}", "api_base": f"{server.base_url}/v1", "api_key": "none"}
+    with pytest.raises(litellm.BadRequestError, match="max_tokens"):
+        litellm.completion(**at, messages=MESSAGES, max_tokens=0)
+
+
+def test_litellm_streams_longer_answers(server: RunningServer, model: str) -> None:
+    at = {"model": f"openai/{model}", "api_base": f"{server.base_url}/v1", "api_key": "none"}
+    fields: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 12, "seed": 3}
+    reply: Any = litellm.completion(**at, **fields)
+    chunks: Any = list(litellm.completion(**at, **fields, stream=True, stream_options={"include_usage": True}))
+    told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert told == reply.choices[0].message.content
+    assert reply.usage.completion_tokens > 1
 
 
 @pytest.mark.parametrize(
@@ -124,6 +135,19 @@ def test_langchain_invokes_and_streams(server: RunningServer, model: str, best: 
     assert answer.usage_metadata["output_tokens"] == 1
     streamed = chat.stream([("system", MESSAGES[0]["content"]), ("human", MESSAGES[1]["content"])])
     assert "".join(str(piece.content) for piece in streamed) == best[0][0]
+
+
+def test_langchain_streams_longer_answers(server: RunningServer, model: str) -> None:
+    chat = ChatOpenAI(
+        model=model, base_url=f"{server.base_url}/v1", api_key="none", max_tokens=12, seed=3, max_retries=0,
+        stream_usage=True,
+    )  # fmt: skip
+    answer = chat.invoke("Do cats purr?")
+    pieces = list(chat.stream("Do cats purr?"))
+    assert "".join(str(piece.content) for piece in pieces) == answer.content
+    assert len([piece for piece in pieces if piece.content]) > 1
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["output_tokens"] > 1
 
 
 def test_langchain_asks_for_labels(server: RunningServer, model: str) -> None:

@@ -75,15 +75,18 @@ class ScriptedEngine:
             if number == 2:
                 match request.cache_salt:
                     case "fail":
-                        return listener(FloatingPointError("a poisoned request"))
+                        listener(FloatingPointError("a poisoned request"))
+                        return
                     case "lose":
-                        return listener(EngineUnavailable("The engine lost this request: XlaRuntimeError."))
+                        listener(EngineUnavailable("The engine lost this request: XlaRuntimeError."))
+                        return
                     case "die":
                         os.kill(os.getpid(), signal.SIGKILL)
                     case "slow":
                         ended.wait(600)
             if ended.is_set():
-                return self._write(f"ended after {number}")
+                self._write(f"ended after {number}")
+                return
             self.progress += 1
             reason = "length" if number == request.max_new_tokens - 1 else None
             token = int(request.prompt[-1]) + 1 + number

@@ -10,7 +10,8 @@ import pytest
 
 from mis_core import Engine, RequestError
 from mis_core.generation.request import FinishReason, NewToken
-from mis_core.tasks.generate import Writing, parse_generation
+from mis_core.tasks.generate import parse_generation
+from mis_core.tasks.writing import Writing
 
 PROMPT = list(range(20, 90))
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -172,7 +173,7 @@ def write(engine: Engine, text: str, **fields: Any) -> tuple[list[str], str | No
     """Return the texts of the chunks of an answer whose tokens spell a text."""
     ids = engine.tokenizer.encode(text, add_special_tokens=False).tolist()
     parsed = parse_generation({"prompt": PROMPT, "max_new_tokens": 100, **fields}, engine.tokenizer, engine.limits)
-    writing, none = Writing(parsed, engine.tokenizer), np.zeros(0, np.int32)
+    writing, none = Writing(engine.tokenizer, parsed.stops, 1), np.zeros(0, np.int32)
     texts: list[str] = []
     finish: str | None = None
     for place, token in enumerate(ids):

@@ -6,7 +6,7 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,6 +18,7 @@ import uvicorn
 from pydantic import BaseModel, ConfigDict
 
 from mis_core.config import EngineConfig
+from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.wire import Ready
 from mis_core.ragged import rows_at
 from mis_core.scoring.request import EngineOutput, ScoreRequest
@@ -41,6 +42,9 @@ class PretendedEngine:
         self.started = threading.Event()
         self.was_cancelled = threading.Event()
         self.requests: list[ScoreRequest] = []
+        self.sequences: list[GenerateRequest] = []
+        self.written = 0
+        self.faulty_at = 0  # the token of a sequence at which it fails or hangs
         self.in_flight = 0
         self.restarts = 0
         self.operations: list[str] = []
@@ -64,6 +68,24 @@ class PretendedEngine:
             algorithm="packed",
             placements=self.placements if request.return_layout else None,
         )
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[NewToken]:
+        self.sequences.append(request)
+        self.started.set()
+        top_ids = np.arange(40, 40 + request.top_tokens, dtype=np.int32)
+        for place in range(request.max_new_tokens):
+            if place == self.faulty_at and self.error is not None:
+                raise self.error
+            if place == self.faulty_at and self.hangs:
+                await self._hang()
+            token = self.next_ids[place % len(self.next_ids)]
+            reason = "stop" if token in request.end_ids else "length" if place + 1 == request.max_new_tokens else None
+            self.written += 1
+            top_logprobs = (-1 - 0.1 * (top_ids - 40)).astype(np.float32)
+            yield NewToken(token, float(np.float32(0.01 * token - 4)), top_ids, top_logprobs, reason, cached_tokens=1)
+            if reason is not None:
+                return
+            await asyncio.sleep(0)
 
     async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:
         if self.error is not None:

@@ -13,6 +13,9 @@ async function main(baseURL, model) {
   for await (const each of client.models.list()) models.push(each.id);
   const streamed = [];
   for await (const chunk of await client.chat.completions.create({ ...chat, stream: true })) streamed.push(chunk);
+  const longer = { ...chat, max_tokens: 12, seed: 3, temperature: 1 };
+  const written = [];
+  for await (const chunk of await client.chat.completions.create({ ...longer, stream: true })) written.push(chunk);
   const refused = await client.chat.completions.create({ ...chat, tools: [{ type: "function" }] }).catch((error) => error);
 
   console.log(
@@ -20,6 +23,8 @@ async function main(baseURL, model) {
       models,
       chat: await client.chat.completions.create(chat),
       streamed,
+      longer: await client.chat.completions.create(longer),
+      written,
       completion: await client.completions.create(prompt),
       score: await client.post("/score", { body: scored }),
       refused: {

@@ -96,9 +96,10 @@ def decisions(rng: random.Random) -> dict[str, Any]:
 
 
 def sampling(rng: random.Random) -> dict[str, Any]:
-    """One new token, the same whenever it is asked for again."""
+    """New tokens, the same whenever they are asked for again."""
     return {
-        "max_tokens": 1,
+        "max_tokens": rng.choice([1, 1, 2, 12]),
+        "presence_penalty": rng.choice([0, 0.5]),
         "seed": rng.randrange(2**31),
         "temperature": rng.choice([0, 0.7, 1.3]),
         "top_p": rng.choice([1, 0.8]),

@@ -59,7 +59,8 @@ invalid_max_chunks_per_doc invalid_priority invalid_truncation                  
 invalid_max_tokens invalid_max_completion_tokens invalid_n invalid_top_p invalid_seed   400 invalid_value_error
 invalid_logit_bias invalid_stop invalid_logprobs invalid_top_logprobs                   400 invalid_value_error
 invalid_chat_template_kwargs                                                            400 invalid_value_error
-invalid_stream invalid_stream_options                                                   400 invalid_request_error
+invalid_top_k invalid_min_p                                                             400 invalid_value_error
+invalid_stream invalid_stream_options invalid_stop_token_ids invalid_ignore_eos         400 invalid_request_error
 invalid_add_generation_prompt invalid_continue_final_message                            400 invalid_request_error
 invalid_frequency_penalty invalid_presence_penalty invalid_metadata invalid_prediction  400 invalid_request_error
 invalid_parallel_tool_calls invalid_prompt_cache_key invalid_prompt_cache_options       400 invalid_request_error

@@ -7,7 +7,7 @@ fields but not their kinds.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from starlette.testclient import TestClient
 
 from mis_core.config import EngineConfig
+from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.wire import Ready
 from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_server.app import create_app
@@ -51,6 +52,16 @@ class Answering:
             return output
         drawn = np.arange(request.num_items, dtype=np.int32)
         return dataclasses.replace(output, next_ids=drawn, next_logits=drawn.astype(np.float32) / 100)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[NewToken]:
+        assert 0 < len(request.prompt) <= 256 - request.max_new_tokens
+        assert request.prompt.dtype == np.int32
+        assert ((request.prompt >= 0) & (request.prompt < 1024)).all()
+        assert request.sampling.keys.shape == (1, 2)
+        values = np.zeros(request.top_tokens, np.float32)
+        for number in range(1, request.max_new_tokens + 1):
+            reason = "length" if number == request.max_new_tokens else None
+            yield NewToken(number, -0.5, values.astype(np.int32), values, reason)
 
     async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:
         return {"freed_pages": 0} if action == "flush_cache" else {}
@@ -155,7 +166,8 @@ chats = st.fixed_dictionaries(
     {},
     optional={
         "messages": mostly(st.lists(message, max_size=5)),
-        "max_tokens": mostly(st.just(1)),
+        "max_tokens": mostly(st.integers(1, 40)),
+        "max_completion_tokens": mostly(st.integers(1, 40)),
         "n": mostly(st.integers(1, 4)),
         "logprobs": mostly(st.booleans()),
         "top_logprobs": mostly(st.integers(0, 20)),
@@ -163,6 +175,10 @@ chats = st.fixed_dictionaries(
         "label_token_ids": mostly(tokens),
         "logit_bias": mostly(st.dictionaries(st.text(max_size=3), st.floats(), max_size=3)),
         "stop": mostly(texts, st.lists(texts, max_size=3)),
+        "stop_token_ids": mostly(tokens),
+        "ignore_eos": mostly(st.booleans()),
+        "top_k": mostly(st.integers(-2, 9)),
+        "min_p": mostly(st.floats(0, 1)),
         "seed": anything,
         "temperature": mostly(st.floats()),
         "stream": mostly(st.booleans()),
@@ -179,13 +195,17 @@ completions = st.fixed_dictionaries(
     {},
     optional={
         "prompt": mostly(texts, tokens, st.lists(texts, max_size=4), st.lists(tokens, max_size=4)),
-        "max_tokens": mostly(st.integers(0, 1)),
+        "max_tokens": mostly(st.integers(0, 1), st.integers(2, 40)),
         "echo": mostly(st.booleans()),
         "logprobs": mostly(st.integers(0, 20)),
         "n": mostly(st.integers(1, 4)),
         "best_of": mostly(st.integers(1, 4)),
         "logit_bias": mostly(st.dictionaries(st.text(max_size=3), st.floats(), max_size=3)),
         "stop": mostly(texts, st.lists(texts, max_size=3)),
+        "stop_token_ids": mostly(tokens),
+        "ignore_eos": mostly(st.booleans()),
+        "top_k": mostly(st.integers(-2, 9)),
+        "min_p": mostly(st.floats(0, 1)),
         "seed": anything,
         "temperature": mostly(st.floats()),
         "top_p": mostly(st.floats(0, 1)),

@@ -46,6 +46,15 @@ def test_chats_are_what_http_answers_and_streams_say_the_same(server: RunningSer
     assert "".join(deltas) == choice["message"]["content"]
 
 
+def test_longer_answers_stream(replies: dict[str, Any]) -> None:
+    (choice,) = replies["longer"]["choices"]
+    told = [chunk["choices"][0] for chunk in replies["written"]]
+    assert "".join(each["delta"].get("content") or "" for each in told) == choice["message"]["content"]
+    tokens = [token for each in told if each["logprobs"] for token in each["logprobs"]["content"]]
+    assert tokens == choice["logprobs"]["content"]
+    assert len(tokens) > 1
+
+
 def test_completions_have_log_probabilities_of_the_prompt(server: RunningServer, replies: dict[str, Any]) -> None:
     body = {"prompt": "Cats purr.", "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 2}
     assert replies["completion"]["choices"] == ask(server, "/v1/completions", body)["choices"]

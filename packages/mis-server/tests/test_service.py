@@ -5,7 +5,7 @@ import contextlib
 import gc
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -62,7 +62,12 @@ def test_events_leave_others_their_turns() -> None:
                 await asyncio.sleep(0)
 
         count, task = 0, asyncio.create_task(other())
-        reply = cast(Any, event_reply([{}] * events, cast(Any, SimpleNamespace(timings_ms={}))))
+
+        async def told() -> AsyncGenerator[dict[str, int]]:
+            for _ in range(events):
+                yield {}
+
+        reply = cast(Any, event_reply(cast(Any, None), told(), cast(Any, SimpleNamespace(timings_ms={}))))
         assert len([line async for line in reply.body_iterator]) == events + 1
         task.cancel()
         return count

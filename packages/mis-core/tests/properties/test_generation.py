@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mis_core import Engine
-from mis_core.tasks.generate import GeneratedChoice, GenerateResult
+from mis_core.tasks.generate import GenerateResult
+from mis_core.tasks.writing import GeneratedChoice
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 

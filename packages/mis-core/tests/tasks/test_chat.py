@@ -1,6 +1,7 @@
 """Chat with one new token: fields, prompts, and what becomes of the engine's outputs."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput
 from mis_core.tasks.chat import CHAT, FIELDS, IGNORED, ParsedChat
 from mis_core.tasks.messages import MAX_MESSAGES, read_messages
+from mis_core.tasks.sampling import Stops, sampling_keys
 from mis_core.tokenization import Tokenizer
 from mis_testing import tiny_checkpoint
 
@@ -73,7 +75,7 @@ def test_the_prompt_is_what_transformers_makes_of_the_messages(directory, tokeni
     reference = AutoTokenizer.from_pretrained(directory)
     messages = fields.get("messages", MESSAGES)
     assert prompt(parsed) == reference.apply_chat_template(messages, return_dict=True, **theirs)["input_ids"]
-    assert parsed.request.prompt_tokens == len(prompt(parsed))
+    assert parsed.prompt_tokens == len(prompt(parsed))
 
 
 def test_every_choice_is_the_same_segment_with_a_key_of_its_own(some_tokenizer: Tokenizer) -> None:
@@ -82,7 +84,7 @@ def test_every_choice_is_the_same_segment_with_a_key_of_its_own(some_tokenizer: 
     assert len(request.item_tokens) == 3
     assert request.prompt_tokens == len(request.query)
     assert len(np.unique(request.sampling.keys, axis=0)) == 3
-    again = parse(some_tokenizer, seed=5).request.sampling
+    again = parse(some_tokenizer, seed=5).requests[0].sampling
     np.testing.assert_array_equal(again.keys, request.sampling.keys[:1])
 
 
@@ -92,23 +94,23 @@ def test_fields_arrive(some_tokenizer: Tokenizer) -> None:
         some_tokenizer, logprobs=True, top_logprobs=20, temperature=0, top_p=0.5, logit_bias={"3": 1}, stop="a",
         stream=True, stream_options=options, label_token_ids=[7, 8, 7], cache_salt="s", model="m",
     )  # fmt: skip
-    request = parsed.request
+    (request,) = parsed.requests
     assert (request.top_tokens, request.cache_salt, request.label_ids.tolist()) == (20, "s", [[7, 8, 7]])
     assert (request.sampling.temperature, request.sampling.bias_ids.tolist()) == (0, [3])
-    assert (parsed.logprobs, parsed.stop, parsed.stream, parsed.include_usage) == (True, ("a",), True, True)
+    assert (parsed.logprobs, parsed.stops.texts, parsed.stream, parsed.include_usage) == (True, ("a",), True, True)
 
 
 def test_labels_are_looked_up(some_tokenizer: Tokenizer) -> None:
     labels = ["a", " the"]
     ids = [some_tokenizer.label_id(label) for label in labels]
-    assert parse(some_tokenizer, labels=labels).request.label_ids.tolist() == [ids]
+    assert parse(some_tokenizer, labels=labels).requests[0].label_ids.tolist() == [ids]
 
 
 def test_null_is_as_good_as_missing(some_tokenizer: Tokenizer) -> None:
     fields = {name: None for name in FIELDS if name not in GOOD}
     parsed = parse(some_tokenizer, **fields)
     assert prompt(parsed) == prompt(parse(some_tokenizer))
-    assert parsed.request.label_ids.shape == (1, 0)
+    assert parsed.requests[0].label_ids.shape == (1, 0)
 
 
 def test_what_is_harmless_or_has_no_effect_is_accepted(some_tokenizer: Tokenizer) -> None:
@@ -145,9 +147,8 @@ def test_bad_messages_are_refused(some_tokenizer: Tokenizer, changes: dict[str, 
 
 
 REFUSED_FIELDS = [
-    *[("max_tokens", value, "unsupported_parameter") for value in (2, 10**6, None)],
+    *[("max_tokens", value, "invalid_max_tokens") for value in (2**31, 10**30)],
     *[("max_tokens", value, "invalid_max_tokens") for value in (0, -1, 1.0, True, "1")],
-    ("max_completion_tokens", 2, "unsupported_parameter"),
     ("max_completion_tokens", 0, "invalid_max_completion_tokens"),
     *[("tools", value, "unsupported_parameter") for value in ([{}], {}, "a")],
     *[("tool_choice", value, "unsupported_parameter") for value in ("auto", "required", {})],
@@ -190,8 +191,48 @@ def test_continuing_a_message_is_not_beginning_another(some_tokenizer: Tokenizer
     assert (error.code, error.param) == ("invalid_continue_final_message", "continue_final_message")
 
 
-def test_more_tokens_than_one_are_refused_with_what_is_there_today(some_tokenizer: Tokenizer) -> None:
-    assert "One new token" in refusal(some_tokenizer, max_tokens=None).message
+def test_an_answer_of_more_tokens_is_a_sequence_for_each_choice(some_tokenizer: Tokenizer) -> None:
+    fields = {"n": 3, "seed": 5, "logprobs": True, "top_logprobs": 2, "stop": "a", "stop_token_ids": [9]}
+    parsed = pickle.loads(pickle.dumps(parse(some_tokenizer, max_tokens=7, cache_salt="s", top_k=4, **fields)))
+    assert parsed.requests == ()
+    assert parsed.stops == Stops(("a",), frozenset([9]))
+    (first, *_) = parse(some_tokenizer, seed=5).requests
+    for number, sequence in enumerate(parsed.sequences):
+        assert sequence.prompt.tolist() == first.query.tolist()
+        assert (sequence.max_new_tokens, sequence.top_tokens, sequence.cache_salt) == (7, 2, "s")
+        assert sequence.end_ids == some_tokenizer.end_ids | {9}
+        assert sequence.sampling.keys.tolist() == sampling_keys(5, 3)[number : number + 1].tolist()
+        assert sequence.sampling.top_k == 4
+    assert len(parsed.sequences) == 3
+    (unending,) = parse(some_tokenizer, max_tokens=2, ignore_eos=True).sequences
+    assert unending.end_ids == frozenset()
+
+
+def test_labels_of_a_longer_answer_are_scored_once_beside_it(some_tokenizer: Tokenizer) -> None:
+    parsed = parse(some_tokenizer, max_tokens=5, n=2, label_token_ids=[1, 2], logprobs=True, top_logprobs=3)
+    (request,) = parsed.requests
+    assert (request.num_items, request.sampling, request.top_tokens, len(parsed.sequences)) == (1, None, 0, 2)
+
+
+def test_without_a_number_an_answer_has_what_fits(some_tokenizer: Tokenizer) -> None:
+    def longest(limits: Limits, **fields: object) -> int:
+        return parse(some_tokenizer, limits, max_tokens=None, **fields).sequences[0].max_new_tokens
+
+    tokens = parse(some_tokenizer).prompt_tokens
+    assert longest(LIMITS) == LIMITS.context_length - tokens
+    assert longest(replace(LIMITS, max_request_tokens=tokens + 40), n=4) == 10
+    assert longest(replace(LIMITS, max_scores=60), n=2, logprobs=True, top_logprobs=4) == 6
+    assert parse(some_tokenizer, max_tokens=9, max_completion_tokens=3).sequences[0].max_new_tokens == 3
+
+
+def test_what_an_answer_may_cost_is_bounded(some_tokenizer: Tokenizer) -> None:
+    room = LIMITS.context_length - parse(some_tokenizer).prompt_tokens
+    assert parse(some_tokenizer, max_tokens=room).sequences
+    assert refusal(some_tokenizer, max_tokens=room + 1).code == "context_length_exceeded"
+    error = refusal(some_tokenizer, replace(LIMITS, max_request_tokens=100), max_completion_tokens=50, n=2)
+    assert (error.code, error.param) == ("too_many_tokens", "max_completion_tokens")
+    error = refusal(some_tokenizer, replace(LIMITS, max_scores=99), max_tokens=50, n=2)
+    assert (error.code, error.param) == ("too_many_tokens", "max_tokens")
 
 
 def test_without_a_template_the_task_is_not_supported(small_tokenizer) -> None:

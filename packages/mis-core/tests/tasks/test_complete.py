@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from mis_core.errors import RequestError
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, ScoreRequest
-from mis_core.tasks.complete import COMPLETE, FIELDS, IGNORED, CompletionResult, ParsedCompletion
+from mis_core.tasks.complete import COMPLETE, FIELDS, IGNORED, CompletionResult, ParsedCompletion, best_choices
+from mis_core.tasks.sampling import sampling_keys
 from mis_core.tasks.sharing import Prompts
+from mis_core.tasks.writing import GeneratedChoice
 from mis_core.tokenization import Tokenizer
 
 VOCABULARY = 1000
@@ -216,8 +218,11 @@ def test_texts_are_their_ids(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"], ("a",)])
 def test_texts_need_a_tokenizer_and_ids_do_not(prompt: object) -> None:
-    assert COMPLETE.has_text({"prompt": prompt})
-    assert not any(COMPLETE.has_text({"prompt": ids}) for ids in ([1], [[1]], None, 7, []))
+    assert COMPLETE.has_text({"prompt": prompt, "max_tokens": 1})
+    for ids in ([1], [[1]], None, 7, []):
+        assert not COMPLETE.has_text({"prompt": ids, "max_tokens": 1})
+        assert COMPLETE.has_text({"prompt": ids, "max_tokens": 2})  # whose answers end where the tokenizer says
+        assert COMPLETE.has_text({"prompt": ids})
 
 
 def test_null_is_as_good_as_missing() -> None:
@@ -249,8 +254,8 @@ def test_null_is_as_good_as_missing() -> None:
         ({"prompt": "a" * 5001}, "too_many_tokens"),
         ({"model": "other"}, "model_not_found"),
         ({"suffix": "a"}, "unsupported_parameter"),
-        ({"max_tokens": None}, "unsupported_parameter"),
-        ({"max_tokens": 2}, "unsupported_parameter"),
+        ({"max_tokens": 2}, "task_not_supported"),
+        ({"max_tokens": 2**31}, "invalid_max_tokens"),
         ({"max_tokens": -1}, "invalid_max_tokens"),
         ({"max_tokens": 0}, "invalid_max_tokens"),
         ({"n": 0}, "invalid_n"),
@@ -270,6 +275,66 @@ def test_null_is_as_good_as_missing() -> None:
 def test_errors_name_the_field(changes: dict[str, Any], code: str) -> None:
     (param,) = list(changes)[:1]
     assert refusal(**changes) == (code, param)
+
+
+def test_an_answer_of_more_tokens_is_a_sequence_for_each_draw(tokenizer: Tokenizer) -> None:
+    fields = {"prompt": [[5, 6, 7], [5, 6, 8]], "n": 2, "seed": 3, "logprobs": 2, "cache_salt": "s"}
+    parsed = pickle.loads(pickle.dumps(parse(tokenizer=tokenizer, max_tokens=9, **fields)))
+    assert parsed.requests == ()
+    assert [each.prompt.tolist() for each in parsed.sequences] == [[5, 6, 7]] * 2 + [[5, 6, 8]] * 2
+    keys = sampling_keys(3, 2).tolist()
+    assert [each.sampling.keys.tolist() for each in parsed.sequences] == [[key] for key in keys] * 2
+    assert {(each.max_new_tokens, each.top_tokens, each.cache_salt) for each in parsed.sequences} == {(9, 2, "s")}
+    assert {each.end_ids for each in parsed.sequences} == {tokenizer.end_ids}
+    result = answer(parsed)
+    assert (result.tokens, result.prompt, result.completion_tokens, result.usage.prompt_tokens) == ([], None, 0, 6)
+
+
+def test_prompts_of_longer_answers_are_read_beside_them(tokenizer: Tokenizer) -> None:
+    fields = {"prompt": [[5, 6, 7], [5, 6, 8]], "echo": True, "logprobs": 1, "n": 2}
+    alone, beside = (answer(parse(tokenizer=tokenizer, max_tokens=count, **fields)) for count in (1, 5))
+    assert (alone.prompt is None, beside.prompt is None, beside.tokens) == (False, False, [])
+    np.testing.assert_array_equal(beside.prompt.logprobs, alone.prompt.logprobs)
+    np.testing.assert_array_equal(beside.prompt.top_ids, alone.prompt.top_ids)
+    assert parse(tokenizer=tokenizer, prompt=[5], max_tokens=5, echo=True).requests == ()
+
+
+def test_without_a_number_an_answer_has_sixteen_tokens_or_what_fits(tokenizer: Tokenizer) -> None:
+    def longest(tokens: int) -> int:
+        parsed = parse(tokenizer=tokenizer, prompt=[1] * tokens, max_tokens=None)
+        return parsed.sequences[0].max_new_tokens if parsed.sequences else 1
+
+    assert [longest(tokens) for tokens in (1, 184, 190, 199, 200)] == [16, 16, 10, 1, 1]
+
+
+def test_what_answers_may_cost_is_bounded(tokenizer: Tokenizer) -> None:
+    def refused(limits: Limits, **changes: object) -> tuple[str, str | None]:
+        with pytest.raises(RequestError) as caught:
+            parse(limits, tokenizer, **changes)
+        return caught.value.code, caught.value.param
+
+    assert refused(LIMITS, max_tokens=198) == ("context_length_exceeded", "prompt")
+    assert refused(replace(LIMITS, max_request_tokens=60), max_tokens=30, n=2) == ("too_many_tokens", "max_tokens")
+    assert refused(replace(LIMITS, max_scores=99), max_tokens=50, n=2) == ("too_many_tokens", "max_tokens")
+    assert refused(LIMITS, max_tokens=2, best_of=2, stream=True) == ("invalid_best_of", "best_of")
+
+
+def test_the_best_answers_have_the_highest_mean_log_probability(tokenizer: Tokenizer) -> None:
+    parsed = parse(tokenizer=tokenizer, prompt=[[1], [2]], max_tokens=4, n=2, best_of=3)
+    values = [[-3.0, -3.0], [-1.0], [-1.0, -4.0], [-2.0], [-2.0], [-9.0]]
+    written = tuple(
+        GeneratedChoice(
+            index=index,
+            text="",
+            token_ids=np.zeros(len(each), np.int32),
+            token_logprobs=np.array(each, np.float32),
+            top_ids=np.zeros((len(each), 0), np.int32),
+            top_logprobs=np.zeros((len(each), 0), np.float32),
+            finish_reason="length",
+        )
+        for index, each in enumerate(values)
+    )
+    assert [choice.index for choice in best_choices(parsed, written)] == [1, 2, 3, 4]
 
 
 def test_limits_count_draws_and_values_that_are_read() -> None:

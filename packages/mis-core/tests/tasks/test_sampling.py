@@ -12,12 +12,14 @@ from mis_core.errors import RequestError
 from mis_core.scoring.request import MAX_BIASES
 from mis_core.tasks.sampling import (
     MAX_DRAWS,
+    MAX_STOP_IDS,
     MAX_STOPS,
+    SAMPLING_FIELDS,
+    Stops,
     read_draws,
     read_sampling,
-    read_stop,
+    read_stops,
     sampling_keys,
-    stopped,
 )
 
 VOCAB = 1000
@@ -36,10 +38,11 @@ def test_without_fields_a_token_is_drawn_from_the_distribution_itself() -> None:
 
 
 def test_null_is_as_good_as_missing() -> None:
-    names = ("temperature", "top_p", "seed", "logit_bias")
-    sampling = read(**dict.fromkeys(names))
+    fields = dict.fromkeys(SAMPLING_FIELDS)
+    sampling = read(**fields)
     assert (sampling.temperature, sampling.top_p, sampling.bias_ids.size) == (1, 1, 0)
-    assert (read_draws({"n": None}), read_stop({"stop": None})) == (1, ())
+    assert (sampling.top_k, sampling.min_p, sampling.penalises) == (0, 0, False)
+    assert (read_draws(fields), read_stops(fields, VOCAB)) == (1, Stops())
 
 
 def test_fields_arrive() -> None:
@@ -83,6 +86,9 @@ REFUSED = [
     *[("logit_bias", {"1": value}) for value in (101, -100.5, None, "1", True, float("nan"), 10**400)],
     *[("logit_bias", {name: 1}) for name in ("", "9" * 5000, "\u0661", True, -1, None)],
     ("logit_bias", {"1": 1, "01": 2}),
+    *[("top_k", value) for value in (-2, 1.0, True, "1")],
+    *[("min_p", value) for value in (-0.1, 1.1, "a")],
+    *[(name, value) for name in ("presence_penalty", "frequency_penalty") for value in (-2.1, 3, "a", True)],
     ("logit_bias", {str(token): 1 for token in range(MAX_BIASES + 1)}),
 ]
 
@@ -108,16 +114,30 @@ def test_how_many_draws_is_a_bounded_whole_number(value: object) -> None:
 
 @pytest.mark.parametrize("value", [1, {"a": 1}, [1], [None], "", [""], ["a"] * (MAX_STOPS + 1), "a" * 257, "\ud83d"])
 def test_bad_stop_texts_are_refused(value: object) -> None:
-    refusal = refused(lambda: read_stop({"stop": value}))
+    refusal = refused(lambda: read_stops({"stop": value}, VOCAB))
     assert (refusal.code, refusal.param) == ("invalid_stop", "stop")
 
 
-def test_an_answer_ends_before_the_first_stop_text() -> None:
-    assert read_stop({"stop": "ab"}) == ("ab",)
-    assert stopped("xcabc", read_stop({"stop": ["ab", "c"]})) == "x"
-    assert stopped("ab", ("ab",)) == ""
-    assert stopped("xyz", ("ab", "c")) is None
-    assert stopped("xyz", ()) is None
+def test_stops_arrive() -> None:
+    assert read_stops({"stop": "ab"}, VOCAB) == Stops(("ab",))
+    fields = {"stop": ["ab", "c"], "stop_token_ids": [3, 4, 3], "ignore_eos": True}
+    assert read_stops(fields, VOCAB) == Stops(("ab", "c"), frozenset([3, 4]), ignore_eos=True)
+    assert read_stops({"stop_token_ids": []}, VOCAB) == Stops()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        ("stop_token_ids", 3, "invalid_stop_token_ids"),
+        ("stop_token_ids", [1] * (MAX_STOP_IDS + 1), "invalid_stop_token_ids"),
+        ("stop_token_ids", ["a"], "invalid_token_id_type"),
+        ("stop_token_ids", [VOCAB], "token_id_exceeds_vocab"),
+        ("ignore_eos", 1, "invalid_ignore_eos"),
+    ],
+)
+def test_bad_stops_are_refused_by_name(name: str, value: object, code: str) -> None:
+    refusal = refused(lambda: read_stops({name: value}, VOCAB))
+    assert (refusal.code, refusal.param) == (code, name)
 
 
 def refused(read) -> RequestError:

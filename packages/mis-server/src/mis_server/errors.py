@@ -3,6 +3,7 @@
 Every error reply has the form `{"error": {"message", "type", "param", "code"}}`, which OpenAI's clients read.
 """
 
+import logging
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -13,6 +14,8 @@ from starlette.responses import Response
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.quarantine import RequestRefused
 from mis_server.schemas.errors import ErrorDetail, ErrorReply
+
+logger = logging.getLogger(__name__)
 
 _INVALID = "invalid_request_error"
 _VALUE = "invalid_value_error"
@@ -84,6 +87,10 @@ ERRORS: dict[str, tuple[int, str]] = {
     "invalid_max_completion_tokens": (400, _VALUE),
     "invalid_n": (400, _VALUE),
     "invalid_top_p": (400, _VALUE),
+    "invalid_top_k": (400, _VALUE),
+    "invalid_min_p": (400, _VALUE),
+    "invalid_stop_token_ids": (400, _INVALID),
+    "invalid_ignore_eos": (400, _INVALID),
     "invalid_seed": (400, _VALUE),
     "invalid_logit_bias": (400, _VALUE),
     "invalid_stop": (400, _VALUE),
@@ -196,3 +203,13 @@ def reply_to(request: Request, error: Exception) -> Response:
         case ClientDisconnect():
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
     raise error
+
+
+def error_body(request: Request, error: Exception) -> bytes:
+    """Return the envelope of a request that failed when its reply had begun; unexpected errors are logged."""
+    try:
+        reply = reply_to(request, error)
+    except Exception:
+        logger.exception("The server failed in the middle of a reply.")
+        reply = internal_error()
+    return bytes(reply.body)

@@ -2,26 +2,32 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from mis_core.errors import EngineUnavailable, RequestError
+from mis_core.generation.request import NewToken
 from mis_core.process.client import EngineClient
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, ScoreRequest
-from mis_core.scoring.service import Answered, ParsedType, Service, Task, all_or_none
+from mis_core.scoring.service import Answered, Parsed, ParsedType, Service, Task, all_or_none
 from mis_core.tasks.served import check_task, tasks_of
+from mis_core.tasks.writing import Drawn, ParsedText, Writing
+from mis_server.answering import Answering, write_all
 from mis_server.edge.admission import Admission, Permit
 from mis_server.edge.body import read_json_body
 from mis_server.edge.deadline import deadline, requested_seconds
+from mis_server.errors import error_body
 from mis_server.settings import ServerConfig
-from mis_server.telemetry.metrics import Metrics
+from mis_server.telemetry.metrics import Metrics, WritingClock
 from mis_server.tokenizers.decoding import decode_body, parse_body
 from mis_server.tokenizers.pool import SMALL, TokenizerPool
 
@@ -32,6 +38,8 @@ _AT_A_TIME = 16  # engine requests of one body; together they fill a step
 _STATISTICS_S = 2.0
 
 Result = TypeVar("Result")
+TextType = TypeVar("TextType", bound=ParsedText)
+DrawnType = TypeVar("DrawnType", bound=Drawn)
 
 
 class ModelService(Service[bytes]):
@@ -55,19 +63,65 @@ class ModelService(Service[bytes]):
             EngineUnavailable: the engine cannot answer now, or ended before it answered.
             ClientDisconnect: the client is gone.
         """
-        if not self.client.ready:
-            raise EngineUnavailable("The engine is not ready.")
-        check_task(task.name, self.tokenizers.tokenizer, self._limits())
+        self._check(task)
 
         async def work(body: bytes, permit: Permit) -> Answered[ParsedType, Result]:
             began = time.perf_counter()
-            answered = await self.answer(
-                task, body, lambda requests: permit.allocate(sum(request.prompt_tokens for request in requests))
-            )
+            answered = await self.answer(task, body, lambda parsed: permit.allocate(_prompt_tokens(parsed)))
             self.metrics.answered(task.name, answered, time.perf_counter() - began)
             return answered
 
         return await self.with_body(request, work)
+
+    async def write(self, task: Task[TextType, DrawnType], request: Request) -> Answering[TextType, DrawnType]:
+        """Begin to answer an HTTP request with text; return when what is scored is there and the rest is on its way.
+
+        The deadline and the permit are those of the whole answer, until it is handed to the client.
+
+        Raises:
+            RequestError, EngineUnavailable, ClientDisconnect: as `handle`.
+        """
+        self._check(task)
+
+        async def answer(answering: Answering[TextType, DrawnType]) -> None:
+            async def work(body: bytes, permit: Permit) -> None:
+                clock = WritingClock(self.metrics)
+                answered = await self.answer(task, body, lambda parsed: permit.allocate(_most_tokens(parsed)))
+                await self._write(answered, answering, clock)
+                self.metrics.answered(task.name, answered, clock.seconds)
+                firsts = answering.writing.first_tokens
+                for sequence, first in zip(answered.parsed.sequences, firsts, strict=False):  # none if scores draw
+                    self.metrics.prompted(len(sequence.prompt), first.cached_tokens)
+
+            await self.with_body(request, work)
+
+        return await Answering[TextType, DrawnType].start(answer)
+
+    async def _write(
+        self,
+        answered: Answered[TextType, DrawnType],
+        answering: Answering[TextType, DrawnType],
+        clock: WritingClock,
+    ) -> None:
+        parsed, drawn = answered.parsed, answered.result.tokens
+        writing = Writing(self.tokenizers.tokenizer, parsed.stops, len(parsed.sequences) or len(drawn))
+        answering.begin(answered, writing)
+
+        async def tell(index: int, token: NewToken) -> bool:
+            clock.wrote(index)
+            chunk = writing.add(index, token)
+            if chunk is not None:
+                await answering.tell(chunk)
+            return chunk is not None and chunk.finish_reason is None
+
+        for index, token in enumerate(drawn):
+            await tell(index, token)
+        await write_all(self.client.generate, parsed.sequences, tell)
+
+    def _check(self, task: Task[Any, Any]) -> None:
+        if not self.client.ready:
+            raise EngineUnavailable("The engine is not ready.")
+        check_task(task.name, self.tokenizers.tokenizer, self._limits())
 
     async def with_body(self, request: Request, work: Callable[[bytes, Permit], Awaitable[Result]]) -> Result:
         """Read the body of an HTTP request and call `work` with it and a permit, all within the deadline.
@@ -185,17 +239,37 @@ def json_reply(reply: Any, answered: Answered[Any, Any]) -> Response:
     return Response(msgspec.json.encode(reply), headers=_timing(answered), media_type="application/json")
 
 
-def event_reply(events: Iterable[Any], answered: Answered[Any, Any]) -> Response:
-    """Send objects as server-sent events, then `[DONE]`, with the same header as `json_reply`."""
+def event_reply(request: Request, events: AsyncGenerator[Any], answered: Answered[Any, Any]) -> Response:
+    """Send objects as server-sent events, then `[DONE]`, with the same header as `json_reply`.
+
+    An error in the middle is the last event, as OpenAI has it: an object with `error`.
+    """
 
     async def lines() -> AsyncIterator[bytes]:
-        for event in events:
-            yield b"data: " + msgspec.json.encode(event) + b"\n\n"
-            await asyncio.sleep(0)  # others get a turn, too: a client that reads as fast never makes this wait
+        async with aclosing(events):
+            try:
+                async for event in events:
+                    yield b"data: " + msgspec.json.encode(event) + b"\n\n"
+                    await asyncio.sleep(0)  # others get a turn, too: a client that reads as fast never makes this wait
+            except ClientDisconnect:
+                return
+            except Exception as error:
+                yield b"data: " + error_body(request, error) + b"\n\n"
+                return
         yield b"data: [DONE]\n\n"
 
     headers = _timing(answered) | {"cache-control": "no-cache"}
     return StreamingResponse(lines(), headers=headers, media_type="text/event-stream")
+
+
+def _prompt_tokens(parsed: Parsed) -> int:
+    return sum(request.prompt_tokens for request in parsed.requests)
+
+
+def _most_tokens(parsed: ParsedText) -> int:
+    """Return the most tokens that a request may compute; a prompt counts in each sequence behind it."""
+    written = (len(sequence.prompt) + sequence.max_new_tokens for sequence in parsed.sequences)
+    return _prompt_tokens(parsed) + sum(written)
 
 
 def _timing(answered: Answered[Any, Any]) -> dict[str, str]:

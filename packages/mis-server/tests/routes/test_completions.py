@@ -192,8 +192,8 @@ def test_large_replies_are_whole(connect: Callable[..., httpx.Client], pretended
 
 
 def test_errors_come_before_the_first_event(http: httpx.Client, pretended: Any) -> None:
-    reply = http.post(PATH, json=body(stream=True, max_tokens=2))
-    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_parameter")
+    reply = http.post(PATH, json=body(stream=True, max_tokens=-1))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_max_tokens")
     pretended.error = ZeroDivisionError("a reason")
     reply = http.post(PATH, json=body(stream=True))
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal_error")

@@ -34,8 +34,9 @@ from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_
 from mis_core.tasks.classify import CLASSIFY, ClassifyResult
 from mis_core.tasks.decide import DECIDE
 from mis_core.tasks.decisions import Decision
-from mis_core.tasks.generate import NEW_TOKENS, GenerateChunk, GenerateResult
+from mis_core.tasks.generate import NEW_TOKENS, GenerateResult, finish_generation
 from mis_core.tasks.rerank import RERANK, Ranking
+from mis_core.tasks.writing import GenerateChunk
 from mis_core.tokenization import Tokenizer
 from mis_kernels.backends import explain, fastest_dtype
 
@@ -267,34 +268,34 @@ class Engine:
             ModelError: the checkpoint has no tokenizer, which says where answers end.
             EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
         """
-        writing = self._writer.parse({"prompt": prompt, "max_new_tokens": max_new_tokens, **options})
-        for _ in self._writer.write(writing):
+        parsed, writing = self._writer.parse({"prompt": prompt, "max_new_tokens": max_new_tokens, **options})
+        for _ in self._writer.write(parsed, writing):
             pass
-        return writing.result()
+        return finish_generation(parsed, writing)
 
     async def generate_async(self, prompt: Any, max_new_tokens: int = NEW_TOKENS, **options: Any) -> GenerateResult:
         """`generate` for asyncio: the event loop stays free, and cancelling the task frees the device."""
         fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
-        writing = await asyncio.to_thread(self._writer.parse, fields)
-        async with aclosing(self._writer.write_async(writing)) as chunks:
+        parsed, writing = await asyncio.to_thread(self._writer.parse, fields)
+        async with aclosing(self._writer.write_async(parsed, writing)) as chunks:
             async for _ in chunks:
                 pass
-        return writing.result()
+        return finish_generation(parsed, writing)
 
     def stream(
         self, prompt: str | Sequence[int], max_new_tokens: int = NEW_TOKENS, **options: Any
     ) -> Generator[GenerateChunk]:
         """`generate`, token by token; closing the iterator early frees what the answers hold."""
-        writing = self._writer.parse({"prompt": prompt, "max_new_tokens": max_new_tokens, **options})
-        return self._writer.write(writing)
+        fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
+        return self._writer.write(*self._writer.parse(fields))
 
     async def stream_async(
         self, prompt: Any, max_new_tokens: int = NEW_TOKENS, **options: Any
     ) -> AsyncGenerator[GenerateChunk]:
         """`stream` for asyncio."""
         fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
-        writing = await asyncio.to_thread(self._writer.parse, fields)
-        async with aclosing(self._writer.write_async(writing)) as chunks:
+        parsed, writing = await asyncio.to_thread(self._writer.parse, fields)
+        async with aclosing(self._writer.write_async(parsed, writing)) as chunks:
             async for chunk in chunks:
                 yield chunk
 

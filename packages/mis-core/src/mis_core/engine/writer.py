@@ -10,7 +10,8 @@ from typing import Any
 from mis_core.engine.loop import Listener
 from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.scoring.limits import Limits
-from mis_core.tasks.generate import GenerateChunk, Writing, parse_generation
+from mis_core.tasks.generate import ParsedGeneration, parse_generation
+from mis_core.tasks.writing import GenerateChunk, Writing
 from mis_core.tokenization import Tokenizer
 
 Start = Callable[[GenerateRequest, Listener], Callable[[], None]]
@@ -25,15 +26,16 @@ class Writer:
         self._limits = limits
         self._tokenizer = tokenizer
 
-    def parse(self, fields: Mapping[str, Any]) -> Writing:
-        """Validate a request; raises `RequestError`."""
+    def parse(self, fields: Mapping[str, Any]) -> tuple[ParsedGeneration, Writing]:
+        """Validate a request, and begin its choices; raises `RequestError`."""
         tokenizer = self._tokenizer()
-        return Writing(parse_generation(fields, tokenizer, self._limits), tokenizer)
+        parsed = parse_generation(fields, tokenizer, self._limits)
+        return parsed, Writing(tokenizer, parsed.stops, len(parsed.requests))
 
-    def write(self, writing: Writing) -> Generator[GenerateChunk]:
+    def write(self, parsed: ParsedGeneration, writing: Writing) -> Generator[GenerateChunk]:
         """Yield what tokens add as they come; closing the iterator early frees what they hold."""
         told: queue.SimpleQueue[tuple[int, NewToken | Exception]] = queue.SimpleQueue()
-        cancels = self._begin(writing, lambda index, token: told.put((index, token)))
+        cancels = self._begin(parsed, lambda index, token: told.put((index, token)))
         try:
             while not writing.is_complete:
                 chunk = _add(writing, cancels, *told.get())
@@ -43,7 +45,7 @@ class Writer:
             for cancel in cancels:
                 cancel()
 
-    async def write_async(self, writing: Writing) -> AsyncGenerator[GenerateChunk]:
+    async def write_async(self, parsed: ParsedGeneration, writing: Writing) -> AsyncGenerator[GenerateChunk]:
         """`write` for asyncio."""
         told: asyncio.Queue[tuple[int, NewToken | Exception]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -52,7 +54,7 @@ class Writer:
             with suppress(RuntimeError):  # the event loop is closed, and nobody reads any more
                 loop.call_soon_threadsafe(told.put_nowait, (index, token))
 
-        cancels = self._begin(writing, tell)
+        cancels = self._begin(parsed, tell)
         try:
             while not writing.is_complete:
                 chunk = _add(writing, cancels, *await told.get())
@@ -62,10 +64,12 @@ class Writer:
             for cancel in cancels:
                 cancel()
 
-    def _begin(self, writing: Writing, tell: Callable[[int, NewToken | Exception], None]) -> list[Callable[[], None]]:
+    def _begin(
+        self, parsed: ParsedGeneration, tell: Callable[[int, NewToken | Exception], None]
+    ) -> list[Callable[[], None]]:
         cancels: list[Callable[[], None]] = []
         try:
-            for index, request in enumerate(writing.parsed.requests):
+            for index, request in enumerate(parsed.requests):
                 cancels.append(self._start(request, partial(tell, index)))
         except BaseException:
             for cancel in cancels:

@@ -129,15 +129,16 @@ class EngineProcess:
         frame = _frame_of(Generate(id, request))
         told = self._written[id] = asyncio.Queue[NewToken | Exception]()
         self.requests[id] = request
-        token: NewToken | Exception | None = None
         try:
             self._send(frame)
             await self._writer.drain()
-            while token is None or token.finish_reason is None:
+            while True:
                 token = await told.get()
                 if isinstance(token, Exception):
                     raise token
                 yield token
+                if token.finish_reason is not None:
+                    return
         except ConnectionError:
             raise EngineUnavailable("The engine ended.") from None
         except (asyncio.CancelledError, GeneratorExit):
@@ -177,8 +178,8 @@ class EngineProcess:
 
     async def stop(self, within_s: float = STOP_S) -> None:
         """Fail what is in flight, then stop the process: politely, then by force."""
-        for id in (*self.answers, *self._written):
-            self._fail(id, EngineUnavailable("The engine ended before it answered."))
+        for waiting in (*self.answers, *self._written):
+            self._fail(waiting, EngineUnavailable("The engine ended before it answered."))
         self._send(encode_frame(Shutdown()))
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation, and supervision would go on.

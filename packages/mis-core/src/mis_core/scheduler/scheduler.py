@@ -47,7 +47,7 @@ class _Waiting:
     request: ScoreRequest
     places: Int32[np.ndarray, " items"] | None
     arrived: float
-    tried: list[tuple[int, ...]] | None = None
+    tried: list[tuple[int, int, int]] | None = None
 
 
 class Scheduler:
@@ -222,10 +222,13 @@ class Scheduler:
                 (home.headroom, home.cache.statistics.cached_pages, self._places.taken(home.shard))
                 for home in self._homes
             ]
-            work = None
-            if waiting.tried != room:
-                begin = self._seat if isinstance(waiting, Generation) else self._begin
-                work = begin(waiting, waiting_tokens)
+            work: Work | Sequence | None
+            if waiting.tried == room:
+                work = None
+            elif isinstance(waiting, Generation):
+                work = self._seat(waiting, waiting_tokens)
+            else:
+                work = self._begin(waiting, waiting_tokens)
             if work is None:
                 waiting.tried = room
                 if isinstance(waiting, Generation) and self._may_pass(waiting):

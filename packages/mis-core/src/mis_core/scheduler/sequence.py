@@ -34,7 +34,7 @@ class Generation:
     tokens: list[int] = field(init=False)
     cached: int | None = None
     passes: int = 0
-    tried: list[tuple[int, ...]] | None = None
+    tried: list[tuple[int, int, int]] | None = None
 
     def __post_init__(self) -> None:
         self.tokens = self.request.prompt.tolist()

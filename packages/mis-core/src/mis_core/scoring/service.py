@@ -90,14 +90,14 @@ class Service(ABC, Generic[Source]):
         self,
         task: Task[ParsedType, Result],
         source: Source,
-        admit: Callable[[tuple[ScoreRequest, ...]], None] | None = None,
+        admit: Callable[[ParsedType], None] | None = None,
     ) -> Answered[ParsedType, Result]:
         """Parse a request, have the engine compute it, and return it with its result.
 
         Args:
             task: The kind of request.
             source: Its fields, or what they are read from.
-            admit: Called with what is to be computed; raises if there is no room for it now.
+            admit: Called with the parsed request; raises if there is no room for it now.
 
         Raises:
             RequestError: the request breaks the contract, or was not admitted; nothing was computed.
@@ -107,7 +107,7 @@ class Service(ABC, Generic[Source]):
         parsed = await self.parse(task, source)
         tokenize_ms = (time.perf_counter() - began) * 1e3
         if admit is not None:
-            admit(parsed.requests)
+            admit(parsed)
         outputs = await self.submit(parsed.requests)
         for output in outputs:
             output.timings_ms["tokenize"] = tokenize_ms

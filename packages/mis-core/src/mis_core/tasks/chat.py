@@ -1,4 +1,7 @@
-"""Chat with one new token: what the model would answer first, and how likely labels are as that answer."""
+"""Chat: what the model answers, and how likely labels are as the first token of that.
+
+An answer of one token is a score; where it may have more, all of it is written as a sequence.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.errors import RequestError
+from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.scoring.fields import kind, read_optional_text, readable
 from mis_core.scoring.labels import check_label_count, label_matrix, read_labels
 from mis_core.scoring.limits import Limits
@@ -24,16 +28,18 @@ from mis_core.tasks.openai_fields import (
     read_whole,
     refuse_unsupported,
 )
-from mis_core.tasks.sampling import SAMPLING_FIELDS, read_draws, read_sampling, read_stop
+from mis_core.tasks.sampling import SAMPLING_FIELDS, Stops, read_draws, read_sampling, read_stops
+from mis_core.tasks.sequences import check_new_tokens, sequences_of
 from mis_core.tasks.served import check_task
+from mis_core.tasks.sharing import Prompts
 from mis_core.tokenization import Tokenizer, join_ids
 
 IGNORED = (
-    "frequency_penalty", "presence_penalty", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key",
+    "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key",
     "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "store",
     "user", "verbosity",
 )  # fmt: skip
-"""Fields that change nothing where there is one new token."""
+"""Fields that change nothing here."""
 
 UNSUPPORTED = {
     "tools": lambda value: value == [],
@@ -71,33 +77,33 @@ class ParsedChat:
     """A chat as the engine computes it, and how it is to be answered.
 
     Attributes:
-        request: The prompt as the query, and an empty item for each choice.
+        requests: At most one, of the prompt as the query and empty items: one for each choice of one token, or one for
+            labels.
+        sequences: What the engine writes, one for each choice that may have more tokens.
+        prompt_tokens: Tokens of the prompt.
         logprobs: Whether log-probabilities are in the answer.
-        stop: Texts before which an answer ends.
+        stops: What ends an answer.
         stream: Whether the answer is sent as events.
         include_usage: Whether an event at the end says the usage.
     """
 
-    request: ScoreRequest
+    requests: tuple[ScoreRequest, ...]
+    sequences: tuple[GenerateRequest, ...]
+    prompt_tokens: int
     logprobs: bool
-    stop: tuple[str, ...]
+    stops: Stops
     stream: bool
     include_usage: bool
-
-    @property
-    def requests(self) -> tuple[ScoreRequest, ...]:
-        """What the engine computes: one request."""
-        return (self.request,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatResult:
-    """What comes after the prompt.
+    """What scores say of the prompt's next token.
 
     Log-probabilities are natural, of the model's own distribution: before temperature, bias and `top_p`.
 
     Attributes:
-        token_ids: The token of each choice, `[choices]`.
+        token_ids: The token of each choice, `[choices]`; none where choices may have more.
         token_logprobs: Their log-probabilities, `[choices]`.
         top_ids: The most probable tokens, best first, `[top_logprobs]`; the same whatever is drawn, as are labels.
         top_logprobs: Their log-probabilities, `[top_logprobs]`.
@@ -115,6 +121,12 @@ class ChatResult:
     label_logprobs: Float32[np.ndarray, " labels"]
     label_probabilities: Float32[np.ndarray, " labels"]
     usage: Usage
+
+    @property
+    def tokens(self) -> list[NewToken]:
+        """The token of each choice, if they have one."""
+        rows = zip(self.token_ids.tolist(), self.token_logprobs.tolist(), strict=True)
+        return [NewToken(token, logprob, self.top_ids, self.top_logprobs, "length") for token, logprob in rows]
 
 
 def parse_chat(
@@ -139,8 +151,8 @@ def parse_chat(
     check_model(fields, served_models)
     refuse_unsupported(fields, UNSUPPORTED)
     check_ignored(fields, IGNORED)
-    _check_one_token(fields)
-    choices, stop = read_draws(fields), read_stop(fields)
+    count = _read_max_tokens(fields)
+    choices, stops = read_draws(fields), read_stops(fields, limits.vocab_size)
     sampling = read_sampling(fields, choices, limits.vocab_size)
     logprobs, top_logprobs = _read_logprobs(fields)
     stream, include_usage = read_stream(fields)
@@ -158,16 +170,27 @@ def parse_chat(
     check_characters(limits.max_text_characters, messages=[text])
     prompt = tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
     _check_length(len(prompt), limits)
-    none = np.zeros(0, np.int32)
-    request = ScoreRequest(
-        *join_ids(prompt, none, np.zeros(choices, np.int64), item_first=False),
-        label_ids,
-        cache_salt=cache_salt,
-        empty_items=choices,
-        top_tokens=top_logprobs,
-        sampling=sampling,
-    )
-    return ParsedChat(request, logprobs, stop, stream, include_usage)
+    if count is None:
+        count = _room(len(prompt), choices, top_logprobs, limits)
+    sequences: tuple[GenerateRequest, ...] = ()
+    if count > 1:
+        prompts, end_ids = Prompts(prompt, np.array([len(prompt)])), stops.end_ids(tokenizer)
+        param = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
+        check_new_tokens(prompts, choices, count, top_logprobs, limits, param, "messages")
+        sequences = sequences_of(prompts, count, sampling, end_ids, top_logprobs, cache_salt)
+    requests: tuple[ScoreRequest, ...] = ()
+    if count == 1 or label_ids.size:
+        none, items = np.zeros(0, np.int32), choices if count == 1 else 1
+        request = ScoreRequest(
+            *join_ids(prompt, none, np.zeros(items, np.int64), item_first=False),
+            label_ids,
+            cache_salt=cache_salt,
+            empty_items=items,
+            top_tokens=top_logprobs if count == 1 else 0,
+            sampling=sampling if count == 1 else None,
+        )
+        requests = (request,)
+    return ParsedChat(requests, sequences, len(prompt), logprobs, stops, stream, include_usage)
 
 
 def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatResult:
@@ -177,23 +200,30 @@ def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatRe
         ValueError: the engine's output lacks what the request needs.
         FloatingPointError: its values are not finite.
     """
-    (output,) = outputs
-    request = parsed.request
-    if output.next_ids is None or output.next_logits is None or output.log_sum_exp is None:
-        raise ValueError("The engine drew no token.")
-    top_ids, top_logits = output.top_ids, output.top_logits
-    if top_ids is None or top_logits is None:
-        if request.top_tokens:
-            raise ValueError("The engine returned no most probable tokens.")
-        top_ids, top_logits = np.zeros((1, 0), np.int32), np.zeros((1, 0), np.float32)
+    ids, values = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    if not parsed.requests:
+        return ChatResult(ids, values, ids, values, ids, values, values, Usage(parsed.prompt_tokens, 0))
+    (request,), (output,) = parsed.requests, outputs
+    if output.log_sum_exp is None:
+        raise ValueError("The engine normalised nothing.")
     # All items are the same segment, and have the same bits.
     normaliser = output.log_sum_exp[:1]
     labels = normalised(output.logits[:1], normaliser)[0]
+    token_ids, token_logprobs, top_ids, top_logprobs = ids, values, ids, values
+    if request.sampling is not None:
+        if output.next_ids is None or output.next_logits is None:
+            raise ValueError("The engine drew no token.")
+        token_ids = output.next_ids
+        token_logprobs = normalised(output.next_logits[:, None], output.log_sum_exp)[:, 0]
+    if request.top_tokens:
+        if output.top_ids is None or output.top_logits is None:
+            raise ValueError("The engine returned no most probable tokens.")
+        top_ids, top_logprobs = output.top_ids[0], normalised(output.top_logits[:1], normaliser)[0]
     result = ChatResult(
-        token_ids=output.next_ids,
-        token_logprobs=normalised(output.next_logits[:, None], output.log_sum_exp)[:, 0],
-        top_ids=top_ids[0],
-        top_logprobs=normalised(top_logits[:1], normaliser)[0],
+        token_ids=token_ids,
+        token_logprobs=token_logprobs,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
         label_ids=request.label_ids[0],
         label_logprobs=labels,
         label_probabilities=np.exp(labels),
@@ -211,17 +241,18 @@ def _has_text(fields: Mapping[str, object]) -> bool:
 CHAT: Task[ParsedChat, ChatResult] = Task("chat", _has_text, parse_chat, finish_chat)
 
 
-def _check_one_token(fields: Mapping[str, object]) -> None:
-    """Refuse to write more than there is today; a missing field asks for as much as fits."""
-    given = [name for name in ("max_completion_tokens", "max_tokens") if fields.get(name) is not None]
-    for name in given:
-        count = read_whole(fields, name, range(1, 2**63))
-        if count != 1:
-            message = f"{name} must be 1: one new token is all that this server writes today."
-            raise RequestError("unsupported_parameter", message, name)
-    if not given:
-        message = "Give max_tokens: 1. One new token is all that this server writes today."
-        raise RequestError("unsupported_parameter", message, "max_tokens")
+def _read_max_tokens(fields: Mapping[str, object]) -> int | None:
+    """Read how many tokens an answer has at most; None: as many as fit. The newer of the two names counts."""
+    names = ("max_completion_tokens", "max_tokens")
+    given = [count for name in names if (count := read_whole(fields, name, range(1, 2**31))) is not None]
+    return given[0] if given else None
+
+
+def _room(prompt_tokens: int, choices: int, top_tokens: int, limits: Limits) -> int:
+    """Return how many tokens each answer may have, at least 1."""
+    in_request = (limits.max_request_tokens - prompt_tokens) // choices
+    in_reply = limits.max_scores // (choices * (1 + top_tokens))
+    return max(min(limits.context_length - prompt_tokens, in_request, in_reply), 1)
 
 
 def _read_logprobs(fields: Mapping[str, object]) -> tuple[bool, int]:

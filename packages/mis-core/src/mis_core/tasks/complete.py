@@ -1,4 +1,8 @@
-"""Completions with at most one new token: log-probabilities of prompts' own tokens, and of what may follow them."""
+"""Completions: log-probabilities of prompts' own tokens, and what follows them.
+
+What is read of prompts and the first new token are scores, so that many prompts are computed together; where an answer
+may have more tokens, all of it is written as a sequence.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
 from mis_core.errors import RequestError
+from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.ragged import offsets
 from mis_core.scoring.fields import read_bool, read_optional_text
 from mis_core.scoring.limits import Limits
@@ -24,13 +29,18 @@ from mis_core.tasks.openai_fields import (
     refuse_unsupported,
 )
 from mis_core.tasks.prompt_field import check_lengths, read_prompts, tokenize_prompts
-from mis_core.tasks.sampling import MAX_DRAWS, SAMPLING_FIELDS, read_draws, read_sampling, read_stop
+from mis_core.tasks.sampling import MAX_DRAWS, SAMPLING_FIELDS, Stops, read_draws, read_sampling, read_stops
+from mis_core.tasks.sequences import check_new_tokens, sequences_of
 from mis_core.tasks.served import check_task
 from mis_core.tasks.sharing import Prompts
+from mis_core.tasks.writing import GeneratedChoice
 from mis_core.tokenization import Tokenizer
 
-IGNORED = ("frequency_penalty", "presence_penalty", "user")
-"""Fields that change nothing where there is at most one new token."""
+NEW_TOKENS = 16
+"""Most tokens of an answer where a request does not say and the context has room, as in OpenAI's API."""
+
+IGNORED = ("user",)
+"""Fields that change nothing here."""
 
 UNSUPPORTED = {"suffix": lambda value: value == ""}
 """Fields that are refused, each with what is harmless."""
@@ -48,12 +58,14 @@ class ParsedCompletion:
 
     Attributes:
         requests: What the engine computes; prompts that begin alike are one request.
+        sequences: What the engine writes: each prompt's draws, then those of the next. None where an answer has at most
+            one token, which `requests` draw.
         prompts: Token ids.
         texts: The prompts as they were given; None where they were ids.
         echo: Whether prompts are in the answer.
         logprobs: How many of the most probable tokens are in the answer; None for no log-probabilities at all.
         choices: Answers to each prompt.
-        stop: Texts before which an answer ends.
+        stops: What ends an answer.
         stream: Whether answers are sent as events.
         include_usage: Whether an event at the end says the usage.
         items: The requests' item of each draw from each prompt, `[prompts, draws]`.
@@ -62,12 +74,13 @@ class ParsedCompletion:
     """
 
     requests: tuple[ScoreRequest, ...]
+    sequences: tuple[GenerateRequest, ...]
     prompts: Prompts
     texts: tuple[str, ...] | None
     echo: bool
     logprobs: int | None
     choices: int
-    stop: tuple[str, ...]
+    stops: Stops
     stream: bool
     include_usage: bool
     items: Int64[np.ndarray, "prompts draws"]
@@ -92,7 +105,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompletionResult:
-    """What comes after each prompt: the answers to the first prompt, then those to the next.
+    """What scores say of prompts and of answers of one token: those to the first prompt, then those to the next.
 
     Log-probabilities are natural, of the model's own distribution: before temperature, bias and `top_p`.
 
@@ -103,7 +116,7 @@ class CompletionResult:
         top_logprobs: Their log-probabilities.
         prompt: Log-probabilities of the prompts' tokens, if they are wanted.
         usage: Token counts; a beginning counts in each prompt that has it.
-        completion_tokens: Tokens drawn, including those of answers that were not the best.
+        completion_tokens: Tokens drawn by scores, including those of answers that were not the best.
     """
 
     token_ids: Int32[np.ndarray, "choices written"]
@@ -113,6 +126,16 @@ class CompletionResult:
     prompt: PromptLogprobs | None
     usage: Usage
     completion_tokens: int
+
+    @property
+    def tokens(self) -> list[NewToken]:
+        """The token of each answer, if it has one."""
+        rows = (self.token_ids, self.token_logprobs, self.top_ids, self.top_logprobs)
+        return [
+            NewToken(int(token[0]), float(logprob[0]), ids[0], logprobs[0], "length")
+            for token, logprob, ids, logprobs in zip(*rows, strict=True)
+            if len(token)
+        ]
 
 
 def parse_completion(
@@ -138,10 +161,11 @@ def parse_completion(
     check_model(fields, served_models)
     refuse_unsupported(fields, UNSUPPORTED)
     check_ignored(fields, IGNORED)
-    echo = read_flag(fields, "echo")
-    new_tokens = _read_max_tokens(fields, echo)
-    choices, draws = _read_draws(fields, new_tokens)
-    sampling, stop = read_sampling(fields, draws, limits.vocab_size), read_stop(fields)
+    echo, count = read_flag(fields, "echo"), read_whole(fields, "max_tokens", range(2**31))
+    if count == 0 and not echo:
+        raise RequestError("invalid_max_tokens", "max_tokens 0 needs echo: true, or nothing is answered.", "max_tokens")
+    choices, draws = _read_draws(fields, count)
+    sampling, stops = read_sampling(fields, draws, limits.vocab_size), read_stops(fields, limits.vocab_size)
     logprobs = read_whole(fields, "logprobs", range(MAX_TOP_TOKENS + 1))
     stream, include_usage = read_stream(fields)
     cache_salt = read_optional_text(fields, "cache_salt")
@@ -149,29 +173,41 @@ def parse_completion(
     prompts = tokenize_prompts(given, tokenizer, limits, draws, special)
     reads_all = echo and logprobs is not None
     check_lengths(prompts, limits, values=choices * (1 + (logprobs or 0)) if echo else 0)
-    groups = list(prompts.alone(draws)) if draws > 1 else prompts.group(cached=not reads_all)
+    if count is None:
+        count = max(min(NEW_TOKENS, limits.context_length - int(prompts.lens.max())), 1)
+    sequences: tuple[GenerateRequest, ...] = ()
+    groups = list(prompts.alone(draws)) if draws > 1 and count == 1 else prompts.group(cached=not reads_all)
+    if count > 1:
+        if stream and draws > choices:
+            raise RequestError("invalid_best_of", "best_of above n cannot be streamed.", "best_of")
+        if tokenizer is None:
+            raise RequestError("task_not_supported", "This engine has no tokenizer, and writes no texts.", "max_tokens")
+        check_new_tokens(prompts, draws, count, logprobs or 0, limits, "max_tokens")
+        sequences = sequences_of(prompts, count, sampling, stops.end_ids(tokenizer), logprobs or 0, cache_salt)
+        groups = groups if reads_all else []
     requests = tuple(
         prompts.request(
             group,
             reads_all=reads_all,
             top_tokens=logprobs or 0,
-            sampling=sampling if new_tokens else None,
+            sampling=sampling if count == 1 else None,
             cache_salt=cache_salt,
         )
         for group in groups
     )
-    members = np.concatenate([group.members for group in groups])
+    members = np.concatenate([np.zeros(0, np.int64), *(group.members for group in groups)])
     return ParsedCompletion(
         requests=requests,
+        sequences=sequences,
         prompts=prompts,
         texts=None if isinstance(given, TokenRows) else tuple(given),
         echo=echo,
         logprobs=logprobs,
         choices=choices,
-        stop=stop,
+        stops=stops,
         stream=stream,
         include_usage=include_usage,
-        items=np.argsort(members, kind="stable").reshape(len(prompts.lens), draws),
+        items=np.argsort(members, kind="stable").reshape(len(prompts.lens), -1),
         last_rows=_last_rows(requests),
         rows=prompts.rows(groups) if reads_all else None,
     )
@@ -184,29 +220,50 @@ def finish_completion(parsed: ParsedCompletion, outputs: tuple[EngineOutput, ...
         ValueError: the engine's outputs lack what the requests need.
         FloatingPointError: their values are not finite.
     """
-    read = _Read.of(outputs, top_tokens=parsed.requests[0].top_tokens)
-    chosen = parsed.items
-    token_ids, token_logprobs = np.zeros((chosen.size, 0), np.int32), np.zeros((chosen.size, 0), np.float32)
-    top_ids, top_logprobs = (np.zeros((chosen.size, 0, read.top_ids.shape[1]), of) for of in (np.int32, np.float32))
-    if parsed.requests[0].sampling is not None:
-        next_ids, next_logprobs = read.drawn(outputs, parsed.last_rows)
-        if parsed.choices < chosen.shape[1]:  # the best of the draws, the first among equals
-            best = np.argsort(-next_logprobs[chosen], axis=1, kind="stable")[:, : parsed.choices]
-            chosen = np.take_along_axis(chosen, best, 1)
-        rows = parsed.last_rows[chosen.reshape(-1, 1)]
-        token_ids, token_logprobs = next_ids[chosen.reshape(-1, 1)], next_logprobs[chosen.reshape(-1, 1)]
-        top_ids, top_logprobs = read.top_ids[rows], read.top_logprobs[rows]
+    top_tokens, answers = parsed.logprobs or 0, len(parsed.prompts.lens) * parsed.choices
+    token_ids, token_logprobs = np.zeros((answers, 0), np.int32), np.zeros((answers, 0), np.float32)
+    top_ids, top_logprobs = (np.zeros((answers, 0, top_tokens), of) for of in (np.int32, np.float32))
+    prompt, draws = None, 0
+    if parsed.requests:
+        read = _Read.of(outputs, top_tokens)
+        if parsed.rows is not None:
+            prompt = _prompt_logprobs(parsed.prompts, parsed.rows, read)
+        if parsed.requests[0].sampling is not None:
+            chosen, draws = parsed.items, parsed.items.size
+            next_ids, next_logprobs = read.drawn(outputs, parsed.last_rows)
+            if parsed.choices < chosen.shape[1]:  # the best of the draws, the first among equals
+                best = np.argsort(-next_logprobs[chosen], axis=1, kind="stable")[:, : parsed.choices]
+                chosen = np.take_along_axis(chosen, best, 1)
+            rows = parsed.last_rows[chosen.reshape(-1, 1)]
+            token_ids, token_logprobs = next_ids[chosen.reshape(-1, 1)], next_logprobs[chosen.reshape(-1, 1)]
+            top_ids, top_logprobs = read.top_ids[rows], read.top_logprobs[rows]
     result = CompletionResult(
         token_ids=token_ids,
         token_logprobs=token_logprobs,
         top_ids=top_ids,
         top_logprobs=top_logprobs,
-        prompt=None if parsed.rows is None else _prompt_logprobs(parsed.prompts, parsed.rows, read),
+        prompt=prompt,
         usage=Usage(len(parsed.prompts.tokens), sum(output.cached_tokens for output in outputs)),
-        completion_tokens=parsed.items.size if parsed.requests[0].sampling is not None else 0,
+        completion_tokens=draws,
     )
     _check_finite(result)
     return result
+
+
+def best_choices(parsed: ParsedCompletion, written: tuple[GeneratedChoice, ...]) -> list[GeneratedChoice]:
+    """Return the answers to each prompt: of its draws those with the highest mean log-probability, the best first."""
+    draws = len(written) // len(parsed.prompts.lens)
+    if draws <= parsed.choices:
+        return list(written)
+    best: list[GeneratedChoice] = []
+    for begin in range(0, len(written), draws):
+        ranked = sorted(written[begin : begin + draws], key=lambda choice: -choice.token_logprobs.mean())
+        best += ranked[: parsed.choices]
+    return best
+
+
+def _needs_tokenizer(fields: Mapping[str, object]) -> bool:
+    return _has_text(fields) or fields.get("max_tokens") not in (0, 1)
 
 
 def _has_text(fields: Mapping[str, object]) -> bool:
@@ -214,42 +271,28 @@ def _has_text(fields: Mapping[str, object]) -> bool:
     return isinstance(prompt, str) or (isinstance(prompt, (list, tuple)) and str in set(map(type, prompt)))
 
 
-COMPLETE: Task[ParsedCompletion, CompletionResult] = Task("complete", _has_text, parse_completion, finish_completion)
+COMPLETE: Task[ParsedCompletion, CompletionResult] = Task(
+    "complete", _needs_tokenizer, parse_completion, finish_completion
+)
 
 
-def _read_max_tokens(fields: Mapping[str, object], echo: bool) -> int:
-    """Read how many tokens are drawn; a missing field asks for 16."""
-    count = read_whole(fields, "max_tokens", range(2**63))
-    if count is None:
-        message = (
-            "Give max_tokens, 0 or 1: OpenAI's default is 16, and one new token is all that this server writes today."
-        )
-        raise RequestError("unsupported_parameter", message, "max_tokens")
-    if count > 1:
-        message = "max_tokens must be 0 or 1: one new token is all that this server writes today."
-        raise RequestError("unsupported_parameter", message, "max_tokens")
-    if not count and not echo:
-        raise RequestError("invalid_max_tokens", "max_tokens 0 needs echo: true, or nothing is answered.", "max_tokens")
-    return count
-
-
-def _read_draws(fields: Mapping[str, object], new_tokens: int) -> tuple[int, int]:
+def _read_draws(fields: Mapping[str, object], count: int | None) -> tuple[int, int]:
     """Read how many answers each prompt gets, and of how many draws they are the best."""
     choices = read_draws(fields)
     best_of = read_whole(fields, "best_of", range(1, MAX_DRAWS + 1))
     if best_of is not None and best_of < choices:
         raise RequestError("invalid_best_of", "best_of must not be below n.", "best_of")
     draws = best_of or choices
-    if draws > 1 and not new_tokens:
+    if draws > 1 and count == 0:
         name = "n" if choices > 1 else "best_of"
-        raise RequestError(f"invalid_{name}", f"{name} above 1 needs max_tokens: 1.", name)
+        raise RequestError(f"invalid_{name}", f"{name} above 1 needs max_tokens above 0.", name)
     return choices, draws
 
 
 def _last_rows(requests: tuple[ScoreRequest, ...]) -> Int64[np.ndarray, " items"]:
-    bases = offsets(np.array([request.num_reads for request in requests]))
+    bases = offsets(np.array([request.num_reads for request in requests], np.int64))
     ends = [request.read_starts[1:] + int(base) for request, base in zip(requests, bases[:-1], strict=True)]
-    return np.concatenate(ends).astype(np.int64) - 1
+    return np.concatenate([np.zeros(0, np.int64), *ends]).astype(np.int64) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

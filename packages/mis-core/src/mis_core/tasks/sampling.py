@@ -1,9 +1,13 @@
-"""The fields by which a request says how its next token is drawn, with OpenAI's names and ranges."""
+"""The fields by which a request says how its next tokens are drawn and where an answer ends.
+
+Names and ranges are OpenAI's; `top_k`, `min_p`, `stop_token_ids` and `ignore_eos` are vLLM's.
+"""
 
 import hashlib
 import secrets
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from jaxtyping import Int32
@@ -11,18 +15,43 @@ from jaxtyping import Int32
 from mis_core.errors import RequestError
 from mis_core.scoring.fields import kind, readable
 from mis_core.scoring.request import MAX_BIASES, Sampling
-from mis_core.tasks.openai_fields import as_number, read_number, read_whole
+from mis_core.scoring.token_rows import ROW_TYPES, read_row
+from mis_core.tasks.openai_fields import as_number, read_flag, read_number, read_whole
+from mis_core.tokenization import Tokenizer
 
-SAMPLING_FIELDS = ("temperature", "top_p", "seed", "logit_bias", "n", "stop")
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias", "n",
+    "stop", "stop_token_ids", "ignore_eos",
+)  # fmt: skip
 """Every field that is read here."""
 
 MAX_DRAWS = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
+MAX_STOP_IDS = 256
 
 _GREEDY_BELOW = 1e-5  # a temperature; logits that are divided by less overflow
 _MOST_DIGITS = 18  # of a token id
 _SEEDS = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """What ends an answer before it has all its tokens.
+
+    Attributes:
+        texts: It ends before the first of these.
+        token_ids: It ends with one of these.
+        ignore_eos: Whether it goes on behind the tokens with which the model ends answers.
+    """
+
+    texts: tuple[str, ...] = ()
+    token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+    def end_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """Return the tokens with which an answer ends."""
+        return self.token_ids if self.ignore_eos else self.token_ids | tokenizer.end_ids
 
 
 def read_sampling(fields: Mapping[str, object], draws: int, vocab_size: int) -> Sampling:
@@ -30,9 +59,10 @@ def read_sampling(fields: Mapping[str, object], draws: int, vocab_size: int) -> 
 
     Args:
         fields: `temperature` (0 to 2, default 1; below 0.00001 is 0), `top_p` (0 to 1, default 1; so little that one
-            token has it is temperature 0), `seed` (a signed 64-bit number) and `logit_bias` (token ids to numbers from
-            -100 to 100); null is as good as missing.
-        draws: How many tokens are drawn; draw `i` has the same key whatever their number.
+            token has it is temperature 0), `top_k` (1 and more; 0 and -1: all tokens), `min_p` (0 to 1),
+            `presence_penalty` and `frequency_penalty` (-2 to 2), `seed` (a signed 64-bit number) and `logit_bias`
+            (token ids to numbers from -100 to 100); null is as good as missing.
+        draws: How many answers are drawn; answer `i` has the same key whatever their number.
         vocab_size: Ids in `logit_bias` are below this.
 
     Raises:
@@ -44,22 +74,12 @@ def read_sampling(fields: Mapping[str, object], draws: int, vocab_size: int) -> 
     bias_ids, bias = _read_bias(fields.get("logit_bias"), vocab_size)
     if temperature < _GREEDY_BELOW or top_p * vocab_size <= 1:  # the most probable token alone has as much
         temperature, top_p = 0.0, 1.0
-    return Sampling(sampling_keys(seed, draws), temperature, top_p, bias_ids, bias)
-
-
-def read_limits(fields: Mapping[str, object], sampling: Sampling) -> Sampling:
-    """Read what else bounds how tokens are drawn, where more than one is.
-
-    Args:
-        fields: `top_k` (1 and more; 0 and -1: all tokens), `min_p` (0 to 1), `presence_penalty` and `frequency_penalty`
-            (-2 to 2); by default none of them changes anything.
-        sampling: The rest.
-
-    Raises:
-        RequestError: `invalid_` and the name of the field.
-    """
-    return replace(
-        sampling,
+    return Sampling(
+        sampling_keys(seed, draws),
+        temperature,
+        top_p,
+        bias_ids,
+        bias,
         top_k=max(read_whole(fields, "top_k", range(-1, 2**31 - 1)) or 0, 0),
         min_p=read_number(fields, "min_p", most=1.0, default=0.0),
         presence_penalty=_read_penalty(fields, "presence_penalty"),
@@ -96,12 +116,16 @@ def read_draws(fields: Mapping[str, object], name: str = "n") -> int:
     return 1 if draws is None else draws
 
 
-def read_stop(fields: Mapping[str, object]) -> tuple[str, ...]:
-    """Read the texts before which an answer ends; one text is a list of one.
+def read_stops(fields: Mapping[str, object], vocab_size: int) -> Stops:
+    """Read what ends an answer: `stop`, a text or several, `stop_token_ids` and `ignore_eos`.
 
     Raises:
-        RequestError: `invalid_stop`.
+        RequestError: `invalid_` and the name of the field, or `token_id_exceeds_vocab`.
     """
+    return Stops(_read_stop_texts(fields), _read_stop_ids(fields, vocab_size), read_flag(fields, "ignore_eos"))
+
+
+def _read_stop_texts(fields: Mapping[str, object]) -> tuple[str, ...]:
     stop = fields.get("stop")
     if stop is None:
         return ()
@@ -118,10 +142,19 @@ def read_stop(fields: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def stopped(text: str, stop: tuple[str, ...]) -> str | None:
-    """Return what of an answer comes before the first stop text; None if it has none."""
-    places = [place for place in map(text.find, stop) if place >= 0]
-    return text[: min(places)] if places else None
+def _read_stop_ids(fields: Mapping[str, object], vocab_size: int) -> frozenset[int]:
+    name = "stop_token_ids"
+    given = fields.get(name)
+    if given is None:
+        return frozenset()
+    if not isinstance(given, ROW_TYPES) or len(given) > MAX_STOP_IDS:
+        message = f"{name} must be a list of at most {MAX_STOP_IDS} token ids."
+        raise RequestError(f"invalid_{name}", message, name)
+    if len(given) == 0:
+        return frozenset()
+    rows = read_row(name, cast(Sequence[object], given))
+    rows.check_below(vocab_size)
+    return frozenset(rows.values.tolist())
 
 
 def _read_bias(bias: object, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:

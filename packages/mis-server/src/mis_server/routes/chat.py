@@ -1,17 +1,21 @@
 """`POST /v1/chat/completions`."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
+from jaxtyping import Float32, Int32
+from numpy import ndarray
 from starlette.responses import Response
 
-from mis_core.scoring.request import Usage
 from mis_core.tasks.chat import CHAT, ChatResult, ParsedChat
-from mis_core.tasks.sampling import stopped
+from mis_core.tasks.writing import GeneratedChoice
 from mis_core.tokenization import Tokenizer
+from mis_server.answering import Answering
 from mis_server.schemas.chat import (
     AnswerMessage,
     ChatBody,
@@ -21,12 +25,10 @@ from mis_server.schemas.chat import (
     ChatUsage,
     ChoiceLogprobs,
     ChunkChoice,
-    Finish,
     LabelLogprob,
     TokenLogprob,
     TopLogprob,
 )
-from mis_server.schemas.score import PromptTokensDetails
 from mis_server.service import ServiceOfApp, event_reply, in_thread_if_large, json_reply
 
 router = APIRouter(tags=["chat"])
@@ -35,59 +37,103 @@ _DOCUMENT = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": ChatBody.model_json_schema()}}}
 }
 _EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_TOKEN_VALUES = 8  # a token is spelled in the time of so many numbers
 
 
 @router.post("/v1/chat/completions", response_model=ChatReply, openapi_extra=_DOCUMENT, responses=_EVENTS)
 @router.post("/chat/completions", include_in_schema=False)
 async def chat(request: Request, service: ServiceOfApp) -> Response:
-    """Answer a chat with one new token, and say how probable it, the most probable tokens and given labels are.
+    """Answer a chat, and say how probable the answer's tokens, the most probable tokens and given labels are.
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
-    answered = await service.handle(CHAT, request)
-    parsed, result = answered.parsed, answered.result
-    tokens = result.token_ids.size + result.top_ids.size + result.label_logprobs.size
-    choices = await in_thread_if_large(_TOKEN_VALUES * tokens, _choices, parsed, result, service.tokenizers.tokenizer)
+    answering = await service.write(CHAT, request)
+    answered, tokenizer = answering.answered, service.tokenizers.tokenizer
     name, created, model = f"chatcmpl-{request.state.request_id}", int(time.time()), service.settings.model_name
-    usage = _usage(result.usage, len(choices))
-    if not parsed.stream:
-        return json_reply(ChatReply(id=name, created=created, model=model, choices=choices, usage=usage), answered)
-    events = [ChatChunk(id=name, created=created, model=model, choices=[piece]) for piece in _pieces(choices)]
-    if parsed.include_usage:
-        events.append(ChatChunk(id=name, created=created, model=model, choices=[], usage=usage))
-    return event_reply(events, answered)
+    if answered.parsed.stream:
+        events = _events(answering, ChatChunk(id=name, created=created, model=model, choices=[]), tokenizer)
+        return event_reply(request, events, answered)
+    written = await answering.results()
+    values = answered.result.label_ids.size + sum(each.token_ids.size + each.top_ids.size for each in written)
+    choices = await in_thread_if_large(
+        _TOKEN_VALUES * values, _choices, answered.parsed, answered.result, written, tokenizer
+    )
+    reply = ChatReply(id=name, created=created, model=model, choices=choices, usage=_usage(answering))
+    return json_reply(reply, answered)
 
 
-_TOKEN_VALUES = 8  # a token is spelled in the time of so many numbers
+async def _events(
+    answering: Answering[ParsedChat, ChatResult], event: ChatChunk, tokenizer: Tokenizer
+) -> AsyncGenerator[ChatChunk]:
+    """Yield of each answer first the role, then what its tokens add, then why it ends."""
+    parsed, result = answering.answered.parsed, answering.answered.result
+
+    def of(piece: ChunkChoice) -> ChatChunk:
+        return replace(event, choices=[piece])
+
+    async with aclosing(answering.chunks()) as chunks:
+        labels = _labels(result, tokenizer)
+        waiting = set(range(len(parsed.sequences) or len(result.tokens)))  # for their first token
+        for index in sorted(waiting):
+            yield of(ChunkChoice(index, {"role": "assistant", "content": ""}))
+        async for chunk in chunks:
+            index, is_first = chunk.index, chunk.index in waiting
+            waiting.discard(index)
+            if chunk.text or parsed.logprobs or is_first:
+                own = chunk.token_id, chunk.logprob, chunk.top_ids, chunk.top_logprobs
+                logprobs = ChoiceLogprobs([_token(tokenizer, *own)]) if parsed.logprobs else None
+                told = labels if is_first else None
+                yield of(ChunkChoice(index, {"content": chunk.text}, logprobs=logprobs, labels=told))
+            if chunk.finish_reason:
+                yield of(ChunkChoice(index, {}, finish_reason=chunk.finish_reason))
+        if parsed.include_usage:
+            yield replace(event, usage=_usage(answering))
 
 
-def _choices(parsed: ParsedChat, result: ChatResult, tokenizer: Tokenizer) -> list[ChatChoice]:
-    """Return the answers; they share what is the same for all."""
-    top_pairs = zip(result.top_ids.tolist(), result.top_logprobs.tolist(), strict=True)
-    top = [TopLogprob(*_spelled(tokenizer, token), logprob) for token, logprob in top_pairs]
+def _choices(
+    parsed: ParsedChat, result: ChatResult, written: tuple[GeneratedChoice, ...], tokenizer: Tokenizer
+) -> list[ChatChoice]:
+    labels = _labels(result, tokenizer)
+    return [
+        ChatChoice(
+            index=choice.index,
+            message=AnswerMessage(choice.text),
+            logprobs=_logprobs(choice, tokenizer) if parsed.logprobs else None,
+            finish_reason=choice.finish_reason,
+            labels=labels,
+        )
+        for choice in written
+    ]
+
+
+def _logprobs(choice: GeneratedChoice, tokenizer: Tokenizer) -> ChoiceLogprobs:
+    rows = zip(
+        choice.token_ids.tolist(), choice.token_logprobs.tolist(), choice.top_ids, choice.top_logprobs, strict=True
+    )
+    return ChoiceLogprobs([_token(tokenizer, *row) for row in rows])
+
+
+def _token(
+    tokenizer: Tokenizer,
+    token: int,
+    logprob: float,
+    top_ids: Int32[ndarray, " top_logprobs"],
+    top_logprobs: Float32[ndarray, " top_logprobs"],
+) -> TokenLogprob:
+    pairs = zip(top_ids.tolist(), top_logprobs.tolist(), strict=True)
+    return TokenLogprob(
+        *_spelled(tokenizer, token), logprob, [TopLogprob(*_spelled(tokenizer, each), value) for each, value in pairs]
+    )
+
+
+def _labels(result: ChatResult, tokenizer: Tokenizer) -> msgspec.Raw | None:
+    """Return the labels encoded, which are the same in all answers; None if there are none."""
     values = (result.label_ids, result.label_logprobs, result.label_probabilities)
     labels = [
         LabelLogprob(*_spelled(tokenizer, token), token, logprob, probability)
         for token, logprob, probability in zip(*(each.tolist() for each in values), strict=True)
     ]
-    encoded = msgspec.Raw(msgspec.json.encode(labels)) if labels else None
-    choices = []
-    for index, (token, logprob) in enumerate(
-        zip(result.token_ids.tolist(), result.token_logprobs.tolist(), strict=True)
-    ):
-        text, reason = _answer(token, tokenizer, parsed.stop)
-        own = ChoiceLogprobs([TokenLogprob(*_spelled(tokenizer, token), logprob, top)]) if parsed.logprobs else None
-        choices.append(ChatChoice(index, AnswerMessage(text), own, reason, encoded))
-    return choices
-
-
-def _answer(token: int, tokenizer: Tokenizer, stop: tuple[str, ...]) -> tuple[str, Finish]:
-    """Return the text of an answer, and why it ends."""
-    if token in tokenizer.end_ids:
-        return "", "stop"
-    text, _ = _spelled(tokenizer, token)
-    before = stopped(text, stop)
-    return (text, "length") if before is None else (before, "stop")
+    return msgspec.Raw(msgspec.json.encode(labels)) if labels else None
 
 
 def _spelled(tokenizer: Tokenizer, token: int) -> tuple[str, list[int]]:
@@ -96,17 +142,10 @@ def _spelled(tokenizer: Tokenizer, token: int) -> tuple[str, list[int]]:
     return data.decode(errors="replace"), list(data)
 
 
-def _usage(usage: Usage, completion_tokens: int) -> ChatUsage:
-    total = usage.prompt_tokens + completion_tokens
-    return ChatUsage(usage.prompt_tokens, completion_tokens, total, PromptTokensDetails(usage.cached_tokens))
-
-
-def _pieces(choices: list[ChatChoice]) -> Iterator[ChunkChoice]:
-    """Cut answers into events: of each first the role, then the token, then why it ends."""
-    for choice in choices:
-        yield ChunkChoice(choice.index, {"role": choice.message.role, "content": ""})
-    for choice in choices:
-        yield ChunkChoice(
-            choice.index, {"content": choice.message.content}, logprobs=choice.logprobs, labels=choice.labels
-        )
-        yield ChunkChoice(choice.index, {}, finish_reason=choice.finish_reason)
+def _usage(answering: Answering[ParsedChat, ChatResult]) -> ChatUsage:
+    """Return the token counts when all is written; the prompt counts once, however many answers there are."""
+    parsed, writing = answering.answered.parsed, answering.writing
+    cached = (
+        writing.first_tokens[0].cached_tokens if parsed.sequences else answering.answered.result.usage.cached_tokens
+    )
+    return ChatUsage.of(parsed.prompt_tokens, writing.num_tokens, cached)

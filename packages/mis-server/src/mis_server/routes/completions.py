@@ -1,6 +1,8 @@
 """`POST /v1/completions`."""
 
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +11,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mis_core.ragged import offsets
-from mis_core.tasks.complete import COMPLETE, CompletionResult, ParsedCompletion
-from mis_core.tasks.sampling import stopped
+from mis_core.tasks.complete import COMPLETE, CompletionResult, ParsedCompletion, best_choices
+from mis_core.tasks.writing import GenerateChunk, GeneratedChoice
 from mis_core.tokenization import Tokenizer
+from mis_server.answering import Answering
 from mis_server.routes.token_logprobs import Entries, Spelled
-from mis_server.schemas.chat import ChatUsage, Finish
+from mis_server.schemas.chat import ChatUsage
 from mis_server.schemas.completions import CompletionBody, CompletionChoice, CompletionReply
-from mis_server.schemas.score import PromptTokensDetails
 from mis_server.service import ServiceOfApp, event_reply, in_thread_if_large, json_reply
 
 router = APIRouter(tags=["completions"])
@@ -30,61 +32,105 @@ _TOKEN_VALUES = 8  # a token is spelled in the time of so many numbers
 @router.post("/v1/completions", response_model=CompletionReply, openapi_extra=_DOCUMENT, responses=_EVENTS)
 @router.post("/completions", include_in_schema=False)
 async def complete(request: Request, service: ServiceOfApp) -> Response:
-    """Answer each prompt with at most one new token, and say how probable it and the prompt's own tokens are.
+    """Write what comes after each prompt, and say how probable its tokens and the prompt's own are.
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
-    answered = await service.handle(COMPLETE, request)
-    parsed, result = answered.parsed, answered.result
-    tokens = len(parsed.prompts.tokens) * (1 + parsed.requests[0].top_tokens) if parsed.echo else 0
-    values = _TOKEN_VALUES * (tokens + result.top_ids.size + result.token_ids.size)
-    choices = await in_thread_if_large(values, _choices, parsed, result, service.tokenizers.tokenizer)
-    total = result.usage.prompt_tokens + result.completion_tokens
-    details = PromptTokensDetails(result.usage.cached_tokens)
-    usage = ChatUsage(result.usage.prompt_tokens, result.completion_tokens, total, details)
+    answering = await service.write(COMPLETE, request)
+    parsed, tokenizer = answering.answered.parsed, service.tokenizers.tokenizer
     reply = CompletionReply(
         id=f"cmpl-{request.state.request_id}",
         created=int(time.time()),
         model=service.settings.model_name,
-        choices=choices,
-        usage=usage,
+        choices=[],
+        usage=None,
     )
-    if not parsed.stream:
-        return json_reply(reply, answered)
-    events = [replace(reply, choices=[choice], usage=None) for choice in choices]
-    if parsed.include_usage:
-        events.append(replace(reply, choices=[]))
-    return event_reply(events, answered)
+    if parsed.stream:
+        return event_reply(request, _events(answering, reply, tokenizer), answering.answered)
+    written = best_choices(parsed, await answering.results())
+    tokens = sum(choice.token_ids.size + choice.top_ids.size for choice in written)
+    values = _TOKEN_VALUES * (_echoed_values(parsed) + tokens)
+    choices = await in_thread_if_large(values, _choices, parsed, answering.answered.result, written, tokenizer)
+    return json_reply(replace(reply, choices=choices, usage=_usage(answering)), answering.answered)
 
 
-def _choices(parsed: ParsedCompletion, result: CompletionResult, tokenizer: Tokenizer) -> list[CompletionChoice]:
-    told = [result.token_ids, result.top_ids]
-    if parsed.echo:
-        told.append(parsed.prompts.tokens)
-    if result.prompt is not None:
-        told.append(result.prompt.top_ids)
-    spelled = Spelled(tokenizer, told)
-    choices = []
-    for prompt in range(len(parsed.prompts.lens)):
-        text, entries = _echoed(parsed, result, spelled, prompt) if parsed.echo else ("", Entries.none())
-        for index in range(prompt * parsed.choices, (prompt + 1) * parsed.choices):
-            written, reason = _written(result.token_ids[index], tokenizer, parsed.stop)
-            logprobs = (
-                None if parsed.logprobs is None else (entries + _new(result, spelled, index, len(text))).logprobs()
-            )
-            choices.append(CompletionChoice(index, text + written, logprobs, reason))
+async def _events(
+    answering: Answering[ParsedCompletion, CompletionResult], reply: CompletionReply, tokenizer: Tokenizer
+) -> AsyncGenerator[CompletionReply]:
+    """Yield an event for each prompt that is only echoed, else for each token that tells something."""
+    parsed, result = answering.answered.parsed, answering.answered.result
+    async with aclosing(answering.chunks()) as chunks:
+        echoes = await in_thread_if_large(_TOKEN_VALUES * _echoed_values(parsed), _echoes, parsed, result, tokenizer)
+        pieces = [_Pieces(tokenizer, *echoes[prompt]) for prompt in range(len(echoes)) for _ in range(parsed.choices)]
+        if not parsed.sequences and not result.tokens:
+            for index, (text, entries) in enumerate(echoes):
+                logprobs = None if parsed.logprobs is None else entries.logprobs()
+                yield replace(reply, choices=[CompletionChoice(index, text, logprobs, "length")])
+        async for chunk in chunks:
+            text, entries = pieces[chunk.index].add(chunk)
+            if text or chunk.finish_reason or parsed.logprobs is not None:
+                logprobs = None if parsed.logprobs is None else entries.logprobs()
+                yield replace(reply, choices=[CompletionChoice(chunk.index, text, logprobs, chunk.finish_reason)])
+        if parsed.include_usage:
+            yield replace(reply, usage=_usage(answering))
+
+
+class _Pieces:
+    """One answer in pieces, of which the first begins with the echo of its prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, text: str, entries: Entries) -> None:
+        self._tokenizer = tokenizer
+        self._text = text
+        self._entries = entries
+        self._place = len(text)
+
+    def add(self, chunk: GenerateChunk) -> tuple[str, Entries]:
+        ids, top_ids = np.array([chunk.token_id], np.int32), chunk.top_ids[None]
+        spelled = Spelled(self._tokenizer, [ids, top_ids])
+        logprobs, place = np.array([chunk.logprob], np.float32), np.array([self._place])
+        entries = Entries.of(spelled, ids, logprobs, top_ids, chunk.top_logprobs[None], place)
+        text, entries = self._text + chunk.text, self._entries + entries
+        self._text, self._entries = "", Entries.none()
+        self._place += int(spelled.characters(ids)[0])
+        return text, entries
+
+
+def _choices(
+    parsed: ParsedCompletion, result: CompletionResult, written: list[GeneratedChoice], tokenizer: Tokenizer
+) -> list[CompletionChoice]:
+    told = [ids for choice in written for ids in (choice.token_ids, choice.top_ids)]
+    spelled = Spelled(tokenizer, told) if told else None
+    choices: list[CompletionChoice] = []
+    for text, entries in _echoes(parsed, result, tokenizer):
+        if spelled is None:  # no answer has tokens
+            logprobs = None if parsed.logprobs is None else entries.logprobs()
+            choices.append(CompletionChoice(len(choices), text, logprobs, "length"))
+            continue
+        for choice in written[len(choices) : len(choices) + parsed.choices]:
+            logprobs = None if parsed.logprobs is None else (entries + _told(choice, spelled, len(text))).logprobs()
+            choices.append(CompletionChoice(len(choices), text + choice.text, logprobs, choice.finish_reason))
     return choices
 
 
-def _written(tokens: np.ndarray, tokenizer: Tokenizer, stop: tuple[str, ...]) -> tuple[str, Finish]:
-    """Return the text of the new token, if there is one, and why the answer ends."""
-    for token in tokens.tolist():
-        if token in tokenizer.end_ids:
-            return "", "stop"
-        text = tokenizer.token_bytes(token).decode(errors="replace")
-        before = stopped(text, stop)
-        return (text, "length") if before is None else (before, "stop")
-    return "", "length"
+def _told(choice: GeneratedChoice, spelled: Spelled, place: int) -> Entries:
+    """Return what is said of an answer's tokens, which begins at a place of the text."""
+    places = place + offsets(spelled.characters(choice.token_ids))[:-1]
+    arrays = choice.token_ids, choice.token_logprobs, choice.top_ids, choice.top_logprobs
+    return Entries.of(spelled, *arrays, places)
+
+
+def _echoed_values(parsed: ParsedCompletion) -> int:
+    return len(parsed.prompts.tokens) * (1 + (parsed.logprobs or 0)) if parsed.echo else 0
+
+
+def _echoes(parsed: ParsedCompletion, result: CompletionResult, tokenizer: Tokenizer) -> list[tuple[str, Entries]]:
+    """Return the text of each prompt and what is said of its tokens, as far as they are echoed."""
+    count = len(parsed.prompts.lens)
+    if not parsed.echo:
+        return [("", Entries.none())] * count
+    told = [parsed.prompts.tokens] if result.prompt is None else [parsed.prompts.tokens, result.prompt.top_ids]
+    spelled = Spelled(tokenizer, told)
+    return [_echoed(parsed, result, spelled, prompt) for prompt in range(count)]
 
 
 def _echoed(parsed: ParsedCompletion, result: CompletionResult, spelled: Spelled, prompt: int) -> tuple[str, Entries]:
@@ -102,8 +148,11 @@ def _echoed(parsed: ParsedCompletion, result: CompletionResult, spelled: Spelled
     return text, Entries.of(spelled, ids, told.logprobs[begin:end], *tops, places, has_first=False)
 
 
-def _new(result: CompletionResult, spelled: Spelled, index: int, place: int) -> Entries:
-    """Return what is said of an answer's new token, if there is one."""
-    ids, logprobs = result.token_ids[index], result.token_logprobs[index]
-    places = np.full(len(ids), place)
-    return Entries.of(spelled, ids, logprobs, result.top_ids[index], result.top_logprobs[index], places)
+def _usage(answering: Answering[ParsedCompletion, CompletionResult]) -> ChatUsage:
+    """Return the token counts when all is written."""
+    parsed, result = answering.answered.parsed, answering.answered.result
+    if not parsed.sequences:
+        return ChatUsage.of(result.usage.prompt_tokens, result.completion_tokens, result.usage.cached_tokens)
+    draws = len(parsed.sequences) // len(parsed.prompts.lens)
+    cached = sum(first.cached_tokens for first in answering.writing.first_tokens[::draws])
+    return ChatUsage.of(result.usage.prompt_tokens, answering.writing.num_tokens, cached)

@@ -1,7 +1,7 @@
 """Body, reply and events of `POST /v1/chat/completions`, as OpenAI has them."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, TypeAdapter, WithJsonSchema
@@ -19,7 +19,7 @@ _EXAMPLES: list[Any] = [
 ]
 
 Finish = Literal["stop", "length"]
-"""Why an answer ended: at a token or a text that ends it, or after its one token."""
+"""Why an answer ended: at a token or a text that ends it, or because it may not be longer."""
 
 
 class TextPart(BaseModel):
@@ -51,26 +51,42 @@ class ChatBody(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": _EXAMPLES})
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(description="The chat so far.")
-    max_tokens: Literal[1] = Field(
-        description="Must be 1, the most that this server writes today; `max_completion_tokens` is as good."
+    max_tokens: int | None = Field(
+        default=None, ge=1, lt=2**31, description="Most tokens of an answer; by default as many as the context holds."
+    )
+    max_completion_tokens: int | None = Field(
+        default=None, ge=1, lt=2**31, description="The same; this one counts where both are given."
     )
     model: str | None = Field(default=None, description="The served model; any other name is refused.")
-    logprobs: bool | None = Field(default=False, description="Return the log-probability of the answer's token.")
+    logprobs: bool | None = Field(default=False, description="Return the log-probabilities of the answer's tokens.")
     top_logprobs: int | None = Field(default=0, ge=0, le=20, description="And of so many most probable tokens.")
     labels: Annotated[list[str], Field(min_length=1)] | None = Field(
-        default=None, description="Texts of one token each, whose log-probabilities as the answer are returned."
+        default=None,
+        description="Texts of one token each, whose log-probabilities as the answer's first token are returned.",
     )
     label_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = Field(
         default=None, description="The same as token ids."
     )
     temperature: float | None = Field(default=1.0, ge=0, le=2, description="0: the most probable token.")
     top_p: float | None = Field(default=1.0, ge=0, le=1, description="Draw from the most probable of this mass.")
+    top_k: int | None = Field(default=0, ge=-1, lt=2**31 - 1, description="Draw from so many most probable; 0: all.")
+    min_p: float | None = Field(
+        default=0.0, ge=0, le=1, description="Draw from those with this share of the most probable one's probability."
+    )
+    presence_penalty: float | None = Field(
+        default=0.0, ge=-2, le=2, description="Is taken from the logits of tokens that the answer has."
+    )
+    frequency_penalty: float | None = Field(
+        default=0.0, ge=-2, le=2, description="Likewise, for each time that the answer has them."
+    )
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="Draw the same tokens again.")
     logit_bias: dict[Annotated[str, Field(pattern="^[0-9]+$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
         Field(default=None, description="Numbers that are added to the logits of tokens before one is drawn.")
     )
     n: int | None = Field(default=1, ge=1, le=128, description="How many answers are drawn.")
     stop: str | list[str] | None = Field(default=None, description="Texts before which an answer ends.")
+    stop_token_ids: list[TokenId] | None = Field(default=None, description="Tokens with which an answer ends.")
+    ignore_eos: bool | None = Field(default=False, description="Go on behind the token with which answers end.")
     stream: bool | None = Field(default=False, description="Send the answer as server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Needs `stream`.")
     cache_salt: str | None = Field(
@@ -94,7 +110,7 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The token that was drawn, its natural log-probability, and the most probable tokens, best first."""
+    """A token of an answer, its natural log-probability, and the most probable tokens, best first."""
 
     token: str
     bytes: list[int]
@@ -158,6 +174,12 @@ class ChatUsage:
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
 
+    @classmethod
+    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Self:
+        """Return the counts with their sum."""
+        total = prompt_tokens + completion_tokens
+        return cls(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReply:
@@ -174,7 +196,7 @@ class ChatReply:
 
 @dataclass(frozen=True, slots=True)
 class ChunkChoice:
-    """A piece of an answer."""
+    """A piece of an answer: its beginning with the role, what a token adds, or why it ends."""
 
     index: int
     delta: dict[str, str]

@@ -25,7 +25,9 @@ class CompletionBody(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": _EXAMPLES})
 
     prompt: _Text | _Tokens | _Texts | _TokenLists = Field(description="A text, token ids, or a list of either.")
-    max_tokens: Literal[0, 1] = Field(description="New tokens: 1, the most that this server writes today; 0 with echo.")
+    max_tokens: int | None = Field(
+        default=16, ge=0, lt=2**31, description="Most tokens of an answer; 0, with `echo`, only reads the prompt."
+    )
     model: str | None = Field(default=None, description="The served model; any other name is refused.")
     echo: bool | None = Field(default=False, description="Begin the answer with the prompt.")
     logprobs: int | None = Field(
@@ -33,6 +35,16 @@ class CompletionBody(BaseModel):
     )
     temperature: float | None = Field(default=1.0, ge=0, le=2, description="0: the most probable token.")
     top_p: float | None = Field(default=1.0, ge=0, le=1, description="Draw from the most probable of this mass.")
+    top_k: int | None = Field(default=0, ge=-1, lt=2**31 - 1, description="Draw from so many most probable; 0: all.")
+    min_p: float | None = Field(
+        default=0.0, ge=0, le=1, description="Draw from those with this share of the most probable one's probability."
+    )
+    presence_penalty: float | None = Field(
+        default=0.0, ge=-2, le=2, description="Is taken from the logits of tokens that the answer has."
+    )
+    frequency_penalty: float | None = Field(
+        default=0.0, ge=-2, le=2, description="Likewise, for each time that the answer has them."
+    )
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="Draw the same tokens again.")
     logit_bias: dict[Annotated[str, Field(pattern="^[0-9]+$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
         Field(default=None, description="Numbers that are added to the logits of tokens before one is drawn.")
@@ -42,6 +54,8 @@ class CompletionBody(BaseModel):
         default=None, ge=1, le=128, description="Draw so many, and answer with the `n` most probable."
     )
     stop: str | list[str] | None = Field(default=None, description="Texts before which an answer ends.")
+    stop_token_ids: list[TokenId] | None = Field(default=None, description="Tokens with which an answer ends.")
+    ignore_eos: bool | None = Field(default=False, description="Go on behind the token with which answers end.")
     stream: bool | None = Field(default=False, description="Send the answers as server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Needs `stream`.")
     cache_salt: str | None = Field(
@@ -77,12 +91,12 @@ class CompletionChoice:
     index: int
     text: str
     logprobs: Logprobs | None
-    finish_reason: Finish
+    finish_reason: Finish | None  # null in events that others of the same answer follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionReply:
-    """The answers to all prompts, or the event of one of them."""
+    """The answers to all prompts, or an event: a piece of one of them, or the usage at the end."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

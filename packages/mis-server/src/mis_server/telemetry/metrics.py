@@ -1,5 +1,6 @@
 """Metrics for Prometheus: those that dashboards of other servers know, prefixed with `mis_`, and those of scoring."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +75,13 @@ class Metrics:
         self._stage_seconds = self._histogram(
             "mis_stage_seconds", "Time of requests in each stage.", _SECONDS, ("stage",)
         )
+        self._written = self._counter("mis_generation_tokens", "Tokens written into answers.")
+        self._first_token_seconds = self._histogram(
+            "mis_time_to_first_token_seconds", "From the body's arrival to an answer's first token.", _SECONDS
+        )
+        self._token_seconds = self._histogram(
+            "mis_time_per_output_token_seconds", "From one token of an answer to the next.", _SECONDS
+        )
         self._mass = self._histogram(
             "mis_label_mass",
             "Total probability of the labels, mean over a request's items, where the full vocabulary was normalised.",
@@ -96,12 +104,21 @@ class Metrics:
             self._algorithms.labels(output.algorithm).inc()
             self._items.observe(request.num_items)
             self._scored.inc(request.num_items)
-            self._prompt_tokens.inc(request.prompt_tokens)
-            self._cached_tokens.inc(output.cached_tokens)
+            self.prompted(request.prompt_tokens, output.cached_tokens)
             is_read_once = request.num_reads == request.num_items  # else rows are not of items
             if output.log_sum_exp is not None and output.logits.size and is_read_once:
                 mass = np.exp(label_logprobs(output))[np.broadcast_to(request.label_ids >= 0, output.logits.shape)]
                 self._mass.observe(float(mass.sum()) / len(output.logits))
+
+    def prompted(self, tokens: int, cached: int) -> None:
+        """Count the tokens of a prompt, and how many of them came from the prefix cache."""
+        self._prompt_tokens.inc(tokens)
+        self._cached_tokens.inc(cached)
+
+    def wrote(self, seconds: float, *, is_first: bool) -> None:
+        """Count a token of an answer, so many seconds after the body or after the token before it."""
+        self._written.inc()
+        (self._first_token_seconds if is_first else self._token_seconds).observe(seconds)
 
     def replied(self, method: str, handler: str, status: int, seconds: float) -> None:
         """Count one HTTP request; `handler` is the route's pattern, never the path that the client sent."""
@@ -113,6 +130,27 @@ class Metrics:
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class WritingClock:
+    """Times the tokens of one request's answers."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        """Start when the body has arrived."""
+        self._metrics = metrics
+        self._began = time.perf_counter()
+        self._last: dict[int, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the body arrived."""
+        return time.perf_counter() - self._began
+
+    def wrote(self, index: int) -> None:
+        """Take note of an answer's next token."""
+        now = time.perf_counter()
+        self._metrics.wrote(now - self._last.get(index, self._began), is_first=index not in self._last)
+        self._last[index] = now
 
 
 class _EngineStatistics(Collector):

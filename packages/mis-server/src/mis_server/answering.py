@@ -1,0 +1,116 @@
+"""Answers that are written token by token: a task of their own has them written while the client reads."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, Generic, Self, TypeVar
+
+from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.scoring.service import Answered
+from mis_core.tasks.writing import Drawn, GenerateChunk, GeneratedChoice, ParsedText, Writing
+
+_AHEAD = 256  # chunks that a client has not read yet, after which nobody waits for the engine but its own queue
+_AT_A_TIME = 16  # sequences of one request in the engine
+
+ParsedType = TypeVar("ParsedType", bound=ParsedText)
+Result = TypeVar("Result", bound=Drawn)
+
+
+class Answering(Generic[ParsedType, Result]):
+    """A request whose answers are being written.
+
+    Attributes:
+        answered: What scores said of it.
+        writing: Its answers so far.
+    """
+
+    answered: Answered[ParsedType, Result]
+    writing: Writing
+    _task: asyncio.Task[None]
+
+    def __init__(self) -> None:
+        self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._told: asyncio.Queue[GenerateChunk | BaseException | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(_AHEAD)
+
+    @classmethod
+    async def start(cls, work: Callable[[Self], Coroutine[Any, Any, None]]) -> Self:
+        """Start a task that calls `begin`, then `tell`; return when it has begun, or raise why it has not."""
+        answering = cls()
+        answering._task = asyncio.create_task(work(answering), name="answering")
+        answering._task.add_done_callback(answering._end)
+        try:
+            await answering._begun
+        except BaseException:
+            answering._task.cancel()
+            raise
+        return answering
+
+    def begin(self, answered: Answered[ParsedType, Result], writing: Writing) -> None:
+        """Say that the answers begin: from now on, errors come in the middle of them."""
+        self.answered, self.writing = answered, writing
+        if not self._begun.done():  # else nobody waits any more, and the task is cancelled
+            self._begun.set_result(None)
+
+    async def tell(self, chunk: GenerateChunk) -> None:
+        """Hand a chunk to the client; waits while it has many to read."""
+        await self._room.acquire()
+        self._told.put_nowait(chunk)
+
+    async def chunks(self) -> AsyncGenerator[GenerateChunk]:
+        """Yield what is written as it comes; closing the generator ends the work. Call it once.
+
+        Raises:
+            EngineUnavailable, EngineFault, RequestError, ClientDisconnect: why no more comes.
+        """
+        try:
+            while (told := await self._told.get()) is not None:
+                if isinstance(told, BaseException):
+                    raise told
+                self._room.release()
+                yield told
+        finally:
+            self._task.cancel()
+
+    async def results(self) -> tuple[GeneratedChoice, ...]:
+        """Return the answers when all are complete; raises as `chunks`."""
+        async with aclosing(self.chunks()) as chunks:
+            async for _ in chunks:
+                pass
+        return self.writing.results()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if self._begun.done():
+            self._told.put_nowait(error)
+        elif error is not None:
+            self._begun.set_exception(error)
+
+
+async def write_all(
+    generate: Callable[[GenerateRequest], AsyncGenerator[NewToken]],
+    sequences: tuple[GenerateRequest, ...],
+    tell: Callable[[int, NewToken], Coroutine[Any, Any, bool]],
+) -> None:
+    """Have sequences written, some at a time; if one fails, or the caller is cancelled, the others end.
+
+    Args:
+        generate: Writes one; closing it early ends the sequence.
+        sequences: What is written.
+        tell: Called with the number of a sequence and its next token; returns whether it goes on.
+    """
+    turns = asyncio.Semaphore(_AT_A_TIME)
+
+    async def write(index: int, sequence: GenerateRequest) -> None:
+        async with turns, aclosing(generate(sequence)) as tokens:
+            async for token in tokens:
+                if not await tell(index, token):
+                    return
+
+    writing = [asyncio.create_task(write(*each)) for each in enumerate(sequences)]
+    try:
+        await asyncio.gather(*writing)
+    finally:
+        for each in writing:
+            each.cancel()
+        await asyncio.gather(*writing, return_exceptions=True)
