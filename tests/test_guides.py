@@ -42,10 +42,12 @@ def test_the_guide_from_openai(
     models = httpx.get(f"{server.base_url}/v1/models", trust_env=False).json()
     name = models["data"][0]["id"]
     run_guide("from-openai.md", (URL, server.base_url), ('"qwen"', repr(name)), ("[9693, 2152]", "[7, 8]"))
-    best, labels, *streamed = capsys.readouterr().out.splitlines()
+    best, labels, *streamed, answered = capsys.readouterr().out.splitlines()
     assert len(ast.literal_eval(best)) == 20
     assert sum(ast.literal_eval(labels).values()) == pytest.approx(1)
     assert "completion_tokens=1" in streamed[-1]
+    written, _ = map(int, answered.split())
+    assert 0 < written <= 40
 
 
 @pytest.mark.parametrize("page", ["../../README.md", "../index.md", "quickstart.md"])
