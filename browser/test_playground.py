@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from mis_testing.server import RunningServer
 from playground_pages import KEY, Watched, address, ask, enter_key, send
@@ -76,6 +76,52 @@ def test_documents_are_ranked(server: RunningServer, open_page: Open) -> None:
     expect(page.locator(".outcomes .title")).to_have_text([EXAMPLE_ITEMS[each["index"]] for each in ranked])
 
 
+@pytest.mark.parametrize(("width", "scheme"), SIZES[1:3])
+def test_a_chat_is_streamed_and_goes_on(server: RunningServer, open_page: Open, width: int, scheme: str) -> None:
+    state = {"task": "chat", "message": "Do cats purr?", "max_tokens": "12", "temperature": "0"}
+    watched = open_page(address(server, **state), width=width, color_scheme=scheme)
+    page = watched.page
+    send(page)
+    said = [{"role": "user", "content": "Do cats purr?"}]
+    body = {"max_tokens": 12, "temperature": 0, "logprobs": True}
+    first = ask(server, "v1/chat/completions", {"messages": said, **body})
+    answer = first["choices"][0]["message"]["content"]
+    texts = page.locator(".chat .text")
+    assert texts.all_text_contents() == ["Do cats purr?", answer]
+    shown = page.locator(".chat li").last.locator("span")
+    assert shown.first.get_attribute("title")
+    expect(page.locator(".totals")).to_contain_text(f"{first['usage']['completion_tokens']} written")
+    page.fill("[name=message]", "Why?")
+    send(page)
+    said += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Why?"}]
+    second = ask(server, "v1/chat/completions", {"messages": said, **body})["choices"][0]["message"]["content"]
+    assert texts.all_text_contents() == ["Do cats purr?", answer, "Why?", second]
+    assert watched.overflow <= 0
+    assert watched.complaints == []
+    page.click("#forget")
+    assert texts.all_text_contents() == []
+    send(page)
+    expect(texts).to_have_count(2)
+
+
+def test_a_chat_can_be_stopped_and_tells_what_goes_wrong(server: RunningServer, open_page: Open) -> None:
+    page = open_page(address(server, task="chat", message="Do cats purr?", max_tokens="150")).page
+    held: list[Route] = []
+    page.route("**/v1/chat/completions", lambda route: held.append(route))  # so that nothing arrives
+    page.click("#send")
+    page.click("#stop")
+    expect(page.locator("#status")).to_have_text("Stopped.")
+    held[0].abort()
+    page.unroute("**/v1/chat/completions")
+    page.fill("[name=max_tokens]", "100000")
+    page.click("#send")
+    expect(page.locator("#error")).to_contain_text("context_length_exceeded")
+    page.fill("[name=max_tokens]", "3")
+    send(page)
+    expect(page.locator("#error")).to_be_empty()
+    expect(page.locator(".chat .text")).to_have_count(2)
+
+
 def test_questions_of_every_kind_are_answered(server: RunningServer, open_page: Open) -> None:
     questions = "It is late.\nWhat is it? | a parcel | a letter\nHow angry? < calm < cross"
     watched = open_page(address(server, task="decide", input="Where is my parcel?", questions=questions), width=390)
@@ -110,7 +156,10 @@ def test_everything_can_be_done_with_the_keyboard(server: RunningServer, open_pa
 
     tab_to("[role=tab]")
     keyboard.press("ArrowLeft")
+    expect(page.locator("#tab-chat")).to_have_attribute("aria-selected", "true")
+    keyboard.press("ArrowLeft")
     expect(page.locator("#tab-decide")).to_have_attribute("aria-selected", "true")
+    keyboard.press("End")
     keyboard.press("ArrowRight")
     expect(page.locator("#tab-score")).to_be_focused()
     tab_to("[name=items]")

@@ -25,19 +25,55 @@ export async function post(route, body, signal) {
   return ask(route, { method: "POST", headers, body: JSON.stringify(body), signal });
 }
 
+/** POST a body whose reply is server-sent events; calls `told` with each, and gives the milliseconds as `post` does. */
+export async function stream(route, body, signal, told) {
+  const headers = { "content-type": "application/json" };
+  const began = performance.now();
+  const response = await reach(route, { method: "POST", headers, body: JSON.stringify(body), signal });
+  if (!response.ok) throw await refusalOf(response);
+  let unread = "";
+  for await (const text of pieces(response.body.pipeThrough(new TextDecoderStream()))) {
+    const events = (unread + text).split("\n\n");
+    unread = events.pop();
+    for (const event of events.map((each) => each.replace("data: ", "")).filter((each) => each !== "[DONE]")) {
+      const said = JSON.parse(event);
+      if (said.error) throw new Refusal(response.status, said.error);
+      told(said);
+    }
+  }
+  return { stages: stagesOf(response.headers.get("server-timing") ?? ""), elapsed: performance.now() - began };
+}
+
+async function* pieces(readable) { // not every browser can iterate over a stream
+  const reader = readable.getReader();
+  try {
+    for (let piece = await reader.read(); !piece.done; piece = await reader.read()) yield piece.value;
+  } finally {
+    reader.cancel().catch(() => null);
+  }
+}
+
 async function ask(route, options) {
+  const began = performance.now();
+  const response = await reach(route, options);
+  if (!response.ok) throw await refusalOf(response);
+  const reply = await response.json().catch(() => ({}));
+  return { reply, stages: stagesOf(response.headers.get("server-timing") ?? ""), elapsed: performance.now() - began };
+}
+
+async function refusalOf(response) {
+  const reply = await response.json().catch(() => ({}));
+  return new Refusal(response.status, reply.error, response.headers.get("retry-after"));
+}
+
+function reach(route, options) {
   const headers = { ...options.headers };
   if (typedKey()) headers.authorization = `Bearer ${typedKey()}`;
-  const began = performance.now();
-  const response = await fetch(addressOf(route), { ...options, headers }).catch((error) => {
+  return fetch(addressOf(route), { ...options, headers }).catch((error) => {
     if (error.name === "AbortError") throw error;
     throw new Refusal(0, { message: error instanceof TypeError && typedKey() && !isLatin(typedKey())
       ? "The key has characters that no header can carry." : undefined });
   });
-  const reply = await response.json().catch(() => ({}));
-  const elapsed = performance.now() - began;
-  if (!response.ok) throw new Refusal(response.status, reply.error, response.headers.get("retry-after"));
-  return { reply, stages: stagesOf(response.headers.get("server-timing") ?? ""), elapsed };
 }
 
 function stagesOf(header) {

@@ -13,7 +13,7 @@ const STAGES = {
 const milliseconds = (value) => `${value < 10 ? value.toFixed(1) : value.toFixed(0)} ms`;
 
 /** Show the usage that a reply has, its stages by name, and how long it took here. */
-export function showCosts(into, usage, stages, elapsed) {
+export function showCosts(into, usage, stages, elapsed, written = 0) {
   const prompt = usage.prompt_tokens ?? usage.input_tokens;
   const { cached_tokens: cached } = usage.prompt_tokens_details ?? usage.input_tokens_details;
   const named = Object.entries(STAGES).filter(([name]) => name in stages);
@@ -21,7 +21,8 @@ export function showCosts(into, usage, stages, elapsed) {
   into.replaceChildren(
     element("h2", {}, "Tokens and time"),
     element("p", { className: "totals" },
-      fact(prompt, "tokens"), fact(cached, "from the cache"), fact(milliseconds(elapsed), "in this browser")),
+      fact(prompt, "tokens"), fact(cached, "from the cache"),
+      ...(written ? [fact(written, "written")] : []), fact(milliseconds(elapsed), "in this browser")),
     element("div", { className: "stages", aria: { hidden: true } },
       ...named.map(([name], place) => part(stages[name] / total, place))),
     element("ul", { className: "legend" },

@@ -1,6 +1,7 @@
 // The page: what happens when something is typed, chosen or sent.
 
-import { get, post, Refusal, typedKey } from "./api.js";
+import { get, post, Refusal, stream, typedKey } from "./api.js";
+import { beginTurn, forget, showTurns } from "./chat.js";
 import { showCosts } from "./costs.js";
 import { byId } from "./dom.js";
 import { showTokens } from "./labels.js";
@@ -19,7 +20,9 @@ let underWay = null;
 const choose = makeTabs(byId("tabs"), (chosen) => {
   task = chosen;
   for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(task);
-  for (const id of ["results", "costs", "error"]) byId(id).replaceChildren(); // of the other task
+  underWay?.abort();
+  for (const id of ["results", "costs", "error", "status"]) byId(id).replaceChildren(); // of the other task
+  if (task === "chat") showTurns(byId("results"));
   changed();
 });
 
@@ -82,6 +85,27 @@ function send() {
   });
 }
 
+/** Send a message, and show the answer as it is written. */
+function converse() {
+  const state = read(form, "chat");
+  const body = { ...TASKS.chat.request(state), stream: true, stream_options: { include_usage: true } };
+  return during("Writing…", async (signal) => {
+    const turn = beginTurn(byId("results"), state);
+    let usage = null;
+    try {
+      const { elapsed } = await stream(TASKS.chat.route, body, signal, (event) => {
+        if (event.usage) usage = event.usage;
+        for (const { delta, logprobs } of event.choices) turn.add(delta.content ?? "", logprobs?.content ?? []);
+      });
+      showCosts(byId("costs"), usage, {}, elapsed, usage.completion_tokens); // its stages are those before the first token
+    } finally {
+      turn.end();
+      changed(); // the code is that of the next turn
+      form.elements.message.select();
+    }
+  });
+}
+
 /** Have the score request laid out both ways, each with a cache of its own, so that both begin with nothing. */
 function compare() {
   const body = TASKS.score.request(read(form, "score"));
@@ -125,7 +149,7 @@ async function open({ target }) {
 }
 
 form.addEventListener("input", changed);
-form.addEventListener("submit", (event) => { event.preventDefault(); send(); });
+form.addEventListener("submit", (event) => { event.preventDefault(); (task === "chat" ? converse : send)(); });
 form.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
 });
@@ -134,6 +158,8 @@ byId("key").addEventListener("change", showModel);
 byId("compare").addEventListener("click", compare);
 byId("save").addEventListener("click", save);
 byId("open").addEventListener("change", open);
+byId("stop").addEventListener("click", () => { underWay?.abort(); byId("status").textContent = "Stopped."; });
+byId("forget").addEventListener("click", () => { underWay?.abort(); forget(); choose("chat"); });
 addEventListener("hashchange", restore);
 show([]);
 restore();

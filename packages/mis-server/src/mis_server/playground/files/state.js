@@ -14,6 +14,10 @@ const EXAMPLE = {
   input: "Where is my parcel? It should have been here on Monday. I want my money back!",
   questions: "The customer wants money back.\nWhat is it about? | billing | delivery | something else\n"
     + "How angry is the customer? < calm < cross < furious",
+  system: "",
+  message: "Name three animals that purr.",
+  max_tokens: "100",
+  temperature: "0",
 };
 
 /** Fields of the example, changed by what the address says. */

@@ -1,8 +1,10 @@
-// The three tasks: what each sends for the fields of the form, and what its reply says of each item.
+// The tasks: what each sends for the fields of the form, and what its reply says of each item.
 //
 // `outcomes` gives one object per item, the best first: `title`, `bars` (`name` and `probability`), perhaps `mass`
 // (the probability that the model would say any of the labels) and `note`; `order` says what they are in the order of.
+// A chat has none of these: its answer is shown as it comes, by `chat.js`.
 
+import { messages } from "./chat.js";
 import { visible } from "./labels.js";
 
 const lines = (text) => text.split("\n").filter((line) => line !== "");
@@ -58,7 +60,17 @@ const decide = {
   })),
 };
 
-export const TASKS = { score, rerank, decide };
+const chat = {
+  route: "v1/chat/completions",
+  request: (state) => ({
+    messages: messages(state),
+    max_tokens: Number(state.max_tokens),
+    temperature: Number(state.temperature),
+    logprobs: true,
+  }),
+};
+
+export const TASKS = { score, rerank, decide, chat };
 
 /** A line as a question: `Which? | this | that`, `How much? < little < much`, or a statement. */
 function question(line) {
