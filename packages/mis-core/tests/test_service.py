@@ -94,8 +94,8 @@ def test_what_is_refused_is_never_submitted(kind: type[InlineService]) -> None:
     with pytest.raises(RequestError, match="query"):
         ask(kind, SCORE, BODY | {"query": []}, engine)
 
-    def admit(requests: tuple[ScoreRequest, ...]) -> None:
-        raise RequestError("queue_full", f"{requests[0].prompt_tokens} tokens are too many.")
+    def admit(parsed: ParsedScore) -> None:
+        raise RequestError("queue_full", f"{parsed.requests[0].prompt_tokens} tokens are too many.")
 
     with pytest.raises(RequestError, match="5 tokens"):
         ask(kind, SCORE, BODY, engine, admit=admit)

@@ -29,7 +29,7 @@ def limits(engine: Engine) -> Limits:
 def answers(engine: Engine, limits: Limits, *bodies: dict[str, Any]) -> list[ChatResult]:
     """Answer chats together, as one service would."""
     parsed = [CHAT.parse(body, engine.tokenizer, limits, None) for body in bodies]
-    waiting = [engine.submit(each.request) for each in parsed]
+    waiting = [engine.submit(request) for each in parsed for request in each.requests]
     return [CHAT.finish(each, (future.result(300),)) for each, future in zip(parsed, waiting, strict=True)]
 
 

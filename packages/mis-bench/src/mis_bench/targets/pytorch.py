@@ -93,7 +93,7 @@ class PyTorch(LocalModel):
         longest = max(map(len, sequences))
         padded = torch.tensor([sequence + [0] * (longest - len(sequence)) for sequence in sequences])
         inputs = {"input_ids": padded.to(self._model.device), "use_cache": cache is not None}
-        states = self._model.base_model(past_key_values=cache, **inputs).last_hidden_state
+        states = self._model.base_model(cache=cache, **inputs).last_hidden_state
         return states[torch.arange(len(sequences)), torch.tensor([len(sequence) - 1 for sequence in sequences])]
 
 
