@@ -76,6 +76,29 @@ class LlamaCpp(LocalModel):
         rows = (row for batch in batches for row in self._rows(len(query), batch))
         return np.stack([row[labels] - _log_sum_exp(row) for row in rows])
 
+    def generate(self, prompts: list[list[int]], count: int) -> Iterator[list[int]]:
+        """Yield the most probable next token of every prompt, `count` times: all of them in one batch.
+
+        Args:
+            prompts: Of at least one token each, at most 64.
+            count: Tokens that are written behind each.
+
+        Raises:
+            CallFailed: llama.cpp has no room for that.
+        """
+        self._c.llama_memory_clear(self._memory, True)
+        runs: list[Run] = [(sequence, 0, prompt) for sequence, prompt in enumerate(prompts)]
+        for _ in range(count):
+            tokens = []
+            for place in self._decode(runs):
+                pointer = self._c.llama_get_logits_ith(self._context, place)
+                tokens.append(int(np.ctypeslib.as_array(pointer, (self._vocab_size,)).argmax()))
+            yield tokens
+            runs = [
+                (sequence, first + len(run), [token])
+                for (sequence, first, run), token in zip(runs, tokens, strict=True)
+            ]
+
     def close(self) -> None:
         """Free the model."""
         with self._lock:

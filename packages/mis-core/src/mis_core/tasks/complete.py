@@ -32,7 +32,7 @@ from mis_core.tasks.prompt_field import check_lengths, read_prompts, tokenize_pr
 from mis_core.tasks.sampling import MAX_DRAWS, SAMPLING_FIELDS, Stops, read_draws, read_sampling, read_stops
 from mis_core.tasks.sequences import check_new_tokens, sequences_of
 from mis_core.tasks.served import check_task
-from mis_core.tasks.sharing import Prompts
+from mis_core.tasks.sharing import Group, Prompts
 from mis_core.tasks.writing import GeneratedChoice
 from mis_core.tokenization import Tokenizer
 
@@ -176,7 +176,6 @@ def parse_completion(
     if count is None:
         count = max(min(NEW_TOKENS, limits.context_length - int(prompts.lens.max())), 1)
     sequences: tuple[GenerateRequest, ...] = ()
-    groups = list(prompts.alone(draws)) if draws > 1 and count == 1 else prompts.group(cached=not reads_all)
     if count > 1:
         if stream and draws > choices:
             raise RequestError("invalid_best_of", "best_of above n cannot be streamed.", "best_of")
@@ -184,7 +183,11 @@ def parse_completion(
             raise RequestError("task_not_supported", "This engine has no tokenizer, and writes no texts.", "max_tokens")
         check_new_tokens(prompts, draws, count, logprobs or 0, limits, "max_tokens")
         sequences = sequences_of(prompts, count, sampling, stops.end_ids(tokenizer), logprobs or 0, cache_salt)
-        groups = groups if reads_all else []
+    groups: list[Group] = []
+    if draws > 1 and count == 1:
+        groups = list(prompts.alone(draws))
+    elif count <= 1 or reads_all:
+        groups = prompts.group(cached=not reads_all)
     requests = tuple(
         prompts.request(
             group,
