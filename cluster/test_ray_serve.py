@@ -68,7 +68,6 @@ def _tests_of_the_client() -> ModuleType:
 # The tests of the official client that need no pretended engine.
 _PRETENDED = {"pretended", "connect"}
 _OTHERWISE = {
-    "test_models_are_listed_and_found",  # `created` is when a replica started, and any of them may answer
     # Pretended answers are drawn without a seed, and are the same each time.
     "test_chats_are_answered_with_log_probabilities",
     "test_streamed_chats_are_the_same_answer",

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -275,6 +276,15 @@ def test_the_real_server_writes_and_streams(server: RunningServer, monkeypatch: 
     assert end.usage is not None
     assert completion.usage is not None
     assert end.usage.completion_tokens == completion.usage.completion_tokens
+
+
+def test_a_model_is_as_old_as_its_checkpoint(
+    server: RunningServer, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as client:
+        (model,) = client.models.list().data
+    assert model.created == int((checkpoint / "config.json").stat().st_mtime)
 
 
 def test_no_field_of_the_client_is_unknown() -> None:

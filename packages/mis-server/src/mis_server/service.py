@@ -49,7 +49,6 @@ class ModelService(Service[bytes]):
         self.client = client
         self.settings = settings
         self.tokenizers = tokenizers
-        self.created = int(time.time())
         self.admission = Admission(settings.max_queued_requests, settings.max_queued_tokens)
         self.metrics = Metrics()
         self._statistics: dict[str, float] = {}

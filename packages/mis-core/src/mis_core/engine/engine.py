@@ -13,6 +13,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from mis_core.checkpoints import open_checkpoint
 from mis_core.config import EngineConfig
 from mis_core.engine.compilations import Compilations, keep_compiled
 from mis_core.engine.loop import EngineLoop, Listener
@@ -50,7 +51,8 @@ class Engine:
 
     Any number of threads and coroutines may ask at once; their requests share the device's steps. Close
     it, or use it as a context manager. In its `config`, `dtype` is the type that it computes in, never `auto`; its
-    `summary` is what was loaded, for people.
+    `summary` is what was loaded, for people; `created` is when the checkpoint's settings were written, in seconds since
+    1970.
     """
 
     def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
@@ -71,6 +73,7 @@ class Engine:
         dtype, reason = fastest_dtype() if config.dtype == "auto" else (config.dtype, "as asked for")
         self.config = config = dataclasses.replace(config, dtype=dtype)
         self.directory: Path = directory
+        self.created = int(open_checkpoint(directory).settings_path.stat().st_mtime)
         self._tokenizer_directory = local.tokenizer
         self.vocab_size = model.vocab_size
         if config.context_length is not None and config.context_length > model.max_positions:

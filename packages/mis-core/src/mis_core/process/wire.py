@@ -133,6 +133,7 @@ class Ready(_Message, frozen=True):
         head_labels: As in `Limits`.
         head_activation: As in `Limits`.
         architecture: As in `Limits`.
+        created: When the checkpoint's settings were written, in seconds since 1970.
     """
 
     vocab_size: int
@@ -141,6 +142,7 @@ class Ready(_Message, frozen=True):
     head_labels: tuple[str, ...] = ()
     head_activation: Activation = "softmax"
     architecture: str = ""
+    created: int = 0
 
 
 class Failed(_Message, frozen=True):

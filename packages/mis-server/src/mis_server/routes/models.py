@@ -27,7 +27,7 @@ def _card(service: ModelService) -> ModelCard:
     info = service.client.info
     return ModelCard(
         id=service.settings.model_name,
-        created=service.created,
+        created=0 if info is None else info.created,
         root=service.settings.engine.model,
         max_model_len=None if info is None else info.context_length,
         tasks=list(service.tasks),
