@@ -82,7 +82,9 @@ class PretendedEngine:
             reason = "stop" if token in request.end_ids else "length" if place + 1 == request.max_new_tokens else None
             self.written += 1
             top_logprobs = (-1 - 0.1 * (top_ids - 40)).astype(np.float32)
-            yield NewToken(token, float(np.float32(0.01 * token - 4)), top_ids, top_logprobs, reason, cached_tokens=1)
+            yield NewToken(
+                token, float(np.float32(0.01 * token - 4 + self.offset)), top_ids, top_logprobs, reason, cached_tokens=1
+            )
             if reason is not None:
                 return
             await asyncio.sleep(0)

@@ -201,6 +201,14 @@ def test_an_error_in_the_middle_is_an_event_and_the_last(
 
 
 @paths
+def test_values_that_are_not_finite_are_an_error(
+    http: httpx.Client, pretended: Any, words: list[int], path: str
+) -> None:
+    pretended.offset = float("nan")
+    assert http.post(path, json=BODIES[path] | {"max_tokens": 9}).status_code == 500
+
+
+@paths
 def test_a_deadline_ends_a_stream_with_an_error(
     http: httpx.Client, pretended: Any, words: list[int], path: str
 ) -> None:

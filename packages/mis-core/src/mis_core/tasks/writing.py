@@ -1,6 +1,7 @@
 """The text of answers as their tokens come."""
 
 import codecs
+import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -101,10 +102,16 @@ class Writing:
         return all(choice.finish_reason for choice in self._choices)
 
     def add(self, index: int, token: NewToken) -> GenerateChunk | None:
-        """Take a choice's next token; return what it adds, or None if the choice has ended before."""
+        """Take a choice's next token; return what it adds, or None if the choice has ended before.
+
+        Raises:
+            FloatingPointError: the token's log-probabilities are not finite.
+        """
         choice = self._choices[index]
         if choice.finish_reason:
             return None
+        if not math.isfinite(token.logprob) or not np.isfinite(token.top_logprobs).all():
+            raise FloatingPointError("The engine returned log-probabilities that are not finite.")
         text = choice.add(token)
         values = token.token_id, token.logprob, token.top_ids, token.top_logprobs
         return GenerateChunk(index, text, *values, choice.finish_reason)
