@@ -211,3 +211,10 @@ class _NoEngine:
     async def start_profile(self, directory: str) -> None: ...
 
     async def stop_profile(self) -> None: ...
+
+
+def test_every_page_is_in_the_menu() -> None:
+    docs = HTTP.parent.parent
+    menu = (docs.parent / "mkdocs.yml").read_text()
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
+    assert sorted(page for page in pages if page not in menu) == []
