@@ -30,7 +30,7 @@ class ScriptedEngine:
 
     limits = Limits(context_length=4096, vocab_size=1000)
     summary: ClassVar = {"devices": "1 x pretended"}
-    created = 1
+    created = 0
 
     def __init__(self, log: Path | None) -> None:
         self._log = log
