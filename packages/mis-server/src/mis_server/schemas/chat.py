@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, TypeAdapter, WithJsonSchema
 
+from mis_server.schemas.sampling import SamplingBody
 from mis_server.schemas.score import PromptTokensDetails, TokenId
 
 _EXAMPLES: list[Any] = [
@@ -36,13 +37,7 @@ class ChatMessage(BaseModel):
     content: str | list[TextPart] = Field(description="A text, or parts of text. Images and audio are refused.")
 
 
-class StreamOptions(BaseModel):
-    """What is streamed beside the answer."""
-
-    include_usage: bool = Field(default=False, description="Send the usage in an event of its own, before the last.")
-
-
-class ChatBody(BaseModel):
+class ChatBody(SamplingBody):
     """Describes the body in the OpenAPI document; `mis_core.tasks.chat` checks what arrives.
 
     Further fields of OpenAI's are accepted without effect, or refused by name.
@@ -67,31 +62,7 @@ class ChatBody(BaseModel):
     label_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = Field(
         default=None, description="The same as token ids."
     )
-    temperature: float | None = Field(default=1.0, ge=0, le=2, description="0: the most probable token.")
-    top_p: float | None = Field(default=1.0, ge=0, le=1, description="Draw from the most probable of this mass.")
-    top_k: int | None = Field(default=0, ge=-1, lt=2**31 - 1, description="Draw from so many most probable; 0: all.")
-    min_p: float | None = Field(
-        default=0.0, ge=0, le=1, description="Draw from those with this share of the most probable one's probability."
-    )
-    presence_penalty: float | None = Field(
-        default=0.0, ge=-2, le=2, description="Is taken from the logits of tokens that the answer has."
-    )
-    frequency_penalty: float | None = Field(
-        default=0.0, ge=-2, le=2, description="Likewise, for each time that the answer has them."
-    )
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="Draw the same tokens again.")
-    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]+$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
-        Field(default=None, description="Numbers that are added to the logits of tokens before one is drawn.")
-    )
     n: int | None = Field(default=1, ge=1, le=128, description="How many answers are drawn.")
-    stop: str | list[str] | None = Field(default=None, description="Texts before which an answer ends.")
-    stop_token_ids: list[TokenId] | None = Field(default=None, description="Tokens with which an answer ends.")
-    ignore_eos: bool | None = Field(default=False, description="Go on behind the token with which answers end.")
-    stream: bool | None = Field(default=False, description="Send the answer as server-sent events.")
-    stream_options: StreamOptions | None = Field(default=None, description="Needs `stream`.")
-    cache_salt: str | None = Field(
-        default=None, description="Requests share cached prefixes only with requests that have the same salt."
-    )
     chat_template_kwargs: dict[str, bool | str] | None = Field(
         default=None, description="What the chat template reads beside the messages, such as `enable_thinking`."
     )

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema
+from pydantic import ConfigDict, Field, InstanceOf, WithJsonSchema
 
-from mis_server.schemas.chat import ChatUsage, Finish, StreamOptions
+from mis_server.schemas.chat import ChatUsage, Finish
+from mis_server.schemas.sampling import SamplingBody
 from mis_server.schemas.score import TokenId
 
 _EXAMPLES: list[Any] = [{"prompt": "Cats purr.", "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}]
@@ -16,7 +17,7 @@ _Texts = Annotated[list[_Text], Field(min_length=1)]
 _TokenLists = Annotated[list[_Tokens], Field(min_length=1)]
 
 
-class CompletionBody(BaseModel):
+class CompletionBody(SamplingBody):
     """Describes the body in the OpenAPI document; `mis_core.tasks.complete` checks what arrives.
 
     Further fields of OpenAI's are accepted without effect, or refused by name.
@@ -33,33 +34,9 @@ class CompletionBody(BaseModel):
     logprobs: int | None = Field(
         default=None, ge=0, le=20, description="Return log-probabilities, and those of so many most probable tokens."
     )
-    temperature: float | None = Field(default=1.0, ge=0, le=2, description="0: the most probable token.")
-    top_p: float | None = Field(default=1.0, ge=0, le=1, description="Draw from the most probable of this mass.")
-    top_k: int | None = Field(default=0, ge=-1, lt=2**31 - 1, description="Draw from so many most probable; 0: all.")
-    min_p: float | None = Field(
-        default=0.0, ge=0, le=1, description="Draw from those with this share of the most probable one's probability."
-    )
-    presence_penalty: float | None = Field(
-        default=0.0, ge=-2, le=2, description="Is taken from the logits of tokens that the answer has."
-    )
-    frequency_penalty: float | None = Field(
-        default=0.0, ge=-2, le=2, description="Likewise, for each time that the answer has them."
-    )
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="Draw the same tokens again.")
-    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]+$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
-        Field(default=None, description="Numbers that are added to the logits of tokens before one is drawn.")
-    )
     n: int | None = Field(default=1, ge=1, le=128, description="How many answers each prompt gets.")
     best_of: int | None = Field(
         default=None, ge=1, le=128, description="Draw so many, and answer with the `n` most probable."
-    )
-    stop: str | list[str] | None = Field(default=None, description="Texts before which an answer ends.")
-    stop_token_ids: list[TokenId] | None = Field(default=None, description="Tokens with which an answer ends.")
-    ignore_eos: bool | None = Field(default=False, description="Go on behind the token with which answers end.")
-    stream: bool | None = Field(default=False, description="Send the answers as server-sent events.")
-    stream_options: StreamOptions | None = Field(default=None, description="Needs `stream`.")
-    cache_salt: str | None = Field(
-        default=None, description="Requests share cached prefixes only with requests that have the same salt."
     )
     add_special_tokens: bool | None = Field(
         default=True, description="Add the tokenizer's special tokens, such as BOS, to texts without them."
