@@ -20,8 +20,8 @@ from jaxtyping import Array, Float, Float32, Int32, Shaped
 from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import add_product, gather_columns
 from mis_core.models.rope import frequencies
-from mis_kernels import from_bits, norm_rope, rotary_tables, to_bits
-from mis_kernels.backends import Backend, FoldedNorm
+from mis_kernels import from_bits, rotary_tables, to_bits
+from mis_kernels.backends import Backend, FoldedNorm, HeadTurns
 
 Cache = Any
 """KV cache: any pytree that `attend` takes and returns."""
@@ -117,13 +117,10 @@ class DecoderLayer(nnx.Module):
 
     def _project(self, normed: Normed, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         config = self.config
-        with jax.named_scope("qkv"):
-            qkv = self.backend.linear(normed.rows, self.qkv[...], norm=normed.norm)
-            qkv = qkv.reshape(len(qkv), -1, config.group + 2, config.head_dim)
-            if config.qkv_bias:
-                qkv = qkv + self.qkv_bias[...]
         norms = (self.q_norm[...], self.k_norm[...]) if config.family.qk_norm else (None, None)
-        return norm_rope(qkv, *tables, *norms, config.norm_epsilon, backend=self.backend)
+        turns = HeadTurns(*tables, *norms, config.norm_epsilon)
+        bias = self.qkv_bias[...] if config.qkv_bias else None
+        return self.backend.project(normed.rows, self.qkv[...], turns, bias, normed.norm)
 
 
 def squares_of(x: Float[Array, "tokens embed"], backend: Backend) -> Float32[Array, "tokens 1"] | None:

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.native import backend as native
-from mis_kernels.backends.protocol import Backend, FoldedNorm, Weight
+from mis_kernels.backends.protocol import Backend, FoldedNorm, HeadTurns, Weight
 from mis_kernels.backends.reference import backend as reference
 from mis_kernels.backends.tpu import backend as tpu
 from mis_kernels.backends.xla import backend as xla
 from mis_kernels.heads import HeadShape
 
 __all__ = [
-    "ANY_HEADS", "REGISTRY", "Backend", "FoldedNorm", "LaidOut", "Limits", "Weight", "choose", "explain",
+    "ANY_HEADS", "REGISTRY", "Backend", "FoldedNorm", "HeadTurns", "LaidOut", "Limits", "Weight", "choose", "explain",
     "fastest_dtype",
 ]  # fmt: skip
 

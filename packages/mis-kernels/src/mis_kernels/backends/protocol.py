@@ -49,6 +49,24 @@ class FoldedNorm(NamedTuple):
         return lax.rsqrt(self.squares / width + self.epsilon)
 
 
+class HeadTurns(NamedTuple):
+    """What turns heads by their positions and normalises them.
+
+    Attributes:
+        cos: Cosines of `mis_kernels.rotary_tables`.
+        sin: Sines of them.
+        q_norm: Weight of the queries' norm, or None: no norm.
+        k_norm: Weight of the keys' norm, given together with `q_norm`.
+        epsilon: Added to the mean square.
+    """
+
+    cos: Float32[Array, "tokens head_dim"]
+    sin: Float32[Array, "tokens head_dim"]
+    q_norm: Float[Array, " head_dim"] | None
+    k_norm: Float[Array, " head_dim"] | None
+    epsilon: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Backend:
     """A way to compute the steps of a model on this process's devices.
@@ -180,6 +198,34 @@ class Backend:
         factor = None if norm is None else norm.factor(x.shape[1])
         product = self._product(self._operand(x, weight), weight, factor).astype(x.dtype)
         return product if residual is None else residual + product
+
+    def project(
+        self,
+        x: Float[Array, "tokens in"],
+        weight: Weight,
+        turns: HeadTurns,
+        bias: Float[Array, "kv_heads group_plus_two head_dim"] | None = None,
+        norm: FoldedNorm | None = None,
+    ) -> tuple[
+        Float[Array, "tokens heads head_dim"],
+        Float[Array, "tokens kv_heads head_dim"],
+        Float[Array, "tokens kv_heads head_dim"],
+    ]:
+        """Return queries, keys and values of tokens; queries and keys normalised and rotated.
+
+        Args:
+            x: Activations.
+            weight: Per KV head its query heads, then its key, then its value, as columns.
+            turns: Of the tokens.
+            bias: Added to the product.
+            norm: In front of the product; only of backends that fold norms.
+        """
+        with jax.named_scope("qkv"):
+            qkv = self.linear(x, weight, norm=norm)
+            qkv = qkv.reshape(len(qkv), -1, self.heads.group + 2, self.heads.head_dim)
+            qkv = qkv if bias is None else qkv + bias
+        with jax.named_scope(f"norm_rope_{self.name}"):
+            return self.norm_rope(qkv, *turns)
 
     def gated_linear(
         self,
