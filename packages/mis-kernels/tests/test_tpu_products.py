@@ -133,4 +133,4 @@ def test_steps_cover_a_product_within_the_memory_of_a_core(rows: int, depth: int
     assert sizes.columns % products.LANES == 0
     assert sizes.rows % products.TILE_ROWS == 0
     block = 2 * (2 * depth * sizes.rows + parts * depth * sizes.columns + 2 * 2 * sizes.rows * sizes.columns)
-    assert block + sizes.together * (depth + 4 * products.LANES) < products._VMEM_LIMIT
+    assert block + sizes.together * (depth + 4 * products.LANES) < products.VMEM_LIMIT

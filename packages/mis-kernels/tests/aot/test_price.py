@@ -1,5 +1,7 @@
 """Prices of kernels, copies and exchanges, by hand."""
 
+import json
+
 import pytest
 
 from mis_kernels.aot.chips import CHIPS
@@ -19,6 +21,7 @@ from mis_kernels.aot.schedules import Around, AttentionSchedule, GridSchedule
 from mis_kernels.backends.tpu.head import block_tokens
 from mis_kernels.backends.tpu.products import ProductSizes
 from mis_kernels.backends.tpu.tiles import TpuBlocks
+from mis_kernels.heads import HeadShape
 
 SCHEDULE = AttentionSchedule(
     tiles={"full": 100_000, "limited": 200_000, "masked": 300_000, "near": 50_000, "anew": 900_000},
@@ -108,3 +111,15 @@ def test_a_product_waits_for_its_weight_quantises_rows_once_and_reads_the_rest_m
     moved = 4 * (2 * written + read) + 1024 * 2048
     found = price_product([quick, quick], 4096, size, chip=CHIPS["v6e"], clock_hz=1e9)
     assert found.best == pytest.approx(weight + 8 * 0.3e-6 + moved / CHIPS["v6e"].bytes)
+
+
+def test_a_projection_reads_its_tables_and_quantises_with_the_first_heads() -> None:
+    heads = HeadShape(16, 8, 128)
+    size = ProductSize(1024, 4096, 1, normed=True, residual=False, heads=heads)
+    assert size.grid_sizes(4096).grid(4096, 4096) == (1, 2, 4)
+    apart = size._replace(heads=None)
+    quick, chip = GridSchedule(1, 0, Around(0, 0)), CHIPS["v6e"]
+    both = [price_product([quick, quick], 4096, each, chip=chip, clock_hz=1e9).best for each in (size, apart)]
+    assert both[0] - both[1] == pytest.approx(2 * 2 * 4 * 4096 * 128 / chip.bytes)
+    assert ProductSize.read(json.loads(json.dumps(size))) == size
+    assert ProductSize.read(json.loads(json.dumps(apart))) == apart

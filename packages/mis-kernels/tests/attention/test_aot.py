@@ -18,6 +18,7 @@ from mis_kernels.aot.schedules import (
     Run,
     read_attention,
     read_grid,
+    read_loop,
     read_schedule,
 )
 from mis_kernels.aot.targets import TARGETS, environment, run_job
@@ -119,6 +120,17 @@ def test_a_grid_step_is_its_body_and_what_surrounds_it() -> None:
     runs = [Run(9), Run(20, 1, target=1), Run(30, 1), Run(5, 1, regions=frozenset({1})), Run(700, 1, busy=8), Run(6, 1)]
     assert read_grid(runs) == GridSchedule(700, 8, Around(20 + 5 + 6, 20 + 30 + 5 + 6))
     assert read_grid([*runs, Run(500, 1, busy=2)], bodies=2) == GridSchedule(600, 5, Around(31, 61))
+
+
+def test_a_grid_step_that_loops_is_its_loops_turns_and_what_some_steps_skip() -> None:
+    runs = [
+        Run(9), Run(20, 1), Run(30, 1, target=1), Run(5, 1, target=2, busy=1), Run(600, 1, busy=3),
+        Run(7, 1, regions=frozenset({2})), Run(300, 1, busy=2), Run(200, 2, busy=5), Run(6, 1, regions=frozenset({1})),
+    ]  # fmt: skip
+    around = Around(20 + 30 + 5 + 7 + 6, 20 + 30 + 5 + 7 + 6)
+    assert read_loop(runs, 4) == [
+        GridSchedule(600 + 300 + 4 * 200, 3 + 2 + 4 * 5, around), GridSchedule(300 + 4 * 200, 2 + 4 * 5, around)
+    ]  # fmt: skip
 
 
 def test_published_times_are_held_against_estimates() -> None:

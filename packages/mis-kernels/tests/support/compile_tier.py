@@ -16,9 +16,12 @@ from jax.sharding import PartitionSpec as P
 
 from mis_kernels import segment_attention, write_pages
 from mis_kernels.aot.targets import TARGETS, mesh
+from mis_kernels.backends.protocol import HeadTurns
 from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.tpu.products import LayerOfStack, tpu_quantized_product
+from mis_kernels.backends.tpu.projection import tpu_quantized_projection
+from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.target import compiling_for
 
@@ -34,6 +37,7 @@ def programs() -> Iterator[Program]:
     import test_pallas_tpu
     import test_tiles
     import test_tpu_products
+    import test_tpu_projection
 
     from tpu_cases import arrays, lay_out_case
 
@@ -54,6 +58,15 @@ def programs() -> Iterator[Program]:
         x, residual = (test_tpu_products.rows_of(128, width) for width in (depth, columns))
         yield multiply, (x, test_tpu_products.stack(depth, columns), residual)
         yield multiply, (x, test_tpu_products.stack(depth, columns, pair=True))
+
+    heads = HeadShape(3, 3, 128)
+
+    def project(x: Array, weight: QuantizedWeight, *turns: Array) -> tuple[Array, Array, Array]:
+        layer = LayerOfStack(weight, test_tpu_projection.LAYER)
+        return tpu_quantized_projection(x, layer, None, heads, HeadTurns(*turns, 1e-6), 1e-6)
+
+    turns = test_tpu_projection.turns_of(96, heads)[:-1]
+    yield project, (test_tpu_projection.rows_of(96), test_tpu_projection.stack(heads), *turns)
 
     def write(pages: Array, new: Array, writes: Array) -> Array:
         return write_pages(pages, new, dataclasses.replace(test_pages.step(test_pages.TPU), page_writes=writes))

@@ -20,6 +20,7 @@ from mis_kernels.aot.price import kernel_schedules, product_schedules
 from mis_kernels.aot.programs import ProductSize
 from mis_kernels.aot.ranges import Range, total
 from mis_kernels.aot.targets import TARGETS, environment
+from mis_kernels.backends.tpu import projection
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.products import fits
 from mis_kernels.heads import HeadShape
@@ -56,10 +57,11 @@ def product_sizes(spread: ModelConfig, tensor: int) -> dict[str, ProductSize]:
     The heads of the shape are spread over the devices. XLA makes the products of weights that the kernel does not take.
     """
     embed, mlp, heads = spread.embed, spread.mlp // tensor, spread.heads * spread.head_dim // tensor
+    here = HeadShape(spread.heads // tensor, spread.kv_heads // tensor, spread.head_dim)
     qkv = (spread.heads + 2 * spread.kv_heads) * spread.head_dim // tensor
     alone = tensor == 1  # parts of a product are summed over the devices before a residual is added
     sizes = {
-        "qkv": ProductSize(embed, qkv, 1, normed=True, residual=False),
+        "qkv": ProductSize(embed, qkv, 1, normed=True, residual=False, heads=here if projection.fits(here) else None),
         "out": ProductSize(heads, embed, 1, normed=False, residual=alone),
         "gate_up": ProductSize(embed, mlp, 2, normed=True, residual=False),
         "down": ProductSize(mlp, embed, 1, normed=False, residual=alone),

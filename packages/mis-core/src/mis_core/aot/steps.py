@@ -113,7 +113,8 @@ def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
             size, job["norm_rope"], kv_heads=kv_heads, group=group, head_dim=spread.head_dim, chip=chip, hz=clock
         )
         stages["attention"] += attention * config.layers
-        stages["norm and RoPE"] += norm_rope * config.layers
+        if not any(ProductSize.read(fields).heads for fields, _ in job["products"].values()):
+            stages["norm and RoPE"] += norm_rope * config.layers
         for stage, seconds in _price_products(job, size, shape, config.layers, chip, clock).items():
             stages[stage] += seconds
         written = price_page_writes(_written_tokens(arrays), kv_heads, spread.head_dim, chip)
@@ -137,7 +138,7 @@ def _price_products(
     """Return the seconds of a step's products with quantised weights; the last layer makes most for a few rows."""
     stages: dict[str, Range] = defaultdict(lambda: Range.of(0.0))
     for name, (fields, described) in job["products"].items():
-        product, schedules = ProductSize(*fields), [grid_schedule_of(each) for each in described]
+        product, schedules = ProductSize.read(fields), [grid_schedule_of(each) for each in described]
         last = size if name == "qkv" else min(size, shape.scored)
         all_rows, few = (price_product(schedules, rows, product, chip=chip, clock_hz=clock) for rows in (size, last))
         stages["projections and norms" if name in ("qkv", "out") else "mlp"] += all_rows * (layers - 1) + few

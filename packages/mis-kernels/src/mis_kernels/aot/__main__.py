@@ -26,6 +26,8 @@ QUICK_PRODUCTS = [ProductSize(1024, 3072, 2, normed=True, residual=False)]
 PRODUCTS = [
     *QUICK_PRODUCTS,
     ProductSize(1024, 4096, 1, normed=True, residual=False),
+    ProductSize(1024, 4096, 1, normed=True, residual=False, heads=HEAD_SHAPES["qwen3-0.6b"]),
+    ProductSize(4096, 6144, 1, normed=True, residual=False, heads=HEAD_SHAPES["qwen3-8b"]),
     ProductSize(2048, 1024, 1, normed=False, residual=True),
     ProductSize(3072, 1024, 1, normed=False, residual=True),
     ProductSize(9728, 2560, 1, normed=False, residual=True),

@@ -14,7 +14,6 @@ from mis_kernels.aot.targets import run_job
 from mis_kernels.backends.tpu.fetch import AHEAD
 from mis_kernels.backends.tpu.head import block_tokens, fits
 from mis_kernels.backends.tpu.norm_rope import BLOCK_TOKENS
-from mis_kernels.backends.tpu.products import ProductSizes
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_kernels.heads import HeadShape
 
@@ -35,6 +34,7 @@ LAUNCH = Range(0.0, 10e-6, 25e-6)
 
 _WIRED = 0.5  # of a chip's links, in slices of one host
 _BYTES = 2  # of bfloat16
+_TABLE_BYTES = 4  # of float32
 
 
 class KernelSchedules(NamedTuple):
@@ -158,12 +158,14 @@ def price_product(
     schedules: Sequence[GridSchedule], rows: int, size: ProductSize, *, chip: Chip, clock_hz: float
 ) -> Range:
     """Return the seconds of one product: the first of the weight must arrive, the others arrive while steps run."""
-    sizes = ProductSizes.of(rows, size.depth, size.columns, size.parts)
+    sizes = size.grid_sizes(rows)
     groups, blocks, steps = sizes.grid(rows, size.columns)
     weight = size.parts * size.depth * sizes.columns
     moved = _BYTES * sizes.rows * sizes.columns * (1 + size.residual)
-    # Bodies are unrolled by rows.
-    share = sizes.rows / ProductSizes.of(PRODUCT_ROWS, size.depth, size.columns, size.parts).rows
+    if size.heads:
+        moved += 2 * _TABLE_BYTES * sizes.rows * size.heads.head_dim
+    # Bodies are unrolled by rows, or loops over them.
+    share = sizes.rows / size.grid_sizes(PRODUCT_ROWS).rows
     schedules = [each._replace(body=round(each.body * share), busy=round(each.busy * share)) for each in schedules]
     first = price_grid_step(schedules[0], moved + _BYTES * sizes.rows * size.depth, chip, clock_hz)
     other = price_grid_step(schedules[-1], moved, chip, clock_hz)

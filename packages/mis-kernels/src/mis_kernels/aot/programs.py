@@ -1,7 +1,7 @@
 """What is compiled: the kernel alone, on one chip or several, and the op inside a scan over decoder layers."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,14 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mis_kernels.backends import ANY_HEADS, LaidOut
+from mis_kernels.backends import ANY_HEADS, HeadTurns, LaidOut
+from mis_kernels.backends.tpu import projection
 from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
-from mis_kernels.backends.tpu.products import LayerOfStack, tpu_quantized_product
+from mis_kernels.backends.tpu.products import LayerOfStack, ProductSizes, tpu_quantized_product
+from mis_kernels.backends.tpu.projection import tpu_quantized_projection
 from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes
 from mis_kernels.backends.xla.norms import rms_norm
 from mis_kernels.backends.xla.pages import write_pages
@@ -191,6 +193,7 @@ class ProductSize(NamedTuple):
         parts: Weights: 2 where one gates the other.
         normed: Whether a folded norm is in front of it.
         residual: Whether it is added to a residual.
+        heads: Whose queries, keys and values it makes, normalised and rotated; None: it is a product alone.
     """
 
     depth: int
@@ -198,6 +201,24 @@ class ProductSize(NamedTuple):
     parts: int
     normed: bool
     residual: bool
+    heads: HeadShape | None = None
+
+    @classmethod
+    def read(cls, fields: Sequence[Any]) -> Self:
+        """Return what was written as JSON."""
+        *others, heads = fields
+        return cls(*others, heads and HeadShape(*heads))
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel that makes it."""
+        return "quantized_projection" if self.heads else "quantized_product"
+
+    def grid_sizes(self, rows: int) -> ProductSizes:
+        """Return the sizes of the kernel's grid steps."""
+        if self.heads:
+            return projection.sizes_of(rows, self.depth, self.heads)
+        return ProductSizes.of(rows, self.depth, self.columns, self.parts)
 
 
 def product_program(size: ProductSize) -> Program:
@@ -209,10 +230,20 @@ def product_program(size: ProductSize) -> Program:
         block_of(size.depth),
     )
     x, out = (jax.ShapeDtypeStruct((PRODUCT_ROWS, width), DTYPE) for width in (size.depth, size.columns))
+    layer = jax.ShapeDtypeStruct((), jnp.int32)
+    epsilon = 1e-6 if size.normed else None
 
     def product(x: Array, weight: QuantizedWeight, layer: Array, *residual: Array) -> Array:
-        return tpu_quantized_product(x, LayerOfStack(weight, layer), *residual, epsilon=1e-6 if size.normed else None)
+        return tpu_quantized_product(x, LayerOfStack(weight, layer), *residual, epsilon=epsilon)
 
-    name = f"int8 product {size.parts} x {size.depth} x {size.columns}"
-    layer = jax.ShapeDtypeStruct((), jnp.int32)
-    return Program(name, product, (x, weight, layer, *[out] * size.residual))
+    name = f"{size.parts} x {size.depth} x {size.columns}"
+    if size.heads is None:
+        return Program(f"int8 product {name}", product, (x, weight, layer, *[out] * size.residual))
+    heads = size.heads
+    table, norm = jax.ShapeDtypeStruct((PRODUCT_ROWS, heads.head_dim), jnp.float32), (heads.head_dim,)
+    turns = HeadTurns(table, table, *[jax.ShapeDtypeStruct(norm, DTYPE)] * 2, 1e-6)
+
+    def project(x: Array, weight: QuantizedWeight, layer: Array, *turns: Array) -> tuple[Array, Array, Array]:
+        return tpu_quantized_projection(x, LayerOfStack(weight, layer), None, heads, HeadTurns(*turns, 1e-6), epsilon)
+
+    return Program(f"int8 projection {name}, heads of {heads.head_dim}", project, (x, weight, layer, *turns[:-1]))

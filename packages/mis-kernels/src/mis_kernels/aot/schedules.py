@@ -172,6 +172,30 @@ def read_bodies(runs: list[Run], bodies: int) -> list[GridSchedule]:
     return [GridSchedule(runs[i].bundles, runs[i].busy, around) for i in largest]
 
 
+def read_loop(runs: list[Run], turns: int) -> list[GridSchedule]:
+    """Find the parts of a kernel whose step begins with a run that some steps skip, and goes on with one and a loop.
+
+    Args:
+        runs: Of the kernel.
+        turns: Of the loop.
+
+    Returns:
+        Steps that skip nothing, then the others.
+    """
+    loop = max((i for i, run in enumerate(runs) if run.depth > 1), key=lambda i: runs[i].bundles)
+    first, straight = sorted(
+        sorted((i for i, run in enumerate(runs) if run.depth == 1), key=lambda i: -runs[i].bundles)[:2]
+    )
+    branches = set().union(*(span for span in _skipped(runs) if not {first, straight, loop} & {*span}))
+    others = [i for i, run in enumerate(runs) if run.depth == 1 and i not in (first, straight)]
+    around = _least_and_most(runs, others, branches)
+    body, busy = (turns * a + b for a, b in zip(runs[loop][:3:2], runs[straight][:3:2], strict=True))
+    return [
+        GridSchedule(body + runs[first].bundles, busy + runs[first].busy, around),
+        GridSchedule(body, busy, around),
+    ]
+
+
 def _skipped(runs: list[Run]) -> Iterable[range]:
     """Return the runs that each forward branch skips, longest first."""
     spans = []

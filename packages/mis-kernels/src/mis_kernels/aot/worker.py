@@ -29,9 +29,9 @@ from mis_kernels.aot.programs import (
     product_program,
     sharded_program,
 )
-from mis_kernels.aot.schedules import read_attention, read_bodies, read_grid, read_schedule
+from mis_kernels.aot.schedules import read_attention, read_bodies, read_grid, read_loop, read_schedule
 from mis_kernels.aot.targets import TARGETS, Target, mesh
-from mis_kernels.backends.tpu.products import ProductSizes
+from mis_kernels.backends.tpu.projection import strips_of, strips_together
 from mis_kernels.backends.tpu.tiles import block_sizes, vmem_bytes
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
 
@@ -118,8 +118,12 @@ def products(target: Target, sizes: list[ProductSize], dump: Path) -> list[dict[
     rows = []
     for size in sizes:
         _, row = _compile(product_program(size), mesh(target, 1))
-        blocks = ProductSizes.of(PRODUCT_ROWS, size.depth, size.columns, size.parts).grid(PRODUCT_ROWS, size.columns)[1]
-        bodies = read_bodies(read_schedule(dump, "quantized_product", target.chip), min(blocks, 2))
+        runs, cut = read_schedule(dump, size.kernel, target.chip), size.grid_sizes(PRODUCT_ROWS)
+        if size.heads:
+            strips = strips_of(cut, size.heads)
+            bodies = read_loop(runs, strips // strips_together(strips))
+        else:
+            bodies = read_bodies(runs, min(cut.grid(PRODUCT_ROWS, size.columns)[1], 2))
         bundles = dict(zip(("first", "others"), (each.body for each in bodies), strict=False))
         rows.append(row | {"bundles": bundles, "schedules": [each._asdict() for each in bodies]})
     return rows
@@ -142,7 +146,7 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
         case "head":
             return head(target, [tuple(size) for size in job["sizes"]], Path(job["dump"]))
         case "products":
-            return products(target, [ProductSize(*size) for size in job["sizes"]], Path(job["dump"]))
+            return products(target, [ProductSize.read(size) for size in job["sizes"]], Path(job["dump"]))
         case "layers":
             return layers(target, shapes)
         case "growth":

@@ -3,16 +3,18 @@
 import dataclasses
 from typing import Self
 
+import jax
 from jaxtyping import Array
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
-from mis_kernels.backends.protocol import Backend, FoldedNorm, Weight
-from mis_kernels.backends.tpu import head, products
+from mis_kernels.backends.protocol import Backend, FoldedNorm, HeadTurns, Weight
+from mis_kernels.backends.tpu import head, products, projection
 from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.fetch import LANES
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.tpu.pages import write_pages, write_rows
 from mis_kernels.backends.tpu.products import LayerOfStack, tpu_quantized_product
+from mis_kernels.backends.tpu.projection import tpu_quantized_projection
 from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
@@ -83,6 +85,16 @@ class TpuBackend(Backend):
         if isinstance(weight, LayerOfStack):
             return tpu_quantized_product(x, weight, residual, None if norm is None else norm.epsilon)
         return super().linear(x, weight, residual, norm)
+
+    def project(
+        self, x: Array, weight: Weight, turns: HeadTurns, bias: Array | None = None, norm: FoldedNorm | None = None
+    ) -> tuple[Array, Array, Array]:
+        """Project with a quantised weight, normalise and rotate in one pass."""
+        if isinstance(weight, LayerOfStack) and projection.fits(self.heads):
+            epsilon = None if norm is None else norm.epsilon
+            with jax.named_scope("qkv"):
+                return tpu_quantized_projection(x, weight, bias, self.heads, turns, epsilon)
+        return super().project(x, weight, turns, bias, norm)
 
     def gated_linear(
         self, x: Array, gate_up: Weight, bias: Array | None = None, norm: FoldedNorm | None = None

@@ -6,6 +6,7 @@ of a piece is worked on while the matrix units compute other pieces. A folded no
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from types import EllipsisType
 from typing import Any, NamedTuple, Self
@@ -32,7 +33,7 @@ TILE_ROWS = 32
 _BLOCK_BYTES = 4 * 2**20  # of rows that a grid step reads
 _WEIGHT_BYTES = 3 * 2**20  # that a grid step's products are made with
 _QUANTISED_BYTES = 16 * 2**20
-_VMEM_LIMIT = 56 * 2**20
+VMEM_LIMIT = 56 * 2**20
 
 
 @jax.tree_util.register_dataclass
@@ -67,22 +68,57 @@ class ProductSizes(NamedTuple):
     columns: int
 
     @classmethod
-    def of(cls, rows: int, depth: int, columns: int, parts: int) -> Self:
-        """Choose them for a product of `rows` rows with `parts` weights of `depth` summands and `columns` columns."""
+    def of(cls, rows: int, depth: int, columns: int, parts: int, unit: int = LANES) -> Self:
+        """Choose them for a product of `rows` rows with `parts` weights of `depth` summands and `columns` columns.
+
+        Grid steps have whole units of so many columns.
+        """
         block, most = rows, min(4 * STRIP, _BLOCK_BYTES // (2 * depth))
         while block > most and block % (2 * TILE_ROWS) == 0:
             block //= 2
         together = rows
         while together % 2 == 0 and together // 2 % block == 0 and together * depth > _QUANTISED_BYTES:
             together //= 2
-        pieces = columns // LANES
-        most = max(_WEIGHT_BYTES // (depth * parts * LANES), 1)
-        fitting = max(n for n in range(1, pieces + 1) if pieces % n == 0 and n <= most)
-        return cls(together, block, fitting * LANES)
+        units = columns // unit
+        most = max(_WEIGHT_BYTES // (depth * parts * unit), 1)
+        fitting = max(n for n in range(1, units + 1) if units % n == 0 and n <= most)
+        return cls(together, block, fitting * unit)
 
     def grid(self, rows: int, columns: int) -> tuple[int, int, int]:
         """Return the grid: what stays together, columns, and rows, which change soonest."""
         return rows // self.together, columns // self.columns, self.together // self.rows
+
+
+class IndexMaps(NamedTuple):
+    """Which blocks a grid step of `ProductSizes.grid` takes: the arguments are its indices and the layer."""
+
+    row: Callable[..., tuple[Scalar, int]]
+    row_once: Callable[..., tuple[Scalar, int]]
+    cell: Callable[..., tuple[Scalar, Scalar]]
+    weights: Callable[..., tuple[Scalar, int, int, Scalar]]
+    whole: Callable[..., tuple[int, int]]
+
+
+def index_maps(grid: tuple[int, int, int]) -> IndexMaps:
+    """Return the maps of a grid; with `row_once` only the first columns' steps read rows."""
+
+    def row(group: Scalar, column: Scalar, index: Scalar, layer: Ref) -> tuple[Scalar, int]:
+        return group * grid[2] + index, 0
+
+    def row_once(group: Scalar, column: Scalar, index: Scalar, layer: Ref) -> tuple[Scalar, int]:
+        # The other steps name the last again, so that nothing is copied.
+        return group * grid[2] + jnp.where(column == 0, index, grid[2] - 1), 0
+
+    def cell(group: Scalar, column: Scalar, index: Scalar, layer: Ref) -> tuple[Scalar, Scalar]:
+        return group * grid[2] + index, column
+
+    def weights(group: Scalar, column: Scalar, index: Scalar, layer: Ref) -> tuple[Scalar, int, int, Scalar]:
+        return layer[0], 0, 0, column
+
+    def whole(*_: Scalar | Ref) -> tuple[int, int]:
+        return 0, 0
+
+    return IndexMaps(row, row_once, cell, weights, whole)
 
 
 def fits(depth: int, columns: int) -> bool:
@@ -119,32 +155,20 @@ def tpu_quantized_product(
     sizes = ProductSizes.of(rows, depth, columns, parts)
     grid = sizes.grid(rows, columns)
 
-    def row(group: Scalar, column: Scalar, index: Scalar, layer: Ref) -> tuple[Scalar, int]:
-        return group * grid[2] + index, 0
-
-    def row_once(group: Scalar, column: Scalar, index: Scalar, layer: Ref) -> tuple[Scalar, int]:
-        # Only the first columns' steps read rows; the others name the last again, so that nothing is copied.
-        return group * grid[2] + jnp.where(column == 0, index, grid[2] - 1), 0
-
-    def cell(group: Scalar, column: Scalar, index: Scalar, layer: Ref) -> tuple[Scalar, Scalar]:
-        return group * grid[2] + index, column
-
-    def weights(group: Scalar, column: Scalar, index: Scalar, layer: Ref) -> tuple[Scalar, int, int, Scalar]:
-        return layer[0], 0, 0, column
-
+    maps = index_maps(grid)
     turns = jnp.asarray(block_turns(depth, weight.stack.block), x.dtype)
     others = () if residual is None else (in_hbm(residual),)
-    out = pl.BlockSpec((sizes.rows, sizes.columns), cell)
+    out = pl.BlockSpec((sizes.rows, sizes.columns), maps.cell)
     return pl.pallas_call(
         partial(product_kernel, block=weight.stack.block, epsilon=epsilon),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=grid,
             in_specs=[
-                pl.BlockSpec((sizes.rows, depth), row_once),
-                pl.BlockSpec((1, parts, depth, sizes.columns), weights),
-                pl.BlockSpec((1, parts, 1, sizes.columns), weights),
-                pl.BlockSpec(turns.shape, lambda *_: (0, 0)),
+                pl.BlockSpec((sizes.rows, depth), maps.row_once),
+                pl.BlockSpec((1, parts, depth, sizes.columns), maps.weights),
+                pl.BlockSpec((1, parts, 1, sizes.columns), maps.weights),
+                pl.BlockSpec(turns.shape, maps.whole),
                 *[out for _ in others],
             ],
             out_specs=out,
@@ -155,7 +179,7 @@ def tpu_quantized_product(
         ),
         out_shape=jax.ShapeDtypeStruct((rows, columns), x.dtype),
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=_VMEM_LIMIT
+            dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=VMEM_LIMIT
         ),
         interpret=target().interpret,
         name="quantized_product",
@@ -181,7 +205,7 @@ def product_kernel(
         for begin in range(0, columns, PIECE):
             piece = slice(begin, min(begin + PIECE, columns))
             first, *second = (
-                _dot(integers, values[0, part, :, piece]) * scale * scales[0, part, :, piece]
+                dot(integers, values[0, part, :, piece]) * scale * scales[0, part, :, piece]
                 for part in range(values.shape[1])
             )
             if second:  # silu(x) = x / 2 (1 + tanh(x / 2)), which takes one operation of few
@@ -193,7 +217,7 @@ def product_kernel(
     @pl.when(column == 0)
     def _() -> None:
         def integers_of(strip: slice) -> tuple[slice, Array, Array]:
-            integers, scale = _quantise(x[strip], turns[...], block, epsilon)
+            integers, scale = quantise(x[strip], turns[...], block, epsilon)
             quantised[kept(strip)], row_scales[kept(strip)] = integers, scale
             return strip, integers, scale
 
@@ -211,8 +235,8 @@ def product_kernel(
             multiply(strip, quantised[kept(strip)], row_scales[kept(strip)])
 
 
-def _quantise(x: Array, turns: Array, block: int, epsilon: float | None) -> tuple[Array, Array]:
-    """Return integers and the rows' scales, the factor of a folded norm included."""
+def quantise(x: Array, turns: Array, block: int, epsilon: float | None) -> tuple[Array, Array]:
+    """Return integers of some rows and the rows' scales, the factor of a folded norm included."""
     width = x.shape[1]
     turned = x.astype(jnp.float32)
     if block > 1:
@@ -231,10 +255,11 @@ def _quantise(x: Array, turns: Array, block: int, epsilon: float | None) -> tupl
     if epsilon is not None:
         # Turns lengthen every row by the same factor.
         scale *= lax.rsqrt((turned * turned).sum(1, keepdims=True) * (1 / (width * block)) + epsilon)
-    return jnp.round(turned * inverse).astype(jnp.int8), scale
+    return jnp.round(turned * inverse).astype(jnp.int32).astype(jnp.int8), scale
 
 
-def _dot(integers: Array, weight: Array) -> Array:
+def dot(integers: Array, weight: Array) -> Array:
+    """Multiply integers exactly; return floats."""
     return lax.dot_general(integers, weight, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32).astype(
         jnp.float32
     )
