@@ -131,6 +131,7 @@ def test_a_grid_step_that_loops_is_its_loops_turns_and_what_some_steps_skip() ->
     assert read_loop(runs, 4) == [
         GridSchedule(600 + 300 + 4 * 200, 3 + 2 + 4 * 5, around), GridSchedule(300 + 4 * 200, 2 + 4 * 5, around)
     ]  # fmt: skip
+    assert read_loop([*runs[:7], runs[8]], 1) == [GridSchedule(900, 5, around), GridSchedule(300, 2, around)]
 
 
 def test_published_times_are_held_against_estimates() -> None:

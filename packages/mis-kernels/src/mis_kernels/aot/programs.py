@@ -206,8 +206,7 @@ class ProductSize(NamedTuple):
     @classmethod
     def read(cls, fields: Sequence[Any]) -> Self:
         """Return what was written as JSON."""
-        *others, heads = fields
-        return cls(*others, heads and HeadShape(*heads))
+        return cls(*fields[:5], heads=HeadShape(*fields[5]) if fields[5] else None)
 
     @property
     def kernel(self) -> str:
@@ -240,10 +239,15 @@ def product_program(size: ProductSize) -> Program:
     if size.heads is None:
         return Program(f"int8 product {name}", product, (x, weight, layer, *[out] * size.residual))
     heads = size.heads
-    table, norm = jax.ShapeDtypeStruct((PRODUCT_ROWS, heads.head_dim), jnp.float32), (heads.head_dim,)
-    turns = HeadTurns(table, table, *[jax.ShapeDtypeStruct(norm, DTYPE)] * 2, 1e-6)
+    table = jax.ShapeDtypeStruct((PRODUCT_ROWS, heads.head_dim), jnp.float32)
+    norm = jax.ShapeDtypeStruct((heads.head_dim,), DTYPE)
 
-    def project(x: Array, weight: QuantizedWeight, layer: Array, *turns: Array) -> tuple[Array, Array, Array]:
-        return tpu_quantized_projection(x, LayerOfStack(weight, layer), None, heads, HeadTurns(*turns, 1e-6), epsilon)
+    def project(
+        x: Array, weight: QuantizedWeight, layer: Array, cos: Array, sin: Array, q_norm: Array, k_norm: Array
+    ) -> tuple[Array, Array, Array]:
+        turns = HeadTurns(cos, sin, q_norm, k_norm, 1e-6)
+        return tpu_quantized_projection(x, LayerOfStack(weight, layer), None, heads, turns, epsilon)
 
-    return Program(f"int8 projection {name}, heads of {heads.head_dim}", project, (x, weight, layer, *turns[:-1]))
+    return Program(
+        f"int8 projection {name}, heads of {heads.head_dim}", project, (x, weight, layer, table, table, norm, norm)
+    )

@@ -177,19 +177,21 @@ def read_loop(runs: list[Run], turns: int) -> list[GridSchedule]:
 
     Args:
         runs: Of the kernel.
-        turns: Of the loop.
+        turns: Of the loop; one turn is no loop, but part of what is straight.
 
     Returns:
         Steps that skip nothing, then the others.
     """
-    loop = max((i for i, run in enumerate(runs) if run.depth > 1), key=lambda i: runs[i].bundles)
+    inner = [i for i, run in enumerate(runs) if run.depth > 1 and turns > 1]
+    loop = max(inner, key=lambda i: runs[i].bundles, default=None)
     first, straight = sorted(
         sorted((i for i, run in enumerate(runs) if run.depth == 1), key=lambda i: -runs[i].bundles)[:2]
     )
     branches = set().union(*(span for span in _skipped(runs) if not {first, straight, loop} & {*span}))
     others = [i for i, run in enumerate(runs) if run.depth == 1 and i not in (first, straight)]
     around = _least_and_most(runs, others, branches)
-    body, busy = (turns * a + b for a, b in zip(runs[loop][:3:2], runs[straight][:3:2], strict=True))
+    bodies = [runs[straight], *([] if loop is None else [runs[loop]] * turns)]
+    body, busy = sum(run.bundles for run in bodies), sum(run.busy for run in bodies)
     return [
         GridSchedule(body + runs[first].bundles, busy + runs[first].busy, around),
         GridSchedule(body, busy, around),

@@ -83,7 +83,8 @@ def tpu_quantized_projection(
     turning = jnp.asarray(block_turns(depth, weight.stack.block), x.dtype)
     normed = turns.q_norm is not None and turns.k_norm is not None
     norms = jnp.ones((2, dim), jnp.float32)
-    if normed:  # a factor of the mean square is that of the sum and a number
+    if turns.q_norm is not None and turns.k_norm is not None:
+        # The factor of a mean square is that of a sum of squares and a number.
         norms = math.sqrt(dim) * jnp.stack([turns.q_norm, turns.k_norm]).astype(jnp.float32)
     # What is turned has changed places with the other half, and so have its weights.
     norms = jnp.stack([norms, jnp.roll(norms, dim // 2, 1)], axis=1).reshape(4, dim)
@@ -165,7 +166,7 @@ def projection_kernel(
     for n in range(0, 4, 2):
         tables[n], tables[n + 1] = cos[...] * norms[n : n + 1], sin[...] * norms[n + 1 : n + 2]
 
-    def place(unit: Scalar) -> tuple[Scalar, Scalar]:
+    def place(unit: Scalar) -> tuple[Array, Array]:
         begin = lax.div(unit, heads.kv_heads) * strip
         return lax.rem(unit, heads.kv_heads), pl.multiple_of(begin, math.gcd(strip, TILE_ROWS))
 
