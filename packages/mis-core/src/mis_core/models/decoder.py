@@ -26,8 +26,9 @@ from mis_kernels.backends import Backend, FoldedNorm, HeadTurns
 Cache = Any
 """KV cache: any pytree that `attend` takes and returns."""
 
-Attend = Callable[[Array, Array, Array, Cache, Array], tuple[Array, Cache]]
-"""`(q, k, v, cache, layer) -> (output, cache)`: k and v `[tokens, kv_heads, head_dim]`, q and output with `heads`."""
+Attend = Callable[[Array, Array, Array, Cache, Array, Array | None], tuple[Array, Cache]]
+"""`(q, k, v, cache, layer, rows) -> (output, cache)`: k and v `[tokens, kv_heads, head_dim]`, q and output with
+`heads`; output of all tokens, or of `rows`."""
 
 
 NORM_OF = {"qkv": "attention_norm", "gate_up": "mlp_norm"}
@@ -90,10 +91,10 @@ class DecoderLayer(nnx.Module):
         """
         with jax.named_scope("attention"):
             q, k, v = self._project(self._normed(x, squares, "attention_norm"), tables)
-            attended, cache = attend(q, k, v, cache, layer)
-            attended = attended.reshape(len(x), -1)
+            attended, cache = attend(q, k, v, cache, layer, rows)
             if rows is not None:
-                x, attended = x[rows], attended[rows]
+                x = x[rows]
+            attended = attended.reshape(len(x), -1)
             with jax.named_scope("out"):
                 bias = self.out_bias[...] if self.config.attention_bias else None
                 x = add_product(self.backend, x, attended, self.out[...], bias)
@@ -169,7 +170,8 @@ class Decoder(nnx.Module):
     ) -> tuple[Float[Array, "rows embed"], Cache]:
         """Return the final-normed hidden states of some rows, and the cache.
 
-        The last layer computes its output projection and its MLP for these rows only.
+        The last layer computes its output projection and its MLP for these rows only, and its attention where the
+        backend does.
         """
         inverse, factor = frequencies(self.config.rope)
         with jax.named_scope("rotary_tables"):
