@@ -157,9 +157,10 @@ def test_steps_cover_a_projection_within_the_memory_of_a_core(rows: int, model: 
     assert strips == 1 or strips // 2 % (projection.strips_together(strips) // 2) == 0
 
 
-def test_the_backend_of_a_device_projects_in_one_kernel() -> None:
+@pytest.mark.parametrize(("chip", "fused"), [("v6e", True), ("v7x", False)])
+def test_the_backend_projects_in_one_kernel_where_that_is_faster(chip: str, fused: bool) -> None:
     heads = HEAD_SHAPES["qwen3-0.6b"]
-    with compiling_for("v6e"):
+    with compiling_for(chip):
         backend = TpuBackend.create(heads, "bfloat16")
         weight = jax.eval_shape(lambda: stack(heads))
         turns = jax.eval_shape(lambda: turns_of(64, heads)[:-1])
@@ -168,5 +169,5 @@ def test_the_backend_of_a_device_projects_in_one_kernel() -> None:
                 lambda x, weight, turns: backend.project(x, backend.at_layer(weight, LAYER), HeadTurns(*turns, EPSILON))
             )(rows_of(64), weight, turns)
         )
-    assert "quantized_projection" in text
-    assert "norm_rope" not in text
+    assert ("quantized_projection" in text) == fused
+    assert ("name=norm_rope" in text) == (not fused)

@@ -104,7 +104,7 @@ def test_the_roofline_counts_a_canonical_request() -> None:
 @pytest.mark.parametrize("tensor", [1, 4])
 def test_the_products_of_a_layer_are_those_of_its_weights(tensor: int) -> None:
     config = PUBLISHED["qwen3-8b"]
-    sizes = product_sizes(spread_heads(config, tensor), tensor)
+    sizes = product_sizes(spread_heads(config, tensor), tensor, "v6e")
     assert tensor * sum(each.parts * each.depth * each.columns for each in sizes.values()) == layer_weights(config)
     assert [name for name, each in sizes.items() if each.normed] == ["qkv", "gate_up"]
     assert any(each.residual for each in sizes.values()) == (tensor == 1)

@@ -51,17 +51,18 @@ class StepTimes:
         return total(self.stages.values())
 
 
-def product_sizes(spread: ModelConfig, tensor: int) -> dict[str, ProductSize]:
-    """Return a layer's products that a kernel makes on each of `tensor` devices, by name.
+def product_sizes(spread: ModelConfig, tensor: int, chip: str) -> dict[str, ProductSize]:
+    """Return a layer's products that a kernel makes on each of `tensor` devices of a chip, by name.
 
     The heads of the shape are spread over the devices. XLA makes the products of weights that the kernel does not take.
     """
     embed, mlp, heads = spread.embed, spread.mlp // tensor, spread.heads * spread.head_dim // tensor
     here = HeadShape(spread.heads // tensor, spread.kv_heads // tensor, spread.head_dim)
     qkv = (spread.heads + 2 * spread.kv_heads) * spread.head_dim // tensor
+    turned = here if projection.is_faster(here, chip) else None
     alone = tensor == 1  # parts of a product are summed over the devices before a residual is added
     sizes = {
-        "qkv": ProductSize(embed, qkv, 1, normed=True, residual=False, heads=here if projection.fits(here) else None),
+        "qkv": ProductSize(embed, qkv, 1, normed=True, residual=False, heads=turned),
         "out": ProductSize(heads, embed, 1, normed=False, residual=alone),
         "gate_up": ProductSize(embed, mlp, 2, normed=True, residual=False),
         "down": ProductSize(mlp, embed, 1, normed=False, residual=alone),
@@ -98,7 +99,7 @@ def price_requests(
     heads = HeadShape(spread.heads // tp, spread.kv_heads // tp, spread.head_dim)
     rows = TpuBackend.normalised_rows
     schedules = kernel_schedules(target, heads, rows=rows, embed=spread.embed, vocab=spread.head_rows)
-    sizes = product_sizes(spread, tp) if quantization == "int8" else {}
+    sizes = product_sizes(spread, tp, TARGETS[target].chip) if quantization == "int8" else {}
     products = product_schedules(target, list(sizes.values())) if sizes else []
     job = {
         "products": {

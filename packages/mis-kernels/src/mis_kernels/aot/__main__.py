@@ -12,6 +12,7 @@ from mis_kernels.aot.price import schedule_of
 from mis_kernels.aot.programs import ProductSize
 from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, run_job
+from mis_kernels.backends.tpu.projection import is_faster
 from mis_kernels.backends.tpu.tiles import block_sizes
 from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, device_head_shapes
 
@@ -43,11 +44,12 @@ def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
         return [{"what": "sharded", "models": models}]
     shapes = QUICK_HEADS if quick else device_head_shapes()
     growth = [] if quick else [{"what": "growth"}]
+    products, chip = QUICK_PRODUCTS if quick else PRODUCTS, TARGETS[name].chip
     return [
         {"what": "kernels", "heads": shapes},
         {"what": "glue", "heads": shapes},
         {"what": "head", "sizes": QUICK_SIZES if quick else SIZES},
-        {"what": "products", "sizes": QUICK_PRODUCTS if quick else PRODUCTS},
+        {"what": "products", "sizes": [each for each in products if each.heads is None or is_faster(each.heads, chip)]},
         {"what": "layers", "heads": shapes},
         *growth,
     ]

@@ -113,7 +113,7 @@ class TpuBackend(Backend):
         self, x: Array, weight: Weight, turns: HeadTurns, bias: Array | None = None, norm: FoldedNorm | None = None
     ) -> tuple[Array, Array, Array]:
         """Project with a quantised weight, normalise and rotate in one pass."""
-        if isinstance(weight, LayerOfStack) and projection.fits(self.heads):
+        if isinstance(weight, LayerOfStack) and projection.is_faster(self.heads, tpu_chip()):
             epsilon = None if norm is None else norm.epsilon
             with jax.named_scope("qkv"):
                 return tpu_quantized_projection(x, weight, bias, self.heads, turns, epsilon)
