@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int32, Shaped
+from jaxtyping import Array, Float, Float32, Shaped
 
 from mis_kernels.backends import Backend, LaidOut, choose
 from mis_kernels.heads import HeadShape
@@ -19,9 +19,8 @@ def segment_attention(
     segments: LaidOut,
     *,
     scale: float,
-    rows: Int32[Array, " rows"] | None = None,
     backend: str | None = None,
-) -> Float[Array, "attending heads head_dim"]:
+) -> Float[Array, "tokens heads head_dim"]:
     """Attend from packed new tokens to their contexts and their own segments.
 
     Args:
@@ -35,12 +34,11 @@ def segment_attention(
         v_pages: Value cache, likewise.
         segments: What each token sees.
         scale: Factor of the logits, usually `head_dim ** -0.5`.
-        rows: New tokens to attend from, for which `segments` were laid out (`Backend.lay_out_rows`); default: all.
         backend: Name of a backend; default: the one that `segments` were laid out for. `reference` and `native`
             take segments of any.
 
     Returns:
-        Attention output, dtype of `q`, of all tokens or of `rows`. Rows that see nothing are zero.
+        Attention output, shape and dtype of `q`. Rows that see nothing are zero.
 
     Raises:
         ValueError: shapes do not fit together; names the argument.
@@ -54,10 +52,7 @@ def segment_attention(
     wider = k_pages.shape[3] - heads.head_dim
     with jax.named_scope(f"attention_{chosen.name}"):
         q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, wider))) for x in (q, k, v)) if wider else (q, k, v)
-        arrays = q, k, v, k_pages, v_pages, segments
-        if rows is None:
-            return chosen.attend(*arrays, scale=scale)[..., : heads.head_dim]
-        return chosen.attend_rows(*arrays, rows, scale=scale)[..., : heads.head_dim]
+        return chosen.attend(q, k, v, k_pages, v_pages, segments, scale=scale)[..., : heads.head_dim]
 
 
 def write_pages(

@@ -96,21 +96,23 @@ def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
         exchanges = int(arrays.exchanges[0])
         for stage, seconds in price_program(programs[size].operations, clock, chip, exchanges=exchanges).items():
             stages[stage] += seconds
-        sizes_of = {"kv_heads": kv_heads, "head_dim": backend.cache_head_dim, "blocks": backend.blocks}
-        attention, last_attention = (
-            price_attention(
-                count_tiles(tiles).tolist(), rows, schedule, **sizes_of, page_size=PAGE_SIZE, chip=chip, clock_hz=clock
-            )
-            for tiles, rows in (
-                (arrays.segments.tiles, [shard.rows for shard in plan.shards]),
-                (arrays.segments.last_rows.tiles, [len(shard.scored_rows) for shard in plan.shards]),
-            )
+        tiles, rows = count_tiles(arrays.segments.tiles).tolist(), [shard.rows for shard in plan.shards]
+        attention = price_attention(
+            tiles,
+            rows,
+            schedule,
+            kv_heads=kv_heads,
+            head_dim=backend.cache_head_dim,
+            blocks=backend.blocks,
+            page_size=PAGE_SIZE,
+            chip=chip,
+            clock_hz=clock,
         )
         group = spread.heads // spread.kv_heads
         norm_rope = price_norm_rope(
             size, job["norm_rope"], kv_heads=kv_heads, group=group, head_dim=spread.head_dim, chip=chip, hz=clock
         )
-        stages["attention"] += attention * (config.layers - 1) + last_attention
+        stages["attention"] += attention * config.layers
         if not any(ProductSize.read(fields).heads for fields, _ in job["products"].values()):
             stages["norm and RoPE"] += norm_rope * config.layers
         for stage, seconds in _price_products(job, size, shape, config.layers, chip, clock).items():

@@ -26,9 +26,8 @@ from mis_kernels.backends import Backend, FoldedNorm, HeadTurns
 Cache = Any
 """KV cache: any pytree that `attend` takes and returns."""
 
-Attend = Callable[[Array, Array, Array, Cache, Array, Array | None], tuple[Array, Cache]]
-"""`(q, k, v, cache, layer, rows) -> (output, cache)`: k and v `[tokens, kv_heads, head_dim]`, q and output with
-`heads`; output of all tokens, or of `rows`."""
+Attend = Callable[[Array, Array, Array, Cache, Array], tuple[Array, Cache]]
+"""`(q, k, v, cache, layer) -> (output, cache)`: k and v `[tokens, kv_heads, head_dim]`, q and output with `heads`."""
 
 
 NORM_OF = {"qkv": "attention_norm", "gate_up": "mlp_norm"}
@@ -91,10 +90,10 @@ class DecoderLayer(nnx.Module):
         """
         with jax.named_scope("attention"):
             q, k, v = self._project(self._normed(x, squares, "attention_norm"), tables)
-            attended, cache = attend(q, k, v, cache, layer, rows)
-            if rows is not None:
-                x = x[rows]
+            attended, cache = attend(q, k, v, cache, layer)
             attended = attended.reshape(len(x), -1)
+            if rows is not None:
+                x, attended = x[rows], attended[rows]
             with jax.named_scope("out"):
                 bias = self.out_bias[...] if self.config.attention_bias else None
                 x = add_product(self.backend, x, attended, self.out[...], bias)
@@ -170,8 +169,7 @@ class Decoder(nnx.Module):
     ) -> tuple[Float[Array, "rows embed"], Cache]:
         """Return the final-normed hidden states of some rows, and the cache.
 
-        The last layer computes its output projection and its MLP for these rows only, and its attention where the
-        backend does.
+        The last layer computes its output projection and its MLP for these rows only.
         """
         inverse, factor = frequencies(self.config.rope)
         with jax.named_scope("rotary_tables"):

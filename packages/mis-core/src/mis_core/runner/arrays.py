@@ -57,7 +57,7 @@ def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int,
     own = _row_writes(plan, tokens) if plan.is_decoding else writes[devices, devices]
     writes[devices, devices] = NOWHERE
     shards = [
-        _shard_arrays(backend, limits, capacity, shard, pages, tokens, scored)
+        _shard_arrays(backend, capacity, shard, pages, tokens, scored)
         for shard, pages in zip(plan.shards, own, strict=True)
     ]
     token_ids, positions, scored_rows, segments = jax.tree.map(lambda *arrays: np.stack(arrays), *shards)
@@ -91,13 +91,7 @@ def _row_writes(plan: StepPlan, tokens: int) -> Int32[np.ndarray, "devices token
 
 
 def _shard_arrays(
-    backend: Backend,
-    limits: Limits,
-    capacity: tuple[int, ...],
-    shard: ShardPlan,
-    page_writes: np.ndarray,
-    tokens: int,
-    scored: int,
+    backend: Backend, capacity: tuple[int, ...], shard: ShardPlan, page_writes: np.ndarray, tokens: int, scored: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, LaidOut]:
     token_ids, positions, scored_rows = (np.zeros(size, np.int32) for size in (tokens, tokens, scored))
     rows = np.repeat(shard.starts, shard.lens) + ramp(shard.lens)
@@ -116,8 +110,4 @@ def _shard_arrays(
         tile_capacity=capacity,
         page_writes=page_writes,
     )
-    if not limits.decoding:  # whose rows are all scored
-        last_rows = np.full(scored, -1, np.int32)
-        last_rows[: len(shard.scored_rows)] = shard.scored_rows
-        segments = backend.lay_out_rows(segments, last_rows, PAGE_SIZE, limits)
     return token_ids, positions, scored_rows, segments

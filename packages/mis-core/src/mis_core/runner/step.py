@@ -81,16 +81,14 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
 
             return lax.fori_loop(0, here.exchanges, once, cache)
 
-        def attend(
-            q: Array, k: Array, v: Array, cache: KeyValueCache, layer: Array, rows: Array | None
-        ) -> tuple[Array, KeyValueCache]:
+        def attend(q: Array, k: Array, v: Array, cache: KeyValueCache, layer: Array) -> tuple[Array, KeyValueCache]:
             first_page = layer * pages
             segments = here.segments.shift_pages(first_page)
             with jax.named_scope("write_pages"):
                 k_pages, v_pages = (write_pages(old, new, segments) for old, new in zip(cache, (k, v), strict=True))
                 if devices > 1:
                     k_pages, v_pages = exchange((k_pages, v_pages), (k, v), segments, first_page)
-            out = segment_attention(q, k, v, k_pages, v_pages, segments, scale=scale, rows=rows, backend=attends)
+            out = segment_attention(q, k, v, k_pages, v_pages, segments, scale=scale, backend=attends)
             return out, (k_pages, v_pages)
 
         token_ids, positions, rows = map(jnp.asarray, here[:3])

@@ -35,10 +35,8 @@ class LaidOut(Segments):
 
     Attributes:
         tiles: The same facts cut into the tiles that it visits, or None if it needs none.
-        last_rows: What it visits for the few rows that a last layer attends from, or None: it attends from all.
         backend: Whose tiles these are (static).
     """
 
     tiles: Any
     backend: "Backend" = dataclasses.field(metadata={"static": True})
-    last_rows: Any = None

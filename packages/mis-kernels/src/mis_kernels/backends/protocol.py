@@ -146,36 +146,7 @@ class Backend:
         """
         return LaidOut(**vars(segments), tiles=tiles.build_tiles(segments, capacity), backend=self)
 
-    def lay_out_rows(
-        self, segments: LaidOut, rows: Int32[np.ndarray, " rows"], page_size: int, limits: Limits
-    ) -> LaidOut:
-        """Add to laid out segments what `attend_rows` visits for some rows.
-
-        Args:
-            segments: Host arrays.
-            rows: Which new tokens; -1: none.
-            page_size: Tokens in a page.
-            limits: Of the step.
-        """
-        return segments
-
     attend = staticmethod(xla_attention)
-
-    def attend_rows(
-        self,
-        q: Float[Array, "tokens heads head_dim"],
-        k: Float[Array, "tokens kv_heads head_dim"],
-        v: Float[Array, "tokens kv_heads head_dim"],
-        k_pages: Array,
-        v_pages: Array,
-        segments: LaidOut,
-        rows: Int32[Array, " rows"],
-        *,
-        scale: float,
-    ) -> Float[Array, "rows heads head_dim"]:
-        """Attend from some rows, those of `lay_out_rows`; where that had -1, `rows` and the result are any."""
-        return self.attend(q, k, v, k_pages, v_pages, segments, scale=scale)[rows]
-
     write_pages = staticmethod(pages.write_pages)
     write_rows = staticmethod(pages.write_rows)
     rms_norm = staticmethod(norms.rms_norm)

@@ -27,15 +27,7 @@ _VMEM_LIMITS = 32 * 2**20, 100 * 2**20
 
 
 def tpu_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    k_pages: Array,
-    v_pages: Array,
-    segments: LaidOut,
-    *,
-    scale: float,
-    rows: Array | None = None,
+    q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut, *, scale: float
 ) -> Array:
     """Attend tile by tile in one kernel. Arguments and result as in `mis_kernels.segment_attention`.
 
@@ -46,12 +38,8 @@ def tpu_attention(
     tokens, heads, head_dim = q.shape
     kv_heads, group = k.shape[1], heads // k.shape[1]
     blocks = tiles.blocks
-    new_tokens = max(tokens, blocks.tokens, blocks.keys)
-    own = k
-    if rows is not None:
-        tiles, q, own, tokens = segments.last_rows.tiles, q[rows], k[rows], len(rows)
     count = -(-tokens // blocks.tokens)
-    facts = _row_facts(segments, count * blocks.tokens) if rows is None else jnp.asarray(segments.last_rows.facts)
+    q_tokens, new_tokens = max(tokens, blocks.tokens), max(tokens, blocks.tokens, blocks.keys)
     shape = KernelShape(
         blocks=blocks,
         group=group,
@@ -60,7 +48,6 @@ def tpu_attention(
         pages_per_context=segments.page_table.shape[1],
         new_tokens=new_tokens,
         by_lanes=head_dim % LANES == 0,
-        of_rows=rows is not None,
         scale=scale * log2(e),
     )
     arrange = partial(_arrange, by_lanes=shape.by_lanes)
@@ -68,8 +55,8 @@ def tpu_attention(
         shape,
         (kv_heads, count),
         _scalars(segments, tiles),
-        facts,
-        *(arrange(_pad(x, max(tokens, blocks.tokens))) for x in (q, own)),
+        _row_facts(segments, count * blocks.tokens),
+        arrange(_pad(q, q_tokens)),
         *(arrange(_pad(x, new_tokens)) for x in (k, v)),
         *(from_bits(x).reshape(kv_heads, -1, head_dim) for x in (k_pages, v_pages)),
     )
@@ -115,16 +102,15 @@ def _call(
     scalars: tuple[Array, ...],
     facts: Array,
     q: Array,
-    own: Array,
     *hbm: Array,
 ) -> Array:
     blocks, group, dim, dtype = shape.blocks, shape.group, shape.head_dim, q.dtype
     if shape.by_lanes:
-        rows, keys = (
+        rows, own = (
             pl.BlockSpec((blocks.tokens, heads * dim), lambda head, block, *_: (block, head)) for heads in (group, 1)
         )
     else:
-        rows, keys = (
+        rows, own = (
             pl.BlockSpec((heads, blocks.tokens, dim), lambda head, block, *_: (head, block, 0)) for heads in (group, 1)
         )
     estimate = vmem_bytes(blocks, group=group, head_dim=dim, itemsize=dtype.itemsize)
@@ -135,7 +121,7 @@ def _call(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=grid,
-            in_specs=[pl.BlockSpec((len(facts), blocks.tokens), lambda head, block, *_: (0, block)), rows, keys]
+            in_specs=[pl.BlockSpec((3, blocks.tokens), lambda head, block, *_: (0, block)), rows, own]
             + [pl.BlockSpec(memory_space=pl.ANY)] * len(hbm),
             out_specs=rows,
             scratch_shapes=[
@@ -155,4 +141,4 @@ def _call(
         ),
         interpret=target().interpret,
         name="segment_attention",
-    )(*scalars, facts, *map(in_hbm, (q, own, *hbm)))
+    )(*scalars, facts, *map(in_hbm, (q, hbm[0], *hbm)))

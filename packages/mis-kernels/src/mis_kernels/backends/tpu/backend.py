@@ -4,7 +4,6 @@ import dataclasses
 from typing import Self
 
 import jax
-import numpy as np
 from jaxtyping import Array
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
@@ -16,7 +15,7 @@ from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.tpu.pages import write_pages, write_rows
 from mis_kernels.backends.tpu.products import LayerOfStack, tpu_quantized_product
 from mis_kernels.backends.tpu.projection import tpu_quantized_projection
-from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes, build_row_tiles, build_tpu_tiles, tile_capacity
+from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.segments import Segments
@@ -70,28 +69,6 @@ class TpuBackend(Backend):
         """Cut rows into `TpuTiles`."""
         tiles = build_tpu_tiles(segments, page_size, self.blocks, *capacity or ())
         return LaidOut(**vars(segments), tiles=tiles, backend=self)
-
-    def lay_out_rows(self, segments: LaidOut, rows: np.ndarray, page_size: int, limits: Limits) -> LaidOut:
-        """Cut the rows into tiles of their own."""
-        last = build_row_tiles(segments, rows, page_size, self.blocks, limits)
-        return dataclasses.replace(segments, last_rows=last)
-
-    def attend_rows(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        k_pages: Array,
-        v_pages: Array,
-        segments: LaidOut,
-        rows: Array,
-        *,
-        scale: float,
-    ) -> Array:
-        """Visit the rows' own tiles, if there are some."""
-        if segments.last_rows is None:
-            return super().attend_rows(q, k, v, k_pages, v_pages, segments, rows, scale=scale)
-        return tpu_attention(q, k, v, k_pages, v_pages, segments, scale=scale, rows=rows)
 
     def fuses_log_sum_exp(self, rows: int, vocab: int, embed: int) -> bool:
         """Rows fill lanes, both ways."""

@@ -46,8 +46,6 @@ class KernelShape(NamedTuple):
     new_tokens: int
     by_lanes: bool
     """Heads lie side by side along the lanes, `[tokens, heads * head_dim]`; else heads first."""
-    of_rows: bool
-    """Blocks are of some of the new tokens, which the facts name; else of all of them in order."""
     scale: float
     """Factor of the logits in units of powers of two: the scale times log2(e)."""
 

@@ -79,7 +79,7 @@ def attention_kernel(*refs: Ref, shape: KernelShape) -> None:
     fetch = Fetch(tiles, hbm, scratch, shape)
     head, block = pl.program_id(0), pl.program_id(1)
     token = block * shape.blocks.tokens + lax.broadcasted_iota(jnp.int32, (1, shape.blocks.tokens), 1)
-    facts = RowFacts(facts_ref[0:1], facts_ref[1:2], facts_ref[2:3], facts_ref[3:4] if shape.of_rows else token)
+    facts = RowFacts(facts_ref[0:1], facts_ref[1:2], facts_ref[2:3], token)
     fetch.begin(head, block)
     _load_rows(q, k, scratch, shape)
     scratch.weighted[...] = jnp.zeros_like(scratch.weighted)
@@ -91,7 +91,7 @@ def attention_kernel(*refs: Ref, shape: KernelShape) -> None:
 
         lax.fori_loop(tiles.bounds[KINDS * block + kind], tiles.bounds[KINDS * block + kind + 1], body, None)
 
-    kinds = range(KINDS if shape.blocks.has_near and not shape.of_rows else NEAR)
+    kinds = range(KINDS if shape.blocks.has_near else NEAR)
     for kind in kinds:
         visit(kind)
     _store_rows(out, facts.live, scratch, shape)

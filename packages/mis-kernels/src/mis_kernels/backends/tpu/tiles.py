@@ -20,9 +20,8 @@ from importlib import resources
 
 import jax
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Int64
 
-from mis_kernels.backends.laid_out import Limits
 from mis_kernels.ragged import ramp
 from mis_kernels.segments import IntArray, Segments
 
@@ -83,21 +82,6 @@ class TpuTiles:
     blocks: TpuBlocks = dataclasses.field(metadata={"static": True})
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TpuRowTiles:
-    """The tile list of some rows, and what they see.
-
-    Attributes:
-        facts: Context, its visible length, first visible new token, and which new token the row is, `[4, rows]`; padded
-            by rows that see nothing to whole blocks.
-        tiles: The list; its blocks are of these rows.
-    """
-
-    facts: IntArray
-    tiles: TpuTiles
-
-
 def build_tpu_tiles(
     segments: Segments, page_size: int, blocks: TpuBlocks, tile_capacity: int | None = None
 ) -> TpuTiles:
@@ -114,47 +98,11 @@ def build_tpu_tiles(
     """
     if blocks.keys % page_size:
         raise ValueError(f"page_size: {page_size} does not divide the kernel's tiles of {blocks.keys} keys")
-    return _cut(_facts(segments), np.asarray(segments.page_table), page_size, blocks, tile_capacity, in_order=True)
-
-
-def build_row_tiles(
-    segments: Segments, rows: Int32[np.ndarray, " rows"], page_size: int, blocks: TpuBlocks, limits: Limits
-) -> TpuRowTiles:
-    """Cut some rows into tiles; what they see of new tokens is wherever it is among all of them.
-
-    Args:
-        segments: Host arrays.
-        rows: New tokens; -1: none, whose row sees nothing.
-        page_size: Tokens in a page.
-        blocks: Block sizes.
-        limits: Of the step: any of its contexts may be that of some row of a block.
-    """
-    padded = np.pad(rows, (0, -len(rows) % blocks.tokens), constant_values=-1)
-    never = np.array([[0], [0], [np.iinfo(np.int32).max], [-1]])
-    facts = np.where(padded < 0, never, _facts(segments)[:, padded]).astype(np.int32)
-    per_block = limits.contexts * -(-limits.context_tokens // blocks.keys) + 1 - (-segments.num_tokens // blocks.keys)
-    capacity = len(padded) // blocks.tokens * per_block
-    return TpuRowTiles(facts, _cut(facts, np.asarray(segments.page_table), page_size, blocks, capacity, in_order=False))
-
-
-def _facts(segments: Segments) -> np.ndarray:
-    """Return context, its visible length, first visible new token and number of every new token."""
-    return np.stack([segments.context_id, segments.context_len, segments.segment_start, np.arange(segments.num_tokens)])
-
-
-def _cut(
-    facts: np.ndarray,
-    page_table: np.ndarray,
-    page_size: int,
-    blocks: TpuBlocks,
-    tile_capacity: int | None,
-    *,
-    in_order: bool,
-) -> TpuTiles:
-    context_id, context_len, segment_start, token = facts
+    facts = segments.context_id, segments.context_len, segments.segment_start, segments.page_table
+    context_id, context_len, segment_start, page_table = (np.asarray(each) for each in facts)
     count = -(-len(context_id) // blocks.tokens)
-    context = _context_tiles(context_id, context_len, (context_len > 0) | (segment_start <= token), blocks)
-    own = _own_tiles(segment_start, token, blocks, in_order=in_order)
+    context = _context_tiles(context_id, context_len, segment_start, blocks)
+    own = _own_tiles(segment_start, blocks)
     block, kind, tile_context, first, used = (np.concatenate(parts) for parts in zip(context, own, strict=True))
     order = np.lexsort((np.arange(len(block)), kind, block))
     run = (block * KINDS + kind)[order]
@@ -188,10 +136,10 @@ def count_tiles(tiles: TpuTiles) -> Int64[np.ndarray, "*stack kinds"]:
 
 
 def _context_tiles(
-    context_id: np.ndarray, context_len: np.ndarray, is_live: np.ndarray, blocks: TpuBlocks
+    context_id: np.ndarray, context_len: np.ndarray, segment_start: np.ndarray, blocks: TpuBlocks
 ) -> tuple[np.ndarray, ...]:
     """Return block, kind, context, first key and used keys of the context tiles."""
-    live = np.flatnonzero(is_live)
+    live = np.flatnonzero((context_len > 0) | (segment_start <= np.arange(len(context_len))))
     contexts = int(context_id.max(initial=0)) + 1
     pair = (live // blocks.tokens).astype(np.int64) * contexts + context_id[live]
     pairs, inverse = np.unique(pair, return_inverse=True)
@@ -212,17 +160,15 @@ def _context_tiles(
     return block, kind, context, first, used
 
 
-def _own_tiles(
-    segment_start: np.ndarray, token: np.ndarray, blocks: TpuBlocks, *, in_order: bool
-) -> tuple[np.ndarray, ...]:
-    """Return block, kind, context, first key and used keys of the tiles of new tokens; rows are all of them or some."""
-    rows = np.flatnonzero(segment_start <= token)
+def _own_tiles(segment_start: np.ndarray, blocks: TpuBlocks) -> tuple[np.ndarray, ...]:
+    """Return block, kind, context, first key and used keys of the tiles of new tokens."""
+    rows = np.flatnonzero(segment_start <= np.arange(len(segment_start)))
     if not len(rows):
         return (rows,) * 5
     block, where = np.unique(rows // blocks.tokens, return_index=True)
     lowest = np.minimum.reduceat(segment_start[rows], where)
-    end = np.maximum.reduceat(token[rows], where) + 1
-    near = _are_near(segment_start, rows, where, blocks) & in_order
+    end = rows[np.r_[where[1:], len(rows)] - 1] + 1
+    near = _are_near(segment_start, rows, where, blocks)
     lowest = np.where(near, block * blocks.tokens, lowest // OWN_ALIGNMENT * OWN_ALIGNMENT)
     counts = -(-(end - lowest) // blocks.keys)
     first = np.repeat(lowest, counts) + ramp(counts) * blocks.keys
