@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -36,12 +35,10 @@ def programs() -> Iterator[Program]:
     import test_norm_rope
     import test_pages
     import test_pallas_tpu
-    import test_rows
     import test_tiles
     import test_tpu_products
     import test_tpu_projection
 
-    from kernel_cases import PAGE, backend_of
     from tpu_cases import arrays, lay_out_case
 
     cases = [test_tiles.case(*test_tiles.items(0, 300, 40)), *test_pallas_tpu.CASES]
@@ -53,13 +50,6 @@ def programs() -> Iterator[Program]:
         yield lambda *a: segment_attention(*a, scale=1.0), (*inputs, segments)
         for vocab in (257, 9000):
             yield tpu_log_sum_exp, test_log_sum_exp.arguments(vocab, dtype)
-
-    rows = test_rows.scored(test_rows.STEP, 256)
-    backend = backend_of("tpu", test_rows.STEP, "bfloat16")
-    inputs = test_rows.STEP.arrays(jnp.dtype("bfloat16"))
-    segments = backend.lay_out_rows(test_rows.STEP.layout(backend)[0], rows, PAGE, test_rows.LIMITS)
-    given = tuple(inputs[name] for name in ("q", "k", "v", "k_pages", "v_pages"))
-    yield lambda *a: segment_attention(*a[:-1], rows=a[-1], scale=0.1), (*given, segments, rows)
 
     def multiply(x: Array, weight: QuantizedWeight, *residual: Array) -> Array:
         return tpu_quantized_product(x, LayerOfStack(weight, test_tpu_products.LAYER), *residual, epsilon=1e-6)
