@@ -1,7 +1,8 @@
 """What an engine must show first on a TPU or GPU: scores, layouts, isolation, the cache on the device, the head.
 
-On other machines the same bodies run, with a TPU's and a GPU's kernels emulated. Activations are bfloat16, as accelerators
-multiply. Bits are compared between steps of one layout: what accelerators promise less, agrees within tolerances.
+On other machines the same bodies run, with a TPU's and a GPU's kernels emulated. Activations are bfloat16, as
+accelerators multiply. Bits are compared between steps of one layout: what accelerators promise less, agrees within
+tolerances.
 """
 
 from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernel_cases import PAGE, Case, Segment, backend_of, in_float32
+from kernel_cases import PAGE, UNOPTIMISED, Case, Segment, backend_of, in_float32
 from mis_kernels import segment_attention
 from mis_kernels.backends import LaidOut, Limits
 from mis_kernels.backends.gpu.attention import gpu_attention
@@ -31,9 +31,16 @@ NEIGHBOURS = {
 }
 
 
+_attend = jax.jit(
+    segment_attention,
+    static_argnames="scale",
+    compiler_options=None if jax.default_backend() == "gpu" else UNOPTIMISED,
+)
+
+
 def attend(arrays: dict[str, Any], device: Device) -> np.ndarray:
     with device():
-        return np.asarray(jax.jit(segment_attention, static_argnames="scale")(**arrays))
+        return np.asarray(_attend(**arrays))
 
 
 def rows(case: Case, index: int, dtype: str, device: Device) -> np.ndarray:
