@@ -1,5 +1,8 @@
 """Which backend fits what, what each says of its steps and weights, and that its tile lists are long enough."""
 
+import subprocess
+import sys
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from kernel_cases import SMALL
 from mis_kernels import lay_out
 from mis_kernels.backends import ANY_HEADS, Backend, Limits, choose, explain, fastest_dtype
+from mis_kernels.backends.gpu import attention
 from mis_kernels.backends.gpu.backend import GpuBackend
 from mis_kernels.backends.native import library
 from mis_kernels.backends.native.backend import NativeBackend, NativeInt8Backend
@@ -68,6 +72,15 @@ def test_a_gpu_gets_its_kernel_where_it_fits(monkeypatch: pytest.MonkeyPatch) ->
         chosen, *reasons = explain(ANY_HEADS, "bfloat16").split("; ")
         assert chosen == "xla"
         assert "gpu needs an NVIDIA GPU of compute capability 8.0 or later" in reasons
+    monkeypatch.setattr(attention, "_LOWERING", "jax.experimental.pallas.triton_is_gone")
+    with compiling_for("h100"):
+        reasons = "tpu runs on tpu only; gpu needs a JAX whose Pallas is lowered through Triton"
+        assert explain(ANY_HEADS, "bfloat16").startswith(f"xla; {reasons}")
+
+
+def test_other_devices_do_not_need_the_gpus_lowering() -> None:
+    check = "import sys; import mis_kernels; assert 'jax.experimental.pallas.triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ The kernel is lowered by Pallas through Triton, which knows GPUs since Ampere (c
 """
 
 from functools import partial
+from importlib.util import find_spec
 from math import e, log2
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 from jaxtyping import Array
 
 from mis_kernels.backends.gpu.tiles import KEYS, GpuBlocks, GpuTiles
@@ -29,6 +29,8 @@ WARPS = 8
 STAGES = 2
 _MASKED = -1e30
 _LOWEST = -1e29  # above what is masked, so that a row without any visible key gives it no weight
+
+_LOWERING = "jax.experimental.pallas.triton"
 
 _Ref = Any
 
@@ -72,6 +74,11 @@ class _Softmax(NamedTuple):
         return _Softmax(highest, self.total * fade + weights.sum(1), weighted)
 
 
+def is_lowered() -> bool:
+    """Whether this JAX still has the lowering; later ones will not, see decision 22."""
+    return find_spec(_LOWERING) is not None
+
+
 def gpu_attention(
     q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut, *, scale: float
 ) -> Array:
@@ -80,6 +87,8 @@ def gpu_attention(
     Raises:
         ValueError: `segments` have no lists for this kernel.
     """
+    from jax.experimental.pallas import triton as plt  # only here: other devices must not need it
+
     tiles = segments.tiles
     if not isinstance(tiles, GpuTiles):
         raise ValueError(f"segments: were laid out for {segments.backend.name}, not for gpu")

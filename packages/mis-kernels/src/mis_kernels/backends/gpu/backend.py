@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Self
 
-from mis_kernels.backends.gpu.attention import gpu_attention
+from mis_kernels.backends.gpu.attention import gpu_attention, is_lowered
 from mis_kernels.backends.gpu.tiles import GpuBlocks, build_tiles, tile_capacity
 from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.protocol import Backend
@@ -35,6 +35,8 @@ class GpuBackend(Backend):
             return f"computes bfloat16, not {dtype}"
         if heads.head_dim > WIDEST:
             return f"takes heads of up to {WIDEST} elements, not {heads.head_dim}"
+        if not is_lowered():
+            return "needs a JAX whose Pallas is lowered through Triton"
         capability = cuda_capability()
         if capability is None or capability < LEAST_CAPABILITY:
             return f"needs an NVIDIA GPU of compute capability {LEAST_CAPABILITY} or later"
