@@ -20,7 +20,7 @@ from mis_kernels.backends import choose
 from mis_kernels.heads import HeadShape
 from mis_kernels.target import compiling_for
 
-TOKENS, ITEM, PAGES, DTYPE = 2048, 20, 1024, "bfloat16"
+TOKENS, ITEM, PAGES, DTYPE = 2048, 20, 2048, "bfloat16"
 MODELS = ("qwen3-1.7b", "qwen2.5-0.5b", "qwen2.5-1.5b", "llama-3.2-1b", "smollm2-135m")
 
 

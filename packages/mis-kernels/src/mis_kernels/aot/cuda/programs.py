@@ -13,7 +13,8 @@ from mis_kernels.segments import NOWHERE, lay_out
 from mis_kernels.target import compiling_for
 
 PAGE_SIZE = 64
-PAGES = 2048
+PAGES = 65_536
+"""Of a cache as large as a GPU's: 8 GiB with 8 heads of 128. Above 4 GiB addresses take 64 bits, and more registers."""
 ITEM = 20
 DTYPE = "bfloat16"
 DECODED = 64
