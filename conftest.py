@@ -1,10 +1,12 @@
 """For every test of the workspace: one folder for what is compiled, no deadlines, and skips that are looked at."""
 
+import functools
 import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import pytest
@@ -52,6 +54,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("tpu") and "interpret" not in getattr(item, "fixturenames", ()):
             raise pytest.UsageError(f"{item.nodeid}: a test marked tpu takes the fixture `interpret`")
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Callable[[], AbstractContextManager[None]]:
+    """Give what makes code for this machine's GPU within a block, or emulates kernels for an H100."""
+    import jax
+
+    from mis_kernels.target import compiling_for
+
+    emulated = jax.default_backend() != "gpu"
+    return functools.partial(compiling_for, "h100" if emulated else None, interpret=emulated)
 
 
 @pytest.hookimpl(wrapper=True)

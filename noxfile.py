@@ -42,6 +42,10 @@ SCRIPTS = (".ci/run", *sorted(map(str, (*Path("deploy").glob("*/*.sh"), *Path("t
 KEPT = {"JAX_COMPILATION_CACHE_DIR": str(Path(".nox", "compiled").absolute())}
 
 LIBTPU = "libtpu==0.0.51"  # the compiler of the stored baseline; another one makes other schedules
+# Likewise for GPUs: XLA's plugin, which fits one version of JAX, and what assembles and links device code.
+CUDA_COMPILER = (
+    "jax==0.10.2", "jax-cuda12-plugin==0.10.2", "jax-cuda12-pjrt==0.10.2", "nvidia-cuda-nvcc-cu12==12.9.86",
+)  # fmt: skip
 CPU = {"JAX_PLATFORMS": "cpu"}
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}  # as pip does: the tests start hundreds of processes
 IS_INSTALLED = "import mis_core as m; print(m.__file__); assert 'site-packages' in m.__file__, 'not from a wheel'"
@@ -235,6 +239,15 @@ def tpu_aot(session: nox.Session) -> None:
     run_in("wheels", session, "python", "-m", "mis_kernels.aot", *session.posargs)
     others = [argument for argument in session.posargs if argument != "--update-baseline"]
     run_in("wheels", session, "python", "-m", "mis_core.aot", *others)
+
+
+@nox.session(requires=["build"])
+def gpu_aot(session: nox.Session) -> None:
+    """Compile attention for H100 and L4, and the step, without a GPU; `-- --quick` does a few."""
+    # In an environment of its own: JAX looks for the plugin's GPU wherever it finds the plugin.
+    install_wheels(session, *CUDA_COMPILER)
+    session.run("python", "-m", "mis_kernels.aot.cuda", *session.posargs, env=CPU)
+    session.run("python", "-m", "mis_core.aot.cuda", *session.posargs, env=CPU)
 
 
 @nox.session

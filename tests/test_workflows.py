@@ -49,6 +49,7 @@ def test_every_session_of_a_workflow_exists() -> None:
         "tests_full",
         "tests_tpu",
         "tpu_aot",
+        "gpu_aot",
         "perf",
         "clients",
     }

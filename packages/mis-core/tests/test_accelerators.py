@@ -1,12 +1,13 @@
 """What an engine must show first on a TPU or GPU: scores, layouts, isolation, the cache on the device, the head.
 
-On other machines the same bodies run, for a TPU with its kernels emulated. Activations are bfloat16, as accelerators
-multiply. Bits are compared between steps of one layout: what accelerators promise less, agrees within tolerances.
+On other machines the same bodies run, with a TPU's and a GPU's kernels emulated. Activations are bfloat16, as
+accelerators multiply. Bits are compared between steps of one layout: what accelerators promise less, agrees within
+tolerances.
 """
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jax
@@ -45,13 +46,14 @@ def path(tmp_path_factory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("accelerators") / "model")
 
 
+Device = Callable[[], AbstractContextManager]
 TIERS = [pytest.param("gpu", marks=pytest.mark.gpu), pytest.param("tpu", marks=pytest.mark.tpu)]
 
 
 @pytest.fixture(scope="module", params=TIERS)
-def device(request, tpu: Callable[[], AbstractContextManager]) -> Callable[[], AbstractContextManager]:
+def device(request, tpu: Device, gpu: Device) -> Device:
     """Within `with device():`, engines are made for the device of the tier."""
-    return tpu if request.param == "tpu" else nullcontext
+    return tpu if request.param == "tpu" else gpu
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,10 @@ def engine(path: Path, device: Callable[[], AbstractContextManager]) -> Iterator
 @pytest.fixture(scope="module")
 def oracle(path: Path) -> PointwiseOracle:
     return PointwiseOracle(path, "bfloat16")
+
+
+def test_the_tiers_kernel_computes(engine: Engine, request: pytest.FixtureRequest) -> None:
+    assert engine._loop._runner._backend.name == request.node.callspec.params["device"]
 
 
 @pytest.fixture(autouse=True)

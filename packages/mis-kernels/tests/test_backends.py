@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,11 @@ GRID_HAS = {  # every value of these axes, for the same backends and per commit,
     "context of 40,000 tokens", "2,000 items", "context ends on a page edge", "padding between segments",
 }  # fmt: skip
 EMULATED = {("many contexts in one block", "bfloat16")}  # per commit; the grid of the emulated kernel has the rest
+ON_EMULATED_GPU = {  # per commit: all that a program does
+    ("many contexts in one block", "bfloat16"), ("a later chunk of a query", "float32"),
+    ("an item longer than a block", "float32"), ("items see parts of a context", "bfloat16"),
+    ("head_dim 64, group 7", "float32"), ("head_dim 96, multi-query", "bfloat16"), ("head_dim 256", "bfloat16"),
+}  # fmt: skip
 
 attend = jax.jit(segment_attention, static_argnames=("scale", "backend"))
 
@@ -39,15 +46,21 @@ def points() -> list[ParameterSet]:
     for name, dtype in itertools.product(CASES, TOLERANCE):
         marks = [pytest.mark.tpu] if (name, dtype) in EMULATED else [pytest.mark.tpu, pytest.mark.full]
         made.append(pytest.param(("tpu", name, dtype), marks=marks, id=f"tpu-{name}-{dtype}"))
+    for name, dtype in itertools.product(CASES, TOLERANCE):
+        marks = [] if (name, dtype) in ON_EMULATED_GPU else [pytest.mark.full]
+        made += on_gpu([pytest.param(("gpu", name, dtype), marks=marks, id=f"gpu-{name}-{dtype}")])
     return made
 
 
 @pytest.mark.parametrize("point", points())
-def test_equals_the_reference(point: tuple[str, str, str], interpret: bool) -> None:
+def test_equals_the_reference(
+    point: tuple[str, str, str], interpret: bool, gpu: Callable[[], AbstractContextManager]
+) -> None:
     backend, name, dtype = point
     case = CASES[name]
     case = dataclasses.replace(case, head_dim=max(case.head_dim, 32)) if backend == "native" else case
-    with compiling_for(interpret=interpret and backend == "tpu", bounds_checks=True):
+    emulated = compiling_for(interpret=interpret and backend == "tpu", bounds_checks=True)
+    with gpu() if backend == "gpu" else emulated:
         arrays = case.arrays(jnp.dtype(dtype), backend_of(backend, case, dtype))
         found = np.asarray(jax.jit(segment_attention, static_argnames="scale")(**arrays), np.float32)
     tolerance = 1e-4 if (backend, dtype) == ("tpu", "float32") else TOLERANCE[dtype]

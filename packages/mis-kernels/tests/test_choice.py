@@ -1,5 +1,8 @@
 """Which backend fits what, what each says of its steps and weights, and that its tile lists are long enough."""
 
+import subprocess
+import sys
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,12 +13,14 @@ from jax.sharding import PartitionSpec as P
 from kernel_cases import SMALL
 from mis_kernels import lay_out
 from mis_kernels.backends import ANY_HEADS, Backend, Limits, choose, explain, fastest_dtype
+from mis_kernels.backends.gpu import attention
+from mis_kernels.backends.gpu.backend import GpuBackend
 from mis_kernels.backends.native import library
 from mis_kernels.backends.native.backend import NativeBackend, NativeInt8Backend
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.xla.backend import XlaBackend, XlaCpuBackend
 from mis_kernels.heads import HeadShape
-from mis_kernels.target import compiling_for
+from mis_kernels.target import CUDA_CAPABILITIES, compiling_for
 
 PAGE = 64
 LIMITS = Limits(contexts=4, context_tokens=1280, segment_tokens=256)
@@ -23,6 +28,7 @@ BACKENDS = [
     XlaCpuBackend(ANY_HEADS, "float32"),
     TpuBackend(ANY_HEADS, "float32", SMALL),
     NativeBackend(ANY_HEADS, "bfloat16"),
+    GpuBackend.create(HeadShape(14, 2, 64), "bfloat16"),
 ]
 
 
@@ -46,12 +52,35 @@ def test_the_first_that_fits_is_chosen(
 
 def test_reasons_of_all_that_do_not_fit_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "why_not", lambda: "needs a CPU with amx_tile")
-    reasons = "tpu runs on tpu only; native needs a CPU with amx_tile; native_products needs a CPU with amx_tile"
-    assert explain(ANY_HEADS, "bfloat16") == f"xla; {reasons}"
+    lacking = "native needs a CPU with amx_tile; native_products needs a CPU with amx_tile"
+    assert explain(ANY_HEADS, "bfloat16") == f"xla; tpu runs on tpu only; gpu runs on gpu only; {lacking}"
     with compiling_for("v6e"):
         assert explain(ANY_HEADS, "bfloat16") == "tpu"
         with pytest.raises(ValueError, match=r"^backend: native runs on cpu only$"):
             choose(ANY_HEADS, "bfloat16", "native")
+
+
+def test_a_gpu_gets_its_kernel_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CUDA_CAPABILITIES, "t4", 7.5)
+    for chip in ("h100", "l4"):
+        with compiling_for(chip):
+            assert explain(HeadShape(16, 8, 128), "bfloat16") == "gpu; tpu runs on tpu only"
+            assert "gpu computes bfloat16, not float32" in explain(ANY_HEADS, "float32")
+            assert "gpu takes heads of up to 256 elements, not 320" in explain(HeadShape(4, 2, 320), "bfloat16")
+            assert fastest_dtype()[0] == "bfloat16"
+    with compiling_for("t4"):
+        chosen, *reasons = explain(ANY_HEADS, "bfloat16").split("; ")
+        assert chosen == "xla"
+        assert "gpu needs an NVIDIA GPU of compute capability 8.0 or later" in reasons
+    monkeypatch.setattr(attention, "_LOWERING", "jax.experimental.pallas.triton_is_gone")
+    with compiling_for("h100"):
+        reasons = "tpu runs on tpu only; gpu needs a JAX whose Pallas is lowered through Triton"
+        assert explain(ANY_HEADS, "bfloat16").startswith(f"xla; {reasons}")
+
+
+def test_other_devices_do_not_need_the_gpus_lowering() -> None:
+    check = "import sys; import mis_kernels; assert 'jax.experimental.pallas.triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +91,8 @@ def test_what_computes_int8_natively_is_plain_xla_otherwise(
 ) -> None:
     monkeypatch.setattr(library, "why_not_int8", lambda: lacking)
     assert type(choose(ANY_HEADS, "float32")) is kind
-    assert explain(ANY_HEADS, "float32").startswith("xla; tpu runs on tpu only; native computes bfloat16, not float32")
+    assert explain(ANY_HEADS, "float32").startswith("xla; ")
+    assert "; native computes bfloat16, not float32; " in explain(ANY_HEADS, "float32")
     assert "vnni" not in explain(ANY_HEADS, "float32")
 
 

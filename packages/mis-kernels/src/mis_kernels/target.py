@@ -11,13 +11,16 @@ from jax.experimental.pallas import tpu as pltpu
 DEVICE_KINDS = {"TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU7x": "v7x"}
 """TPU chips by the name that JAX gives their devices."""
 
+CUDA_CAPABILITIES = {"h100": 9.0, "l4": 8.9}
+"""GPUs that code can be made for without one, and their compute capability."""
+
 
 class Target(NamedTuple):
     """What code is made for.
 
     Attributes:
-        chip: `v5e`, `v6e` or `v7x`; None: this process's devices.
-        interpret: Whether Pallas emulates TPU kernels on another platform, or how.
+        chip: `v5e`, `v6e` or `v7x`, or `h100` or `l4`; None: this process's devices.
+        interpret: Whether Pallas emulates kernels on another platform, or, for TPUs, how.
         bounds_checks: Whether the attention kernel checks its addresses, which costs a tenth of a tile. The other
             kernels always do.
     """
@@ -53,7 +56,10 @@ def target() -> Target:
 
 def platform() -> str:
     """Return `cpu`, `gpu` or `tpu`."""
-    return "tpu" if target().chip else jax.default_backend()
+    chip = target().chip
+    if chip is None:
+        return jax.default_backend()
+    return "gpu" if chip in CUDA_CAPABILITIES else "tpu"
 
 
 def tpu_chip() -> str | None:
@@ -70,3 +76,14 @@ def tpu_chip() -> str | None:
     if kind not in DEVICE_KINDS:
         raise ValueError(f"no block sizes for the TPU {kind!r}; known: {', '.join(DEVICE_KINDS)}")
     return DEVICE_KINDS[kind]
+
+
+def cuda_capability() -> float | None:
+    """Return the compute capability of the GPU that code is made for; None where it is not NVIDIA's."""
+    if platform() != "gpu":
+        return None
+    if chip := target().chip:
+        return CUDA_CAPABILITIES[chip]
+    if "cuda" not in jax.devices()[0].client.platform_version:
+        return None
+    return float(jax.devices()[0].compute_capability)

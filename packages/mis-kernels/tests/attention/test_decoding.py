@@ -1,5 +1,7 @@
 """Steps of single tokens behind contexts of their own: rows side by side, each written to its slot of a page."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 import jax
@@ -11,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kernel_cases import EMULATED, ON_CPU, PAGE, SMALL, in_float32, on_host
 from mis_kernels import lay_out, segment_attention, write_pages
 from mis_kernels.backends import Backend, LaidOut, Limits, choose
+from mis_kernels.backends.gpu.backend import GpuBackend
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.xla.pages import write_rows as scatter
 from mis_kernels.heads import HeadShape
@@ -134,12 +137,23 @@ def test_a_decoded_row_has_the_bits_of_a_prefilled_one_wherever_it_lies(backend:
             np.testing.assert_array_equal(each[context], whole)
 
 
-@pytest.mark.parametrize("backend", ["xla", pytest.param("tpu", marks=pytest.mark.tpu)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_decoding_equals_the_reference(backend: str, dtype: str, interpret: bool) -> None:
-    chosen = TpuBackend(WIDE, dtype, SMALL) if backend == "tpu" else choose(WIDE, dtype, backend)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        *(("xla", dtype) for dtype in ("float32", "bfloat16")),
+        *(pytest.param("tpu", dtype, marks=pytest.mark.tpu) for dtype in ("float32", "bfloat16")),
+        pytest.param("gpu", "bfloat16", marks=pytest.mark.gpu),
+        ("gpu", "float32"),
+    ],
+)
+def test_decoding_equals_the_reference(
+    backend: str, dtype: str, interpret: bool, gpu: Callable[[], AbstractContextManager]
+) -> None:
+    made = {"tpu": lambda: TpuBackend(WIDE, dtype, SMALL), "gpu": lambda: GpuBackend.create(WIDE, dtype)}
+    chosen = made[backend]() if backend in made else choose(WIDE, dtype, backend)
     contexts, rows = (5, 0, 2, 3), (0, 1, 17, 63)
-    with compiling_for(interpret=interpret and backend == "tpu", bounds_checks=True):
+    emulating = compiling_for(interpret=interpret and backend == "tpu", bounds_checks=True)
+    with gpu() if backend == "gpu" else emulating:
         segments = decode_step(chosen, contexts, rows)
         q, k, v = last_tokens(WIDE, contexts, rows, dtype)
         out, (k_pages, v_pages) = emulated(q, k, v, caches_before(WIDE, contexts, dtype), segments)

@@ -10,12 +10,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+from mis_kernels.aot.program_text import Instruction, callee, computations, known_trips, scope
+
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONSTANT = re.compile(r" constant\((\d+)\)")
-_OP_NAME = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _ARRAY = r"([a-z]+\d+)\[([\d,]*)\]"
 _COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
@@ -52,75 +50,43 @@ class Operation:
     devices: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Instruction:
-    name: str
-    kind: str
-    line: str
-
-
 def read_operations(text: str) -> list[Operation]:
     """Return the operations of a program's text, those in loops with their number of executions.
 
     Raises:
         ValueError: the text has no entry, a loop does not name its trip count, or there is a conditional.
     """
-    computations, entry = _computations(text)
+    found, entry = computations(text)
     if entry is None:
         raise ValueError("The text of the program has no entry computation.")
-    return list(_walk(computations, entry, 1, exchanged=False))
+    return list(_walk(found, entry, 1, exchanged=False))
 
 
-def _computations(text: str) -> tuple[dict[str, list[_Instruction]], str | None]:
-    found: dict[str, list[_Instruction]] = {}
-    entry = current = None
-    for line in text.splitlines():
-        if header := _COMPUTATION.match(line):
-            current = header.group(2)
-            found[current] = []
-            entry = current if header.group(1) else entry
-        elif current is not None and (match := _INSTRUCTION.match(line)):
-            found[current].append(_Instruction(match.group(1), _opcode(match.group(2)), line))
-    return found, entry
-
-
-def _opcode(rest: str) -> str:
-    """Return the opcode behind a type, which may be a tuple of types."""
-    depth = 0
-    for index, character in enumerate(rest):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0 and character == " ":
-            return rest[index + 1 :].partition("(")[0]
-    return ""
-
-
-def _walk(
-    computations: dict[str, list[_Instruction]], name: str, times: int, *, exchanged: bool
-) -> Iterator[Operation]:
+def _walk(computations: dict[str, list[Instruction]], name: str, times: int, *, exchanged: bool) -> Iterator[Operation]:
     for index, instruction in enumerate(computations[name]):
         line, kind = instruction.line, instruction.kind
         if kind == "while" and _is_exchange(line):
-            yield from _walk(computations, _callee(line, "body"), times, exchanged=True)
+            yield from _walk(computations, callee(line, "body"), times, exchanged=True)
         elif kind == "while":
             trips = _trips(computations, instruction)
-            yield from _walk(computations, _callee(line, "body"), times * trips, exchanged=exchanged)
+            yield from _walk(computations, callee(line, "body"), times * trips, exchanged=exchanged)
         elif kind == "conditional":
             raise ValueError(f"The conditional {instruction.name} does not say which branch it takes.")
         elif kind == "call" or (kind == "async-start" and "calls=" in line):
-            called = _callee(line, "to_apply" if kind == "call" else "calls")
+            called = callee(line, "to_apply" if kind == "call" else "calls")
             yield from _walk(computations, called, times, exchanged=exchanged)
         elif kind in _COPIES:
             beside = _beside(computations[name], index)
-            yield Operation(instruction.name, COPY, _scope(line), beside, times, exchanged, _copied(line))
+            yield Operation(instruction.name, COPY, scope(line), beside, times, exchanged, _copied(line))
         else:
             yield from _operation(instruction, times, exchanged=exchanged)
 
 
 def _is_exchange(loop: str) -> bool:
-    return "write_pages" in _scope(loop).split("/")
+    return "write_pages" in scope(loop).split("/")
 
 
-def _beside(instructions: list[_Instruction], start: int) -> int | None:
+def _beside(instructions: list[Instruction], start: int) -> int | None:
     """Return the cycles of what runs between the start of a copy and its end, None if a kernel or a loop does.
 
     An end in another computation is behind all that follows here. Writing pages takes no time in most steps.
@@ -142,19 +108,19 @@ def _copied(line: str) -> int:
     return _size(*results[1]) if len(results) > 1 else 0
 
 
-def _trips(computations: dict[str, list[_Instruction]], loop: _Instruction) -> int:
+def _trips(computations: dict[str, list[Instruction]], loop: Instruction) -> int:
     """Return how often a loop runs: as it says, or the bound that a counter from 0 is compared with."""
-    known = _TRIPS.search(loop.line)
+    known = known_trips(loop.line)
     if known is not None:
-        return int(known.group(1))
-    condition = computations[_callee(loop.line, "condition")]
+        return known
+    condition = computations[callee(loop.line, "condition")]
     bounds = [match.group(1) for each in condition if (match := _CONSTANT.search(each.line))]
     if len(bounds) != 1 or not any("direction=LT" in each.line for each in condition):
         raise ValueError(f"The loop {loop.name} does not say how often it runs.")
     return int(bounds[0])
 
 
-def _operation(instruction: _Instruction, times: int, *, exchanged: bool) -> Iterator[Operation]:
+def _operation(instruction: Instruction, times: int, *, exchanged: bool) -> Iterator[Operation]:
     line, kind = instruction.line, instruction.kind
     target = _TARGET.search(line)
     if target is not None and target.group(1) == KERNEL:
@@ -162,7 +128,7 @@ def _operation(instruction: _Instruction, times: int, *, exchanged: bool) -> Ite
     known = _cycles(line)
     if known is None and kind != KERNEL and not kind.startswith(COLLECTIVES):
         return
-    where = _scope(line)
+    where = scope(line)
     if kind.startswith(COLLECTIVES):
         if not kind.endswith("-done"):
             yield Operation(instruction.name, kind, where, None, times, exchanged, _bytes(line), _group_size(line))
@@ -187,20 +153,9 @@ def _cycles(line: str) -> int | None:
     return int(found.group(1)) if found and int(found.group(1)) < _UNKNOWN else None
 
 
-def _scope(line: str) -> str:
-    found = _OP_NAME.search(line)
-    return found.group(1) if found else ""
-
-
 def _group_size(line: str) -> int:
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
     if listed is not None:
         return len(listed.group(1).split(","))
     counted = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
     return int(counted.group(1)) if counted else 1
-
-
-def _callee(line: str, attribute: str) -> str:
-    match = re.search(attribute + r"=%?([\w.\-]+)", line)
-    assert match is not None, f"{attribute} of {line[:80]}"
-    return match.group(1)

@@ -31,6 +31,7 @@ def compile_step(
     dtype: str = "bfloat16",
     quantization: str = "none",
     pages: int = 1024,
+    backend: Backend | None = None,
 ) -> jax.stages.Compiled:
     """Compile the step that a plan needs, as the runner would on these devices.
 
@@ -44,9 +45,10 @@ def compile_step(
         dtype: Type of weights and activations.
         quantization: `int8`: of the layers' products; `none`.
         pages: Pages of the KV cache on each device along `DATA`.
+        backend: Who computes; default: the first that fits, as the runner chooses.
     """
     spread = spread_heads(config, mesh.shape[TENSOR])
-    backend = backend_for(spread, jnp.dtype(dtype), mesh)
+    backend = backend or backend_for(spread, jnp.dtype(dtype), mesh)
     graph, abstract = _abstract_weights(spread, mesh, backend, quantization)
 
     def on_mesh(shape: tuple[int, ...], dtype: jnp.dtype, spec: P) -> jax.ShapeDtypeStruct:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mis_kernels.backends.gpu import backend as gpu
 from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.native import backend as native
 from mis_kernels.backends.protocol import Backend, FoldedNorm, HeadTurns, Weight
@@ -17,6 +18,7 @@ __all__ = [
 
 REGISTRY: list[type[Backend]] = [
     *tpu.BACKENDS,
+    *gpu.BACKENDS,
     *native.BACKENDS,
     *xla.BACKENDS,
     *reference.BACKENDS,

@@ -89,10 +89,10 @@ def build_tiles(segments: Segments, capacity: tuple[int, ...] | None = None) -> 
     """
     most_tiles, most_ranks = (None, None) if capacity is None else capacity
     starts, *context = _context_tiles(np.asarray(segments.context_id), np.asarray(segments.context_len))
-    own_keys = _own_tiles(np.asarray(segments.segment_start))
-    context_id, index, used = (_fit(array, most_tiles, "context tiles", 0) for array in context)
+    own_keys = own_tiles(np.asarray(segments.segment_start), own_block(segments.num_tokens), OWN_TILE)
+    context_id, index, used = (fit(array, most_tiles, "context tiles", 0) for array in context)
     ranks = np.array(len(own_keys), np.int32)
-    return BlockTiles(starts, context_id, index, used, ranks, _fit(own_keys, most_ranks, "own tiles of a block", -1))
+    return BlockTiles(starts, context_id, index, used, ranks, fit(own_keys, most_ranks, "own tiles of a block", -1))
 
 
 def _context_tiles(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -112,8 +112,14 @@ def _context_tiles(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.
     return tuple(array.astype(np.int32) for array in (starts, context, index, used))
 
 
-def _own_tiles(segment_start: np.ndarray) -> np.ndarray:
-    block_size = own_block(len(segment_start))
+def own_tiles(segment_start: np.ndarray, block_size: int, tile_size: int) -> np.ndarray:
+    """Return the new-token index of each key in each block's own tiles, or -1, `[ranks, own_blocks, tile_size]`.
+
+    Args:
+        segment_start: First new token that each token sees, `[tokens]`; beyond the token itself, none.
+        block_size: New tokens that share a list of own keys; divides the tokens.
+        tile_size: Keys of a tile, a power of two.
+    """
     blocks = len(segment_start) // block_size
     rows = np.flatnonzero(segment_start <= np.arange(len(segment_start)))
     # Rows of a segment are consecutive, so a run of equal (block, start) is one crossing of a block.
@@ -122,8 +128,8 @@ def _own_tiles(segment_start: np.ndarray) -> np.ndarray:
     last = np.r_[first[1:], len(rows)] - 1 if len(rows) else rows
     block, start = block[first], start[first]
     visible = rows[last] + 1 - start
-    size = np.where(visible <= OWN_TILE, 1 << np.ceil(np.log2(np.maximum(visible, 1))).astype(np.int64), 0)
-    size = np.where(visible > OWN_TILE, -(-visible // OWN_TILE) * OWN_TILE, size)
+    size = np.where(visible <= tile_size, 1 << np.ceil(np.log2(np.maximum(visible, 1))).astype(np.int64), 0)
+    size = np.where(visible > tile_size, -(-visible // tile_size) * tile_size, size)
     order = np.lexsort((-size, block))  # falling sizes make every offset a multiple of its own size
     block, start, visible, size = block[order], start[order], visible[order], size[order]
 
@@ -131,13 +137,18 @@ def _own_tiles(segment_start: np.ndarray) -> np.ndarray:
     crossings = np.bincount(block, minlength=blocks)
     offset = np.cumsum(size) - size - np.repeat(np.cumsum(keys_per_block) - keys_per_block, crossings)
     place = np.repeat(offset, visible) + ramp(visible)
-    keys = np.full((-(-keys_per_block.max(initial=0) // OWN_TILE), blocks, OWN_TILE), -1, np.int32)
+    keys = np.full((-(-keys_per_block.max(initial=0) // tile_size), blocks, tile_size), -1, np.int32)
     key = np.repeat(start, visible) + place - np.repeat(offset, visible)
-    keys[place // OWN_TILE, np.repeat(block, visible), place % OWN_TILE] = key
+    keys[place // tile_size, np.repeat(block, visible), place % tile_size] = key
     return keys
 
 
-def _fit(array: np.ndarray, capacity: int | None, name: str, fill: int) -> np.ndarray:
+def fit(array: np.ndarray, capacity: int | None, name: str, fill: int) -> np.ndarray:
+    """Return the array filled up to a capacity; None: as it is, but never empty.
+
+    Raises:
+        ValueError: it is longer; names what it holds.
+    """
     if capacity is None:
         capacity = max(len(array), 1)
     if len(array) > capacity:

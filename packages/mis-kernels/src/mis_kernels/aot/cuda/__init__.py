@@ -1,0 +1,1 @@
+"""Compiles for NVIDIA GPUs that this machine does not have: `python -m mis_kernels.aot.cuda`."""

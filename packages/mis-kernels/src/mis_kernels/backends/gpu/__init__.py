@@ -1,0 +1,1 @@
+"""Attention on NVIDIA GPUs as one launch a layer, written in Pallas."""

@@ -1,0 +1,116 @@
+"""What each block of rows visits on a GPU: contexts from their beginning, and tiles of its own keys.
+
+A program of the kernel has one KV head and a block of new tokens with all their query heads. It visits every context
+that one of its rows sees, from position 0 in steps of `KEYS`, however long it is: so the number of launches depends on
+neither. Own tiles are those of plain XLA, whose alignment lets no neighbour change a sum (see `backends.xla.tiles`).
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from mis_kernels.backends.laid_out import Limits
+from mis_kernels.backends.xla.tiles import fit, own_tiles
+from mis_kernels.heads import HeadShape
+from mis_kernels.segments import MIN_TOKENS, IntArray, Segments
+
+KEYS = 64
+"""Keys of a tile: cached tokens at absolute positions, or own keys."""
+
+ROWS = 128
+"""Most rows of a program, query heads of a KV head times new tokens; half as many where heads are wider than `WIDE`."""
+
+WIDE = 128
+
+LEAST_ROWS = 16
+"""Matrix units take no fewer."""
+
+
+class GpuBlocks(NamedTuple):
+    """What a program computes.
+
+    Attributes:
+        tokens: New tokens; divides every step.
+        members: Query heads of a KV head, rounded up to a power of two: a block's shape is made of those.
+    """
+
+    tokens: int
+    members: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a program; those past `tokens * members` compute nothing that is kept."""
+        return max(LEAST_ROWS, self.tokens * self.members)
+
+    @classmethod
+    def of(cls, heads: HeadShape) -> "GpuBlocks":
+        """Return the blocks of a model with such heads on a device."""
+        members = 1 << (heads.group - 1).bit_length()
+        rows = ROWS if heads.head_dim <= WIDE else ROWS // 2
+        return cls(min(MIN_TOKENS, max(1, rows // members)), members)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GpuTiles:
+    """Lists of what is visited; entries past the last start are padding.
+
+    Attributes:
+        starts: Block `b` visits `starts[b]` to `starts[b + 1]`, `[blocks + 1]`.
+        context_id: Context of each visit, `[visits]`.
+        reach: Tokens of that context that some row of the block sees, at least 1, `[visits]`.
+        own_ranks: Own tiles of each block, `[blocks]`.
+        own_keys: New-token index of each key in a block's n-th own tile, or -1, `[ranks, blocks, KEYS]`.
+        blocks: What a program computes (static).
+    """
+
+    starts: IntArray
+    context_id: IntArray
+    reach: IntArray
+    own_ranks: IntArray
+    own_keys: IntArray
+    blocks: GpuBlocks = dataclasses.field(metadata={"static": True})
+
+
+def tile_capacity(tokens: int, limits: Limits, blocks: GpuBlocks) -> tuple[int, int]:
+    """Return how many visits, and how many own tiles of one block, a step within the limits may need."""
+    visits = tokens // blocks.tokens * min(limits.contexts, blocks.tokens)
+    # A segment takes less than twice its keys, see `own_tiles`.
+    return visits, -(-2 * (blocks.tokens + limits.segment_tokens) // KEYS)
+
+
+def build_tiles(segments: Segments, blocks: GpuBlocks, capacity: tuple[int, ...] | None = None) -> GpuTiles:
+    """List what blocks visit.
+
+    Args:
+        segments: Host arrays.
+        blocks: What a program computes.
+        capacity: Most visits, and most own tiles of one block; default: as many as there are.
+
+    Raises:
+        ValueError: more are needed than the given capacity, or blocks do not divide the step.
+    """
+    tokens = segments.num_tokens
+    if tokens % blocks.tokens:
+        raise ValueError(f"tokens: {tokens} are not a multiple of a block's {blocks.tokens}")
+    most_visits, most_ranks = (None, None) if capacity is None else capacity
+    starts, *visits = _visits(np.asarray(segments.context_id), np.asarray(segments.context_len), blocks.tokens)
+    own_keys = own_tiles(np.asarray(segments.segment_start), blocks.tokens, KEYS)
+    # Tiles of a block are filled one after the other, so those with a key are its first.
+    own_ranks = (own_keys >= 0).any(2).sum(0).astype(np.int32)
+    context_id, reach = (fit(array, most_visits, "visits of contexts", 0) for array in visits)
+    own_keys = fit(own_keys, most_ranks, "own tiles of a block", -1)
+    return GpuTiles(starts, context_id, reach, own_ranks, own_keys, blocks)
+
+
+def _visits(context_id: np.ndarray, context_len: np.ndarray, tokens: int) -> tuple[np.ndarray, ...]:
+    """Return the first visit of each block, and context and reach of each visit."""
+    rows = np.flatnonzero(context_len)
+    contexts = int(context_id.max(initial=0)) + 1
+    pairs, inverse = np.unique((rows // tokens).astype(np.int64) * contexts + context_id[rows], return_inverse=True)
+    reach = np.zeros(len(pairs), np.int64)
+    np.maximum.at(reach, inverse, context_len[rows])
+    starts = np.searchsorted(pairs // contexts, np.arange(len(context_id) // tokens + 1))
+    return tuple(array.astype(np.int32) for array in (starts, pairs % contexts, reach))

@@ -1,0 +1,163 @@
+"""The GPU kernel: bits of a row, one launch, what its programs visit. Parity is in `test_backends.py`."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernel_cases import PAGE, UNOPTIMISED, Case, Segment, backend_of, in_float32
+from mis_kernels import segment_attention
+from mis_kernels.backends import LaidOut, Limits
+from mis_kernels.backends.gpu.attention import gpu_attention
+from mis_kernels.backends.gpu.backend import GpuBackend
+from mis_kernels.backends.gpu.tiles import KEYS, GpuBlocks
+from mis_kernels.heads import HeadShape, device_head_shapes
+from mis_kernels.segments import MIN_TOKENS
+
+Device = Callable[[], AbstractContextManager]
+
+SHAPE: dict[str, Any] = {"contexts": (300, 0, 70), "group": 2, "head_dim": 32, "limits": Limits(3, 640, 300)}
+CHOSEN = Segment(9)
+NEIGHBOURS = {
+    "a shorter one": ([Segment(1)], []),
+    "many": ([Segment(n) for n in (3, 64, 5, 31)], [Segment(n) for n in (2, 17)]),
+    "longer than a block": ([Segment(200)], [Segment(90)]),
+    "of other contexts": ([Segment(30, context=2), Segment(7, context=1)], [Segment(25, context=2)]),
+    "a query": ([Segment(100, context=1, paged=True)], []),
+}
+
+
+_attend = jax.jit(
+    segment_attention,
+    static_argnames="scale",
+    compiler_options=None if jax.default_backend() == "gpu" else UNOPTIMISED,
+)
+
+
+def attend(arrays: dict[str, Any], device: Device) -> np.ndarray:
+    with device():
+        return np.asarray(_attend(**arrays))
+
+
+def rows(case: Case, index: int, dtype: str, device: Device) -> np.ndarray:
+    """Return what a segment of a case gets."""
+    backend = backend_of("gpu", case, dtype)
+    with device():
+        start = case.layout(backend)[1][index]
+        arrays = case.arrays(jnp.dtype(dtype), backend)
+    return attend(arrays, device)[start : start + case.segments[index].length]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("beside", NEIGHBOURS)
+def test_a_segments_bits_do_not_depend_on_other_segments(beside: str, gpu: Device) -> None:
+    before, after = NEIGHBOURS[beside]
+    case = Case([*before, CHOSEN, *after], tokens=512, **SHAPE)
+    alone = Case([CHOSEN], tokens=512, **SHAPE)
+    np.testing.assert_array_equal(
+        rows(case, len(before), "bfloat16", gpu).view(np.uint16), rows(alone, 0, "bfloat16", gpu).view(np.uint16)
+    )
+
+
+@pytest.mark.gpu
+def test_the_comparison_of_bits_notices_one_token_of_context(gpu: Device) -> None:
+    case, shorter = (Case([Segment(9, context_len=n)], tokens=512, **SHAPE) for n in (300, 299))
+    assert (rows(case, 0, "bfloat16", gpu) != rows(shorter, 0, "bfloat16", gpu)).any()
+
+
+@pytest.mark.gpu
+def test_a_querys_bits_do_not_depend_on_how_it_is_chunked(gpu: Device) -> None:
+    whole = Case([Segment(640, paged=True)], group=1, head_dim=32)
+    backend = backend_of("gpu", whole, "bfloat16")
+    with gpu():
+        arrays = whole.arrays(jnp.bfloat16, backend)
+        later = Case([Segment(128, paged=True)], contexts=(512,), group=1, head_dim=32).layout(backend)[0]
+    table = {**vars(later), "page_table": whole.page_table()}
+    part = {**arrays, **{name: arrays[name][512:640] for name in "qkv"}, "segments": LaidOut(**table)}
+    np.testing.assert_array_equal(attend(arrays, gpu)[512:640].view(np.uint16), attend(part, gpu)[:128].view(np.uint16))
+
+
+@pytest.mark.gpu
+def test_rows_outside_segments_are_zero(gpu: Device) -> None:
+    case = Case([Segment(5)], contexts=(30,), tokens=128, head_dim=32)
+    with gpu():
+        arrays = case.arrays(jnp.bfloat16, backend_of("gpu", case, "bfloat16"))
+    assert not attend(arrays, gpu)[5:].any()
+
+
+@pytest.mark.gpu
+def test_nan_in_rows_of_padding_stays_there(gpu: Device) -> None:
+    case = Case([Segment(5), Segment(70)], contexts=(30,), tokens=256, gap=9, head_dim=32)
+    with gpu():
+        arrays = case.arrays(jnp.bfloat16, backend_of("gpu", case, "bfloat16"))
+    segments = arrays["segments"]
+    padding = np.asarray(segments.segment_start) > np.arange(256)
+    spoilt = {name: jnp.where(padding[:, None, None], jnp.nan, arrays[name]) for name in "qkv"}
+    found = attend({**arrays, **spoilt}, gpu)[~padding]
+    np.testing.assert_allclose(found.astype(np.float32), in_float32(arrays)[~padding], atol=1e-2, rtol=1e-2)
+
+
+STEPS = {
+    "one tile": Case([Segment(3)]),
+    "many tiles": Case([Segment(20)] * 60, contexts=(3000,)),
+    "many contexts": Case([Segment(4, context=c) for c in range(6)], contexts=(1, 63, 64, 65, 600, 0)),
+}
+
+
+@pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)
+def test_a_step_is_one_launch_whatever_it_holds(case: Case, gpu: Device) -> None:
+    with gpu():
+        arrays = case.arrays(jnp.bfloat16, backend_of("gpu", case, "bfloat16"))
+        scale = arrays.pop("scale")
+        made = jax.make_jaxpr(lambda arrays: segment_attention(**arrays, scale=scale))(arrays)
+    names = [equation.primitive.name for equation in _equations(made.jaxpr)]
+    assert names.count("pallas_call") == 1
+    assert not {"while", "scan", "cond"} & set(names)
+
+
+def _equations(jaxpr: Any) -> Any:
+    """Yield all equations outside kernels."""
+    for equation in jaxpr.eqns:
+        yield equation
+        inner = equation.params.get("jaxpr")
+        if inner is not None and equation.primitive.name != "pallas_call":
+            yield from _equations(getattr(inner, "jaxpr", inner))
+
+
+def test_a_block_visits_each_context_as_far_as_one_of_its_rows_sees() -> None:
+    case = Case(
+        [Segment(40, context_len=100), Segment(40, context=1), Segment(20, context_len=7)],
+        contexts=(300, 70), tokens=128, kv_heads=1, group=2, head_dim=128,
+    )  # fmt: skip
+    tiles = case.layout(backend_of("gpu", case, "bfloat16"))[0].tiles
+    assert tiles.blocks == GpuBlocks(tokens=64, members=2)
+    assert tiles.starts.tolist() == [0, 2, 4]
+    assert list(zip(tiles.context_id.tolist(), tiles.reach.tolist(), strict=True)) == [
+        (0, 100),
+        (1, 70),
+        (0, 7),
+        (1, 70),
+    ]
+    # 40 and 24 keys as 64 and 32; then 40 keys of a segment that began before, and 20.
+    assert tiles.own_ranks.tolist() == [2, 2]
+
+
+def test_blocks_divide_every_step_and_hold_every_group() -> None:
+    for heads in device_head_shapes():
+        blocks = GpuBlocks.of(heads)
+        assert MIN_TOKENS % blocks.tokens == 0
+        assert heads.group <= blocks.members < 2 * heads.group
+        assert blocks.rows in (16, 32, 64, 128)
+    assert GpuBlocks.of(HeadShape(8, 4, 256)).rows == 64
+    assert GpuBackend.create(HeadShape(16, 8, 128), "bfloat16").for_decoding().blocks == GpuBlocks(1, 2)
+    assert PAGE % KEYS == 0
+
+
+def test_refuses_segments_laid_out_for_another(gpu: Device) -> None:
+    arrays = Case([Segment(5)], contexts=(30,)).arrays(jnp.bfloat16, "xla")
+    with gpu(), pytest.raises(ValueError, match="were laid out for xla, not for gpu"):
+        gpu_attention(**arrays)
