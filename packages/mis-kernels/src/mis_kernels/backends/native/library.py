@@ -14,7 +14,7 @@ import jax
 LIBRARY = "lib/native.so"  # in a folder of its own: beside modules, it would pass for one
 FUNCTIONS = (
     *("mis_segment_attention", "mis_packed_linear", "mis_rms_norm", "mis_norm_rope"),
-    *("mis_quantize_rows", "mis_int8_product"),
+    *("mis_quantize_rows", "mis_int8_product", "mis_logits"),
 )
 _INT8 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
 _BFLOAT16 = _INT8 | {"avx512_bf16"}
