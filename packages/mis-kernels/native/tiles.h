@@ -90,12 +90,13 @@ struct PackedKeys {
     uint16_t* packed = k.ensure(static_cast<size_t>(kTileKeys) * dim);
     const uint16_t* rows[16];
     for (int group = 0; group < padded / 16; ++group) {
+      for (int i = 0; i < 16; ++i) {
+        const int n = group * 16 + i;
+        rows[i] = n < count ? key(n) : zeros.data();
+      }
       for (int part = 0; part < dim / 32; ++part) {
-        for (int i = 0; i < 16; ++i) {
-          const int n = group * 16 + i;
-          rows[i] = (n < count ? key(n) : zeros.data()) + part * 32;
-        }
         transpose_words(rows, packed + (static_cast<size_t>(group) * (dim / 32) + part) * 512);
+        for (int i = 0; i < 16; ++i) rows[i] += 32;
       }
     }
     packed = v.ensure(static_cast<size_t>(kTileKeys) * dim);
