@@ -93,6 +93,14 @@ class Backend:
         return cls(heads, dtype)
 
     @property
+    def few_rows(self) -> tuple[int, ...]:
+        """Sizes below `MIN_TOKENS`, rising, of steps in which a row has the bits that it has in larger ones.
+
+        Where weights of products are packed or quantised, see `packs`; in no others.
+        """
+        return ()
+
+    @property
     def storage_dtype(self) -> jnp.dtype:
         """Type in which weights and caches of `dtype` are kept."""
         return jnp.dtype(jnp.uint16 if self.keeps_bits and self.dtype == "bfloat16" else self.dtype)

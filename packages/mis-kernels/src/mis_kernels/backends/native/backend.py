@@ -123,6 +123,11 @@ class NativeBackend(NativeProductsBackend):
         """It fits where products do, and whole tile registers hold a head."""
         return super().misfit(heads, dtype) or calls.misfit(heads.head_dim)
 
+    @property
+    def few_rows(self) -> tuple[int, ...]:
+        """Powers of two; tile registers take rows as they always did."""
+        return () if library.has_tiles() else (1, 2, 4, 8, 16, 32)
+
     def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
         """No tiles."""
         return ()

@@ -1,5 +1,4 @@
-"""Products with weights that are packed once, when a model is loaded, for CPUs with AMX or
-AVX-512's products in bfloat16.
+"""Products with weights that are packed once, when a model is loaded, for CPUs with AMX, or AVX-512 in bfloat16.
 
 XLA:CPU reorders a weight for its matrix unit in every call, writes float32 sums to memory and reads them back for
 what follows. Packed weights lie in the order in which tile registers take them, stay in place (a layer of a stack is
