@@ -162,11 +162,11 @@ def test_which_type_is_fastest_follows_from_what_computes(monkeypatch: pytest.Mo
     """Reasons of all backends that do not fit are one message."""
     monkeypatch.setattr(native, "why_not", lambda: None)
     assert fastest_dtype() == ("bfloat16", "computed by native; tpu runs on tpu only; gpu runs on gpu only")
-    monkeypatch.setattr(native, "why_not", lambda: "needs a CPU with amx_tile")
+    monkeypatch.setattr(native, "why_not", lambda: "needs a CPU with avx512_bf16")
     dtype, reason = fastest_dtype()
     assert dtype == "float32"
     assert reason.startswith("computed by xla; ")
-    assert "; native needs a CPU with amx_tile" in reason
+    assert "; native needs a CPU with avx512_bf16" in reason
     with compiling_for("v6e"):
         assert fastest_dtype() == ("bfloat16", "computed by tpu")
 

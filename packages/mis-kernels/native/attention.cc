@@ -1,5 +1,5 @@
-// Attention of packed new tokens to their paged contexts and their own segments, for x86-64 CPUs with AMX.
-// The contract is that of mis_kernels.attention.api.segment_attention.
+// Attention of packed new tokens to their paged contexts and their own segments, for x86-64 CPUs with AMX or
+// AVX-512's products in bfloat16. The contract is that of mis_kernels.segment_attention.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -20,6 +20,7 @@ struct Problem {
   uint16_t* out;
   int64_t tokens, heads, kv_heads, dim, pages, page_size, pages_per_context;
   float scale;  // of the logits, times log2(e)
+  bool has_tiles;
 
   int64_t group() const { return heads / kv_heads; }
 };
@@ -69,7 +70,7 @@ void attend_context(const Problem& p, int64_t head, Block block, Scratch& scratc
       return pages + ((head_pages + table[position / p.page_size]) * p.page_size + position % p.page_size) * dim;
     };
     scratch.keys.pack(count, dim, [&](int n) { return at(p.k_pages, n); }, [&](int n) { return at(p.v_pages, n); });
-    attend_tile(scratch.rows, scratch.keys, 0, rows, dim, p.scale, until, start);
+    attend_tile(scratch.rows, scratch.keys, 0, rows, dim, p.scale, until, start, p.has_tiles);
   }
 }
 
@@ -87,7 +88,7 @@ void attend_own(const Problem& p, int64_t head, Block block, Scratch& scratch) {
       const int count = std::min<int64_t>(kTileKeys, end - start);
       const auto at = [&](const uint16_t* x, int n) { return x + ((start + n) * p.kv_heads + head) * dim; };
       scratch.keys.pack(count, dim, [&](int n) { return at(p.k, n); }, [&](int n) { return at(p.v, n); });
-      attend_tile(scratch.rows, scratch.keys, (t - block.begin) * group, rows, dim, p.scale, until, start);
+      attend_tile(scratch.rows, scratch.keys, (t - block.begin) * group, rows, dim, p.scale, until, start, p.has_tiles);
     }
   }
 }
@@ -117,7 +118,8 @@ void attend_block(const Problem& p, int64_t head, Block block, Scratch& scratch)
 ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> q, ffi::Buffer<ffi::U16> k, ffi::Buffer<ffi::U16> v,
                      ffi::Buffer<ffi::U16> k_pages, ffi::Buffer<ffi::U16> v_pages, ffi::Buffer<ffi::S32> context_id,
                      ffi::Buffer<ffi::S32> context_len, ffi::Buffer<ffi::S32> segment_start,
-                     ffi::Buffer<ffi::S32> page_table, ffi::ResultBuffer<ffi::U16> out, float scale) {
+                     ffi::Buffer<ffi::S32> page_table, ffi::ResultBuffer<ffi::U16> out, float scale,
+                     bool has_tiles) {
   const auto new_shape = q.dimensions(), cache_shape = k_pages.dimensions();
   const Problem problem = {q.typed_data(),
                            k.typed_data(),
@@ -136,13 +138,15 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> q, ffi::Buffer<
                            cache_shape[1],
                            cache_shape[2],
                            page_table.dimensions()[1],
-                           scale * 1.44269504f};
+                           scale * 1.44269504f,
+                           has_tiles};
   const std::vector<Block> blocks = cut(problem);
   const int64_t count = blocks.size();
-  for_each(pool, count * problem.kv_heads, [=](int64_t unit) {
+  const auto some = [=](int64_t unit) {
     thread_local Scratch scratch;
     attend_block(problem, unit / count, blocks[unit % count], scratch);
-  });
+  };
+  for_each(pool, count * problem.kv_heads, some, has_tiles);
   return ffi::Error::Success();
 }
 
@@ -161,7 +165,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_segment_attention, mis::attention,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::U16>>()
-                                  .Attr<float>("scale"));
+                                  .Attr<float>("scale")
+                                  .Attr<bool>("has_tiles"));
 
 // Asks the system to let this process use tile registers; 0 if it may. See arch_prctl(2), ARCH_REQ_XCOMP_PERM.
 extern "C" long mis_request_tile_registers() {

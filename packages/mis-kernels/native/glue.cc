@@ -1,5 +1,5 @@
-// RMS norms, RoPE and the split into queries, keys and values, for x86-64 CPUs with AVX-512.
-// The contracts are those of mis_kernels.glue.
+// RMS norms, RoPE and the split into queries, keys and values, for x86-64 CPUs with AVX-512 and bfloat16.
+// The contracts are those of mis_kernels.backends.native.calls.
 
 #include "parallel.h"
 #include "xla/ffi/api/ffi.h"
@@ -35,7 +35,7 @@ ffi::Error rms_norm(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<f
     for (int64_t row = unit * kTokens; row < std::min(rows, (unit + 1) * kTokens); ++row) {
       normalise(from + row * size, factors, size, epsilon, to + row * size);
     }
-  });
+  }, false);
   return ffi::Error::Success();
 }
 
@@ -78,7 +78,7 @@ ffi::Error norm_rope(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> qkv, ffi::Buffe
         }
       }
     }
-  });
+  }, false);
   return ffi::Error::Success();
 }
 

@@ -1,7 +1,8 @@
-// Products of activations with weights that are packed once, for x86-64 CPUs with AMX.
-// The contract is that of mis_kernels.packed.
+// Products of activations with weights that are packed once, for x86-64 CPUs with AMX or AVX-512's products in bfloat16.
+// The contract is that of mis_kernels.backends.native.packed.
 
 #include "parallel.h"
+#include "rows.h"
 #include "tiles.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -12,6 +13,7 @@ namespace mis {
 constexpr int64_t kRows = 256;     // rows of a unit of work: their part of one step below stays in the second-level cache
 constexpr int64_t kColumns = 128;  // columns of a unit of work, if there are enough units for all threads
 constexpr int64_t kDepth = 512;    // summands of one pass: 32 columns of weights stay in the first-level cache
+constexpr int64_t kFewRows = kMostRows;  // read their weights from memory once, in the order in which they lie
 constexpr int64_t kTile = 512;     // numbers in a tile of weights: 32 summands of 16 columns, in pairs
 
 // Adds x [rows, depth] times 32 packed columns, `right_of` numbers apart by 16, to c [rows, 32]; `first` overwrites c
@@ -62,19 +64,25 @@ struct Product {
   const uint16_t* residual; // [rows, out] to add before rounding, or null
   uint16_t* out;            // [rows, out]
   int64_t rows, in, out_columns;
-  bool gated;
+  bool gated, has_tiles;
 
-  // Computes rows x columns of the output; both begin at a multiple of 32.
+  // Computes rows x columns of the output; columns begin at a multiple of 32, and rows where there are tile registers.
   void compute(int64_t row, int64_t rows_here, int64_t column, int64_t columns, Buffer<float>& sums) const {
     const int64_t halves = gated ? 2 : 1, stride = halves * columns, column_tiles = in / 32 * kTile;
+    const int64_t pass = has_tiles || rows_here > kFewRows ? kDepth : in;
     float* c = sums.ensure(rows_here * stride);
-    for (int64_t begin = 0; begin < in; begin += kDepth) {
-      const int64_t depth = std::min(kDepth, in - begin);
+    for (int64_t begin = 0; begin < in; begin += pass) {
+      const int64_t depth = std::min(pass, in - begin);
       for (int64_t half = 0; half < halves; ++half) {
         for (int64_t n = 0; n < columns; n += 32) {
           const uint16_t* left = weights + ((half * out_columns + column + n) / 16) * column_tiles + begin / 32 * kTile;
-          multiply(x + row * in + begin, in, rows_here, left, column_tiles, depth, begin == 0, c + half * columns + n,
-                   stride);
+          const uint16_t* from = x + row * in + begin;
+          float* to = c + half * columns + n;
+          if (has_tiles) {
+            multiply(from, in, rows_here, left, column_tiles, depth, begin == 0, to, stride);
+          } else {
+            multiply_rows(from, in, rows_here, {left, column_tiles, kTile}, depth / 32, begin == 0, to, stride);
+          }
         }
       }
     }
@@ -95,7 +103,7 @@ struct Product {
 
 ffi::Error run(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<ffi::U16> weights,
                ffi::Buffer<ffi::S32> layer, ffi::Buffer<ffi::U16> residual, ffi::ResultBuffer<ffi::U16> out,
-               bool gated) {
+               bool gated, bool has_tiles) {
   const int64_t rows = x.dimensions()[0], in = x.dimensions()[1], columns = out->dimensions()[1];
   const int64_t per_layer = (gated ? 2 : 1) * columns * in;
   const Product product{.x = x.typed_data(),
@@ -105,16 +113,18 @@ ffi::Error run(ffi::ThreadPool pool, ffi::Buffer<ffi::U16> x, ffi::Buffer<ffi::U
                         .rows = rows,
                         .in = in,
                         .out_columns = columns,
-                        .gated = gated};
+                        .gated = gated,
+                        .has_tiles = has_tiles};
   const int64_t row_blocks = (rows + kRows - 1) / kRows;
   int64_t width = gated ? kColumns / 2 : kColumns;
   while (width > 32 && row_blocks * (columns / width) < 4 * pool.num_threads()) width /= 2;
   const int64_t column_blocks = (columns + width - 1) / width;
-  for_each(pool, row_blocks * column_blocks, [=](int64_t unit) {
+  const auto some = [=](int64_t unit) {
     thread_local Buffer<float> sums;
     const int64_t row = unit / column_blocks * kRows, column = unit % column_blocks * width;
     product.compute(row, std::min(kRows, rows - row), column, std::min(width, columns - column), sums);
-  });
+  };
+  for_each(pool, row_blocks * column_blocks, some, has_tiles);
   return ffi::Error::Success();
 }
 
@@ -128,4 +138,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_packed_linear, mis::run,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::U16>>()
                                   .Ret<ffi::Buffer<ffi::U16>>()
-                                  .Attr<bool>("gated"));
+                                  .Attr<bool>("gated")
+                                  .Attr<bool>("has_tiles"));

@@ -1,4 +1,4 @@
-// One block of query rows against one tile of keys, on AMX tile registers and AVX-512.
+// One block of query rows against one tile of keys, on AVX-512, with AMX tile registers where there are some.
 //
 // The scheme is online softmax (arXiv 1805.02867) over tiles of keys, as in FlashAttention (arXiv
 // 2205.14135). A row's numbers depend on nothing but the row and its keys: rows never meet in a sum, keys
@@ -13,6 +13,7 @@
 #include <cstring>
 #include <vector>
 
+#include "rows.h"
 #include "vectors.h"
 
 namespace mis {
@@ -89,12 +90,13 @@ struct PackedKeys {
     uint16_t* packed = k.ensure(static_cast<size_t>(kTileKeys) * dim);
     const uint16_t* rows[16];
     for (int group = 0; group < padded / 16; ++group) {
+      for (int i = 0; i < 16; ++i) {
+        const int n = group * 16 + i;
+        rows[i] = n < count ? key(n) : zeros.data();
+      }
       for (int part = 0; part < dim / 32; ++part) {
-        for (int i = 0; i < 16; ++i) {
-          const int n = group * 16 + i;
-          rows[i] = (n < count ? key(n) : zeros.data()) + part * 32;
-        }
         transpose_words(rows, packed + (static_cast<size_t>(group) * (dim / 32) + part) * 512);
+        for (int i = 0; i < 16; ++i) rows[i] += 32;
       }
     }
     packed = v.ensure(static_cast<size_t>(kTileKeys) * dim);
@@ -196,7 +198,7 @@ void weigh(Rows& rows, const float* logits, int begin, int first, int live, int 
   }
 }
 
-// Logits of up to 32 rows at `q` with 32 packed keys.
+// Logits of up to 32 rows at `q` with 32 packed keys, on tile registers.
 inline void multiply_keys(const uint16_t* q, const uint16_t* k, int live, int dim, float* logits) {
   const int steps = dim / 32;
   const bool both = live > 16;
@@ -224,7 +226,7 @@ inline void multiply_keys(const uint16_t* q, const uint16_t* k, int live, int di
   }
 }
 
-// Adds weighted values to the sums of up to 32 rows; rows from `live` on are another segment's and not written.
+// Adds weighted values to the sums of up to 32 rows, on tile registers; rows from `live` on are another segment's and not written.
 inline void multiply_values(const uint16_t* weights, const uint16_t* v, int live, int keys, int dim, float* sum,
                             float* spill) {
   const bool both = live > 16;
@@ -273,7 +275,8 @@ inline void multiply_values(const uint16_t* weights, const uint16_t* v, int live
 // The weights of 32 keys are computed while the logits of the next 32 are multiplied: a product takes few
 // instructions and much time, so that both units of the core work at once.
 inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count, int dim, float scale,
-                        const int32_t* until, int start) {
+                        const int32_t* until, int start, bool has_tiles) {
+  const int64_t tiles_of_key = dim / 32, tiles_of_keys = dim / 16;
   for (int begin = 0; begin < count; begin += kStrip) {
     const int live = std::min(kStrip, count - begin);
     int32_t lowest = until[begin], highest = lowest;
@@ -285,7 +288,9 @@ inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count
     const uint16_t* q = rows.q.data() + static_cast<size_t>(first + begin) * dim;
     const auto logits = [&](int n) { return rows.logits.data() + n / 32 % 2 * kStrip * 32; };
     const auto multiply = [&](int n) {
-      multiply_keys(q, keys.k.data() + static_cast<size_t>(n) * dim, live, dim, logits(n));
+      const uint16_t* k = keys.k.data() + static_cast<size_t>(n) * dim;
+      if (has_tiles) return multiply_keys(q, k, live, dim, logits(n));
+      multiply_rows(q, dim, live, {k, tiles_of_key * 512, 512}, tiles_of_key, true, logits(n), 32);
     };
     multiply(0);
     for (int n = 0; n < most; n += 32) {
@@ -293,8 +298,16 @@ inline void attend_tile(Rows& rows, const PackedKeys& keys, int first, int count
       weigh(rows, logits(n), n, first + begin, live, dim, scale, least >= n + 32,
             [&](int row) { return std::clamp(until[begin + row] - start - n, 0, 32); });
     }
-    multiply_values(rows.weights.data(), keys.v.data(), live, most, dim,
-                    rows.sum.data() + static_cast<size_t>(first + begin) * dim, rows.spill.data());
+    const uint16_t *weights = rows.weights.data(), *v = keys.v.data();
+    float* sum = rows.sum.data() + static_cast<size_t>(first + begin) * dim;
+    if (has_tiles) {
+      multiply_values(weights, v, live, most, dim, sum, rows.spill.data());
+      continue;
+    }
+    for (int d = 0; d < dim; d += 32) {
+      const Columns values = {v + d / 16 * 512, 512, tiles_of_keys * 512};
+      multiply_rows(weights, kTileKeys, live, values, (most + 31) / 32, false, sum + d, dim);
+    }
   }
 }
 

@@ -40,7 +40,7 @@ BACKENDS = [
         (48, "bfloat16", None, "native_products"),
         (1056, "bfloat16", None, "native_products"),
         (64, "float32", None, "xla"),
-        (64, "bfloat16", "needs a CPU with amx_tile", "xla"),
+        (64, "bfloat16", "needs a CPU with avx512_bf16", "xla"),
     ],
 )
 def test_the_first_that_fits_is_chosen(
@@ -51,8 +51,8 @@ def test_the_first_that_fits_is_chosen(
 
 
 def test_reasons_of_all_that_do_not_fit_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "why_not", lambda: "needs a CPU with amx_tile")
-    lacking = "native needs a CPU with amx_tile; native_products needs a CPU with amx_tile"
+    monkeypatch.setattr(library, "why_not", lambda: "needs a CPU with avx512_bf16")
+    lacking = "native needs a CPU with avx512_bf16; native_products needs a CPU with avx512_bf16"
     assert explain(ANY_HEADS, "bfloat16") == f"xla; tpu runs on tpu only; gpu runs on gpu only; {lacking}"
     with compiling_for("v6e"):
         assert explain(ANY_HEADS, "bfloat16") == "tpu"

@@ -1,11 +1,15 @@
 """Products with packed weights: against NumPy, row by row the same bits, and a stack used layer by layer."""
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kernel_cases import NEEDS_NATIVE
+from mis_kernels import to_bits
+from mis_kernels.backends.native import library
 from mis_kernels.backends.native.packed import PackedWeight, fits, pack, packed_linear
 
 pytestmark = NEEDS_NATIVE
@@ -83,6 +87,24 @@ def test_a_rows_bits_do_not_depend_on_the_others(shape: tuple[int, int, int]) ->
         np.testing.assert_array_equal(np.asarray(linear(moved, stack(weight)))[:32][::-1], whole[first : first + 32])
 
 
+FEW = (1, 2, 3, 8, 13, 14, 15, 17, 29, 43, 64, 255, 256, 300)
+
+
+@pytest.mark.skipif(library.has_tiles(), reason="needs a CPU without AMX")
+@pytest.mark.parametrize("counts", [FEW, pytest.param(range(1, 301), marks=pytest.mark.full)], ids=["some", "all"])
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_a_rows_bits_do_not_depend_on_how_many_there_are(counts: Iterable[int], gated: bool) -> None:
+    """Beside a product that takes several blocks of rows and passes of summands."""
+    x, weight = tensors(640, 1056, 64)
+    packed = stack(np.stack([weight, weight[::-1]], axis=1) if gated else weight).at_layer(jnp.int32(1))
+    multiply = jax.jit(packed_linear)
+    whole = np.asarray(to_bits(multiply(x, packed)))
+    for count in counts:
+        first = count * 7 % (640 - count)
+        some = np.asarray(to_bits(multiply(x[first : first + count], packed)))
+        np.testing.assert_array_equal(some, whole[first : first + count])
+
+
 def test_layers_of_a_scan_use_the_stack_in_place() -> None:
     x, weight = tensors(64, 64, 64, layers=3)
     packed = stack(weight)
@@ -104,8 +126,9 @@ def test_tiles_hold_pairs_of_summands_by_column() -> None:
     assert tiles[1, 1].reshape(16, 16, 2)[3, 4, 1] == weight[32 + 7, 20]
 
 
-def test_misuse_is_named() -> None:
+def test_misuse_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = tensors(64, 64, 64)
+    monkeypatch.setattr(library, "has_tiles", lambda: True)
     with pytest.raises(ValueError, match="weight: choose a layer"):
         packed_linear(x, stack(weight))
     with pytest.raises(ValueError, match="x: 40 rows; pad to a multiple of 32"):

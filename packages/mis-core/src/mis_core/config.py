@@ -49,7 +49,7 @@ class EngineConfig:
     )
     dtype: str = option(
         "auto",
-        "Type of weights and activations; auto is bfloat16 on accelerators and on CPUs with AMX, float32 elsewhere.",
+        "Type of weights and activations; auto is bfloat16 on accelerators and CPUs that multiply it, else float32.",
         choices=DTYPES,
         group="Model",
     )

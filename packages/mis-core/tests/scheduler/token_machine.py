@@ -46,9 +46,10 @@ class TokenMachine:
 
     def _write_rows(self, number: int, shard: ShardPlan) -> ShardPlan:
         """Write each row of a decode step to its slot; return the shard with its tokens."""
-        assert len(set(shard.starts.tolist())) == len(shard.starts)
+        assert (shard.starts == np.arange(len(shard.starts))).all(), "rows lie side by side"
+        assert len(set(shard.token_ids.tolist())) == len(shard.starts), "each row has a place of its own"
         assert (shard.lens == 1).all()
-        tokens, pages = self.last[number, shard.starts], written_pages(shard)
+        tokens, pages = self.last[number, shard.token_ids], written_pages(shard)
         assert (tokens != UNWRITTEN).all()
         assert len(set(pages.tolist())) == len(pages), "two rows of a step are written to the same page"
         self.memory[number, pages, shard.context_lens % PAGE_SIZE] = tokens

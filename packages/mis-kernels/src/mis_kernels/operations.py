@@ -98,7 +98,8 @@ def norm_rope(
     """Turn a fused projection into queries, keys and values.
 
     Args:
-        qkv: Per KV head its query heads, then its key, then its value. bf16 or f32; a multiple of 64 tokens.
+        qkv: Per KV head its query heads, then its key, then its value. bf16 or f32; a multiple of 64 tokens,
+            or as few as the backend takes (`Backend.few_rows`).
         cos: Cosines of `rotary_tables`.
         sin: Sines of `rotary_tables`.
         q_norm: Weight of the queries' RMS norm, or None: no norm.
@@ -134,5 +135,5 @@ def _check(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segment
         raise ValueError(f"k_pages, v_pages: expected {wanted}, got {k_pages.shape} and {v_pages.shape}")
     if segments.num_tokens != tokens:
         raise ValueError(f"segments: describe {segments.num_tokens} tokens, but q has {tokens}")
-    if tokens % MIN_TOKENS:
+    if tokens % MIN_TOKENS and tokens not in segments.backend.few_rows:
         raise ValueError(f"q: {tokens} tokens; pad to a multiple of {MIN_TOKENS}")

@@ -63,7 +63,10 @@ class Segments:
 
 
 MIN_TOKENS = 64
-"""Steps are padded to multiples of this. With fewer rows a product on XLA:CPU takes another path."""
+"""Steps are padded to multiples of this, but for sizes that the backend has, `Backend.few_rows`.
+
+With fewer rows a product on XLA:CPU takes another path.
+"""
 
 NOWHERE = 2**30
 """Page number of tokens that are written to no page; no cache has so many."""

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from kernel_cases import EMULATED, ON_CPU, PAGE, SMALL, in_float32, on_host
+from kernel_cases import EMULATED, NEEDS_NATIVE, ON_CPU, PAGE, SMALL, in_float32, on_host
 from mis_kernels import lay_out, segment_attention, write_pages
 from mis_kernels.backends import Backend, LaidOut, Limits, choose
 from mis_kernels.backends.gpu.backend import GpuBackend
+from mis_kernels.backends.native import library as native
+from mis_kernels.backends.native.backend import NativeBackend
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.xla.pages import write_rows as scatter
 from mis_kernels.heads import HeadShape
@@ -36,10 +38,10 @@ def page_table() -> np.ndarray:
     return pages.reshape(ROWS, PAGES_PER_CONTEXT)
 
 
-def decode_step(backend: Backend, contexts: tuple[int, ...], rows: tuple[int, ...]) -> LaidOut:
-    """One token at `POSITIONS[context]` for each context, in these rows."""
+def decode_step(backend: Backend, contexts: tuple[int, ...], rows: tuple[int, ...], tokens: int = ROWS) -> LaidOut:
+    """One token at `POSITIONS[context]` for each context, in these rows of so many."""
     table, positions = page_table(), np.array(POSITIONS, np.int32)[list(contexts)]
-    writes = np.full(ROWS, NOWHERE, np.int32)
+    writes = np.full(tokens, NOWHERE, np.int32)
     writes[list(rows)] = table[list(contexts), positions // PAGE]
     backend = backend.for_decoding()
     return lay_out(
@@ -50,9 +52,9 @@ def decode_step(backend: Backend, contexts: tuple[int, ...], rows: tuple[int, ..
         paged=np.ones(len(rows), bool),
         page_table=table,
         page_size=PAGE,
-        tokens=ROWS,
+        tokens=tokens,
         backend=backend,
-        tile_capacity=backend.tile_capacity(ROWS, LIMITS),
+        tile_capacity=backend.tile_capacity(tokens, LIMITS),
         page_writes=writes,
     )
 
@@ -135,6 +137,33 @@ def test_a_decoded_row_has_the_bits_of_a_prefilled_one_wherever_it_lies(backend:
         whole = np.asarray(compiled(*padded, empty, segments)[0])[POSITIONS[context]]
         for each in found:
             np.testing.assert_array_equal(each[context], whole)
+
+
+@pytest.mark.parametrize("rows", NativeBackend(HEADS, "bfloat16").few_rows if native.why_not() is None else ())
+def test_a_decoded_row_has_the_same_bits_in_a_step_of_few_rows(rows: int) -> None:
+    chosen, contexts = choose(HEADS, "bfloat16", "native"), (5, 3, 4, 0, 1, 2)
+    caches = caches_before(HEADS, contexts, "bfloat16")
+    whole = compiled(
+        *last_tokens(HEADS, contexts, tuple(range(6)), "bfloat16"),
+        caches,
+        decode_step(chosen, contexts, tuple(range(6))),
+    )
+    live = min(rows, 6)
+    places = tuple(range(rows - live, rows))
+    inputs = [x[:rows] for x in last_tokens(HEADS, contexts[:live], places, "bfloat16")]
+    out, cache = compiled(*inputs, caches, decode_step(chosen, contexts[:live], places, rows))
+    np.testing.assert_array_equal(np.asarray(out)[list(places)], np.asarray(whole[0])[:live])
+    if live == 6:
+        for few, many in zip(cache, whole[1], strict=True):
+            np.testing.assert_array_equal(np.asarray(few, np.float32), np.asarray(many, np.float32))
+
+
+@NEEDS_NATIVE
+def test_a_step_of_few_rows_has_one_of_the_backends_sizes() -> None:
+    segments = decode_step(choose(HEADS, "bfloat16", "native"), (0,), (0,), 24)
+    q, k, v = (x[:24] for x in last_tokens(HEADS, (0,), (0,), "bfloat16"))
+    with pytest.raises(ValueError, match="q: 24 tokens; pad to a multiple of 64"):
+        segment_attention(q, k, v, *caches_before(HEADS, (0,), "bfloat16"), segments, scale=0.125)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,11 @@ def packs(config: ModelConfig, devices: int, backend: Backend) -> bool:
     return backend.packs(*dimensions, gate_bias=config.mlp_bias)
 
 
+def few_rows(config: ModelConfig, devices: int, backend: Backend) -> tuple[int, ...]:
+    """Return the sizes of steps, fewer rows than others have, that give a row the same bits; heads are spread."""
+    return backend.few_rows if packs(config, devices, backend) else ()
+
+
 def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
     """Return the shape with as many KV heads as devices need; the same shape if there are enough.
 

@@ -21,7 +21,7 @@ from jaxtyping import Int32
 from tqdm import tqdm
 
 from mis_core.models.decoder import Decoder
-from mis_core.models.parallel import DATA
+from mis_core.models.parallel import DATA, TENSOR, few_rows
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, empty_decode_step, full_step, token_buckets
 from mis_core.runner.memory import Resident
@@ -113,6 +113,7 @@ class Runner:
         self._cache = self._empty_cache()
         self._last, self._counts = self._empty_places()
         self._decoding = self._backend.for_decoding()
+        self._decode_sizes = [*few_rows(config, mesh.shape[TENSOR], self._backend), PLACES]
         steps = {
             dense: make_step(self._graph, self._weights, mesh, pages, self._backend, dense_mask=dense)
             for dense in (False, True)
@@ -156,20 +157,26 @@ class Runner:
         for size, dense in tqdm(shapes, desc="Compiling steps", unit="shape", disable=not progress):
             began = time.perf_counter()
             plan = full_step(dataclasses.replace(self.shape, tokens=size), context=0, item=SMALLEST_STEP)
-            hidden = self._hidden(dataclasses.replace(plan, dense_mask=dense))
+            hidden = self._hidden(dataclasses.replace(plan, dense_mask=dense), size)
             self._pairs(hidden, one, one)[0].block_until_ready()
             self._normalised(hidden, one)[0].block_until_ready()
-            counts = self._backend.normalised_rows, SAMPLED_ROWS
-            chosen = [self._reads.choose_rows(hidden, part) for count in counts for part in _turns(one, count)]
+            chosen = self._chosen(hidden, one)
             if not seconds:  # one program for all sizes, and slow to run on a CPU
                 jax.block_until_ready(self._reads.most_probable(self._weights, chosen[0]))
                 for penalises in (False, True):
                     jax.block_until_ready(self._draw(chosen[1], [[]] * self.shape.shards, 0, penalises))
                 self._count(0, PLACES, np.zeros(0, np.int32))
             seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
-        began = time.perf_counter()
-        self._hidden(empty_decode_step(self.shape)).block_until_ready()
-        return seconds | {"decode": round(time.perf_counter() - began, 3)}
+        for size in self._decode_sizes:
+            began = time.perf_counter()
+            jax.block_until_ready(self._chosen(self._hidden(empty_decode_step(self.shape), size), one))
+            seconds[f"decode {size}"] = round(time.perf_counter() - began, 3)
+        return seconds
+
+    def _chosen(self, hidden: Array, rows: list[np.ndarray]) -> list[Array]:
+        """Return the same few rows in each number in which rows are read."""
+        counts = self._backend.normalised_rows, SAMPLED_ROWS
+        return [self._reads.choose_rows(hidden, part) for count in counts for part in _turns(rows, count)]
 
     def memory(self) -> dict[str, Resident]:
         """Return what stays on the devices: the weights by their path in the model, the cache, what places hold."""
@@ -181,7 +188,7 @@ class Runner:
 
     def run(self, plan: StepPlan) -> Running:
         """Start one step, and the reading of its scored rows."""
-        hidden = self._hidden(plan)
+        hidden = self._hidden(plan, self._size(plan))
         of_shard = [[r for r in plan.readings if r.shard == shard] for shard in range(len(plan.shards))]
         none = np.zeros(0, np.int32)
 
@@ -202,13 +209,13 @@ class Runner:
 
     def size_of(self, plan: StepPlan) -> int:
         """Return the tokens that a step is padded to, on all devices together."""
-        return self._bucket(plan) * len(plan.shards)
+        return self._size(plan) * len(plan.shards)
 
-    def _bucket(self, plan: StepPlan) -> int:
-        return next(bucket for bucket in token_buckets(self.shape.tokens) if bucket >= plan.rows)
+    def _size(self, plan: StepPlan) -> int:
+        sizes = self._decode_sizes if plan.is_decoding else token_buckets(self.shape.tokens)
+        return next(size for size in sizes if size >= plan.rows)
 
-    def _hidden(self, plan: StepPlan) -> Array:
-        size = PLACES if plan.is_decoding else self._bucket(plan)
+    def _hidden(self, plan: StepPlan, size: int) -> Array:
         backend = self._decoding if plan.is_decoding else self._backend
         arrays = step_arrays(backend, self.shape, plan, size, min(size, self.shape.scored))
         arrays = jax.device_put(arrays, NamedSharding(self.mesh, P(DATA)))

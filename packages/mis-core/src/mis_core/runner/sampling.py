@@ -23,7 +23,7 @@ from mis_core.models.decoder import Decoder
 from mis_core.scheduler.plan import PLACES
 from mis_core.scheduler.reading import Draws
 from mis_core.scoring.request import MAX_BIASES
-from mis_kernels import from_bits, row_sum
+from mis_kernels import row_sum
 
 SAMPLED_ROWS = 64
 """Rows of one call, on each device along `DATA`; fewer take another path in products on XLA:CPU."""
@@ -120,7 +120,7 @@ def next_tokens(
         The tokens, and `last` and `counts` with them.
     """
     with jax.named_scope("next_tokens"):
-        logits = _logits(decoder, hidden)
+        logits = decoder.backend.logits(hidden, decoder.head_weight)
         rows = jnp.arange(len(logits))
         biased = logits.at[rows[:, None], how.bias_ids].add(how.bias)
         if counts is not None:
@@ -154,20 +154,6 @@ def count_written(
     kept = counts.at[place[0]].get(mode="clip") * (1 - is_first[0])
     kept = kept.at[jnp.where(tokens < 0, len(kept), tokens)].add(1, mode="drop")
     return counts.at[place[0]].set(kept, mode="drop")
-
-
-def _logits(decoder: Decoder, hidden: Array) -> Float32[Array, "rows vocab"]:
-    weight = decoder.head_weight
-    vocab = weight.shape[0]
-    chunk = min(decoder.backend.vocab_chunk, vocab)
-
-    def fill(index: Array, logits: Array) -> Array:
-        start = jnp.minimum(index * chunk, vocab - chunk)  # the last chunk reaches back and writes the same again
-        part = from_bits(lax.dynamic_slice_in_dim(weight, start, chunk))
-        new = lax.dot_general(hidden, part, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-        return lax.dynamic_update_slice_in_dim(logits, new, start, 1)
-
-    return lax.fori_loop(0, -(-vocab // chunk), fill, jnp.zeros((len(hidden), vocab), jnp.float32))
 
 
 def _sampled(biased: Float32[Array, "rows vocab"], how: DrawArrays) -> Float32[Array, "rows vocab"]:

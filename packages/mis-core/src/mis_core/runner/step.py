@@ -28,8 +28,10 @@ CACHE = P(TENSOR, DATA)
 def decode(
     step: "Step", weights: Any, cache: KeyValueCache, arrays: StepArrays, last: Array
 ) -> tuple[Array, KeyValueCache]:
-    """Run a step whose rows are the last tokens of places, `[devices * places]`."""
-    return step(weights, cache, arrays._replace(token_ids=last.reshape(arrays.token_ids.shape)))
+    """Run a step whose token ids are places; `last` are the last tokens of all, `[devices * places]`."""
+    places = jnp.asarray(arrays.token_ids)
+    token_ids = jnp.take_along_axis(last.reshape(len(places), -1), places, axis=1)
+    return step(weights, cache, arrays._replace(token_ids=token_ids))
 
 
 Step = Callable[[Any, KeyValueCache, StepArrays], tuple[Array, KeyValueCache]]
@@ -86,7 +88,7 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
             segments = here.segments.shift_pages(first_page)
             with jax.named_scope("write_pages"):
                 k_pages, v_pages = (write_pages(old, new, segments) for old, new in zip(cache, (k, v), strict=True))
-                if devices > 1:
+                if devices > 1 and len(k) >= PAGE_SIZE:  # smaller steps are decode steps, which exchange nothing
                     k_pages, v_pages = exchange((k_pages, v_pages), (k, v), segments, first_page)
             out = segment_attention(q, k, v, k_pages, v_pages, segments, scale=scale, backend=attends)
             return out, (k_pages, v_pages)

@@ -72,24 +72,23 @@ class Places:
     def _plan(self, shard: int, sequences: list[Sequence], readings: list[Reading]) -> ShardPlan:
         sequences = sorted(sequences, key=lambda sequence: sequence.place)
         table = np.zeros((PLACES, self._shape.pages_per_context), np.int32)
-        for sequence in sequences:
+        for row, sequence in enumerate(sequences):
             pages = sequence.pages
-            table[sequence.place, : len(pages)] = pages
+            table[row, : len(pages)] = pages
         positions = np.array([sequence.decode() for sequence in sequences], np.int32)
-        places = np.array([sequence.place for sequence in sequences], np.int32)
         count = len(sequences)
-        one = np.zeros(1, np.int32)
+        rows, one = np.arange(count, dtype=np.int32), np.zeros(1, np.int32)
         readings += [sequence.reading(one, shard=shard, first=row) for row, sequence in enumerate(sequences)]
         return ShardPlan(
-            token_ids=np.zeros(count, np.int32),
+            token_ids=np.array([sequence.place for sequence in sequences], np.int32),
             positions=positions,
-            starts=places,
+            starts=rows,
             lens=np.ones(count, np.int32),
-            context_ids=places,
+            context_ids=rows,
             context_lens=positions,
             paged=np.ones(count, bool),
             page_table=table,
-            scored_rows=places,
+            scored_rows=rows,
         )
 
 

@@ -20,7 +20,7 @@ LONG_ITEM = 256
 """Longest segment, in tokens, that keeps its K/V among the new tokens of its step."""
 
 PLACES = 64
-"""Rows of a decode step on each device: as many sequences are written at a time. Fewer rows would have other bits."""
+"""Most rows of a decode step on each device: as many sequences are written at a time."""
 
 KEPT = -1
 """In place of a page that has its K/V already and is not written again."""
@@ -116,8 +116,8 @@ class StepPlan:
         readings: What to read afterwards.
         writes: What goes to pages.
         dense_mask: Whether materialised masks are asked for.
-        is_decoding: Whether it has a row for each place, whose token is the last one drawn there; it is written to its
-            slot of its context's page, and `writes` are empty.
+        is_decoding: Whether its rows are sequences that have places. Then `token_ids` are places, whose last tokens
+            are meant; each is written to its slot of its context's page, and `writes` are empty.
     """
 
     shards: tuple[ShardPlan, ...]

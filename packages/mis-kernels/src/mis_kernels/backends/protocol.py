@@ -111,6 +111,14 @@ class Backend:
         return cls(heads, dtype)
 
     @property
+    def few_rows(self) -> tuple[int, ...]:
+        """Sizes below `MIN_TOKENS`, rising, of steps in which a row has the bits that it has in larger ones.
+
+        Where weights of products are packed or quantised, see `packs`; in no others.
+        """
+        return ()
+
+    @property
     def storage_dtype(self) -> jnp.dtype:
         """Type in which weights and caches of `dtype` are kept."""
         return jnp.dtype(jnp.uint16 if self.keeps_bits and self.dtype == "bfloat16" else self.dtype)
@@ -284,6 +292,26 @@ class Backend:
             NotImplementedError: the backend fuses none.
         """
         raise NotImplementedError(f"{self.name} has no fused log-sum-exp")
+
+    def logits(
+        self, hidden: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"]
+    ) -> Float32[Array, "rows vocab"]:
+        """Multiply rows with the whole head, of which nothing is cut over devices.
+
+        Args:
+            hidden: Rows.
+            weight: The head as it is stored.
+        """
+        vocab = weight.shape[0]
+        chunk = min(self.vocab_chunk, vocab)
+
+        def fill(index: Array, logits: Array) -> Array:
+            start = jnp.minimum(index * chunk, vocab - chunk)  # the last chunk reaches back and writes the same again
+            part = from_bits(lax.dynamic_slice_in_dim(weight, start, chunk))
+            new = lax.dot_general(hidden, part, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+            return lax.dynamic_update_slice_in_dim(logits, new, start, 1)
+
+        return lax.fori_loop(0, -(-vocab // chunk), fill, jnp.zeros((len(hidden), vocab), jnp.float32))
 
     def materialised(self, x: Arrays) -> Arrays:
         """Keep the compiler from computing `x` again in every tile of every product that reads it."""

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Float32, Shaped
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.native import calls, int8, library, packed
+from mis_kernels.backends.native import logits as head
 from mis_kernels.backends.native.int8 import TiledWeight
 from mis_kernels.backends.native.packed import PackedWeight, packed_linear
 from mis_kernels.backends.protocol import FoldedNorm, Weight
@@ -101,6 +102,12 @@ class NativeProductsBackend(_Int8Products):
         assert norm is None, "norms are not folded here"
         return packed_linear(x, gate_up)
 
+    def logits(self, hidden: Array, weight: Shaped[Array, "vocab embed"]) -> Float32[Array, "rows vocab"]:
+        """Multiply any number of rows; XLA has AMX multiply many."""
+        if library.has_tiles() or not head.fits(weight.shape[1]):
+            return super().logits(hidden, weight)
+        return head.logits(hidden, weight)
+
     rms_norm = staticmethod(calls.rms_norm)
     norm_rope = staticmethod(calls.norm_rope)
 
@@ -115,6 +122,11 @@ class NativeBackend(NativeProductsBackend):
     def misfit(cls, heads: HeadShape, dtype: str) -> str | None:
         """It fits where products do, and whole tile registers hold a head."""
         return super().misfit(heads, dtype) or calls.misfit(heads.head_dim)
+
+    @property
+    def few_rows(self) -> tuple[int, ...]:
+        """Powers of two; tile registers take rows as they always did."""
+        return () if library.has_tiles() else (1, 2, 4, 8, 16, 32)
 
     def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
         """No tiles."""

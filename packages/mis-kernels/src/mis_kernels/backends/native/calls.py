@@ -1,4 +1,4 @@
-"""Attention, norms and RoPE in C++ for x86-64 CPUs with AMX, called through JAX's foreign function interface.
+"""Attention, norms and RoPE in C++ for x86-64 CPUs with AVX-512 in bfloat16, through JAX's foreign function interface.
 
 XLA:CPU works through a loop of small operations and spends most of an attention's time between its two
 products; the native kernel keeps a tile's logits in the first-level cache. Norms and RoPE take one pass over
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from mis_kernels.backends.native import library
 from mis_kernels.backends.xla import norms, rope
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits, to_bits
@@ -39,7 +40,8 @@ def native_attention(
     rows = (jnp.asarray(x) for x in (segments.context_id, segments.context_len, segments.segment_start))
     call = jax.ffi.ffi_call("mis_segment_attention", jax.ShapeDtypeStruct(q.shape, jnp.uint16))
     bits = (to_bits(x) for x in (q, k, v, k_pages, v_pages))
-    return from_bits(call(*bits, *rows, jnp.asarray(segments.page_table), scale=np.float32(scale)))
+    how = {"scale": np.float32(scale), "has_tiles": np.bool_(library.has_tiles())}
+    return from_bits(call(*bits, *rows, jnp.asarray(segments.page_table), **how))
 
 
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:

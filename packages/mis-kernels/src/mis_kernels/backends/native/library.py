@@ -14,19 +14,25 @@ import jax
 LIBRARY = "lib/native.so"  # in a folder of its own: beside modules, it would pass for one
 FUNCTIONS = (
     *("mis_segment_attention", "mis_packed_linear", "mis_rms_norm", "mis_norm_rope"),
-    *("mis_quantize_rows", "mis_int8_product"),
+    *("mis_quantize_rows", "mis_int8_product", "mis_logits"),
 )
 _INT8 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
-_AMX = _INT8 | {"amx_tile", "amx_bf16", "avx512_bf16"}
+_BFLOAT16 = _INT8 | {"avx512_bf16"}
+_AMX = {"amx_tile", "amx_bf16"}
 
 
 @cache
 def why_not() -> str | None:
     """Load the library; return what bfloat16 needs and this machine or installation lacks, or None if it is there."""
-    reason = _lacking(_AMX) or _load()
-    if reason is None and ctypes.CDLL(str(_path())).mis_request_tile_registers():
-        return "needs an operating system that gives out the tile registers of AMX"
-    return reason
+    return _lacking(_BFLOAT16) or _load()
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether the CPU multiplies bfloat16 in the tile registers of AMX, and the operating system gives them out."""
+    if why_not() is not None or _lacking(_AMX) is not None:
+        return False
+    return ctypes.CDLL(str(_path())).mis_request_tile_registers() == 0
 
 
 @cache
@@ -37,7 +43,7 @@ def why_not_int8() -> str | None:
 
 def has_int8_tiles() -> bool:
     """Whether the CPU multiplies int8 in tile registers, and the operating system gives them out."""
-    return "amx_int8" in _cpu_flags() and why_not() is None
+    return "amx_int8" in _cpu_flags() and has_tiles()
 
 
 def _path() -> Path:

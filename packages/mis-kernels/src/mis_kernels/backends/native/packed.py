@@ -1,4 +1,4 @@
-"""Products with weights that are packed once, when a model is loaded, for CPUs with AMX.
+"""Products with weights that are packed once, when a model is loaded, for CPUs with AMX, or AVX-512 in bfloat16.
 
 XLA:CPU reorders a weight for its matrix unit in every call, writes float32 sums to memory and reads them back for
 what follows. Packed weights lie in the order in which tile registers take them, stay in place (a layer of a stack is
@@ -14,10 +14,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int32, UInt16
 
+from mis_kernels.backends.native import library
 from mis_kernels.storage import from_bits, to_bits
 
 ROWS = 32
-"""Rows of activations come in multiples of this."""
+"""Rows of activations come in multiples of this where tile registers take them."""
 
 _TILE_COLUMNS, _TILE_DEPTH = 16, 32
 
@@ -82,19 +83,21 @@ def packed_linear(
     A row's bits depend on the row alone, whatever the number of rows.
 
     Args:
-        x: bfloat16; a multiple of `ROWS` rows.
+        x: bfloat16; with AMX, a multiple of `ROWS` rows.
         weight: One layer's weight. Of a pair, the result is silu(x gate) * (x up), in float32 before it is rounded.
         residual: bfloat16, added before rounding.
 
     Raises:
-        ValueError: the number of rows is no multiple of `ROWS`, or the weight is a whole stack.
+        ValueError: AMX does not take so many rows, or the weight is a whole stack.
     """
     if weight.layer is None:
         raise ValueError("weight: choose a layer of the stack")
-    if len(x) % ROWS:
+    has_tiles = library.has_tiles()
+    if has_tiles and len(x) % ROWS:
         raise ValueError(f"x: {len(x)} rows; pad to a multiple of {ROWS}")
     columns = weight.tiles.shape[-3] * _TILE_COLUMNS
     call = jax.ffi.ffi_call("mis_packed_linear", jax.ShapeDtypeStruct((len(x), columns), jnp.uint16))
     layer = jnp.reshape(weight.layer, 1).astype(jnp.int32)
     added = jnp.zeros((0, 0), jnp.uint16) if residual is None else to_bits(residual)
-    return from_bits(call(to_bits(x), weight.tiles, layer, added, gated=np.bool_(weight.is_pair)))
+    how = {"gated": np.bool_(weight.is_pair), "has_tiles": np.bool_(has_tiles)}
+    return from_bits(call(to_bits(x), weight.tiles, layer, added, **how))

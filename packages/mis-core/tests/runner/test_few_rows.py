@@ -1,0 +1,62 @@
+"""Decode steps of few rows: the bits of a row are those that it has in a step of 64, in every family."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mis_core.models.config import read_model_config
+from mis_core.models.parallel import make_mesh
+from mis_core.models.weights import load_decoder
+from mis_core.runner.runner import Runner
+from mis_core.scheduler.plan import PLACES, ShardPlan, StepPlan, StepShape
+from mis_kernels.backends.native import library
+from mis_testing import tiny_checkpoint
+from mis_testing.bits import assert_bits_equal
+
+PAGES = 2 * PLACES
+SHAPE = StepShape(tokens=256, scored=256, contexts=8, pages_per_context=2)
+FEW = (1, 2, 4, 8, 16, 32)
+
+
+def plan(rows: int) -> StepPlan:
+    """A row for each place from the last on, each behind a context of another length."""
+    places = (PLACES - 1 - np.arange(rows)).astype(np.int32)
+    table = np.zeros((PLACES, 2), np.int32)
+    table[:rows] = 2 * places[:, None] + np.arange(2)
+    lens, numbers = (places * 2).astype(np.int32), np.arange(rows, dtype=np.int32)
+    ones = np.ones(rows, np.int32)
+    shard = ShardPlan(places, lens, numbers, ones, numbers, lens, ones.astype(bool), table, numbers)
+    return StepPlan((shard,), (), is_decoding=True)
+
+
+def runner(path: Path, quantization: str) -> Runner:
+    mesh = make_mesh(1, 1)
+    decoder = load_decoder(path, read_model_config(path), jnp.dtype("bfloat16"), mesh, False, quantization)
+    made = Runner(decoder, mesh, SHAPE, PAGES)
+    random = np.random.default_rng(0)
+    shape, dtype = made._cache[0].shape, made._cache[0].dtype
+    caches = [jnp.asarray(random.standard_normal(shape), jnp.bfloat16) for _ in range(2)]
+    made._cache = tuple(jax.lax.bitcast_convert_type(cache, dtype) for cache in caches)
+    made._last = jnp.asarray(random.integers(0, 300, PLACES), jnp.int32)
+    return made
+
+
+@pytest.mark.skipif(library.why_not() is not None or library.has_tiles(), reason="needs AVX-512 in bfloat16, no AMX")
+@pytest.mark.parametrize(
+    ("family", "quantization", "sizes"),
+    [("qwen3", "none", FEW), ("qwen2", "none", (1, 4)), ("llama", "none", (2,)), ("qwen3", "int8", (1, 16))],
+)
+def test_a_row_has_the_bits_that_it_has_among_64(
+    family: str, quantization: str, sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    made = runner(tiny_checkpoint(tmp_path / family, family, head_dim=32), quantization)
+    assert made._decode_sizes == [*FEW, PLACES]
+    whole = np.asarray(made._hidden(plan(PLACES), PLACES), np.float32)
+    assert len(np.unique(whole, axis=0)) == PLACES
+    for size in sizes:
+        for rows in {size, size // 2 + 1}:  # full, and as few as are padded to it
+            assert made._size(plan(rows)) == size
+            assert_bits_equal(np.asarray(made._hidden(plan(rows), size), np.float32)[:rows], whole[:rows])
