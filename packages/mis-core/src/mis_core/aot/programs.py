@@ -116,11 +116,13 @@ def compile_vocabulary_reads(
         return jax.ShapeDtypeStruct(size, jnp.dtype(dtype), sharding=NamedSharding(mesh, P(DATA)))
 
     how = DrawArrays.of([], 0, SAMPLED_ROWS * mesh.shape[DATA])
-    last = jax.ShapeDtypeStruct((PLACES * mesh.shape[DATA],), jnp.int32, sharding=NamedSharding(mesh, P(DATA)))
+    devices, on_each = mesh.shape[DATA], NamedSharding(mesh, P(DATA))
+    shapes = (devices,), (PLACES * devices,), (PLACES * devices, config.head_rows)
+    count, last, counts = (jax.ShapeDtypeStruct(shape, jnp.int32, sharding=on_each) for shape in shapes)
     reads = make_reads(graph, mesh)
     return (
         reads.most_probable.lower(abstract, rows(backend.normalised_rows)).compile(),
-        reads.next_tokens.lower(abstract, rows(SAMPLED_ROWS), how, last).compile(),
+        reads.next_tokens.lower(abstract, rows(SAMPLED_ROWS), count, how, last, counts).compile(),
     )
 
 

@@ -25,8 +25,8 @@ class Reads(NamedTuple):
         label_logits: `(weights, hidden, pair_row, pair_label)`, see `mis_core.runner.head`.
         log_sum_exp: `(weights, hidden, rows)`.
         most_probable: `(weights, rows of hidden)`.
-        next_tokens: `(weights, rows of hidden, how, last[, counts])`, see `mis_core.runner.sampling`; the last two are
-            donated.
+        next_tokens: `(weights, rows of hidden, count, how, last, counts)`, see `mis_core.runner.sampling`; the last two
+            are donated.
         count_written: `(counts, place, tokens, is_first)`, without a state; `counts` are donated.
     """
 
@@ -76,6 +76,6 @@ def make_reads(graph: Any, mesh: Mesh) -> Reads:
         label_logits=on_each_device(label_logits),
         log_sum_exp=on_each_device(normalised),
         most_probable=on_each_device(most_probable),
-        next_tokens=on_each_device(next_tokens, donated=(3, 4)),
+        next_tokens=on_each_device(next_tokens, donated=(4, 5)),
         count_written=jax.jit(count, donate_argnums=0),
     )

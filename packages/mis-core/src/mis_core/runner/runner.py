@@ -40,7 +40,7 @@ class Running:
         plan: The step.
         logits: Values of its (row, label) pairs.
         normalisers: Log-sum-exp of the rows that want nothing more of the vocabulary.
-        top: Most probable tokens of the rows that want some, their values, and the rows' log-sum-exp.
+        top: Most probable tokens of the rows of scores that want some, their values, and the rows' log-sum-exp.
         drawn: Tokens drawn.
     """
 
@@ -63,16 +63,27 @@ class Running:
         for reading in self.plan.readings:
             at, (rows, labels), top, draws = reading.shard, reading.label_ids.shape, reading.top_tokens, reading.draws
             sums = top_normalisers.read(at, rows) if top else normalisers.read(at, rows) if reading.normalise else None
+            read = Values(
+                pairs.read(at, rows * labels).reshape(rows, labels),
+                sums if reading.normalise else None,
+                top_ids.read(at, rows)[:, :top] if top else None,
+                top_logits.read(at, rows)[:, :top] if top else None,
+            )
             values.append(
-                Values(
-                    pairs.read(at, rows * labels).reshape(rows, labels),
-                    sums if reading.normalise else None,
-                    top_ids.read(at, rows)[:, :top] if top else None,
-                    top_logits.read(at, rows)[:, :top] if top else None,
-                    *(part.read(at, len(draws.rows)) if draws else None for part in drawn),
-                )
+                _with_drawn(read, draws, [part.read(at, len(draws.rows)) for part in drawn]) if draws else read
             )
         return values
+
+
+def _with_drawn(values: Values, draws: Draws, drawn: list[np.ndarray]) -> Values:
+    """Add what was drawn."""
+    ids, logits, log_sums, top_ids, top_logits = drawn
+    values = dataclasses.replace(values, next_ids=ids, next_logits=logits, next_log_sums=log_sums)
+    if not draws.top_tokens:
+        return values
+    return dataclasses.replace(
+        values, top_ids=top_ids[:, : draws.top_tokens], top_logits=top_logits[:, : draws.top_tokens]
+    )
 
 
 class _Parts:
@@ -163,8 +174,7 @@ class Runner:
             chosen = self._chosen(hidden, one)
             if not seconds:  # one program for all sizes, and slow to run on a CPU
                 jax.block_until_ready(self._reads.most_probable(self._weights, chosen[0]))
-                for penalises in (False, True):
-                    jax.block_until_ready(self._draw(chosen[1], [[]] * self.shape.shards, 0, penalises))
+                jax.block_until_ready(self._draw(chosen[1], [[]] * self.shape.shards, 0))
                 self._count(0, PLACES, np.zeros(0, np.int32))
             seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
         for size in self._decode_sizes:
@@ -242,20 +252,19 @@ class Runner:
             for each in mine:
                 if each.written is not None and each.places is not None:
                     self._count(shard, int(each.places[0]), each.written)
-        penalises = any(each.sampling.penalises for mine in draws for each in mine)
         return [
-            self._draw(self._reads.choose_rows(hidden, part), draws, turn, penalises)
+            self._draw(self._reads.choose_rows(hidden, part), draws, turn)
             for turn, part in enumerate(_turns(rows, SAMPLED_ROWS))
         ]
 
-    def _draw(self, hidden: Array, draws: list[list[Draws]], turn: int, penalises: bool) -> Drawn:
+    def _draw(self, hidden: Array, draws: list[list[Draws]], turn: int) -> Drawn:
         """Draw the tokens of one turn of rows."""
-        how = [DrawArrays.of(each, turn * SAMPLED_ROWS, SAMPLED_ROWS) for each in draws]
+        begin = turn * SAMPLED_ROWS
+        left = np.array([sum(len(each.rows) for each in mine) for mine in draws], np.int32) - begin
+        how = [DrawArrays.of(each, begin, SAMPLED_ROWS) for each in draws]
         how = DrawArrays(*map(np.concatenate, zip(*how, strict=True)))
-        counts = (self._counts,) if penalises else ()
-        drawn, self._last, counted = self._reads.next_tokens(self._weights, hidden, how, self._last, *counts)
-        if penalises:
-            self._counts = counted
+        arrays = np.clip(left, 0, SAMPLED_ROWS), how, self._last, self._counts
+        drawn, self._last, self._counts = self._reads.next_tokens(self._weights, hidden, *arrays)
         return drawn
 
     def _count(self, shard: int, place: int, written: Int32[np.ndarray, " written"]) -> None:
