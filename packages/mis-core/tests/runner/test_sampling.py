@@ -1,25 +1,21 @@
 """Drawing, row by row: what a row gets depends neither on the rows beside it nor on how many there are."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
-from mis_core.models.decoder import Decoder
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, Drawn, next_tokens
 from mis_core.scheduler.plan import PLACES
 from mis_core.scheduler.reading import Draws
 from mis_core.scoring.request import MAX_TOP_TOKENS, Sampling
-from mis_kernels.backends import Backend, choose
-from mis_kernels.heads import HeadShape
 from mis_testing.bits import assert_bits_equal
 
-VOCAB, EMBED = 3_000, 64
+VOCAB = 3_000
 _random = np.random.default_rng(5)
-WEIGHT = _random.standard_normal((VOCAB, EMBED)).astype(np.float32)
-HIDDEN = (_random.standard_normal((SAMPLED_ROWS, EMBED)) / 4).astype(np.float32)
+LOGITS = (2 * _random.standard_normal((SAMPLED_ROWS, VOCAB))).astype(np.float32)
 WRITTEN = _random.integers(0, 3, (PLACES, VOCAB)).astype(np.int32)
 BIASES = {"bias_ids": np.array([7, 2_999], np.int32), "bias": np.array([9.0, -3.0], np.float32)}
 KINDS: tuple[dict[str, Any], ...] = (
@@ -34,43 +30,21 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
-class Head(Decoder):
-    """A decoder without layers."""
-
-    def __init__(self, weight: jax.Array, backend: Backend) -> None:
-        self.backend = backend
-        self.embedding = nnx.Param(weight)
-
-    @property
-    def head_weight(self) -> jax.Array:
-        return self.embedding[...]
+def run(logits: np.ndarray, count: int, how: DrawArrays, group: int = 1) -> tuple[Drawn, jax.Array, jax.Array]:
+    last = np.full(PLACES, -1, np.int32)
+    return jax.jit(partial(next_tokens, group=group))(logits, np.array([count], np.int32), how, last, WRITTEN)
 
 
-def run(
-    weight: np.ndarray, hidden: np.ndarray, count: int, how: DrawArrays, group: int | None = None
-) -> tuple[Drawn, jax.Array, jax.Array]:
-    backend = choose(HeadShape(2, 1, 32), "float32")
-
-    def program(weight: jax.Array, *arrays: Any) -> Any:
-        return next_tokens(Head(weight, backend), *arrays)
-
-    arrays = hidden, np.array([count], np.int32), how, np.full(PLACES, -1, np.int32), WRITTEN
-    with pytest.MonkeyPatch.context() as patch:
-        if group is not None:
-            patch.setattr(type(backend), "drawn_rows", group)
-        return jax.jit(program)(weight, *arrays)
-
-
-def draw(rows: list[int], kinds: list[int], tops: list[int] | None = None, group: int | None = None) -> Drawn:
-    """Draw after some rows of `HIDDEN`, each in one of the ways of `KINDS`, at the place that has the row's number."""
-    hidden = np.zeros_like(HIDDEN)
-    hidden[: len(rows)] = HIDDEN[rows]
+def draw(rows: list[int], kinds: list[int], tops: list[int] | None = None, group: int = 1) -> Drawn:
+    """Draw after some rows of `LOGITS`, each in one of the ways of `KINDS`, at the place that has the row's number."""
+    logits = np.full_like(LOGITS, np.nan)
+    logits[: len(rows)] = LOGITS[rows]
     draws = []
     for row, kind, top in zip(rows, kinds, tops or [0] * len(rows), strict=True):
         one = np.array([row], np.int32)
         keys = np.array([[row, 1]], np.int32)
         draws.append(Draws(one, one, keys, one + 50, Sampling(keys, **KINDS[kind]), one, top_tokens=top))
-    drawn, last, counts = run(WEIGHT, hidden, len(rows), DrawArrays.of(draws, 0, SAMPLED_ROWS), group)
+    drawn, last, counts = run(logits, len(rows), DrawArrays.of(draws, 0, SAMPLED_ROWS), group)
     ids = np.asarray(drawn.ids)[: len(rows)]
     expected_last, expected_counts = np.full(PLACES, -1), WRITTEN.copy()
     expected_last[rows] = ids
@@ -100,7 +74,7 @@ def test_a_row_gets_the_same_alone_and_beside_any_others(group: int) -> None:
 @pytest.mark.parametrize("kind", [0, 5, 7])
 def test_greedy_tokens_and_log_probabilities_are_those_of_the_logits(kind: int) -> None:
     drawn = draw(list(range(20)), [kind] * 20, [MAX_TOP_TOKENS] * 20)
-    logits = HIDDEN[:20].astype(np.float64) @ WEIGHT.T.astype(np.float64)
+    logits = LOGITS[:20].astype(np.float64)
     changed = logits.copy()
     if kind == 5:
         changed -= 1.5 * (WRITTEN[:20] > 0)
@@ -108,22 +82,22 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_the_logits(kind: int) 
         changed[:, BIASES["bias_ids"]] += BIASES["bias"]
     np.testing.assert_array_equal(drawn.ids, changed.argmax(1))
     assert (kind == 0) == np.array_equal(drawn.ids, logits.argmax(1))
-    np.testing.assert_allclose(drawn.logits, logits[np.arange(20), drawn.ids], rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(drawn.logits, logits[np.arange(20), drawn.ids])
     np.testing.assert_allclose(drawn.log_sums, np.logaddexp.reduce(logits, 1), rtol=1e-5)
     order = np.argsort(-logits, 1)[:, :MAX_TOP_TOKENS]
     np.testing.assert_array_equal(drawn.top_ids, order)
-    np.testing.assert_allclose(drawn.top_logits, np.take_along_axis(logits, order, 1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(drawn.top_logits, np.take_along_axis(logits, order, 1))
 
 
 def test_of_rows_that_nobody_draws_from_nothing_is_computed() -> None:
-    drawn, _, _ = run(WEIGHT, np.full_like(HIDDEN, np.nan), 0, DrawArrays.of([], 0, SAMPLED_ROWS))
+    drawn, _, _ = run(np.full_like(LOGITS, np.nan), 0, DrawArrays.of([], 0, SAMPLED_ROWS))
     assert np.isfinite(drawn.log_sums).all()
-    drawn, _, _ = run(WEIGHT, np.full_like(HIDDEN, np.nan), 1, DrawArrays.of([], 0, SAMPLED_ROWS))
+    drawn, _, _ = run(np.full_like(LOGITS, np.nan), 1, DrawArrays.of([], 0, SAMPLED_ROWS))
     assert np.isnan(drawn.log_sums).any()
 
 
 def test_equal_logits_give_the_lowest_id() -> None:
-    weight = np.zeros_like(WEIGHT)
-    weight[[70, 900, 2_000]] = 1.0
-    drawn, _, _ = run(weight, np.ones_like(HIDDEN), 3, DrawArrays.of([], 0, SAMPLED_ROWS))
+    logits = np.zeros_like(LOGITS)
+    logits[:, [70, 900, 2_000]] = 1.0
+    drawn, _, _ = run(logits, 3, DrawArrays.of([], 0, SAMPLED_ROWS))
     assert drawn.ids[:3].tolist() == [70, 70, 70]

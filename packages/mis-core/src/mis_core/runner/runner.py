@@ -122,7 +122,7 @@ class Runner:
             self._backend.cache_head_dim,
         )
         self._cache = self._empty_cache()
-        self._last, self._counts = self._empty_places()
+        self._last, self._counts, self._logits = self._empty_places()
         self._decoding = self._backend.for_decoding()
         self._decode_sizes = [*few_rows(config, mesh.shape[TENSOR], self._backend), PLACES]
         steps = {
@@ -131,24 +131,27 @@ class Runner:
         }
         self._steps = {dense: jax.jit(step, donate_argnums=1) for dense, step in steps.items()}
         self._decode = jax.jit(partial(decode, steps[False]), donate_argnums=1)
-        self._reads = make_reads(self._graph, mesh)
+        self._reads = make_reads(self._graph, self._weights, mesh)
 
     def _empty_cache(self) -> KeyValueCache:
         sharding = NamedSharding(self.mesh, CACHE)
         zeros = jax.jit(lambda: jnp.zeros(self._cache_shape, self._backend.storage_dtype), out_shardings=sharding)
         return zeros(), zeros()
 
-    def _empty_places(self) -> tuple[Array, Array]:
-        """Return the last token of each place on all devices, and how often each was written there."""
-        sharding, places = NamedSharding(self.mesh, P(DATA)), PLACES * self.mesh.shape[DATA]
-        shapes = (places,), (places, self._vocab_size)
-        last, counts = (jax.jit(lambda s=s: jnp.zeros(s, jnp.int32), out_shardings=sharding)() for s in shapes)
-        return last, counts
+    def _empty_places(self) -> tuple[Array, Array, Array]:
+        """Return the last token of each place on all devices, how often each was written there, and room for logits."""
+        sharding, devices = NamedSharding(self.mesh, P(DATA)), self.mesh.shape[DATA]
+
+        def zeros(dtype: type, *shape: int) -> Array:
+            return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)()
+
+        counts = zeros(jnp.int32, PLACES * devices, self._vocab_size)
+        return zeros(jnp.int32, PLACES * devices), counts, zeros(jnp.float32, SAMPLED_ROWS * devices, self._vocab_size)
 
     def reset(self) -> None:
         """Replace the cache by an empty one, after an error that may have lost it."""
         self._cache = self._empty_cache()
-        self._last, self._counts = self._empty_places()
+        self._last, self._counts, self._logits = self._empty_places()
 
     def warm_up(self, *, dense_mask: bool, progress: bool = True) -> dict[str, float]:
         """Compile every shape, so that no request waits for the compiler.
@@ -174,7 +177,8 @@ class Runner:
             chosen = self._chosen(hidden, one)
             if not seconds:  # one program for all sizes, and slow to run on a CPU
                 jax.block_until_ready(self._reads.most_probable(self._weights, chosen[0]))
-                jax.block_until_ready(self._draw(chosen[1], [[]] * self.shape.shards, 0))
+                for rows in self._reads.hold_logits:
+                    jax.block_until_ready(self._draw(chosen[1], rows, [[]] * self.shape.shards, 0))
                 self._count(0, PLACES, np.zeros(0, np.int32))
             seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
         for size in self._decode_sizes:
@@ -192,7 +196,7 @@ class Runner:
         """Return what stays on the devices: the weights by their path in the model, the cache, what places hold."""
         weights = {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(self._weights)}
         arrays = {**weights, "cache/keys": self._cache[0], "cache/values": self._cache[1]}
-        arrays |= {"places/last": self._last, "places/counts": self._counts}
+        arrays |= {"places/last": self._last, "places/counts": self._counts, "places/logits": self._logits}
         leaves, _ = jax.tree.flatten_with_path(arrays)
         return {jax.tree_util.keystr(path, simple=True, separator="/"): Resident.of(array) for path, array in leaves}
 
@@ -252,19 +256,22 @@ class Runner:
             for each in mine:
                 if each.written is not None and each.places is not None:
                     self._count(shard, int(each.places[0]), each.written)
+        most = max(sum(len(each.rows) for each in mine) for mine in draws)
         return [
-            self._draw(self._reads.choose_rows(hidden, part), draws, turn)
+            self._draw(self._reads.choose_rows(hidden, part), most - turn * SAMPLED_ROWS, draws, turn)
             for turn, part in enumerate(_turns(rows, SAMPLED_ROWS))
         ]
 
-    def _draw(self, hidden: Array, draws: list[list[Draws]], turn: int) -> Drawn:
-        """Draw the tokens of one turn of rows."""
+    def _draw(self, hidden: Array, most: int, draws: list[list[Draws]], turn: int) -> Drawn:
+        """Draw the tokens of one turn of rows, of which the fullest shard has at most so many."""
         begin = turn * SAMPLED_ROWS
-        left = np.array([sum(len(each.rows) for each in mine) for mine in draws], np.int32) - begin
+        count = np.array([sum(len(each.rows) for each in mine) for mine in draws]) - begin
         how = [DrawArrays.of(each, begin, SAMPLED_ROWS) for each in draws]
         how = DrawArrays(*map(np.concatenate, zip(*how, strict=True)))
-        arrays = np.clip(left, 0, SAMPLED_ROWS), how, self._last, self._counts
-        drawn, self._last, self._counts = self._reads.next_tokens(self._weights, hidden, *arrays)
+        hold = next(hold for rows, hold in self._reads.hold_logits.items() if rows >= min(most, SAMPLED_ROWS))
+        self._logits = hold(self._weights, hidden, self._logits)
+        arrays = count.clip(0, SAMPLED_ROWS).astype(np.int32), how, self._last, self._counts
+        drawn, self._last, self._counts = self._reads.next_tokens(self._logits, *arrays)
         return drawn
 
     def _count(self, shard: int, place: int, written: Int32[np.ndarray, " written"]) -> None:

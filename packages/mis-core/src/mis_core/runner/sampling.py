@@ -1,8 +1,9 @@
 """The next token, drawn from full logits: of a few rows at a time, so that these may be held.
 
+The logits are held on the device, where one program draws from them, however many rows the head was multiplied with.
 Every row's token is made of its own logits and arguments, with noise of its own key. Rows are gone through in groups of
-a fixed size, by the same program, as many as there are; so what a row gets depends neither on the rows beside it nor on
-how many there are, and what nobody asks for costs nothing.
+a fixed size, as many as there are; so what a row gets depends neither on the rows beside it nor on how many there are,
+and what nobody asks for costs nothing.
 
 Drawing is the Gumbel-max trick; top-p keeps the smallest set of most probable tokens that has the probability asked for
 (nucleus sampling, arXiv 1904.09751), and all that are equal to its last one; top-k likewise the k most probable; min-p
@@ -14,6 +15,7 @@ whose tokens are penalised, it is counted there how often each was written.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -26,9 +28,10 @@ from mis_core.models.decoder import Decoder
 from mis_core.scheduler.plan import PLACES
 from mis_core.scheduler.reading import Draws
 from mis_core.scoring.request import MAX_BIASES, MAX_TOP_TOKENS
+from mis_kernels.backends import Backend
 
 SAMPLED_ROWS = 64
-"""Rows of one call, on each device along `DATA`; fewer take another path in products on XLA:CPU."""
+"""Rows of one call, on each device along `DATA`."""
 
 COUNTED = 256
 """Written tokens of a sequence that is new to its place that are counted in one call."""
@@ -110,30 +113,55 @@ class Drawn(NamedTuple):
     top_logits: Float32[Array, "rows top"]
 
 
-def next_tokens(
-    decoder: Decoder,
-    hidden: Array,
-    count: Int32[Array, " one"],
-    how: DrawArrays,
-    last: Int32[Array, " places"],
-    counts: Int32[Array, "places vocab"],
-) -> tuple[Drawn, Int32[Array, " places"], Int32[Array, "places vocab"]]:
-    """Draw the token after each row of `hidden`.
+def hold_logits(
+    decoder: Decoder, hidden: Array, logits: Float32[Array, "rows vocab"], *, rows: int, tensor_cut: bool
+) -> Float32[Array, "rows vocab"]:
+    """Return `logits` with those of the first rows of `hidden` in their place.
 
     Args:
         decoder: The model.
         hidden: Final-normed hidden states.
-        count: How many of the rows are drawn from, the first ones; of the others nothing is computed.
+        logits: Is overwritten.
+        rows: How many; one of `row_counts`.
+        tensor_cut: Whether the head is cut over devices, so that the compiler multiplies.
+    """
+    with jax.named_scope("hold_logits"):
+        backend = decoder.backend
+        multiply = partial(Backend.logits, backend) if tensor_cut else backend.logits
+        return lax.dynamic_update_slice_in_dim(logits, multiply(hidden[:rows], decoder.head_weight), 0, 0)
+
+
+def row_counts(backend: Backend, embed: int, *, tensor_cut: bool) -> list[int]:
+    """Return the numbers of rows whose logits one call computes, rising; a row has the same bits in all of them."""
+    if tensor_cut or not backend.takes_few_rows(embed):
+        return [SAMPLED_ROWS]
+    return [1 << power for power in range(SAMPLED_ROWS.bit_length())]
+
+
+def next_tokens(
+    logits: Float32[Array, "rows vocab"],
+    count: Int32[Array, " one"],
+    how: DrawArrays,
+    last: Int32[Array, " places"],
+    counts: Int32[Array, "places vocab"],
+    *,
+    group: int,
+) -> tuple[Drawn, Int32[Array, " places"], Int32[Array, "places vocab"]]:
+    """Draw a token from each row of logits.
+
+    Args:
+        logits: Rows, of which no more than `count` are read.
+        count: How many rows are drawn from, the first ones.
         how: How each is drawn.
         last: The last token of each place.
         counts: How often each token was written at each place whose sequence penalises that.
+        group: Rows drawn from at a time; divides the number of rows.
 
     Returns:
         The tokens, and `last` and `counts` with them.
     """
     with jax.named_scope("next_tokens"):
-        rows, group = len(hidden), decoder.backend.drawn_rows
-        logits = decoder.backend.logits(hidden, decoder.head_weight)
+        rows = len(logits)
 
         def draw(number: Array, drawn: Drawn) -> Drawn:
             def mine(values: Array) -> Array:

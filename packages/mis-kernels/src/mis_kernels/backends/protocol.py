@@ -269,6 +269,10 @@ class Backend:
 
         return lax.fori_loop(0, -(-vocab // chunk), fill, jnp.zeros((len(hidden), vocab), jnp.float32))
 
+    def takes_few_rows(self, embed: int) -> bool:
+        """Whether `logits` give a row of so many elements the same bits in any number of rows, not only in 64."""
+        return False
+
     def materialised(self, x: Arrays) -> Arrays:
         """Keep the compiler from computing `x` again in every tile of every product that reads it."""
         return lax.optimization_barrier(x) if self.recomputes_operands else x
