@@ -30,9 +30,11 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
+_programs = {group: jax.jit(partial(next_tokens, group=group)) for group in (1, 8)}
+
+
 def run(logits: np.ndarray, count: int, how: DrawArrays, group: int = 1) -> tuple[Drawn, jax.Array, jax.Array]:
-    last = np.full(PLACES, -1, np.int32)
-    return jax.jit(partial(next_tokens, group=group))(logits, np.array([count], np.int32), how, last, WRITTEN)
+    return _programs[group](logits, np.array([count], np.int32), how, np.full(PLACES, -1, np.int32), WRITTEN)
 
 
 def draw(rows: list[int], kinds: list[int], tops: list[int] | None = None, group: int = 1) -> Drawn:
@@ -101,3 +103,26 @@ def test_equal_logits_give_the_lowest_id() -> None:
     logits[:, [70, 900, 2_000]] = 1.0
     drawn, _, _ = run(logits, 3, DrawArrays.of([], 0, SAMPLED_ROWS))
     assert drawn.ids[:3].tolist() == [70, 70, 70]
+
+
+@pytest.mark.parametrize("spread", [0.1, 2.0])  # so alike that a thousand tokens are needed for a half, or not
+@pytest.mark.parametrize("top_p", [1.0, 0.999, 0.5, 0.01])
+@pytest.mark.parametrize("top_k", [0, 1, 40, 256, 257, 900, VOCAB])
+def test_what_is_kept_is_what_sorting_keeps(top_k: int, top_p: float, spread: float) -> None:
+    """Draw with so many keys that what is drawn is close to all that is kept, and never anything else."""
+    rows, logits = SAMPLED_ROWS, np.repeat(LOGITS[:1] * spread / 2, SAMPLED_ROWS, 0)
+    logits[:, 1_000] = logits[:, 20]  # equals
+    weights = np.exp(logits[0].astype(np.float64) - logits[0].max())
+    order = np.argsort(-weights, kind="stable")
+    kept = weights >= weights[order[(top_k or VOCAB) - 1]]
+    enough = np.searchsorted(np.cumsum((weights * kept)[order]), top_p * weights[kept].sum() * (1 - 1e-6))
+    kept &= weights >= weights[order[min(enough, VOCAB - 1)]] * (1 - 1e-6)
+    how = Sampling(np.zeros((rows, 2), np.int32), top_k=top_k, top_p=top_p)
+    found: set[int] = set()
+    for turn in range(4):
+        numbers = np.arange(rows, dtype=np.int32)
+        draws = [Draws(numbers, numbers, np.stack([numbers, numbers * 0 + turn], 1), numbers, how)]
+        drawn, _, _ = run(logits, rows, DrawArrays.of(draws, 0, rows))
+        found |= set(np.asarray(drawn.ids).tolist())
+    assert found <= set(np.flatnonzero(kept).tolist())
+    assert len(found) > min(0.3 * kept.sum(), 20) or top_k == 1

@@ -16,7 +16,7 @@ whose tokens are penalised, it is counted there how often each was written.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ SAMPLED_ROWS = 64
 COUNTED = 256
 """Written tokens of a sequence that is new to its place that are counted in one call."""
 
+_BEST = 256  # weights that are sorted
 _ONE = 0x3F800000  # bits of 1.0: those of floats from 0 to 1 are integers in the same order
 
 
@@ -164,10 +165,10 @@ def next_tokens(
         rows = len(logits)
 
         def draw(number: Array, drawn: Drawn) -> Drawn:
-            def mine(values: Array) -> Array:
+            def mine(values: Any) -> Array:
                 return lax.dynamic_slice_in_dim(jnp.asarray(values), number * group, group)
 
-            new = _draw(mine(logits), DrawArrays(*map(mine, how)), counts)
+            new = _draw(mine(logits), jax.tree.map(mine, how), counts)
             both = zip(drawn, new, strict=True)
             return Drawn(*(lax.dynamic_update_slice_in_dim(*each, number * group, 0) for each in both))
 
@@ -247,11 +248,9 @@ def _sampled(biased: Float32[Array, "rows vocab"], how: DrawArrays) -> Float32[A
     """Return values whose largest is at the token drawn."""
     scaled = biased / jnp.where(how.temperature > 0, how.temperature, 1.0)[:, None]
     weights = jnp.exp(scaled - scaled.max(1, keepdims=True))
-    top_k, min_p = jnp.asarray(how.top_k), jnp.asarray(how.min_p)
-    least = lax.cond((top_k > 0).any(), _least_of_top_k, lambda weights, top_k: 0.0 * top_k, weights, top_k)
-    kept = jnp.where(weights >= least[:, None], weights, 0.0)
-    least_of_p = lax.cond((how.top_p < 1).any(), _least_weight, lambda weights, top_p: 0.0 * top_p, kept, how.top_p)
-    least = jnp.maximum(jnp.maximum(least, least_of_p), min_p)  # the highest weight is 1
+    cuts = (how.top_k > 0) | (how.top_p < 1)
+    least = lax.cond(cuts.any(), _least_weight, lambda weights, how: jnp.zeros(len(weights)), weights, how)
+    least = jnp.maximum(least, how.min_p)  # the highest weight is 1
 
     def noise(key: Array, position: Array) -> Array:
         words = lax.bitcast_convert_type(key, jnp.uint32)
@@ -262,19 +261,35 @@ def _sampled(biased: Float32[Array, "rows vocab"], how: DrawArrays) -> Float32[A
     return jnp.where(weights >= least[:, None], scaled + noises, -jnp.inf)
 
 
-def _least_of_top_k(weights: Float32[Array, "rows vocab"], top_k: Int32[Array, " rows"]) -> Float32[Array, " rows"]:
-    """Return the largest weight such that at least `top_k` are as large; 0 where all are wanted."""
+def _least_weight(weights: Float32[Array, "rows vocab"], how: DrawArrays) -> Float32[Array, " rows"]:
+    """Return the least weight that top-k and top-p keep; 0 where they keep all.
 
-    def enough(kept: Array) -> Array:
-        return (kept > 0).sum(1) >= top_k
+    It is among the highest `_BEST`, mostly; where it is not, it is found in all.
+    """
+    best, _ = lax.top_k(weights, min(_BEST, weights.shape[1]))
+    top_k, top_p = jnp.asarray(how.top_k), jnp.asarray(how.top_p)
+    at = jnp.clip(top_k - 1, 0, best.shape[1] - 1)
+    least = _where_found(
+        top_k <= best.shape[1],
+        jnp.take_along_axis(best, at[:, None], 1)[:, 0],
+        lambda: _largest(weights, lambda kept: (kept > 0).sum(1) >= top_k),
+    )
+    least = jnp.where(top_k > 0, least, 0.0)
+    wanted = top_p * jnp.where(weights >= least[:, None], weights, 0.0).sum(1)
+    reached = jnp.cumsum(jnp.where(best >= least[:, None], best, 0.0), 1) >= wanted[:, None]
+    least_of_p = _where_found(
+        reached[:, -1] | (top_p >= 1),
+        jnp.take_along_axis(best, reached.argmax(1)[:, None], 1)[:, 0],
+        lambda: _largest(weights, lambda kept: jnp.where(kept >= least[:, None], kept, 0.0).sum(1) >= wanted),
+    )
+    return jnp.where(top_p < 1, jnp.maximum(least, least_of_p), least)
 
-    return jnp.where(top_k > 0, _largest(weights, enough), 0.0)
 
-
-def _least_weight(weights: Float32[Array, "rows vocab"], top_p: Float32[Array, " rows"]) -> Float32[Array, " rows"]:
-    """Return the largest weight such that all from it on have the share `top_p`; 0 where all are wanted."""
-    wanted = top_p * weights.sum(1)
-    return jnp.where(top_p < 1, _largest(weights, lambda kept: kept.sum(1) >= wanted), 0.0)
+def _where_found(
+    found: Bool[Array, " rows"], value: Float32[Array, " rows"], search: Callable[[], Array]
+) -> Float32[Array, " rows"]:
+    """Return a value, or what is searched for the rows that have none."""
+    return jnp.where(found, value, lax.cond(found.all(), lambda: value, search))
 
 
 def _largest(weights: Float32[Array, "rows vocab"], enough: Callable[[Array], Array]) -> Float32[Array, " rows"]:
