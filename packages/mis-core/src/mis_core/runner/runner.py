@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -129,8 +130,10 @@ class Runner:
             dense: make_step(self._graph, self._weights, mesh, pages, self._backend, dense_mask=dense)
             for dense in (False, True)
         }
-        self._steps = {dense: jax.jit(step, donate_argnums=1) for dense, step in steps.items()}
-        self._decode = jax.jit(partial(decode, steps[False]), donate_argnums=1)
+        placed: dict[str, Any] = {"donate_argnums": 1, "in_shardings": (None, None, NamedSharding(mesh, P(DATA)))}
+        self._steps = {dense: jax.jit(step, **placed) for dense, step in steps.items()}
+        placed["in_shardings"] += (None,)
+        self._decode = jax.jit(partial(decode, steps[False]), **placed)
         self._reads = make_reads(self._graph, self._weights, mesh)
 
     def _empty_cache(self) -> KeyValueCache:
@@ -232,7 +235,6 @@ class Runner:
     def _hidden(self, plan: StepPlan, size: int) -> Array:
         backend = self._decoding if plan.is_decoding else self._backend
         arrays = step_arrays(backend, self.shape, plan, size, min(size, self.shape.scored))
-        arrays = jax.device_put(arrays, NamedSharding(self.mesh, P(DATA)))
         if plan.is_decoding:
             hidden, self._cache = self._decode(self._weights, self._cache, arrays, self._last)
             return hidden
