@@ -141,7 +141,7 @@ def row_counts(backend: Backend, embed: int, *, tensor_cut: bool) -> list[int]:
 
 def next_tokens(
     logits: Float32[Array, "rows vocab"],
-    count: Int32[Array, " one"],
+    count: Int32[Array, "1"],
     how: DrawArrays,
     last: Int32[Array, " places"],
     counts: Int32[Array, "places vocab"],
