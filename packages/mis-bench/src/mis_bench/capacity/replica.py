@@ -1,9 +1,10 @@
 """One simulated replica: the real prefix cache, and steps that requests share as the scheduler lets them.
 
-A step takes a fixed time and a time for each of its tokens. The scheduler's rules are those of `mis_core.scheduler`:
-requests wait in order until the pages that they may need can be had; what runs gets equal shares of a step's tokens,
-then the rest; a query is computed once, page by page, also when requests of the same query run together. Items are
-short ones, which take no pages.
+A step takes a fixed time and a time for each of its tokens, times a factor that may vary: where machines are shared,
+steps of one size differ by much, and requests pile up at whoever is slow. The scheduler's rules are those of
+`mis_core.scheduler`: requests wait in order until the pages that they may need can be had; what runs gets equal shares
+of a step's tokens, then the rest; a query is computed once, page by page, also when requests of the same query run
+together. Items are short ones, which take no pages.
 """
 
 from collections import deque
@@ -31,6 +32,8 @@ class ReplicaShape:
         step_s: Seconds of a step, whatever is in it.
         token_s: Seconds of each new token in it.
         front_s: Seconds of the process that speaks HTTP, for each request, one after the other.
+        step_factors: What the time of a step is multiplied by, one of these drawn for each; with a mean of 1.
+        front_factors: Likewise for the front's time of a request.
     """
 
     cache_tokens: int
@@ -38,6 +41,8 @@ class ReplicaShape:
     step_s: float
     token_s: float
     front_s: float = 0.0
+    step_factors: tuple[float, ...] = (1.0,)
+    front_factors: tuple[float, ...] = (1.0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +125,20 @@ class Replica:
         is_up: Whether it was not killed.
     """
 
-    def __init__(self, environment: simpy.Environment, shape: ReplicaShape, request: RequestShape) -> None:
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        shape: ReplicaShape,
+        request: RequestShape,
+        rng: np.random.Generator | None = None,
+    ) -> None:
         """Start with an empty cache.
+
+        Args:
+            environment: Whose time passes.
+            shape: What it has and takes.
+            request: Tokens of every request.
+            rng: Draws the factors of its times, where there are several.
 
         Raises:
             ValueError: a query does not fit the cache.
@@ -133,11 +150,13 @@ class Replica:
         self._environment = environment
         self._shape = shape
         self._request = request
+        self._rng = np.random.default_rng(0) if rng is None else rng
         self._cache = PrefixCache(pages, 1)
         self._front_is_free = 0.0
         self._arriving: set[simpy.Event] = set()
         self._waiting: deque[_Work] = deque()
         self._running: deque[_Work] = deque()
+        self._ending: list[_Work] = []  # with the step under way
         self._wake = environment.event()
         environment.process(self._run())
 
@@ -155,7 +174,7 @@ class Replica:
         """Take a request; the event's value is how many tokens of its query were cached, None if the replica died."""
         done = self._environment.event()
         begins = max(self._environment.now, self._front_is_free)
-        self._front_is_free = begins + self._shape.front_s
+        self._front_is_free = begins + self._shape.front_s * self._drawn(self._shape.front_factors)
         self._arriving.add(done)
         arrival = self._environment.timeout(self._front_is_free - self._environment.now)
         assert arrival.callbacks is not None, "nothing has happened yet"
@@ -165,7 +184,7 @@ class Replica:
     def kill(self) -> None:
         """End at once; what it had is lost, and so are the requests that it held."""
         self.is_up = False
-        for done in [*self._arriving, *(work.done for work in (*self._waiting, *self._running))]:
+        for done in [*self._arriving, *(work.done for work in (*self._waiting, *self._running, *self._ending))]:
             if not done.triggered:
                 done.succeed(None)
         self._waiting.clear()
@@ -190,11 +209,15 @@ class Replica:
                 self._wake = self._environment.event()
                 yield self._wake
                 continue
-            tokens, ended = self._plan()
-            yield self._environment.timeout(self._shape.step_s + tokens * self._shape.token_s)
-            for work in ended:
+            tokens, self._ending = self._plan()
+            step_s = self._shape.step_s + tokens * self._shape.token_s
+            yield self._environment.timeout(step_s * self._drawn(self._shape.step_factors))
+            for work in self._ending:
                 if not work.done.triggered:
                     work.done.succeed(work.cached_tokens)
+
+    def _drawn(self, factors: tuple[float, ...]) -> float:
+        return factors[0] if len(factors) == 1 else factors[int(self._rng.integers(len(factors)))]
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < MAX_RUNNING:
