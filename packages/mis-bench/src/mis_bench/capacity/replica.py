@@ -7,6 +7,7 @@ of a step's tokens, then the rest; a query is computed once, page by page, also 
 together. Items are short ones, which take no pages.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -32,8 +33,9 @@ class ReplicaShape:
         step_s: Seconds of a step, whatever is in it.
         token_s: Seconds of each new token in it.
         front_s: Seconds of the process that speaks HTTP, for each request, one after the other.
-        step_factors: What the time of a step is multiplied by, one of these drawn for each; with a mean of 1.
-        front_factors: Likewise for the front's time of a request.
+        step_factors: What the times of steps are multiplied by, with a mean of 1. Each replica takes one after the
+            other from a drawn place on, so that slow times last as long as where these were measured.
+        front_factors: Likewise for the front's time of a request; from the same part of them on.
     """
 
     cache_tokens: int
@@ -138,7 +140,7 @@ class Replica:
             environment: Whose time passes.
             shape: What it has and takes.
             request: Tokens of every request.
-            rng: Draws the factors of its times, where there are several.
+            rng: Draws where the factors of its times begin.
 
         Raises:
             ValueError: a query does not fit the cache.
@@ -150,7 +152,13 @@ class Replica:
         self._environment = environment
         self._shape = shape
         self._request = request
-        self._rng = np.random.default_rng(0) if rng is None else rng
+        begin = 0.0 if rng is None else rng.random()
+        self._step_factors, self._front_factors = (
+            itertools.chain.from_iterable(
+                itertools.repeat(each[int(begin * len(each)) :] + each[: int(begin * len(each))])
+            )
+            for each in (shape.step_factors, shape.front_factors)
+        )
         self._cache = PrefixCache(pages, 1)
         self._front_is_free = 0.0
         self._arriving: set[simpy.Event] = set()
@@ -174,7 +182,7 @@ class Replica:
         """Take a request; the event's value is how many tokens of its query were cached, None if the replica died."""
         done = self._environment.event()
         begins = max(self._environment.now, self._front_is_free)
-        self._front_is_free = begins + self._shape.front_s * self._drawn(self._shape.front_factors)
+        self._front_is_free = begins + self._shape.front_s * next(self._front_factors)
         self._arriving.add(done)
         arrival = self._environment.timeout(self._front_is_free - self._environment.now)
         assert arrival.callbacks is not None, "nothing has happened yet"
@@ -211,13 +219,10 @@ class Replica:
                 continue
             tokens, self._ending = self._plan()
             step_s = self._shape.step_s + tokens * self._shape.token_s
-            yield self._environment.timeout(step_s * self._drawn(self._shape.step_factors))
+            yield self._environment.timeout(step_s * next(self._step_factors))
             for work in self._ending:
                 if not work.done.triggered:
                     work.done.succeed(work.cached_tokens)
-
-    def _drawn(self, factors: tuple[float, ...]) -> float:
-        return factors[0] if len(factors) == 1 else factors[int(self._rng.integers(len(factors)))]
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < MAX_RUNNING:
