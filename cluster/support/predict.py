@@ -189,6 +189,7 @@ def compare(setting: Setting, replicas: Sequence[RunningServer], checkpoint: Pat
     """Measure, then simulate. A replica that was lost is not there afterwards."""
     forget(replicas)
     asked = drawn(QUERIES, setting.requests, setting.zipf, setting.seed)
+    asks = [ask_of(query) for query in asked]
     urls = [each.base_url for each in replicas]
     whole = {f"replica-{i}": url for i, url in enumerate(urls, 1) if setting.lose is None or i != LOST + 1}
     with running_gateway(urls, MIS_GATEWAY_BALANCE_FACTOR=str(setting.factor)) as gateway:
@@ -203,8 +204,8 @@ def compare(setting: Setting, replicas: Sequence[RunningServer], checkpoint: Pat
                 away.begin_to_return()
 
         with away.stack:
-            began = time.monotonic()
-            answers = ask_all(gateway.url, [ask_of(query) for query in asked], CALLERS, before)
+            began = time.monotonic()  # as the answers' own times
+            answers = ask_all(gateway.url, asks, CALLERS, before)
             for thread in away.threads:
                 thread.join()
         took = timing(
