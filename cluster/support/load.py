@@ -80,6 +80,12 @@ def ask_of(query: int, kind: str, turn: int) -> Ask:
     return Ask(query, kind, path, json.dumps(body, **options).encode())
 
 
+def ask_of_ids(query: int, ids: list[int]) -> Ask:
+    """Return a request about a query of these ids, with two items."""
+    body = {"query": ids, "items": [[5, 6], [9]], "label_token_ids": [7, 8]}
+    return Ask(query, "ids", "/v1/score", json.dumps(body).encode())
+
+
 def mixed(queries: int, long_queries: int) -> list[str]:
     """Return the kind of every query: all kinds in turn, but only so many of 100 KB."""
     others = itertools.cycle(KINDS[:-1])

@@ -132,6 +132,25 @@ class TestTime:
         found = self.run(shape(step_s=0.0, token_s=0.0, front_s=1.0), rate=load)
         assert found.latency_s.mean() == pytest.approx(1 + load / (2 * (1 - load)), rel=0.12)
 
+    @pytest.mark.parametrize("load", [0.3, 0.6])
+    def test_a_front_whose_time_varies_is_a_longer_queue(self, load: float) -> None:
+        """Mean wait of M/G/1 is `load * E[S^2] / (2 (1 - load))` for a mean service of 1 (Pollaczek and Khinchine)."""
+        factors = tuple(np.random.default_rng(RNG_SEED).permutation(np.repeat((0.5, 5.0), (8000, 1000))).tolist())
+        found = self.run(shape(step_s=0.0, token_s=0.0, front_s=1.0, front_factors=factors), rate=load, requests=9000)
+        second_moment = np.mean(np.square(factors))
+        assert found.latency_s.mean() == pytest.approx(1 + load * second_moment / (2 * (1 - load)), rel=0.12)
+
+    def test_times_of_steps_vary_by_their_factors_one_after_the_other(self) -> None:
+        factors = (0.5, 0.7, 1.8)
+        scenario = Scenario(replicas=1, replica=shape(step_factors=factors), request=REQUEST, callers=1)
+        found = simulate(scenario, np.zeros(61, np.int64)).latency_s[1:] / (1e-4 + 128e-5)
+        assert any(found == pytest.approx(np.roll(np.tile(factors, 20), place)) for place in range(3))
+
+    def test_a_caller_thinks_between_its_requests(self) -> None:
+        scenario = Scenario(replicas=1, replica=shape(), request=REQUEST, callers=1, think_s=2.0)
+        found = simulate(scenario, np.array([5, 5, 5]))
+        assert np.diff(found.arrived_s) == pytest.approx(found.latency_s[:-1] + 2.0)
+
     def test_a_request_alone_takes_its_steps(self) -> None:
         scenario = Scenario(replicas=1, replica=shape(front_s=0.5), request=REQUEST, callers=1)
         found = simulate(scenario, np.array([5, 5]))
@@ -164,7 +183,7 @@ class TestManyReplicas:
 
     def test_a_lost_replica_fails_what_it_holds_and_its_queries_are_computed_again(self) -> None:
         loss = Loss(after_requests=1000, replica=4, found_out_s=0.1)
-        whole, broken = self.run(rate=2500.0), self.run(rate=2500.0, loss=loss)
+        whole, broken = (self.run(rate=2500.0, balance_factor=300, loss=each) for each in (None, loss))
         failed = np.flatnonzero(np.isnan(broken.latency_s))
         assert 0 < len(failed) < 60
         assert (broken.replica[failed] == 4).all()
@@ -174,6 +193,22 @@ class TestManyReplicas:
         moved = np.flatnonzero(whole.replica[1001:1300] == 4) + 1001
         assert broken.cached[moved].mean() < whole.cached[moved].mean() - 0.1
         assert broken.hit_rate(0, 800) == whole.hit_rate(0, 800)
+
+    def test_the_first_request_that_is_refused_takes_a_lost_replica_off_the_ring(self) -> None:
+        loss = Loss(after_requests=1000, replica=4, found_out_s=1000.0, refused_s=0.5)
+        found = self.run(rate=0.0, callers=1, loss=loss)
+        (refused,) = np.flatnonzero(found.latency_s >= 0.5)
+        assert refused > 1000, "the first failed with it, or is another's"
+        assert not found.is_spilled[refused + 1 :].any(), "its queries belong to others"
+
+    def test_a_replica_that_dies_within_the_last_step_of_a_request_answers_it_not(self) -> None:
+        environment = simpy.Environment()
+        replica = Replica(environment, shape(step_s=1.0), REQUEST)
+        answer = replica.serve(5)
+        environment.run(until=0.5)
+        replica.kill()
+        environment.run()
+        assert answer.value is None
 
     def test_a_replica_that_returns_has_nothing_and_gets_its_queries_back(self) -> None:
         loss = Loss(after_requests=600, replica=4, found_out_s=0.1, returns_s=0.4)

@@ -1,11 +1,13 @@
 """One simulated replica: the real prefix cache, and steps that requests share as the scheduler lets them.
 
-A step takes a fixed time and a time for each of its tokens. The scheduler's rules are those of `mis_core.scheduler`:
-requests wait in order until the pages that they may need can be had; what runs gets equal shares of a step's tokens,
-then the rest; a query is computed once, page by page, also when requests of the same query run together. Items are
-short ones, which take no pages.
+A step takes a fixed time and a time for each of its tokens, times a factor that may vary: where machines are shared,
+steps of one size differ by much, and requests pile up at whoever is slow. The scheduler's rules are those of
+`mis_core.scheduler`: requests wait in order until the pages that they may need can be had; what runs gets equal shares
+of a step's tokens, then the rest; a query is computed once, page by page, also when requests of the same query run
+together. Items are short ones, which take no pages.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -31,6 +33,9 @@ class ReplicaShape:
         step_s: Seconds of a step, whatever is in it.
         token_s: Seconds of each new token in it.
         front_s: Seconds of the process that speaks HTTP, for each request, one after the other.
+        step_factors: What the times of steps are multiplied by, with a mean of 1. Each replica takes one after the
+            other from a drawn place on, so that slow times last as long as where these were measured.
+        front_factors: Likewise for the front's time of a request; from the same part of them on.
     """
 
     cache_tokens: int
@@ -38,6 +43,8 @@ class ReplicaShape:
     step_s: float
     token_s: float
     front_s: float = 0.0
+    step_factors: tuple[float, ...] = (1.0,)
+    front_factors: tuple[float, ...] = (1.0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +127,20 @@ class Replica:
         is_up: Whether it was not killed.
     """
 
-    def __init__(self, environment: simpy.Environment, shape: ReplicaShape, request: RequestShape) -> None:
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        shape: ReplicaShape,
+        request: RequestShape,
+        rng: np.random.Generator | None = None,
+    ) -> None:
         """Start with an empty cache.
+
+        Args:
+            environment: Whose time passes.
+            shape: What it has and takes.
+            request: Tokens of every request.
+            rng: Draws where the factors of its times begin.
 
         Raises:
             ValueError: a query does not fit the cache.
@@ -133,11 +152,19 @@ class Replica:
         self._environment = environment
         self._shape = shape
         self._request = request
+        begin = 0.0 if rng is None else rng.random()
+        self._step_factors, self._front_factors = (
+            itertools.chain.from_iterable(
+                itertools.repeat(each[int(begin * len(each)) :] + each[: int(begin * len(each))])
+            )
+            for each in (shape.step_factors, shape.front_factors)
+        )
         self._cache = PrefixCache(pages, 1)
         self._front_is_free = 0.0
         self._arriving: set[simpy.Event] = set()
         self._waiting: deque[_Work] = deque()
         self._running: deque[_Work] = deque()
+        self._ending: list[_Work] = []  # with the step under way
         self._wake = environment.event()
         environment.process(self._run())
 
@@ -155,7 +182,7 @@ class Replica:
         """Take a request; the event's value is how many tokens of its query were cached, None if the replica died."""
         done = self._environment.event()
         begins = max(self._environment.now, self._front_is_free)
-        self._front_is_free = begins + self._shape.front_s
+        self._front_is_free = begins + self._shape.front_s * next(self._front_factors)
         self._arriving.add(done)
         arrival = self._environment.timeout(self._front_is_free - self._environment.now)
         assert arrival.callbacks is not None, "nothing has happened yet"
@@ -165,7 +192,7 @@ class Replica:
     def kill(self) -> None:
         """End at once; what it had is lost, and so are the requests that it held."""
         self.is_up = False
-        for done in [*self._arriving, *(work.done for work in (*self._waiting, *self._running))]:
+        for done in [*self._arriving, *(work.done for work in (*self._waiting, *self._running, *self._ending))]:
             if not done.triggered:
                 done.succeed(None)
         self._waiting.clear()
@@ -190,9 +217,10 @@ class Replica:
                 self._wake = self._environment.event()
                 yield self._wake
                 continue
-            tokens, ended = self._plan()
-            yield self._environment.timeout(self._shape.step_s + tokens * self._shape.token_s)
-            for work in ended:
+            tokens, self._ending = self._plan()
+            step_s = self._shape.step_s + tokens * self._shape.token_s
+            yield self._environment.timeout(step_s * next(self._step_factors))
+            for work in self._ending:
                 if not work.done.triggered:
                     work.done.succeed(work.cached_tokens)
 

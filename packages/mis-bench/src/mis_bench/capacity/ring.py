@@ -58,8 +58,9 @@ class Ring:
 
     def set_up(self, server: int, is_up: bool) -> None:
         """Put a server on the ring or take it off, as a health check does; nothing of the others moves."""
-        self._up[server] = is_up
-        self._place()
+        if self._up[server] != is_up:  # of 1,000 servers, laying out takes seconds
+            self._up[server] = is_up
+            self._place()
 
     def is_up(self, server: int) -> bool:
         """Whether a server is on the ring."""

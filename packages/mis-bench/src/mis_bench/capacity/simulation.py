@@ -1,8 +1,8 @@
 """A discrete-event simulation of replicas behind consistent hashing with bounded load, by SimPy.
 
 Requests arrive by themselves (a Poisson process) or are asked by callers that wait for each answer. HAProxy's rule
-(`mis_bench.capacity.ring`) chooses a replica; one may be lost, and is found out by a health check some time later.
-Meanwhile what goes there is refused and sent on to another.
+(`mis_bench.capacity.ring`) chooses a replica; one may be lost, and is found out by the first request that it refuses,
+which is sent on to another, or by a health check if none comes before.
 """
 
 import math
@@ -28,9 +28,9 @@ class Loss:
     Attributes:
         after_requests: It dies when so many requests have arrived.
         replica: Its number.
-        found_out_s: Seconds until it is taken off the ring.
+        found_out_s: Seconds until a health check takes it off the ring, if no request was refused before.
         refused_s: Seconds that a request loses that is sent there meanwhile.
-        returns_s: Seconds until it is there again, with nothing cached; infinite: it stays away.
+        returns_s: Seconds from its death until it is there again, with nothing cached; infinite: it stays away.
     """
 
     after_requests: int
@@ -50,6 +50,7 @@ class Scenario:
         request: Tokens of every request.
         rate: Requests a second that arrive by themselves; 0: callers ask, each when its last request is answered.
         callers: How many of them, if rate is 0.
+        think_s: Seconds between an answer and the caller's next request.
         weight: Weight of each replica; more is more points on the ring, and shares that are more even.
         balance_factor: HAProxy's `hash-balance-factor`, in percent; 0: no bound.
         is_hashed: Whether a query has its replica; otherwise replicas take turns.
@@ -62,6 +63,7 @@ class Scenario:
     request: RequestShape
     rate: float = 0.0
     callers: int = 8
+    think_s: float = 0.0
     weight: int = 1
     balance_factor: int = 150
     is_hashed: bool = True
@@ -78,7 +80,7 @@ class Outcome:
         latency_s: Seconds until its answer; NaN if it failed.
         cached: Part of its query that was cached, 0 to 1; NaN if it failed.
         replica: Which served it.
-        is_spilled: Whether that was not the one that its query has, since this had no room or was lost.
+        is_spilled: Whether that was not the one that its query then had, since this had no room.
     """
 
     arrived_s: Float64[np.ndarray, " requests"]
@@ -185,7 +187,7 @@ class _Run:
         return self.result
 
     def _new_replica(self) -> Replica:
-        return Replica(self.environment, self.scenario.replica, self.scenario.request)
+        return Replica(self.environment, self.scenario.replica, self.scenario.request, self.rng)
 
     def _arrivals(self) -> Generator[simpy.Event, Any, None]:
         gaps = self.rng.exponential(1 / self.scenario.rate, len(self.queries))
@@ -198,6 +200,8 @@ class _Run:
             number = self.number
             self.number += 1
             yield from self._ask(number)
+            if self.scenario.think_s:
+                yield self.environment.timeout(self.scenario.think_s)
 
     def _ask(self, number: int) -> Generator[simpy.Event, Any, None]:
         environment, loss, result = self.environment, self.scenario.loss, self.result
@@ -209,14 +213,16 @@ class _Run:
         if chosen is not None and not self.replicas[chosen].is_up:
             if loss is not None and loss.refused_s:
                 yield environment.timeout(loss.refused_s)
-            chosen = self._choose(query, chosen)
+            refused, chosen = chosen, self._choose(query, chosen)
+            if not self.replicas[refused].is_up:  # else it has returned meanwhile
+                self.ring.set_up(refused, False)  # `observe layer4`, `error-limit 1`, `on-error mark-down`
         if chosen is None or not self.replicas[chosen].is_up:
             return
+        result.replica[number] = chosen
+        result.is_spilled[number] = chosen != self.ring.home(self.keys[query])
         self.served[chosen] += 1
         cached = yield self.replicas[chosen].serve(query)
         self.served[chosen] -= 1
-        result.replica[number] = chosen
-        result.is_spilled[number] = chosen != self.ring.home(self.keys[query])
         if cached is not None:
             result.cached[number] = cached / self.scenario.request.query_tokens
             result.latency_s[number] = environment.now - result.arrived_s[number]
