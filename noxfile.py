@@ -279,7 +279,9 @@ def workflows(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["sources"])
 def types(session: nox.Session) -> None:
     """Check types of all packages at once."""
-    run_in("sources", session, "pyrefly", "check", *session.posargs)
+    # It would take another environment that lies in the checkout, as the README makes one.
+    python = str(Path(".nox", "sources", "bin", "python"))
+    run_in("sources", session, "pyrefly", "check", "--python-interpreter-path", python, *session.posargs)
 
 
 @nox.session
