@@ -146,6 +146,20 @@ def test_who_stops_reading_frees_the_sequence(engine: Engine) -> None:
     assert_free(engine)
 
 
+def test_who_stops_reading_is_in_no_further_step(engine: Engine) -> None:
+    chunks = engine.stream(PROMPT, 1000, ignore_eos=True)
+    for _ in range(5):
+        next(chunks)
+    before = engine.statistics()["steps"]
+    while engine.statistics()["steps"] == before:  # it goes on, whether or not anybody reads
+        time.sleep(0.01)
+    chunks.close()
+    closed = engine.statistics()
+    assert closed["held_pages"] == 0
+    assert_free(engine)
+    assert engine.statistics()["steps"] == closed["steps"]
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [

@@ -1,17 +1,25 @@
-"""What is written depends on nobody else: tokens and log-probabilities have the same bits alone and among others."""
+"""What is written depends on nobody else: tokens and log-probabilities have the same bits alone and among others.
 
-from collections.abc import Iterator
+Nor does what is written beside them change scores, whatever is read of them.
+"""
+
+import threading
+import time
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from mis_core import Engine
+from mis_core.scheduler.sequence import Sequence
+from mis_core.scoring.request import Sampling, ScoreRequest
 from mis_core.tasks.generate import GenerateResult
-from mis_core.tasks.writing import GeneratedChoice
+from mis_core.tasks.writing import GenerateChunk, GeneratedChoice
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 
@@ -22,6 +30,12 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"seed": 6, "top_p": 0.8, "top_k": 40, "min_p": 0.01, "temperature": 0.7},
     {"seed": 7, "presence_penalty": 0.6, "frequency_penalty": 0.4, "logit_bias": {"7": 3}},
     {"seed": 8, "n": 3, "logprobs": 4},
+)
+SCORED = (
+    (0, 200, [1, 20, 64], "labels"),
+    (1, 333, [20, 300], "all logits"),
+    (2, 65, [20, 64, 1], "prompt"),
+    (3, 1, [20] * 6, "draw"),
 )
 
 
@@ -45,17 +59,49 @@ def ids(seed: int, length: int) -> list[int]:
     return np.random.default_rng((seed, length)).integers(0, VOCAB, length).tolist()
 
 
+@pytest.fixture
+def given_up(engines: list[Engine], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sequences that give up their pages in the engine with little cache."""
+    scheduler, numbers = engines[1]._loop._scheduler, []
+    preempt = scheduler._preempt
+
+    def counted(sequence: Sequence) -> None:
+        numbers.append(sequence.id)
+        preempt(sequence)
+
+    monkeypatch.setattr(scheduler, "_preempt", counted)
+    return numbers
+
+
 prompts = st.tuples(st.integers(0, 3), st.sampled_from([1, 63, 64, 65, 200, 333]))
 generations = st.tuples(prompts, st.integers(1, 100), st.sampled_from(OPTIONS))
-scores = st.tuples(prompts, st.lists(st.sampled_from([1, 20, 64, 300]), min_size=1, max_size=6))
+kinds = st.sampled_from(["labels", "all logits", "prompt", "draw"])
+scores = st.tuples(prompts, st.lists(st.sampled_from([1, 20, 64, 300]), min_size=1, max_size=6), kinds)
 
 
 def generate(engine: Engine, prompt: tuple[int, int], count: int, options: dict[str, Any]) -> GenerateResult:
     return engine.generate(ids(*prompt), count, ignore_eos=True, **options)
 
 
-def score(engine: Engine, query: tuple[int, int], items: list[int]) -> np.ndarray:
-    return engine.score(ids(*query), [ids(9, length) for length in items], [5, 9]).scores
+def score(engine: Engine, query: tuple[int, int], items: list[int], kind: str) -> list[np.ndarray]:
+    """Return what is read of items: of labels, with or without all logits; of all their tokens; or a token drawn."""
+    shared = np.array(ids(*query), np.int32)
+    request = ScoreRequest(
+        query=shared,
+        item_tokens=np.concatenate([ids(9, length) for length in items]).astype(np.int32),
+        item_starts=np.cumsum([0, *items]).astype(np.int32),
+        context_lens=np.full(len(items), len(shared), np.int32),
+        label_ids=np.array([[5, 9]], np.int32),
+        apply_softmax=kind == "labels",
+    )
+    if kind == "prompt":
+        request = replace(request, read_lens=np.array(items, np.int32), query_reads=len(shared), top_tokens=3)
+    elif kind == "draw":
+        keys = np.arange(2 * len(items), dtype=np.int32).reshape(-1, 2)
+        request = replace(request, sampling=Sampling(keys, temperature=0.8, top_k=50, top_p=0.9))
+    output = engine.submit(request).result(timeout=600)
+    found = output.logits, output.log_sum_exp, output.top_ids, output.top_logits, output.next_ids, output.next_logits
+    return [values for values in found if values is not None]
 
 
 def assert_same(found: GenerateResult, expected: GenerateResult) -> None:
@@ -74,19 +120,27 @@ def test_alone_and_among_others_cold_and_cached_preempted_and_not(
 
 
 @pytest.mark.full
-@settings(max_examples=20, deadline=None)
-@given(wanted=generations, others=st.lists(generations, max_size=10), scored=st.lists(scores, max_size=8))
-def test_alone_and_among_more_others(
-    engines: list[Engine], wanted: tuple, others: list[tuple], scored: list[tuple]
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    wanted=generations,
+    others=st.lists(generations, min_size=8, max_size=8),
+    scored=st.lists(scores, min_size=8, max_size=8),
+)
+def test_among_sixteen_others_of_all_kinds(
+    engines: list[Engine], given_up: list[int], wanted: tuple, others: list[tuple], scored: list[tuple]
 ) -> None:
     assert_isolated(engines, wanted, others, scored)
+    event("gave up pages" if given_up else "nobody gave up pages")
+    given_up.clear()
 
 
 def assert_isolated(engines: list[Engine], wanted: tuple, others: list[tuple], scored: list[tuple]) -> None:
+    """Compare a sequence alone with the same among others in both engines: where nothing is cached, then again."""
     engines[0].flush_cache()
     alone = generate(engines[0], *wanted)
     scores_alone = [score(engines[0], *each) for each in scored]
     for engine in engines:
+        engine.flush_cache()
         for _ in range(2):  # the second time prompts are cached
             with ThreadPoolExecutor(32) as pool:
                 beside = [pool.submit(generate, engine, *each) for each in others]
@@ -95,15 +149,46 @@ def assert_isolated(engines: list[Engine], wanted: tuple, others: list[tuple], s
                 for future in beside:
                     future.result(timeout=600)
                 for future, expected in zip(beside_scores, scores_alone, strict=True):
-                    assert_bits_equal(future.result(timeout=600), expected)
+                    for mine, theirs in zip(future.result(timeout=600), expected, strict=True):
+                        assert_bits_equal(mine, theirs)
 
 
-def test_sequences_that_gave_up_their_pages_have_the_same_bits(engines: list[Engine]) -> None:
+def test_scores_beside_sixteen_running_sequences(engines: list[Engine]) -> None:
+    """Sixteen write until all scores are there, each of which is computed between their tokens."""
+    asked = [((seed, length), items, kind) for seed, length, items, kind in SCORED]
+    engines[0].flush_cache()
+    alone = [score(engines[0], *each) for each in asked]
+    streams = [engines[0].stream(ids(seed, 40), 900, ignore_eos=True, **OPTIONS[seed % 4]) for seed in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        done = threading.Event()
+
+        def write(stream: Generator[GenerateChunk]) -> int:
+            written = next(count for count, _ in enumerate(stream) if done.is_set())
+            stream.close()
+            return written
+
+        writing = [pool.submit(write, stream) for stream in streams]
+        try:
+            while len(engines[0]._loop._scheduler._places) < 16:
+                time.sleep(0.01)
+            for _ in range(2):  # the second time queries are cached
+                found = [score(engines[0], *each) for each in asked]
+                assert len(engines[0]._loop._scheduler._places) == 16
+                for values, expected in zip(found, alone, strict=True):
+                    for mine, theirs in zip(values, expected, strict=True):
+                        assert_bits_equal(mine, theirs)
+        finally:
+            done.set()
+        assert all(future.result(timeout=600) > 1 for future in writing)
+
+
+def test_sequences_that_gave_up_their_pages_have_the_same_bits(engines: list[Engine], given_up: list[int]) -> None:
     """Six sequences of up to 7 pages where there are 18."""
     wanted = [((seed, 100), 330, OPTIONS[seed % 4]) for seed in range(6)]
     alone = [generate(engines[0], *each) for each in wanted]
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda each: generate(engines[1], *each), wanted))
+    assert given_up
     for mine, expected in zip(found, alone, strict=True):
         assert_same(mine, expected)
 

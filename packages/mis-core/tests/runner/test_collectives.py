@@ -21,4 +21,5 @@ def test_only_the_loop_of_exchanges_has_collectives(tmp_path: Path) -> None:
     step, *reads = json.loads(done.stdout.strip().splitlines()[-1])
     assert len(step) == 4  # keys and values, of all layers but the last and of the last
     assert all("write_pages/while/body" in scope for (scope,) in step)
-    assert reads == [[], [], [], []]
+    assert len(reads) >= 5
+    assert not any(reads)

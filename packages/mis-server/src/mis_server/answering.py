@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Generic, Self, TypeVar
 
 from mis_core.generation.request import GenerateRequest, NewToken
@@ -57,24 +57,28 @@ class Answering(Generic[ParsedType, Result]):
         await self._room.acquire()
         self._told.put_nowait(chunk)
 
-    async def chunks(self) -> AsyncGenerator[GenerateChunk]:
-        """Yield what is written as it comes; closing the generator ends the work. Call it once.
+    @asynccontextmanager
+    async def chunks(self) -> AsyncGenerator[AsyncGenerator[GenerateChunk]]:
+        """Give a generator of what is written as it comes; leaving ends the work. Enter it once.
 
-        Raises:
-            EngineUnavailable, EngineFault, RequestError, ClientDisconnect: why no more comes.
+        The generator raises EngineUnavailable, EngineFault, RequestError or ClientDisconnect: why no more comes.
         """
         try:
-            while (told := await self._told.get()) is not None:
-                if isinstance(told, BaseException):
-                    raise told
-                self._room.release()
-                yield told
+            async with aclosing(self._chunks()) as chunks:
+                yield chunks
         finally:
-            self._task.cancel()
+            self._task.cancel()  # not in the generator, which does nothing unless it has been asked for a chunk
+
+    async def _chunks(self) -> AsyncGenerator[GenerateChunk]:
+        while (told := await self._told.get()) is not None:
+            if isinstance(told, BaseException):
+                raise told
+            self._room.release()
+            yield told
 
     async def results(self) -> tuple[GeneratedChoice, ...]:
         """Return the answers when all are complete; raises as `chunks`."""
-        async with aclosing(self.chunks()) as chunks:
+        async with self.chunks() as chunks:
             async for _ in chunks:
                 pass
         return self.writing.results()

@@ -90,7 +90,7 @@ def compile_head(
 
     scored = mesh.shape[DATA] * min(shape.scored, shape.tokens)
     hidden = jax.ShapeDtypeStruct((scored, config.embed), jnp.dtype(dtype), sharding=NamedSharding(mesh, P(DATA)))
-    reads, pairs = make_reads(graph, mesh), ints(PAIRS * mesh.shape[DATA])
+    reads, pairs = make_reads(graph, abstract, mesh), ints(PAIRS * mesh.shape[DATA])
     return (
         reads.label_logits.lower(abstract, hidden, pairs, pairs).compile(),
         reads.log_sum_exp.lower(abstract, hidden, ints(backend.normalised_rows * mesh.shape[DATA])).compile(),
@@ -99,8 +99,8 @@ def compile_head(
 
 def compile_vocabulary_reads(
     config: ModelConfig, mesh: Mesh, *, dtype: str = "bfloat16"
-) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-    """Compile what finds the most probable tokens of rows, and what draws the token after them, as the runner would.
+) -> tuple[jax.stages.Compiled, ...]:
+    """Compile what finds the most probable tokens of rows, what keeps logits, and what draws, as the runner would.
 
     Args:
         config: The model's shape.
@@ -116,11 +116,15 @@ def compile_vocabulary_reads(
         return jax.ShapeDtypeStruct(size, jnp.dtype(dtype), sharding=NamedSharding(mesh, P(DATA)))
 
     how = DrawArrays.of([], 0, SAMPLED_ROWS * mesh.shape[DATA])
-    last = jax.ShapeDtypeStruct((PLACES * mesh.shape[DATA],), jnp.int32, sharding=NamedSharding(mesh, P(DATA)))
-    reads = make_reads(graph, mesh)
+    devices, on_each = mesh.shape[DATA], NamedSharding(mesh, P(DATA))
+    shapes = (devices,), (PLACES * devices,), (PLACES * devices, config.head_rows)
+    count, last, counts = (jax.ShapeDtypeStruct(shape, jnp.int32, sharding=on_each) for shape in shapes)
+    logits = jax.ShapeDtypeStruct((SAMPLED_ROWS * devices, config.head_rows), jnp.float32, sharding=on_each)
+    reads = make_reads(graph, abstract, mesh)
     return (
         reads.most_probable.lower(abstract, rows(backend.normalised_rows)).compile(),
-        reads.next_tokens.lower(abstract, rows(SAMPLED_ROWS), how, last).compile(),
+        *(held.lower(abstract, rows(SAMPLED_ROWS), logits).compile() for held in reads.hold_logits.values()),
+        reads.next_tokens.lower(logits, count, how, last, counts).compile(),
     )
 
 

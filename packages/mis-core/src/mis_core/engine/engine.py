@@ -288,7 +288,11 @@ class Engine:
     def stream(
         self, prompt: str | Sequence[int], max_new_tokens: int = NEW_TOKENS, **options: Any
     ) -> Generator[GenerateChunk]:
-        """`generate`, token by token; closing the iterator early frees what the answers hold."""
+        """`generate`, token by token; closing the iterator early frees what the answers hold.
+
+        Nothing is written before the first is asked for. Then tokens are kept for who reads slowly, all of an answer if
+        need be: nobody waits for a reader.
+        """
         fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
         return self._writer.write(*self._writer.parse(fields))
 

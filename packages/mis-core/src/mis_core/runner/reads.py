@@ -1,17 +1,18 @@
 """The compiled programs that read a step's scored rows, each on the device that computed it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.stages import Wrapped
 
 from mis_core.models.parallel import DATA, TENSOR
 from mis_core.runner.head import label_logits, log_sum_exp, most_probable
-from mis_core.runner.sampling import count_written, next_tokens
+from mis_core.runner.sampling import count_written, hold_logits, next_tokens, row_counts
 
 
 class Reads(NamedTuple):
@@ -20,13 +21,14 @@ class Reads(NamedTuple):
     Rows are numbered on their device, from 0, so no device sends anything to another along `DATA`.
 
     Attributes:
-        choose_rows: `(hidden, rows)` to these rows, without a state. The last two take rows instead of all that a
-            step scores, so that one program serves steps of every size.
+        choose_rows: `(hidden, rows)` to these rows, without a state. What takes rows instead of all that a step scores
+            is one program for steps of every size.
         label_logits: `(weights, hidden, pair_row, pair_label)`, see `mis_core.runner.head`.
         log_sum_exp: `(weights, hidden, rows)`.
         most_probable: `(weights, rows of hidden)`.
-        next_tokens: `(weights, rows of hidden, how, last[, counts])`, see `mis_core.runner.sampling`; the last two are
+        hold_logits: By number of rows, `(weights, rows of hidden, logits)`, see `mis_core.runner.sampling`; logits are
             donated.
+        next_tokens: `(logits, count, how, last, counts)`, without a state; the last two are donated.
         count_written: `(counts, place, tokens, is_first)`, without a state; `counts` are donated.
     """
 
@@ -34,20 +36,22 @@ class Reads(NamedTuple):
     label_logits: Wrapped
     log_sum_exp: Wrapped
     most_probable: Wrapped
+    hold_logits: dict[int, Wrapped]
     next_tokens: Wrapped
     count_written: Wrapped
 
 
-def make_reads(graph: Any, mesh: Mesh) -> Reads:
+def make_reads(graph: Any, weights: Any, mesh: Mesh) -> Reads:
     """Return the programs of a model, ready to be called or lowered.
 
     Args:
         graph: The decoder's graph, from `nnx.split`.
+        weights: Its state; shapes are enough.
         mesh: Devices with axes `DATA` and `TENSOR`.
     """
     tensor_cut = mesh.shape[TENSOR] > 1
 
-    def on_each_device(read: Callable[..., Any], donated: tuple[int, ...] = ()) -> Wrapped:
+    def on_each_device(read: Callable[..., Any], donated: tuple[int, ...] = (), cut: Any = None) -> Wrapped:
         # Along `TENSOR` the compiler cuts products as weights are; a kernel takes arrays that nothing cuts any more.
         axes = {DATA} if tensor_cut else {DATA, TENSOR}
 
@@ -63,19 +67,26 @@ def make_reads(graph: Any, mesh: Mesh) -> Reads:
             )
             return each(weights, *arrays)
 
-        return jax.jit(on_all, donate_argnums=donated)
+        return jax.jit(on_all, donate_argnums=donated, out_shardings=cut)
 
     def normalised(decoder: Any, hidden: Any, rows: Any) -> Any:
         return log_sum_exp(decoder, hidden, rows, tensor_cut=tensor_cut)
 
-    each = P(DATA)
+    each, decoder = P(DATA), nnx.merge(graph, weights)
     choose_rows = jax.shard_map(lambda hidden, rows: hidden[rows], mesh=mesh, in_specs=(each, each), out_specs=each)
     count = jax.shard_map(count_written, mesh=mesh, in_specs=(each,) * 4, out_specs=each)
+    draw = partial(next_tokens, group=decoder.backend.drawn_rows)
+    draw = jax.shard_map(draw, mesh=mesh, in_specs=(each,) * 5, out_specs=each, check_vma=False)
+    held = {
+        rows: on_each_device(partial(hold_logits, rows=rows, tensor_cut=tensor_cut), (2,), NamedSharding(mesh, each))
+        for rows in row_counts(decoder.backend, decoder.config.embed, tensor_cut=tensor_cut)
+    }
     return Reads(
         choose_rows=jax.jit(choose_rows),
         label_logits=on_each_device(label_logits),
         log_sum_exp=on_each_device(normalised),
         most_probable=on_each_device(most_probable),
-        next_tokens=on_each_device(next_tokens, donated=(3, 4)),
+        hold_logits=held,
+        next_tokens=jax.jit(draw, donate_argnums=(3, 4)),
         count_written=jax.jit(count, donate_argnums=0),
     )

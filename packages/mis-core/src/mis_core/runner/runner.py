@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ class Running:
         plan: The step.
         logits: Values of its (row, label) pairs.
         normalisers: Log-sum-exp of the rows that want nothing more of the vocabulary.
-        top: Most probable tokens of the rows that want some, their values, and the rows' log-sum-exp.
+        top: Most probable tokens of the rows of scores that want some, their values, and the rows' log-sum-exp.
         drawn: Tokens drawn.
     """
 
@@ -63,16 +64,27 @@ class Running:
         for reading in self.plan.readings:
             at, (rows, labels), top, draws = reading.shard, reading.label_ids.shape, reading.top_tokens, reading.draws
             sums = top_normalisers.read(at, rows) if top else normalisers.read(at, rows) if reading.normalise else None
+            read = Values(
+                pairs.read(at, rows * labels).reshape(rows, labels),
+                sums if reading.normalise else None,
+                top_ids.read(at, rows)[:, :top] if top else None,
+                top_logits.read(at, rows)[:, :top] if top else None,
+            )
             values.append(
-                Values(
-                    pairs.read(at, rows * labels).reshape(rows, labels),
-                    sums if reading.normalise else None,
-                    top_ids.read(at, rows)[:, :top] if top else None,
-                    top_logits.read(at, rows)[:, :top] if top else None,
-                    *(part.read(at, len(draws.rows)) if draws else None for part in drawn),
-                )
+                _with_drawn(read, draws, [part.read(at, len(draws.rows)) for part in drawn]) if draws else read
             )
         return values
+
+
+def _with_drawn(values: Values, draws: Draws, drawn: list[np.ndarray]) -> Values:
+    """Add what was drawn."""
+    ids, logits, log_sums, top_ids, top_logits = drawn
+    values = dataclasses.replace(values, next_ids=ids, next_logits=logits, next_log_sums=log_sums)
+    if not draws.top_tokens:
+        return values
+    return dataclasses.replace(
+        values, top_ids=top_ids[:, : draws.top_tokens], top_logits=top_logits[:, : draws.top_tokens]
+    )
 
 
 class _Parts:
@@ -111,33 +123,38 @@ class Runner:
             self._backend.cache_head_dim,
         )
         self._cache = self._empty_cache()
-        self._last, self._counts = self._empty_places()
+        self._last, self._counts, self._logits = self._empty_places()
         self._decoding = self._backend.for_decoding()
         self._decode_sizes = [*few_rows(config, mesh.shape[TENSOR], self._backend), PLACES]
         steps = {
             dense: make_step(self._graph, self._weights, mesh, pages, self._backend, dense_mask=dense)
             for dense in (False, True)
         }
-        self._steps = {dense: jax.jit(step, donate_argnums=1) for dense, step in steps.items()}
-        self._decode = jax.jit(partial(decode, steps[False]), donate_argnums=1)
-        self._reads = make_reads(self._graph, mesh)
+        placed: dict[str, Any] = {"donate_argnums": 1, "in_shardings": (None, None, NamedSharding(mesh, P(DATA)))}
+        self._steps = {dense: jax.jit(step, **placed) for dense, step in steps.items()}
+        placed["in_shardings"] += (None,)
+        self._decode = jax.jit(partial(decode, steps[False]), **placed)
+        self._reads = make_reads(self._graph, self._weights, mesh)
 
     def _empty_cache(self) -> KeyValueCache:
         sharding = NamedSharding(self.mesh, CACHE)
         zeros = jax.jit(lambda: jnp.zeros(self._cache_shape, self._backend.storage_dtype), out_shardings=sharding)
         return zeros(), zeros()
 
-    def _empty_places(self) -> tuple[Array, Array]:
-        """Return the last token of each place on all devices, and how often each was written there."""
-        sharding, places = NamedSharding(self.mesh, P(DATA)), PLACES * self.mesh.shape[DATA]
-        shapes = (places,), (places, self._vocab_size)
-        last, counts = (jax.jit(lambda s=s: jnp.zeros(s, jnp.int32), out_shardings=sharding)() for s in shapes)
-        return last, counts
+    def _empty_places(self) -> tuple[Array, Array, Array]:
+        """Return the last token of each place on all devices, how often each was written there, and room for logits."""
+        sharding, devices = NamedSharding(self.mesh, P(DATA)), self.mesh.shape[DATA]
+
+        def zeros(dtype: type, *shape: int) -> Array:
+            return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)()
+
+        counts = zeros(jnp.int32, PLACES * devices, self._vocab_size)
+        return zeros(jnp.int32, PLACES * devices), counts, zeros(jnp.float32, SAMPLED_ROWS * devices, self._vocab_size)
 
     def reset(self) -> None:
         """Replace the cache by an empty one, after an error that may have lost it."""
         self._cache = self._empty_cache()
-        self._last, self._counts = self._empty_places()
+        self._last, self._counts, self._logits = self._empty_places()
 
     def warm_up(self, *, dense_mask: bool, progress: bool = True) -> dict[str, float]:
         """Compile every shape, so that no request waits for the compiler.
@@ -163,8 +180,8 @@ class Runner:
             chosen = self._chosen(hidden, one)
             if not seconds:  # one program for all sizes, and slow to run on a CPU
                 jax.block_until_ready(self._reads.most_probable(self._weights, chosen[0]))
-                for penalises in (False, True):
-                    jax.block_until_ready(self._draw(chosen[1], [[]] * self.shape.shards, 0, penalises))
+                for rows in self._reads.hold_logits:
+                    jax.block_until_ready(self._draw(chosen[1], rows, [[]] * self.shape.shards, 0))
                 self._count(0, PLACES, np.zeros(0, np.int32))
             seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
         for size in self._decode_sizes:
@@ -182,7 +199,7 @@ class Runner:
         """Return what stays on the devices: the weights by their path in the model, the cache, what places hold."""
         weights = {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(self._weights)}
         arrays = {**weights, "cache/keys": self._cache[0], "cache/values": self._cache[1]}
-        arrays |= {"places/last": self._last, "places/counts": self._counts}
+        arrays |= {"places/last": self._last, "places/counts": self._counts, "places/logits": self._logits}
         leaves, _ = jax.tree.flatten_with_path(arrays)
         return {jax.tree_util.keystr(path, simple=True, separator="/"): Resident.of(array) for path, array in leaves}
 
@@ -218,7 +235,6 @@ class Runner:
     def _hidden(self, plan: StepPlan, size: int) -> Array:
         backend = self._decoding if plan.is_decoding else self._backend
         arrays = step_arrays(backend, self.shape, plan, size, min(size, self.shape.scored))
-        arrays = jax.device_put(arrays, NamedSharding(self.mesh, P(DATA)))
         if plan.is_decoding:
             hidden, self._cache = self._decode(self._weights, self._cache, arrays, self._last)
             return hidden
@@ -242,20 +258,22 @@ class Runner:
             for each in mine:
                 if each.written is not None and each.places is not None:
                     self._count(shard, int(each.places[0]), each.written)
-        penalises = any(each.sampling.penalises for mine in draws for each in mine)
+        most = max(sum(len(each.rows) for each in mine) for mine in draws)
         return [
-            self._draw(self._reads.choose_rows(hidden, part), draws, turn, penalises)
+            self._draw(self._reads.choose_rows(hidden, part), most - turn * SAMPLED_ROWS, draws, turn)
             for turn, part in enumerate(_turns(rows, SAMPLED_ROWS))
         ]
 
-    def _draw(self, hidden: Array, draws: list[list[Draws]], turn: int, penalises: bool) -> Drawn:
-        """Draw the tokens of one turn of rows."""
-        how = [DrawArrays.of(each, turn * SAMPLED_ROWS, SAMPLED_ROWS) for each in draws]
+    def _draw(self, hidden: Array, most: int, draws: list[list[Draws]], turn: int) -> Drawn:
+        """Draw the tokens of one turn of rows, of which the fullest shard has at most so many."""
+        begin = turn * SAMPLED_ROWS
+        count = np.array([sum(len(each.rows) for each in mine) for mine in draws]) - begin
+        how = [DrawArrays.of(each, begin, SAMPLED_ROWS) for each in draws]
         how = DrawArrays(*map(np.concatenate, zip(*how, strict=True)))
-        counts = (self._counts,) if penalises else ()
-        drawn, self._last, counted = self._reads.next_tokens(self._weights, hidden, how, self._last, *counts)
-        if penalises:
-            self._counts = counted
+        hold = next(hold for rows, hold in self._reads.hold_logits.items() if rows >= min(most, SAMPLED_ROWS))
+        self._logits = hold(self._weights, hidden, self._logits)
+        arrays = count.clip(0, SAMPLED_ROWS).astype(np.int32), how, self._last, self._counts
+        drawn, self._last, self._counts = self._reads.next_tokens(self._logits, *arrays)
         return drawn
 
     def _count(self, shard: int, place: int, written: Int32[np.ndarray, " written"]) -> None:

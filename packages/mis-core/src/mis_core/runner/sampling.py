@@ -1,36 +1,42 @@
 """The next token, drawn from full logits: of a few rows at a time, so that these may be held.
 
-Every row's token is made of its own logits and arguments, with noise of its own key; so it does not depend on the
-rows beside it. Drawing is the Gumbel-max trick; top-p keeps the smallest set of most probable tokens that has
-the probability asked for (nucleus sampling, arXiv 1904.09751), and all that are equal to its last one; top-k likewise
-the k most probable; min-p (arXiv 2407.01082) those with a share of the highest probability. They apply in the order
-top-k, top-p, min-p, behind the temperature.
+The logits are held on the device, where one program draws from them, however many rows the head was multiplied with.
+Every row's token is made of its own logits and arguments, with noise of its own key. Rows are gone through in groups of
+a fixed size, as many as there are; so what a row gets depends neither on the rows beside it nor on how many there are,
+and what nobody asks for costs nothing.
+
+Drawing is the Gumbel-max trick; top-p keeps the smallest set of most probable tokens that has the probability asked for
+(nucleus sampling, arXiv 1904.09751), and all that are equal to its last one; top-k likewise the k most probable; min-p
+(arXiv 2407.01082) those with a share of the highest probability. They apply in the order top-k, top-p, min-p, behind
+the temperature.
 
 Sequences that are written have places, whose last tokens stay on the device: a decode step reads them there. For those
 whose tokens are penalised, it is counted there how often each was written.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from mis_core.models.decoder import Decoder
 from mis_core.scheduler.plan import PLACES
 from mis_core.scheduler.reading import Draws
-from mis_core.scoring.request import MAX_BIASES
-from mis_kernels import row_sum
+from mis_core.scoring.request import MAX_BIASES, MAX_TOP_TOKENS
+from mis_kernels.backends import Backend
 
 SAMPLED_ROWS = 64
-"""Rows of one call, on each device along `DATA`; fewer take another path in products on XLA:CPU."""
+"""Rows of one call, on each device along `DATA`."""
 
 COUNTED = 256
 """Written tokens of a sequence that is new to its place that are counted in one call."""
 
+_BEST = 256  # weights that are sorted
 _ONE = 0x3F800000  # bits of 1.0: those of floats from 0 to 1 are integers in the same order
 
 
@@ -51,6 +57,7 @@ class DrawArrays(NamedTuple):
     presence: Float32[np.ndarray, " rows"]
     frequency: Float32[np.ndarray, " rows"]
     places: Int32[np.ndarray, " rows"]
+    top_tokens: Int32[np.ndarray, " rows"]
 
     @classmethod
     def of(cls, draws: list[Draws], begin: int, size: int) -> "DrawArrays":
@@ -68,6 +75,7 @@ class DrawArrays(NamedTuple):
             presence=np.zeros(size, np.float32),
             frequency=np.zeros(size, np.float32),
             places=np.full(size, PLACES, np.int32),
+            top_tokens=np.zeros(size, np.int32),
         )
         for each, end in zip(draws, ends, strict=True):
             start = end - len(each.rows)
@@ -81,6 +89,7 @@ class DrawArrays(NamedTuple):
             arrays.bias_ids[here, :biases], arrays.bias[here, :biases] = sampling.bias_ids, sampling.bias
             arrays.top_k[here], arrays.min_p[here] = sampling.top_k, sampling.min_p
             arrays.presence[here], arrays.frequency[here] = sampling.presence_penalty, sampling.frequency_penalty
+            arrays.top_tokens[here] = each.top_tokens
             if each.places is not None:
                 arrays.places[here] = each.places[there]
         return arrays
@@ -93,48 +102,82 @@ class Drawn(NamedTuple):
         ids: Tokens.
         logits: Their logits, before bias, penalties and temperature.
         log_sums: Log of the sum of the exponentials of all logits of each row.
+        top_ids: The most probable tokens of the rows that want some, best first, the lowest id among equals; where the
+            vocabulary is smaller, ids of -1 fill.
+        top_logits: Their logits.
     """
 
     ids: Int32[Array, " rows"]
     logits: Float32[Array, " rows"]
     log_sums: Float32[Array, " rows"]
+    top_ids: Int32[Array, "rows top"]
+    top_logits: Float32[Array, "rows top"]
 
 
-def next_tokens(
-    decoder: Decoder,
-    hidden: Array,
-    how: DrawArrays,
-    last: Int32[Array, " places"],
-    counts: Int32[Array, "places vocab"] | None = None,
-) -> tuple[Drawn, Int32[Array, " places"], Int32[Array, "places vocab"] | None]:
-    """Draw the token after each row of `hidden`.
+def hold_logits(
+    decoder: Decoder, hidden: Array, logits: Float32[Array, "rows vocab"], *, rows: int, tensor_cut: bool
+) -> Float32[Array, "rows vocab"]:
+    """Return `logits` with those of the first rows of `hidden` in their place.
 
     Args:
         decoder: The model.
         hidden: Final-normed hidden states.
+        logits: Is overwritten.
+        rows: How many; one of `row_counts`.
+        tensor_cut: Whether the head is cut over devices, so that the compiler multiplies.
+    """
+    with jax.named_scope("hold_logits"):
+        backend = decoder.backend
+        multiply = partial(Backend.logits, backend) if tensor_cut else backend.logits
+        return lax.dynamic_update_slice_in_dim(logits, multiply(hidden[:rows], decoder.head_weight), 0, 0)
+
+
+def row_counts(backend: Backend, embed: int, *, tensor_cut: bool) -> list[int]:
+    """Return the numbers of rows whose logits one call computes, rising; a row has the same bits in all of them."""
+    if tensor_cut or not backend.takes_few_rows(embed):
+        return [SAMPLED_ROWS]
+    return [1 << power for power in range(SAMPLED_ROWS.bit_length())]
+
+
+def next_tokens(
+    logits: Float32[Array, "rows vocab"],
+    count: Int32[Array, "1"],
+    how: DrawArrays,
+    last: Int32[Array, " places"],
+    counts: Int32[Array, "places vocab"],
+    *,
+    group: int,
+) -> tuple[Drawn, Int32[Array, " places"], Int32[Array, "places vocab"]]:
+    """Draw a token from each row of logits.
+
+    Args:
+        logits: Rows, of which no more than `count` are read.
+        count: How many rows are drawn from, the first ones.
         how: How each is drawn.
         last: The last token of each place.
-        counts: How often each token was written at each place, if some row penalises that.
+        counts: How often each token was written at each place whose sequence penalises that.
+        group: Rows drawn from at a time; divides the number of rows.
 
     Returns:
         The tokens, and `last` and `counts` with them.
     """
     with jax.named_scope("next_tokens"):
-        logits = decoder.backend.logits(hidden, decoder.head_weight)
-        rows = jnp.arange(len(logits))
-        biased = logits.at[rows[:, None], how.bias_ids].add(how.bias)
-        if counts is not None:
-            written = counts.at[how.places].get(mode="fill", fill_value=0).astype(jnp.float32)
-            presence, frequency = jnp.asarray(how.presence)[:, None], jnp.asarray(how.frequency)[:, None]
-            biased = biased - frequency * written - presence * (written > 0)
-        drawn = lax.cond((how.temperature > 0).any(), _sampled, lambda biased, how: biased, biased, how)
-        ids = jnp.argmax(jnp.where(how.temperature[:, None] > 0, drawn, biased), 1).astype(jnp.int32)
-        highest = logits.max(1, keepdims=True)
-        log_sums = (highest + jnp.log(row_sum(jnp.exp(logits - highest))))[:, 0]
-        last = last.at[how.places].set(ids, mode="drop")
-        if counts is not None:
-            counts = counts.at[how.places, ids].add(1, mode="drop")
-        return Drawn(ids, logits[rows, ids], log_sums), last, counts
+        rows = len(logits)
+
+        def draw(number: Array, drawn: Drawn) -> Drawn:
+            def mine(values: Any) -> Array:
+                return lax.dynamic_slice_in_dim(jnp.asarray(values), number * group, group)
+
+            new = _draw(mine(logits), jax.tree.map(mine, how), counts)
+            both = zip(drawn, new, strict=True)
+            return Drawn(*(lax.dynamic_update_slice_in_dim(*each, number * group, 0) for each in both))
+
+        zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows), jnp.zeros(rows)
+        empty = Drawn(*zeros, *_no_tokens(logits))
+        drawn = lax.fori_loop(0, -(-count[0] // group), draw, empty)
+        last = last.at[how.places].set(drawn.ids, mode="drop")
+        counted = jnp.where(_penalises(how), how.places, PLACES)
+        return drawn, last, counts.at[counted, drawn.ids].add(1, mode="drop")
 
 
 def count_written(
@@ -156,15 +199,58 @@ def count_written(
     return counts.at[place[0]].set(kept, mode="drop")
 
 
+def _draw(logits: Float32[Array, "rows vocab"], how: DrawArrays, counts: Int32[Array, "places vocab"]) -> Drawn:
+    changes = _penalises(how) | (how.bias != 0).any(1)
+    changed = lax.cond(changes.any(), _changed, lambda logits, how, counts: logits, logits, how, counts)
+    draws = how.temperature > 0
+    drawn = lax.cond(draws.any(), _sampled, lambda changed, how: changed, changed, how)
+    ids = _first_highest(jnp.where(draws[:, None], drawn, changed))
+    highest = logits.max(1, keepdims=True)
+    log_sums = (highest + jnp.log(jnp.exp(logits - highest).sum(1, keepdims=True)))[:, 0]
+    top = lax.cond((how.top_tokens > 0).any(), _most_probable, _no_tokens, logits)
+    return Drawn(ids, jnp.take_along_axis(logits, ids[:, None], 1)[:, 0], log_sums, *top)
+
+
+def _penalises(how: DrawArrays) -> Bool[Array, " rows"]:
+    return (jnp.asarray(how.presence) != 0) | (jnp.asarray(how.frequency) != 0)
+
+
+def _first_highest(values: Float32[Array, "rows vocab"]) -> Int32[Array, " rows"]:
+    """Return the place of each row's highest value, the first of equals. `argmax` of XLA:CPU is four times slower."""
+    vocab = values.shape[1]
+    places = jnp.where(values == values.max(1, keepdims=True), jnp.arange(vocab, dtype=jnp.int32), vocab - 1)
+    return places.min(1)
+
+
+def _most_probable(
+    logits: Float32[Array, "rows vocab"],
+) -> tuple[Int32[Array, "rows top"], Float32[Array, "rows top"]]:
+    fill = ((0, 0), (0, max(MAX_TOP_TOKENS - logits.shape[1], 0)))
+    top, ids = lax.top_k(logits, min(MAX_TOP_TOKENS, logits.shape[1]))  # takes the first among equals
+    return jnp.pad(ids.astype(jnp.int32), fill, constant_values=-1), jnp.pad(top, fill, constant_values=-jnp.inf)
+
+
+def _no_tokens(logits: Float32[Array, "rows vocab"]) -> tuple[Int32[Array, "rows top"], Float32[Array, "rows top"]]:
+    shape = len(logits), MAX_TOP_TOKENS
+    return jnp.full(shape, -1, jnp.int32), jnp.full(shape, -jnp.inf, jnp.float32)
+
+
+def _changed(
+    logits: Float32[Array, "rows vocab"], how: DrawArrays, counts: Int32[Array, "places vocab"]
+) -> Float32[Array, "rows vocab"]:
+    """Return logits with biases, and less the penalties."""
+    biased = logits.at[jnp.arange(len(logits))[:, None], how.bias_ids].add(how.bias)
+    written = counts.at[how.places].get(mode="fill", fill_value=0).astype(jnp.float32)
+    return biased - how.frequency[:, None] * written - how.presence[:, None] * (written > 0)
+
+
 def _sampled(biased: Float32[Array, "rows vocab"], how: DrawArrays) -> Float32[Array, "rows vocab"]:
     """Return values whose largest is at the token drawn."""
     scaled = biased / jnp.where(how.temperature > 0, how.temperature, 1.0)[:, None]
     weights = jnp.exp(scaled - scaled.max(1, keepdims=True))
-    top_k, min_p = jnp.asarray(how.top_k), jnp.asarray(how.min_p)
-    least = lax.cond((top_k > 0).any(), _least_of_top_k, lambda weights, top_k: 0.0 * top_k, weights, top_k)
-    kept = jnp.where(weights >= least[:, None], weights, 0.0)
-    least_of_p = lax.cond((how.top_p < 1).any(), _least_weight, lambda weights, top_p: 0.0 * top_p, kept, how.top_p)
-    least = jnp.maximum(jnp.maximum(least, least_of_p), min_p)  # the highest weight is 1
+    cuts = (how.top_k > 0) | (how.top_p < 1)
+    least = lax.cond(cuts.any(), _least_weight, lambda weights, how: jnp.zeros(len(weights)), weights, how)
+    least = jnp.maximum(least, how.min_p)  # the highest weight is 1
 
     def noise(key: Array, position: Array) -> Array:
         words = lax.bitcast_convert_type(key, jnp.uint32)
@@ -175,19 +261,35 @@ def _sampled(biased: Float32[Array, "rows vocab"], how: DrawArrays) -> Float32[A
     return jnp.where(weights >= least[:, None], scaled + noises, -jnp.inf)
 
 
-def _least_of_top_k(weights: Float32[Array, "rows vocab"], top_k: Int32[Array, " rows"]) -> Float32[Array, " rows"]:
-    """Return the largest weight such that at least `top_k` are as large; 0 where all are wanted."""
+def _least_weight(weights: Float32[Array, "rows vocab"], how: DrawArrays) -> Float32[Array, " rows"]:
+    """Return the least weight that top-k and top-p keep; 0 where they keep all.
 
-    def enough(kept: Array) -> Array:
-        return (kept > 0).sum(1) >= top_k
+    It is among the highest `_BEST`, mostly; where it is not, it is found in all.
+    """
+    best, _ = lax.top_k(weights, min(_BEST, weights.shape[1]))
+    top_k, top_p = jnp.asarray(how.top_k), jnp.asarray(how.top_p)
+    at = jnp.clip(top_k - 1, 0, best.shape[1] - 1)
+    least = _where_found(
+        top_k <= best.shape[1],
+        jnp.take_along_axis(best, at[:, None], 1)[:, 0],
+        lambda: _largest(weights, lambda kept: (kept > 0).sum(1) >= top_k),
+    )
+    least = jnp.where(top_k > 0, least, 0.0)
+    wanted = top_p * jnp.where(weights >= least[:, None], weights, 0.0).sum(1)
+    reached = jnp.cumsum(jnp.where(best >= least[:, None], best, 0.0), 1) >= wanted[:, None]
+    least_of_p = _where_found(
+        reached[:, -1] | (top_p >= 1),
+        jnp.take_along_axis(best, reached.argmax(1)[:, None], 1)[:, 0],
+        lambda: _largest(weights, lambda kept: jnp.where(kept >= least[:, None], kept, 0.0).sum(1) >= wanted),
+    )
+    return jnp.where(top_p < 1, jnp.maximum(least, least_of_p), least)
 
-    return jnp.where(top_k > 0, _largest(weights, enough), 0.0)
 
-
-def _least_weight(weights: Float32[Array, "rows vocab"], top_p: Float32[Array, " rows"]) -> Float32[Array, " rows"]:
-    """Return the largest weight such that all from it on have the share `top_p`; 0 where all are wanted."""
-    wanted = top_p * row_sum(weights)[:, 0]
-    return jnp.where(top_p < 1, _largest(weights, lambda kept: row_sum(kept)[:, 0] >= wanted), 0.0)
+def _where_found(
+    found: Bool[Array, " rows"], value: Float32[Array, " rows"], search: Callable[[], Array]
+) -> Float32[Array, " rows"]:
+    """Return a value, or what is searched for the rows that have none."""
+    return jnp.where(found, value, lax.cond(found.all(), lambda: value, search))
 
 
 def _largest(weights: Float32[Array, "rows vocab"], enough: Callable[[Array], Array]) -> Float32[Array, " rows"]:

@@ -22,6 +22,7 @@ class Draws:
         places: Places of the sequences that they belong to, `[draws]`; None: of none.
         written: Tokens that the one sequence has written before, whose place is new to it; None: it has the place
             already, or penalises nothing.
+        top_tokens: How many of the most probable tokens are wanted in place of each; see `Values.top_ids`.
     """
 
     rows: Int32[np.ndarray, " draws"]
@@ -31,6 +32,7 @@ class Draws:
     sampling: Sampling
     places: Int32[np.ndarray, " draws"] | None = None
     written: Int32[np.ndarray, " written"] | None = None
+    top_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +46,7 @@ class Reading:
         first: Number of the first one among the shard's scored rows; the others follow it.
         label_ids: Labels of each row, -1 where there is none, `[rows, labels]`.
         normalise: Whether the log of the sum of the exponentials of all logits is wanted.
-        top_tokens: How many of the most probable tokens are wanted.
+        top_tokens: How many of the most probable tokens are wanted of rows that are not only drawn from.
         draws: Where next tokens are drawn; None: nowhere.
     """
 
@@ -73,7 +75,7 @@ class Values:
     Attributes:
         logits: Head values of the labels, `[rows, labels]`.
         log_sum_exp: Normalisers, `[rows]`.
-        top_ids: Most probable tokens, best first, `[rows, top_tokens]`.
+        top_ids: Most probable tokens, best first, `[rows, top_tokens]`; or of the draws that want some.
         top_logits: Their head values.
         next_ids: Tokens drawn, `[draws]`.
         next_logits: Their head values, before bias and temperature.

@@ -158,8 +158,9 @@ class Sequence:
             sampling=request.sampling,
             places=np.array([self.place], np.int32),
             written=self._tokens[len(request.prompt) :] if is_new and request.sampling.penalises else None,
+            top_tokens=request.top_tokens,
         )
-        return Reading(self, rows, shard, first, _NO_LABELS, False, request.top_tokens, draws)
+        return Reading(self, rows, shard, first, _NO_LABELS, normalise=False, draws=draws)
 
     def store(self, values: Values) -> NewToken:
         """Take the values of its next reading."""

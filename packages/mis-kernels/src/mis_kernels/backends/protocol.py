@@ -59,6 +59,7 @@ class Backend:
         fastest_dtype: The type that it multiplies fastest, `float32` or `bfloat16`.
         normalised_rows: Rows of one call of the streamed log-sum-exp. By default the scored rows of a usual step:
             the vocabulary is read once for all of them.
+        drawn_rows: Rows that next tokens are drawn from at a time; divides 64.
         vocab_chunk: Rows of the output projection that it reads at a time; each turn costs several launches.
         lanes: Heads of a KV cache are as wide as a multiple of this.
         keeps_bits: Whether weights and caches of 16 bits are kept as integers (see `mis_kernels.storage`).
@@ -73,6 +74,7 @@ class Backend:
     platforms: ClassVar[tuple[str, ...]]
     fastest_dtype: ClassVar[str] = "bfloat16"
     normalised_rows: ClassVar[int] = 256
+    drawn_rows: ClassVar[int] = 8
     vocab_chunk: ClassVar[int] = 32_768
     lanes: ClassVar[int] = 1
     keeps_bits: ClassVar[bool] = False
@@ -266,6 +268,10 @@ class Backend:
             return lax.dynamic_update_slice_in_dim(logits, new, start, 1)
 
         return lax.fori_loop(0, -(-vocab // chunk), fill, jnp.zeros((len(hidden), vocab), jnp.float32))
+
+    def takes_few_rows(self, embed: int) -> bool:
+        """Whether `logits` give a row of so many elements the same bits in any number of rows, not only in 64."""
+        return False
 
     def materialised(self, x: Arrays) -> Arrays:
         """Keep the compiler from computing `x` again in every tile of every product that reads it."""

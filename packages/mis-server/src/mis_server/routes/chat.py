@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +70,7 @@ async def _events(
     def of(piece: ChunkChoice) -> ChatChunk:
         return replace(event, choices=[piece])
 
-    async with aclosing(answering.chunks()) as chunks:
+    async with answering.chunks() as chunks:
         labels = _labels(result, tokenizer)
         waiting = set(range(len(parsed.sequences) or len(result.tokens)))  # for their first token
         for index in sorted(waiting):

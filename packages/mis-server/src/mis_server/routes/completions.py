@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -59,7 +58,7 @@ async def _events(
 ) -> AsyncGenerator[CompletionReply]:
     """Yield an event for each prompt that is only echoed, else for each token that tells something."""
     parsed, result = answering.answered.parsed, answering.answered.result
-    async with aclosing(answering.chunks()) as chunks:
+    async with answering.chunks() as chunks:
         echoes = await in_thread_if_large(_TOKEN_VALUES * _echoed_values(parsed), _echoes, parsed, result, tokenizer)
         pieces = [_Pieces(tokenizer, *echoes[prompt]) for prompt in range(len(echoes)) for _ in range(parsed.choices)]
         if not parsed.sequences and not result.tokens:

@@ -104,9 +104,11 @@ class NativeProductsBackend(_Int8Products):
 
     def logits(self, hidden: Array, weight: Shaped[Array, "vocab embed"]) -> Float32[Array, "rows vocab"]:
         """Multiply any number of rows; XLA has AMX multiply many."""
-        if library.has_tiles() or not head.fits(weight.shape[1]):
-            return super().logits(hidden, weight)
-        return head.logits(hidden, weight)
+        return head.logits(hidden, weight) if self.takes_few_rows(weight.shape[1]) else super().logits(hidden, weight)
+
+    def takes_few_rows(self, embed: int) -> bool:
+        """Native logits do."""
+        return head.fits(embed) and not library.has_tiles()
 
     rms_norm = staticmethod(calls.rms_norm)
     norm_rope = staticmethod(calls.norm_rope)

@@ -17,6 +17,7 @@ class XlaCpuBackend(Backend):
     platforms = ("cpu",)
     fastest_dtype = "float32"
     normalised_rows = 128
+    drawn_rows = 1
     vocab_chunk = 8192
     keeps_bits = True
     recomputes_operands = False
