@@ -95,7 +95,7 @@ def test_a_query_finds_the_replica_that_has_it(
 ) -> None:
     asks = asks_of(size)
     with running_gateway(replicas) as gateway:
-        home = owners(gateway.url, asks)
+        home = owners(gateway, asks)
         answers = ask_all(gateway.url, asks, CALLERS)
         assert gateway.keys() == {"header": 0, "query": len(home) + len(asks), "unseen": 0, "absent": 0}
     forget(started)
@@ -135,7 +135,7 @@ def test_of_a_new_replica_queries_move_only_there_and_few(replicas: list[str]) -
     for addresses in (replicas, [*replicas, replicas[0]]):  # the fourth: another name for the first
         # Without a bound: a request that has just been answered may still be counted where it was.
         with running_gateway(addresses, MIS_GATEWAY_BALANCE_FACTOR="0") as gateway:
-            homes.append(owners(gateway.url, asks))
+            homes.append(owners(gateway, asks))
     before, after = homes
     moved = [query for query in before if before[query] != after[query]]
     assert {after[query] for query in moved} == {"replica-4"}
@@ -162,7 +162,7 @@ def test_a_replica_is_killed_under_load_comes_back_and_leaves(
     """The last test, as it takes one of the three."""
     lost, asks = started[2], asks_of((60, 0))
     with running_gateway(replicas) as gateway:
-        before = owners(gateway.url, asks)
+        before = owners(gateway, asks)
         known = ask_all(gateway.url, asks, CALLERS)
         assert {each.status for each in known} == {200}
 
@@ -179,7 +179,7 @@ def test_a_replica_is_killed_under_load_comes_back_and_leaves(
             assert int(each.headers["retry-after"]) >= 1
 
         gateway.wait_until(replica_1="UP", replica_2="UP", replica_3="DOWN")
-        home = owners(gateway.url, asks)
+        home = owners(gateway, asks)
         assert set(home.values()) == {"replica-1", "replica-2"}
         assert {query for query in home if home[query] != before[query]} == at(before, "replica-3")
         again = [ask_all(gateway.url, asks, CALLERS) for _ in range(2)]
@@ -192,7 +192,7 @@ def test_a_replica_is_killed_under_load_comes_back_and_leaves(
         command = [sys.executable, "-m", "mis_server", "serve", str(model), "--port", port, *LIMITED]
         with running_command(command, lost.base_url) as back:
             gateway.wait_until(replica_3="UP")
-            assert owners(gateway.url, asks) == before
+            assert owners(gateway, asks) == before
 
             def leave(number: int) -> None:
                 if number == len(asks) // 2:

@@ -50,10 +50,13 @@ class Gateway:
 
     def states(self) -> dict[str, str]:
         """What HAProxy thinks of every replica, by its name: UP, DOWN, DRAIN, MAINT."""
+        return {name: state.split()[0] for name, state in self._column("status").items()}
+
+    def _column(self, column: str) -> dict[str, str]:
+        """One of its statistics of every replica, by its name."""
         rows = [line.split(",") for line in self.command("show stat").splitlines()]
-        head = rows[0]
-        name, state = head.index("svname"), head.index("status")
-        return {row[name]: row[state].split()[0] for row in rows[1:] if row[0] == "replicas" and row[name] != "BACKEND"}
+        name, value = rows[0].index("svname"), rows[0].index(column)
+        return {row[name]: row[value] for row in rows[1:] if row[0] == "replicas" and row[name] != "BACKEND"}
 
     def wait_until(self, **states: str) -> None:
         """Wait until replicas, named with `_` for `-`, are in these states."""
@@ -63,6 +66,13 @@ class Gateway:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"Replicas are {self.states()}, not {wanted}.")
             time.sleep(_POLL_S)
+
+    def wait_until_idle(self) -> None:
+        """Wait until no replica is counted as having a request."""
+        deadline = time.monotonic() + _READY_S
+        while set((under_way := self._column("scur")).values()) != {"0"}:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"Requests at replicas are {under_way}.")
 
     def keys(self) -> dict[str, int]:
         """How many bodies gave a key, by where it comes from."""

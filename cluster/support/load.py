@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+from gateway import Gateway
+
 KINDS = ("text", "ids", "cjk", "items first", "rerank", "100 KB")
 _WORDS = ("the", "a", "cat", "dog", "sleeps", "runs", "film", "review", "is", "was", "good", "bad", "long", "never")
 _CJK = "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏"
@@ -109,7 +111,7 @@ def ask_all(
     start = monotonic()
 
     def call(_: int) -> None:
-        with httpx.Client(base_url=url, trust_env=False, verify=False, timeout=300) as client:
+        with _client(url) as client:
             while True:
                 with lock:
                     number, ask = next(queue, (-1, asks[0]))
@@ -121,6 +123,10 @@ def ask_all(
     with ThreadPoolExecutor(callers) as threads:
         list(threads.map(call, range(callers)))
     return [each for each in answers if each is not None]
+
+
+def _client(url: str) -> httpx.Client:
+    return httpx.Client(base_url=url, trust_env=False, verify=False, timeout=300)
 
 
 def _ask(client: httpx.Client, ask: Ask, start: float) -> Answer:
@@ -135,17 +141,20 @@ def _ask(client: httpx.Client, ask: Ask, start: float) -> Answer:
     )
 
 
-def owners(url: str, asks: Sequence[Ask]) -> dict[int, str]:
+def owners(gateway: Gateway, asks: Sequence[Ask]) -> dict[int, str]:
     """Return the replica that each query belongs to, as one caller finds it, whom no bound sends elsewhere.
 
-    The replica refuses these requests: they have the query, but no items.
+    The replica refuses these requests: they have the query, but no items. Each is asked when HAProxy has ended the
+    one before, which it may still count some moments after its answer, and then send the next past its owner.
     """
-    shortened = [_without_items(ask) for ask in {ask.query: ask for ask in asks}.values()]
     found: dict[int, str] = {}
-    for answer in ask_all(url, shortened, 1):
-        assert answer.status == 400, answer.reply
-        assert answer.replica is not None
-        found[answer.query] = answer.replica
+    with _client(gateway.url) as client:
+        for ask in {ask.query: ask for ask in asks}.values():
+            gateway.wait_until_idle()
+            answer = _ask(client, _without_items(ask), monotonic())
+            assert answer.status == 400, answer.reply
+            assert answer.replica is not None
+            found[answer.query] = answer.replica
     return found
 
 

@@ -72,7 +72,7 @@ def main() -> None:
         running_gateway([each.base_url for each in replicas], MIS_GATEWAY_BALANCE_FACTOR=str(given.factor)) as gateway,
     ):
         warm_up(replicas)
-        home = owners(gateway.url, [ask_of(number, "text", 0) for number in range(given.queries)])
+        home = owners(gateway, [ask_of(number, "text", 0) for number in range(given.queries)])
 
         def lose(number: int) -> None:
             if number == given.lose:
@@ -82,7 +82,7 @@ def main() -> None:
         split = len(answers) if given.lose is None else given.lose
         result = {"options": vars(given), "before": summary(answers[:split], home)}
         if given.lose is not None:
-            later = owners(gateway.url, [ask_of(number, "text", 0) for number in range(given.queries)])
+            later = owners(gateway, [ask_of(number, "text", 0) for number in range(given.queries)])
             result["after"] = summary(answers[split:], later)
     if given.rows:
         fields = ("query", "status", "replica", "cached_tokens", "began_s", "seconds")

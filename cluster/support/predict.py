@@ -239,7 +239,7 @@ def compare(setting: Setting, replicas: Sequence[RunningServer], checkpoint: Pat
 def keys_of(gateway: Gateway, queries: Sequence[int]) -> Int64[np.ndarray, " queries"]:
     """Return HAProxy's hash of each of these queries, and 0 for the others; from its log."""
     begin = len(gateway.log)
-    owners(gateway.url, [ask_of(query) for query in queries])
+    owners(gateway, [ask_of(query) for query in queries])
     keys = re.findall(r" key=query:(\S+) ", gateway.log[begin:])
     assert len(keys) == len(queries), f"{len(keys)} keys in the log"
     hashes = np.zeros(QUERIES, np.int64)
