@@ -4,9 +4,12 @@ import functools
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
+from pathlib import Path
+from time import monotonic
 from typing import TypeVar
 
 import pytest
@@ -23,6 +26,11 @@ gc.set_threshold(20_000, 20, 20)
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 _SHARED = "JAX_COMPILATION_CACHE_DIR"
+
+_AREAS = Path("/proc/self/maps")
+_MOST_AREAS = 40_000  # of 65,530 by default; a program of an emulated kernel has hundreds
+_LOOK_S = 5.0  # a look at so many takes 50 ms
+_looked = [0.0]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +62,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("tpu") and "interpret" not in getattr(item, "fixturenames", ()):
             raise pytest.UsageError(f"{item.nodeid}: a test marked tpu takes the fixture `interpret`")
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Drop compiled programs before they have more memory areas than Linux allows a process: LLVM crashes then."""
+    last_of_file = nextitem is None or nextitem.path != item.path
+    if "jax" not in sys.modules or not (last_of_file or monotonic() - _looked[0] > _LOOK_S):
+        return
+    areas = _AREAS.read_bytes().count(b"\n") if _AREAS.exists() else 0
+    if areas > (_MOST_AREAS // 4 if last_of_file else _MOST_AREAS):
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
+    _looked[0] = monotonic()
 
 
 @pytest.fixture(scope="session")
