@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
-from mis_core.models.parallel import DATA, PRODUCTS, TENSOR, backend_for, partition, spread_heads
+from mis_core.models.parallel import DATA, PRODUCTS, TENSOR, backend_for, partition, placement, spread_heads
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS
 from mis_core.runner.reads import make_reads
@@ -137,16 +137,16 @@ def _abstract_weights(
     flat = nnx.to_flat_state(weights)
 
     def on_mesh(path: tuple, leaf: jax.ShapeDtypeStruct) -> Any:
-        cut = NamedSharding(mesh, partition(path))
-        if quantization == "none" or path[-1] not in PRODUCTS:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=cut)
-        values = jax.ShapeDtypeStruct(leaf.shape, jnp.int8)
-        scales = jax.ShapeDtypeStruct((*leaf.shape[:-2], leaf.shape[-1]), jnp.float32)
-        weight = QuantizedWeight(values, scales, block_of(cut.shard_shape(leaf.shape)[-2]))
+        weight = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        if quantization != "none" and path[-1] in PRODUCTS:
+            depth = NamedSharding(mesh, partition(path)).shard_shape(leaf.shape)[-2]
+            values = jax.ShapeDtypeStruct(leaf.shape, jnp.int8)
+            scales = jax.ShapeDtypeStruct((*leaf.shape[:-2], leaf.shape[-1]), jnp.float32)
+            weight = QuantizedWeight(values, scales, block_of(depth))
         return jax.tree.map(
-            lambda each, spec: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=NamedSharding(mesh, spec)),
+            lambda each, placed: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=placed),
             weight,
-            backend.partition(weight, partition(path)),
+            placement(path, weight, mesh, backend),
         )
 
     return graph, nnx.from_flat_state({path: leaf.replace(on_mesh(path, leaf)) for path, leaf in flat})

@@ -24,7 +24,11 @@ USED = 0.75  # of a device's memory, by weights and cache; temporaries need the 
 
 
 def compile_one(topology: str, model: str, data: int, tensor: int, *, decodes: bool = False) -> str:
-    """Compile one step, of segments or of single tokens; return a line about it."""
+    """Compile one step, of segments or of single tokens; return a line about it.
+
+    Raises:
+        RuntimeError: XLA makes room for another copy of the weights, which it would fill in every step.
+    """
     target = TARGETS[topology]
     devices = np.array(mesh(target).devices).reshape(-1)[: data * tensor]
     on = Mesh(devices.reshape(data, tensor), (DATA, TENSOR))
@@ -41,12 +45,15 @@ def compile_one(topology: str, model: str, data: int, tensor: int, *, decodes: b
         compiled = compile_step(config, on, plan, shape, pages=pages)
     memory = compiled.memory_analysis()
     assert memory is not None, "the TPU compiler reports memory"
-    return (
+    line = (
         f"{topology:8} {model:14} dp {data} tp {tensor}  {time.perf_counter() - began:5.1f} s  per chip: "
         f"arguments {memory.argument_size_in_bytes / 2**20:.0f} MiB, "
         f"temporaries {memory.temp_size_in_bytes / 2**20:.0f} MiB, {pages * PAGE_SIZE:,} tokens in the cache"
         f"{', decoding' if decodes else ''}"
     )
+    if memory.temp_size_in_bytes > weight_bytes(config) / tensor / 2:
+        raise RuntimeError(f"{line}: another copy of the weights?")
+    return line
 
 
 def compile_reads(topology: str, model: str, data: int, tensor: int) -> str:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mis_core.errors import ConfigError
@@ -45,6 +45,12 @@ def partition(path: tuple[Any, ...]) -> P:
     if path[0] == "layers":
         return _LAYER_AXES.get(path[1], P())
     return P(None, TENSOR) if path[0] in ("embedding", "head") else P()
+
+
+def placement(path: tuple[Any, ...], weight: Weight, mesh: Mesh, backend: Backend) -> Any:
+    """Return how the parameter at a path of the decoder, as it is stored, lies on devices: a tree like it."""
+    cuts = jax.tree.map(lambda cut: NamedSharding(mesh, cut), backend.partition(weight, partition(path)))
+    return backend.placement(weight, cuts) if path[-1] in PRODUCTS else cuts
 
 
 def backend_for(config: ModelConfig, dtype: jnp.dtype, mesh: Mesh) -> Backend:

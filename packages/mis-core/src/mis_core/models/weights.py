@@ -21,7 +21,7 @@ from mis_core.checkpoints import Checkpoint, StoredTensor, open_checkpoint
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import NORM_OF, Decoder
-from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, spread_heads
+from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, placement, spread_heads
 from mis_kernels.backends import Backend, Weight
 from mis_kernels.quantized import block_of, quantize
 
@@ -233,8 +233,7 @@ class _Store:
     def put(self, path: tuple, weight: np.ndarray) -> Weight:
         """Move the parameter at a path of the decoder to the devices."""
         stored = self._stored(path, weight)
-        cuts = self.backend.partition(stored, partition(path))
-        return jax.device_put(stored, jax.tree.map(lambda cut: NamedSharding(self.mesh, cut), cuts))
+        return jax.device_put(stored, placement(path, stored, self.mesh, self.backend))
 
     def _stored(self, path: tuple, weight: np.ndarray) -> Weight:
         if path[-1] not in PRODUCTS:

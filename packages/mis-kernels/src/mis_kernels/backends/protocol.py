@@ -184,6 +184,10 @@ class Backend:
         """Return how a stored weight is cut, a tree like it, if the plain weight is cut like `partition`."""
         return weight.partition(partition) if isinstance(weight, QuantizedWeight) else partition
 
+    def placement(self, weight: Weight, cuts: Any) -> Any:
+        """Return how a stored stack lies on devices, a tree like it: as it is cut, in the fastest order."""
+        return cuts
+
     def at_layer(self, weight: Weight, layer: Int32[Array, ""]) -> Weight:
         """Return one layer's part of a stored stack, floats if it is an array."""
         if isinstance(weight, QuantizedWeight):

@@ -1,9 +1,10 @@
 """The Pallas kernels as a backend; products in floats and norms of hidden states are XLA's."""
 
 import dataclasses
-from typing import Self
+from typing import Any, Self
 
 import jax
+from jax.experimental.layout import Format, Layout
 from jaxtyping import Array
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
@@ -73,6 +74,12 @@ class TpuBackend(Backend):
     def fuses_log_sum_exp(self, rows: int, vocab: int, embed: int) -> bool:
         """Rows fill lanes, both ways."""
         return head.fits(rows, vocab, embed)
+
+    def placement(self, weight: Weight, cuts: Any) -> Any:
+        """On v7x, tiles of 16 rows: its products read them, and XLA would copy all weights into such in every step."""
+        if isinstance(weight, QuantizedWeight) or weight.dtype.itemsize != 2 or tpu_chip() != "v7x":
+            return cuts
+        return Format(Layout(tuple(range(weight.ndim)), tiling=((16, LANES), (2, 1))), cuts)
 
     def at_layer(self, weight: Weight, layer: Array) -> Weight:
         """Point to a layer of a quantised stack, without a copy, if the kernel of its products takes it."""
