@@ -3,12 +3,14 @@
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from jax.sharding import SingleDeviceSharding
 
 from kernel_cases import SMALL
 from mis_kernels import lay_out
@@ -19,7 +21,7 @@ from mis_kernels.backends.native import library
 from mis_kernels.backends.native.backend import NativeBackend, NativeInt8Backend
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.xla.backend import XlaBackend, XlaCpuBackend
-from mis_kernels.heads import HeadShape
+from mis_kernels.heads import HEAD_SHAPES, HeadShape
 from mis_kernels.target import CUDA_CAPABILITIES, compiling_for
 
 PAGE = 64
@@ -168,3 +170,16 @@ def test_every_step_within_the_limits_fits(backend: Backend, data: st.DataObject
         tile_capacity=backend.tile_capacity(tokens, LIMITS),
     )
     assert found.backend is backend
+
+
+@pytest.mark.parametrize(
+    ("chip", "dtype", "tiled"), [("v7x", "bfloat16", True), ("v7x", "float32", False), ("v6e", "bfloat16", False)]
+)
+def test_weights_lie_in_tiles_of_16_rows_where_products_read_such(chip: str, dtype: str, tiled: bool) -> None:
+    cut = SingleDeviceSharding(jax.devices()[0])
+    with compiling_for(chip):
+        backend = choose(HEAD_SHAPES["qwen3-0.6b"], "bfloat16")
+        placed = backend.placement(jax.ShapeDtypeStruct((28, 1024, 4096), dtype), cut)
+    assert (placed != cut) == tiled
+    if tiled:
+        assert (placed.sharding, placed.layout.tiling) == (cut, ((16, 128), (2, 1)))
