@@ -133,7 +133,7 @@ def test_what_the_guide_shows_gives_the_scores_of_one_process(
 
     def start(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, timeout=500, cwd=tmp_path, env=environment
+            [sys.executable, *arguments], capture_output=True, text=True, timeout=1800, cwd=tmp_path, env=environment
         )
 
     page = GUIDE.read_text()

@@ -183,8 +183,8 @@ def test_scores_beside_sixteen_running_sequences(engines: list[Engine]) -> None:
 
 
 def test_sequences_that_gave_up_their_pages_have_the_same_bits(engines: list[Engine], given_up: list[int]) -> None:
-    """Six sequences of up to 7 pages where there are 18."""
-    wanted = [((seed, 100), 330, OPTIONS[seed % 4]) for seed in range(6)]
+    """Six sequences of up to 5 pages where there are 18."""
+    wanted = [((seed, 100), 200, OPTIONS[seed % 4]) for seed in range(6)]
     alone = [generate(engines[0], *each) for each in wanted]
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda each: generate(engines[1], *each), wanted))

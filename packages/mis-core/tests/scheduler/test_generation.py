@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,15 +212,29 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+anything = given(
     cases=st.lists(cases, min_size=1, max_size=12),
     scores=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 400), st.integers(1, 500)), max_size=4),
     pages=st.integers(26, 60),
     shards=st.integers(1, 2),
     prefix_cache=st.booleans(),
 )
-def test_whatever_runs_beside_it_every_token_is_made_of_all_before_it(
+
+
+@settings(max_examples=20, deadline=None)
+@anything
+def test_whatever_runs_beside_it_every_token_is_made_of_all_before_it(**drawn: Any) -> None:
+    assert_made_of_all_before_it(**drawn)
+
+
+@pytest.mark.full
+@settings(max_examples=200, deadline=None)
+@anything
+def test_whatever_runs_beside_it_more_examples(**drawn: Any) -> None:
+    assert_made_of_all_before_it(**drawn)
+
+
+def assert_made_of_all_before_it(
     cases: list[Case], scores: list[tuple[int, int, int]], pages: int, shards: int, prefix_cache: bool
 ) -> None:
     shape = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24, shards=shards)

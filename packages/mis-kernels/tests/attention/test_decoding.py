@@ -170,7 +170,8 @@ def test_a_step_of_few_rows_has_one_of_the_backends_sizes() -> None:
     ("backend", "dtype"),
     [
         *(("xla", dtype) for dtype in ("float32", "bfloat16")),
-        *(pytest.param("tpu", dtype, marks=pytest.mark.tpu) for dtype in ("float32", "bfloat16")),
+        pytest.param("tpu", "float32", marks=[pytest.mark.tpu, pytest.mark.full]),
+        pytest.param("tpu", "bfloat16", marks=pytest.mark.tpu),
         pytest.param("gpu", "bfloat16", marks=pytest.mark.gpu),
         ("gpu", "float32"),
     ],

@@ -231,7 +231,7 @@ def test_a_client_that_leaves_frees_its_work(
     assert pretended.was_cancelled.wait(60)
 
 
-@paths
+@pytest.mark.parametrize("path", [pytest.param("/v1/completions", marks=pytest.mark.full), "/v1/chat/completions"])
 def test_who_reads_slowly_holds_up_nobody_and_frees_its_work_when_it_leaves(
     http: httpx.Client, pretended: Any, words: list[int], path: str
 ) -> None:
