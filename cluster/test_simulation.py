@@ -105,7 +105,7 @@ LONG = [
     *(Setting(requests=2500, zipf=zipf, factor=factor) for zipf in (0.8, 1.0, 1.2) for factor in (150, 200, 0)),
     *(Setting(requests=3000, zipf=1.0, factor=factor, lose=1500) for factor in (150, 200, 0)),
     *(Setting(requests=3000, zipf=zipf, factor=200, lose=1500) for zipf in (0.8, 1.2)),
-    Setting(requests=4500, zipf=1.0, factor=200, lose=1500, back=2500),
+    Setting(requests=7000, zipf=1.0, factor=200, lose=1500, back=2500),
 ]
 SETTINGS = [
     pytest.param(SHORT, id="short"),
