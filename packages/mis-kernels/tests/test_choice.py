@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from jax.sharding import SingleDeviceSharding
 
 from kernel_cases import SMALL
 from mis_kernels import lay_out
@@ -183,3 +183,13 @@ def test_weights_lie_in_tiles_of_16_rows_where_products_read_such(chip: str, dty
     assert (placed != cut) == tiled
     if tiled:
         assert (placed.sharding, placed.layout.tiling) == (cut, ((16, 128), (2, 1)))
+
+
+def test_weights_that_are_cut_lie_as_xla_takes_their_parts() -> None:
+    mesh = AbstractMesh((1, 2), ("data", "tensor"))
+    weight = jax.ShapeDtypeStruct((28, 1024, 4096), "bfloat16")
+    with compiling_for("v7x"):
+        backend = choose(HEAD_SHAPES["qwen3-0.6b"], "bfloat16")
+        for spec, cut in ((P(None, None, "tensor"), True), (P("data"), False), (P(), False)):
+            on = NamedSharding(mesh, spec)
+            assert (backend.placement(weight, on) == on) == cut

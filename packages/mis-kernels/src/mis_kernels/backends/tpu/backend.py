@@ -76,8 +76,13 @@ class TpuBackend(Backend):
         return head.fits(rows, vocab, embed)
 
     def placement(self, weight: Weight, cuts: Any) -> Any:
-        """On v7x, tiles of 16 rows: its products read them, and XLA would copy all weights into such in every step."""
+        """On v7x, tiles of 16 rows: its products read them, and XLA would copy all weights into such in every step.
+
+        So it does with weights that are cut over devices: of their parts it takes tiles of 8 only.
+        """
         if isinstance(weight, QuantizedWeight) or weight.dtype.itemsize != 2 or tpu_chip() != "v7x":
+            return cuts
+        if not cuts.is_fully_replicated:
             return cuts
         return Format(Layout(tuple(range(weight.ndim)), tiling=((16, LANES), (2, 1))), cuts)
 
