@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from bench_fakes import Clock, Done, Fakes, VirtualLoop
 from fake_server import FakeServer
 from mis_bench.cli import main
-from mis_bench.targets.base import CallFailed
+from mis_bench.targets.target import CallFailed
 from mis_bench.workload import Workload
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench_fakes import Done, Fakes, FakeTarget, by_alias, options_of
-from mis_bench.targets.base import Capabilities
+from mis_bench.targets.target import Capabilities
 from mis_bench.workload import Workload
 
 Bench = Callable[..., Done]

@@ -8,7 +8,7 @@ import pytest
 
 from mis_bench import environment as module
 from mis_bench.environment import environment, hardware_of
-from mis_bench.targets.base import About
+from mis_bench.targets.target import About
 
 
 def about(devices: str | None) -> About:

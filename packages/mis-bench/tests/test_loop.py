@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from bench_fakes import Clock, FakeTarget
 from mis_bench.loop import Asked, drive
 from mis_bench.records import Sent
-from mis_bench.targets.base import CallFailed, Capabilities
 from mis_bench.targets.spec import TargetSpec
+from mis_bench.targets.target import CallFailed, Capabilities
 from mis_bench.traces import arrival_times
 from mis_bench.workload import build_workload
 

@@ -12,8 +12,8 @@ from mis_bench.profile.records import Point, Profile, ProfileError, Scenario, Ti
 from mis_bench.profile.run import Subject, profile
 from mis_bench.profile.scenarios import plan_of
 from mis_bench.records import WorkloadPart
-from mis_bench.targets.base import About, CallFailed, Layout, Reply
 from mis_bench.targets.blocking import Blocking
+from mis_bench.targets.target import About, CallFailed, Layout, Reply
 from mis_bench.workload import Workload, build_workload
 
 

@@ -17,7 +17,7 @@ from mis_bench.cli import main
 from mis_bench.commands.run import PROFILES, rounds_of
 from mis_bench.records import Call
 from mis_bench.statistics import Latency
-from mis_bench.targets.base import Capabilities
+from mis_bench.targets.target import Capabilities
 from mis_bench.traces import arrival_times
 from mis_bench.workload import Workload, build_workload
 

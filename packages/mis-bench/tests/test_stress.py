@@ -43,7 +43,7 @@ def test_200_items_may_run_out_of_memory_and_100_may_not(
 def test_a_target_that_answers_no_more_afterwards_fails(bench: Bench, fakes: Fakes) -> None:
     def prepare(target: FakeTarget) -> None:
         def before(_: int, workload: Workload) -> None:
-            from mis_bench.targets.base import CallFailed
+            from mis_bench.targets.target import CallFailed
 
             if workload.num_items == 1:
                 raise CallFailed("connection_error", "gone")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mis_bench.targets.base import CallFailed, TargetUnavailable
+from mis_bench.targets.target import CallFailed, TargetUnavailable
 from mis_bench.workload import Workload, build_workload
 from mis_core import Engine
 from mis_testing.options import SMALL_ENGINE

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mis_bench.targets.base import CallFailed, TargetUnavailable
+from mis_bench.targets.target import CallFailed, TargetUnavailable
 from mis_bench.workload import Workload, build_workload
 from mis_testing.server import RunningServer, running_server
 from targets import Connect, ask

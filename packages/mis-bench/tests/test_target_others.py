@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mis_bench.targets.base import About, CallFailed, TargetUnavailable
+from mis_bench.targets.target import About, CallFailed, TargetUnavailable
 from mis_bench.workload import Workload, build_workload
 from targets import Local
 

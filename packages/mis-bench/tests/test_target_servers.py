@@ -16,9 +16,9 @@ from pydantic import TypeAdapter
 
 from fake_server import FakeServer
 from mis_bench.targets import http
-from mis_bench.targets.base import CallFailed, TargetUnavailable
 from mis_bench.targets.registry import opener
 from mis_bench.targets.spec import TargetSpec, without_secrets
+from mis_bench.targets.target import CallFailed, TargetUnavailable
 from mis_bench.workload import Workload, build_workload
 from mis_testing.server import free_port
 from targets import Connect, ask

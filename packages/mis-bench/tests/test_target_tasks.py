@@ -11,9 +11,9 @@ from fake_server import FakeServer
 from mis_bench.cli import main
 from mis_bench.records import read_results
 from mis_bench.summary import summarize
-from mis_bench.targets.base import CallFailed, TargetUnavailable
 from mis_bench.targets.registry import opener
 from mis_bench.targets.spec import TargetSpec
+from mis_bench.targets.target import CallFailed, TargetUnavailable
 from mis_bench.workload import Task, build_workload
 from targets import ask
 

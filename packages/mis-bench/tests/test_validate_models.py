@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from mis_bench.targets import registry
-from mis_bench.targets.base import About, Answer, Capabilities, Layout, Opener, Reply
 from mis_bench.targets.spec import TargetSpec
+from mis_bench.targets.target import About, Answer, Capabilities, Layout, Opener, Reply
 from mis_bench.validation.cases import Cases, build_cases
 from mis_bench.validation.gates import Dtype, ModelValidation
 from mis_bench.validation.run import Subject, validate

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from bench_fakes import Clock
 from mis_bench.artifact import read_artifact
 from mis_bench.cli import main
-from mis_bench.targets.base import About, Answer, CallFailed, Capabilities, Layout, Reply, TargetUnavailable
 from mis_bench.targets.spec import TargetSpec
+from mis_bench.targets.target import About, Answer, CallFailed, Capabilities, Layout, Reply, TargetUnavailable
 from mis_bench.validation.cases import build_cases
 from mis_bench.validation.gates import FIGURES, Gate, ModelValidation, Validation
 from mis_bench.validation.isolation import KINDS

@@ -15,7 +15,7 @@ from mis_bench.commands.run import run
 from mis_bench.commands.validate import validate
 from mis_bench.commands.validate_artifacts import validate_artifacts
 from mis_bench.commands.workload import workload
-from mis_bench.targets.base import TargetUnavailable
+from mis_bench.targets.target import TargetUnavailable
 from mis_bench.workload import WorkloadNameError
 
 _COMMANDS = (

@@ -7,7 +7,7 @@ from typing import Self
 
 from mis_bench.loop import Asked
 from mis_bench.records import Case, WorkloadPart
-from mis_bench.targets.base import CallFailed, Target
+from mis_bench.targets.target import CallFailed, Target
 from mis_bench.traces import MAX_ARRIVALS, Trace, arrival_times, build_trace
 from mis_bench.workload import Workload, build_workload
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
-    from mis_bench.targets.base import About
+    from mis_bench.targets.target import About
 
 _PACKAGES = (
     "mis-bench", "mis-core", "mis-kernels", "mis-server", "jax", "jaxlib", "libtpu", "numpy", "torch", "transformers",

@@ -13,7 +13,7 @@ from mis_bench.judging import to_confirm
 from mis_bench.loop import ask_one, drive
 from mis_bench.records import SUMMARY, Call, Opened, Phase, Plan, Record, Results, Window, append, begin, read_results
 from mis_bench.summary import summarize
-from mis_bench.targets.base import CallFailed, Opener, Target, TargetUnavailable
+from mis_bench.targets.target import CallFailed, Opener, Target, TargetUnavailable
 from mis_bench.workload import task_of
 
 ATTEMPTS = 3

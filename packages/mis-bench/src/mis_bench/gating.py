@@ -8,7 +8,7 @@ import numpy as np
 from mis_bench.demand import GATED, Demand
 from mis_bench.loop import ask_one
 from mis_bench.records import Call, Case, Gate, Plan
-from mis_bench.targets.base import Scores, Target
+from mis_bench.targets.target import Scores, Target
 
 
 def difference(scores: Scores, truth: Scores) -> dict[str, float]:

@@ -9,7 +9,7 @@ from itertools import chain, islice
 import numpy as np
 
 from mis_bench.records import Sent
-from mis_bench.targets.base import Answer, CallFailed, Prepared, Target
+from mis_bench.targets.target import Answer, CallFailed, Prepared, Target
 
 ENCODED_AHEAD = 256
 """Requests that are encoded before the clock starts. Of a longer load the rest is encoded while it runs."""

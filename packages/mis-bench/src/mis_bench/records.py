@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, SkipValidation, TypeAdapt
 
 from mis_bench.artifact import Artifact, ArtifactError, Part, first_fault, read_artifact
 from mis_bench.environment import Environment
-from mis_bench.targets.base import About
+from mis_bench.targets.target import About
 from mis_bench.workload import Workload
 
 PLAN, RECORDS, SUMMARY = "plan.json", "records.jsonl", "summary.json"

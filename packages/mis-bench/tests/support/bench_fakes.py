@@ -12,8 +12,8 @@ from click.testing import Result
 
 from mis_bench.records import Results, read_results
 from mis_bench.summary import Summary, summarize
-from mis_bench.targets.base import About, Answer, CallFailed, Capabilities, Layout, Reply, TargetUnavailable
 from mis_bench.targets.spec import TargetSpec
+from mis_bench.targets.target import About, Answer, CallFailed, Capabilities, Layout, Reply, TargetUnavailable
 from mis_bench.workload import Task, Workload
 
 CALL_S = 0.01

@@ -21,7 +21,7 @@ from mis_bench.records import (
     append,
     begin,
 )
-from mis_bench.targets.base import About
+from mis_bench.targets.target import About
 from mis_bench.workload import CANONICAL, build_workload
 
 HERE = environment().model_copy(update={"hardware": "Intel Xeon, 2 cores", "is_dirty": False})

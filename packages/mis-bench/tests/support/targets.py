@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from mis_bench.targets.base import About, Layout, Reply, Target
 from mis_bench.targets.registry import opener
 from mis_bench.targets.spec import TargetSpec
+from mis_bench.targets.target import About, Layout, Reply, Target
 from mis_bench.workload import Workload
 
 

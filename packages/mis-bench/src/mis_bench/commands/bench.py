@@ -25,8 +25,8 @@ from mis_bench.commands.measuring import (
 )
 from mis_bench.records import PLAN, Case, Plan, PlannedTarget, WorkloadPart
 from mis_bench.targets import registry
-from mis_bench.targets.base import Opener, TargetUnavailable
 from mis_bench.targets.spec import TargetSpec, is_secret, without_secrets
+from mis_bench.targets.target import Opener, TargetUnavailable
 from mis_bench.workload import CANONICAL, build_workload
 
 if TYPE_CHECKING:

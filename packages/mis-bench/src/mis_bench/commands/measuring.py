@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from mis_bench.targets.base import About
+from mis_bench.targets.target import About
 from mis_bench.workload import TOKEN_IDS
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]

@@ -13,7 +13,7 @@ from mis_bench.profile.records import Profile, Scenario
 from mis_bench.profile.scenarios import plan_of
 
 if TYPE_CHECKING:
-    from mis_bench.targets.base import Target
+    from mis_bench.targets.target import Target
     from mis_core import Engine
 
 

@@ -66,7 +66,7 @@ def validate(
     Exit status 1: a gate of a model failed, or could not be run.
     """
     from mis_bench.environment import environment, hardware_of
-    from mis_bench.targets.base import TargetUnavailable
+    from mis_bench.targets.target import TargetUnavailable
     from mis_bench.validation import run
     from mis_bench.validation.cases import build_cases
     from mis_bench.validation.gates import Validation

@@ -13,8 +13,8 @@ from mis_bench.execution import Progress, execute
 from mis_bench.perf.side import Side
 from mis_bench.perf.sources import SIDES, Sources
 from mis_bench.records import Case, Load, Plan, PlannedTarget, Results, WorkloadPart
-from mis_bench.targets.base import Capabilities
 from mis_bench.targets.blocking import BlockingOpener
+from mis_bench.targets.target import Capabilities
 from mis_bench.workload import build_workload
 
 OPTIONS: dict[str, int | str] = {"dtype": "bfloat16", "chunked_prefill_size": 1024, "max_total_tokens": 8192}

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from mis_bench.perf.sources import pythonpath
-from mis_bench.targets.base import About, CallFailed, Layout, Reply, TargetUnavailable
 from mis_bench.targets.blocking import BlockingTarget
+from mis_bench.targets.target import About, CallFailed, Layout, Reply, TargetUnavailable
 from mis_bench.workload import Workload
 
 WORKER = Path(__file__).with_name("worker.py")

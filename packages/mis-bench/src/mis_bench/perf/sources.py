@@ -16,7 +16,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mis_bench.targets.base import TargetUnavailable
+from mis_bench.targets.target import TargetUnavailable
 
 SIDES = ("base", "head")
 

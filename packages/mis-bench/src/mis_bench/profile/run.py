@@ -14,7 +14,7 @@ from mis_bench.profile.records import MemoryReport, Point, Profile, ProfileError
 from mis_bench.profile.scenarios import Plan
 from mis_bench.profile.trace import REQUEST, Trace, read_trace
 from mis_bench.records import WorkloadPart
-from mis_bench.targets.base import Target
+from mis_bench.targets.target import Target
 from mis_bench.workload import Workload, build_workload
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from mis_bench.report.documents import passed
 from mis_bench.report.page import Section
 from mis_bench.report.sources import Measured, Sources
 from mis_bench.table import Table, number
-from mis_bench.targets.base import About
+from mis_bench.targets.target import About
 
 
 def overview(sources: Sources) -> Section:

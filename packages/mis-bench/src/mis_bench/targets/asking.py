@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mis_bench.targets.base import CallFailed, Reply, fitting
+from mis_bench.targets.target import CallFailed, Reply, fitting
 from mis_bench.workload import Task, Workload
 
 Json = dict[str, Any]

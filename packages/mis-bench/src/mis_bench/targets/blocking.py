@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
-from mis_bench.targets.base import (
+from mis_bench.targets.target import (
     About,
     Answer,
     CallFailed,

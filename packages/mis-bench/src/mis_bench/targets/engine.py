@@ -14,9 +14,9 @@ import mis_core
 import mis_kernels
 from mis_bench.environment import checkpoint_sha256
 from mis_bench.targets.asking import decided, ranked
-from mis_bench.targets.base import About, Layout, Reply, Scores, TargetUnavailable
 from mis_bench.targets.blocking import BlockingTarget
 from mis_bench.targets.spec import read_options
+from mis_bench.targets.target import About, Layout, Reply, Scores, TargetUnavailable
 from mis_bench.workload import Task, Workload
 from mis_core import Engine
 from mis_core.config import EngineConfig

@@ -15,7 +15,8 @@ import numpy as np
 
 from mis_bench.environment import checkpoint_sha256
 from mis_bench.targets.asking import Asking, Json, Tasks
-from mis_bench.targets.base import (
+from mis_bench.targets.spec import Options, is_secret, read_options
+from mis_bench.targets.target import (
     About,
     Answer,
     CallFailed,
@@ -25,7 +26,6 @@ from mis_bench.targets.base import (
     is_out_of_memory,
     unsupported,
 )
-from mis_bench.targets.spec import Options, is_secret, read_options
 from mis_bench.workload import Task, Workload, build_workload
 
 TOLD_TIMEOUT_S = 5.0

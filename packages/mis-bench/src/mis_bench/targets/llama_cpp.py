@@ -15,8 +15,8 @@ from safetensors import safe_open
 
 from mis_bench.checkpoints import cache_folder
 from mis_bench.environment import checkpoint_sha256
-from mis_bench.targets.base import About, CallFailed, TargetUnavailable
 from mis_bench.targets.blocking import LocalModel
+from mis_bench.targets.target import About, CallFailed, TargetUnavailable
 
 _BATCH_TOKENS = 2048
 _SEQUENCES = 64  # items in a batch; llama.cpp's own limit is 256

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int64
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from mis_bench.environment import checkpoint_sha256
-from mis_bench.targets.base import About, TargetUnavailable
 from mis_bench.targets.blocking import LocalModel
+from mis_bench.targets.target import About, TargetUnavailable
 
 
 class PyTorch(LocalModel):

@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from mis_bench.targets.base import Capabilities, Opener, TargetUnavailable
 from mis_bench.targets.blocking import BlockingOpener, BlockingTarget
 from mis_bench.targets.spec import Options, TargetSpec, read_options
+from mis_bench.targets.target import Capabilities, Opener, TargetUnavailable
 
 _SERVERS = ("mis", "sglang", "vllm", "openai", "llama-server")
 

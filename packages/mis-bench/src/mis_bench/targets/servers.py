@@ -23,8 +23,8 @@ from mis_bench.targets.asking import (
     ranked_list,
     reading,
 )
-from mis_bench.targets.base import CallFailed, Reply, TargetUnavailable, fitting, scores_of
 from mis_bench.targets.http import Server, ServerOptions
+from mis_bench.targets.target import CallFailed, Reply, TargetUnavailable, fitting, scores_of
 from mis_bench.workload import Workload
 from mis_core.errors import ModelError
 from mis_core.tokenization import Tokenizer

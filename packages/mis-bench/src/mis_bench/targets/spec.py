@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mis_bench.targets.base import TargetUnavailable
+from mis_bench.targets.target import TargetUnavailable
 
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 

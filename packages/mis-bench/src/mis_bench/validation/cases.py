@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mis_bench.loop import Asked, drive
-from mis_bench.targets.base import CallFailed, Layout, Scores, Target
+from mis_bench.targets.target import CallFailed, Layout, Scores, Target
 from mis_bench.workload import Workload, build_workload
 
 _QUERY = (1957, 1437, 25975, 25)

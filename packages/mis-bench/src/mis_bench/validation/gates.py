@@ -10,7 +10,7 @@ from pydantic import Field
 from mis_bench.artifact import Artifact, Part
 from mis_bench.environment import Environment
 from mis_bench.table import Table
-from mis_bench.targets.base import About
+from mis_bench.targets.target import About
 
 Dtype = Literal["bfloat16", "float32", "int8"]
 """What products are made in; `int8`: those of layers, whatever the type of the rest."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mis_bench.targets.base import CallFailed, Scores
+from mis_bench.targets.target import CallFailed, Scores
 from mis_bench.validation.cases import Scorer
 from mis_bench.validation.gates import ISOLATION, Gate
 from mis_bench.workload import Workload

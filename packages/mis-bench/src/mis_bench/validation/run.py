@@ -12,8 +12,8 @@ from typing import cast
 import numpy as np
 
 from mis_bench.targets import registry
-from mis_bench.targets.base import About, CallFailed, Scores, Target, TargetUnavailable
 from mis_bench.targets.spec import TargetSpec
+from mis_bench.targets.target import About, CallFailed, Scores, Target, TargetUnavailable
 from mis_bench.validation.cases import Cases, Scorer
 from mis_bench.validation.gates import (
     EQUIVALENCE,
