@@ -42,8 +42,9 @@ def log_sum_exp(
     chunk = min(backend.vocab_chunk, vocab)
     with jax.named_scope("log_sum_exp"):
         hidden = hidden[rows]
-        if not tensor_cut and backend.fuses_log_sum_exp(len(rows), *weight.shape):
-            return backend.log_sum_exp(hidden, from_bits(weight))
+        fused = None if tensor_cut else backend.log_sum_exp(hidden, from_bits(weight))
+        if fused is not None:
+            return fused
 
     def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
         highest, total = carry

@@ -285,19 +285,14 @@ class Backend:
             product = jnp.dot(rows, weight, preferred_element_type=jnp.float32)
         return product if factor is None else product * factor
 
-    def fuses_log_sum_exp(self, rows: int, vocab: int, embed: int) -> bool:
-        """Whether `log_sum_exp` takes so many rows on a device, so wide, and so many logits; else XLA streams them."""
-        return False
-
     def log_sum_exp(
         self, hidden: Float[Array, "rows embed"], weight: Float[Array, "vocab embed"]
-    ) -> Float32[Array, " rows"]:
-        """Return the log of the sum of the exponentials of each row's logits, the head read once.
+    ) -> Float32[Array, " rows"] | None:
+        """Return the log of the sum of the exponentials of each row's logits, reading the head once.
 
-        Raises:
-            NotImplementedError: the backend fuses none.
+        None where no kernel takes these shapes: the caller then streams over the vocabulary.
         """
-        raise NotImplementedError(f"{self.name} has no fused log-sum-exp")
+        return None
 
     def logits(
         self, hidden: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"]

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import jax
 from jax.experimental.layout import Format, Layout
-from jaxtyping import Array
+from jaxtyping import Array, Float, Float32
 
 from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.protocol import Backend, FoldedNorm, HeadTurns, Weight
@@ -71,9 +71,11 @@ class TpuBackend(Backend):
         tiles = build_tpu_tiles(segments, page_size, self.blocks, *capacity or ())
         return LaidOut(**vars(segments), tiles=tiles, backend=self)
 
-    def fuses_log_sum_exp(self, rows: int, vocab: int, embed: int) -> bool:
-        """Rows fill lanes, both ways."""
-        return head.fits(rows, vocab, embed)
+    def log_sum_exp(
+        self, hidden: Float[Array, "rows embed"], weight: Float[Array, "vocab embed"]
+    ) -> Float32[Array, " rows"] | None:
+        """Fuse the product and the sum where rows fill lanes, both ways."""
+        return head.tpu_log_sum_exp(hidden, weight) if head.fits(len(hidden), *weight.shape) else None
 
     def placement(self, weight: Weight, cuts: Any) -> Any:
         """On v7x, tiles of 16 rows: its products read them, and XLA would copy all weights into such in every step.
@@ -118,7 +120,6 @@ class TpuBackend(Backend):
             gate_up = gate_up.stack.at_layer(gate_up.layer)  # the kernel has no place for biases
         return super().gated_linear(x, gate_up, bias, norm)
 
-    log_sum_exp = staticmethod(head.tpu_log_sum_exp)
     attend = staticmethod(tpu_attention)
     write_pages = staticmethod(write_pages)
     write_rows = staticmethod(write_rows)
