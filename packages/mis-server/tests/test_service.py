@@ -78,6 +78,8 @@ def test_events_leave_others_their_turns() -> None:
 def test_collecting_garbage_does_not_look_at_what_stays_for_ever(
     monkeypatch: pytest.MonkeyPatch, pretended: Any, checkpoint: Path
 ) -> None:
+    early: list[object] = [[]]  # as old as the application, which stays as long as the process
+
     @contextlib.asynccontextmanager
     async def opened(config: EngineConfig) -> AsyncIterator[Any]:
         yield pretended
@@ -89,11 +91,17 @@ def test_collecting_garbage_does_not_look_at_what_stays_for_ever(
         pass
 
     async def main() -> None:
-        frozen = asyncio.Event()
-        monkeypatch.setattr(gc, "freeze", frozen.set)
+        before = gc.get_freeze_count()
         serving = asyncio.create_task(serve(ServerConfig(engine=EngineConfig(model=str(checkpoint)), port=0)))
         async with asyncio.timeout(120):
-            await frozen.wait()
+            while gc.get_freeze_count() == before:
+                await asyncio.sleep(0.01)
+        later: list[object] = [[]]
+        looked_at = [id(each) for each in gc.get_objects()]
+        assert id(later) in looked_at
+        assert id(early) not in looked_at
+        gc.unfreeze()
+        assert id(early) in [id(each) for each in gc.get_objects()]
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving

@@ -63,9 +63,16 @@ def test_layers_without_number_are_refused_at_once(directory: Path) -> None:
         load(directory)
 
 
-def test_what_lies_beside_the_whole_model_is_not_its_own(directory: Path) -> None:
-    save_file({"lora_A": np.zeros(3, np.float32)}, directory / "adapter_model.safetensors")
-    load(directory)
+def test_files_next_to_a_whole_model_are_not_read(directory: Path) -> None:
+    before = load(directory)
+    tensors = {name: np.zeros_like(each) for name, each in load_file(directory / FILE).items()}
+    save_file(tensors | {"lora_A": np.zeros(3, np.float32)}, directory / "adapter_model.safetensors")
+    after = load(directory)
+    np.testing.assert_array_equal(after.layers.qkv[...], before.layers.qkv[...])
+    np.testing.assert_array_equal(after.embedding[...], before.embedding[...])
+    (directory / FILE).rename(directory / "first.safetensors")  # no file is the whole model: both are read
+    with pytest.raises(ModelError, match="lora_A"):
+        load(directory)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

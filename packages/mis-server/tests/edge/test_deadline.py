@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from mis_core.errors import RequestError
 from mis_server.edge.deadline import deadline
@@ -113,6 +114,18 @@ async def test_a_client_that_leaves_in_the_last_moment_ends_nothing_else() -> No
         lost.set_result(None)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
+
+
+@pytest.mark.anyio
+async def test_a_client_that_leaves_a_moment_earlier_ends_the_work() -> None:
+    async def work() -> None:
+        limit, lost = deadline_of()
+        async with limit:
+            lost.set_result(None)
+            await asyncio.sleep(60)
+
+    with pytest.raises(ClientDisconnect):
+        await work()
 
 
 @pytest.mark.anyio
