@@ -60,7 +60,7 @@ def device(request, tpu: Device, gpu: Device) -> Device:
 def engine(path: Path, device: Callable[[], AbstractContextManager]) -> Iterator[Engine]:
     with device(), Engine.from_pretrained(path, max_total_tokens=CACHE_TOKENS, **UNWARMED) as engine:
         yield engine
-        engine._loop._scheduler.check()
+        engine.check()
 
 
 @pytest.fixture(scope="module")

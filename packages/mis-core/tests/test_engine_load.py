@@ -26,7 +26,7 @@ def warm(tmp_path_factory) -> Iterator[Engine]:
     path = tiny_checkpoint(tmp_path_factory.mktemp("load") / "model")
     with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE | {"skip_warmup": False}) as engine:
         yield engine
-        engine._loop._scheduler.check()
+        engine.check()
 
 
 def random_request(rng: np.random.Generator, most_items: int, longest_query: int) -> dict:
@@ -125,7 +125,7 @@ def test_cancelled_requests_free_what_they_hold(warm: Engine) -> None:
     for future in futures[1::2]:
         assert future.result(timeout=120).logits.shape == (200, 2)
     assert warm.score([1, 2], [[3]], LABELS).scores.shape == (1, 2)
-    warm._loop._scheduler.check()
+    warm.check()
     assert warm.statistics()["held_pages"] == 0
 
 
@@ -140,4 +140,4 @@ def test_a_failing_step_takes_only_those_it_computed(warm: Engine, monkeypatch: 
     again = warm.score(list(range(50)), [[1], [2]], LABELS)
     assert again.usage.cached_tokens == 0
     assert_bits_equal(again.scores, expected)
-    warm._loop._scheduler.check()
+    warm.check()

@@ -24,7 +24,7 @@ def assert_free(engine: Engine) -> None:
         if not now["waiting_requests"] and not now["held_pages"]:
             break
         time.sleep(0.05)
-    engine._loop._scheduler.check()
+    engine.check()
     assert (now["held_pages"], now["waiting_requests"]) == (0, 0)
     assert now["free_pages"] + now["cached_pages"] == now["pages"]
 

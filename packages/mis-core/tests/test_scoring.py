@@ -62,7 +62,9 @@ def finished(logits, log_sum_exp=None, label_ids=None, **options):
     logits = np.array(logits, np.float32)
     label_ids = label_ids if label_ids is not None else [list(range(logits.shape[1]))]
     normalisers = None if log_sum_exp is None else np.array(log_sum_exp, np.float32)
-    parsed = ParsedScore(request_of(label_ids, len(logits), **options), SortedItems.all_of(len(logits)))
+    parsed = ParsedScore(
+        request_of(label_ids, len(logits), **options), SortedItems(len(logits), np.arange(len(logits)))
+    )
     return finish_score(parsed, (EngineOutput(logits, normalisers),))
 
 

@@ -57,7 +57,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def decider(path: Path) -> Iterator[Engine]:
     with Engine.from_pretrained(path, progress=False, **SMALL_ENGINE) as engine:
         yield engine
-        engine._loop._scheduler.check()
+        engine.check()
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
     ]
     yield engines
     for engine in engines:
-        engine._loop._scheduler.check()
+        engine.check()
         assert engine.statistics()["held_pages"] == 0
         engine.close()
 

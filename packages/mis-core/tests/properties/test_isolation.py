@@ -38,7 +38,7 @@ def engines(request, tmp_path_factory) -> Iterator[list[Engine]]:
     ]
     yield engines
     for engine in engines:
-        engine._loop._scheduler.check()
+        engine.check()
         engine.close()
 
 
@@ -97,7 +97,7 @@ def test_scores_have_the_same_bits_whatever_the_neighbours(
                 assert_bits_equal(score(engine, neighbours, **layout), alone)
                 for each in crowd:
                     each.result()
-            engine._loop._scheduler.check()
+            engine.check()
 
 
 def test_a_changed_item_changes_its_own_score(engines) -> None:

@@ -32,7 +32,7 @@ def engine(checkpoint) -> Iterator[Engine]:
         # Heads go through the vocabulary in chunks, the last of which reaches back.
         patch.setattr(type(engine._loop._runner._backend), "vocab_chunk", 256)
         yield engine
-        engine._loop._scheduler.check()
+        engine.check()
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def main(path: str, dtype: str, meshes: str, quantization: str = "none") -> None
             assert warm.usage.cached_tokens == len(QUERY), "the query is where its items are computed"
             read = reads(engine)
             spread = together(engine)
-            engine._loop._scheduler.check()
+            engine.check()
             weights = largest_share(engine._loop._runner._weights)
         assert cold.token_logprobs is not None
         found[f"dp {data} tp {tensor}"] = {

@@ -376,6 +376,14 @@ class Engine:
         """Write what lies in device memory, in pprof's format."""
         jax.profiler.save_device_memory_profile(str(path))
 
+    def check(self) -> None:
+        """Assert that every page of the KV cache is free, cached or held by a request; for tests and debugging.
+
+        Raises:
+            AssertionError: a page is lost or held twice.
+        """
+        self._loop.check()
+
     def close(self) -> None:
         """Free the weights and the cache; requests under way fail. Closing twice is fine."""
         self._loop.close()

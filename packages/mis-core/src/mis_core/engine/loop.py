@@ -100,6 +100,11 @@ class EngineLoop:
             waiting = {"waiting_requests": self._scheduler.num_requests}
             return {**self._counts, **waiting, **dataclasses.asdict(self._scheduler.cache)}
 
+    def check(self) -> None:
+        """Assert that every page is free, cached or held by a request."""
+        with self._changed:
+            self._scheduler.check()
+
     def memory(self) -> dict[str, Resident]:
         """Return what stays on the devices, by name; empty when closed."""
         return self._runner.memory() if self._runner else {}

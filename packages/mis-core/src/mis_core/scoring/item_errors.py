@@ -50,11 +50,6 @@ class SortedItems:
     per_item: bool = False
     errors: tuple[ItemError, ...] = ()
 
-    @classmethod
-    def all_of(cls, count: int) -> "SortedItems":
-        """Return that all items are scored."""
-        return cls(count, np.arange(count))
-
     def spread(self, values: Float32[np.ndarray, "kept columns"]) -> Float32[np.ndarray, "items columns"]:
         """Return a row for every item of the request: NaN for those that were not scored."""
         if not self.errors:

@@ -129,11 +129,6 @@ class ScoreRequest:
     sampling: Sampling | None = None
 
     @property
-    def requests(self) -> tuple["ScoreRequest"]:
-        """What the engine computes: this."""
-        return (self,)
-
-    @property
     def num_items(self) -> int:
         """Number of items, which is the number of rows of the scores."""
         return len(self.context_lens)
