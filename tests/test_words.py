@@ -92,6 +92,11 @@ def test_axes_are_those_of_the_list() -> None:
     assert found == []
 
 
+def test_every_listed_axis_is_some_arrays() -> None:
+    used = {axis.removeprefix("*").removesuffix("_plus_one") for path in SOURCES for axis, _ in axes(path)}
+    assert known_axes() - used == set()
+
+
 def test_planted_words_are_found(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text("def spare_pages(x: Int32[Array, 'tokens wombats']) -> None:\n    self.takeAll = 1\n")

@@ -6,7 +6,7 @@
         result = engine.score("query", [" item", " another"], label_token_ids=[9454, 2753])
 
 `import mis_core` loads no JAX: `Engine` is imported at its first use, so that processes which only
-talk to an engine stay light. Read `request` next, then `engine`.
+talk to an engine stay light. `docs/architecture.md` lists the modules in the order of a request.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
 """What the tests of MIS share: real checkpoints without PyTorch, an outside oracle, tolerances, fixtures.
 
 `import mis_testing` loads neither JAX nor PyTorch, and nothing here imports another `mis_*` package,
-except the fixtures of `mis_testing.plugin`, when a test asks for them. Production code never imports
-this package.
+except the fixtures of `mis_testing.plugin`, when a test asks for them. Of production code only mis-bench
+imports this package: its extra `random` makes checkpoints of random weights.
 """
 
 from mis_testing.checkpoint import tiny_checkpoint

@@ -10,7 +10,7 @@ in an error, not in a wrong score.
                         Wrote for each token of a Generate, or Rejected or Errored at its end,
                         and Operated or Rejected for each Operate
 
-This module does no I/O; `client` and `main` read and write the frames.
+This module does no I/O: `engine_process`, in the front, and `channel`, in the engine process, read and write frames.
 """
 
 from functools import partial
