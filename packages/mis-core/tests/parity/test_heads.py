@@ -1,5 +1,6 @@
 """Classification heads have the values of transformers on PyTorch, at the end of each whole sequence."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +80,7 @@ def test_classes_are_those_of_the_head(model: Model) -> None:
     expected = expit(values) if rows == 1 else softmax(values, axis=1)
     np.testing.assert_allclose(result.probabilities, expected, atol=1e-4)
     assert result.labels == tuple(LABELS[rows][row] for row in values.argmax(1))
+    assert_bits_equal(asyncio.run(engine.classify_async(SEQUENCES)).probabilities, result.probabilities)
     plain = engine.classify(SEQUENCES, use_activation=False).probabilities
     np.testing.assert_allclose(plain, values, atol=1e-4)
     for sequence, alone in zip(SEQUENCES, plain, strict=True):
