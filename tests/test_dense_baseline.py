@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from mis_testing.server import RunningServer, running_server
+from mis_testing.server import RunningServer, free_port, running_server
 
 SCRIPTS = Path(__file__).parents[1] / "deploy" / "dense-baseline"
 SMALL = ("--workload", "probe-20-36-4", "--vocab-size", "512")
@@ -24,12 +25,13 @@ def dense(checkpoint: Path) -> Iterator[RunningServer]:
 
 
 def run(folder: Path, script: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a script with `results` and `collected` in a folder, and the `mis-bench` that is tested."""
-    program = folder / "bin" / "mis-bench"
-    program.parent.mkdir(exist_ok=True)
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mis_bench "$@"\n')
-    program.chmod(0o755)
-    variables = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "NO_PROXY": "*"} | env
+    """Run a script with `results` and `collected` in a folder, and the `mis-bench` and `mis-server` that are tested."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for name in ("mis-bench", "mis-server"):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {name.replace("-", "_")} "$@"\n')
+        (programs / name).chmod(0o755)
+    variables = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "NO_PROXY": "*"} | env
     command = [str(SCRIPTS / script), *arguments]
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300)
 
@@ -39,10 +41,13 @@ def test_smoke_and_matrix_are_measured_listed_and_collected(dense: RunningServer
     smoke = run(tmp_path, "smoke.sh", *SMALL, URL=dense.base_url, CHUNK_SIZES="1,2")
     assert smoke.returncode == 0, smoke.stderr
     flags = ("--sweep-runs", "2", "--confirm-runs", "0")
-    matrix = run(tmp_path, "matrix.sh", *SMALL, *flags, URL=dense.base_url, CHUNK_SIZES="18,36")
+    env = {"URL": dense.base_url, "CHUNK_SIZES": "18,36", "LOG": str(dense.stderr_path)}
+    matrix = run(tmp_path, "matrix.sh", *SMALL, *flags, **env)
     assert matrix.returncode == 0, matrix.stderr
     names = run(tmp_path, "matrix.sh", "--list").stdout.split()
     assert [name.rpartition("-")[0] for name in names] == ["dense-matrix", "dense-smoke"]
+
+    assert (tmp_path / "results" / names[0] / "server.log").read_text() == dense.stderr
 
     one = run(tmp_path, "matrix.sh", "--collect", names[0])
     assert (one.returncode, one.stdout) == (0, "1 checked, 0 faults\n")
@@ -54,6 +59,44 @@ def test_smoke_and_matrix_are_measured_listed_and_collected(dense: RunningServer
     for name in names:
         copies, originals = tmp_path / "all" / name, tmp_path / "results" / name
         assert {each.name for each in copies.iterdir()} == {each.name for each in originals.iterdir()}
+
+
+@pytest.mark.full
+def test_a_server_is_started_stopped_and_its_log_kept(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    env = {"XDG_CACHE_HOME": str(tmp_path), "MIS_CHUNKED_PREFILL_SIZE": "256", "MIS_SKIP_WARMUP": "true"}
+    smoke = run(tmp_path, "smoke.sh", MODEL="random:qwen3-0.6b/16", URL=url, **env)
+    assert smoke.returncode == 0, smoke.stderr
+    (folder,) = (tmp_path / "results").iterdir()
+    log = (folder / "server.log").read_text()
+    assert "ready" in log.lower()
+    assert {"plan.json", "records.jsonl", "summary.json", "server.log"} <= {each.name for each in folder.iterdir()}
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=10)
+
+
+def test_a_server_that_cannot_start_ends_the_script_with_the_end_of_its_log(tmp_path: Path, checkpoint: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    done = run(tmp_path, "smoke.sh", MODEL=str(checkpoint), URL=url, MIS_CHUNKED_PREFILL_SIZE="7")
+    assert done.returncode == 1
+    assert "The server has ended. Its log, results/dense-smoke-" in done.stderr
+    assert "multiple of 256, not 7" in done.stderr
+
+
+def test_a_checkpoint_that_is_not_there_starts_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, "smoke.sh", MODEL="random:nothing")
+    assert done.returncode != 0
+    assert "There is no shape 'nothing'" in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_port_that_is_taken_starts_nothing(tmp_path: Path, checkpoint: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _OtherMasks) as http:
+        threading.Thread(target=http.serve_forever).start()
+        done = run(tmp_path, "smoke.sh", MODEL=str(checkpoint), URL=f"http://127.0.0.1:{http.server_port}")
+        http.shutdown()
+    assert done.returncode == 1
+    assert "answers at http://127.0.0.1:" in done.stderr
 
 
 def test_runs_are_collected_from_another_machine(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Every command that a page shows gets past its command line."""
+"""Every command that a page shows gets past its command line, and every option that it names exists."""
 
 from pathlib import Path
 
 import pytest
 
 from documented_commands import ROOT, commands, faults
+from documented_options import OF_OTHER_PROGRAMS, mentions
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")])
 
@@ -103,3 +104,45 @@ curl http://x -d '{"query":
 def test_right_commands_pass(command: str) -> None:
     page = f"```bash\n{command}\n```\n"
     assert [each for given in commands(page) for each in faults(given)] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_options_that_pages_name_exist(path: Path) -> None:
+    assert [each.fault for each in mentions(path.read_text(encoding="utf-8")) if each.fault] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "fault"),
+    [
+        ("Take `--nothing`.", "--nothing is no option of "),
+        ("Take --nothing.", "--nothing is no option of "),
+        ("Take `--nothing 3` or `--seconds 3`.", "--nothing is no option of "),
+        ("Take `stress --rate`.", "--rate is no option of stress"),
+        ("Take `soak.py --rate 3`.", "--rate is no option of soak.py"),
+        ("## Stress\n\nTake `--rate` or `--seconds`.", "--rate is no option of stress"),
+        ("## Stress\n\nText.\n\n## Gates\n\n`mis-bench run --rate 3` takes `--zipf`.", "--zipf is no option of "),
+        ("```bash\nmis-bench stress --seconds 3\n```\n\nTake `--rate`.", "--rate is no option of "),
+    ],
+)
+def test_a_wrong_option_in_a_sentence_is_found(page: str, fault: str) -> None:
+    (found,) = [each.fault for each in mentions(page) if each.fault]
+    assert found.startswith(fault)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "Take `--seconds 3`, `stress --seconds` and `sweep --rates 1,2`; `-- --stay` is a session's.",
+        "## Stress\n\nTake `--seconds`.\n\n## More\n\nTake `--rate`.",
+        "```bash\nmis-bench stress --seconds 3\n```\n\nTake `--scenario`, and `--dtype` of the server.",
+        "`vllm serve --nothing`, `mis-bench nothing --nothing` and py-spy's `--subprocesses` are for others to check.",
+        "```python\nprint('--nothing')\n```\n\n| a | --- |\n|---|---|\n",
+    ],
+)
+def test_right_options_pass(page: str) -> None:
+    assert [each.fault for each in mentions(page) if each.fault] == []
+
+
+def test_options_of_other_programs_are_named_somewhere() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    assert [option for option in OF_OTHER_PROGRAMS if option not in pages] == []

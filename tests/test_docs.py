@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import mis_bench.cli
 import mis_server.cli
-from documented_commands import commands, prose
+from documented_commands import commands
 from mis_core.config import EngineConfig
 from mis_core.tasks import classify, complete, decide
 from mis_core.tasks.chat import FIELDS, IGNORED, UNSUPPORTED
@@ -115,23 +114,6 @@ def test_every_field_of_a_classification_is_on_its_page() -> None:
 
 
 DOCS = HTTP.parent.parent
-ELSEWHERE = (
-    "decisions",
-    "reports",
-    "migrate-",
-    "from-sglang-jax",
-)  # pages that name flags of other programs, or of another time
-PAGES = [path for path in sorted(DOCS.rglob("*.md")) if not any(part in str(path) for part in ELSEWHERE)]
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
-def test_flags_that_pages_name_exist(path: Path) -> None:
-    known = {"--help", "--subprocesses"}  # of py-spy
-    for group in (mis_server.cli.main, mis_bench.cli.main):
-        for command in group.commands.values():
-            known |= {flag for parameter in command.params for flag in parameter.opts}
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", prose(path.read_text())))  # commands: test_doc_commands.py
-    assert named <= known
 
 
 def test_every_flag_of_sglang_jax_is_in_a_table_with_what_becomes_of_it() -> None:

@@ -6,13 +6,17 @@
 #   matrix.sh --collect RUN  copy a run to $COLLECTED and check it
 #   matrix.sh --all          copy and check every run
 #
-# URL        the server; it is waited for six minutes            http://127.0.0.1:30000
-# RESULTS    folder of the runs                                  results
-# COLLECTED  folder of copies on this machine                    collected
-# REMOTE     command that runs another one where $RESULTS is     bash -c
+# MODEL      checkpoint of a server that is started and stopped here: a directory, a name, or random:SHAPE/DIVISOR
+# URL        the server; without MODEL one that runs already, which is waited for     http://127.0.0.1:30000
+# LOG        log of a server that runs already, to be kept with the run
+# WAIT       seconds until the server must be ready                                   1800
+# RESULTS    folder of the runs                                                       results
+# COLLECTED  folder of copies on this machine                                         collected
+# REMOTE     command that runs another one where $RESULTS is                          bash -c
 set -euo pipefail
 
-: "${URL:=http://127.0.0.1:30000}" "${RESULTS:=results}" "${COLLECTED:=collected}" "${REMOTE:=bash -c}"
+: "${MODEL:=}" "${URL:=http://127.0.0.1:30000}" "${LOG:=}" "${WAIT:=1800}"
+: "${RESULTS:=results}" "${COLLECTED:=collected}" "${REMOTE:=bash -c}"
 : "${NAME:=dense-matrix}" "${CHUNK_SIZES:=1,2,4,8,16,32,64,128,256,500}"
 
 there() { # run a command in $RESULTS
@@ -25,15 +29,51 @@ collect() { # copy runs, named by arguments
     mis-bench validate-artifacts "$COLLECTED" --all
 }
 
+serve() { # start a server of a checkpoint, which writes its log to a file
+    if curl --silent --output /dev/null "$URL"; then
+        echo "Something answers at $URL already; stop it, name another URL, or leave out MODEL." >&2
+        exit 1
+    fi
+    mis-server serve "$1" --port "${URL##*:}" --mask-impl dense --disable-radix-cache --request-timeout 3600 \
+        >"$2" 2>&1 &
+    server=$!
+    trap 'kill "$server" 2>/dev/null && wait "$server" || true' EXIT
+}
+
+wait_until_ready() {
+    for ((second = 0; second < WAIT; second++)); do
+        if curl --fail --silent --output /dev/null "$URL/ready"; then return; fi
+        if [[ -n "${server:-}" ]] && ! kill -0 "$server" 2>/dev/null; then
+            echo "The server has ended. Its log, $run/server.log, ends with:" >&2
+            tail -n 5 "$run/server.log" >&2
+            exit 1
+        fi
+        sleep 1
+    done
+    echo "$URL was not ready within $WAIT s." >&2
+    exit 1
+}
+
 measure() {
-    curl --fail --silent --show-error --output /dev/null --retry 180 --retry-delay 2 --retry-all-errors "$URL/ready"
+    run="$RESULTS/$NAME-$(date -u +%Y%m%dT%H%M%SZ)"
+    model=()
+    if [[ -n "$MODEL" ]]; then
+        folder=$(mis-bench checkpoint "$MODEL")
+        model=(--model "$MODEL")
+        mkdir -p "$run"
+        serve "$folder" "$run/server.log"
+    fi
+    wait_until_ready
     info=$(curl --fail --silent --show-error "$URL/server_info")
     if [[ "$info" != *'"mask_impl":"dense"'* ]]; then
         echo "$URL has no dense masks; start it with --mask-impl dense --disable-radix-cache." >&2
         exit 1
     fi
-    mis-bench matrix --target "mis=$URL" --chunk-sizes "$CHUNK_SIZES" \
-        --output "$RESULTS/$NAME-$(date -u +%Y%m%dT%H%M%SZ)" "$@"
+    status=0
+    mis-bench matrix --target "mis=$URL" "${model[@]}" --chunk-sizes "$CHUNK_SIZES" --timeout 3600 --output "$run" "$@" ||
+        status=$?
+    if [[ -n "$LOG" ]]; then cp "$LOG" "$run/server.log"; fi
+    exit "$status"
 }
 
 case "${1:-}" in

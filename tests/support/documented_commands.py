@@ -79,11 +79,6 @@ def commands(page: str) -> Iterator[list[str]]:
             yield from _commands_of_shell(" ".join([*words, "--help"] if is_name else words))
 
 
-def prose(page: str) -> str:
-    """Return a page without the commands that `commands` finds."""
-    return _INLINE.sub("", _BLOCK.sub("", page))
-
-
 def faults(command: list[str]) -> list[str]:
     """Return what is wrong with a command; nothing if it would get past its command line."""
     program, *arguments = command

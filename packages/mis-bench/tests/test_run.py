@@ -294,6 +294,72 @@ def test_a_baseline_tells_a_slower_run(bench: Bench, fakes: Fakes) -> None:
     assert "not measured" in lost.said
 
 
+def slow_every(nth: int, times: float) -> Callable[[FakeTarget], None]:
+    """Have every so many-th timed call take so many times as long; warm-ups and checks of scores come first."""
+
+    def prepare(target: FakeTarget) -> None:
+        target.seconds = lambda _: 0.01 * (times if len(target.sent) > 24 and len(target.sent) % nth == 0 else 1)
+
+    return prepare
+
+
+def test_a_smoke_run_has_a_p95_over_all_its_rows(bench: Bench, fakes: Fakes) -> None:
+    before = bench("run", "--profile", "smoke")
+    same = bench("run", "--profile", "smoke", "--baseline", str(before.folder))
+    assert same.status == 0
+    assert "ok, p95 +0% of 30 calls; p99 needs 100" in same.said
+    fakes.prepare = slow_every(7, times=1.5)
+    slower = bench("run", "--profile", "smoke", "--baseline", str(before.folder))
+    assert slower.status == 1
+    assert "failed: REGRESSION, p95 +50% of 30 calls" in slower.said
+
+
+def test_a_repeated_smoke_run_has_a_p99_over_all_its_rows(bench: Bench, fakes: Fakes) -> None:
+    smoke = ("run", "--profile", "smoke", "--repeat", "4")
+    before = bench(*smoke)
+
+    def prepare(target: FakeTarget) -> None:  # one call of each repetition, of different rows: 3 % in all
+        slow = 25 + 7 * (len(fakes.opened) % 4)
+        target.seconds = lambda _: 0.015 if len(target.sent) == slow else 0.01
+
+    fakes.prepare = prepare
+    slower = bench(*smoke, "--baseline", str(before.folder))
+    assert slower.status == 0
+    assert "warning: p99 +50% of 120 calls" in slower.said
+
+
+def test_a_baseline_says_how_it_was_made(bench: Bench, fakes: Fakes) -> None:
+    before = bench(*PROBE)
+    assert f"made by `{before.results.plan.command}`" in bench(*PROBE, "--baseline", str(before.folder)).said
+
+
+def test_latencies_of_rows_are_pooled_as_shares_of_their_own_medians(bench: Bench, fakes: Fakes) -> None:
+    def prepare(target: FakeTarget) -> None:  # the rows' own levels are forty times apart
+        target.seconds = lambda workload: 0.001 * workload.num_items * (1.3 if len(target.sent) > 200 else 1)
+
+    fakes.prepare = prepare
+    before = bench("run", "--profile", "smoke")
+    after = bench("run", "--profile", "smoke", "--baseline", str(before.folder))
+    assert "ok, p95 +0% of 30 calls" in after.said
+
+
+@pytest.mark.parametrize(
+    ("calls", "p95", "p99", "verdict"),
+    [
+        (19, 9.0, 9.0, "not judged: p95 needs 20 calls, not 19; p99 needs 100"),
+        (20, 1.16, 9.0, "failed: REGRESSION, p95 +16% of 20 calls; p99 needs 100"),
+        (99, 1.14, 9.0, "ok, p95 +14% of 99 calls; p99 needs 100"),
+        (100, 1.14, 1.21, "warning: p99 +21% of 100 calls"),
+        (100, 1.16, 1.21, "failed: REGRESSION, p95 +16%, p99 +21% of 100 calls"),
+        (100, 1.14, 1.19, "ok, p95 +14%, p99 +19% of 100 calls"),
+    ],
+)
+def test_rules_of_pooled_tails(calls: int, p95: float, p99: float, verdict: str) -> None:
+    for before, after in ((500, calls), (calls, 500)):
+        then, now = baselines.Tail(before, p95=1.0, p99=1.0), baselines.Tail(after, p95=p95, p99=p99)
+        assert baselines.tail_verdict(then, now) == verdict
+
+
 @pytest.mark.parametrize(
     ("speed", "calls", "tail_ms", "verdict"),
     [

@@ -2,47 +2,88 @@
 
 A drop of items per second beyond the threshold is a regression, beyond half of it a warning; so is a rise of p95 by
 more than 15 %, while one of p99 by more than 20 % warns. A percentile that no call lies beyond is only the slowest
-call: p95 of fewer than 20 calls warns at most, and p99 of fewer than 100 is left out.
+call: p95 of fewer than 20 calls of a row warns at most, and p99 of fewer than 100 is left out.
+
+So that profiles of a few calls have tails, too, the calls of all rows of a target are judged together. Each counts as a
+share of the median that its row had in the baseline, so that rows of large requests do not hide those of small ones.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
+
+import numpy as np
 
 from mis_bench.artifact import ArtifactError
 from mis_bench.figures import Row
-from mis_bench.records import read_results
-from mis_bench.summary import Summary, summarize
+from mis_bench.records import Results, read_results
+from mis_bench.summary import summarize
 from mis_bench.table import Table
 
 P95_RISE, P99_RISE = 0.15, 0.20
 """Rises of latency, as shares, that are a regression and a warning."""
 
+P95_CALLS, P99_CALLS = 20, 100
+"""Calls that these need: one of them lies beyond."""
 
-def beside(summary: Summary, baseline: Path, threshold: float) -> tuple[Table, bool]:
-    """Compare a run with the folder of an earlier one, row by row; one that was measured then only is a regression.
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The slowest calls of all rows of a target, as shares of their rows' medians in the baseline."""
+
+    calls: int
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, shares: Sequence[float]) -> Self:
+        """Summarise; there must be some."""
+        p95, p99 = np.percentile(shares, [95, 99]).tolist()
+        return cls(len(shares), p95, p99)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A line of the table."""
+
+    name: str
+    now: float | None
+    then: float | None
+    verdict: str
+
+
+def beside(folder: Path, baseline: Path, threshold: float) -> tuple[Table, bool]:
+    """Compare the folder of a run with that of an earlier one.
+
+    A row that was measured then only is a regression.
 
     Returns:
-        The table, and whether a row is a regression (`verdict`) on the same hardware.
+        The table, and whether a row (`verdict`) or a target's tail (`tail_verdict`) is a regression on the same
+        hardware.
 
     Raises:
-        ArtifactError: the folder holds no results, or those of other requests or loads.
+        ArtifactError: a folder holds no results, or the earlier one those of other requests or loads.
     """
-    then = [row for row in summarize(read_results(baseline)).rows if row.speed]
-    now = {row.name: row for row in summary.rows}
+    results, earlier = read_results(folder), read_results(baseline)
+    now = {row.name: row for row in summarize(results).rows}
+    then = [row for row in summarize(earlier).rows if row.speed]
     unlike = [row.name for row in then if row.name in now and now[row.name].conditions != row.conditions]
     if unlike or not any(row.name in now for row in then):
         raise ArtifactError(f"{baseline} was measured otherwise: {', '.join(unlike) or 'no row is in both'}.")
-    verdicts = {row.name: verdict(row, now.get(row.name), threshold) for row in then}
+    lines = [_compared(row, now.get(row.name), threshold) for row in then]
+    lines += _tails(results, earlier, [row for row in then if row.name in now])
     there = {row.hardware for row in then}
-    decides = there == {row.hardware for row in summary.rows}
+    decides = there == {row.hardware for row in now.values()}
     why = "" if decides else f"; for information only, since it was taken on {', '.join(there)}"
     columns = {
-        "row": lambda row: row.name,
-        "items/s": lambda row: now[row.name].speed if row.name in now else 0.0,
-        "baseline": lambda row: row.speed,
-        "verdict": lambda row: verdicts[row.name],
+        "row": lambda line: line.name,
+        "items/s": lambda line: line.now,
+        "baseline": lambda line: line.then,
+        "verdict": lambda line: line.verdict,
     }
-    is_slower = decides and any(each.startswith("failed") for each in verdicts.values())
-    return Table.of(f"Against {baseline.name}{why}", then, columns), is_slower
+    is_slower = decides and any(line.verdict.startswith("failed") for line in lines)
+    return Table.of(f"Against {baseline.name}, made by `{earlier.plan.command}`{why}", lines, columns), is_slower
 
 
 def verdict(then: Row, now: Row | None, threshold: float) -> str:
@@ -57,9 +98,45 @@ def verdict(then: Row, now: Row | None, threshold: float) -> str:
         calls = min(then.calls, now.calls)
         p95, p99 = now.latency.p95_ms / then.latency.p95_ms - 1, now.latency.p99_ms / then.latency.p99_ms - 1
         if p95 > P95_RISE:
-            (failed if calls >= 20 else warned).append(f"p95 {p95:+.0%} of {calls} calls")
-        if p99 > P99_RISE and calls >= 100:
+            (failed if calls >= P95_CALLS else warned).append(f"p95 {p95:+.0%} of {calls} calls")
+        if p99 > P99_RISE and calls >= P99_CALLS:
             warned.append(f"p99 {p99:+.0%} of {calls} calls")
     if failed:
         return f"failed: REGRESSION, {', '.join(failed + warned)}"
     return f"warning: {', '.join(warned)}" if warned else f"ok, items/s {change:+.1%}"
+
+
+def tail_verdict(then: Tail, now: Tail) -> str:
+    """Return `ok`, `warning` or `failed` and what changed, or that there are too few calls."""
+    calls = min(then.calls, now.calls)
+    if calls < P95_CALLS:
+        return f"not judged: p95 needs {P95_CALLS} calls, not {calls}; p99 needs {P99_CALLS}"
+    p95, p99 = now.p95 / then.p95 - 1, now.p99 / then.p99 - 1
+    p95_text, p99_text = f"p95 {p95:+.0%}", f"p99 {p99:+.0%}"
+    if calls < P99_CALLS:
+        kind = "failed: REGRESSION" if p95 > P95_RISE else "ok"
+        return f"{kind}, {p95_text} of {calls} calls; p99 needs {P99_CALLS}"
+    if p95 <= P95_RISE and p99 > P99_RISE:
+        return f"warning: {p99_text} of {calls} calls"
+    return f"{'failed: REGRESSION' if p95 > P95_RISE else 'ok'}, {p95_text}, {p99_text} of {calls} calls"
+
+
+def _compared(then: Row, now: Row | None, threshold: float) -> _Compared:
+    return _Compared(then.name, now.speed if now else 0.0, then.speed, verdict(then, now, threshold))
+
+
+def _tails(now: Results, then: Results, rows: Sequence[Row]) -> Iterator[_Compared]:
+    """Yield a line for each target, over its rows that are in both runs."""
+    targets = list(dict.fromkeys(row.target for row in rows))
+    for target in targets:
+        medians = {row.case: row.latency.p50_ms for row in rows if row.target == target and row.latency}
+        shares = [_shares(results, medians) for results in (then, now)]
+        if all(shares):
+            name = "all rows" if len(targets) == 1 else f"all rows of {target}"
+            yield _Compared(name, None, None, tail_verdict(*map(Tail.of, shares)))
+
+
+def _shares(results: Results, medians: Mapping[str, float]) -> list[float]:
+    """Return the latencies of answered calls as shares of `medians`, by case in milliseconds."""
+    answered = (call for call in results.asked("timed") if call.error is None and call.case in medians)
+    return [call.latency_s * 1e3 / medians[call.case] for call in answered]

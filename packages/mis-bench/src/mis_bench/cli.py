@@ -4,6 +4,7 @@ import click
 
 from mis_bench import __version__
 from mis_bench.artifact import ArtifactError
+from mis_bench.commands.checkpoint import checkpoint
 from mis_bench.commands.compare import compare, matrix
 from mis_bench.commands.estimate import estimate
 from mis_bench.commands.loads import stress, sweep
@@ -19,7 +20,8 @@ from mis_bench.targets.target import TargetUnavailable
 from mis_bench.workload import WorkloadNameError
 
 _COMMANDS = (
-    run, stress, matrix, compare, sweep, perf, validate, profile, report, validate_artifacts, workload, estimate, plan,
+    run, stress, matrix, compare, sweep, perf, validate, profile, report, validate_artifacts, workload, checkpoint,
+    estimate, plan,
 )  # fmt: skip
 
 

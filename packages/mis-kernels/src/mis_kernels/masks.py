@@ -1,7 +1,7 @@
 """Masks of multi-item sequences: two intervals per row, and what can be made from them.
 
-No implementation of attention here needs a mask; these are for the `dense` reference mode, for tests,
-and for people who come for masks alone. A packed sequence is a query, or a query and a delimiter,
+Segments need no mask. The `dense` mode, which is the baseline of measurements, makes its masks of these; they are
+for tests, too, and for people who come for masks alone. A packed sequence is a query, or a query and a delimiter,
 followed by items; a row of an item sees the whole prefix and the earlier tokens of its own item.
 
 Host arrays give host arrays, and device arrays give device arrays, under `jit` too. `Intervals` cost a
@@ -101,13 +101,14 @@ def positions_of_delimiters(token_ids: Int[np.ndarray, " tokens"], delimiter: in
 
 def intervals_of_segments(segments: Segments, page_size: int) -> Intervals:
     """Describe a step: keys are the slots of the page table, context after context, then the new tokens."""
+    xp = jnp if isinstance(segments.context_len, jax.Array) else np
     contexts, pages = np.shape(segments.page_table)
     slots = pages * page_size
-    start = np.asarray(segments.context_id) * slots
-    token = np.arange(segments.num_tokens)
+    start = xp.asarray(segments.context_id) * slots
+    token = xp.arange(segments.num_tokens)
     first_new = contexts * slots
-    second = first_new + np.asarray(segments.segment_start), first_new + token + 1
-    return _intervals(start, start + np.asarray(segments.context_len), *second)
+    second = first_new + xp.asarray(segments.segment_start), first_new + token + 1
+    return _intervals(start, start + segments.context_len, *second)
 
 
 def intervals_of_mask(mask: Bool[np.ndarray, "rows keys"]) -> Intervals:
@@ -160,8 +161,8 @@ def block_map(
     return np.where(full, Block.FULL, np.where(skip, Block.SKIP, Block.PARTIAL)).astype(np.int8)
 
 
-def _intervals(*bounds: np.ndarray) -> Intervals:
-    return Intervals(*(np.asarray(bound, np.int32) for bound in bounds))
+def _intervals(*bounds: IntArray) -> Intervals:
+    return Intervals(*(bound.astype(np.int32) for bound in bounds))
 
 
 def _blocks(token_ids: np.ndarray, delimiter: int) -> tuple[int, np.ndarray]:

@@ -110,10 +110,10 @@ def run(
     bench.find(dtypes=chosen.dtypes if chosen else (None,))
     cases = list(_cases(bench, chosen, workloads, load, warmups))
     title = (profile_name or "standard") if chosen else "workloads"
-    summary, _ = bench.measure("run", cases, rounds=rounds, title=title, gates=gates)
+    summary, folder = bench.measure("run", cases, rounds=rounds, title=title, gates=gates)
     is_slower = False
     if baseline is not None:
-        table, is_slower = beside(summary, baseline, regression_threshold / 100)
+        table, is_slower = beside(folder, baseline, regression_threshold / 100)
         table.show()
     finish(summary)
     if is_slower:

@@ -25,6 +25,7 @@ from mis_core.models.config import read_model_config
 from mis_core.models.parallel import make_mesh, spread_heads
 from mis_core.models.weights import load_decoder
 from mis_core.runner.buckets import token_buckets
+from mis_core.runner.dense import DenseMemory
 from mis_core.runner.memory import Resident, cache_pages, token_budget
 from mis_core.runner.runner import Runner
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
@@ -101,6 +102,9 @@ class Engine:
             alignment=decoder.backend.alignment,
             shards=config.dp_size,
         )
+        self._dense_memory = DenseMemory(shape, decoder.backend)
+        if config.mask_impl == "dense":
+            self._dense_memory.check_longest()
         runner = Runner(decoder, mesh, shape, pages)
         layout = Layout(config.scoring_algorithm, config.mask_impl, config.multi_item_scoring_chunk_size)
         caches, most = not config.disable_radix_cache, config.max_running_requests
@@ -310,8 +314,10 @@ class Engine:
         """Queue a validated request; cancelling the future frees what it holds.
 
         Raises:
+            RequestError: it asks for dense masks, which take more memory than they may.
             EngineUnavailable: the engine is closed.
         """
+        self._dense_memory.check(request)
         return self._loop.submit(request)
 
     def write(self, request: GenerateRequest, listener: Listener) -> Callable[[], None]:

@@ -47,7 +47,15 @@ def full_step(shape: StepShape, context: int, item: int) -> StepPlan:
 
 def empty_decode_step(shape: StepShape) -> StepPlan:
     """Plan a decode step in which nobody has a place."""
-    none = np.zeros(0, np.int32)
-    table = np.zeros((PLACES, shape.pages_per_context), np.int32)
-    shard = ShardPlan(none, none, none, none, none, none, none.astype(bool), table, none)
+    shard = _empty(PLACES, shape.pages_per_context)
     return StepPlan((shard,) * shape.shards, (), is_decoding=True)
+
+
+def empty_dense_step(shape: StepShape, pages: int) -> StepPlan:
+    """Plan a step with dense masks that has room for contexts of so many pages, and computes nothing."""
+    return StepPlan((_empty(shape.contexts, pages),) * shape.shards, (), dense_mask=True)
+
+
+def _empty(contexts: int, pages: int) -> ShardPlan:
+    none, table = np.zeros(0, np.int32), np.zeros((contexts, pages), np.int32)
+    return ShardPlan(none, none, none, none, none, none, none.astype(bool), table, none)

@@ -14,6 +14,7 @@ from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import TENSOR, backend_for
 from mis_core.scheduler.algorithm import largest_safe_budget
 from mis_core.scheduler.plan import PAGE_SIZE
+from mis_kernels.backends.reference.dense import DENSE_BYTES
 
 CPU_CACHE_TOKENS = 32_768
 CPU_BUDGET = 2048
@@ -91,6 +92,7 @@ def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: i
             tokens = max(CPU_CACHE_TOKENS, (engine.context_length or 0) + 2 * PAGE_SIZE)
         else:
             step = budget * step_bytes_per_token(config, item_bytes, mesh.shape[TENSOR])
+            step += DENSE_BYTES if engine.mask_impl == "dense" else 0
             heads = backend_for(config, jnp.dtype(engine.dtype), mesh).cache_head_dim * config.kv_heads
             tokens = int((free - step) // (2 * config.layers * heads * item_bytes // mesh.shape[TENSOR]))
     pages = tokens // PAGE_SIZE

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -24,7 +25,15 @@ from tqdm import tqdm
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, few_rows
 from mis_core.runner.arrays import step_arrays
-from mis_core.runner.buckets import PAIRS, SMALLEST_STEP, empty_decode_step, full_step, token_buckets
+from mis_core.runner.buckets import (
+    PAIRS,
+    SMALLEST_STEP,
+    empty_decode_step,
+    empty_dense_step,
+    full_step,
+    token_buckets,
+)
+from mis_core.runner.dense import context_buckets, with_short_contexts
 from mis_core.runner.memory import Resident
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import COUNTED, SAMPLED_ROWS, DrawArrays, Drawn
@@ -166,15 +175,12 @@ class Runner:
         Returns:
             Seconds by shape.
         """
-        shapes = [
-            (size, dense) for dense in (False, True)[: 1 + dense_mask] for size in token_buckets(self.shape.tokens)
-        ]
         seconds = {}
         one = [np.zeros(1, np.int32)] * self.shape.shards
-        for size, dense in tqdm(shapes, desc="Compiling steps", unit="shape", disable=not progress):
+        for size in tqdm(token_buckets(self.shape.tokens), desc="Compiling steps", unit="shape", disable=not progress):
             began = time.perf_counter()
             plan = full_step(dataclasses.replace(self.shape, tokens=size), context=0, item=SMALLEST_STEP)
-            hidden = self._hidden(dataclasses.replace(plan, dense_mask=dense), size)
+            hidden = self._hidden(plan, size)
             self._pairs(hidden, one, one)[0].block_until_ready()
             self._normalised(hidden, one)[0].block_until_ready()
             chosen = self._chosen(hidden, one)
@@ -183,11 +189,21 @@ class Runner:
                 for rows in self._reads.hold_logits:
                     jax.block_until_ready(self._draw(chosen[1], rows, [[]] * self.shape.shards, 0))
                 self._count(0, PLACES, np.zeros(0, np.int32))
-            seconds[f"{size} tokens{', dense mask' if dense else ''}"] = round(time.perf_counter() - began, 3)
+            seconds[f"{size} tokens"] = round(time.perf_counter() - began, 3)
         for size in self._decode_sizes:
             began = time.perf_counter()
             jax.block_until_ready(self._chosen(self._hidden(empty_decode_step(self.shape), size), one))
             seconds[f"decode {size}"] = round(time.perf_counter() - began, 3)
+        return seconds | (self._warm_up_dense(progress) if dense_mask else {})
+
+    def _warm_up_dense(self, progress: bool) -> dict[str, float]:
+        """Compile the steps with dense masks; what reads rows is compiled already."""
+        shapes = list(product(token_buckets(self.shape.tokens), context_buckets(self.shape.pages_per_context)))
+        seconds = {}
+        for size, pages in tqdm(shapes, desc="Compiling dense steps", unit="shape", disable=not progress):
+            began = time.perf_counter()
+            self._hidden(empty_dense_step(self.shape, pages), size).block_until_ready()
+            seconds[f"{size} tokens, dense behind {pages * PAGE_SIZE}"] = round(time.perf_counter() - began, 3)
         return seconds
 
     def _chosen(self, hidden: Array, rows: list[np.ndarray]) -> list[Array]:
@@ -205,7 +221,7 @@ class Runner:
 
     def run(self, plan: StepPlan) -> Running:
         """Start one step, and the reading of its scored rows."""
-        hidden = self._hidden(plan, self._size(plan))
+        hidden = self._hidden(with_short_contexts(plan) if plan.dense_mask else plan, self._size(plan))
         of_shard = [[r for r in plan.readings if r.shard == shard] for shard in range(len(plan.shards))]
         none = np.zeros(0, np.int32)
 
@@ -234,7 +250,8 @@ class Runner:
 
     def _hidden(self, plan: StepPlan, size: int) -> Array:
         backend = self._decoding if plan.is_decoding else self._backend
-        arrays = step_arrays(backend, self.shape, plan, size, min(size, self.shape.scored))
+        shape = dataclasses.replace(self.shape, pages_per_context=plan.shards[0].page_table.shape[1])
+        arrays = step_arrays(backend, shape, plan, size, min(size, shape.scored))
         if plan.is_decoding:
             hidden, self._cache = self._decode(self._weights, self._cache, arrays, self._last)
             return hidden

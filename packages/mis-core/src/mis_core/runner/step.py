@@ -53,13 +53,13 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
         mesh: Devices with axes `DATA` and `TENSOR`.
         pages: Pages of one layer on a device.
         backend: Who computes it, the decoder's.
-        dense_mask: Attend with materialised masks, as a reference.
+        dense_mask: Attend with masks that are arrays, as a baseline.
 
     Returns:
         `(weights, cache, arrays) -> (hidden, cache)`, with the arrays of `step_arrays`. `hidden` is
         `[devices * scored, embed]`, final-normed.
     """
-    devices, attends = mesh.shape[DATA], "reference" if dense_mask else None
+    devices, attends = mesh.shape[DATA], "dense" if dense_mask else None
 
     def step(weights: Any, cache: KeyValueCache, arrays: StepArrays) -> tuple[Array, KeyValueCache]:
         decoder: Decoder = nnx.merge(graph, weights)

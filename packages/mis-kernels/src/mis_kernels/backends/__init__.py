@@ -7,6 +7,7 @@ from mis_kernels.backends.laid_out import LaidOut, Limits
 from mis_kernels.backends.native import backend as native
 from mis_kernels.backends.protocol import Backend, FoldedNorm, HeadTurns, Weight
 from mis_kernels.backends.reference import backend as reference
+from mis_kernels.backends.reference import dense
 from mis_kernels.backends.tpu import backend as tpu
 from mis_kernels.backends.xla import backend as xla
 from mis_kernels.heads import HeadShape
@@ -21,6 +22,7 @@ REGISTRY: list[type[Backend]] = [
     *gpu.BACKENDS,
     *native.BACKENDS,
     *xla.BACKENDS,
+    *dense.BACKENDS,
     *reference.BACKENDS,
 ]
 """All backends, the fastest first."""
