@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from mis_core import Engine
 from mis_core.config import EngineConfig
@@ -40,6 +41,21 @@ def test_names_are_downloaded_at_their_revision_into_the_folder(asked: list[Any]
         {"name": "a/model", "revision": "v1", "cache_dir": "/models"},
         {"name": "a/tokenizer", "revision": None, "cache_dir": "/models"},
     ]
+
+
+def test_what_says_what_a_model_is_for_is_downloaded_and_code_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ["README.md", "config.json", "1_LogitScore/config.json", "modeling_zeranker.py", "assets/plot.png"]
+    wanted: list[str] = []
+
+    def snapshot_download(name: str, *, allow_patterns: list[str], **options: Any) -> str:
+        wanted.extend(filter_repo_objects(files, allow_patterns=allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("mis_core.hub.snapshot_download", snapshot_download)
+    resolve(EngineConfig(model="a/model"))
+    assert wanted == files[:3]
 
 
 def test_what_is_local_is_not_asked_for_again(asked: list[Any], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from mis_core.checkpoints import Sign, Signs
 from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.wire import (
     HEADER_BYTES,
@@ -189,6 +190,7 @@ def test_messages_to_the_engine_survive(message: Any) -> None:
     [
         Ready(vocab_size=8, context_length=16),
         Ready(8, 16, {"devices": "1 x cpu", "tp_size": 1}),
+        Ready(8, 16, signs=Signs((Sign("a", "é"),), "b", ("c",), (None, 7))),
         Operated(3, {"steps": 5.0}),
         Failed(message="model.norm.weight is missing."),
         Rejected(id=3, code="too_many_tokens", message="too many", param="items"),

@@ -1,11 +1,13 @@
 """`mis-server score`: a line of output for each line of input, whatever happens in between."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from mis_core import Engine
+from mis_core.config import EngineConfig
+from mis_core.tasks.recipes import RECIPES
 from mis_kernels.backends.native import library as native
 from mis_server.cli import main
-from mis_server.offline.asked import Asked
+from mis_server.offline.asked import Asked, decisive
 from mis_server.offline.rows import batches, read_line
 
 LABELS = ("--labels", "yes", "no")
@@ -102,6 +106,27 @@ def test_documents_are_reranked(score: Any, engine: Engine) -> None:
     assert code == 0, error
     want = {each.index: each.relevance_score for each in engine.rerank("Which is it? ", texts).results}
     assert [row["scores"] for row in rows] == [[want[i]] for i in range(4)]
+
+
+def test_a_reranker_of_another_recipe_is_refused_before_a_line_is_written(checkpoint: Path, tmp_path: Path) -> None:
+    other = tmp_path / "model"
+    shutil.copytree(checkpoint, other)
+    (other / "README.md").write_text("# Releasing zeroentropy/zerank-2\n")
+    items, output = write_lines(tmp_path / "items.jsonl", ['"a"']), tmp_path / "out.jsonl"
+    arguments = ["--items", str(items), "--output", str(output), "--query", "q ", "--rerank", *ENGINE]
+    done = CliRunner().invoke(main, ["score", str(other), *arguments], prog_name="mis-server")
+    assert done.exit_code == 1
+    assert not output.exists()
+    assert "zerank-2" in done.stderr
+    assert "--rerank-template" in done.stderr
+
+
+def test_another_version_with_other_recipes_does_not_continue_an_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(model="m")
+    reranked, scored = (decisive(asked, config) for asked in (Asked(rerank=True), Asked(labels=("yes",))))
+    monkeypatch.setitem(RECIPES, "generic", replace(RECIPES["generic"], instruction="Be kind"))
+    assert decisive(Asked(rerank=True), config) != reranked
+    assert decisive(Asked(labels=("yes",)), config) == scored
 
 
 def test_batches_have_about_as_many_tokens_as_asked_for() -> None:

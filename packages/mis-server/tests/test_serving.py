@@ -107,7 +107,11 @@ def test_the_real_server_scores(server: RunningServer) -> None:
     body = {"query": [1, 2, 3], "items": [[4], [5, 6], []], "label_token_ids": [7, 8], "apply_softmax": True}
     scores = httpx.post(f"{server.base_url}/v1/score", json=body, trust_env=False, timeout=240).json()["scores"]
     assert [sum(row) for row in scores] == pytest.approx([1, 1, 1])
-    for said in (" INFO mis_core.engine.engine: Loading ", " INFO mis_server.serving: Ready at "):
+    for said in (
+        " INFO mis_core.engine.engine: Loading ",
+        " INFO mis_server.serving: Ready at ",
+        " recipe qwen3-reranker\n",
+    ):
         assert said in server.stderr
     assert f"{server.base_url}/playground" in server.stderr
 

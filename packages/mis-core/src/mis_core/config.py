@@ -16,6 +16,9 @@ QUANTIZATIONS = ("none", "int8")
 ALGORITHMS = ("auto", "serial", "packed", "prefill_extend")
 MASKS = ("auto", "segment", "dense")
 
+RERANK_RECIPES = ("qwen3-reranker", "mxbai-rerank-v2", "generic", "plain")
+"""Names that `rerank_template` may have instead of a file; `mis_core.tasks.recipes` says what they are."""
+
 Activation = Literal["softmax", "sigmoid", "identity"]
 """What makes probabilities of the values of a classification head; identity: they are used as they are."""
 
@@ -90,8 +93,8 @@ class EngineConfig:
     )
     rerank_template: str | None = option(
         None,
-        "File with a Jinja template of rerank prompts, of query, document and instruction; default: Qwen3-Reranker's "
-        "for Qwen3 models, else the chat template.",
+        f"Recipe of rerank, {', '.join(RERANK_RECIPES)}, or a file with a Jinja template of query, document and "
+        "instruction; default: what the checkpoint says.",
         group="Model",
     )
     tp_size: int = option(
@@ -225,6 +228,16 @@ class EngineConfig:
     def tokenizer(self) -> str:
         """Path or name of the tokenizer."""
         return self.tokenizer_path or self.model
+
+    @property
+    def rerank_recipe(self) -> str | None:
+        """Name of the recipe that `rerank_template` chooses, if it is one."""
+        return self.rerank_template if self.rerank_template in RERANK_RECIPES else None
+
+    @property
+    def rerank_file(self) -> str | None:
+        """The file that `rerank_template` names, if it is no recipe."""
+        return None if self.rerank_template in RERANK_RECIPES else self.rerank_template
 
     @classmethod
     def of(cls, model: str, options: dict[str, Any]) -> Self:

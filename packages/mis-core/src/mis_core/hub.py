@@ -8,8 +8,8 @@ from huggingface_hub import snapshot_download
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, ModelError
 
-# Weights and plain data only; never code.
-_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+# Weights and plain data only, never code; the README says what a model was made for.
+_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "README.md"]
 
 
 def resolve(config: EngineConfig) -> EngineConfig:

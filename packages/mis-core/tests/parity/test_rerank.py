@@ -1,6 +1,8 @@
-"""Relevance is what the model card of Qwen3-Reranker computes, alone and beside anything else."""
+"""Relevance is what the code of the recipe computes, alone and beside anything else; of other recipes there is none."""
 
 import asyncio
+import json
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from scipy.special import expit, softmax
+from scipy.special import expit, logit, softmax
 
+from mis_core.errors import RequestError
 from mis_testing.options import SMALL_ENGINE
 from mis_testing.oracle import PointwiseOracle
 
@@ -51,6 +54,46 @@ def card_scores(path: Path) -> list[float]:
     return scores
 
 
+def named(path: Path, name: str, folder: Path) -> Path:
+    """Copy a checkpoint, which says that it was made of another one."""
+    shutil.copytree(path, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"_name_or_path": name}))
+    return folder
+
+
+def mxbai_scores(path: Path) -> list[float]:
+    """`MxbaiRerankV2` of https://github.com/mixedbread-ai/mxbai-rerank at 8e709dc, a document at a time."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+    def get_input_ids(text: str) -> list[int]:
+        return tokenizer(text, return_tensors=None, add_special_tokens=False)["input_ids"]
+
+    task_prompt = (
+        "You are a search relevance expert who evaluates how well documents match search queries. For each "
+        "query-document pair, carefully analyze the semantic relationship between them, then provide your binary "
+        "relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:"
+    )
+    prefix = (
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n"
+    )
+    suffix = "<|im_end|>\n<|im_start|>assistant\n"
+    yes_loc, no_loc = get_input_ids("1")[0], get_input_ids("0")[0]
+    differences = []
+    for document in DOCUMENTS:
+        item = get_input_ids(f"query: {QUERY}") + get_input_ids("\n") + get_input_ids(f"document: {document}")
+        ids = get_input_ids(prefix) + item + get_input_ids("\n") + get_input_ids(task_prompt) + get_input_ids(suffix)
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, -1]
+        differences.append((logits[yes_loc] - logits[no_loc]).item())
+    return differences
+
+
 @pytest.fixture
 def reranker(checkpoint: Path, engine_factory: "Callable[..., Engine]") -> "Engine":
     return engine_factory(checkpoint, **SMALL_ENGINE | {"context_length": MAX_LENGTH})
@@ -63,6 +106,29 @@ def test_relevance_is_the_model_cards(checkpoint: Path, reranker: "Engine") -> N
     assert np.std(wanted) > 0.01
     np.testing.assert_allclose([scores[index] for index in range(len(DOCUMENTS))], wanted, atol=1e-4)
     assert ranking.meta.truncated == (3,)
+
+
+def test_relevance_of_mxbai_is_the_sigmoid_of_its_own_score(
+    checkpoint_factory: Callable[..., Path], engine_factory: "Callable[..., Engine]", tmp_path: Path
+) -> None:
+    path = named(checkpoint_factory("qwen2"), "mixedbread-ai/mxbai-rerank-base-v2", tmp_path / "model")
+    ranking = engine_factory(path, **SMALL_ENGINE).rerank(QUERY, DOCUMENTS)
+    scores = {each.index: each.relevance_score for each in ranking.results}
+    wanted = mxbai_scores(path)
+    assert np.std(wanted) > 0.1
+    np.testing.assert_allclose(logit([scores[index] for index in range(len(DOCUMENTS))]), wanted, atol=1e-3)
+    assert ranking.recipe == "mxbai-rerank-v2"
+
+
+def test_a_reranker_of_another_recipe_scores_but_does_not_rerank(
+    checkpoint: Path, engine_factory: "Callable[..., Engine]", tmp_path: Path
+) -> None:
+    path = named(checkpoint, "zeroentropy/zerank-2", tmp_path / "model")
+    engine = engine_factory(path, **SMALL_ENGINE)
+    with pytest.raises(RequestError, match=r"'zeroentropy/zerank-2'.*--rerank-template") as caught:
+        engine.rerank(QUERY, DOCUMENTS)
+    assert caught.value.code == "task_not_supported"
+    assert engine.score("a", ["b"], labels=["yes"]).scores.shape == (1, 1)
 
 
 def test_a_document_has_the_same_bits_alone_and_among_others(reranker: "Engine") -> None:

@@ -19,6 +19,7 @@ from mis_core.process.client import EngineClient
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.service import Answered, Parsed, ParsedType, Service, Task, all_or_none
+from mis_core.tasks.recognition import describe_rerank, rerank_recipe
 from mis_core.tasks.served import check_task, tasks_of
 from mis_core.tasks.writing import Drawn, ParsedText, Writing
 from mis_server.answering import Answering, write_all
@@ -184,6 +185,18 @@ class ModelService(Service[bytes]):
         return () if self.client.info is None else tasks_of(self.tokenizers.tokenizer, self._limits())
 
     @property
+    def recipe(self) -> str | None:
+        """Name of the recipe that rerank takes; None if the model has no such task, or the engine is not ready."""
+        if "rerank" not in self.tasks:
+            return None
+        return rerank_recipe(self.tokenizers.tokenizer, self._limits()).name
+
+    @property
+    def described_rerank(self) -> str:
+        """A line for the log: the recipe of rerank, or why there is none. Raises until the engine is ready."""
+        return describe_rerank(self.tokenizers.tokenizer, self._limits())
+
+    @property
     def requests_waiting(self) -> int:
         """Number of requests whose bodies have arrived but which are not in the engine."""
         return max(self.admission.requests - self.client.in_flight, 0)
@@ -223,6 +236,8 @@ class ModelService(Service[bytes]):
             head_labels=info.head_labels,
             head_activation=info.head_activation,
             architecture=info.architecture,
+            signs=info.signs,
+            rerank_recipe=settings.engine.rerank_recipe,
         )
 
 

@@ -23,6 +23,7 @@ from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app, has_playground
 from mis_server.edge.protocol import Protocol
 from mis_server.edge.tls import tls_context
+from mis_server.service import ModelService
 from mis_server.settings import ServerConfig
 from mis_server.tokenizers.pool import TokenizerPool
 
@@ -50,7 +51,7 @@ async def serve(settings: ServerConfig) -> None:
         config = await asyncio.to_thread(resolve, settings.engine)
         async with EngineClient(config) as client:
             tokenizer = await asyncio.to_thread(
-                Tokenizer.from_pretrained, config.tokenizer, config.chat_template, config.rerank_template
+                Tokenizer.from_pretrained, config.tokenizer, config.chat_template, config.rerank_file
             )
             async with TokenizerPool(tokenizer) as tokenizers:
                 app = create_app(client, settings, tokenizers)
@@ -67,7 +68,8 @@ async def serve(settings: ServerConfig) -> None:
                         gc.freeze()
                         url = _url(listener, "http" if settings.ssl_certfile is None else "https")
                         took = time.monotonic() - began
-                        logger.info("Ready at %s after %.1f s.\n%s", url, took, _summary(settings, info, url))
+                        lines = _summary(settings, app.state.service, info, url)
+                        logger.info("Ready at %s after %.1f s.\n%s", url, took, lines)
                         await serving
                         logger.info("Stopped.")
                 finally:
@@ -152,11 +154,12 @@ def listen(settings: ServerConfig) -> socket.socket:
     return listener
 
 
-def _summary(settings: ServerConfig, info: Ready, url: str) -> str:
+def _summary(settings: ServerConfig, service: ModelService, info: Ready, url: str) -> str:
     """Return what an operator wants to see at startup, one line each."""
     lines = {
         "model": settings.model_name,
         **info.summary,
+        "rerank": service.described_rerank,
         "API key": "required" if settings.api_key is not None else "none: open to everyone who can reach it",
         "playground": f"{url}/playground" if has_playground(settings) else "off",
         "limits": f"{settings.max_items_per_request} items, {settings.max_labels_per_request} labels, "

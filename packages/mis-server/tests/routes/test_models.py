@@ -26,6 +26,7 @@ def test_the_served_model_is_listed(http: httpx.Client) -> None:
         "parent": None,
         "max_model_len": 256,
         "tasks": ["score", "rerank", "decide", "complete", "chat"],
+        "recipe": "generic",
     }
 
 
@@ -44,7 +45,8 @@ def test_without_a_chat_template_nobody_can_chat(
     http: httpx.Client, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", None)
-    assert http.get("/v1/models").json()["data"][0]["tasks"] == ["score", "decide", "complete"]
+    card = http.get("/v1/models").json()["data"][0]
+    assert (card["tasks"], card["recipe"]) == (["score", "decide", "complete"], None)
 
 
 def test_a_classifier_classifies(http: httpx.Client, pretended: Any) -> None:
@@ -72,4 +74,5 @@ def test_the_name_can_be_chosen(connect: Callable[..., httpx.Client]) -> None:
 
 def test_models_are_listed_while_the_engine_starts(http: httpx.Client, pretended: Any) -> None:
     pretended.ready, pretended.info = False, None
-    assert http.get("/v1/models").json()["data"][0]["max_model_len"] is None
+    card = http.get("/v1/models").json()["data"][0]
+    assert (card["max_model_len"], card["recipe"]) == (None, None)

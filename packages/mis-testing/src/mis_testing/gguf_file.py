@@ -14,18 +14,21 @@ _PRE = {"llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "smollm3": "ll
 _REORDERED = ("llama", "smollm3")
 
 
-def write_gguf(file: Path, directory: Path, quantization: str = "F32") -> Path:
+def write_gguf(file: Path, directory: Path, quantization: str = "F32", general_name: str | None = None) -> Path:
     """Write a checkpoint as a GGUF file and return its path.
 
     Args:
         file: Where to.
         directory: A checkpoint of `tiny_checkpoint`, without a classification head.
         quantization: Type of the matrices: one that `gguf` can quantise to.
+        general_name: The model's name in the header; None: the header has none.
     """
     config = json.loads((directory / "config.json").read_text())
     family = config["model_type"]
     architecture = gguf.MODEL_ARCH[_ARCHITECTURES[family]]
     writer = gguf.GGUFWriter(str(file), gguf.MODEL_ARCH_NAMES[architecture])
+    if general_name is not None:
+        writer.add_name(general_name)
     _write_settings(writer, config)
     _write_tokenizer(writer, directory, config, _PRE[family])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])

@@ -5,8 +5,9 @@ from pathlib import Path
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
 from mis_core.checkpoints.directory import DirectoryCheckpoint
 from mis_core.checkpoints.gguf_file import GgufCheckpoint
+from mis_core.checkpoints.signs import NO_SIGNS, Sign, Signs
 
-__all__ = ["Checkpoint", "StoredTensor", "StoredTokenizer", "open_checkpoint"]
+__all__ = ["NO_SIGNS", "Checkpoint", "Sign", "Signs", "StoredTensor", "StoredTokenizer", "open_checkpoint"]
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

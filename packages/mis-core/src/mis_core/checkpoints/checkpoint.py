@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from mis_core.checkpoints.signs import Signs
+
 
 class StoredTensor(ABC):
     """One tensor of a checkpoint, not read yet.
@@ -62,6 +64,10 @@ class Checkpoint(ABC):
         Raises:
             ModelError: it is missing or broken.
         """
+
+    @abstractmethod
+    def signs(self) -> Signs:
+        """Return what the checkpoint says it was made for."""
 
     @abstractmethod
     def stored_types(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
+from mis_core.checkpoints.signs import Signs, directory_signs
 from mis_core.errors import ModelError
 
 
@@ -35,6 +36,10 @@ class DirectoryCheckpoint(Checkpoint):
         if not isinstance(raw, dict):
             raise ModelError(f"{path}: holds a JSON {type(raw).__name__}, not an object.")
         return raw
+
+    def signs(self) -> Signs:
+        """Read the signs of `config.json`, `README.md` and the files of sentence-transformers; see `Checkpoint`."""
+        return directory_signs(self.path)
 
     def stored_types(self) -> tuple[str, ...]:
         """Return the names of the types that become float32 and bfloat16; see `Checkpoint`."""

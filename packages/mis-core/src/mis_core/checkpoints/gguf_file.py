@@ -16,6 +16,7 @@ import numpy as np
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
 from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
+from mis_core.checkpoints.signs import Signs, signs_of
 from mis_core.errors import ModelError
 
 _ARCHITECTURES = {
@@ -74,6 +75,7 @@ _TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_SIGNS = re.compile(r"general\.(name|basename|finetune|tags|base_model\.\d+\.(name|repo_url))")
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
 
@@ -91,6 +93,14 @@ class GgufCheckpoint(Checkpoint):
         import gguf
 
         return tuple(kind.name for kind in gguf.GGMLQuantizationType if _is_known(kind))
+
+    def signs(self) -> Signs:
+        """Read the names and tags in the header, and those of the models that it was made from; see `Checkpoint`."""
+        named: list[tuple[str, object]] = []
+        for key in filter(_SIGNS.fullmatch, self._file.fields):
+            value = self._value(key)
+            named += [(key, each) for each in (value if isinstance(value, list) else [value])]
+        return signs_of(self.path, named)
 
     def settings(self) -> dict[str, Any]:
         """Return the file's settings as a `config.json` would have them; see `Checkpoint`."""

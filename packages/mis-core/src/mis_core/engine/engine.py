@@ -37,6 +37,7 @@ from mis_core.tasks.classify import CLASSIFY, ClassifyResult
 from mis_core.tasks.decide import DECIDE
 from mis_core.tasks.decisions import Decision
 from mis_core.tasks.generate import NEW_TOKENS, GenerateResult, finish_generation
+from mis_core.tasks.recognition import describe_rerank
 from mis_core.tasks.rerank import RERANK, Ranking
 from mis_core.tasks.writing import GenerateChunk
 from mis_core.tokenization import Tokenizer
@@ -120,6 +121,8 @@ class Engine:
             head_labels=model.head_labels,
             head_activation=model.head_activation,
             architecture=model.architecture,
+            signs=open_checkpoint(directory).signs(),
+            rerank_recipe=config.rerank_recipe,
         )
         if not config.skip_warmup:
             logger.info("Compiling the steps of %d shapes.", len(token_buckets(budget)))
@@ -164,8 +167,9 @@ class Engine:
         with self._reading_tokenizer:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer.from_pretrained(
-                    self._tokenizer_directory, self.config.chat_template, self.config.rerank_template
+                    self._tokenizer_directory, self.config.chat_template, self.config.rerank_file
                 )
+                logger.info("Rerank: %s", describe_rerank(self._tokenizer, self.limits))
             return self._tokenizer
 
     def score(

@@ -74,6 +74,7 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
         head_labels=limits.head_labels,
         head_activation=limits.head_activation,
         architecture=limits.architecture,
+        signs=limits.signs,
         created=engine.created,
     )
     channel.tell(encode_frame(ready))

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
+from mis_core.checkpoints import NO_SIGNS, Signs
 from mis_core.config import Activation
 from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.scoring.request import MAX_BIASES, MAX_TOP_TOKENS, EngineOutput, Sampling, ScoreRequest
@@ -133,6 +134,7 @@ class Ready(_Message, frozen=True):
         head_labels: As in `Limits`.
         head_activation: As in `Limits`.
         architecture: As in `Limits`.
+        signs: As in `Limits`.
         created: When the checkpoint's settings were written, in seconds since 1970.
     """
 
@@ -142,6 +144,7 @@ class Ready(_Message, frozen=True):
     head_labels: tuple[str, ...] = ()
     head_activation: Activation = "softmax"
     architecture: str = ""
+    signs: Signs = NO_SIGNS
     created: int = 0
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mis_core.checkpoints import NO_SIGNS, Signs
 from mis_core.config import Activation
 from mis_core.tokenization import MAX_CHARACTERS
 
@@ -25,6 +26,8 @@ class Limits:
             then rows of the head.
         head_activation: What makes probabilities of its values.
         architecture: Name of the model's class in `config.json`, such as `Qwen3ForCausalLM`.
+        signs: What the checkpoint says it was made for.
+        rerank_recipe: Name of the recipe of rerank that the operator chose; None: by these signs.
     """
 
     context_length: int
@@ -39,6 +42,8 @@ class Limits:
     head_labels: tuple[str, ...] = ()
     head_activation: Activation = "softmax"
     architecture: str = ""
+    signs: Signs = NO_SIGNS
+    rerank_recipe: str | None = None
 
     @property
     def head_rows(self) -> int:

@@ -98,9 +98,11 @@ class Ranking:
         errors: Documents that were not scored, with `on_error: "item"`.
         usage: Token counts.
         meta: What else is to say.
+        recipe: What the prompts were made by: a recipe's name, or `custom` for a template of the operator.
     """
 
     results: tuple[RankedDocument, ...]
     errors: tuple[ItemError, ...]
     usage: RerankUsage
     meta: RerankMeta
+    recipe: str

@@ -1,4 +1,4 @@
-"""The task `rerank`: how well each of many documents answers a query, as Qwen3-Reranker's model card computes it.
+"""The task `rerank`: how well each of many documents answers a query, by the recipe that the model was trained with.
 
 The query is the prompt up to the document; an item is a document and what follows it. A document that is too long is
 cut, never what follows it.
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int32
 from scipy.special import expit
 
 from mis_core.errors import RequestError
@@ -31,7 +31,8 @@ from mis_core.tasks.ranking import (
     RerankMeta,
     RerankUsage,
 )
-from mis_core.tasks.rerank_prompts import INSTRUCTION, RerankPrompt, rerank_labels, rerank_prompt
+from mis_core.tasks.recognition import rerank_labels, rerank_recipe
+from mis_core.tasks.rerank_prompts import RerankPrompt, rerank_prompt
 from mis_core.tasks.served import check_task
 from mis_core.tokenization import Joined, Tokenizer
 
@@ -64,6 +65,7 @@ class ParsedRerank:
         texts: All documents as they were sent, if they are to be returned; of those not scored, nothing.
         truncated: Places of the documents that were cut, rising.
         top_n: How many of the best are returned; None for all.
+        recipe: Name of the recipe that the prompts were made by.
     """
 
     request: ScoreRequest
@@ -71,6 +73,7 @@ class ParsedRerank:
     texts: dict[int, str] | None
     truncated: tuple[int, ...]
     top_n: int | None
+    recipe: str
 
     @property
     def requests(self) -> tuple[ScoreRequest]:
@@ -103,18 +106,19 @@ def parse_rerank(
     sources = _read_documents(fields, limits)
     documents = ItemErrors("documents", len(sources), per_item=read_on_error(fields))
     texts = documents.read_each(sources, _read_document)
-    instruction = read_optional_text(fields, "instruction") or INSTRUCTION
+    instruction = read_optional_text(fields, "instruction")
     top_n, most_tokens = read_whole(fields, "top_n", _COUNTS), read_whole(fields, "max_tokens_per_doc", _COUNTS)
     return_documents = read_flag(fields, "return_documents")
     cache_salt = read_optional_text(fields, "cache_salt")
     check_ignored(fields, IGNORED)
     refuse_unsupported(fields, UNSUPPORTED)
-    check_characters(limits.max_text_characters, query=[query], documents=texts, instruction=[instruction])
+    check_characters(limits.max_text_characters, query=[query], documents=texts, instruction=[instruction or ""])
     if not documents.any_left:
         error = documents.sorted().errors[0]
         raise RequestError(error.code, error.message, error.param)
-    labels = rerank_labels(tokenizer, limits)
-    prompt = rerank_prompt(query, instruction, tokenizer, limits)
+    recipe = rerank_recipe(tokenizer, limits)
+    labels = rerank_labels(recipe, tokenizer, limits)
+    prompt = rerank_prompt(recipe, query, instruction, tokenizer)
     joined, cut = _join(prompt, texts, most_tokens, tokenizer, limits)
     kept = documents.kept.tolist()
     return ParsedRerank(
@@ -123,6 +127,7 @@ def parse_rerank(
         dict(zip(kept, texts, strict=True)) if return_documents else None,
         tuple(index for index, text, whole in zip(kept, cut, texts, strict=True) if text != whole),
         top_n,
+        recipe.name,
     )
 
 
@@ -147,6 +152,7 @@ def finish_rerank(parsed: ParsedRerank, outputs: tuple[EngineOutput, ...]) -> Ra
         parsed.documents.errors,
         RerankUsage(tokens, tokens, CachedTokens(output.cached_tokens)),
         RerankMeta(ApiVersion(), BilledUnits.of(parsed.documents.count), RankedTokens(tokens), parsed.truncated),
+        parsed.recipe,
     )
 
 
@@ -158,7 +164,7 @@ RERANK: Task[ParsedRerank, Ranking] = Task("rerank", _has_text, parse_rerank, fi
 
 
 def _relevance(request: ScoreRequest, output: EngineOutput) -> Float64[np.ndarray, " items"]:
-    """Return the probability of the last label, which is `yes`; of a head with one row, that row's sigmoid."""
+    """Return the probability of the last label, the relevant one; of a head with one row, that row's sigmoid."""
     if output.logits.shape[1] == 1:
         return expit(output.logits[:, 0].astype(np.float64))
     return label_softmax(output.logits, request.label_ids)[:, -1].astype(np.float64)
@@ -202,10 +208,13 @@ def _join(
     prompt: RerankPrompt, texts: list[str], most_tokens: int | None, tokenizer: Tokenizer, limits: Limits
 ) -> tuple[Joined, list[str]]:
     """Tokenise the prompts; return their segments and the documents as they were cut to fit."""
-    special, context = prompt.add_special_tokens, limits.context_length
+    special = prompt.add_special_tokens
+    head, tail = _ids(prompt.head, tokenizer), _ids(prompt.tail, tokenizer)
+    context = limits.context_length - len(head) - len(tail)
     room = context - len(tokenizer.encode(prompt.before + prompt.after, special))
     if room < 1:
-        message = f"The prompt with the query has {context - room} tokens; the context holds {context} with a document."
+        most = limits.context_length
+        message = f"The prompt with the query has {most - room} tokens; the context holds {most} with a document."
         raise RequestError("context_length_exceeded", message, "query")
     cut = list(texts) if most_tokens is None else [tokenizer.cut(text, most_tokens) for text in texts]
     own = len(tokenizer.encode(prompt.before, add_special_tokens=False))
@@ -220,10 +229,16 @@ def _join(
                 raise RequestError("context_length_exceeded", "The query leaves no room for a document.", "query")
             whole = tokenizer.cut(prompt.before + cut[row], own + int(rooms[row]))
             cut[row] = whole[len(prompt.before) :]
-        joined = _joined(prompt, cut, tokenizer, limits)
-        excess = np.maximum(joined.context_lens + np.diff(joined.item_starts) - context, 0)
+        joined = _joined(prompt, cut, tokenizer, limits).framed(head, tail)
+        excess = np.maximum(joined.context_lens + np.diff(joined.item_starts) - limits.context_length, 0)
         if not excess.any():
             return joined, cut
+
+
+def _ids(texts: tuple[str, ...], tokenizer: Tokenizer) -> Int32[np.ndarray, " tokens"]:
+    """Return the ids of texts that are each tokenised by itself."""
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    return np.concatenate([np.empty(0, np.int32), *ids])
 
 
 def _joined(prompt: RerankPrompt, texts: list[str], tokenizer: Tokenizer, limits: Limits) -> Joined:

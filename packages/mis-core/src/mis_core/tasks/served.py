@@ -2,7 +2,7 @@
 
 from mis_core.errors import RequestError
 from mis_core.scoring.limits import Limits
-from mis_core.tasks.rerank_prompts import why_no_rerank
+from mis_core.tasks.recognition import rerank_recipe
 from mis_core.tokenization import Tokenizer
 
 TASKS = ("score", "rerank", "decide", "complete", "chat", "classify")
@@ -41,5 +41,8 @@ def _why_not(task: str, tokenizer: Tokenizer | None, limits: Limits) -> str | No
     if task == "chat" and (tokenizer is None or tokenizer.chat_template is None):
         return "This model has no chat template; start the server with --chat-template, or send texts to /v1/score."
     if task == "rerank" and tokenizer is not None:
-        return why_no_rerank(tokenizer, limits)
+        try:
+            rerank_recipe(tokenizer, limits)
+        except RequestError as error:
+            return error.message
     return None

@@ -37,6 +37,16 @@ class Joined(NamedTuple):
         segment = self.item_tokens[self.item_starts[item] : self.item_starts[item + 1]]
         return np.concatenate([self.query[: self.context_lens[item]], segment])
 
+    def framed(self, head: Integer[np.ndarray, " head"], tail: Integer[np.ndarray, " tail"]) -> "Joined":
+        """Return the same with ids before the query, which every segment sees, and after every item."""
+        lens = np.diff(self.item_starts)
+        return Joined(
+            np.concatenate([head, self.query]).astype(np.int32),
+            np.insert(self.item_tokens, np.repeat(self.item_starts[1:], len(tail)), np.tile(tail, len(lens))),
+            offsets(lens + len(tail)),
+            self.context_lens + np.int32(len(head)),
+        )
+
 
 NOTHING = Joined(np.empty(0, np.int32), np.empty(0, np.int32), np.zeros(1, np.int32), np.empty(0, np.int32))
 """No items, and so no query."""

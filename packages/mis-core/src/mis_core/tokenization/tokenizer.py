@@ -12,7 +12,8 @@ import tokenizers
 from jaxtyping import Bool, Int32, Int64
 
 from mis_core.checkpoints import open_checkpoint
-from mis_core.errors import RequestError
+from mis_core.config import RERANK_RECIPES
+from mis_core.errors import ModelError, RequestError
 from mis_core.ragged import ramp
 from mis_core.tokenization.chat_template import ChatTemplate
 from mis_core.tokenization.joined import Joined, cut_segments, whole_sequences
@@ -88,7 +89,7 @@ class Tokenizer:
         """
         stored = open_checkpoint(path).tokenizer()
         special_tokens, own = stored.special_tokens, stored.chat_template
-        rerank = None if rerank_template is None else ChatTemplate.read(rerank_template, special_tokens)
+        rerank = None if rerank_template is None else _rerank_template(rerank_template, special_tokens)
         if chat_template is not None:
             return cls(stored.backend, ChatTemplate.read(chat_template, special_tokens), stored.end_ids, rerank)
         chat = None if own is None else ChatTemplate(own, special_tokens)
@@ -297,6 +298,15 @@ class Tokenizer:
         if not special or self._frame is None:
             return every, counts
         return _framed(every, counts, *self._frame, ~_begin_with(every, counts, self._frame[0]))
+
+
+def _rerank_template(path: str | Path, special_tokens: dict[str, str]) -> ChatTemplate:
+    """Read a template of rerank prompts; an error says which names are none of a file."""
+    try:
+        return ChatTemplate.read(path, special_tokens)
+    except ModelError as error:
+        names = ", ".join(RERANK_RECIPES)
+        raise ModelError(f"{error.message} --rerank-template takes a file, or one of {names}.") from None
 
 
 def _check_characters(repeated: str, items: Sequence[str], most: int) -> None:

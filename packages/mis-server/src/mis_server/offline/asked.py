@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mis_core.config import EngineConfig
+from mis_core.tasks.recipes import recipes_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +52,17 @@ class Asked:
 
 
 def decisive(asked: Asked, config: EngineConfig) -> dict[str, Any]:
-    """Return everything that scores depend on, except the type, which the engine may choose, and the input."""
+    """Return everything that scores depend on, except the type, which the engine may choose, and the input.
+
+    A later version may take another recipe of rerank for the same model, so what chooses them is part of it.
+    """
     unimportant = {name for name, each in Asked.__dataclass_fields__.items() if "changes_scores" in each.metadata}
     engine = (
         "model", "revision", "tokenizer_path", "quantization", "context_length", "rerank_template", "chat_template",
         "multi_item_scoring_delimiter",
     )  # fmt: skip
-    return {name: value for name, value in asdict(asked).items() if name not in unimportant} | {
-        name: getattr(config, name) for name in engine
-    }
+    return (
+        {name: value for name, value in asdict(asked).items() if name not in unimportant}
+        | {name: getattr(config, name) for name in engine}
+        | ({"rerank_recipes": recipes_digest()} if asked.rerank else {})
+    )

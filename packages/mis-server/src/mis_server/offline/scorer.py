@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -19,6 +20,8 @@ from mis_server.offline.rows import Row
 from mis_server.service import ModelService
 from mis_server.settings import ServerConfig
 from mis_server.tokenizers.pool import TokenizerPool
+
+logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 3  # at a batch whose engine process ended
 _RESTART_S = 900.0
@@ -103,7 +106,7 @@ async def running_scorer(asked: Asked, config: EngineConfig) -> AsyncIterator[Sc
     """
     local = await asyncio.to_thread(resolve, config)
     tokenizer = await asyncio.to_thread(
-        Tokenizer.from_pretrained, local.tokenizer, local.chat_template, local.rerank_template
+        Tokenizer.from_pretrained, local.tokenizer, local.chat_template, local.rerank_file
     )
     async with EngineClient(local) as client:
         info = await client.wait_ready()
@@ -111,4 +114,6 @@ async def running_scorer(asked: Asked, config: EngineConfig) -> AsyncIterator[Sc
             service = ModelService(client, ServerConfig(engine=config), tokenizers)
             scorer = Scorer(asked, service, str(info.summary["dtype"]))
             await scorer.check()
+            if asked.rerank:
+                logger.info("Rerank: %s", service.described_rerank)
             yield scorer

@@ -59,6 +59,8 @@ _PATHS = ("model", "tokenizer_path", "chat_template", "rerank_template", "compil
 def for_actors(config: EngineConfig) -> EngineConfig:
     """Return a config whose paths are absolute: actors have another working directory."""
     given = {name: getattr(config, name) for name in _PATHS}
+    if config.rerank_recipe is not None:  # a name, even where a file has it, too
+        del given["rerank_template"]
     there = {name: Path(path) for name, path in given.items() if path is not None and Path(path).exists()}
     absolute: dict[str, Any] = {name: str(path.absolute()) for name, path in there.items()}
     return dataclasses.replace(config, **absolute)

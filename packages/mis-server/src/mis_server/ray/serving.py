@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import math
 from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
@@ -29,6 +30,8 @@ from mis_server.ray.actor import for_actors
 from mis_server.ray.routing import routing_key
 from mis_server.settings import ServerConfig
 from mis_server.tokenizers.pool import TokenizerPool
+
+logger = logging.getLogger(__name__)
 
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 _NOT_HERE = ("host", "port", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "playground")
@@ -165,11 +168,13 @@ class Replica:
         config = await asyncio.to_thread(resolve, self._settings.engine)
         client = await self._running.enter_async_context(EngineClient(config))
         tokenizer = await asyncio.to_thread(
-            Tokenizer.from_pretrained, config.tokenizer, config.chat_template, config.rerank_template
+            Tokenizer.from_pretrained, config.tokenizer, config.chat_template, config.rerank_file
         )
         await client.wait_ready()
         tokenizers = await self._running.enter_async_context(TokenizerPool(tokenizer))
-        return create_app(client, self._settings, tokenizers)
+        app = create_app(client, self._settings, tokenizers)
+        logger.info("Rerank: %s", app.state.service.described_rerank)
+        return app
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what `TokenPolicy` looks at."""

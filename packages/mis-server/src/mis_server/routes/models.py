@@ -31,4 +31,5 @@ def _card(service: ModelService) -> ModelCard:
         root=service.settings.engine.model,
         max_model_len=None if info is None else info.context_length,
         tasks=list(service.tasks),
+        recipe=service.recipe,
     )

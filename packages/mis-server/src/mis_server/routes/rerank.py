@@ -26,6 +26,7 @@ async def rerank(request: Request, service: ServiceOfApp) -> Response:
     reply = RerankReply(
         id=f"rerank-{request.state.request_id}",
         model=service.settings.model_name,
+        recipe=ranking.recipe,
         results=ranking.results,
         errors=ranking.errors,
         usage=ranking.usage,

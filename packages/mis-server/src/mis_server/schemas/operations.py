@@ -82,7 +82,8 @@ class Profiling(BaseModel):
 class ModelCard(BaseModel):
     """A served model: `root` is the model as it was given, `tasks` what it can be asked for.
 
-    `max_model_len` is its context length in tokens, null until the engine is ready.
+    `max_model_len` is its context length in tokens, null until the engine is ready. `recipe` is what `rerank` reads by,
+    null for a model without that task.
     """
 
     id: str
@@ -93,6 +94,7 @@ class ModelCard(BaseModel):
     parent: None = None
     max_model_len: int | None
     tasks: list[str]
+    recipe: str | None
 
 
 class ModelList(BaseModel):

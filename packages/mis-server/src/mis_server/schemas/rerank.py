@@ -51,11 +51,15 @@ class RerankBody(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankReply:
-    """Documents, the most relevant first."""
+    """Documents, the most relevant first.
+
+    `recipe` names what the prompts were made by: a recipe, or `custom` for `--rerank-template FILE`.
+    """
 
     id: str
     object: Literal["rerank"] = "rerank"
     model: str
+    recipe: str
     results: tuple[RankedDocument, ...]
     errors: tuple[ItemError, ...]
     usage: RerankUsage

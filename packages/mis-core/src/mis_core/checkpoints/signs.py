@@ -1,0 +1,159 @@
+"""What a checkpoint says it was made for: names, tags, files of sentence-transformers. Nothing is decided here."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_README = "README.md"
+_MODULES = "modules.json"
+_SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
+_CARD_FIELDS = ("base_model", "model_name", "pipeline_tag", "tags")
+_MAX_SIGNS = 64
+_MAX_CHARACTERS = 200
+_MAX_BYTES = 1 << 20  # of a file; what is longer is no model card
+_MAX_ID = 1 << 31
+_HUB_FOLDER = "models--"
+_CODE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+_FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n.*?^---[ \t]*$", re.MULTILINE | re.DOTALL)
+_TITLE = re.compile(r"^#{1,6}[ \t]+(?P<marked>[^\n]+)|<h1[^>]*>(?P<tagged>.*?)</h1>", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One thing that a checkpoint says.
+
+    Attributes:
+        where: The file that says it, or `general.name` and the like of a GGUF file.
+        text: The name, tag or title, of at most 200 characters.
+    """
+
+    where: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What a checkpoint says it was made for.
+
+    Attributes:
+        names: Names, tags and the title of its README.
+        place: The folder's or file's name, or the hub's name of a folder in the hub's cache.
+        modules: Classes that `modules.json` of sentence-transformers puts around the model, such as `LogitScore`.
+        answer_ids: The tokens of an irrelevant and of a relevant document that a module reads, None where it reads only
+            the other; None if no module reads tokens.
+    """
+
+    names: tuple[Sign, ...] = ()
+    place: str = ""
+    modules: tuple[str, ...] = ()
+    answer_ids: tuple[int | None, int | None] | None = None
+
+
+NO_SIGNS = Signs()
+
+
+def signs_of(path: Path, named: Iterable[tuple[str, object]]) -> Signs:
+    """Return the signs of a checkpoint that has names only.
+
+    Args:
+        path: The file or folder.
+        named: Where something stands, and what: anything but a text is left out.
+    """
+    return Signs(_signs(named), _place(path))
+
+
+def directory_signs(directory: Path) -> Signs:
+    """Read the signs of a folder. A file that is missing or broken says nothing."""
+    modules = [each.get("type") for each in _objects(_read_json(directory / _MODULES))]
+    classes = tuple(_clean(each.rpartition(".")[2]) for each in modules if isinstance(each, str))
+    return Signs(_signs(_directory_names(directory)), _place(directory), classes[:_MAX_SIGNS], _answer_ids(directory))
+
+
+def _directory_names(directory: Path) -> Iterator[tuple[str, object]]:
+    config = _read_json(directory / "config.json")
+    if isinstance(config, dict):
+        yield "config.json", config.get("_name_or_path")
+    described = _read_json(directory / _SENTENCE_TRANSFORMERS)
+    if isinstance(described, dict):
+        yield _SENTENCE_TRANSFORMERS, described.get("model_type")
+    readme = directory / _README
+    text = _read(readme)
+    if text is None:
+        return
+    yield _README, _title(text)
+    from huggingface_hub import metadata_load  # slow to import; who validates requests never needs it
+
+    try:
+        card = metadata_load(readme)
+    except Exception:  # of YAML, which the library does not wrap
+        card = None
+    for name in _CARD_FIELDS:
+        value = (card or {}).get(name)
+        for each in value if isinstance(value, list) else [value]:
+            yield _README, each
+
+
+def _title(text: str) -> str | None:
+    """Return the first heading of a README, else its first line that is no HTML."""
+    body = _CODE.sub("", _FRONT_MATTER.sub("", text, count=1))
+    found = _TITLE.search(body)
+    if found is not None:
+        return found["marked"] or re.sub(r"<[^>]*>", "", found["tagged"])
+    return next((line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("<")), None)
+
+
+def _answer_ids(directory: Path) -> tuple[int | None, int | None] | None:
+    """Return what a `LogitScore` of sentence-transformers reads; its folder is named as `1_LogitScore`."""
+    for path in sorted(directory.glob("[0-9]*_*/config.json")):
+        config = _read_json(path)
+        if isinstance(config, dict) and "true_token_id" in config:
+            return _id(config.get("false_token_id")), _id(config["true_token_id"])
+    return None
+
+
+def _place(path: Path) -> str:
+    """Return the name of a file or folder; `ORGANISATION/NAME` of a snapshot in the hub's cache."""
+    path = path.absolute()
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith(_HUB_FOLDER):
+        return _clean(path.parent.parent.name.removeprefix(_HUB_FOLDER).replace("--", "/"))
+    return _clean(path.stem if path.is_file() else path.name)
+
+
+def _signs(named: Iterable[tuple[str, object]]) -> tuple[Sign, ...]:
+    found = (Sign(where, _clean(text)) for where, text in named if isinstance(text, str))
+    return tuple(dict.fromkeys(sign for sign in found if sign.text))[:_MAX_SIGNS]
+
+
+def _clean(text: str) -> str:
+    """Return a text that a message and a log line can show."""
+    return " ".join(text.encode(errors="replace").decode().split())[:_MAX_CHARACTERS]
+
+
+def _id(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < _MAX_ID else None
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _read(path: Path) -> str | None:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            return None
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _read_json(path: Path) -> object:
+    text = _read(path)
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
