@@ -97,7 +97,7 @@ def why_no_rerank(tokenizer: Tokenizer, limits: Limits) -> str | None:
 def _is_qwen3(tokenizer: Tokenizer, limits: Limits) -> bool:
     """Whether the model reads Qwen3-Reranker's prompt as it was trained to: other Qwen3 models read it as well."""
     words = _QWEN3_TOKENS if limits.head_labels else (*_QWEN3_TOKENS, *_LABELS)
-    known = all(len(tokenizer.encode(word, add_special_tokens=False)) == 1 for word in words)
+    known = all(len(tokenizer.within(None).encode(word, add_special_tokens=False)) == 1 for word in words)
     return known and limits.architecture.startswith("Qwen3")
 
 
