@@ -182,6 +182,12 @@ def connected(
         yield stack.enter_context(httpx.Client(base_url=url, trust_env=False, verify=False, timeout=120))
 
 
+@pytest.fixture(name="connected", scope="session")
+def _connected() -> Callable[..., Any]:
+    """`with connected(pretended, tokenizers) as http`: a client of an application with these."""
+    return connected
+
+
 @pytest.fixture
 def connect(pretended: PretendedEngine, tokenizers: Any) -> Iterator[Callable[..., httpx.Client]]:
     """`connect(api_key="secret")`: an HTTP client of an application with these settings."""

@@ -22,6 +22,7 @@ from mis_kernels.backends.native import library as native
 from mis_server.cli import main
 from mis_server.offline.asked import Asked, decisive
 from mis_server.offline.rows import batches, read_line
+from mis_testing.tokenizer import write_larger_tokenizer
 
 LABELS = ("--labels", "yes", "no")
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
@@ -74,6 +75,14 @@ def test_token_ids_are_scored_too_and_behind_a_delimiter(score: Any, engine: Eng
     assert code == 0
     want = engine.score(query=[1, 2, 3, 9], items=[line["item"] for line in lines], label_token_ids=[7, 8])
     np.testing.assert_array_equal([row["scores"] for row in rows], want.scores.tolist())
+
+
+def test_a_line_with_a_token_that_the_model_lacks_gets_an_error(score: Any, tmp_path: Path) -> None:
+    tokenizer = write_larger_tokenizer(tmp_path / "larger", "qwen3", 960, "<|beyond|>")
+    flags = ("--tokenizer-path", str(tokenizer), "--query", "Good? ", *LABELS)
+    _, told, rows = score([json.dumps(text) for text in ("rain", "<|beyond|>", "sun")], *flags)
+    assert [row.get("error", {}).get("code") for row in rows] == [None, "token_id_exceeds_vocab", None]
+    assert "whose embedding has 960 rows" in told
 
 
 def test_a_line_may_have_several_items(score: Any, engine: Engine) -> None:

@@ -272,7 +272,8 @@ def event_reply(request: Request, events: AsyncGenerator[Any], answered: Answere
                 return
         yield b"data: [DONE]\n\n"
 
-    headers = _timing(answered) | {"cache-control": "no-cache"}
+    # nginx, and proxies that follow it, would hold events back until a buffer is full.
+    headers = _timing(answered) | {"cache-control": "no-cache", "x-accel-buffering": "no"}
     return StreamingResponse(lines(), headers=headers, media_type="text/event-stream")
 
 

@@ -50,9 +50,7 @@ async def serve(settings: ServerConfig) -> None:
     with listen(settings) as listener:
         config = await asyncio.to_thread(resolve, settings.engine)
         async with EngineClient(config) as client:
-            tokenizer = await asyncio.to_thread(
-                Tokenizer.from_pretrained, config.tokenizer, config.chat_template, config.rerank_file
-            )
+            tokenizer = await asyncio.to_thread(Tokenizer.of, config)
             async with TokenizerPool(tokenizer) as tokenizers:
                 app = create_app(client, settings, tokenizers)
                 http = _HttpServer(uvicorn_config(settings, app))

@@ -208,3 +208,34 @@ def test_a_slow_reader_gets_the_whole_reply(
             received += part
             time.sleep(0.05)
     assert len(json.loads(received)["scores"]) == 5000
+
+
+@pytest.mark.parametrize("kept", [b"", b"connection: keep-alive\r\n"], ids=["closed", "asks to keep"])
+def test_a_stream_to_an_older_client_ends_with_the_connection_and_has_no_chunks(
+    http: httpx.Client, open_socket: Open, kept: bytes
+) -> None:
+    body = {"prompt": "Do cats purr?", "max_tokens": 4, "stream": True}
+    streamed = http.post("/v1/completions", json=body)
+    assert streamed.headers["transfer-encoding"] == "chunked"  # HTTP/1.1 has chunks, which httpx takes away
+    content = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % len(content)
+    connection = open_socket()
+    connection.sendall(head + kept + b"\r\n" + content)
+    head, _, events = read_all(connection).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    lines = events.decode().split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert all(line.startswith("data: ") for line in lines[:-1])
+    assert len(lines) == len(streamed.text.split("\n\n"))
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+def test_an_older_client_gets_a_reply_with_its_length(http: httpx.Client, open_socket: Open, method: bytes) -> None:
+    connection = open_socket()
+    connection.sendall(method + b" /health HTTP/1.0\r\n\r\n")
+    head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    expected = http.get("/health")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"content-length: " + expected.headers["content-length"].encode() in head
+    assert body == (b"" if method == b"HEAD" else expected.content)

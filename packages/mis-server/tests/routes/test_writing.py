@@ -271,3 +271,10 @@ def test_tokens_are_counted_and_timed(http: httpx.Client, words: list[int], path
     assert "mis_time_per_output_token_seconds_count 5.0" in text
     assert f"mis_prompt_tokens_total {usage['prompt_tokens']}.0" in text
     assert "mis_cached_prompt_tokens_total 1.0" in text
+
+
+@paths
+def test_proxies_are_told_not_to_hold_events_back(http: httpx.Client, path: str) -> None:
+    reply = http.post(path, json=BODIES[path] | {"stream": True, "max_tokens": 2})
+    assert (reply.headers["x-accel-buffering"], reply.headers["cache-control"]) == ("no", "no-cache")
+    assert "x-accel-buffering" not in http.post(path, json=BODIES[path] | {"max_tokens": 2}).headers

@@ -184,15 +184,32 @@ def _with_bos(tokenizer: Tokenizer, bos: str) -> processors.Sequence:
     return processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
 
 
-def write_tokenizer(path: Path, family: Family, max_length: int) -> None:
+def write_larger_tokenizer(path: Path, family: Family, vocab_size: int, token: str) -> Path:
+    """Write a tokenizer that has a token beyond a model's vocabulary, and return its directory.
+
+    Args:
+        path: Directory to write into; made if absent.
+        family: Family of the model.
+        vocab_size: The model's.
+        token: Text of the token whose id this is.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    missing = vocab_size - build_tokenizer(family).get_vocab_size()
+    write_tokenizer(path, family, 4096, (*(f"<|more_{number}|>" for number in range(missing)), token))
+    return path
+
+
+def write_tokenizer(path: Path, family: Family, max_length: int, more: tuple[str, ...] = ()) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` as `transformers.AutoTokenizer` reads them.
 
     Args:
         path: Existing directory.
         family: Family of the model.
         max_length: `model_max_length`, in tokens.
+        more: Tokens that are added behind all others.
     """
-    tokenizer, habits = build_tokenizer(family), HABITS[family]
+    tokenizer, habits = Tokenizer.from_str(build_tokenizer(family).to_str()), HABITS[family]
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in more])
     tokenizer.save(str(path / "tokenizer.json"))
     config: dict[str, Any] = {
         "added_tokens_decoder": {

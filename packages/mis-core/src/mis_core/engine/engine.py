@@ -76,7 +76,7 @@ class Engine:
         self.config = config = dataclasses.replace(config, dtype=dtype)
         self.directory: Path = directory
         self.created = int(open_checkpoint(directory).settings_path.stat().st_mtime)
-        self._tokenizer_directory = local.tokenizer
+        self._local = local
         self.vocab_size = model.vocab_size
         if config.context_length is not None and config.context_length > model.max_positions:
             longest = model.max_positions
@@ -166,9 +166,7 @@ class Engine:
         """The model's tokenizer, read at first use; requests of token ids never need it."""
         with self._reading_tokenizer:
             if self._tokenizer is None:
-                self._tokenizer = Tokenizer.from_pretrained(
-                    self._tokenizer_directory, self.config.chat_template, self.config.rerank_file
-                )
+                self._tokenizer = Tokenizer.of(self._local)
                 logger.info("Rerank: %s", describe_rerank(self._tokenizer, self.limits))
             return self._tokenizer
 

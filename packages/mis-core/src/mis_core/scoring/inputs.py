@@ -121,14 +121,14 @@ class TextInputs:
         return {"query": [self.query], "items": self.items}
 
     def below(self, vocab_size: int) -> "TextInputs":
-        """Return them as they are: ids are the tokenizer's own."""
+        """Return them as they are: the tokenizer refuses what the model does not have."""
         return self
 
     def as_ids(self, item_first: bool, special: bool) -> IdInputs:
         """Tokenise query and items each for itself."""
         assert self.tokenizer is not None, "texts need a tokenizer"
         query, tokens, lens = self.tokenizer.encode_apart(
-            self.query, self.items, item_first, add_special_tokens=special
+            self.query, self.items, item_first, add_special_tokens=special, refuse=self.errors.refuse
         )
         items = TokenRows("items", tokens, lens, is_nested=True)
         return IdInputs(TokenRows.single("query", query), items, self.errors)
@@ -149,6 +149,7 @@ class TextInputs:
             add_special_tokens=special,
             context_length=limits.context_length,
             max_characters=limits.max_text_characters,
+            refuse=self.errors.refuse,
         )
         lens = joined.context_lens + np.diff(joined.item_starts)
         kept = _short_enough(lens, 0, appended, limits, self.errors)

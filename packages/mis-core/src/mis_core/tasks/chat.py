@@ -168,7 +168,7 @@ def parse_chat(
     assert tokenizer.chat_template is not None, "as checked"
     text = tokenizer.chat_template.render(messages, **variables)
     check_characters(limits.max_text_characters, messages=[text])
-    prompt = tokenizer.encode(text, add_special_tokens=False)  # the template writes them itself
+    prompt = tokenizer.encode(text, add_special_tokens=False, field="messages")  # the template writes them itself
     _check_length(len(prompt), limits)
     if count is None:
         count = _room(len(prompt), choices, top_logprobs, limits)

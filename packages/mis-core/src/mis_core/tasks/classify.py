@@ -179,11 +179,10 @@ def _tokenised(texts: list[str], tokenizer: Tokenizer | None, special: bool, lim
     check_characters(limits.max_text_characters, input=texts)
     if tokenizer is None:
         raise RequestError("invalid_input", "This engine has no tokenizer: send token ids, not text.", "input")
-    rows = [tokenizer.encode(text, special) for text in texts]
-    if not all(map(len, rows)):
-        index = next(index for index, row in enumerate(rows) if not len(row))
-        raise RequestError("empty_input", f"input[{index}] has no tokens.", "input")
-    return read_rows("input", rows)
+    tokens, lens = tokenizer.encode_all(texts, special, field="input")
+    if not lens.all():
+        raise RequestError("empty_input", f"input[{int(lens.argmin())}] has no tokens.", "input")
+    return TokenRows("input", tokens.astype(np.int64), lens, is_nested=True)
 
 
 def _check_lengths(inputs: TokenRows, limits: Limits) -> None:

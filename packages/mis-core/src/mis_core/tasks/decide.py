@@ -6,11 +6,11 @@ The query is the rendered conversation; an item is a question and what the templ
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int32
+from jaxtyping import Float64, Int32, Int64
 
 from mis_core.errors import RequestError
 from mis_core.ragged import offsets
@@ -121,7 +121,7 @@ def parse_decision(
         questions=[text for question in questions for text in question.texts],
     )
     prompter = Prompter(tokenizer.chat_template, conversation)
-    codes = Codes(tokenizer, prompter, limits.vocab_size)
+    codes = Codes(tokenizer.within(None), prompter, limits.vocab_size)
 
     def ask(index: int, question: Question) -> Asked:
         return Asked(question, question.orders(is_rotated=is_rotated), codes.labels(question, f"questions[{index}]"))
@@ -239,6 +239,19 @@ def _join(
     shared, rests = prompter.prompts([text for each in asked for text in each.texts], most)
     check_characters(most, input=[shared], questions=rests)
     most_tokens = limits.context_length
+    starts = offsets(np.array([len(each.orders) for each in asked]))[:-1]
+    rows = np.arange(len(asked))
+
+    def refuse(is_bad: np.ndarray, error: Callable[[int, int], RequestError]) -> Int64[np.ndarray, " rows"]:
+        """Refuse the questions of some prompts; what is left is joined once more."""
+        nonlocal rows
+
+        def first(row: int, index: int) -> RequestError:
+            return error(int(starts[row] + is_bad[starts[row] :].argmax()), index)
+
+        rows = errors.refuse(np.logical_or.reduceat(is_bad, starts), first)
+        return np.arange(len(is_bad))
+
     try:
         joined = tokenizer.join(
             shared,
@@ -247,14 +260,16 @@ def _join(
             add_special_tokens=False,
             context_length=most_tokens,
             max_characters=most,
+            fields=("input", "questions"),
+            refuse=refuse,
         )
-    except RequestError as error:  # of query and items, which are other fields here
+    except RequestError as error:
         if error.code == "context_length_exceeded":
             message = f"The input alone has more tokens than the context holds, which is {most_tokens}."
             raise RequestError(error.code, message, "input") from None
-        raise RequestError(error.code, error.message, "questions") from None
+        raise
     lens = joined.context_lens + np.diff(joined.item_starts)
-    longest = np.maximum.reduceat(lens, offsets(np.array([len(each.orders) for each in asked]))[:-1])
+    longest = np.maximum.reduceat(lens, starts)
 
     def too_long(row: int, index: int) -> RequestError:
         message = (
@@ -263,7 +278,8 @@ def _join(
         )
         return RequestError("context_length_exceeded", message, "questions")
 
-    rows = errors.refuse(longest > most_tokens, too_long)
+    if len(rows) == len(asked):
+        rows = errors.refuse(longest > most_tokens, too_long)
     if len(rows) < len(asked):
         return _join([asked[row] for row in rows], errors, prompter, tokenizer, limits)
     tokens = len(joined.query) + len(joined.item_tokens)

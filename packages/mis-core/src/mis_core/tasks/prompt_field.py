@@ -71,7 +71,7 @@ def tokenize_prompts(
     check_characters(limits.max_text_characters, prompt=given)
     if tokenizer is None:
         raise RequestError("invalid_prompt", "This engine has no tokenizer: send token ids.", "prompt")
-    prompts = Prompts(*tokenizer.encode_all(given, special))
+    prompts = Prompts(*tokenizer.encode_all(given, special, field="prompt"))
     if not prompts.lens.all():
         raise RequestError("empty_prompt", f"prompt[{int(prompts.lens.argmin())}] has no tokens.", "prompt")
     return prompts

@@ -4,11 +4,11 @@ The query is the prompt up to the document; an item is a document and what follo
 cut, never what follows it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int32
+from jaxtyping import Float64, Int32, Int64
 from scipy.special import expit
 
 from mis_core.errors import RequestError
@@ -34,7 +34,7 @@ from mis_core.tasks.ranking import (
 from mis_core.tasks.recognition import rerank_labels, rerank_recipe
 from mis_core.tasks.rerank_prompts import RerankPrompt, rerank_prompt
 from mis_core.tasks.served import check_task
-from mis_core.tokenization import Joined, Tokenizer
+from mis_core.tokenization import Joined, Refuse, Tokenizer
 
 IGNORED = ("max_chunks_per_doc", "priority", "truncation", "user")
 """Fields of Cohere's and Jina's bodies that change nothing here."""
@@ -113,14 +113,17 @@ def parse_rerank(
     check_ignored(fields, IGNORED)
     refuse_unsupported(fields, UNSUPPORTED)
     check_characters(limits.max_text_characters, query=[query], documents=texts, instruction=[instruction or ""])
-    if not documents.any_left:
-        error = documents.sorted().errors[0]
-        raise RequestError(error.code, error.message, error.param)
+    _check_any_left(documents)
+    if instruction:
+        tokenizer.encode(instruction, field="instruction")  # only to name it: in the prompt it is a part of the query
     recipe = rerank_recipe(tokenizer, limits)
     labels = rerank_labels(recipe, tokenizer, limits)
     prompt = rerank_prompt(recipe, query, instruction, tokenizer)
-    joined, cut = _join(prompt, texts, most_tokens, tokenizer, limits)
+    sent = dict(zip(documents.kept.tolist(), texts, strict=True))
+    joined, cut = _join(prompt, texts, most_tokens, documents, tokenizer, limits)
+    _check_any_left(documents)
     kept = documents.kept.tolist()
+    texts = [sent[index] for index in kept]
     return ParsedRerank(
         ScoreRequest(*joined, np.array([labels], np.int32), apply_softmax=True, cache_salt=cache_salt),
         documents.sorted(),
@@ -204,23 +207,41 @@ def _read_document(index: int, document: object) -> str:
     return readable(text, f"documents[{index}]", "invalid_documents")
 
 
+def _check_any_left(documents: ItemErrors) -> None:
+    if not documents.any_left:
+        error = documents.sorted().errors[0]
+        raise RequestError(error.code, error.message, error.param)
+
+
 def _join(
-    prompt: RerankPrompt, texts: list[str], most_tokens: int | None, tokenizer: Tokenizer, limits: Limits
+    prompt: RerankPrompt,
+    texts: list[str],
+    most_tokens: int | None,
+    documents: ItemErrors,
+    tokenizer: Tokenizer,
+    limits: Limits,
 ) -> tuple[Joined, list[str]]:
-    """Tokenise the prompts; return their segments and the documents as they were cut to fit."""
+    """Tokenise the prompts; return the segments of those that are kept, and their documents as they were cut to fit."""
     special = prompt.add_special_tokens
     head, tail = _ids(prompt.head, tokenizer), _ids(prompt.tail, tokenizer)
     context = limits.context_length - len(head) - len(tail)
-    room = context - len(tokenizer.encode(prompt.before + prompt.after, special))
+    room = context - len(tokenizer.encode(prompt.before + prompt.after, special, field="query"))
     if room < 1:
         most = limits.context_length
         message = f"The prompt with the query has {most - room} tokens; the context holds {most} with a document."
         raise RequestError("context_length_exceeded", message, "query")
     cut = list(texts) if most_tokens is None else [tokenizer.cut(text, most_tokens) for text in texts]
-    own = len(tokenizer.encode(prompt.before, add_special_tokens=False))
+    own = len(tokenizer.encode(prompt.before, add_special_tokens=False, field="query"))
     # Hardly any text has more tokens than bytes; one that has is found below.
     excess = np.array([len(text.encode()) > room for text in cut], np.int64)
     rooms = room + excess
+
+    def refuse(is_bad: np.ndarray, error: Callable[[int, int], RequestError]) -> Int64[np.ndarray, " rows"]:
+        nonlocal cut, rooms
+        rows = documents.refuse(is_bad, error)
+        cut, rooms = [cut[row] for row in rows.tolist()], rooms[rows]
+        return rows
+
     while True:
         rooms -= excess
         for row in np.flatnonzero(excess > 0).tolist():
@@ -229,7 +250,7 @@ def _join(
                 raise RequestError("context_length_exceeded", "The query leaves no room for a document.", "query")
             whole = tokenizer.cut(prompt.before + cut[row], own + int(rooms[row]))
             cut[row] = whole[len(prompt.before) :]
-        joined = _joined(prompt, cut, tokenizer, limits).framed(head, tail)
+        joined = _joined(prompt, cut, refuse, tokenizer, limits).framed(head, tail)
         excess = np.maximum(joined.context_lens + np.diff(joined.item_starts) - limits.context_length, 0)
         if not excess.any():
             return joined, cut
@@ -237,20 +258,19 @@ def _join(
 
 def _ids(texts: tuple[str, ...], tokenizer: Tokenizer) -> Int32[np.ndarray, " tokens"]:
     """Return the ids of texts that are each tokenised by itself."""
-    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    ids = [tokenizer.encode(text, add_special_tokens=False, field="query") for text in texts]
     return np.concatenate([np.empty(0, np.int32), *ids])
 
 
-def _joined(prompt: RerankPrompt, texts: list[str], tokenizer: Tokenizer, limits: Limits) -> Joined:
-    try:
-        joined = tokenizer.join(
-            prompt.before,
-            [text + prompt.after for text in texts],
-            add_special_tokens=prompt.add_special_tokens,
-            max_characters=limits.max_text_characters,
-        )
-    except RequestError as error:  # of query and items, which are other fields here
-        raise RequestError(error.code, error.message, "documents") from None
+def _joined(prompt: RerankPrompt, texts: list[str], refuse: Refuse, tokenizer: Tokenizer, limits: Limits) -> Joined:
+    joined = tokenizer.join(
+        prompt.before,
+        [text + prompt.after for text in texts],
+        add_special_tokens=prompt.add_special_tokens,
+        max_characters=limits.max_text_characters,
+        fields=("query", "documents"),
+        refuse=refuse,
+    )
     tokens = len(joined.query) + len(joined.item_tokens)
     if tokens > limits.max_request_tokens:
         message = f"Query and documents have {tokens} tokens; at most {limits.max_request_tokens} are allowed."

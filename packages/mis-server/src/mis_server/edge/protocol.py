@@ -5,7 +5,7 @@ import uuid
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from mis_server.errors import error_reply
 
@@ -128,6 +128,8 @@ class Protocol(HttpToolsProtocol):
             return  # read again without the offer, see `_without_offer`
         self._head_bytes, self._in_body = 0, True
         super().on_headers_complete()
+        if self.scope["http_version"] != "1.1":
+            _send_without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Receive a part of a body; after the reply, up to `LATE_BYTES`."""
@@ -220,3 +222,15 @@ class Protocol(HttpToolsProtocol):
         lines = [b"HTTP/1.1 400 Bad Request", *(b"%s: %s" % header for header in headers), b"", bytes(reply.body)]
         self.transport.write(b"\r\n".join(lines))
         self.transport.close()
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Let the end of the connection end a reply: clients before HTTP/1.1 know no chunks (RFC 9112, 7.1)."""
+    send = cycle.send
+
+    async def send_piece(message: Any) -> None:
+        cycle.expected_content_length = len(message.get("body", b""))  # what uvicorn allows of a body with a length
+        await send(message)
+
+    cycle.chunked_encoding = False
+    cycle.send = send_piece

@@ -105,9 +105,7 @@ async def running_scorer(asked: Asked, config: EngineConfig) -> AsyncIterator[Sc
         EngineUnavailable: the engine could not start.
     """
     local = await asyncio.to_thread(resolve, config)
-    tokenizer = await asyncio.to_thread(
-        Tokenizer.from_pretrained, local.tokenizer, local.chat_template, local.rerank_file
-    )
+    tokenizer = await asyncio.to_thread(Tokenizer.of, local)
     async with EngineClient(local) as client:
         info = await client.wait_ready()
         async with TokenizerPool(tokenizer) as tokenizers:

@@ -167,9 +167,7 @@ class Replica:
     async def _start(self) -> ASGIApp:
         config = await asyncio.to_thread(resolve, self._settings.engine)
         client = await self._running.enter_async_context(EngineClient(config))
-        tokenizer = await asyncio.to_thread(
-            Tokenizer.from_pretrained, config.tokenizer, config.chat_template, config.rerank_file
-        )
+        tokenizer = await asyncio.to_thread(Tokenizer.of, config)
         await client.wait_ready()
         tokenizers = await self._running.enter_async_context(TokenizerPool(tokenizer))
         app = create_app(client, self._settings, tokenizers)

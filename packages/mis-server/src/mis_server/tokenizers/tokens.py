@@ -44,7 +44,7 @@ def tokenize(body: bytes, model: str, max_characters: int, max_tokens: int, toke
     special = _bool(fields, "add_special_tokens", default=True)
     wants_strings = _bool(fields, "return_token_strs", default=False)
     check_characters(max_characters, prompt=[prompt])
-    tokens = tokenizer.encode(prompt, special)
+    tokens = tokenizer.within(None).encode(prompt, special)  # as they are, so that people can see them
     _check_count(len(tokens), max_tokens, "prompt")
     strings = msgspec.json.encode(tokenizer.spelled(tokens)) if wants_strings else None
     return Tokens(len(tokens), msgspec.json.encode(tokens.tolist()), strings)
