@@ -191,7 +191,7 @@ def _read_config(ctx: click.Context, option: click.Parameter, path: str | None) 
     if path is None:
         return
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise click.ClickException(f"--config: {path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -245,6 +245,8 @@ def _score(**options: Any) -> None:
     there = {name: options.pop(name) for name in _RAY}
     if not (options["labels"] or options["label_token_ids"] or options["rerank"]):
         raise click.UsageError("--labels is missing: texts such as ' yes' ' no', or --label-token-ids.")
+    if options["query"] is not None:  # as a file's text is where a shell put it here
+        options["query"] = options["query"].removeprefix("\ufeff")
     log_to_stderr("human", "warning")
     if there["ray"] is None:
         errors = _score_here(here, options, engine, overwrite)
@@ -258,12 +260,26 @@ def _score_here(files: dict[str, Any], options: dict[str, Any], engine: EngineCo
     if files["items"] is None:
         raise click.UsageError("Missing option '--items'.")
     from mis_server.offline import Job, score_file
+    from mis_server.offline.inputs import is_read_once
+    from mis_server.offline.output import STANDARD_OUTPUT
 
-    items = Path(files["items"])
-    output = Path(files["output"] or items.with_name(f"{items.stem}.scores.jsonl"))
-    errors = asyncio.run(score_file(Job(items=items, output=output, **options), engine, overwrite=overwrite))
-    click.echo(f"Scores written to {output}." + (f" {errors} lines have an error." if errors else ""))
+    items, output = files["items"], files["output"]
+    if output is None and is_read_once(items):
+        raise click.UsageError(f"Missing option '--output', which {items} needs; - is standard output.")
+    output = output or str(_beside(Path(items)))
+    errors = score_file(Job(items=items, output=output, **options), engine, overwrite=overwrite)
+    where = "standard output" if output == STANDARD_OUTPUT else output
+    click.echo(
+        f"Scores written to {where}." + (f" {errors} lines have an error." if errors else ""),
+        err=output == STANDARD_OUTPUT,
+    )
     return errors
+
+
+def _beside(items: Path) -> Path:
+    """Return where the scores of a file are, unless it is said."""
+    plain = items.with_suffix("") if items.suffix in (".gz", ".zst") else items
+    return plain.with_name(f"{plain.stem}.scores.jsonl")
 
 
 _RAY = ("ray", "input", "output_format", "part_bytes", "actors", "actor_cpus", "actor_gpus", "actor_tpus")
@@ -357,9 +373,14 @@ main.add_command(
         help=_score.__doc__,
         params=[
             *_MODEL,
-            _Option(["items", "--items"], help="JSONL file of items to score; default: none, needed without --ray."),
             _Option(
-                ["output", "--output"], help="JSONL file of scores, with --ray a folder; default: next to the items."
+                ["items", "--items"],
+                help="JSONL file of items to score, as it is or compressed (gzip, zstd), or - for standard input; "
+                "default: none, needed without --ray.",
+            ),
+            _Option(
+                ["output", "--output"],
+                help="JSONL file of scores, or - for standard output; with --ray a folder; default: next to the items.",
             ),
             _Option(["query", "--query"], help="Query text of lines without their own."),
             _Option(["labels", "--labels"], multiple=True, help="Label texts of any length, such as ' yes' ' no'."),
@@ -382,7 +403,11 @@ main.add_command(
                 show_default=True,
                 help="Tokens of items, about, above which a request gets no further item.",
             ),
-            _Option(["overwrite", "--overwrite"], is_flag=True, help="Start over instead of resuming."),
+            _Option(
+                ["overwrite", "--overwrite"],
+                is_flag=True,
+                help="Start over instead of resuming what this command wrote.",
+            ),
             *_ray_options(),
             *options_of(EngineConfig),
         ],

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from mis_server.offline.asked import Asked
+from mis_server.offline.text import MAX_LINE_BYTES, is_too_long, without_mark
 
 ERROR = b'{"error":'
 """How the line of a row with an error begins."""
@@ -37,8 +38,11 @@ class Row:
 
 def read_line(text: bytes, query: str | None) -> Row:
     """Read a line of JSON: a text, a list of token ids, or an object with `item` or `items`, `query` and `id`."""
+    if is_too_long(text):
+        message = f"The line is longer than {MAX_LINE_BYTES} bytes."
+        return Row(query, [], error={"code": "request_too_large", "message": message})
     try:
-        value = msgspec.json.decode(text)
+        value = msgspec.json.decode(without_mark(text))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Row(query, [], error={"code": "invalid_json", "message": "The line is not JSON."})
     return read_row(value if isinstance(value, dict) else {"item": value}, query)
