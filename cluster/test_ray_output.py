@@ -8,16 +8,15 @@ import pytest
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server.offline.asked import Asked, decisive
-from mis_server.ray.job import Files, Output
-from mis_server.ray.parts import Part
+from mis_server.offline.folder import Output
 
-PART = Part("/x.jsonl", "x.jsonl/000", 0, 1)
+PART = "x.jsonl/000"
 
 
 def output(folder: Path, **changes: Any) -> Output:
     asked = Asked(labels=("yes",), **{name: value for name, value in changes.items() if name != "quantization"})
     config = EngineConfig(model="m", quantization=changes.get("quantization", "none"))
-    return Output(Files(input="in", output=str(folder), format="jsonl"), decisive(asked, config))
+    return Output(str(folder), "jsonl", decisive(asked, config))
 
 
 def test_what_is_there_is_known(tmp_path: Path) -> None:

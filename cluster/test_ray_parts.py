@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mis_core.errors import ConfigError
+from mis_server.offline.folder import file_system
 from mis_server.offline.rows import Row, read_line
 from mis_server.ray.actor import grouped
-from mis_server.ray.parts import file_system, parts, read_rows, sources
+from mis_server.ray.parts import parts, read_rows, sources
 
 in_any_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -1,21 +1,13 @@
-"""`mis-server score --ray`: files to files on a cluster, resumed part by part.
-
-A part is written under another name and then renamed, so a part that is there is whole, whatever was killed. A note in
-the output says what it was made with, so that no run adds parts with another query, other labels or another model.
-"""
+"""`mis-server score --ray`: files to files on a cluster, resumed part by part."""
 
 import asyncio
 import json
 import logging
-import os
-import posixpath
-import uuid
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.fs
 import pyarrow.parquet
 import ray
 import ray.data
@@ -23,12 +15,12 @@ import ray.data
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError
 from mis_server.offline.asked import Asked, decisive
+from mis_server.offline.folder import Output, everywhere, file_system
 from mis_server.offline.rows import Row, write_line
 from mis_server.ray.actor import Host, for_actors
 from mis_server.ray.dataset import Actors, answers
-from mis_server.ray.parts import Part, digest, everywhere, file_system, parts, read_rows, sources
+from mis_server.ray.parts import Part, digest, parts, read_rows, sources
 
-_NOTE, _SUCCESS, _UNFINISHED = "_job.json", "_SUCCESS", "_unfinished"
 _MOST_BLOCKS = 20_000  # parts of larger runs share them
 
 
@@ -84,7 +76,8 @@ def score_files(files: Files, asked: Asked, config: EngineConfig, actors: Actors
     files = replace(files, input=everywhere(files.input), output=everywhere(files.output))
     fs, pattern = file_system(files.input)
     found = sources(fs, pattern)
-    output = Output(files, decisive(asked, config) | {"part_bytes": files.part_bytes, "input": digest(fs, found)})
+    made_with = decisive(asked, config) | {"part_bytes": files.part_bytes, "input": digest(fs, found)}
+    output = Output(files.output, files.format, made_with)
     output.begin(config.dtype, overwrite=overwrite)
     written = output.names()
     planned = parts(fs, found, files.part_bytes)
@@ -128,110 +121,6 @@ def _failure(described: str) -> MisError:
     if kind == ConfigError.__name__:
         return ConfigError(message, option)
     return ModelError(message) if kind == ModelError.__name__ else EngineUnavailable(message)
-
-
-class Output:
-    """The output's folder: its parts, and the note of what they were made with."""
-
-    def __init__(self, files: Files, made_with: dict[str, Any]) -> None:
-        self._folder = files.output
-        self._suffix = f".{files.format}"
-        self._made_with = json.loads(json.dumps(made_with | {"format": files.format}))
-        self._run = uuid.uuid4().hex
-
-    def begin(self, dtype: str, *, overwrite: bool) -> None:
-        """Write the note, or check the one that is there.
-
-        Raises:
-            ConfigError: the folder cannot be written, was made with other arguments, or is not ours.
-        """
-        try:
-            fs, folder = file_system(self._folder)
-            fs.create_dir(folder, recursive=True)
-            note = self.note()
-            if note is None and fs.get_file_info(pa.fs.FileSelector(folder)):
-                raise ConfigError(f"{self._folder} has files, but no {_NOTE}; use another --output.", "output")
-            if overwrite:
-                fs.delete_dir_contents(folder)
-                note = None
-            if note is not None:
-                self._check(note, dtype)
-            self._write_note({**self._made_with, "dtype": None if note is None else note["dtype"], "run": self._run})
-        except OSError as error:
-            message = f"{self._folder} cannot be written: {error.strerror or error}."
-            raise ConfigError(message, "output") from None
-
-    def _check(self, note: dict[str, Any], dtype: str) -> None:
-        others = [name for name, value in self._made_with.items() if note.get(name) != value]
-        advice = "use another --output, or --overwrite."
-        if others:
-            message = f"{self._folder} was made with other values of {', '.join(others)}; {advice}"
-            raise ConfigError(message, "output")
-        if note["dtype"] is not None and dtype not in ("auto", note["dtype"]):
-            message = f"{self._folder} was made in {note['dtype']}, and this run computes in {dtype}; {advice}"
-            raise ConfigError(message, "dtype")
-
-    def agree(self, dtype: str) -> str:
-        """Return the type that all parts are made in: the given one, if the note names none yet."""
-        note = self.note()
-        if note is None:
-            return dtype
-        if note["dtype"] is None:
-            self._write_note({**note, "dtype": dtype})
-            return dtype
-        return note["dtype"]
-
-    def note(self) -> dict[str, Any] | None:
-        """Return what the folder was made with, None if there is no note."""
-        fs, folder = file_system(self._folder)
-        path = posixpath.join(folder, _NOTE)
-        if fs.get_file_info(path).type != pa.fs.FileType.File:
-            return None
-        with fs.open_input_file(path) as file:
-            return json.loads(file.read())
-
-    def _write_note(self, note: dict[str, Any]) -> None:
-        self._write(_NOTE, json.dumps(note, indent=1).encode())
-
-    def names(self) -> set[str]:
-        """Return the names of the parts that are there."""
-        fs, folder = file_system(self._folder)
-        found = fs.get_file_info(pa.fs.FileSelector(folder, recursive=True))
-        names = (posixpath.relpath(info.path, folder) for info in found if info.type == pa.fs.FileType.File)
-        return {name.removesuffix(self._suffix) for name in names if not name.startswith("_")}
-
-    def publish(self, part: Part, content: bytes) -> None:
-        """Write a part, unless another run has taken the folder over meanwhile.
-
-        Raises:
-            ConfigError: it has; this run is over.
-        """
-        note = self.note()
-        if note is None or note["run"] != self._run:
-            raise ConfigError(f"{self._folder} is written by another run now; this one ends.", "output")
-        self._write(part.name + self._suffix, content)
-
-    def _write(self, name: str, content: bytes) -> None:
-        """Write a file that is there as a whole or not at all."""
-        fs, folder = file_system(self._folder)
-        path, unfinished = posixpath.join(folder, name), posixpath.join(folder, _UNFINISHED, uuid.uuid4().hex)
-        for each in (path, unfinished):
-            fs.create_dir(posixpath.dirname(each), recursive=True)
-        with fs.open_output_stream(unfinished, compression=None) as file:
-            file.write(content)
-        if isinstance(fs, pa.fs.LocalFileSystem):  # or a machine that loses its power might keep the name alone
-            descriptor = os.open(unfinished, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        fs.move(unfinished, path)
-
-    def end(self) -> None:
-        """Say that all parts are there."""
-        fs, folder = file_system(self._folder)
-        self._write(_SUCCESS, b"")
-        fs.delete_dir(posixpath.join(folder, _UNFINISHED))
 
 
 class _Agreement:
@@ -279,7 +168,7 @@ class _PartScorer:
         return rows
 
     def _publish(self, part: Part, rows: list[Row]) -> None:
-        self._output.publish(part, encode(part, rows, self._files.format))
+        self._output.publish(part.name, encode(part, rows, self._files.format))
 
     async def _check_type(self) -> None:
         dtype = (await self._host.scorer()).dtype

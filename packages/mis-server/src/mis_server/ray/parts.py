@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.pool import ThreadPool
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -62,16 +61,6 @@ class Source:
     path: str
     name: str
     size: int
-
-
-def everywhere(path: str) -> str:
-    """Return a path or URI that means the same in every working directory."""
-    return path if "://" in path else str(Path(path).absolute())
-
-
-def file_system(path: str) -> tuple[pa.fs.FileSystem, str]:
-    """Return the file system of a path or URI such as `s3://bucket/folder`, and the path in it."""
-    return pa.fs.FileSystem.from_uri(everywhere(path))
 
 
 def sources(fs: pa.fs.FileSystem, pattern: str) -> list[Source]:

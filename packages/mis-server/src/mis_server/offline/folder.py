@@ -1,0 +1,133 @@
+"""A folder of parts: what it was made with, and what is in it.
+
+A part is written under another name and then renamed, so a part that is there is whole, whatever was killed. A note in
+the folder says what it was made with, so that no run adds parts with another query, other labels or another model.
+"""
+
+import json
+import os
+import posixpath
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+
+from mis_core.errors import ConfigError
+
+_NOTE, _SUCCESS, _UNFINISHED = "_job.json", "_SUCCESS", "_unfinished"
+
+
+def everywhere(path: str) -> str:
+    """Return a path or URI that means the same in every working directory."""
+    return path if "://" in path else str(Path(path).absolute())
+
+
+def file_system(path: str) -> tuple[pa.fs.FileSystem, str]:
+    """Return the file system of a path or URI such as `s3://bucket/folder`, and the path in it."""
+    return pa.fs.FileSystem.from_uri(everywhere(path))
+
+
+class Output:
+    """The output's folder: its parts, and the note of what they were made with."""
+
+    def __init__(self, folder: str, format: str, made_with: dict[str, Any]) -> None:
+        self._folder = folder
+        self._suffix = f".{format}"
+        self._made_with = json.loads(json.dumps(made_with | {"format": format}))
+        self._run = uuid.uuid4().hex
+
+    def begin(self, dtype: str, *, overwrite: bool) -> None:
+        """Write the note, or check the one that is there.
+
+        Raises:
+            ConfigError: the folder cannot be written, was made with other arguments, or is not ours.
+        """
+        try:
+            fs, folder = file_system(self._folder)
+            fs.create_dir(folder, recursive=True)
+            note = self.note()
+            if note is None and fs.get_file_info(pa.fs.FileSelector(folder)):
+                raise ConfigError(f"{self._folder} has files, but no {_NOTE}; use another --output.", "output")
+            if overwrite:
+                fs.delete_dir_contents(folder)
+                note = None
+            if note is not None:
+                self._check(note, dtype)
+            self._write_note({**self._made_with, "dtype": None if note is None else note["dtype"], "run": self._run})
+        except OSError as error:
+            message = f"{self._folder} cannot be written: {error.strerror or error}."
+            raise ConfigError(message, "output") from None
+
+    def _check(self, note: dict[str, Any], dtype: str) -> None:
+        others = [name for name, value in self._made_with.items() if note.get(name) != value]
+        advice = "use another --output, or --overwrite."
+        if others:
+            message = f"{self._folder} was made with other values of {', '.join(others)}; {advice}"
+            raise ConfigError(message, "output")
+        if note["dtype"] is not None and dtype not in ("auto", note["dtype"]):
+            message = f"{self._folder} was made in {note['dtype']}, and this run computes in {dtype}; {advice}"
+            raise ConfigError(message, "dtype")
+
+    def agree(self, dtype: str) -> str:
+        """Return the type that all parts are made in: the given one, if the note names none yet."""
+        note = self.note()
+        if note is None:
+            return dtype
+        if note["dtype"] is None:
+            self._write_note({**note, "dtype": dtype})
+            return dtype
+        return note["dtype"]
+
+    def note(self) -> dict[str, Any] | None:
+        """Return what the folder was made with, None if there is no note."""
+        fs, folder = file_system(self._folder)
+        path = posixpath.join(folder, _NOTE)
+        if fs.get_file_info(path).type != pa.fs.FileType.File:
+            return None
+        with fs.open_input_file(path) as file:
+            return json.loads(file.read())
+
+    def _write_note(self, note: dict[str, Any]) -> None:
+        self._write(_NOTE, json.dumps(note, indent=1).encode())
+
+    def names(self) -> set[str]:
+        """Return the names of the parts that are there."""
+        fs, folder = file_system(self._folder)
+        found = fs.get_file_info(pa.fs.FileSelector(folder, recursive=True))
+        names = (posixpath.relpath(info.path, folder) for info in found if info.type == pa.fs.FileType.File)
+        return {name.removesuffix(self._suffix) for name in names if not name.startswith("_")}
+
+    def publish(self, name: str, content: bytes) -> None:
+        """Write a part, unless another run has taken the folder over meanwhile.
+
+        Raises:
+            ConfigError: it has; this run is over.
+        """
+        note = self.note()
+        if note is None or note["run"] != self._run:
+            raise ConfigError(f"{self._folder} is written by another run now; this one ends.", "output")
+        self._write(name + self._suffix, content)
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Write a file that is there as a whole or not at all."""
+        fs, folder = file_system(self._folder)
+        path, unfinished = posixpath.join(folder, name), posixpath.join(folder, _UNFINISHED, uuid.uuid4().hex)
+        for each in (path, unfinished):
+            fs.create_dir(posixpath.dirname(each), recursive=True)
+        with fs.open_output_stream(unfinished, compression=None) as file:
+            file.write(content)
+        if isinstance(fs, pa.fs.LocalFileSystem):  # or a machine that loses its power might keep the name alone
+            descriptor = os.open(unfinished, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        fs.move(unfinished, path)
+
+    def end(self) -> None:
+        """Say that all parts are there."""
+        fs, folder = file_system(self._folder)
+        self._write(_SUCCESS, b"")
+        fs.delete_dir(posixpath.join(folder, _UNFINISHED))
