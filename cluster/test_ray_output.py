@@ -1,5 +1,6 @@
 """The folder that `--ray` writes to: what it was made with, and who may add to it. None of this needs a cluster."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ def test_an_output_of_other_arguments_is_not_continued(tmp_path: Path, change: d
     with pytest.raises(ConfigError, match=f"was made with other values of {next(iter(change))}; use another"):
         output(tmp_path / "out", **change).begin("auto", overwrite=False)
     output(tmp_path / "out", **change).begin("auto", overwrite=True)
+
+
+def test_an_output_that_an_older_version_began_is_not_continued(tmp_path: Path) -> None:
+    output(tmp_path / "out").begin("auto", overwrite=False)
+    note = tmp_path / "out" / "_job.json"
+    note.write_text(
+        json.dumps({name: value for name, value in json.loads(note.read_text()).items() if name != "version"})
+    )
+    with pytest.raises(ConfigError, match="was begun by another version of mis-server: finish it with that one, use"):
+        output(tmp_path / "out").begin("auto", overwrite=False)
+    output(tmp_path / "out").begin("auto", overwrite=True)
 
 
 def test_all_parts_are_made_in_one_type(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from mis_core.errors import ConfigError
 from mis_server.offline.folder import file_system
 from mis_server.offline.rows import Row, read_line
 from mis_server.ray.actor import grouped
-from mis_server.ray.parts import parts, read_rows, sources
+from mis_server.ray.parts import plan, read_rows, sources
 
 in_any_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def rows_of(path: Path, part_bytes: int) -> list[list[Row]]:
     fs, pattern = file_system(str(path))
-    return [read_rows(fs, part, None) for part in parts(fs, sources(fs, pattern), part_bytes)]
+    return [read_rows(fs, part, None) for part in plan(fs, sources(fs, pattern), part_bytes).parts]
 
 
 @in_any_folder
@@ -57,7 +57,16 @@ def test_every_row_of_parquet_is_in_one_part(tmp_path: Path, rows: int, group: i
     pq.write_table(
         pa.table({"id": range(rows), "item": ["text"] * rows, "more": [1] * rows}), file, row_group_size=group
     )
-    assert [row.id for part in rows_of(file, part_bytes) for row in part] == list(range(rows))
+    assert [row.id[0].as_py() for part in rows_of(file, part_bytes) for row in part] == list(range(rows))
+
+
+def test_a_file_without_rows_is_a_part_without_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    for groups in (0, 1):
+        with pq.ParquetWriter(tmp_path / f"{groups}.parquet", pa.schema({"item": pa.string()})) as writer:
+            for _ in range(groups):
+                writer.write_table(pa.table({"item": pa.array([], pa.string())}))
+    assert rows_of(tmp_path, 1000) == [[], [], []]
 
 
 def test_a_folder_a_glob_and_a_file_are_found(tmp_path: Path) -> None:

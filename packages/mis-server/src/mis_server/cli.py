@@ -404,6 +404,13 @@ main.add_command(
                 help="Tokens of items, about, above which a request gets no further item.",
             ),
             _Option(
+                ["score_column", "--score-column"],
+                default="scores",
+                show_default=True,
+                metavar="NAME",
+                help="Name of the scores in the output: a field of its lines, a column of Parquet.",
+            ),
+            _Option(
                 ["overwrite", "--overwrite"],
                 is_flag=True,
                 help="Start over instead of resuming what this command wrote.",

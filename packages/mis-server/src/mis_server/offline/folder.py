@@ -17,6 +17,7 @@ import pyarrow.fs
 from mis_core.errors import ConfigError
 
 _NOTE, _SUCCESS, _UNFINISHED = "_job.json", "_SUCCESS", "_unfinished"
+_VERSION = 2  # of what parts have in them; 1, in which a note names none, gave ids of one output several types
 
 
 def everywhere(path: str) -> str:
@@ -35,7 +36,7 @@ class Output:
     def __init__(self, folder: str, format: str, made_with: dict[str, Any]) -> None:
         self._folder = folder
         self._suffix = f".{format}"
-        self._made_with = json.loads(json.dumps(made_with | {"format": format}))
+        self._made_with = json.loads(json.dumps(made_with | {"format": format, "version": _VERSION}))
         self._run = uuid.uuid4().hex
 
     def begin(self, dtype: str, *, overwrite: bool) -> None:
@@ -63,6 +64,9 @@ class Output:
     def _check(self, note: dict[str, Any], dtype: str) -> None:
         others = [name for name, value in self._made_with.items() if note.get(name) != value]
         advice = "use another --output, or --overwrite."
+        if "version" in others:
+            message = f"{self._folder} was begun by another version of mis-server: finish it with that one, {advice}"
+            raise ConfigError(message, "output")
         if others:
             message = f"{self._folder} was made with other values of {', '.join(others)}; {advice}"
             raise ConfigError(message, "output")

@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet
 import ray
 import ray.data
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError
+from mis_server.offline.answers import Schema, id_type, parquet_of
 from mis_server.offline.asked import Asked, decisive
 from mis_server.offline.folder import Output, everywhere, file_system
 from mis_server.offline.rows import Row, write_line
 from mis_server.ray.actor import Host, for_actors
-from mis_server.ray.dataset import Actors, answers
-from mis_server.ray.parts import Part, digest, parts, read_rows, sources
+from mis_server.ray.dataset import Actors
+from mis_server.ray.parts import Part, digest, plan, read_rows, sources
 
 _MOST_BLOCKS = 20_000  # parts of larger runs share them
 
@@ -76,12 +76,13 @@ def score_files(files: Files, asked: Asked, config: EngineConfig, actors: Actors
     files = replace(files, input=everywhere(files.input), output=everywhere(files.output))
     fs, pattern = file_system(files.input)
     found = sources(fs, pattern)
+    planned = plan(fs, found, files.part_bytes)
+    schema = Schema(asked.score_column, id_type(planned.id_types)) if files.format == "parquet" else None
     made_with = decisive(asked, config) | {"part_bytes": files.part_bytes, "input": digest(fs, found)}
     output = Output(files.output, files.format, made_with)
     output.begin(config.dtype, overwrite=overwrite)
     written = output.names()
-    planned = parts(fs, found, files.part_bytes)
-    missing = [part for part in planned if part.name not in written]
+    missing = [part for part in planned.parts if part.name not in written]
     if missing:
         agreement = ray.remote(_Agreement).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote(output)
         dataset = ray.data.from_items(
@@ -91,14 +92,14 @@ def score_files(files: Files, asked: Asked, config: EngineConfig, actors: Actors
             _PartScorer,
             batch_size=1,
             batch_format="pyarrow",
-            fn_constructor_args=(files, asked, for_actors(config), output, agreement),
+            fn_constructor_args=(files, asked, for_actors(config), output, agreement, schema),
             **actors.options(),
         )
         rows, errors = _consume(dataset)
     else:
         rows = errors = 0
     output.end()
-    return Counts(rows, errors, len(missing), len(planned) - len(missing))
+    return Counts(rows, errors, len(missing), len(planned.parts) - len(missing))
 
 
 def _consume(dataset: ray.data.Dataset) -> tuple[int, int]:
@@ -137,8 +138,17 @@ class _Agreement:
 class _PartScorer:
     """The actor's part: read, score, write."""
 
-    def __init__(self, files: Files, asked: Asked, config: EngineConfig, output: Output, agreement: Any) -> None:
+    def __init__(
+        self,
+        files: Files,
+        asked: Asked,
+        config: EngineConfig,
+        output: Output,
+        agreement: Any,
+        schema: Schema | None,
+    ) -> None:
         self._files = files
+        self._schema = schema
         self._asked = asked
         self._output = output
         self._agreement = agreement
@@ -168,7 +178,11 @@ class _PartScorer:
         return rows
 
     def _publish(self, part: Part, rows: list[Row]) -> None:
-        self._output.publish(part.name, encode(part, rows, self._files.format))
+        if self._schema is None:
+            content = b"".join(write_line(row, self._asked.score_column) for row in rows)
+        else:
+            content = parquet_of(rows, self._schema)
+        self._output.publish(part.name, content)
 
     async def _check_type(self) -> None:
         dtype = (await self._host.scorer()).dtype
@@ -176,16 +190,3 @@ class _PartScorer:
         if agreed != dtype:
             message = f"Other parts are made in {agreed}, and this machine computes in {dtype}; use --dtype {agreed}."
             raise ConfigError(message, "dtype")
-
-
-def encode(part: Part, rows: list[Row], format: str) -> bytes:
-    """Return the file of a part: JSON lines as `mis-server score` writes them, or Parquet."""
-    if format == "jsonl":
-        return b"".join(map(write_line, rows))
-    ids = [row.id for row in rows]
-    if not part.groups:  # JSON's ids may be of several types, a column's may not
-        ids = [each if each is None or isinstance(each, str) else json.dumps(each) for each in ids]
-    columns = answers(rows) | ({} if ids.count(None) == len(ids) else {"id": pa.array(ids)})
-    sink = pa.BufferOutputStream()
-    pa.parquet.write_table(pa.table(columns), sink)
-    return sink.getvalue().to_pybytes()

@@ -15,13 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
-import pyarrow.parquet
 
 from mis_core.errors import ConfigError
-from mis_server.offline.rows import Row, read_line, read_row
+from mis_server.offline import tables
+from mis_server.offline.rows import Row, read_line
 
-SUFFIXES = (".jsonl", ".parquet")
-COLUMNS = ("id", "query", "item", "items")
+SUFFIXES = (".jsonl", tables.SUFFIX)
 
 _READERS = 16  # footers read at once
 _DIGESTED_BYTES = 32_768  # of either end of a file
@@ -106,31 +105,49 @@ def digest(fs: pa.fs.FileSystem, files: list[Source]) -> str:
         return hashlib.blake2b(b"".join(pool.map(ends, files)), digest_size=16).hexdigest()
 
 
-def parts(fs: pa.fs.FileSystem, files: list[Source], part_bytes: int) -> list[Part]:
+@dataclass(frozen=True)
+class Plan:
+    """What a run has to do.
+
+    Attributes:
+        parts: In order of their names.
+        id_types: For each file its path, and the type of its ids: of JSON lines text; None where it has no ids.
+    """
+
+    parts: list[Part]
+    id_types: list[tuple[str, pa.DataType | None]]
+
+
+def plan(fs: pa.fs.FileSystem, files: list[Source], part_bytes: int) -> Plan:
     """Cut files into parts of about so many bytes, of Parquet uncompressed ones.
 
     Raises:
         ConfigError: a file is not what its suffix says.
     """
     with ThreadPool(_READERS) as pool:
-        return [part for found in pool.map(partial(_parts, fs, part_bytes), files) for part in found]
+        found = pool.map(partial(_plan, fs, part_bytes), files)
+    return Plan([part for each in found for part in each.parts], [named for each in found for named in each.id_types])
 
 
-def _parts(fs: pa.fs.FileSystem, part_bytes: int, source: Source) -> list[Part]:
-    if source.name.endswith(".jsonl"):
-        begins = range(0, source.size, part_bytes)
-        return [
-            Part(source.path, _name(source, begin), begin, min(begin + part_bytes, source.size)) for begin in begins
-        ]
+def _plan(fs: pa.fs.FileSystem, part_bytes: int, source: Source) -> Plan:
+    if not source.name.endswith(tables.SUFFIX):
+        begins = range(0, max(1, source.size), part_bytes)  # of an empty file, one part without lines
+        cut = [Part(source.path, _name(source, begin), begin, min(begin + part_bytes, source.size)) for begin in begins]
+        return Plan(cut, [(source.path, pa.string())])
     try:
         with fs.open_input_file(source.path) as file:
-            return list(_parquet_parts(source, pa.parquet.ParquetFile(file).metadata, part_bytes))
-    except (OSError, pa.ArrowInvalid) as error:
+            parquet = tables.open_parquet(file, source.path)
+            cut = list(_parquet_parts(source, parquet.metadata, part_bytes))
+            return Plan(cut, [(source.path, tables.id_type_of(parquet))])
+    except OSError as error:
         raise ConfigError(f"{source.path} cannot be read: {str(error).splitlines()[0]}", "input") from None
 
 
 def _parquet_parts(source: Source, footer: Any, part_bytes: int) -> Iterator[Part]:
-    """Yield slices of large row groups, and runs of small ones."""
+    """Yield slices of large row groups, and runs of small ones; of a file without rows, one part without any."""
+    if not footer.num_rows:
+        yield Part(source.path, _name(source, 0), 0, 0)
+        return
     row, waiting = 0, []
     for number in range(footer.num_row_groups + 1):
         group = footer.row_group(number) if number < footer.num_row_groups else None
@@ -158,12 +175,10 @@ def _name(source: Source, begin: int) -> str:
 def read_rows(fs: pa.fs.FileSystem, part: Part, query: str | None) -> list[Row]:
     """Return the rows of a part; `query` is for rows without their own."""
     with fs.open_input_file(part.path) as file:
-        if not part.groups:
+        if not part.path.endswith(tables.SUFFIX):
             return [read_line(line, query) for line in _lines(file, part)]
-        parquet = pa.parquet.ParquetFile(file)
-        columns = [name for name in COLUMNS if name in parquet.schema_arrow.names]
-        table = parquet.read_row_groups(list(part.groups), columns=columns, use_threads=False)
-        return [read_row(values, query) for values in table.slice(part.begin, part.end - part.begin).to_pylist()]
+        parquet = tables.open_parquet(file, part.path)
+        return list(tables.rows_of(parquet, list(part.groups), part.begin, part.end, query))
 
 
 def _lines(file: pa.NativeFile, part: Part) -> list[bytes]:
