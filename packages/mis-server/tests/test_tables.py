@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mis_core.errors import ConfigError
-from mis_server.offline.answers import Schema, id_type, parquet_of
+from mis_server.offline.answers import Schema, id_type, parquet_of, table_of
 from mis_server.offline.rows import Row, write_line
-from mis_server.offline.tables import id_type_of, open_parquet, read_table, rows_from, rows_of
+from mis_server.offline.tables import Parquet, read_table
 
 in_any_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -135,13 +135,13 @@ def test_a_folder_is_one_table_with_every_id(tmp_path: Path, ids: pa.Array) -> N
     source, output = tmp_path / "in.parquet", tmp_path / "out"
     pq.write_table(pa.table({"id": ids, "item": ["text"] * 3}), source, row_group_size=1)
     (output / "in.parquet").mkdir(parents=True)
-    parquet = open_parquet(pa.OSFile(str(source)), "in.parquet")
-    schema = Schema("scores", id_type([("in.parquet", id_type_of(parquet))]))
+    parquet = Parquet(pa.OSFile(str(source)), "in.parquet", "items")
+    schema = Schema("scores", id_type([("in.parquet", parquet.id_type)]))
     for group in range(3):  # the ids of the second part are all null, and the third part has errors only
-        rows = list(rows_of(parquet, [group], 0, 1, "q"))
+        rows = list(parquet.rows([group], 0, 1, "q"))
         for row in rows:
             row.scores, row.error = ([[0.5]], None) if group < 2 else (None, {"code": "c", "message": "m"})
-        (output / "in.parquet" / f"{group}.parquet").write_bytes(parquet_of(rows, schema))
+        (output / "in.parquet" / f"{group}.parquet").write_bytes(parquet_of(table_of(rows, schema)))
     assert len({str(pq.read_schema(path)) for path in output.glob("*/*")}) == 1
     want = pq.read_table(source)["id"].combine_chunks()
     for table in (pq.read_table(output), pyarrow.dataset.dataset(output).to_table()):
@@ -157,14 +157,14 @@ def test_ids_of_a_dictionary_are_its_values() -> None:
     rows = read_table(pa.table({"id": ids, "item": ["i"] * 600}), "q")
     for row in rows:
         row.scores = [[0.5]]
-    table = pq.read_table(pa.BufferReader(parquet_of(rows, Schema("scores", pa.string()))))
+    table = pq.read_table(pa.BufferReader(parquet_of(table_of(rows, Schema("scores", pa.string())))))
     assert table["id"].to_pylist() == ["a", None, "b"] * 200
 
 
 def test_ids_of_json_lines_are_texts() -> None:
     rows = [Row("q", ["i"], id=each, scores=[[1.0]]) for each in ("a", 1, [1, "ä"], None, {"a": None})]
     for some in (rows, rows[3:4], []):
-        table = pq.read_table(pa.BufferReader(parquet_of(some, Schema("scores", pa.string()))))
+        table = pq.read_table(pa.BufferReader(parquet_of(table_of(some, Schema("scores", pa.string())))))
         assert table.schema.field("id").type == pa.string()
         want = [row.id if row.id is None or isinstance(row.id, str) else json.dumps(row.id) for row in some]
         assert table["id"].to_pylist() == want
@@ -187,7 +187,7 @@ def test_files_share_a_type_of_ids_that_loses_nothing() -> None:
     rows = read_table(pa.table({"id": ids, "item": ["i"] * 2}), "q")
     for row in rows:
         row.scores = [[0.5]]
-    table = pq.read_table(pa.BufferReader(parquet_of(rows, Schema("s", pa.int64()))))
+    table = pq.read_table(pa.BufferReader(parquet_of(table_of(rows, Schema("s", pa.int64())))))
     assert (table["id"].type, table["id"].to_pylist(), table.column_names) == (
         pa.int64(),
         [1, None],
@@ -227,7 +227,7 @@ def test_rows_are_read_from_any_row_on(tmp_path: Path, rows: int, group: int, be
     table = pa.table({"id": pa.array(range(rows), pa.int64()), "item": pa.array(["text"] * rows, pa.string())})
     pq.write_table(table, file, row_group_size=group)
     with pa.OSFile(str(file)) as opened:
-        found = [row.id[0].as_py() for row in rows_from(open_parquet(opened, "some"), begin, "q")]
+        found = [row.id[0].as_py() for row in Parquet(opened, "some", "items").rows_from(begin, "q")]
     assert found == list(range(begin, rows))
 
 
@@ -235,19 +235,19 @@ def test_a_file_without_items_or_with_two_columns_of_a_name_is_refused() -> None
     def opened(table: pa.Table) -> None:
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
-        open_parquet(pa.BufferReader(sink.getvalue()), "some.parquet")
+        Parquet(pa.BufferReader(sink.getvalue()), "some.parquet", "items")
 
     with pytest.raises(ConfigError, match=r"some\.parquet has neither a column item nor a column items, but text, id"):
         opened(pa.table({"text": ["a"], "id": [1]}))
     with pytest.raises(ConfigError, match=r"some\.parquet has 2 columns that are called id"):
         opened(pa.Table.from_arrays([pa.array(["a"])] * 3, names=["item", "id", "id"]))
     with pytest.raises(ConfigError, match=r"some\.parquet cannot be read"):
-        open_parquet(pa.BufferReader(b"no"), "some.parquet")
+        Parquet(pa.BufferReader(b"no"), "some.parquet", "items")
 
 
 def test_scores_are_what_they_were() -> None:
     scores = np.float32([[0.1, 0.2], [0.3, 0.4]]).tolist()
     rows = [Row("q", ["a", "b"], scores=scores), Row("q", [], error={"code": "c", "message": "m"})]
-    table = pq.read_table(pa.BufferReader(parquet_of(rows, Schema("scores", None))))
+    table = pq.read_table(pa.BufferReader(parquet_of(table_of(rows, Schema("scores", None)))))
     assert table.column_names == ["scores", "error"]
     assert table["scores"].to_pylist() == [scores, None]

@@ -81,14 +81,19 @@ def columns(rows: list[Row]) -> tuple[pa.Array, pa.Array]:
     return pa.array([row.scores for row in rows], _SCORES), pa.array([row.error for row in rows], _ERROR)
 
 
-def parquet_of(rows: list[Row], schema: Schema) -> bytes:
-    """Return a part's file."""
+def table_of(rows: list[Row], schema: Schema) -> pa.Table:
+    """Return the answers to rows."""
     scores, errors = columns(rows)
     table = {schema.score_column: scores, ERROR_COLUMN: errors}
     if schema.id_type is not None:
         table[ID_COLUMN] = _id_column(rows, schema.id_type)
+    return pa.table(table)
+
+
+def parquet_of(table: pa.Table) -> bytes:
+    """Return a table's file."""
     sink = pa.BufferOutputStream()
-    pa.parquet.write_table(pa.table(table), sink)
+    pa.parquet.write_table(table, sink)
     return sink.getvalue().to_pybytes()
 
 

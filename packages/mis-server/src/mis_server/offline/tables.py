@@ -4,6 +4,7 @@ A column that cannot be read as text or token ids makes an error of every row th
 converted: a row keeps its own as an Arrow array of one value.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,65 +30,76 @@ class _Unreadable:
     error: dict[str, str]
 
 
-def open_parquet(file: pa.NativeFile, name: str) -> Any:
-    """Return an open file as `pyarrow.parquet.ParquetFile`.
+class Parquet:
+    """A Parquet file of rows.
 
-    Args:
-        file: Where its bytes are.
-        name: What an error calls it.
-
-    Raises:
-        ConfigError: it is not Parquet, or has no column to score.
+    Attributes:
+        footer: Its `pyarrow.parquet.FileMetaData`.
+        id_type: The type of its ids, None if it has none.
     """
-    try:
-        parquet = pa.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES)
-    except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"{name} cannot be read: {str(error).splitlines()[0]}", "input") from None
-    names = parquet.schema_arrow.names
-    if "item" not in names and "items" not in names:
-        message = f"{name} has neither a column item nor a column items, but {', '.join(names) or 'none'}."
-        raise ConfigError(message, "input")
-    for each in COLUMNS:
-        if names.count(each) > 1:
-            raise ConfigError(f"{name} has {names.count(each)} columns that are called {each}.", "input")
-    return parquet
 
+    def __init__(self, file: Any, name: str, option: str) -> None:
+        """Read the footer.
 
-def id_type_of(parquet: Any) -> pa.DataType | None:
-    """Return the type of a file's ids, None if it has none."""
-    schema = parquet.schema_arrow
-    return schema.field("id").type if "id" in schema.names else None
+        Args:
+            file: A file that can seek, of Python or of pyarrow; it is left open.
+            name: For messages.
+            option: That it was given by, for errors.
 
+        Raises:
+            ConfigError: it is not Parquet, or has no column to score.
+        """
+        self._name = name
+        self._option = option
+        with self._reading():
+            self._file = pa.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES)
+        self.footer = self._file.metadata
+        schema = self._file.schema_arrow
+        self._columns = [each for each in COLUMNS if each in schema.names]
+        if "item" not in schema.names and "items" not in schema.names:
+            found = ", ".join(schema.names) or "none"
+            raise ConfigError(f"{name} has neither a column item nor a column items, but {found}.", option)
+        for each in self._columns:
+            if schema.names.count(each) > 1:
+                raise ConfigError(f"{name} has {schema.names.count(each)} columns that are called {each}.", option)
+        self.id_type = schema.field("id").type if "id" in schema.names else None
 
-def rows_of(parquet: Any, groups: list[int], begin: int, end: int, query: str | None) -> Iterator[Row]:
-    """Yield some rows of a file; few of them are in memory at once.
+    def rows(self, groups: list[int], begin: int, end: int, query: str | None) -> Iterator[Row]:
+        """Yield some rows; few of them are in memory at once.
 
-    Args:
-        parquet: From `open_parquet`.
-        groups: The row groups they are in.
-        begin: The first row, counted from the beginning of the first of these groups.
-        end: The row after the last one, counted likewise.
-        query: For rows without their own.
-    """
-    columns = [name for name in COLUMNS if name in parquet.schema_arrow.names]
-    row = 0
-    for batch in parquet.iter_batches(_ROWS, row_groups=groups, columns=columns, use_threads=False):
-        if row >= end:
-            return
-        wanted = batch.slice(max(0, begin - row), max(0, end - max(row, begin)))
-        yield from read_table(wanted, query)
-        row += batch.num_rows
+        Args:
+            groups: The row groups they are in.
+            begin: The first row, counted from the beginning of the first of these groups.
+            end: The row after the last one, counted likewise.
+            query: For rows without their own.
 
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        row = 0
+        with self._reading():
+            for batch in self._file.iter_batches(_ROWS, row_groups=groups, columns=self._columns, use_threads=False):
+                if row >= end:
+                    return
+                yield from read_table(batch.slice(max(0, begin - row), max(0, end - max(row, begin))), query)
+                row += batch.num_rows
 
-def rows_from(parquet: Any, begin: int, query: str | None) -> Iterator[Row]:
-    """Yield the rows of a file from a row on; `query` is for rows without their own."""
-    footer = parquet.metadata
-    group, before = 0, 0
-    while group < footer.num_row_groups and before + footer.row_group(group).num_rows <= begin:
-        before += footer.row_group(group).num_rows
-        group += 1
-    groups = list(range(group, footer.num_row_groups))
-    return rows_of(parquet, groups, begin - before, footer.num_rows - before, query)
+    def rows_from(self, begin: int, query: str | None) -> Iterator[Row]:
+        """Yield the rows from a row of the file on; otherwise as `rows`."""
+        group = before = 0
+        while group < self.footer.num_row_groups and before + self.footer.row_group(group).num_rows <= begin:
+            before += self.footer.row_group(group).num_rows
+            group += 1
+        groups = list(range(group, self.footer.num_row_groups))
+        return self.rows(groups, begin - before, self.footer.num_rows - before, query)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            message = f"{self._name} cannot be read: {str(error).splitlines()[0].rstrip('.')}."
+            raise ConfigError(message, self._option) from None
 
 
 def read_table(table: pa.Table | pa.RecordBatch, query: str | None) -> list[Row]:

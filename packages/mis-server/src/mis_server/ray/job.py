@@ -13,7 +13,7 @@ import ray.data
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError
-from mis_server.offline.answers import Schema, id_type, parquet_of
+from mis_server.offline.answers import Schema, id_type, parquet_of, table_of
 from mis_server.offline.asked import Asked, decisive
 from mis_server.offline.folder import Output, everywhere, file_system
 from mis_server.offline.rows import Row, write_line
@@ -181,7 +181,7 @@ class _PartScorer:
         if self._schema is None:
             content = b"".join(write_line(row, self._asked.score_column) for row in rows)
         else:
-            content = parquet_of(rows, self._schema)
+            content = parquet_of(table_of(rows, self._schema))
         self._output.publish(part.name, content)
 
     async def _check_type(self) -> None:

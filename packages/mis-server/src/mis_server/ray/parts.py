@@ -136,9 +136,8 @@ def _plan(fs: pa.fs.FileSystem, part_bytes: int, source: Source) -> Plan:
         return Plan(cut, [(source.path, pa.string())])
     try:
         with fs.open_input_file(source.path) as file:
-            parquet = tables.open_parquet(file, source.path)
-            cut = list(_parquet_parts(source, parquet.metadata, part_bytes))
-            return Plan(cut, [(source.path, tables.id_type_of(parquet))])
+            parquet = tables.Parquet(file, source.path, "input")
+            return Plan(list(_parquet_parts(source, parquet.footer, part_bytes)), [(source.path, parquet.id_type)])
     except OSError as error:
         raise ConfigError(f"{source.path} cannot be read: {str(error).splitlines()[0]}", "input") from None
 
@@ -177,8 +176,8 @@ def read_rows(fs: pa.fs.FileSystem, part: Part, query: str | None) -> list[Row]:
     with fs.open_input_file(part.path) as file:
         if not part.path.endswith(tables.SUFFIX):
             return [read_line(line, query) for line in _lines(file, part)]
-        parquet = tables.open_parquet(file, part.path)
-        return list(tables.rows_of(parquet, list(part.groups), part.begin, part.end, query))
+        parquet = tables.Parquet(file, part.path, "input")
+        return list(parquet.rows(list(part.groups), part.begin, part.end, query))
 
 
 def _lines(file: pa.NativeFile, part: Part) -> list[bytes]:
