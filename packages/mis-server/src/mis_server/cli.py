@@ -241,7 +241,7 @@ def _score(**options: Any) -> None:
     output has one line for each. To resume an interrupted run, start it again.
     """
     engine, overwrite = _pop_engine(options), options.pop("overwrite")
-    here = {name: options.pop(name) for name in ("items", "output")}
+    here = {name: options.pop(name) for name in ("items", "output", "output_format")}
     there = {name: options.pop(name) for name in _RAY}
     if not (options["labels"] or options["label_token_ids"] or options["rerank"]):
         raise click.UsageError("--labels is missing: texts such as ' yes' ' no', or --label-token-ids.")
@@ -251,7 +251,7 @@ def _score(**options: Any) -> None:
     if there["ray"] is None:
         errors = _score_here(here, options, engine, overwrite)
     else:
-        errors = _score_there(there, here["output"], options, engine, overwrite)
+        errors = _score_there(there | here, options, engine, overwrite)
     if errors:
         raise SystemExit(2)
 
@@ -263,11 +263,14 @@ def _score_here(files: dict[str, Any], options: dict[str, Any], engine: EngineCo
     from mis_server.offline.inputs import is_read_once
     from mis_server.offline.output import STANDARD_OUTPUT
 
-    items, output = files["items"], files["output"]
+    items, output, written_as = files["items"], files["output"], files["output_format"]
     if output is None and is_read_once(items):
         raise click.UsageError(f"Missing option '--output', which {items} needs; - is standard output.")
-    output = output or str(_beside(Path(items)))
-    errors = score_file(Job(items=items, output=output, **options), engine, overwrite=overwrite)
+    written_as = written_as or ("parquet" if (output or "").endswith(".parquet") else "jsonl")
+    if output == STANDARD_OUTPUT and written_as == "parquet":
+        raise click.UsageError("--output-format parquet writes a folder, which standard output is not; name one.")
+    output = output or str(_beside(Path(items), written_as))
+    errors = score_file(Job(items=items, output=output, format=written_as, **options), engine, overwrite=overwrite)
     where = "standard output" if output == STANDARD_OUTPUT else output
     click.echo(
         f"Scores written to {where}." + (f" {errors} lines have an error." if errors else ""),
@@ -276,20 +279,19 @@ def _score_here(files: dict[str, Any], options: dict[str, Any], engine: EngineCo
     return errors
 
 
-def _beside(items: Path) -> Path:
+def _beside(items: Path, format: str) -> Path:
     """Return where the scores of a file are, unless it is said."""
     plain = items.with_suffix("") if items.suffix in (".gz", ".zst") else items
-    return plain.with_name(f"{plain.stem}.scores.jsonl")
+    return plain.with_name(f"{plain.stem}.scores.{format}")
 
 
-_RAY = ("ray", "input", "output_format", "part_bytes", "actors", "actor_cpus", "actor_gpus", "actor_tpus")
+_RAY = ("ray", "input", "part_bytes", "actors", "actor_cpus", "actor_gpus", "actor_tpus")
 
 
-def _score_there(
-    there: dict[str, Any], output: str | None, options: dict[str, Any], engine: EngineConfig, overwrite: bool
-) -> int:
+def _score_there(there: dict[str, Any], options: dict[str, Any], engine: EngineConfig, overwrite: bool) -> int:
     if not there["input"]:
         raise click.UsageError("Missing option '--input', which --ray needs.")
+    output = there["output"]
     if not output:
         raise click.UsageError("Missing option '--output', which --ray needs.")
     try:
@@ -339,11 +341,6 @@ def _ray_options() -> Iterator[click.Option]:
             {},
         ),
         (
-            "output_format",
-            "Files of scores; default: parquet if --input ends in .parquet, else jsonl.",
-            {"type": click.Choice(["jsonl", "parquet"])},
-        ),
-        (
             "part_bytes",
             "Bytes of input, of Parquet uncompressed, that are scored, written and resumed as one.",
             {"type": click.IntRange(min=1), "default": 4 * 1024 * 1024},
@@ -375,12 +372,13 @@ main.add_command(
             *_MODEL,
             _Option(
                 ["items", "--items"],
-                help="JSONL file of items to score, as it is or compressed (gzip, zstd), or - for standard input; "
-                "default: none, needed without --ray.",
+                help="File of items to score: JSONL, as it is or compressed (gzip, zstd), or Parquet; or - for "
+                "standard input; default: none, needed without --ray.",
             ),
             _Option(
                 ["output", "--output"],
-                help="JSONL file of scores, or - for standard output; with --ray a folder; default: next to the items.",
+                help="JSONL file of scores, or - for standard output; for Parquet, and with --ray, a folder; default: "
+                "next to the items.",
             ),
             _Option(["query", "--query"], help="Query text of lines without their own."),
             _Option(["labels", "--labels"], multiple=True, help="Label texts of any length, such as ' yes' ' no'."),
@@ -402,6 +400,12 @@ main.add_command(
                 default=65536,
                 show_default=True,
                 help="Tokens of items, about, above which a request gets no further item.",
+            ),
+            _Option(
+                ["output_format", "--output-format"],
+                type=click.Choice(["jsonl", "parquet"]),
+                help="Scores as JSONL or as a folder of Parquet files; default: parquet if --output, or with --ray "
+                "--input, ends in .parquet, else jsonl.",
             ),
             _Option(
                 ["score_column", "--score-column"],

@@ -6,11 +6,13 @@ that no run resumes it with another query, other labels or another model.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -18,10 +20,10 @@ from tqdm import tqdm
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server.offline.asked import Asked, decisive
-from mis_server.offline.inputs import STANDARD_INPUT, opened
+from mis_server.offline.inputs import STANDARD_INPUT, Input, Survey, check_parquet, opened
 from mis_server.offline.output import STANDARD_OUTPUT, Output, note_of, output_of
 from mis_server.offline.places import Place, check_apart, engine_places
-from mis_server.offline.rows import Row, batches, write_line
+from mis_server.offline.rows import Row, batches, write_lines
 from mis_server.offline.scorer import Scorer, running_scorer
 
 _IN_FLIGHT = 16  # batches; of few items each, many of them fill a step
@@ -32,15 +34,17 @@ class Job(Asked):
     """A file to score.
 
     Attributes:
-        items: Path of JSON lines, as they are or compressed by gzip or zstd; or `-` for standard input. A line is a
-            text, a list of token ids, or an object with `item` or a list `items` and, optionally, `query` and `id`,
-            which is copied to the output.
+        items: Path of a Parquet file, or of JSON lines, as they are or compressed by gzip or zstd; or `-` for standard
+            input. A line is a text, a list of token ids, or an object with `item` or a list `items` and, optionally,
+            `query` and `id`, which is copied to the output; of Parquet, these are columns.
         output: Path of JSON lines, `{"scores": [...]}` or `{"error": {"code", "message"}}` for each line of `items`; or
             `-` for standard output.
+        format: `jsonl`, or `parquet`: then the output is a folder of Parquet files.
     """
 
     items: str
     output: str
+    format: str = "jsonl"
 
 
 def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progress: bool = True) -> int:
@@ -61,11 +65,13 @@ def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progr
         ModelError: the model cannot be served as it stands.
         EngineUnavailable: the engine ended again and again.
     """
+    if job.format == "parquet":
+        check_parquet("output")
     _check_apart(job, config)
     # Outside of an event loop, where Ctrl-C would wait for the end of a read from standard input.
     with opened(job.items) as source:
         survey = source.survey()
-        with output_of(job.output, _fingerprint(job, config, survey.digest)) as output:
+        with _output(job, config, source, survey) as output:
             done, errors = output.resume(overwrite=overwrite)
             output.check_type(config.dtype)
             if not survey.rows:  # which needs no engine
@@ -98,7 +104,7 @@ async def _append(job: Job, scorer: Scorer, rows: Iterator[Row], output: Output,
         nonlocal written, errors
         batch, task = waiting.popleft()
         await task
-        output.append(b"".join(map(write_line, batch)))
+        output.append(batch)
         bar.update(len(batch))
         written += len(batch)
         errors += sum(row.error is not None for row in batch)
@@ -128,8 +134,14 @@ def _check_apart(job: Job, config: EngineConfig) -> None:
     check_apart(read, written)
 
 
-def _fingerprint(job: Job, config: EngineConfig, digest: str) -> str:
-    """Return a hash of everything that scores depend on except the type."""
-    arguments = {name: value for name, value in decisive(job, config).items() if name not in ("items", "output")}
-    text = json.dumps([arguments, digest], default=str).encode()
-    return hashlib.blake2b(text, digest_size=16).hexdigest()
+def _output(job: Job, config: EngineConfig, source: Input, survey: Survey) -> contextlib.AbstractContextManager[Output]:
+    """Return the output, which knows everything that it depends on except the type."""
+    made_with = {name: value for name, value in decisive(job, config).items() if name not in ("items", "output")}
+    made_with["input"] = survey.digest
+    if job.format == "parquet":
+        from mis_server.offline.parquet import output_folder
+
+        return contextlib.nullcontext(output_folder(job.output, made_with, job.score_column, source))
+    text = json.dumps(made_with, default=str).encode()
+    fingerprint = hashlib.blake2b(text, digest_size=16).hexdigest()
+    return output_of(job.output, fingerprint, partial(write_lines, score_column=job.score_column))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
+import pyarrow.parquet
 
 from mis_core.errors import ConfigError
 
@@ -55,13 +56,14 @@ class Output:
                 fs.delete_dir_contents(folder)
                 note = None
             if note is not None:
-                self._check(note, dtype)
+                self._check(note)
+                self.check_type(dtype)
             self._write_note({**self._made_with, "dtype": None if note is None else note["dtype"], "run": self._run})
         except OSError as error:
             message = f"{self._folder} cannot be written: {error.strerror or error}."
             raise ConfigError(message, "output") from None
 
-    def _check(self, note: dict[str, Any], dtype: str) -> None:
+    def _check(self, note: dict[str, Any]) -> None:
         others = [name for name, value in self._made_with.items() if note.get(name) != value]
         advice = "use another --output, or --overwrite."
         if "version" in others:
@@ -70,9 +72,18 @@ class Output:
         if others:
             message = f"{self._folder} was made with other values of {', '.join(others)}; {advice}"
             raise ConfigError(message, "output")
-        if note["dtype"] is not None and dtype not in ("auto", note["dtype"]):
-            message = f"{self._folder} was made in {note['dtype']}, and this run computes in {dtype}; {advice}"
-            raise ConfigError(message, "dtype")
+
+    def check_type(self, dtype: str) -> None:
+        """Refuse to add parts that another type would be computed in.
+
+        Raises:
+            ConfigError: the note names another type.
+        """
+        note = self.note()
+        made_in = None if note is None else note["dtype"]
+        if made_in is not None and dtype not in ("auto", made_in):
+            message = f"{self._folder} was made in {made_in}, and this run computes in {dtype}; use "
+            raise ConfigError(f"{message}--dtype {made_in}, another --output, or --overwrite.", "dtype")
 
     def agree(self, dtype: str) -> str:
         """Return the type that all parts are made in: the given one, if the note names none yet."""
@@ -102,6 +113,12 @@ class Output:
         found = fs.get_file_info(pa.fs.FileSelector(folder, recursive=True))
         names = (posixpath.relpath(info.path, folder) for info in found if info.type == pa.fs.FileType.File)
         return {name.removesuffix(self._suffix) for name in names if not name.startswith("_")}
+
+    def column(self, name: str, column: str) -> pa.ChunkedArray:
+        """Return a column of a Parquet part."""
+        fs, folder = file_system(self._folder)
+        path = posixpath.join(folder, name + self._suffix)
+        return pa.parquet.read_table(path, columns=[column], filesystem=fs)[column]
 
     def publish(self, name: str, content: bytes) -> None:
         """Write a part, unless another run has taken the folder over meanwhile.

@@ -1,6 +1,7 @@
 """The input of a job, as it can be read again and again: first to count it, then to score it."""
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import stat
@@ -9,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from mis_core.errors import ConfigError
 from mis_server.offline.rows import Row, read_line
@@ -17,6 +18,7 @@ from mis_server.offline.text import Lines
 
 STANDARD_INPUT = "-"
 _ITS_NAMES = (STANDARD_INPUT, "/dev/stdin")
+_PARQUET = b"PAR1"  # how its files begin
 _CHUNK_BYTES = 1024 * 1024
 _LEFT_BYTES = 1024**3  # of the disk, for others; of a small one, a twentieth of it
 
@@ -34,8 +36,20 @@ class Survey:
     digest: str
 
 
-class Input:
-    """An input of lines. Made by `opened`."""
+class Input(Protocol):
+    """Rows that are read twice. Made by `opened`."""
+
+    def survey(self) -> Survey:
+        """Read all of it."""
+        ...
+
+    def rows(self, query: str | None, expected: Survey, skip: int = 0) -> Iterator[Row]:
+        """Yield the rows but the first, and check at the end that they are those of the survey."""
+        ...
+
+
+class LinesInput:
+    """An input of lines."""
 
     def __init__(self, name: str, file: BinaryIO) -> None:
         self._name = name
@@ -69,13 +83,22 @@ class Input:
                 break
             if lines.count > skip:
                 yield read_line(line, query)
-        if Survey(lines.count, lines.digest()) != expected:
-            message = f"{self._name} changed while it was scored; score it again with another --output, or --overwrite."
-            raise ConfigError(message, "items")
+        check_unchanged(self._name, Survey(lines.count, lines.digest()), expected)
 
     def _lines(self) -> Lines:
         self._file.seek(0)
         return Lines(self._file, self._name, "items")
+
+
+def check_unchanged(name: str, found: Survey, expected: Survey) -> None:
+    """Refuse an input that another survey finds to be another.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if found != expected:
+        message = f"{name} changed while it was scored; score it again with another --output, or --overwrite."
+        raise ConfigError(message, "items")
 
 
 def is_read_once(name: str) -> bool:
@@ -116,7 +139,28 @@ def opened(name: str) -> Iterator[Input]:
                 _copy(once, file, shown)
         except OSError as error:
             raise _unreadable(shown, error) from None
-        yield Input(shown, file)
+        yield _input(shown, file)
+
+
+def _input(name: str, file: BinaryIO) -> Input:
+    magic = file.read(len(_PARQUET))
+    file.seek(0)
+    if magic != _PARQUET and not name.endswith(".parquet"):
+        return LinesInput(name, file)
+    check_parquet("items")
+    from mis_server.offline.parquet import ParquetInput
+
+    return ParquetInput(name, file)
+
+
+def check_parquet(option: str) -> None:
+    """Refuse an option that means Parquet where pyarrow is not installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError("Parquet needs pyarrow: pip install 'mis-server[parquet]'.", option)
 
 
 def _copy(source: BinaryIO, copy: BinaryIO, name: str) -> None:

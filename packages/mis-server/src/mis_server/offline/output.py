@@ -8,15 +8,17 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from mis_core.errors import ConfigError
-from mis_server.offline.rows import ERROR
+from mis_server.offline.rows import ERROR, Row
 
 STANDARD_OUTPUT = "-"
 NOTE_SUFFIX = ".job"
+
+ToLines = Callable[[list[Row]], bytes]
 
 _NOTE = re.compile(rb"[0-9a-f]{32} [a-z0-9]*")  # a fingerprint and a type
 _NOTE_BYTES = 64  # no note has more
@@ -37,17 +39,18 @@ class Output(Protocol):
         """Open it to append lines that are computed in a type."""
         ...
 
-    def append(self, lines: bytes) -> None:
-        """Write lines."""
+    def append(self, rows: list[Row]) -> None:
+        """Write rows that have their scores or their errors."""
         ...
 
 
 class Stream:
     """An output that keeps nothing: standard output, a pipe or a device. It has no note and is not resumed."""
 
-    def __init__(self, name: str, file: BinaryIO | None = None) -> None:
-        """Take its name, and the file if it is open already."""
+    def __init__(self, name: str, lines: ToLines, file: BinaryIO | None = None) -> None:
+        """Take its name, what makes lines of rows, and the file if it is open already."""
         self._name = name
+        self._lines = lines
         self._file = file
 
     def resume(self, *, overwrite: bool) -> tuple[int, int]:
@@ -65,19 +68,20 @@ class Stream:
         with self._file:
             yield
 
-    def append(self, lines: bytes) -> None:
+    def append(self, rows: list[Row]) -> None:
         """Write lines, for the next program to read."""
         assert self._file is not None, "opened"
         with _writing(self._name):
-            self._file.write(lines)
+            self._file.write(self._lines(rows))
             self._file.flush()
 
 
 class OutputFile:
     """A file, and the note of what it was made with."""
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
+    def __init__(self, path: Path, fingerprint: str, lines: ToLines) -> None:
         self._path = path
+        self._lines = lines
         self._note = note_of(path)
         self._fingerprint = fingerprint
         self._made_in = ""
@@ -129,11 +133,11 @@ class OutputFile:
         with self._file:
             yield
 
-    def append(self, lines: bytes) -> None:
+    def append(self, rows: list[Row]) -> None:
         """Write lines, so that they stay whatever ends the run."""
         assert self._file is not None, "opened"
         with _writing(str(self._path)):
-            self._file.write(lines)
+            self._file.write(self._lines(rows))
             self._file.flush()
 
     def _check_ours(self) -> str:
@@ -159,15 +163,15 @@ def note_of(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def output_of(name: str, fingerprint: str) -> Iterator[Output]:
+def output_of(name: str, fingerprint: str, lines: ToLines) -> Iterator[Output]:
     """Yield an output by its name: `-` for standard output, or the path of a file, pipe or device."""
     if name == STANDARD_OUTPUT:
         with _standard_output() as file:
-            yield Stream("standard output", file)
+            yield Stream("standard output", lines, file)
     elif _is_kept(Path(name)):
-        yield OutputFile(Path(name), fingerprint)
+        yield OutputFile(Path(name), fingerprint, lines)
     else:
-        yield Stream(name)
+        yield Stream(name, lines)
 
 
 def _is_kept(path: Path) -> bool:

@@ -79,6 +79,11 @@ def write_line(row: Row, score_column: str = SCORE_COLUMN) -> bytes:
     return msgspec.json.encode(fields, enc_hook=_of_arrow) + b"\n"
 
 
+def write_lines(rows: Iterable[Row], score_column: str = SCORE_COLUMN) -> bytes:
+    """Return the lines of JSON for rows, as `write_line`."""
+    return b"".join(write_line(row, score_column) for row in rows)
+
+
 def _of_arrow(id: Any) -> Any:
     from mis_server.offline.answers import json_value  # which needs an extra that JSON lines do not
 

@@ -16,7 +16,7 @@ from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError
 from mis_server.offline.answers import Schema, id_type, parquet_of, table_of
 from mis_server.offline.asked import Asked, decisive
 from mis_server.offline.folder import Output, everywhere, file_system
-from mis_server.offline.rows import Row, write_line
+from mis_server.offline.rows import Row, write_lines
 from mis_server.ray.actor import Host, for_actors
 from mis_server.ray.dataset import Actors
 from mis_server.ray.parts import Part, digest, plan, read_rows, sources
@@ -179,7 +179,7 @@ class _PartScorer:
 
     def _publish(self, part: Part, rows: list[Row]) -> None:
         if self._schema is None:
-            content = b"".join(write_line(row, self._asked.score_column) for row in rows)
+            content = write_lines(rows, self._asked.score_column)
         else:
             content = parquet_of(table_of(rows, self._schema))
         self._output.publish(part.name, content)
