@@ -102,20 +102,12 @@ def check_unchanged(name: str, found: Survey, expected: Survey) -> None:
 
 
 def is_read_once(name: str) -> bool:
-    """Return whether an input is standard input, a pipe or a device: it cannot be counted first and then scored.
-
-    Raises:
-        ConfigError: it is a folder, or is not there.
-    """
-    if name in _ITS_NAMES:
-        return True
-    try:
-        mode = Path(name).stat().st_mode
-    except OSError as error:
-        raise _unreadable(name, error) from None
-    if stat.S_ISDIR(mode):
-        raise ConfigError(f"{name} is a folder; give a file, or many with --ray --input.", "items")
-    return not stat.S_ISREG(mode)
+    """Return whether an input is standard input, a pipe or a device: it cannot be counted first and then scored."""
+    path = Path(name)
+    if name in _ITS_NAMES or not path.exists():
+        return name in _ITS_NAMES
+    mode = path.stat().st_mode
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 @contextlib.contextmanager
@@ -129,6 +121,8 @@ def opened(name: str) -> Iterator[Input]:
         ConfigError: it cannot be read, or copied.
     """
     shown = "standard input" if name in _ITS_NAMES else name
+    if Path(name).is_dir():
+        raise ConfigError(f"{name} is a folder; give a file, or many with --ray --input.", "items")
     with contextlib.ExitStack() as files:
         try:
             if not is_read_once(name):
