@@ -178,7 +178,7 @@ def test_a_pipe_of_any_encoding_is_scored_to_standard_output(checkpoint: Path, e
     want = engine.score(query="Good? ", items=texts, labels=["yes", "no"]).scores.tolist()
     assert [row.get("scores") for row in rows] == [*want[:2], None, *want[2:]]
     assert rows[2]["error"]["code"] == "invalid_json"
-    assert b"Scores written to standard output. 1 lines have an error." in done.stderr
+    assert b"Scores written to standard output. 1 rows have an error." in done.stderr
     assert list(folder.iterdir()) == []
     assert not list(tmp_path.glob("*.job"))
 

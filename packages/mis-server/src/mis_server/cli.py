@@ -273,7 +273,7 @@ def _score_here(files: dict[str, Any], options: dict[str, Any], engine: EngineCo
     errors = score_file(Job(items=items, output=output, format=written_as, **options), engine, overwrite=overwrite)
     where = "standard output" if output == STANDARD_OUTPUT else output
     click.echo(
-        f"Scores written to {where}." + (f" {errors} lines have an error." if errors else ""),
+        f"Scores written to {where}." + (f" {errors} rows have an error." if errors else ""),
         err=output == STANDARD_OUTPUT,
     )
     return errors
