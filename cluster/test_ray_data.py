@@ -1,5 +1,6 @@
 """`mis-server score --ray`: the bytes of `mis-server score`, whatever is killed meanwhile."""
 
+import gzip
 import json
 import os
 import random
@@ -17,6 +18,11 @@ import pytest
 
 from documented_commands import ROOT, commands
 from ray_node import RayNode
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 LABELS = ("--labels", "yes", "no")
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
@@ -112,6 +118,40 @@ def test_the_output_is_that_of_one_process_though_actors_and_drivers_are_killed(
         "invalid_json",
         "missing_query",
     ]
+
+
+def test_an_output_that_is_read_is_refused_and_compressed_files_are_scored(
+    ray_cluster: RayNode, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out" / "in"
+    folder.mkdir(parents=True)
+    lines = b"\xef\xbb\xbf" + b"".join(b'{"id": %d, "item": "item %d"}\n' % (i, i) for i in range(20))
+    for name, content in [
+        ("a.jsonl", lines + b" \n\r\n"),
+        ("b.jsonl.gz", gzip.compress(lines)),
+        ("c.jsonl.zst", zstd.compress(lines)),
+        ("d.jsonl", b"\n"),
+    ]:
+        (folder / name).write_bytes(content)
+    arguments = ("--ray", ray_cluster.address, "--input", folder, "--query", "q ", *LABELS, *ENGINE)
+    for output in (tmp_path / "out", folder, checkpoint / "scores"):
+        done = run(checkpoint, *arguments, "--output", output, "--overwrite")
+        assert done.returncode == 1
+        assert "Error: --output: " in done.stderr
+        assert "which is read" in done.stderr
+        assert len(list(folder.iterdir())) == 4
+    output = tmp_path / "scores"
+    done = run(checkpoint, *arguments, "--output", output)
+    assert done.returncode == 0, done.stderr
+    want = whole(output, "a.jsonl")
+    assert [json.loads(line)["id"] for line in want.splitlines()] == list(range(20))
+    assert whole(output, "b.jsonl.gz") == whole(output, "c.jsonl.zst") == want
+    assert [path.stat().st_size for path in (output / "d.jsonl").iterdir()] == [0]
+    (output / "thesis.txt").write_text("years of work")
+    done = run(checkpoint, *arguments, "--output", output, "--overwrite")
+    assert done.returncode == 1
+    assert "has files that this command did not write: thesis.txt" in done.stderr
+    assert whole(output, "a.jsonl") == want
 
 
 GUIDE = ROOT / "docs" / "guides" / "many-rows.md"

@@ -1,13 +1,17 @@
 """A folder of parts: what it was made with, and what is in it.
 
 A part is written under another name and then renamed, so a part that is there is whole, whatever was killed. A note in
-the folder says what it was made with, so that no run adds parts with another query, other labels or another model.
+the folder says what it was made with, so that no run adds parts with another query, other labels or another model. It
+also proves that the folder is ours: without it nothing is written there, and files by other names are never removed.
 """
 
+import contextlib
 import json
 import os
 import posixpath
+import re
 import uuid
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,10 @@ import pyarrow.parquet
 from mis_core.errors import ConfigError
 
 _NOTE, _SUCCESS, _UNFINISHED = "_job.json", "_SUCCESS", "_unfinished"
+_PART = r"(.+\.(jsonl|jsonl\.gz|jsonl\.zst|parquet)/)?\d{15}\.(jsonl|parquet)"
+_OURS = re.compile(rf"{_NOTE}|{_SUCCESS}|{_UNFINISHED}/[0-9a-f]{{32}}|{_PART}")
+_NAMED = 3  # of the files that are in the way
+_REMOVERS = 16  # at work at once
 _VERSION = 2  # of what parts have in them; 1, in which a note names none, gave ids of one output several types
 
 
@@ -29,6 +37,10 @@ def everywhere(path: str) -> str:
 def file_system(path: str) -> tuple[pa.fs.FileSystem, str]:
     """Return the file system of a path or URI such as `s3://bucket/folder`, and the path in it."""
     return pa.fs.FileSystem.from_uri(everywhere(path))
+
+
+def _is_link(fs: pa.fs.FileSystem, path: str) -> bool:
+    return isinstance(fs, pa.fs.LocalFileSystem) and Path(path).is_symlink()
 
 
 class Output:
@@ -51,9 +63,10 @@ class Output:
             fs.create_dir(folder, recursive=True)
             note = self.note()
             if note is None and fs.get_file_info(pa.fs.FileSelector(folder)):
-                raise ConfigError(f"{self._folder} has files, but no {_NOTE}; use another --output.", "output")
-            if overwrite:
-                fs.delete_dir_contents(folder)
+                message = f"{self._folder} has files, but no {_NOTE} of this command; use another --output, or remove "
+                raise ConfigError(f"{message}them yourself.", "output")
+            if overwrite and note is not None:
+                self._clear(fs, folder)
                 note = None
             if note is not None:
                 self._check(note)
@@ -62,6 +75,24 @@ class Output:
         except OSError as error:
             message = f"{self._folder} cannot be written: {error.strerror or error}."
             raise ConfigError(message, "output") from None
+
+    def _clear(self, fs: pa.fs.FileSystem, folder: str) -> None:
+        """Remove what this command wrote, the note last; refuse if there is anything else."""
+        found = fs.get_file_info(pa.fs.FileSelector(folder, recursive=True))
+        folders = {i.path for i in found if i.type == pa.fs.FileType.Directory and not _is_link(fs, i.path)}
+        files = {posixpath.relpath(i.path, folder): i.path for i in found if i.path not in folders}
+        others = sorted(name for name, path in files.items() if not _OURS.fullmatch(name) or _is_link(fs, path))
+        if others:
+            named = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED} more" if others[_NAMED:] else "")
+            message = f"{self._folder} has files that this command did not write: {named}; use another --output, or "
+            raise ConfigError(f"{message}remove them yourself.", "output")
+        with ThreadPool(_REMOVERS) as pool:
+            pool.map(fs.delete_file, [path for name, path in files.items() if name != _NOTE])
+        if isinstance(fs, pa.fs.LocalFileSystem):  # elsewhere there are none
+            for each in sorted(folders, reverse=True):
+                with contextlib.suppress(OSError):  # somebody has put something there
+                    Path(each).rmdir()
+        fs.delete_file(files[_NOTE])
 
     def _check(self, note: dict[str, Any]) -> None:
         others = [name for name, value in self._made_with.items() if note.get(name) != value]
@@ -96,13 +127,17 @@ class Output:
         return note["dtype"]
 
     def note(self) -> dict[str, Any] | None:
-        """Return what the folder was made with, None if there is no note."""
+        """Return what the folder was made with, None if there is no note of ours."""
         fs, folder = file_system(self._folder)
         path = posixpath.join(folder, _NOTE)
         if fs.get_file_info(path).type != pa.fs.FileType.File:
             return None
         with fs.open_input_file(path) as file:
-            return json.loads(file.read())
+            try:
+                note = json.loads(file.read())
+            except ValueError:
+                return None
+        return note if isinstance(note, dict) and {"dtype", "run"} <= note.keys() else None
 
     def _write_note(self, note: dict[str, Any]) -> None:
         self._write(_NOTE, json.dumps(note, indent=1).encode())

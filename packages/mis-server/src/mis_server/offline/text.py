@@ -24,9 +24,12 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """A longer line, expanded, is an error of its row: the server's default limit of a body."""
 
-_SPACE = b" \t\r\n"  # as JSON has it
+HEAD_BYTES = 8
+"""Of a file, as many as say what it holds."""
+SPACE = b" \t\r\n"
+"""White space, as JSON has it."""
+
 _SKIPPED_BYTES = 1024 * 1024  # of a line that is too long, read at once
-_HEAD_BYTES = 8
 _GZIP, _ZSTD = "gzip", "zstd"
 _STARTS = {b"\x1f\x8b": _GZIP, b"\x28\xb5\x2f\xfd": _ZSTD}
 _STARTS |= {bytes([first, 0x2A, 0x4D, 0x18]): _ZSTD for first in range(0x50, 0x60)}  # a frame to skip comes first
@@ -70,7 +73,7 @@ def without_mark(text: bytes) -> bytes:
 
 def is_blank(line: bytes) -> bool:
     """Return whether a line has nothing but white space."""
-    return not line.strip(_SPACE) or not without_mark(line).strip(_SPACE)
+    return not line.strip(SPACE) or not without_mark(line).strip(SPACE)
 
 
 def is_too_long(line: bytes) -> bool:
@@ -102,7 +105,7 @@ class Lines:
         self._name = name
         self._option = option
         self._digest = hashlib.blake2b(digest_size=16)
-        head = file.read(_HEAD_BYTES)
+        head = file.read(HEAD_BYTES)
         file.seek(0)
         check_encoding(head, name, option)
         self._encoding = _encoding(head)

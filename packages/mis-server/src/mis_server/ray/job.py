@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import os
+import posixpath
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +18,11 @@ from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError
 from mis_server.offline.answers import Schema, id_type, parquet_of, table_of
 from mis_server.offline.asked import Asked, decisive
 from mis_server.offline.folder import Output, everywhere, file_system
+from mis_server.offline.places import LOCAL, Place, check_apart, engine_places
 from mis_server.offline.rows import Row, write_lines
 from mis_server.ray.actor import Host, for_actors
 from mis_server.ray.dataset import Actors
-from mis_server.ray.parts import Part, digest, plan, read_rows, sources
+from mis_server.ray.parts import Part, Source, digest, plan, read_rows, reads, sources
 
 _MOST_BLOCKS = 20_000  # parts of larger runs share them
 
@@ -69,13 +72,15 @@ def score_files(files: Files, asked: Asked, config: EngineConfig, actors: Actors
         overwrite: Start over, whatever the output has.
 
     Raises:
-        ConfigError: files cannot be read or written, or the output was made with other arguments.
+        ConfigError: files cannot be read or written, or the output was made with other arguments, is not ours, or is
+            read.
         ModelError: the model cannot be served as it stands.
         EngineUnavailable: an engine ended again and again.
     """
     files = replace(files, input=everywhere(files.input), output=everywhere(files.output))
     fs, pattern = file_system(files.input)
     found = sources(fs, pattern)
+    check_output(files, found, config)
     planned = plan(fs, found, files.part_bytes)
     schema = Schema(asked.score_column, id_type(planned.id_types)) if files.format == "parquet" else None
     made_with = decisive(asked, config) | {"part_bytes": files.part_bytes, "input": digest(fs, found)}
@@ -100,6 +105,28 @@ def score_files(files: Files, asked: Asked, config: EngineConfig, actors: Actors
         rows = errors = 0
     output.end()
     return Counts(rows, errors, len(missing), len(planned.parts) - len(missing))
+
+
+def check_output(files: Files, found: list[Source], config: EngineConfig) -> None:
+    """Refuse an output that is read, or that the next run would read.
+
+    Args:
+        files: With paths that mean the same everywhere.
+        found: The files of the input.
+        config: The engine's options.
+
+    Raises:
+        ConfigError: it is.
+    """
+    (source_fs, pattern), (fs, folder) = file_system(files.input), file_system(files.output)
+    inputs = [Place("the input", each.path, source_fs.type_name) for each in found]
+    check_apart([*inputs, *engine_places(config)], [folder], fs.type_name)
+    if fs.type_name == LOCAL:
+        pattern, folder = os.path.realpath(pattern), os.path.realpath(folder)
+    part = posixpath.join(folder, found[0].name, f"{0:015d}.{files.format}")
+    if fs.type_name == source_fs.type_name and reads(pattern, part):
+        message = f"{files.output} lies where {files.input} is read, so its parts would be read with it the next time; "
+        raise ConfigError(f"{message}use another --output.", "output")
 
 
 def _consume(dataset: ray.data.Dataset) -> tuple[int, int]:

@@ -7,6 +7,7 @@ cluster and on the run.
 import fnmatch
 import hashlib
 import posixpath
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +18,14 @@ import pyarrow as pa
 import pyarrow.fs
 
 from mis_core.errors import ConfigError
-from mis_server.offline import tables
+from mis_server.offline import tables, text
 from mis_server.offline.rows import Row, read_line
 
-SUFFIXES = (".jsonl", tables.SUFFIX)
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", tables.SUFFIX)
+MAX_EXPANDED_BYTES = 1024**3
+"""A compressed file is one part, which an actor has in memory: one that expands to more is refused."""
+
+_REFUSED = re.compile(r"\.(jsonl|parquet)\.(bz2|br|gz|lz4|lzma|lzo|snappy|sz|xz|Z|zip|zst)")
 
 _READERS = 16  # footers read at once
 _DIGESTED_BYTES = 32_768  # of either end of a file
@@ -34,8 +39,8 @@ class Part:
     Attributes:
         path: Of the file it is read from.
         name: Of the file it is written to, below the output and without suffix.
-        begin: Its first byte, of JSON lines: lines that begin in it are its rows; of Parquet, its first row, counted
-            from the beginning of its first row group.
+        begin: Its first byte, of JSON lines: lines that begin in it are its rows, and all lines of a compressed file;
+            of Parquet, its first row, counted from the beginning of its first row group.
         end: The byte, or the row, behind its last.
         groups: Of Parquet, the row groups it is in.
     """
@@ -68,9 +73,7 @@ def sources(fs: pa.fs.FileSystem, pattern: str) -> list[Source]:
     Raises:
         ConfigError: there are none, or they cannot be listed.
     """
-    folder = pattern
-    while any(each in folder for each in "*?["):
-        folder = posixpath.dirname(folder)
+    folder = _folder(pattern)
     try:
         if fs.get_file_info(pattern).type == pa.fs.FileType.File:
             folder = posixpath.dirname(pattern)
@@ -79,17 +82,44 @@ def sources(fs: pa.fs.FileSystem, pattern: str) -> list[Source]:
             found = fs.get_file_info(pa.fs.FileSelector(folder, recursive=True))
     except OSError as error:
         raise ConfigError(f"{pattern} cannot be read: {error.strerror or error}.", "input") from None
+    found = [info for info in found if info.type == pa.fs.FileType.File]
+    has_its_name = pattern in (info.path for info in found)  # which may read as a glob
+    meant = [info for info in found if _is_meant(info.path, folder, pattern, has_its_name)]
     files = [
         Source(info.path, posixpath.relpath(info.path, folder), info.size)
-        for info in found
-        if info.type == pa.fs.FileType.File and info.path.endswith(SUFFIXES)
+        for info in meant
+        if info.path.endswith(SUFFIXES)
     ]
-    files = [each for each in files if not any(part.startswith(("_", ".")) for part in each.name.split("/"))]
-    if folder != pattern and pattern not in (each.path for each in files):
-        files = [each for each in files if fnmatch.fnmatchcase(each.path, pattern)]
+    if other := next((info.path for info in meant if _is_refused(info.path)), None):
+        message = f"{other} is not read: of compressed files, {', '.join(SUFFIXES[1:3])} are."
+        raise ConfigError(f"{message} Expand it, or compress it so.", "input")
     if not files:
         raise ConfigError(f"{pattern} has no files whose names end in {' or '.join(SUFFIXES)}.", "input")
     return sorted(files, key=lambda each: each.name)
+
+
+def reads(pattern: str, path: str) -> bool:
+    """Return whether a path, a folder or a glob would mean a file at another path, if there were one."""
+    folder = _folder(pattern)
+    is_inside = posixpath.commonpath([folder, path]) == folder
+    return is_inside and path.endswith(SUFFIXES) and _is_meant(path, folder, pattern, path == pattern)
+
+
+def _folder(pattern: str) -> str:
+    folder = pattern
+    while any(each in folder for each in "*?["):
+        folder = posixpath.dirname(folder)
+    return folder
+
+
+def _is_meant(path: str, folder: str, pattern: str, has_its_name: bool) -> bool:
+    if any(part.startswith(("_", ".")) for part in posixpath.relpath(path, folder).split("/")):
+        return False
+    return folder == pattern or has_its_name or fnmatch.fnmatchcase(path, pattern)
+
+
+def _is_refused(path: str) -> bool:
+    return _REFUSED.search(path) is not None and not path.endswith(SUFFIXES)
 
 
 def digest(fs: pa.fs.FileSystem, files: list[Source]) -> str:
@@ -131,15 +161,40 @@ def plan(fs: pa.fs.FileSystem, files: list[Source], part_bytes: int) -> Plan:
 
 def _plan(fs: pa.fs.FileSystem, part_bytes: int, source: Source) -> Plan:
     if not source.name.endswith(tables.SUFFIX):
-        begins = range(0, max(1, source.size), part_bytes)  # of an empty file, one part without lines
-        cut = [Part(source.path, _name(source, begin), begin, min(begin + part_bytes, source.size)) for begin in begins]
-        return Plan(cut, [(source.path, pa.string())])
+        return Plan(list(_text_parts(fs, source, part_bytes)), [(source.path, pa.string())])
     try:
         with fs.open_input_file(source.path) as file:
             parquet = tables.Parquet(file, source.path, "input")
             return Plan(list(_parquet_parts(source, parquet.footer, part_bytes)), [(source.path, parquet.id_type)])
     except OSError as error:
         raise ConfigError(f"{source.path} cannot be read: {str(error).splitlines()[0]}", "input") from None
+
+
+def _text_parts(fs: pa.fs.FileSystem, source: Source, part_bytes: int) -> Iterator[Part]:
+    """Yield runs of bytes; of a compressed file, and of one without lines, one part."""
+    with fs.open_input_file(source.path) as file:
+        head = file.read(text.HEAD_BYTES)
+        text.check_encoding(head, source.path, "input")
+        end = source.size if text.is_compressed(head) else _end_of_lines(file, source.size)
+    step = max(1, end) if text.is_compressed(head) else part_bytes
+    for begin in range(0, max(1, end), step):
+        yield Part(source.path, _name(source, begin), begin, min(begin + step, end))
+
+
+def _end_of_lines(file: pa.NativeFile, end: int) -> int:
+    """Return where the blank lines at the end begin, or a bit before."""
+    while end:
+        begin = max(0, end - _TAIL_BYTES)
+        file.seek(begin)
+        block = file.read(end - begin)
+        kept = block.rstrip(text.SPACE)
+        is_line = kept[-4:-3] == b"\n" or (begin == 0 and kept == text.BYTE_ORDER_MARK)
+        if is_line and kept.endswith(text.BYTE_ORDER_MARK):
+            kept = kept[:-3]
+        if len(kept) == len(block):
+            return end
+        end = begin + len(kept)
+    return 0
 
 
 def _parquet_parts(source: Source, footer: Any, part_bytes: int) -> Iterator[Part]:
@@ -175,29 +230,43 @@ def read_rows(fs: pa.fs.FileSystem, part: Part, query: str | None) -> list[Row]:
     """Return the rows of a part; `query` is for rows without their own."""
     with fs.open_input_file(part.path) as file:
         if not part.path.endswith(tables.SUFFIX):
-            return [read_line(line, query) for line in _lines(file, part)]
+            is_compressed = text.is_compressed(file.read(text.HEAD_BYTES))
+            file.seek(0)
+            lines = _expanded_lines(file, part) if is_compressed else _lines(file, part)
+            return [read_line(line, query) for line in lines]
         parquet = tables.Parquet(file, part.path, "input")
         return list(parquet.rows(list(part.groups), part.begin, part.end, query))
 
 
+def _expanded_lines(file: pa.NativeFile, part: Part) -> Iterator[bytes]:
+    size = 0
+    for line in text.Lines(file, part.path, "input"):
+        size += len(line)
+        if size > MAX_EXPANDED_BYTES:
+            message = f"{part.path} expands to more than {MAX_EXPANDED_BYTES} bytes; expand it, or cut it into files."
+            raise ConfigError(message, "input")
+        yield line
+
+
 def _lines(file: pa.NativeFile, part: Part) -> list[bytes]:
-    """Return the lines that begin in a part: behind its first newline, or behind one right before it."""
+    """Return the lines that begin in a part: after its first newline, or after one right before it.
+
+    A line that is too long comes without its end.
+    """
     file.seek(max(0, part.begin - 1))
-    text = file.read(part.end - file.tell())
+    found = file.read(part.end - file.tell())
     if part.begin:
-        newline = text.find(b"\n")
+        newline = found.find(b"\n")
         if newline < 0:
             return []  # all of it is the middle of one line
-        text = text[newline + 1 :]
-    if text and not text.endswith(b"\n"):
-        rest = [text]
-        while b"\n" not in rest[-1] or len(rest) == 1:
-            more = file.read(_TAIL_BYTES)
-            if not more:
+        found = found[newline + 1 :]
+    if found and not found.endswith(b"\n"):
+        rest, size = [found], len(found) - found.rfind(b"\n")
+        while size <= text.MAX_LINE_BYTES + 1 and (more := file.read(_TAIL_BYTES)):
+            rest.append(more[: more.find(b"\n") + 1] or more)
+            size += len(more)
+            if b"\n" in more:
                 break
-            rest.append(more)
-        else:
-            rest[-1] = rest[-1][: rest[-1].index(b"\n") + 1]
-        text = b"".join(rest)
-    lines = text.split(b"\n")
+        found = b"".join(rest)
+    lines = found.split(b"\n")
     return lines[:-1] if lines[-1] == b"" else lines
