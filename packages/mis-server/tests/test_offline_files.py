@@ -159,6 +159,39 @@ def test_a_copy_that_finds_no_room_is_one_line(files: Path) -> None:
     assert not Path("new").exists()
 
 
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_of_a_copy_that_is_interrupted(files: Path, ended_by: signal.Signals) -> None:
+    folder = files / "temporary"
+    folder.mkdir()
+    process = subprocess.Popen(
+        command("model", "--items", "-", "--output", "new"),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(folder)},
+    )
+    with process:
+        assert process.stdin is not None
+        process.stdin.write(b'"a line"\n' * 300_000)
+        process.stdin.flush()
+
+        def copies() -> list[int]:
+            found = [
+                each for each in Path(f"/proc/{process.pid}/fd").iterdir() if each.readlink().is_relative_to(folder)
+            ]
+            return [each.stat().st_size for each in found]
+
+        while sum(copies()) < 2**20:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(ended_by)
+        process.wait(60)
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode != 0
+    assert list(folder.iterdir()) == []
+    assert not Path("new").exists()
+
+
 def test_a_pipe_of_any_encoding_is_scored_to_standard_output(checkpoint: Path, engine: Engine, tmp_path: Path) -> None:
     texts = ["first", "second", "third", "fourth"]
     lines = [json.dumps(text).encode() for text in texts]

@@ -336,8 +336,8 @@ def _ray_options() -> Iterator[click.Option]:
         ),
         (
             "input",
-            "File, folder or glob of JSONL and Parquet files, on disk or at s3://..., gs://...; default: none, needed "
-            "with --ray.",
+            "File, folder or glob of JSONL (also .jsonl.gz, .jsonl.zst) and Parquet files, on disk or at s3://..., "
+            "gs://...; default: none, needed with --ray.",
             {},
         ),
         (
