@@ -49,15 +49,13 @@ def check_apart(read: Iterable[Place], written: Iterable[str], system: str = LOC
     Raises:
         ConfigError: `output` would be one of them.
     """
-    kind = _Local if system == LOCAL else _Remote
-    sources = [(each, kind(each.path)) for each in read if each.system == system]
+    read = [each for each in read if each.system == system]
     for path in written:
-        target = kind(path)
-        for place, source in sources:
-            if how := target.meets(source):
+        target = _Local(path) if system == LOCAL else _Remote(path)
+        for place in read:
+            if how := target.meets(place.path):
                 what = place.what if place.path == path else f"{place.what} ({place.path})"
-                message = f"{path} {how} {what}, which is read; use another --output."
-                raise ConfigError(message, "output")
+                raise ConfigError(f"{path} {how} {what}, which is read; use another --output.", "output")
 
 
 class _Remote:
@@ -66,9 +64,9 @@ class _Remote:
     def __init__(self, path: str) -> None:
         self._parts = tuple(part for part in path.split("/") if part)
 
-    def meets(self, read: "_Remote") -> str:
+    def meets(self, read: str) -> str:
         """Return how a path that is written and one that is read meet, or nothing."""
-        ours, theirs = self._parts, read._parts
+        ours, theirs = self._parts, _Remote(read)._parts
         if ours == theirs:
             return "is"
         if ours[: len(theirs)] == theirs:
@@ -84,8 +82,9 @@ class _Local:
         self._real = Path(os.path.realpath(path))
         self._status = _status(self._real)
 
-    def meets(self, read: "_Local") -> str:
+    def meets(self, path: str) -> str:
         """Return how a path that is written and one that is read meet, or nothing."""
+        read = _Local(path)
         mode = self._status.st_mode if self._status else 0
         if read._identity is None or (mode and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))):
             return ""  # writing to a pipe or a device destroys nothing
