@@ -1,5 +1,6 @@
 """`mis-server score --ray`: the bytes of `mis-server score`, whatever is killed meanwhile."""
 
+import gzip
 import json
 import os
 import random
@@ -17,6 +18,11 @@ import pytest
 
 from documented_commands import ROOT, commands
 from ray_node import RayNode
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 LABELS = ("--labels", "yes", "no")
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
@@ -114,6 +120,40 @@ def test_the_output_is_that_of_one_process_though_actors_and_drivers_are_killed(
     ]
 
 
+def test_an_output_that_is_read_is_refused_and_compressed_files_are_scored(
+    ray_cluster: RayNode, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out" / "in"
+    folder.mkdir(parents=True)
+    lines = b"\xef\xbb\xbf" + b"".join(b'{"id": %d, "item": "item %d"}\n' % (i, i) for i in range(20))
+    for name, content in [
+        ("a.jsonl", lines + b" \n\r\n"),
+        ("b.jsonl.gz", gzip.compress(lines)),
+        ("c.jsonl.zst", zstd.compress(lines)),
+        ("d.jsonl", b"\n"),
+    ]:
+        (folder / name).write_bytes(content)
+    arguments = ("--ray", ray_cluster.address, "--input", folder, "--query", "q ", *LABELS, *ENGINE)
+    for output in (tmp_path / "out", folder, checkpoint / "scores"):
+        done = run(checkpoint, *arguments, "--output", output, "--overwrite")
+        assert done.returncode == 1
+        assert "Error: --output: " in done.stderr
+        assert "which is read" in done.stderr
+        assert len(list(folder.iterdir())) == 4
+    output = tmp_path / "scores"
+    done = run(checkpoint, *arguments, "--output", output)
+    assert done.returncode == 0, done.stderr
+    want = whole(output, "a.jsonl")
+    assert [json.loads(line)["id"] for line in want.splitlines()] == list(range(20))
+    assert whole(output, "b.jsonl.gz") == whole(output, "c.jsonl.zst") == want
+    assert [path.stat().st_size for path in (output / "d.jsonl").iterdir()] == [0]
+    (output / "thesis.txt").write_text("years of work")
+    done = run(checkpoint, *arguments, "--output", output, "--overwrite")
+    assert done.returncode == 1
+    assert "has files that this command did not write: thesis.txt" in done.stderr
+    assert whole(output, "a.jsonl") == want
+
+
 GUIDE = ROOT / "docs" / "guides" / "many-rows.md"
 
 
@@ -173,3 +213,106 @@ def test_what_an_actor_refuses_is_one_line(ray_cluster: RayNode, checkpoint: Pat
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("Error: --labels: ")
     assert "Traceback" not in done.stderr
+
+
+def test_parquet_keeps_every_id_and_answers_what_is_no_text_with_an_error(
+    ray_cluster: RayNode, checkpoint: Path, tmp_path: Path
+) -> None:
+    ids = pa.array([2**64 - 1 - i if i % 3 and i >= 20 else None for i in range(60)], pa.uint64())
+    texts = [f"text {i}".encode() for i in range(60)]
+    texts[7] = b"\xff\xfe"
+    (tmp_path / "rows").mkdir()
+    first = pa.table({"id": ids.slice(0, 40), "item": pa.array(texts[:40])})
+    pq.write_table(first, tmp_path / "rows" / "a.parquet", row_group_size=20)
+    dates = pa.table({"id": ids.slice(40), "item": pa.array(range(20), pa.date32())})
+    pq.write_table(dates, tmp_path / "rows" / "b.parquet")
+    ray = ("--ray", ray_cluster.address, "--input", tmp_path / "rows", "--output", tmp_path / "out")
+    ray = (*ray, "--output-format", "parquet", "--part-bytes", 150, "--query", "q ", "--score-column", "p")
+    done = run(checkpoint, *ray, *LABELS, *ENGINE)
+    assert done.returncode == 2, done.stderr
+    assert len(written(tmp_path / "out", "parquet")) > 3
+    got = pq.read_table(tmp_path / "out")
+    assert got.column_names == ["p", "error", "id"]
+    assert got["id"].equals(pa.chunked_array([ids]))
+    errors = got["error"].to_pylist()
+    assert [index for index, error in enumerate(errors) if error] == [7, *range(40, 60)]
+    assert errors[7]["message"].startswith("The column item has type binary and bytes that are not UTF-8; ")
+    assert errors[50]["message"].startswith("The column item has type date32[day]; ")
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps(f"text {i}") + "\n" for i in range(40) if i != 7))
+    done = run(checkpoint, "--items", lines, "--output", tmp_path / "alone", "--query", "q ", *LABELS, *ENGINE)
+    assert done.returncode == 0, done.stderr
+    want = [json.loads(line)["scores"] for line in (tmp_path / "alone").read_text().splitlines()]
+    assert [scores[0] for scores in got["p"].to_pylist() if scores] == want
+    done = run(checkpoint, *ray[:-1], "other", *LABELS, *ENGINE)
+    assert done.returncode == 1
+    assert "was made with other values of score_column" in done.stderr
+
+
+DATASET = """
+import json, sys
+import numpy as np
+import ray
+from mis_core.errors import ConfigError
+from mis_server.ray import score_dataset
+
+ray.data.DataContext.get_current().enable_progress_bars = False
+ids = [[1, 2], [3, 4, 5], [6, 7]]
+taken = {"scores": 1.5, "error": "mine"}
+rows = [{**taken, "query": np.array([8, 9]), "item": np.array(each), "n": n} for n, each in enumerate(ids)]
+rows.append({**taken, "query": np.array([8, 9]), "item": None, "n": 3})
+rows.append({**taken, "query": np.array([8, 9]), "item": np.array([0.5]), "n": 4})
+known = ray.data.from_items(rows, override_num_blocks=1)
+unknown = known.map_batches(lambda batch: batch)
+options = {"label_token_ids": [7, 8], "dtype": "float32", "skip_warmup": True, "chunked_prefill_size": 256}
+refused = []
+for dataset in (known, unknown):
+    for names in ({}, {"score_column": "p"}, {"score_column": "p", "error_column": "p"}, {"error_column": "n"}):
+        try:
+            score_dataset(dataset, sys.argv[1], **names, **options).materialize()
+        except Exception as error:
+            refused.append([type(error).__name__, str(error)])
+names = {"score_column": "p", "error_column": "why"}
+scored = score_dataset(known, sys.argv[1], **names, **options)
+plain = ray.data.from_items([{"query": [8, 9], "items": ids}])
+items = ray.data.from_items([{"query": [8, 9], "items": [np.array(each) for each in ids]}])
+arrays = ray.data.from_items([{"query": [8, 9], "items": np.array([[1, 2], [3, 4]])}])
+lists = [score_dataset(each, sys.argv[1], **options).take_all() for each in (plain, items, arrays)]
+rows = sorted(scored.take_all(), key=lambda row: row["n"])
+print(json.dumps([refused, scored.columns(), rows, lists], default=np.ndarray.tolist))
+"""
+
+
+def test_a_dataset_keeps_its_columns_and_may_have_arrays(
+    ray_cluster: RayNode, checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(DATASET)
+    environment = os.environ | {"RAY_ADDRESS": ray_cluster.address}
+    arguments = [sys.executable, "script.py", str(checkpoint)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr[-5000:]
+    refused, columns, rows, lists = json.loads(done.stdout)
+    assert [name for name, _ in refused[:4]] == ["ConfigError"] * 4
+    for begin in (0, 4):
+        for (_, message), want in zip(
+            refused[begin : begin + 4],
+            (
+                "There is a column 'scores' already; give score_column another name.",
+                "There is a column 'error' already; give error_column another name.",
+                "There is a column 'p' already; give error_column another name.",
+                "There is a column 'scores' already; give score_column another name.",
+            ),
+            strict=True,
+        ):
+            assert want in message
+    assert columns == ["scores", "error", "query", "item", "n", "p", "why"]
+    assert [(row["scores"], row["error"]) for row in rows] == [(1.5, "mine")] * 5
+    (plain,), (items,), (arrays,) = lists
+    assert plain["error"] is None
+    assert [row["p"] and row["p"][0] for row in rows] == [*plain["scores"], None, None]
+    assert items["scores"] == plain["scores"]
+    assert len(arrays["scores"]) == 2
+    assert arrays["scores"][0] == plain["scores"][0]
+    assert rows[3]["why"]["code"] == "missing_items"
+    assert rows[4]["why"]["code"] == "invalid_items_type"
+    assert rows[4]["why"]["message"].startswith("The column item has type extension<ray.data.")

@@ -1,5 +1,6 @@
 """The folder that `--ray` writes to: what it was made with, and who may add to it. None of this needs a cluster."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,18 @@ import pytest
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server.offline.asked import Asked, decisive
-from mis_server.ray.job import Files, Output
-from mis_server.ray.parts import Part
+from mis_server.offline.folder import Output, everywhere, file_system
+from mis_server.offline.places import Place, check_apart
+from mis_server.ray.job import Files, check_output
+from mis_server.ray.parts import sources
 
-PART = Part("/x.jsonl", "x.jsonl/000", 0, 1)
+PART = "x.jsonl/000000000000000"
 
 
 def output(folder: Path, **changes: Any) -> Output:
     asked = Asked(labels=("yes",), **{name: value for name, value in changes.items() if name != "quantization"})
     config = EngineConfig(model="m", quantization=changes.get("quantization", "none"))
-    return Output(Files(input="in", output=str(folder), format="jsonl"), decisive(asked, config))
+    return Output(str(folder), "jsonl", decisive(asked, config))
 
 
 def test_what_is_there_is_known(tmp_path: Path) -> None:
@@ -27,7 +30,7 @@ def test_what_is_there_is_known(tmp_path: Path) -> None:
     first.publish(PART, b"content")
     again = output(tmp_path / "out", batch_size=7)  # which changes no score
     again.begin("auto", overwrite=False)
-    assert again.names() == {"x.jsonl/000"}
+    assert again.names() == {PART}
     again.end()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_SUCCESS", "_job.json", "x.jsonl"]
     again.begin("auto", overwrite=True)
@@ -40,6 +43,17 @@ def test_an_output_of_other_arguments_is_not_continued(tmp_path: Path, change: d
     with pytest.raises(ConfigError, match=f"was made with other values of {next(iter(change))}; use another"):
         output(tmp_path / "out", **change).begin("auto", overwrite=False)
     output(tmp_path / "out", **change).begin("auto", overwrite=True)
+
+
+def test_an_output_that_an_older_version_began_is_not_continued(tmp_path: Path) -> None:
+    output(tmp_path / "out").begin("auto", overwrite=False)
+    note = tmp_path / "out" / "_job.json"
+    note.write_text(
+        json.dumps({name: value for name, value in json.loads(note.read_text()).items() if name != "version"})
+    )
+    with pytest.raises(ConfigError, match="was begun by another version of mis-server: finish it with that one, use"):
+        output(tmp_path / "out").begin("auto", overwrite=False)
+    output(tmp_path / "out").begin("auto", overwrite=True)
 
 
 def test_all_parts_are_made_in_one_type(tmp_path: Path) -> None:
@@ -60,12 +74,94 @@ def test_a_run_ends_when_another_has_taken_its_folder_over(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="is written by another run now"):
         first.publish(PART, b"late")
     second.publish(PART, b"right")
-    assert (tmp_path / "out" / "x.jsonl" / "000.jsonl").read_bytes() == b"right"
+    assert (tmp_path / "out" / f"{PART}.jsonl").read_bytes() == b"right"
 
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    for overwrite in (False, True):
-        with pytest.raises(ConfigError, match=r"has files, but no _job\.json; use another --output"):
-            output(tmp_path).begin("auto", overwrite=overwrite)
+    for note in ("", "no JSON", '{"some other": "job"}'):
+        if note:
+            (tmp_path / "_job.json").write_text(note)
+        for overwrite in (False, True):
+            with pytest.raises(
+                ConfigError, match=r"has files, but no _job\.json of this command; use another --output"
+            ):
+                output(tmp_path).begin("auto", overwrite=overwrite)
     assert (tmp_path / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "thesis.txt",
+        "x.jsonl/notes.txt",
+        "more/_job.json",
+        "_unfinished/thesis.txt",
+        "2024/000000000000001.jsonl",
+        "link",
+    ],
+)
+def test_a_file_of_somebody_else_in_our_folder_is_left_alone(tmp_path: Path, name: str) -> None:
+    folder, outside = tmp_path / "out", tmp_path / "outside"
+    ours = output(folder)
+    ours.begin("auto", overwrite=False)
+    ours.publish(PART, b"content")
+    (outside / "x.jsonl").mkdir(parents=True)
+    (outside / f"{PART}.jsonl").write_text("somebody's")
+    (folder / name).parent.mkdir(exist_ok=True)
+    if name == "link":
+        (folder / name).symlink_to(outside, target_is_directory=True)
+    else:
+        (folder / name).write_text("years of work")
+    with pytest.raises(ConfigError, match=r"has files that this command did not write: .*; use another --output, or"):
+        ours.begin("auto", overwrite=True)
+    assert ours.names() >= {PART}
+    assert (outside / f"{PART}.jsonl").read_text() == "somebody's"
+    (folder / name).unlink()
+    ours.begin("auto", overwrite=True)
+    assert ours.names() == set()
+    assert not (folder / PART).parent.exists()
+
+
+def check(folder: Path, source: str, target: str, **engine: str) -> None:
+    files = Files(input=everywhere(str(folder / source)), output=everywhere(str(folder / target)), format="jsonl")
+    fs, pattern = file_system(files.input)
+    check_output(files, sources(fs, pattern), EngineConfig(**{"model": str(folder / "model"), **engine}))
+
+
+def test_an_output_that_is_read_is_refused(tmp_path: Path) -> None:
+    for name in ("in/a.jsonl", "out/in/a.jsonl", "model/config.json", "out2/template.jinja", "free/x.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('"a"\n')
+    (tmp_path / "soft").symlink_to("in", target_is_directory=True)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "a.jsonl").symlink_to(tmp_path / "free" / "x.txt")
+    template = str(tmp_path / "out2" / "template.jinja")
+    for source, target, message in [
+        ("out/in", "out", "is a folder above the input"),
+        ("in", "in", "is a folder above the input"),
+        ("in/*.jsonl", "in", "is a folder above the input"),
+        ("in", "soft", "is a folder above the input"),
+        ("soft", "in", "is a folder above the input"),
+        ("linked", "free", "is a folder above the input"),
+        ("in", "model", "is the model"),
+        ("in", "model/scores", "lies in the model"),
+        ("in", "out2", "is a folder above the rerank template"),
+        ("in", "in/scores", "lies where .* is read"),
+        ("in", "soft/scores", "lies where .* is read"),
+        ("in/*.jsonl", "in/scores", "lies where .* is read"),
+    ]:
+        with pytest.raises(ConfigError, match=f"{message}.* use another --output") as caught:
+            check(tmp_path, source, target, rerank_template=template)
+        assert caught.value.option == "output"
+    for source, target in [("in", "out"), ("in/a.jsonl", "in/scores"), ("in", "in/_scores"), ("in", "in2")]:
+        check(tmp_path, source, target)
+
+
+def test_paths_elsewhere_are_compared_too() -> None:
+    read = [Place("the input", "bucket/in/a.jsonl", "s3")]
+    for path, message in [("bucket/in", "is a folder above"), ("bucket/in/a.jsonl/x", "lies in"), ("bucket", "above")]:
+        with pytest.raises(ConfigError, match=message):
+            check_apart(read, [path], "s3")
+    check_apart(read, ["bucket/inn", "bucket/out"], "s3")
+    check_apart(read, ["bucket/in"], "gcs")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from mis_core.checkpoints import open_checkpoint
 from mis_core.errors import ModelError, RequestError
 from mis_core.tokenization import Tokenizer
 from mis_testing import tiny_checkpoint
@@ -65,3 +66,19 @@ def test_what_a_template_refuses_is_an_error_of_the_request(directory: Path, sou
         broken.render(MESSAGES)
     assert (refused.value.code, refused.value.param) == ("invalid_messages", "messages")
     assert pickle.loads(pickle.dumps(refused.value)).message == refused.value.message
+
+
+def test_a_byte_order_mark_is_no_part_of_a_template_or_a_settings_file(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    for path, text in ((tmp_path / "given.jinja", source), (folder / "chat_template.jinja", source)):
+        path.write_text(text, "utf-8-sig")
+    settings = open_checkpoint(folder).settings()
+    config = folder / "config.json"
+    config.write_text(config.read_text("utf-8"), "utf-8-sig")
+    assert open_checkpoint(folder).settings() == settings
+    config.write_text(config.read_text("utf-8-sig"), "utf-8")  # `transformers` takes none
+    given = Tokenizer.from_pretrained(folder, tmp_path / "given.jinja", tmp_path / "given.jinja")
+    for template in (given.chat_template, given.rerank_template, Tokenizer.from_pretrained(folder).chat_template):
+        assert template is not None
+        assert template.render([{"role": "user", "content": "text"}]) == "text"

@@ -275,7 +275,7 @@ def test_a_file_may_list_the_labels_of_files_that_are_scored(
 ) -> None:
     jobs: list[Any] = []
 
-    async def score_file(job: Any, config: EngineConfig, **_: Any) -> int:
+    def score_file(job: Any, config: EngineConfig, **_: Any) -> int:
         jobs.append((job.labels, job.label_token_ids, config.skip_warmup))
         return 0
 

@@ -70,7 +70,7 @@ def read_artifact(path: Path) -> Artifact:
         ArtifactError: it is no artifact, or breaks its schema; the first fault is named.
     """
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path}: {error}") from None
     known = kinds()
@@ -78,7 +78,7 @@ def read_artifact(path: Path) -> Artifact:
     if kind is None:
         raise ArtifactError(f"{path}: schema_version must be one of {', '.join(sorted(known))}")
     try:
-        return kind.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(path.read_text(encoding="utf-8-sig"))
     except ValidationError as error:
         raise ArtifactError(f"{path}: {first_fault(error)}") from None
 

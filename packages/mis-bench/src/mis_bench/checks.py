@@ -70,7 +70,7 @@ def _figures(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 def _stands_alone(path: Path) -> bool:
     """Whether a file claims to be an artifact, and belongs to no folder of results."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return False
     return isinstance(fields, dict) and "schema_version" in fields and not (path.parent / PLAN).exists()

@@ -292,7 +292,7 @@ def read_results(folder: Path) -> Results:
     if not isinstance(plan, Plan):
         raise ArtifactError(f"{folder / PLAN} is no {Plan.SCHEMA}.")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path}: {error}") from None
     names = {case.name for case in plan.cases} | {target.name for target in plan.targets}

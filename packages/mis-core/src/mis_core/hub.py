@@ -3,7 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.file_download import repo_folder_name
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, ModelError
@@ -52,3 +53,16 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
         raise ModelError(
             f"Model {name!r} is neither a directory nor available from the model hub ({type(error).__name__})."
         ) from None
+
+
+def kept_at(model: str, download_dir: str | None = None) -> Path:
+    """Return the directory or file of a model, or the folder that `resolve_model` keeps its downloads in.
+
+    Args:
+        model: A directory, a GGUF file, or a name.
+        download_dir: Folder to keep downloads in; None: the hub client's cache.
+    """
+    path = Path(model)
+    if path.exists():
+        return path
+    return Path(download_dir or constants.HF_HUB_CACHE) / repo_folder_name(repo_id=model, repo_type="model")

@@ -191,7 +191,7 @@ def _read_config(ctx: click.Context, option: click.Parameter, path: str | None) 
     if path is None:
         return
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise click.ClickException(f"--config: {path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -241,15 +241,17 @@ def _score(**options: Any) -> None:
     output has one line for each. To resume an interrupted run, start it again.
     """
     engine, overwrite = _pop_engine(options), options.pop("overwrite")
-    here = {name: options.pop(name) for name in ("items", "output")}
+    here = {name: options.pop(name) for name in ("items", "output", "output_format")}
     there = {name: options.pop(name) for name in _RAY}
     if not (options["labels"] or options["label_token_ids"] or options["rerank"]):
         raise click.UsageError("--labels is missing: texts such as ' yes' ' no', or --label-token-ids.")
+    if options["query"] is not None:  # as a file's text is where a shell put it here
+        options["query"] = options["query"].removeprefix("\ufeff")
     log_to_stderr("human", "warning")
     if there["ray"] is None:
         errors = _score_here(here, options, engine, overwrite)
     else:
-        errors = _score_there(there, here["output"], options, engine, overwrite)
+        errors = _score_there(there | here, options, engine, overwrite)
     if errors:
         raise SystemExit(2)
 
@@ -258,22 +260,38 @@ def _score_here(files: dict[str, Any], options: dict[str, Any], engine: EngineCo
     if files["items"] is None:
         raise click.UsageError("Missing option '--items'.")
     from mis_server.offline import Job, score_file
+    from mis_server.offline.inputs import is_read_once
+    from mis_server.offline.output import STANDARD_OUTPUT
 
-    items = Path(files["items"])
-    output = Path(files["output"] or items.with_name(f"{items.stem}.scores.jsonl"))
-    errors = asyncio.run(score_file(Job(items=items, output=output, **options), engine, overwrite=overwrite))
-    click.echo(f"Scores written to {output}." + (f" {errors} lines have an error." if errors else ""))
+    items, output, written_as = files["items"], files["output"], files["output_format"]
+    if output is None and is_read_once(items):
+        raise click.UsageError(f"Missing option '--output', which {items} needs; - is standard output.")
+    written_as = written_as or ("parquet" if (output or "").endswith(".parquet") else "jsonl")
+    if output == STANDARD_OUTPUT and written_as == "parquet":
+        raise click.UsageError("--output-format parquet writes a folder, which standard output is not; name one.")
+    output = output or str(_beside(Path(items), written_as))
+    errors = score_file(Job(items=items, output=output, format=written_as, **options), engine, overwrite=overwrite)
+    where = "standard output" if output == STANDARD_OUTPUT else output
+    click.echo(
+        f"Scores written to {where}." + (f" {errors} rows have an error." if errors else ""),
+        err=output == STANDARD_OUTPUT,
+    )
     return errors
 
 
-_RAY = ("ray", "input", "output_format", "part_bytes", "actors", "actor_cpus", "actor_gpus", "actor_tpus")
+def _beside(items: Path, format: str) -> Path:
+    """Return where the scores of a file are, unless it is said."""
+    plain = items.with_suffix("") if items.suffix in (".gz", ".zst") else items
+    return plain.with_name(f"{plain.stem}.scores.{format}")
 
 
-def _score_there(
-    there: dict[str, Any], output: str | None, options: dict[str, Any], engine: EngineConfig, overwrite: bool
-) -> int:
+_RAY = ("ray", "input", "part_bytes", "actors", "actor_cpus", "actor_gpus", "actor_tpus")
+
+
+def _score_there(there: dict[str, Any], options: dict[str, Any], engine: EngineConfig, overwrite: bool) -> int:
     if not there["input"]:
         raise click.UsageError("Missing option '--input', which --ray needs.")
+    output = there["output"]
     if not output:
         raise click.UsageError("Missing option '--output', which --ray needs.")
     try:
@@ -318,14 +336,9 @@ def _ray_options() -> Iterator[click.Option]:
         ),
         (
             "input",
-            "File, folder or glob of JSONL and Parquet files, on disk or at s3://..., gs://...; default: none, needed "
-            "with --ray.",
+            "File, folder or glob of JSONL (also .jsonl.gz, .jsonl.zst) and Parquet files, on disk or at s3://..., "
+            "gs://...; default: none, needed with --ray.",
             {},
-        ),
-        (
-            "output_format",
-            "Files of scores; default: parquet if --input ends in .parquet, else jsonl.",
-            {"type": click.Choice(["jsonl", "parquet"])},
         ),
         (
             "part_bytes",
@@ -357,9 +370,15 @@ main.add_command(
         help=_score.__doc__,
         params=[
             *_MODEL,
-            _Option(["items", "--items"], help="JSONL file of items to score; default: none, needed without --ray."),
             _Option(
-                ["output", "--output"], help="JSONL file of scores, with --ray a folder; default: next to the items."
+                ["items", "--items"],
+                help="File of items to score: JSONL, as it is or compressed (gzip, zstd), or Parquet; or - for "
+                "standard input; default: none, needed without --ray.",
+            ),
+            _Option(
+                ["output", "--output"],
+                help="JSONL file of scores, or - for standard output; for Parquet, and with --ray, a folder; default: "
+                "next to the items.",
             ),
             _Option(["query", "--query"], help="Query text of lines without their own."),
             _Option(["labels", "--labels"], multiple=True, help="Label texts of any length, such as ' yes' ' no'."),
@@ -382,7 +401,24 @@ main.add_command(
                 show_default=True,
                 help="Tokens of items, about, above which a request gets no further item.",
             ),
-            _Option(["overwrite", "--overwrite"], is_flag=True, help="Start over instead of resuming."),
+            _Option(
+                ["output_format", "--output-format"],
+                type=click.Choice(["jsonl", "parquet"]),
+                help="Scores as JSONL or as a folder of Parquet files; default: parquet if --output, or with --ray "
+                "--input, ends in .parquet, else jsonl.",
+            ),
+            _Option(
+                ["score_column", "--score-column"],
+                default="scores",
+                show_default=True,
+                metavar="NAME",
+                help="Name of the scores in the output: a field of its lines, a column of Parquet.",
+            ),
+            _Option(
+                ["overwrite", "--overwrite"],
+                is_flag=True,
+                help="Start over instead of resuming what this command wrote.",
+            ),
             *_ray_options(),
             *options_of(EngineConfig),
         ],

@@ -52,7 +52,7 @@ def plan(as_json: bool, estimate_path: Path | None, items_per_second: float | No
     from mis_bench.estimate import EstimateError
 
     load = Asked(**asked)
-    estimated = None if estimate_path is None else estimate_path.read_text(encoding="utf-8")
+    estimated = None if estimate_path is None else estimate_path.read_text(encoding="utf-8-sig")
     try:
         found = run(load, device_rate(load, estimated, items_per_second))
     except (EstimateError, PlanError) as error:

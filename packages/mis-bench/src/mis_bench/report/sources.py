@@ -84,7 +84,7 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
 def _document(path: Path, is_named: bool) -> Artifact | Estimate | None:
     """Read a document or an estimate; None of a file that was not named and is neither."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError:
         fields = None
     known = fields if isinstance(fields, dict) else {}

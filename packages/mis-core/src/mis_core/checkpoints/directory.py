@@ -28,7 +28,7 @@ class DirectoryCheckpoint(Checkpoint):
         if not self.path.is_dir():
             raise ModelError(f"Model directory {str(self.path)!r} does not exist.")
         try:
-            raw = json.loads(path.read_text())
+            raw = json.loads(path.read_text("utf-8-sig"))
         except FileNotFoundError:
             raise ModelError(f"{path}: missing; a model directory needs a config.json.") from None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -85,7 +85,7 @@ class DirectoryCheckpoint(Checkpoint):
         index = self.path / _INDEX
         if index.exists():
             try:
-                names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+                names = sorted(set(json.loads(index.read_text("utf-8-sig"))["weight_map"].values()))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ModelError(f"{index}: not a safetensors index ({type(error).__name__}).") from None
             return [self.path / Path(name).name for name in names]  # an index must not reach outside its directory

@@ -30,7 +30,7 @@ class ChatTemplate(msgspec.Struct, frozen=True):
             ModelError: the file cannot be read.
         """
         try:
-            return cls(Path(path).read_text("utf-8"), special_tokens)
+            return cls(Path(path).read_text("utf-8-sig"), special_tokens)
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"The template {str(path)!r} cannot be read: {type(error).__name__}.") from None
 

@@ -124,7 +124,7 @@ class Tokenizer:
         rerank = None if rerank_template is None else _rerank_template(rerank_template, special_tokens)
         if chat_template is not None:
             return cls(stored.backend, ChatTemplate.read(chat_template, special_tokens), stored.end_ids, rerank)
-        chat = None if own is None else ChatTemplate(own, special_tokens)
+        chat = None if own is None else ChatTemplate(own.removeprefix("\ufeff"), special_tokens)  # no part of it
         return cls(stored.backend, chat, stored.end_ids, rerank)
 
     @classmethod

@@ -4,7 +4,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mis_core.config import EngineConfig
+from mis_core.errors import ConfigError
 from mis_core.tasks.recipes import recipes_digest
+
+SCORE_COLUMN, ERROR_COLUMN, ID_COLUMN = "scores", "error", "id"
+"""What an output's columns are called; that of the scores may have another name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +23,7 @@ class Asked:
         item_first: Score `item + query` instead.
         temperature: Divides label log-probabilities; other values than 1 need `apply_softmax`.
         rerank: Items are documents; each gets one score, its relevance to the query as `POST /v1/rerank` has it.
+        score_column: What the scores are called in the output.
         batch_size: Maximum number of items per request to the engine.
         batch_tokens: As many items of a query are asked for at once as have about so many tokens, at least one.
     """
@@ -30,8 +35,16 @@ class Asked:
     item_first: bool = False
     temperature: float = 1.0
     rerank: bool = False
+    score_column: str = SCORE_COLUMN
     batch_size: int = field(default=512, metadata={"changes_scores": False})
     batch_tokens: int = field(default=65_536, metadata={"changes_scores": False})
+
+    def __post_init__(self) -> None:
+        if self.score_column in ("", ERROR_COLUMN, ID_COLUMN):
+            message = (
+                f"{self.score_column!r} is no name for the scores; the output has {ERROR_COLUMN} and {ID_COLUMN} too."
+            )
+            raise ConfigError(message, "score_column")
 
     def body(self, query: Any, items: list[Any]) -> dict[str, Any]:
         """Return the fields of a request, as `POST /v1/score` or `/v1/rerank` has them."""
@@ -52,7 +65,7 @@ class Asked:
 
 
 def decisive(asked: Asked, config: EngineConfig) -> dict[str, Any]:
-    """Return everything that scores depend on, except the type, which the engine may choose, and the input.
+    """Return everything that an output depends on, except the type, which the engine may choose, and the input.
 
     A later version may take another recipe of rerank for the same model, so what chooses them is part of it.
     """

@@ -6,21 +6,24 @@ that no run resumes it with another query, other labels or another model.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from tqdm import tqdm
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server.offline.asked import Asked, decisive
-from mis_server.offline.rows import ERROR, Row, batches, read_line, write_line
+from mis_server.offline.inputs import STANDARD_INPUT, Input, Survey, check_parquet, opened
+from mis_server.offline.output import STANDARD_OUTPUT, Output, note_of, output_of
+from mis_server.offline.places import Place, check_apart, engine_places
+from mis_server.offline.rows import Row, batches, write_lines
 from mis_server.offline.scorer import Scorer, running_scorer
 
 _IN_FLIGHT = 16  # batches; of few items each, many of them fill a step
@@ -31,16 +34,20 @@ class Job(Asked):
     """A file to score.
 
     Attributes:
-        items: JSON lines. A line is a text, a list of token ids, or an object with `item` or a list `items` and,
-            optionally, `query` and `id`, which is copied to the output.
-        output: JSON lines, `{"scores": [...]}` or `{"error": {"code", "message"}}` for each line of `items`.
+        items: Path of a Parquet file, or of JSON lines, as they are or compressed by gzip or zstd; or `-` for standard
+            input. A line is a text, a list of token ids, or an object with `item` or a list `items` and, optionally,
+            `query` and `id`, which is copied to the output; of Parquet, these are columns.
+        output: Path of JSON lines, `{"scores": [...]}` or `{"error": {"code", "message"}}` for each line of `items`; or
+            `-` for standard output.
+        format: `jsonl`, or `parquet`: then the output is a folder of Parquet files.
     """
 
-    items: Path
-    output: Path
+    items: str
+    output: str
+    format: str = "jsonl"
 
 
-async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progress: bool = True) -> int:
+def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progress: bool = True) -> int:
     """Score the lines that are not in the output yet, and append them.
 
     Args:
@@ -53,118 +60,88 @@ async def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False,
         How many lines have an error.
 
     Raises:
-        ConfigError: a file cannot be read, or the output was made with other arguments.
+        ConfigError: a file cannot be read or written, the input changed meanwhile, or the output was made with other
+            arguments, is not ours, or is read.
         ModelError: the model cannot be served as it stands.
         EngineUnavailable: the engine ended again and again.
     """
-    total = _count_lines(job.items)
-    output = _Output(job, config)
-    done, errors = output.resume(overwrite=overwrite)
-    output.check_type(config.dtype)
-    if done == total:
-        return errors
+    if job.format == "parquet":
+        check_parquet("output")
+    _check_apart(job, config)
+    # Outside of an event loop, where Ctrl-C would wait for the end of a read from standard input.
+    with opened(job.items) as source:
+        survey = source.survey()
+        with _output(job, config, source, survey) as output:
+            done, errors = output.resume(overwrite=overwrite)
+            output.check_type(config.dtype)
+            if not survey.rows:  # which needs no engine
+                with output.opened(""):
+                    return 0
+            if done == survey.rows:
+                return errors
+            rows = source.rows(job.query, survey, skip=done)
+            with tqdm(total=survey.rows, initial=done, unit="item", disable=not progress, smoothing=0.1) as bar:
+                written, more = asyncio.run(_score(job, config, rows, output, bar))
+    if done + written != survey.rows:
+        message = f"{job.output} has {done + written} lines, where the input has {survey.rows}; score it again with "
+        raise ConfigError(f"{message}--overwrite, and report this.", "output")
+    return errors + more
+
+
+async def _score(job: Job, config: EngineConfig, rows: Iterator[Row], output: Output, bar: tqdm) -> tuple[int, int]:
+    """Write the rows; return how many there are, and how many of them have an error."""
     async with running_scorer(job, config) as scorer:
         output.check_type(scorer.dtype)
-        with (
-            output.open(scorer.dtype) as file,
-            tqdm(total=total, initial=done, unit="item", disable=not progress, smoothing=0.1) as bar,
-        ):
-            return errors + await _append(job, scorer, done, file, bar)
+        with output.opened(scorer.dtype):
+            return await _append(job, scorer, rows, output, bar)
 
 
-async def _append(job: Job, scorer: Scorer, done: int, file: BinaryIO, bar: tqdm) -> int:
-    """Write the lines that are not done; return how many have an error."""
-    errors = 0
+async def _append(job: Job, scorer: Scorer, rows: Iterator[Row], output: Output, bar: tqdm) -> tuple[int, int]:
+    written = errors = 0
     waiting: deque[tuple[list[Row], asyncio.Task[None]]] = deque()
 
-    async def write_first() -> int:
+    async def write_first() -> None:
+        nonlocal written, errors
         batch, task = waiting.popleft()
         await task
-        file.write(b"".join(map(write_line, batch)))
-        file.flush()
+        output.append(batch)
         bar.update(len(batch))
-        return sum(row.error is not None for row in batch)
+        written += len(batch)
+        errors += sum(row.error is not None for row in batch)
 
     try:
-        for batch in batches(_rows(job, skip=done), job):
+        for batch in batches(rows, job):
             waiting.append((batch, asyncio.create_task(scorer.score(batch))))
             if len(waiting) == _IN_FLIGHT:
-                errors += await write_first()
+                await write_first()
         while waiting:
-            errors += await write_first()
+            await write_first()
     finally:
         for _, task in waiting:
             task.cancel()
-    return errors
+    return written, errors
 
 
-def _rows(job: Job, skip: int) -> Iterator[Row]:
-    with job.items.open("rb") as file:
-        for text in islice(file, skip, None):
-            yield read_line(text, job.query)
+def _check_apart(job: Job, config: EngineConfig) -> None:
+    """Refuse to write what is read, before anything is opened."""
+    items = "/dev/stdin" if job.items == STANDARD_INPUT else job.items
+    read = [
+        Place("the input", items),
+        Place("the note of the input", str(note_of(Path(items)))),
+        *engine_places(config),
+    ]
+    written = ["/dev/stdout"] if job.output == STANDARD_OUTPUT else [job.output, str(note_of(Path(job.output)))]
+    check_apart(read, written)
 
 
-def _count_lines(path: Path) -> int:
-    try:
-        with path.open("rb") as file:
-            return sum(1 for _ in file)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.", "items") from None
+def _output(job: Job, config: EngineConfig, source: Input, survey: Survey) -> contextlib.AbstractContextManager[Output]:
+    """Return the output, which knows everything that it depends on except the type."""
+    made_with = {name: value for name, value in decisive(job, config).items() if name not in ("items", "output")}
+    made_with["input"] = survey.digest
+    if job.format == "parquet":
+        from mis_server.offline.parquet import output_folder
 
-
-class _Output:
-    """The output file, and the note of what it was made with."""
-
-    def __init__(self, job: Job, config: EngineConfig) -> None:
-        self._path = job.output
-        self._note = job.output.with_name(job.output.name + ".job")
-        self._fingerprint = _fingerprint(job, config)
-        self._made_in = ""
-
-    def resume(self, *, overwrite: bool) -> tuple[int, int]:
-        """Cut off what an interruption left half written; return how many lines there are, and how many are errors."""
-        lines = errors = complete = 0
-        try:
-            if overwrite:
-                self._path.unlink(missing_ok=True)
-            if not self._path.exists():
-                return 0, 0
-            made_of, _, self._made_in = (self._note.read_text() if self._note.exists() else "").partition(" ")
-            if made_of != self._fingerprint:
-                message = f"{self._path} was made with other arguments or files; use another --output, or --overwrite."
-                raise ConfigError(message, "output")
-            with self._path.open("rb+") as file:
-                for row in file:
-                    if not row.endswith(b"\n"):
-                        break
-                    lines, errors, complete = lines + 1, errors + row.startswith(ERROR), complete + len(row)
-                file.truncate(complete)
-        except OSError as error:
-            raise self._unwritable(error) from None
-        return lines, errors
-
-    def check_type(self, dtype: str) -> None:
-        """Refuse to resume in another type, which another machine may choose: scores would differ between lines."""
-        if self._made_in and dtype not in ("auto", self._made_in):
-            message = f"{self._path} was made in {self._made_in}, and this run computes in {dtype}; use "
-            raise ConfigError(f"{message}--dtype {self._made_in}, another --output, or --overwrite.", "dtype")
-
-    def open(self, dtype: str) -> BinaryIO:
-        """Open the file to append to it."""
-        try:
-            self._note.write_text(f"{self._fingerprint} {dtype}")
-            return self._path.open("ab")
-        except OSError as error:
-            raise self._unwritable(error) from None
-
-    def _unwritable(self, error: OSError) -> ConfigError:
-        return ConfigError(f"{self._path} cannot be written: {error.strerror}.", "output")
-
-
-def _fingerprint(job: Job, config: EngineConfig) -> str:
-    """Return a hash of everything that scores depend on except the type; of the input, its beginning and its size."""
-    with job.items.open("rb") as file:
-        head = file.read(65536)
-    arguments = {name: value for name, value in decisive(job, config).items() if name not in ("items", "output")}
-    text = json.dumps([arguments, job.items.stat().st_size], default=str).encode()
-    return hashlib.blake2b(text + head, digest_size=16).hexdigest()
+        return contextlib.nullcontext(output_folder(job.output, made_with, job.score_column, source))
+    text = json.dumps(made_with, default=str).encode()
+    fingerprint = hashlib.blake2b(text, digest_size=16).hexdigest()
+    return output_of(job.output, fingerprint, partial(write_lines, score_column=job.score_column))

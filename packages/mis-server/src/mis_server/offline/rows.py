@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from mis_server.offline.asked import Asked
+from mis_server.offline.asked import SCORE_COLUMN, Asked
+from mis_server.offline.text import MAX_LINE_BYTES, is_too_long, without_mark
 
 ERROR = b'{"error":'
 """How the line of a row with an error begins."""
@@ -22,7 +23,7 @@ class Row:
         query: A text or ids.
         items: Texts or lists of ids; one, or as many as the row lists.
         is_list: Whether the row has a list of items, and its scores are a list for each.
-        id: What the output repeats, None for nothing.
+        id: What the output repeats, None for nothing: any value of JSON, or of a table an Arrow array of this one.
         scores: For each item a value for each label; None before, and if there is an error.
         error: Why the row cannot be scored: `code` and `message`.
     """
@@ -37,8 +38,11 @@ class Row:
 
 def read_line(text: bytes, query: str | None) -> Row:
     """Read a line of JSON: a text, a list of token ids, or an object with `item` or `items`, `query` and `id`."""
+    if is_too_long(text):
+        message = f"The line is longer than {MAX_LINE_BYTES} bytes."
+        return Row(query, [], error={"code": "request_too_large", "message": message})
     try:
-        value = msgspec.json.decode(text)
+        value = msgspec.json.decode(without_mark(text))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Row(query, [], error={"code": "invalid_json", "message": "The line is not JSON."})
     return read_row(value if isinstance(value, dict) else {"item": value}, query)
@@ -64,15 +68,26 @@ def read_row(values: Mapping[str, Any], query: str | None) -> Row:
     return row
 
 
-def write_line(row: Row) -> bytes:
-    """Return the line of JSON for a row that is scored or has an error."""
+def write_line(row: Row, score_column: str = SCORE_COLUMN) -> bytes:
+    """Return the line of JSON for a row that is scored or has an error; `score_column` names its scores."""
     fields: dict[str, Any] = {"error": row.error}
     if row.error is None:
         assert row.scores is not None
-        fields = {"scores": row.scores if row.is_list else row.scores[0]}
+        fields = {score_column: row.scores if row.is_list else row.scores[0]}
     if row.id is not None:
         fields["id"] = row.id
-    return msgspec.json.encode(fields) + b"\n"
+    return msgspec.json.encode(fields, enc_hook=_of_arrow) + b"\n"
+
+
+def write_lines(rows: Iterable[Row], score_column: str = SCORE_COLUMN) -> bytes:
+    """Return the lines of JSON for rows, as `write_line`."""
+    return b"".join(write_line(row, score_column) for row in rows)
+
+
+def _of_arrow(id: Any) -> Any:
+    from mis_server.offline.answers import json_value  # which needs an extra that JSON lines do not
+
+    return json_value(id)
 
 
 def batches(rows: Iterable[Row], asked: Asked) -> Iterator[list[Row]]:

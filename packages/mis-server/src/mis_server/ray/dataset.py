@@ -8,13 +8,11 @@ import pyarrow as pa
 from ray.data import ActorPoolStrategy, Dataset
 
 from mis_core.config import EngineConfig
-from mis_server.offline.asked import Asked
-from mis_server.offline.rows import Row, read_row
+from mis_core.errors import ConfigError
+from mis_server.offline.answers import columns
+from mis_server.offline.asked import ERROR_COLUMN, SCORE_COLUMN, Asked
+from mis_server.offline.tables import SCORED, read_table
 from mis_server.ray.actor import Host, for_actors
-from mis_server.ray.parts import COLUMNS
-
-SCORES = pa.list_(pa.list_(pa.float32()))
-ERROR = pa.struct([("code", pa.string()), ("message", pa.string())])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +51,8 @@ def score_dataset(
     item_first: bool = False,
     temperature: float = 1.0,
     rerank: bool = False,
+    score_column: str = SCORE_COLUMN,
+    error_column: str = ERROR_COLUMN,
     actors: Actors | None = None,
     rows_per_batch: int = 4096,
     **engine_options: Any,
@@ -63,6 +63,7 @@ def score_dataset(
 
     Args:
         dataset: Rows with `item`, a text or token ids, or with a list `items`; and, unless `query` is given, `query`.
+            Lists may be NumPy arrays. A row with anything else, such as a date, gets an error.
         model: A Hugging Face model directory or name, or a GGUF file, as every node of the cluster finds it.
         query: Text for rows without their own.
         labels: Texts.
@@ -71,6 +72,8 @@ def score_dataset(
         item_first: Score `item + query` instead.
         temperature: Divides label log-probabilities; other values than 1 need `apply_softmax`.
         rerank: Items are documents; the score of each is its relevance to the query. Needs no labels.
+        score_column: Name of the new column of scores.
+        error_column: Name of the new column of errors.
         actors: How many, and what each reserves; default: one with one CPU.
         rows_per_batch: Rows that an actor gets at once.
         **engine_options: As of `Engine.from_pretrained`. Give `dtype` where nodes differ, as `auto` may, too.
@@ -80,8 +83,12 @@ def score_dataset(
         null or why the row has no scores, as `code` and `message`.
 
     Raises:
-        ConfigError: an option is unknown or out of range.
+        ConfigError: an option is unknown or out of range, or a new column has the name of another. Where Ray cannot
+            tell the columns before it computes the dataset, an actor raises it before it starts its engine.
     """
+    new = {"score_column": score_column, "error_column": error_column}
+    schema = dataset.schema(fetch_if_missing=False)
+    _check_names(new, [] if schema is None else schema.names)
     asked = Asked(
         query=query,
         labels=tuple(labels),
@@ -95,31 +102,33 @@ def score_dataset(
         _BatchScorer,
         batch_size=rows_per_batch,
         batch_format="pyarrow",
-        fn_constructor_args=(asked, for_actors(EngineConfig.of(model, engine_options))),
+        fn_constructor_args=(asked, for_actors(EngineConfig.of(model, engine_options)), new),
         **(actors or Actors()).options(),
     )
+
+
+def _check_names(new: dict[str, str], names: Sequence[str]) -> None:
+    """Refuse new columns, by the option that names each, that are called like another."""
+    taken = list(names)
+    for option, name in new.items():
+        if name in taken:
+            raise ConfigError(f"There is a column {name!r} already; give {option} another name.", option)
+        taken.append(name)
 
 
 class _BatchScorer:
     """The actor's part of `score_dataset`."""
 
-    def __init__(self, asked: Asked, config: EngineConfig) -> None:
+    def __init__(self, asked: Asked, config: EngineConfig, new: dict[str, str]) -> None:
         self._asked = asked
         self._host = Host(asked, config)
+        self._new = new
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         """Return the table with its scores."""
-        known = table.select([name for name in COLUMNS if name in table.column_names])
-        rows = [read_row(values, self._asked.query) for values in known.to_pylist()]
+        _check_names(self._new, table.column_names)
+        rows = read_table(table.select([name for name in SCORED if name in table.column_names]), self._asked.query)
         await self._host.score(rows)
-        for name, column in answers(rows).items():
+        for name, column in zip(self._new.values(), columns(rows), strict=True):
             table = table.append_column(name, column)
         return table
-
-
-def answers(rows: list[Row]) -> dict[str, pa.Array]:
-    """Return the columns `scores` and `error` of rows that are scored or have an error."""
-    return {
-        "scores": pa.array([row.scores for row in rows], SCORES),
-        "error": pa.array([row.error for row in rows], ERROR),
-    }

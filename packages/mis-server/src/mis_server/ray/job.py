@@ -1,34 +1,29 @@
-"""`mis-server score --ray`: files to files on a cluster, resumed part by part.
-
-A part is written under another name and then renamed, so a part that is there is whole, whatever was killed. A note in
-the output says what it was made with, so that no run adds parts with another query, other labels or another model.
-"""
+"""`mis-server score --ray`: files to files on a cluster, resumed part by part."""
 
 import asyncio
 import json
 import logging
 import os
 import posixpath
-import uuid
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.fs
-import pyarrow.parquet
 import ray
 import ray.data
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError
+from mis_server.offline.answers import Schema, id_type, parquet_of, table_of
 from mis_server.offline.asked import Asked, decisive
-from mis_server.offline.rows import Row, write_line
+from mis_server.offline.folder import Output, everywhere, file_system
+from mis_server.offline.places import LOCAL, Place, check_apart, engine_places
+from mis_server.offline.rows import Row, write_lines
 from mis_server.ray.actor import Host, for_actors
-from mis_server.ray.dataset import Actors, answers
-from mis_server.ray.parts import Part, digest, everywhere, file_system, parts, read_rows, sources
+from mis_server.ray.dataset import Actors
+from mis_server.ray.parts import Part, Source, digest, plan, read_rows, reads, sources
 
-_NOTE, _SUCCESS, _UNFINISHED = "_job.json", "_SUCCESS", "_unfinished"
 _MOST_BLOCKS = 20_000  # parts of larger runs share them
 
 
@@ -77,18 +72,22 @@ def score_files(files: Files, asked: Asked, config: EngineConfig, actors: Actors
         overwrite: Start over, whatever the output has.
 
     Raises:
-        ConfigError: files cannot be read or written, or the output was made with other arguments.
+        ConfigError: files cannot be read or written, or the output was made with other arguments, is not ours, or is
+            read.
         ModelError: the model cannot be served as it stands.
         EngineUnavailable: an engine ended again and again.
     """
     files = replace(files, input=everywhere(files.input), output=everywhere(files.output))
     fs, pattern = file_system(files.input)
     found = sources(fs, pattern)
-    output = Output(files, decisive(asked, config) | {"part_bytes": files.part_bytes, "input": digest(fs, found)})
+    check_output(files, found, config)
+    planned = plan(fs, found, files.part_bytes)
+    schema = Schema(asked.score_column, id_type(planned.id_types)) if files.format == "parquet" else None
+    made_with = decisive(asked, config) | {"part_bytes": files.part_bytes, "input": digest(fs, found)}
+    output = Output(files.output, files.format, made_with)
     output.begin(config.dtype, overwrite=overwrite)
     written = output.names()
-    planned = parts(fs, found, files.part_bytes)
-    missing = [part for part in planned if part.name not in written]
+    missing = [part for part in planned.parts if part.name not in written]
     if missing:
         agreement = ray.remote(_Agreement).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote(output)
         dataset = ray.data.from_items(
@@ -98,14 +97,36 @@ def score_files(files: Files, asked: Asked, config: EngineConfig, actors: Actors
             _PartScorer,
             batch_size=1,
             batch_format="pyarrow",
-            fn_constructor_args=(files, asked, for_actors(config), output, agreement),
+            fn_constructor_args=(files, asked, for_actors(config), output, agreement, schema),
             **actors.options(),
         )
         rows, errors = _consume(dataset)
     else:
         rows = errors = 0
     output.end()
-    return Counts(rows, errors, len(missing), len(planned) - len(missing))
+    return Counts(rows, errors, len(missing), len(planned.parts) - len(missing))
+
+
+def check_output(files: Files, found: list[Source], config: EngineConfig) -> None:
+    """Refuse an output that is read, or that the next run would read.
+
+    Args:
+        files: With paths that mean the same everywhere.
+        found: The files of the input.
+        config: The engine's options.
+
+    Raises:
+        ConfigError: it is.
+    """
+    (source_fs, pattern), (fs, folder) = file_system(files.input), file_system(files.output)
+    inputs = [Place("the input", each.path, source_fs.type_name) for each in found]
+    check_apart([*inputs, *engine_places(config)], [folder], fs.type_name)
+    if fs.type_name == LOCAL:
+        pattern, folder = os.path.realpath(pattern), os.path.realpath(folder)
+    part = posixpath.join(folder, found[0].name, f"{0:015d}.{files.format}")
+    if fs.type_name == source_fs.type_name and reads(pattern, part):
+        message = f"{files.output} lies where {files.input} is read, so its parts would be read with it the next time; "
+        raise ConfigError(f"{message}use another --output.", "output")
 
 
 def _consume(dataset: ray.data.Dataset) -> tuple[int, int]:
@@ -130,110 +151,6 @@ def _failure(described: str) -> MisError:
     return ModelError(message) if kind == ModelError.__name__ else EngineUnavailable(message)
 
 
-class Output:
-    """The output's folder: its parts, and the note of what they were made with."""
-
-    def __init__(self, files: Files, made_with: dict[str, Any]) -> None:
-        self._folder = files.output
-        self._suffix = f".{files.format}"
-        self._made_with = json.loads(json.dumps(made_with | {"format": files.format}))
-        self._run = uuid.uuid4().hex
-
-    def begin(self, dtype: str, *, overwrite: bool) -> None:
-        """Write the note, or check the one that is there.
-
-        Raises:
-            ConfigError: the folder cannot be written, was made with other arguments, or is not ours.
-        """
-        try:
-            fs, folder = file_system(self._folder)
-            fs.create_dir(folder, recursive=True)
-            note = self.note()
-            if note is None and fs.get_file_info(pa.fs.FileSelector(folder)):
-                raise ConfigError(f"{self._folder} has files, but no {_NOTE}; use another --output.", "output")
-            if overwrite:
-                fs.delete_dir_contents(folder)
-                note = None
-            if note is not None:
-                self._check(note, dtype)
-            self._write_note({**self._made_with, "dtype": None if note is None else note["dtype"], "run": self._run})
-        except OSError as error:
-            message = f"{self._folder} cannot be written: {error.strerror or error}."
-            raise ConfigError(message, "output") from None
-
-    def _check(self, note: dict[str, Any], dtype: str) -> None:
-        others = [name for name, value in self._made_with.items() if note.get(name) != value]
-        advice = "use another --output, or --overwrite."
-        if others:
-            message = f"{self._folder} was made with other values of {', '.join(others)}; {advice}"
-            raise ConfigError(message, "output")
-        if note["dtype"] is not None and dtype not in ("auto", note["dtype"]):
-            message = f"{self._folder} was made in {note['dtype']}, and this run computes in {dtype}; {advice}"
-            raise ConfigError(message, "dtype")
-
-    def agree(self, dtype: str) -> str:
-        """Return the type that all parts are made in: the given one, if the note names none yet."""
-        note = self.note()
-        if note is None:
-            return dtype
-        if note["dtype"] is None:
-            self._write_note({**note, "dtype": dtype})
-            return dtype
-        return note["dtype"]
-
-    def note(self) -> dict[str, Any] | None:
-        """Return what the folder was made with, None if there is no note."""
-        fs, folder = file_system(self._folder)
-        path = posixpath.join(folder, _NOTE)
-        if fs.get_file_info(path).type != pa.fs.FileType.File:
-            return None
-        with fs.open_input_file(path) as file:
-            return json.loads(file.read())
-
-    def _write_note(self, note: dict[str, Any]) -> None:
-        self._write(_NOTE, json.dumps(note, indent=1).encode())
-
-    def names(self) -> set[str]:
-        """Return the names of the parts that are there."""
-        fs, folder = file_system(self._folder)
-        found = fs.get_file_info(pa.fs.FileSelector(folder, recursive=True))
-        names = (posixpath.relpath(info.path, folder) for info in found if info.type == pa.fs.FileType.File)
-        return {name.removesuffix(self._suffix) for name in names if not name.startswith("_")}
-
-    def publish(self, part: Part, content: bytes) -> None:
-        """Write a part, unless another run has taken the folder over meanwhile.
-
-        Raises:
-            ConfigError: it has; this run is over.
-        """
-        note = self.note()
-        if note is None or note["run"] != self._run:
-            raise ConfigError(f"{self._folder} is written by another run now; this one ends.", "output")
-        self._write(part.name + self._suffix, content)
-
-    def _write(self, name: str, content: bytes) -> None:
-        """Write a file that is there as a whole or not at all."""
-        fs, folder = file_system(self._folder)
-        path, unfinished = posixpath.join(folder, name), posixpath.join(folder, _UNFINISHED, uuid.uuid4().hex)
-        for each in (path, unfinished):
-            fs.create_dir(posixpath.dirname(each), recursive=True)
-        with fs.open_output_stream(unfinished, compression=None) as file:
-            file.write(content)
-        if isinstance(fs, pa.fs.LocalFileSystem):  # or a machine that loses its power might keep the name alone
-            descriptor = os.open(unfinished, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        fs.move(unfinished, path)
-
-    def end(self) -> None:
-        """Say that all parts are there."""
-        fs, folder = file_system(self._folder)
-        self._write(_SUCCESS, b"")
-        fs.delete_dir(posixpath.join(folder, _UNFINISHED))
-
-
 class _Agreement:
     """Lets actors on different machines agree on one type; what was agreed is in the note."""
 
@@ -248,8 +165,17 @@ class _Agreement:
 class _PartScorer:
     """The actor's part: read, score, write."""
 
-    def __init__(self, files: Files, asked: Asked, config: EngineConfig, output: Output, agreement: Any) -> None:
+    def __init__(
+        self,
+        files: Files,
+        asked: Asked,
+        config: EngineConfig,
+        output: Output,
+        agreement: Any,
+        schema: Schema | None,
+    ) -> None:
         self._files = files
+        self._schema = schema
         self._asked = asked
         self._output = output
         self._agreement = agreement
@@ -279,7 +205,11 @@ class _PartScorer:
         return rows
 
     def _publish(self, part: Part, rows: list[Row]) -> None:
-        self._output.publish(part, encode(part, rows, self._files.format))
+        if self._schema is None:
+            content = write_lines(rows, self._asked.score_column)
+        else:
+            content = parquet_of(table_of(rows, self._schema))
+        self._output.publish(part.name, content)
 
     async def _check_type(self) -> None:
         dtype = (await self._host.scorer()).dtype
@@ -287,16 +217,3 @@ class _PartScorer:
         if agreed != dtype:
             message = f"Other parts are made in {agreed}, and this machine computes in {dtype}; use --dtype {agreed}."
             raise ConfigError(message, "dtype")
-
-
-def encode(part: Part, rows: list[Row], format: str) -> bytes:
-    """Return the file of a part: JSON lines as `mis-server score` writes them, or Parquet."""
-    if format == "jsonl":
-        return b"".join(map(write_line, rows))
-    ids = [row.id for row in rows]
-    if not part.groups:  # JSON's ids may be of several types, a column's may not
-        ids = [each if each is None or isinstance(each, str) else json.dumps(each) for each in ids]
-    columns = answers(rows) | ({} if ids.count(None) == len(ids) else {"id": pa.array(ids)})
-    sink = pa.BufferOutputStream()
-    pa.parquet.write_table(pa.table(columns), sink)
-    return sink.getvalue().to_pybytes()

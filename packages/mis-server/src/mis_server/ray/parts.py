@@ -7,22 +7,25 @@ cluster and on the run.
 import fnmatch
 import hashlib
 import posixpath
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.pool import ThreadPool
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
-import pyarrow.parquet
 
 from mis_core.errors import ConfigError
-from mis_server.offline.rows import Row, read_line, read_row
+from mis_server.offline import tables, text
+from mis_server.offline.rows import Row, read_line
 
-SUFFIXES = (".jsonl", ".parquet")
-COLUMNS = ("id", "query", "item", "items")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", tables.SUFFIX)
+MAX_EXPANDED_BYTES = 1024**3
+"""A compressed file is one part, which an actor has in memory: one that expands to more is refused."""
+
+_REFUSED = re.compile(r"\.(jsonl|parquet)\.(bz2|br|gz|lz4|lzma|lzo|snappy|sz|xz|Z|zip|zst)")
 
 _READERS = 16  # footers read at once
 _DIGESTED_BYTES = 32_768  # of either end of a file
@@ -36,8 +39,8 @@ class Part:
     Attributes:
         path: Of the file it is read from.
         name: Of the file it is written to, below the output and without suffix.
-        begin: Its first byte, of JSON lines: lines that begin in it are its rows; of Parquet, its first row, counted
-            from the beginning of its first row group.
+        begin: Its first byte, of JSON lines: lines that begin in it are its rows, and all lines of a compressed file;
+            of Parquet, its first row, counted from the beginning of its first row group.
         end: The byte, or the row, behind its last.
         groups: Of Parquet, the row groups it is in.
     """
@@ -64,25 +67,13 @@ class Source:
     size: int
 
 
-def everywhere(path: str) -> str:
-    """Return a path or URI that means the same in every working directory."""
-    return path if "://" in path else str(Path(path).absolute())
-
-
-def file_system(path: str) -> tuple[pa.fs.FileSystem, str]:
-    """Return the file system of a path or URI such as `s3://bucket/folder`, and the path in it."""
-    return pa.fs.FileSystem.from_uri(everywhere(path))
-
-
 def sources(fs: pa.fs.FileSystem, pattern: str) -> list[Source]:
     """Return the JSONL and Parquet files that a path, a folder or a glob means, in order of their names.
 
     Raises:
         ConfigError: there are none, or they cannot be listed.
     """
-    folder = pattern
-    while any(each in folder for each in "*?["):
-        folder = posixpath.dirname(folder)
+    folder = _folder(pattern)
     try:
         if fs.get_file_info(pattern).type == pa.fs.FileType.File:
             folder = posixpath.dirname(pattern)
@@ -91,17 +82,44 @@ def sources(fs: pa.fs.FileSystem, pattern: str) -> list[Source]:
             found = fs.get_file_info(pa.fs.FileSelector(folder, recursive=True))
     except OSError as error:
         raise ConfigError(f"{pattern} cannot be read: {error.strerror or error}.", "input") from None
+    found = [info for info in found if info.type == pa.fs.FileType.File]
+    has_its_name = pattern in (info.path for info in found)  # which may read as a glob
+    meant = [info for info in found if _is_meant(info.path, folder, pattern, has_its_name)]
     files = [
         Source(info.path, posixpath.relpath(info.path, folder), info.size)
-        for info in found
-        if info.type == pa.fs.FileType.File and info.path.endswith(SUFFIXES)
+        for info in meant
+        if info.path.endswith(SUFFIXES)
     ]
-    files = [each for each in files if not any(part.startswith(("_", ".")) for part in each.name.split("/"))]
-    if folder != pattern and pattern not in (each.path for each in files):
-        files = [each for each in files if fnmatch.fnmatchcase(each.path, pattern)]
+    if other := next((info.path for info in meant if _is_refused(info.path)), None):
+        message = f"{other} is not read: of compressed files, {', '.join(SUFFIXES[1:3])} are."
+        raise ConfigError(f"{message} Expand it, or compress it so.", "input")
     if not files:
         raise ConfigError(f"{pattern} has no files whose names end in {' or '.join(SUFFIXES)}.", "input")
     return sorted(files, key=lambda each: each.name)
+
+
+def reads(pattern: str, path: str) -> bool:
+    """Return whether a path, a folder or a glob would mean a file at another path, if there were one."""
+    folder = _folder(pattern)
+    is_inside = posixpath.commonpath([folder, path]) == folder
+    return is_inside and path.endswith(SUFFIXES) and _is_meant(path, folder, pattern, path == pattern)
+
+
+def _folder(pattern: str) -> str:
+    folder = pattern
+    while any(each in folder for each in "*?["):
+        folder = posixpath.dirname(folder)
+    return folder
+
+
+def _is_meant(path: str, folder: str, pattern: str, has_its_name: bool) -> bool:
+    if any(part.startswith(("_", ".")) for part in posixpath.relpath(path, folder).split("/")):
+        return False
+    return folder == pattern or has_its_name or fnmatch.fnmatchcase(path, pattern)
+
+
+def _is_refused(path: str) -> bool:
+    return _REFUSED.search(path) is not None and not path.endswith(SUFFIXES)
 
 
 def digest(fs: pa.fs.FileSystem, files: list[Source]) -> str:
@@ -117,31 +135,73 @@ def digest(fs: pa.fs.FileSystem, files: list[Source]) -> str:
         return hashlib.blake2b(b"".join(pool.map(ends, files)), digest_size=16).hexdigest()
 
 
-def parts(fs: pa.fs.FileSystem, files: list[Source], part_bytes: int) -> list[Part]:
+@dataclass(frozen=True)
+class Plan:
+    """What a run has to do.
+
+    Attributes:
+        parts: In order of their names.
+        id_types: For each file its path, and the type of its ids: of JSON lines text; None where it has no ids.
+    """
+
+    parts: list[Part]
+    id_types: list[tuple[str, pa.DataType | None]]
+
+
+def plan(fs: pa.fs.FileSystem, files: list[Source], part_bytes: int) -> Plan:
     """Cut files into parts of about so many bytes, of Parquet uncompressed ones.
 
     Raises:
         ConfigError: a file is not what its suffix says.
     """
     with ThreadPool(_READERS) as pool:
-        return [part for found in pool.map(partial(_parts, fs, part_bytes), files) for part in found]
+        found = pool.map(partial(_plan, fs, part_bytes), files)
+    return Plan([part for each in found for part in each.parts], [named for each in found for named in each.id_types])
 
 
-def _parts(fs: pa.fs.FileSystem, part_bytes: int, source: Source) -> list[Part]:
-    if source.name.endswith(".jsonl"):
-        begins = range(0, source.size, part_bytes)
-        return [
-            Part(source.path, _name(source, begin), begin, min(begin + part_bytes, source.size)) for begin in begins
-        ]
+def _plan(fs: pa.fs.FileSystem, part_bytes: int, source: Source) -> Plan:
+    if not source.name.endswith(tables.SUFFIX):
+        return Plan(list(_text_parts(fs, source, part_bytes)), [(source.path, pa.string())])
     try:
         with fs.open_input_file(source.path) as file:
-            return list(_parquet_parts(source, pa.parquet.ParquetFile(file).metadata, part_bytes))
-    except (OSError, pa.ArrowInvalid) as error:
+            parquet = tables.Parquet(file, source.path, "input")
+            return Plan(list(_parquet_parts(source, parquet.footer, part_bytes)), [(source.path, parquet.id_type)])
+    except OSError as error:
         raise ConfigError(f"{source.path} cannot be read: {str(error).splitlines()[0]}", "input") from None
 
 
+def _text_parts(fs: pa.fs.FileSystem, source: Source, part_bytes: int) -> Iterator[Part]:
+    """Yield runs of bytes; of a compressed file, and of one without lines, one part."""
+    with fs.open_input_file(source.path) as file:
+        head = file.read(text.HEAD_BYTES)
+        text.check_encoding(head, source.path, "input")
+        end = source.size if text.is_compressed(head) else _end_of_lines(file, source.size)
+    step = max(1, end) if text.is_compressed(head) else part_bytes
+    for begin in range(0, max(1, end), step):
+        yield Part(source.path, _name(source, begin), begin, min(begin + step, end))
+
+
+def _end_of_lines(file: pa.NativeFile, end: int) -> int:
+    """Return where the blank lines at the end begin, or a bit before."""
+    while end:
+        begin = max(0, end - _TAIL_BYTES)
+        file.seek(begin)
+        block = file.read(end - begin)
+        kept = block.rstrip(text.SPACE)
+        is_line = kept[-4:-3] == b"\n" or (begin == 0 and kept == text.BYTE_ORDER_MARK)
+        if is_line and kept.endswith(text.BYTE_ORDER_MARK):
+            kept = kept[:-3]
+        if len(kept) == len(block):
+            return end
+        end = begin + len(kept)
+    return 0
+
+
 def _parquet_parts(source: Source, footer: Any, part_bytes: int) -> Iterator[Part]:
-    """Yield slices of large row groups, and runs of small ones."""
+    """Yield slices of large row groups, and runs of small ones; of a file without rows, one part without any."""
+    if not footer.num_rows:
+        yield Part(source.path, _name(source, 0), 0, 0)
+        return
     row, waiting = 0, []
     for number in range(footer.num_row_groups + 1):
         group = footer.row_group(number) if number < footer.num_row_groups else None
@@ -169,32 +229,44 @@ def _name(source: Source, begin: int) -> str:
 def read_rows(fs: pa.fs.FileSystem, part: Part, query: str | None) -> list[Row]:
     """Return the rows of a part; `query` is for rows without their own."""
     with fs.open_input_file(part.path) as file:
-        if not part.groups:
-            return [read_line(line, query) for line in _lines(file, part)]
-        parquet = pa.parquet.ParquetFile(file)
-        columns = [name for name in COLUMNS if name in parquet.schema_arrow.names]
-        table = parquet.read_row_groups(list(part.groups), columns=columns, use_threads=False)
-        return [read_row(values, query) for values in table.slice(part.begin, part.end - part.begin).to_pylist()]
+        if not part.path.endswith(tables.SUFFIX):
+            is_compressed = text.is_compressed(file.read(text.HEAD_BYTES))
+            file.seek(0)
+            lines = _expanded_lines(file, part) if is_compressed else _lines(file, part)
+            return [read_line(line, query) for line in lines]
+        parquet = tables.Parquet(file, part.path, "input")
+        return list(parquet.rows(list(part.groups), part.begin, part.end, query))
+
+
+def _expanded_lines(file: pa.NativeFile, part: Part) -> Iterator[bytes]:
+    size = 0
+    for line in text.Lines(file, part.path, "input"):
+        size += len(line)
+        if size > MAX_EXPANDED_BYTES:
+            message = f"{part.path} expands to more than {MAX_EXPANDED_BYTES} bytes; expand it, or cut it into files."
+            raise ConfigError(message, "input")
+        yield line
 
 
 def _lines(file: pa.NativeFile, part: Part) -> list[bytes]:
-    """Return the lines that begin in a part: behind its first newline, or behind one right before it."""
+    """Return the lines that begin in a part: after its first newline, or after one right before it.
+
+    A line that is too long comes without its end.
+    """
     file.seek(max(0, part.begin - 1))
-    text = file.read(part.end - file.tell())
+    found = file.read(part.end - file.tell())
     if part.begin:
-        newline = text.find(b"\n")
+        newline = found.find(b"\n")
         if newline < 0:
             return []  # all of it is the middle of one line
-        text = text[newline + 1 :]
-    if text and not text.endswith(b"\n"):
-        rest = [text]
-        while b"\n" not in rest[-1] or len(rest) == 1:
-            more = file.read(_TAIL_BYTES)
-            if not more:
+        found = found[newline + 1 :]
+    if found and not found.endswith(b"\n"):
+        rest, size = [found], len(found) - found.rfind(b"\n")
+        while size <= text.MAX_LINE_BYTES + 1 and (more := file.read(_TAIL_BYTES)):
+            rest.append(more[: more.find(b"\n") + 1] or more)
+            size += len(more)
+            if b"\n" in more:
                 break
-            rest.append(more)
-        else:
-            rest[-1] = rest[-1][: rest[-1].index(b"\n") + 1]
-        text = b"".join(rest)
-    lines = text.split(b"\n")
+        found = b"".join(rest)
+    lines = found.split(b"\n")
     return lines[:-1] if lines[-1] == b"" else lines

@@ -1,0 +1,137 @@
+"""Answers as Arrow's columns and Parquet files: one schema for all parts of an output."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from mis_core.errors import ConfigError
+from mis_server.offline.asked import ERROR_COLUMN, ID_COLUMN
+from mis_server.offline.rows import Row
+
+_SCORES = pa.list_(pa.list_(pa.float32()))
+_ERROR = pa.struct([("code", pa.string()), ("message", pa.string())])
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of every part.
+
+    Attributes:
+        score_column: What the column of the scores is called.
+        id_type: The type of the ids; None for an output without them.
+    """
+
+    score_column: str
+    id_type: pa.DataType | None
+
+
+def id_type(types: Iterable[tuple[str, pa.DataType | None]]) -> pa.DataType | None:
+    """Return the one type that ids of all files have; None if there are none.
+
+    Args:
+        types: A file's name, and the type of its ids, None for a file without them.
+
+    Raises:
+        ConfigError: there is no type that all ids fit in.
+    """
+    found, first = None, ""
+    for name, given in types:
+        if given is None:
+            continue
+        given = given.value_type if pa.types.is_dictionary(given) else given
+        both = given if found is None else _shared(found, given)
+        if both is None:
+            message = f"The ids of {first} are of type {found} and those of {name} of type {given}"
+            raise ConfigError(f"{message}, but one column has one type: score them separately.", "input")
+        found, first = both, first or name
+    return found
+
+
+def _shared(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return a type that has every value of both, in Arrow's other layouts if need be."""
+    if one.equals(other) or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    for is_kind, layout in ((_is_string, pa.large_string()), (_is_binary, pa.large_binary())):
+        if is_kind(one) and is_kind(other):
+            return layout
+    for is_kind in (pa.types.is_signed_integer, pa.types.is_unsigned_integer):
+        if is_kind(one) and is_kind(other):
+            return max(one, other, key=lambda each: each.bit_width)
+    return None
+
+
+def _is_string(type: pa.DataType) -> bool:
+    return pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_string_view(type)
+
+
+def _is_binary(type: pa.DataType) -> bool:
+    return pa.types.is_binary(type) or pa.types.is_large_binary(type) or pa.types.is_binary_view(type)
+
+
+def columns(rows: list[Row]) -> tuple[pa.Array, pa.Array]:
+    """Return the scores and the errors of rows that have one of both."""
+    return pa.array([row.scores for row in rows], _SCORES), pa.array([row.error for row in rows], _ERROR)
+
+
+def table_of(rows: list[Row], schema: Schema) -> pa.Table:
+    """Return the answers to rows."""
+    scores, errors = columns(rows)
+    table = {schema.score_column: scores, ERROR_COLUMN: errors}
+    if schema.id_type is not None:
+        table[ID_COLUMN] = _id_column(rows, schema.id_type)
+    return pa.table(table)
+
+
+def parquet_of(table: pa.Table) -> bytes:
+    """Return a table's file."""
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
+
+
+def _id_column(rows: list[Row], type: pa.DataType) -> pa.Array:
+    """Return ids in order: those of a table as they are; of JSON, where they may be of several types, their text."""
+    null = pa.nulls(1, type)
+
+    def array(id: Any) -> pa.Array:
+        if id is None:
+            return null
+        if isinstance(id, pa.Array):
+            return id if id.type.equals(type) else id.cast(type)
+        return pa.array([id if isinstance(id, str) else json.dumps(id)], type)
+
+    return pa.concat_arrays([null.slice(1), *(array(row.id) for row in rows)])
+
+
+def json_value(id: pa.Array) -> Any:
+    """Return an id of a table for JSON lines: times and decimals become text, and so do bytes: UTF-8, else base64."""
+    return _json(id[0])
+
+
+def _json(value: pa.Scalar) -> Any:
+    kind = pa.types
+    if not value.is_valid:
+        return None
+    if kind.is_struct(value.type):
+        return {name: _json(each) for name, each in value.items()}
+    if kind.is_map(value.type):
+        return [[_json(pair["key"]), _json(pair["value"])] for pair in value.values]
+    if kind.is_nested(value.type):
+        return [_json(each) for each in value.values]
+    if kind.is_timestamp(value.type) or kind.is_time(value.type):  # Python's know no nanoseconds
+        return value.cast(pa.string()).as_py().replace(" ", "T")
+    if kind.is_duration(value.type):
+        return f"PT{Decimal(value.value).scaleb(-_DIGITS[value.type.unit]):f}S"
+    try:
+        plain = value.as_py()
+        return plain.decode() if isinstance(plain, bytes) else plain
+    except UnicodeDecodeError:
+        return value.cast(pa.binary()).as_py()

@@ -1,0 +1,181 @@
+"""The input of a job, as it can be read again and again: first to count it, then to score it."""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from mis_core.errors import ConfigError
+from mis_server.offline.rows import Row, read_line
+from mis_server.offline.text import Lines
+
+STANDARD_INPUT = "-"
+_ITS_NAMES = (STANDARD_INPUT, "/dev/stdin")
+_PARQUET = b"PAR1"  # how its files begin
+_CHUNK_BYTES = 1024 * 1024
+_LEFT_BYTES = 1024**3  # of the disk, for others; of a small one, a twentieth of it
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What an input holds.
+
+    Attributes:
+        rows: How many.
+        digest: Of all of it.
+    """
+
+    rows: int
+    digest: str
+
+
+class Input(Protocol):
+    """Rows that are read twice. Made by `opened`."""
+
+    def survey(self) -> Survey:
+        """Read all of it."""
+        ...
+
+    def rows(self, query: str | None, expected: Survey, skip: int = 0) -> Iterator[Row]:
+        """Yield the rows but the first, and check at the end that they are those of the survey."""
+        ...
+
+
+class LinesInput:
+    """An input of lines."""
+
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        self._name = name
+        self._file = file
+
+    def survey(self) -> Survey:
+        """Read all of it.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        lines = self._lines()
+        for _ in lines:
+            pass
+        return Survey(lines.count, lines.digest())
+
+    def rows(self, query: str | None, expected: Survey, skip: int = 0) -> Iterator[Row]:
+        """Yield the rows, and check at the end that they are those of the survey.
+
+        Args:
+            query: For rows without their own.
+            expected: What the survey found.
+            skip: So many rows are read, but not yielded.
+
+        Raises:
+            ConfigError: it cannot be read, or is not what it was.
+        """
+        lines = self._lines()
+        for line in lines:
+            if lines.count > expected.rows:
+                break
+            if lines.count > skip:
+                yield read_line(line, query)
+        check_unchanged(self._name, Survey(lines.count, lines.digest()), expected)
+
+    def _lines(self) -> Lines:
+        self._file.seek(0)
+        return Lines(self._file, self._name, "items")
+
+
+def check_unchanged(name: str, found: Survey, expected: Survey) -> None:
+    """Refuse an input that another survey finds to be another.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if found != expected:
+        message = f"{name} changed while it was scored; score it again with another --output, or --overwrite."
+        raise ConfigError(message, "items")
+
+
+def is_read_once(name: str) -> bool:
+    """Return whether an input is standard input, a pipe or a device: it cannot be counted first and then scored."""
+    path = Path(name)
+    if name in _ITS_NAMES or not path.exists():
+        return name in _ITS_NAMES
+    mode = path.stat().st_mode
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+@contextlib.contextmanager
+def opened(name: str) -> Iterator[Input]:
+    """Open an input; one that can be read once is copied to a temporary file, which has no name and ends with us.
+
+    Args:
+        name: A path, or `-` for standard input.
+
+    Raises:
+        ConfigError: it cannot be read, or copied.
+    """
+    shown = "standard input" if name in _ITS_NAMES else name
+    if Path(name).is_dir():
+        raise ConfigError(f"{name} is a folder; give a file, or many with --ray --input.", "items")
+    with contextlib.ExitStack() as files:
+        try:
+            if not is_read_once(name):
+                file: BinaryIO = files.enter_context(Path(name).open("rb"))
+            else:
+                once = sys.stdin.buffer if name in _ITS_NAMES else files.enter_context(Path(name).open("rb"))
+                file = files.enter_context(tempfile.TemporaryFile())
+                _copy(once, file, shown)
+        except OSError as error:
+            raise _unreadable(shown, error) from None
+        yield _input(shown, file)
+
+
+def _input(name: str, file: BinaryIO) -> Input:
+    magic = file.read(len(_PARQUET))
+    file.seek(0)
+    if magic != _PARQUET and not name.endswith(".parquet"):
+        return LinesInput(name, file)
+    check_parquet("items")
+    from mis_server.offline.parquet import ParquetInput
+
+    return ParquetInput(name, file)
+
+
+def check_parquet(option: str) -> None:
+    """Refuse an option that means Parquet where pyarrow is not installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError("Parquet needs pyarrow: pip install 'mis-server[parquet]'.", option)
+
+
+def _copy(source: BinaryIO, copy: BinaryIO, name: str) -> None:
+    """Copy until the source ends, or the disk would soon be full."""
+    while chunk := source.read(_CHUNK_BYTES):
+        disk = shutil.disk_usage(copy.fileno())
+        if disk.free - len(chunk) < min(_LEFT_BYTES, disk.total // 20):
+            raise _no_room(name, "has too little free space for it")
+        try:
+            copy.write(chunk)
+            copy.flush()
+        except OSError as error:
+            raise _no_room(name, f"cannot hold it: {os.strerror(error.errno or 0)}") from None
+
+
+def _no_room(name: str, reason: str) -> ConfigError:
+    message = (
+        f"{name} is copied to {tempfile.gettempdir()}, which {reason}; name another folder by TMPDIR, or give a file."
+    )
+    return ConfigError(message, "items")
+
+
+def _unreadable(name: str, error: OSError) -> ConfigError:
+    return ConfigError(f"{name} cannot be read: {error.strerror}.", "items")
