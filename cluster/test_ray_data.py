@@ -266,20 +266,28 @@ known = ray.data.from_items(rows, override_num_blocks=1)
 unknown = known.map_batches(lambda batch: batch)
 options = {"label_token_ids": [7, 8], "dtype": "float32", "skip_warmup": True, "chunked_prefill_size": 256}
 refused = []
-for dataset in (known, unknown):
-    for names in ({}, {"score_column": "p"}, {"score_column": "p", "error_column": "p"}, {"error_column": "n"}):
-        try:
-            score_dataset(dataset, sys.argv[1], **names, **options).materialize()
-        except Exception as error:
-            refused.append([type(error).__name__, str(error)])
-names = {"score_column": "p", "error_column": "why"}
-scored = score_dataset(known, sys.argv[1], **names, **options)
-plain = ray.data.from_items([{"query": [8, 9], "items": ids}])
-items = ray.data.from_items([{"query": [8, 9], "items": [np.array(each) for each in ids]}])
-arrays = ray.data.from_items([{"query": [8, 9], "items": np.array([[1, 2], [3, 4]])}])
-lists = [score_dataset(each, sys.argv[1], **options).take_all() for each in (plain, items, arrays)]
-rows = sorted(scored.take_all(), key=lambda row: row["n"])
-print(json.dumps([refused, scored.columns(), rows, lists], default=np.ndarray.tolist))
+for dataset, names in (
+    (known, {}),
+    (known, {"score_column": "p"}),
+    (known, {"score_column": "p", "error_column": "p"}),
+    (known, {"score_column": "n", "error_column": "why"}),
+    (unknown, {}),  # only an actor can tell
+):
+    try:
+        score_dataset(dataset, sys.argv[1], **names, **options).materialize()
+    except Exception as error:
+        refused.append([type(error).__name__, str(error)])
+scored = score_dataset(known, sys.argv[1], score_column="p", error_column="why", **options)
+of_types = ray.data.from_items([{"n": 0, "query": [8, 9], "items": ids}]).union(
+    ray.data.from_items([{"n": 1, "query": [8, 9], "items": [np.array(each) for each in ids]}]),
+    ray.data.from_items([{"n": 2, "query": [8, 9], "items": np.array([[1, 2], [3, 4]])}]),
+    ray.data.from_items([{"n": 3, "query": "q", "item": "a"}]),
+)
+lists = [
+    sorted(each.take_all(), key=lambda row: row["n"])
+    for each in (scored, score_dataset(of_types, sys.argv[1], **options))
+]
+print(json.dumps([refused, scored.columns(), *lists], default=np.ndarray.tolist))
 """
 
 
@@ -291,28 +299,28 @@ def test_a_dataset_keeps_its_columns_and_may_have_arrays(
     arguments = [sys.executable, "script.py", str(checkpoint)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
-    refused, columns, rows, lists = json.loads(done.stdout)
+    refused, columns, rows, of_types = json.loads(done.stdout)
     assert [name for name, _ in refused[:4]] == ["ConfigError"] * 4
-    for begin in (0, 4):
-        for (_, message), want in zip(
-            refused[begin : begin + 4],
-            (
-                "There is a column 'scores' already; give score_column another name.",
-                "There is a column 'error' already; give error_column another name.",
-                "There is a column 'p' already; give error_column another name.",
-                "There is a column 'scores' already; give score_column another name.",
-            ),
-            strict=True,
-        ):
-            assert want in message
+    for (_, message), (name, option) in zip(
+        refused,
+        (
+            ("scores", "score_column"),
+            ("error", "error_column"),
+            ("p", "error_column"),
+            ("n", "score_column"),
+            ("scores", "score_column"),
+        ),
+        strict=True,
+    ):
+        assert f"There is a column '{name}' already; give {option} another name." in message
     assert columns == ["scores", "error", "query", "item", "n", "p", "why"]
     assert [(row["scores"], row["error"]) for row in rows] == [(1.5, "mine")] * 5
-    (plain,), (items,), (arrays,) = lists
-    assert plain["error"] is None
-    assert [row["p"] and row["p"][0] for row in rows] == [*plain["scores"], None, None]
-    assert items["scores"] == plain["scores"]
-    assert len(arrays["scores"]) == 2
-    assert arrays["scores"][0] == plain["scores"][0]
+    assert [row["error"] for row in of_types] == [None] * 4
+    plain, items, arrays, _ = (row["scores"] for row in of_types)
+    assert [row["p"] and row["p"][0] for row in rows] == [*plain, None, None]
+    assert items == plain
+    assert arrays[0] == plain[0]
+    assert len(arrays) == 2
     assert rows[3]["why"]["code"] == "missing_items"
     assert rows[4]["why"]["code"] == "invalid_items_type"
     assert rows[4]["why"]["message"].startswith("The column item has type extension<ray.data.")

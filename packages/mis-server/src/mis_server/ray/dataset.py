@@ -87,8 +87,7 @@ def score_dataset(
             tell the columns before it computes the dataset, an actor raises it before it starts its engine.
     """
     new = {"score_column": score_column, "error_column": error_column}
-    schema = dataset.schema(fetch_if_missing=False)
-    _check_names(new, [] if schema is None else schema.names)
+    _check_names(new, _known_names(dataset))
     asked = Asked(
         query=query,
         labels=tuple(labels),
@@ -105,6 +104,15 @@ def score_dataset(
         fn_constructor_args=(asked, for_actors(EngineConfig.of(model, engine_options)), new),
         **(actors or Actors()).options(),
     )
+
+
+def _known_names(dataset: Dataset) -> list[str]:
+    """Return the names of columns that are known without computing anything."""
+    try:
+        schema = dataset.schema(fetch_if_missing=False)
+    except pa.ArrowException:  # blocks of several types, which may be scored none the less
+        return []
+    return [] if schema is None else list(schema.names)
 
 
 def _check_names(new: dict[str, str], names: Sequence[str]) -> None:
