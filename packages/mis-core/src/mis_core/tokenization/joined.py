@@ -37,7 +37,7 @@ class Joined(NamedTuple):
         segment = self.item_tokens[self.item_starts[item] : self.item_starts[item + 1]]
         return np.concatenate([self.query[: self.context_lens[item]], segment])
 
-    def framed(self, head: Integer[np.ndarray, " head"], tail: Integer[np.ndarray, " tail"]) -> "Joined":
+    def framed(self, head: Integer[np.ndarray, " query_tokens"], tail: Integer[np.ndarray, " tail_tokens"]) -> "Joined":
         """Return the same with ids before the query, which every segment sees, and after every item."""
         lens = np.diff(self.item_starts)
         return Joined(
