@@ -11,6 +11,7 @@ from mis_core.errors import ConfigError
 from mis_server.offline.asked import Asked, decisive
 from mis_server.offline.folder import Output, everywhere, file_system
 from mis_server.offline.places import Place, check_apart
+from mis_server.ray.actor import for_actors
 from mis_server.ray.job import Files, check_output
 from mis_server.ray.parts import sources
 
@@ -165,3 +166,11 @@ def test_paths_elsewhere_are_compared_too() -> None:
             check_apart(read, [path], "s3")
     check_apart(read, ["bucket/inn", "bucket/out"], "s3")
     check_apart(read, ["bucket/in"], "gcs")
+
+
+def test_actors_get_absolute_paths_and_a_recipes_name_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("generic", "my.jinja"):
+        (tmp_path / name).touch()
+    for given, wanted in (("my.jinja", str(tmp_path / "my.jinja")), ("generic", "generic")):
+        assert for_actors(EngineConfig(model="m", rerank_template=given)).rerank_template == wanted
