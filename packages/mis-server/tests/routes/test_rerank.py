@@ -42,7 +42,7 @@ def test_errors_of_single_documents_and_cut_ones_are_told(http: httpx.Client) ->
     (error,) = body["errors"]
     assert (error["index"], error["code"], error["param"]) == (1, "invalid_documents", "documents")
     assert body["meta"]["truncated"] == [2]
-    assert all(each["document"] is None for each in body["results"])
+    assert all("document" not in each for each in body["results"])
 
 
 def test_requests_are_counted_by_task(http: httpx.Client) -> None:
