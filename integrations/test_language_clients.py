@@ -94,16 +94,25 @@ def test_litellm_streams_longer_answers(server: RunningServer, model: str) -> No
     assert reply.usage.completion_tokens > 1
 
 
+@pytest.mark.parametrize("returned", [None, False, True])
 @pytest.mark.parametrize(
-    ("provider", "path"), [("cohere", ""), ("jina_ai", ""), ("hosted_vllm", ""), ("hosted_vllm", "/v1")]
+    ("provider", "path"),
+    [("cohere", ""), ("jina_ai", ""), ("litellm_proxy", ""), ("hosted_vllm", ""), ("hosted_vllm", "/v1")],
 )
 def test_litellm_reranks(
-    server: RunningServer, model: str, ranked: list[tuple[int, float]], provider: str, path: str
+    server: RunningServer,
+    model: str,
+    ranked: list[tuple[int, float]],
+    provider: str,
+    path: str,
+    returned: bool | None,
 ) -> None:
     reply: Any = litellm.rerank(
         model=f"{provider}/{model}", query=QUERY, documents=list[str | dict[str, Any]](DOCUMENTS), top_n=3,
-        api_base=server.base_url + path, api_key="none",
+        api_base=server.base_url + path, api_key="none", return_documents=returned,
     )  # fmt: skip
+    documents = [each["document"]["text"] for each in reply.results if "document" in each]
+    assert documents == ([DOCUMENTS[index] for index, _ in ranked] if returned else [])
     assert [(each["index"], each["relevance_score"]) for each in reply.results] == ranked
     assert len(ranked) == 3
     assert reply.id.startswith("rerank-")

@@ -136,10 +136,12 @@ def listening(settings: ServerConfig, app: Any) -> Iterator[str]:
         thread.start()
         while not server.started:
             time.sleep(0.005)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        server.force_exit = True
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            server.force_exit = True
+            thread.join()
 
 
 @pytest.fixture(scope="session")

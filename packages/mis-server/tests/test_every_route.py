@@ -1,11 +1,14 @@
 """What holds for every route of the application: one that is not in the tables here fails."""
 
 import copy
+import fnmatch
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
@@ -130,3 +133,141 @@ def test_what_the_tokenizer_does_is_shown_whatever_the_model_has(
     with connected(pretended, type(tokenizers)(larger)) as http:
         reply = http.post("/tokenize", json={"prompt": BEYOND})
     assert reply.json()["tokens"] == [larger.vocabulary.size]
+
+
+PROBS = {"return_token_logprobs": True}
+ITEM = {"on_error": "item"}
+UNANSWERABLE = {"type": "choice", "instructions": TEXT, "choices": []}
+UNNAMED = {"type": "predicate", "instructions": TEXT}
+BOTH: list[Body] = [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}]
+
+VARIATIONS: dict[str, list[Body]] = {
+    "/v1/score": [{}, PROBS, PROBS | ITEM | {"items": ["", "sun " * 300]}, {"return_layout": True}],
+    "/v1/rerank": [{}, {"return_documents": True}, {"top_n": 1}, ITEM | {"documents": ["sun", 7]}],
+    "/v1/decisions": [
+        {},
+        ITEM | {"questions": [PREDICATE, UNNAMED, UNANSWERABLE]},
+        {"choice_order": "independent"},
+    ],
+    "/v1/completions": [
+        each | more for each in BOTH for more in ({}, {"max_tokens": 1}, {"echo": True, "logprobs": 1}, {"logprobs": 0})
+    ]
+    + [{"max_tokens": 0, "echo": True}],
+    "/v1/chat/completions": [
+        each | more for each in BOTH for more in ({}, {"labels": None}, {"logprobs": True}, {"max_tokens": 1})
+    ],
+    "/v1/classify": [{}, {"use_activation": False}],
+    "/tokenize": [{}, {"return_token_strs": True}],
+    "/detokenize": [{}],
+}
+"""What is asked at a route that takes a body, by changes of the body."""
+
+SAME = {
+    "/v2/rerank": "/v1/rerank",
+    "/get_model_info": "/model_info",
+    **{path.removeprefix("/v1"): path for path in BODIES if path.startswith("/v1")},
+}
+"""Other paths of a route."""
+
+NOT_JSON = {"/metrics"}
+
+NULLS: dict[str, dict[str, str]] = {
+    "/v1/score": {
+        "token_logprobs": "SGLang's, where they are not asked for; the contract has it",
+        "scores[]": "an item that was not scored",
+        "token_logprobs[]": "an item that was not scored",
+        "layout.placements[].item": "what was computed is the query, no item",
+    },
+    "/v1/decisions": {"answers[].name": "OpenAI's, of a question without a name"},
+    "/v1/completions": {
+        "choices[].logprobs": "OpenAI's",
+        "choices[].logprobs.token_logprobs[]": "OpenAI's, of a prompt's first token",
+        "choices[].logprobs.top_logprobs[]": "OpenAI's, of a prompt's first token",
+        "choices[].finish_reason": "OpenAI's, in events before the last of an answer",
+        "usage": "OpenAI's, in events before the last where that has the usage",
+        "system_fingerprint": "OpenAI's",
+    },
+    "/v1/chat/completions": {
+        "choices[].logprobs": "OpenAI's",
+        "choices[].logprobs.refusal": "OpenAI's",
+        "choices[].message.refusal": "OpenAI's",
+        "choices[].finish_reason": "OpenAI's, in events before the last of an answer",
+        "usage": "OpenAI's, in events before the last where that has the usage",
+        "system_fingerprint": "OpenAI's",
+    },
+    "/tokenize": {"token_strs": "vLLM's, where they are not asked for"},
+    "/v1/models": {
+        "data[].parent": "vLLM's, of a model that is no adapter",
+        "data[].max_model_len": "vLLM's; not known before the engine is ready",
+    },
+    "/v1/models/{model_id:path}": {
+        "parent": "vLLM's, of a model that is no adapter",
+        "max_model_len": "vLLM's; not known before the engine is ready",
+    },
+    "/model_info": {
+        "preferred_sampling_params": "SGLang's",
+        "context_length": "not known before the engine is ready",
+        "vocab_size": "not known before the engine is ready",
+    },
+    "/server_info": {"settings.*": "an option without a value"},
+    "/get_server_info": {"*": "an option without a value"},
+}
+"""Where replies may have null, and why: whose shape has it there, or what it says. Elsewhere, a field is left out."""
+
+
+def nulls(value: Any, place: str = "") -> Iterator[str]:
+    """Where a reply has null."""
+    if value is None:
+        yield place
+    for name, each in value.items() if isinstance(value, dict) else ():
+        yield from nulls(each, f"{place}.{name}".removeprefix("."))
+    for each in value if isinstance(value, list) else ():
+        yield from nulls(each, f"{place}[]")
+
+
+def replies(http: httpx.Client, path: str, method: str) -> Iterator[Any]:
+    """Everything that a route answers with, events one by one."""
+    if method == "GET":
+        yield http.get(path.replace("{model_id:path}", "some/model")).json()
+        return
+    for change in VARIATIONS.get(SAME.get(path, path), [{}]):
+        reply = http.post(path, json=BODIES.get(path, SHOWING.get(path, {})) | change)
+        assert reply.status_code == 200, reply.text
+        if not change.get("stream"):
+            yield reply.json()
+            continue
+        for line in reply.text.split("\n\n")[:-2]:
+            yield json.loads(line.removeprefix("data: "))
+
+
+@pytest.fixture
+def every_null(app: FastAPI, connected: Any, pretended: Any, tokenizers: Any) -> dict[str, set[str]]:
+    """Where the replies of each route have null, before the engine is ready, too."""
+    language_model = pretended.info
+    classifier = Ready(vocab_size=1024, context_length=256, head_labels=("no", "yes"))
+    pretended.placements = np.array([[0, 0, 0, -1, 3, 0], [0, 0, 3, 0, 2, 3]], np.int32)
+    found: dict[str, set[str]] = {}
+    with connected(pretended, tokenizers) as http:
+        for method in ("POST", "GET"):
+            for path in sorted(paths(app, method) - NOT_JSON):
+                if path.startswith(("/playground", "/openapi")):
+                    continue
+                here = found.setdefault(SAME.get(path, path), set())
+                for info in [classifier if path.endswith("classify") else language_model] + [None] * (method == "GET"):
+                    pretended.info = info
+                    here.update(place for reply in replies(http, path, method) for place in nulls(reply))
+    return found
+
+
+def is_one_of(place: str, wanted: Iterable[str]) -> bool:
+    # `[]` is a pattern of its own otherwise.
+    return any(fnmatch.fnmatchcase(place.replace("[]", "/"), each.replace("[]", "/")) for each in wanted)
+
+
+def test_a_reply_has_null_only_where_the_api_it_follows_has_it(every_null: dict[str, set[str]]) -> None:
+    for path, found in every_null.items():
+        allowed = NULLS.get(path, {})
+        assert [place for place in sorted(found) if not is_one_of(place, allowed)] == [], path
+        # What is asked shows every null that is allowed.
+        assert [each for each in allowed if not any(is_one_of(place, [each]) for place in found)] == [], path
+    assert every_null.keys() >= NULLS.keys() | VARIATIONS.keys()

@@ -46,7 +46,7 @@ def test_errors_of_single_documents_and_cut_ones_are_told(http: httpx.Client) ->
     (error,) = body["errors"]
     assert (error["index"], error["code"], error["param"]) == (1, "invalid_documents", "documents")
     assert body["meta"]["truncated"] == [2]
-    assert all(each["document"] is None for each in body["results"])
+    assert all("document" not in each for each in body["results"])
 
 
 def test_a_reranker_of_another_recipe_is_refused_and_scores(

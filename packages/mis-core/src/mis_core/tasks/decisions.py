@@ -93,7 +93,7 @@ class QuestionError:
 
     code: str
     message: str
-    param: str | None
+    param: str
 
 
 @dataclass(frozen=True, slots=True)

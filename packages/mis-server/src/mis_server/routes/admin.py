@@ -4,7 +4,7 @@ import time
 
 from fastapi import APIRouter
 
-from mis_server.schemas.operations import Flushed, Profiling
+from mis_server.schemas.operations import Flushed, Profiling, Status
 from mis_server.service import ServiceOfApp
 
 router = APIRouter(tags=["administration"])
@@ -26,7 +26,7 @@ async def start_profile(service: ServiceOfApp) -> Profiling:
 
 
 @router.post("/stop_profile")
-async def stop_profile(service: ServiceOfApp) -> Profiling:
+async def stop_profile(service: ServiceOfApp) -> Status:
     """Stop the profile; the reply comes when it is written."""
     await service.client.operate("stop_profile")
-    return Profiling(status="stopped")
+    return Status(status="stopped")

@@ -50,7 +50,9 @@ async def chat(request: Request, service: ServiceOfApp) -> Response:
     answered, tokenizer = answering.answered, service.tokenizers.tokenizer
     name, created, model = f"chatcmpl-{request.state.request_id}", int(time.time()), service.settings.model_name
     if answered.parsed.stream:
-        events = _events(answering, ChatChunk(id=name, created=created, model=model, choices=[]), tokenizer)
+        usage = None if answered.parsed.include_usage else msgspec.UNSET
+        event = ChatChunk(id=name, created=created, model=model, choices=[], usage=usage)
+        events = _events(answering, event, tokenizer)
         return event_reply(request, events, answered)
     written = await answering.results()
     values = answered.result.label_ids.size + sum(each.token_ids.size + each.top_ids.size for each in written)
@@ -81,7 +83,7 @@ async def _events(
             if chunk.text or parsed.logprobs or is_first:
                 own = chunk.token_id, chunk.logprob, chunk.top_ids, chunk.top_logprobs
                 logprobs = ChoiceLogprobs([_token(tokenizer, *own)]) if parsed.logprobs else None
-                told = labels if is_first else None
+                told = labels if is_first else msgspec.UNSET
                 yield of(ChunkChoice(index, {"content": chunk.text}, logprobs=logprobs, labels=told))
             if chunk.finish_reason:
                 yield of(ChunkChoice(index, {}, finish_reason=chunk.finish_reason))
@@ -125,14 +127,14 @@ def _token(
     )
 
 
-def _labels(result: ChatResult, tokenizer: Tokenizer) -> msgspec.Raw | None:
-    """Return the labels encoded, which are the same in all answers; None if there are none."""
+def _labels(result: ChatResult, tokenizer: Tokenizer) -> msgspec.Raw | msgspec.UnsetType:
+    """Return the labels encoded, which are the same in all answers; nothing if there are none."""
     values = (result.label_ids, result.label_logprobs, result.label_probabilities)
     labels = [
         LabelLogprob(*_spelled(tokenizer, token), token, logprob, probability)
         for token, logprob, probability in zip(*(each.tolist() for each in values), strict=True)
     ]
-    return msgspec.Raw(msgspec.json.encode(labels)) if labels else None
+    return msgspec.Raw(msgspec.json.encode(labels)) if labels else msgspec.UNSET
 
 
 def _spelled(tokenizer: Tokenizer, token: int) -> tuple[str, list[int]]:

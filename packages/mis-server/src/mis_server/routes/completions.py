@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -42,7 +43,7 @@ async def complete(request: Request, service: ServiceOfApp) -> Response:
         created=int(time.time()),
         model=service.settings.model_name,
         choices=[],
-        usage=None,
+        usage=None if parsed.include_usage else msgspec.UNSET,
     )
     if parsed.stream:
         return event_reply(request, _events(answering, reply, tokenizer), answering.answered)

@@ -1,16 +1,20 @@
 """`POST /v1/rerank`, also `/v2/rerank` and `/rerank`."""
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mis_core.tasks.rerank import RERANK
+from mis_core.scoring.service import Answered
+from mis_core.tasks.ranking import Ranking
+from mis_core.tasks.rerank import RERANK, ParsedRerank
 from mis_server.schemas.bodies import described
-from mis_server.schemas.rerank import RerankBody, RerankReply
+from mis_server.schemas.rerank import RerankBody, RerankReply, RerankResult
 from mis_server.service import ServiceOfApp, in_thread_if_large, json_reply
 
 router = APIRouter()
 
 _BODY = described(RerankBody)
+_RESULT_VALUES = 8  # a result is made in the time of so many numbers
 
 
 @router.post("/v1/rerank", response_model=RerankReply, openapi_extra=_BODY)
@@ -22,16 +26,25 @@ async def rerank(request: Request, service: ServiceOfApp) -> Response:
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
     answered = await service.handle(RERANK, request)
+    characters = sum(map(len, (answered.parsed.texts or {}).values()))
+    values = characters + _RESULT_VALUES * len(answered.result.results)
+    name, model = f"rerank-{request.state.request_id}", service.settings.model_name
+    return await in_thread_if_large(values, _reply, name, model, answered)
+
+
+def _reply(name: str, model: str, answered: Answered[ParsedRerank, Ranking]) -> Response:
     ranking = answered.result
+    results = [
+        RerankResult(each.index, each.relevance_score, msgspec.UNSET if each.document is None else each.document)
+        for each in ranking.results
+    ]
     reply = RerankReply(
-        id=f"rerank-{request.state.request_id}",
-        model=service.settings.model_name,
+        id=name,
+        model=model,
         recipe=ranking.recipe,
-        results=ranking.results,
+        results=results,
         errors=ranking.errors,
         usage=ranking.usage,
         meta=ranking.meta,
     )
-    texts = answered.parsed.texts or {}
-    characters = sum(map(len, texts.values()))
-    return await in_thread_if_large(characters + len(ranking.results), json_reply, reply, answered)
+    return json_reply(reply, answered)

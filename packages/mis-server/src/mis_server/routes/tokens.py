@@ -37,7 +37,7 @@ async def tokenize(request: Request, service: ServiceOfApp) -> Response:
     return _json(
         TokenizeReply(
             count=tokens.count,
-            max_model_len=None if info is None else info.context_length,
+            max_model_len=msgspec.UNSET if info is None else info.context_length,
             tokens=msgspec.Raw(tokens.ids),
             token_strs=None if tokens.strings is None else msgspec.Raw(tokens.strings),
         )

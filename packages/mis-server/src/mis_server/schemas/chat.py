@@ -1,13 +1,13 @@
 """Body, reply and events of `POST /v1/chat/completions`, as OpenAI has them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, TypeAdapter, WithJsonSchema
 
 from mis_server.schemas.sampling import SamplingBody
-from mis_server.schemas.score import PromptTokensDetails, TokenId
+from mis_server.schemas.score import Absent, PromptTokensDetails, TokenId, absent
 
 _EXAMPLES: list[Any] = [
     {
@@ -127,13 +127,15 @@ class AnswerMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChatChoice:
-    """One answer."""
+    """One answer; `labels` only where they are asked for."""
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
 
     index: int
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: Finish
-    labels: Labels | None
+    labels: Labels | Absent = field(default_factory=absent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,17 +175,20 @@ class ChunkChoice:
     delta: dict[str, str]
     logprobs: ChoiceLogprobs | None = None
     finish_reason: Finish | None = None
-    labels: Labels | None = None
+    labels: Labels | Absent = field(default_factory=absent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatChunk:
-    """An event of a streamed answer; the last one before `[DONE]` has the usage and no choices, if it was asked for."""
+    """An event of a streamed answer.
+
+    If the usage was asked for, the last one before `[DONE]` has it and no choices, and in the others it is null.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: ChatUsage | None = None
+    usage: ChatUsage | Absent | None = field(default_factory=absent)
     system_fingerprint: None = None

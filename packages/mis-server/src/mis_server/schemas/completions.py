@@ -1,6 +1,6 @@
 """Body, reply and events of `POST /v1/completions`, as OpenAI has them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, InstanceOf, WithJsonSchema
 
 from mis_server.schemas.chat import ChatUsage, Finish
 from mis_server.schemas.sampling import SamplingBody
-from mis_server.schemas.score import TokenId
+from mis_server.schemas.score import Absent, TokenId, absent
 
 _EXAMPLES: list[Any] = [{"prompt": "Cats purr.", "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}]
 _Text = Annotated[str, Field(min_length=1)]
@@ -73,12 +73,17 @@ class CompletionChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionReply:
-    """The answers to all prompts, or an event: a piece of one of them, or the usage at the end."""
+    """The answers to all prompts, or an event: a piece of one of them, or the usage at the end.
+
+    In events, `usage` is null before the end if it was asked for, and otherwise is not there.
+    """
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
 
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: ChatUsage | None
+    usage: ChatUsage | Absent | None = field(default_factory=absent)
     system_fingerprint: None = None

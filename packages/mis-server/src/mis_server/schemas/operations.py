@@ -73,10 +73,10 @@ class Flushed(BaseModel):
 
 
 class Profiling(BaseModel):
-    """Whether a profile is being recorded, and its folder under `--profile-dir`."""
+    """A profile is being recorded, in a folder under `--profile-dir`."""
 
     status: str
-    folder: str | None = None
+    folder: str
 
 
 class ModelCard(BaseModel):

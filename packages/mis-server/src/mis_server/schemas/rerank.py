@@ -1,12 +1,13 @@
 """Body and reply of `POST /v1/rerank`: Cohere's and Jina's in one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from mis_core.scoring.item_errors import ItemError
-from mis_core.tasks.ranking import RankedDocument, RerankMeta, RerankUsage
+from mis_core.tasks.ranking import RankedText, RerankMeta, RerankUsage
+from mis_server.schemas.score import Absent, absent
 
 _EXAMPLE: dict[str, Any] = {"query": "Do cats sleep?", "documents": ["Cats sleep all day.", "It rains."], "top_n": 1}
 
@@ -49,6 +50,17 @@ class RerankBody(BaseModel):
     return_embeddings: Literal[False] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RerankResult:
+    """One document; itself only where it is asked for, since Cohere's and Jina's clients read what is there."""
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
+
+    index: int
+    relevance_score: float
+    document: RankedText | Absent = field(default_factory=absent)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankReply:
     """Documents, the most relevant first.
@@ -60,7 +72,7 @@ class RerankReply:
     object: Literal["rerank"] = "rerank"
     model: str
     recipe: str
-    results: tuple[RankedDocument, ...]
+    results: list[RerankResult]
     errors: tuple[ItemError, ...]
     usage: RerankUsage
     meta: RerankMeta

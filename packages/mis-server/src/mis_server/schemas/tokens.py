@@ -1,12 +1,12 @@
 """Bodies and replies of `/tokenize` and `/detokenize`, as vLLM has them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema
 
-from mis_server.schemas.score import TokenId
+from mis_server.schemas.score import Absent, TokenId, absent
 
 
 class TokenizeBody(BaseModel):
@@ -28,12 +28,14 @@ def _encoded(items: str) -> WithJsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeReply:
-    """The token ids of a text."""
+    """The token ids of a text; `max_model_len` once the model is loaded."""
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
 
     count: int
-    max_model_len: int | None
     tokens: Annotated[msgspec.Raw, InstanceOf(), _encoded("integer")]
     token_strs: Annotated[msgspec.Raw, InstanceOf(), _encoded("string")] | None
+    max_model_len: int | Absent = field(default_factory=absent)
 
 
 class DetokenizeBody(BaseModel):
