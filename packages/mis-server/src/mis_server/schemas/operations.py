@@ -2,7 +2,8 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 
 class Status(BaseModel):
@@ -82,8 +83,8 @@ class Profiling(BaseModel):
 class ModelCard(BaseModel):
     """A served model: `root` is the model as it was given, `tasks` what it can be asked for.
 
-    `max_model_len` is its context length in tokens, null until the engine is ready. `recipe` is what `rerank` reads by,
-    null for a model without that task.
+    `max_model_len` is its context length in tokens, null until the engine is ready. `recipe` is what `rerank` reads by;
+    a model without that task has none.
     """
 
     id: str
@@ -94,7 +95,7 @@ class ModelCard(BaseModel):
     parent: None = None
     max_model_len: int | None
     tasks: list[str]
-    recipe: str | None
+    recipe: str | SkipJsonSchema[None] = Field(default=None, exclude_if=lambda recipe: recipe is None)
 
 
 class ModelList(BaseModel):
