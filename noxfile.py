@@ -47,6 +47,15 @@ CUDA_COMPILER = (
     "jax==0.10.2", "jax-cuda12-plugin==0.10.2", "jax-cuda12-pjrt==0.10.2", "nvidia-cuda-nvcc-cu12==12.9.86",
 )  # fmt: skip
 CPU = {"JAX_PLATFORMS": "cpu"}
+# Instruction sets by XLA's names, each with oneDNN's name and what Linux calls the first instructions beyond it.
+LIMITS = {
+    "SSE4_2": ("SSE41", "avx"),
+    "AVX": ("AVX", "avx2"),
+    "AVX2": ("AVX2", "avx512f"),
+    "AVX512": ("AVX512_CORE", "avx512_vnni"),
+    "AVX512_VNNI": ("AVX512_CORE_VNNI", "avx512_bf16"),
+    "AVX512_BF16": ("AVX512_CORE_BF16", "amx_tile"),
+}
 COMPILED = {"UV_COMPILE_BYTECODE": "1"}  # as pip does: the tests start hundreds of processes
 IS_INSTALLED = "import mis_core as m; print(m.__file__); assert 'site-packages' in m.__file__, 'not from a wheel'"
 IMPORT = "import sys; m = __import__(sys.argv[1]); print(m.__name__, m.__version__, m.__file__)"
@@ -133,6 +142,25 @@ def tests_cpu(session: nox.Session) -> None:
         *session.posargs,
         env=KEPT,
     )
+
+
+@nox.session(venv_backend="none", requires=["wheels"])
+@nox.parametrize("isa", list(LIMITS), ids=list(LIMITS))
+def tests_lesser_cpu(session: nox.Session, isa: str) -> None:
+    """Run the tests of kernels and core as on a CPU with this instruction set at most; skip where it has no more."""
+    of_onednn, beyond = LIMITS[isa]
+    if beyond not in Path("/proc/cpuinfo").read_text().split():
+        session.skip(f"this CPU has nothing beyond {isa}: tests_cpu is that")
+    limited = {
+        "XLA_FLAGS": f"--xla_cpu_max_isa={isa}",
+        "ONEDNN_MAX_CPU_ISA": of_onednn,  # of PyTorch, whose scores are compared with
+        "MIS_MAX_ISA": isa,
+    }
+    paths = session.posargs if any(each.startswith("packages") for each in session.posargs) else [
+        "packages/mis-kernels", "packages/mis-core", *session.posargs,
+    ]  # fmt: skip
+    marks = f"{ON_CPU} and not full"
+    run_in("wheels", session, "pytest", "-m", marks, "--strict-skips", *IN_PARALLEL, *paths, env={**KEPT, **limited})
 
 
 @nox.session(venv_backend="none", requires=["wheels"])

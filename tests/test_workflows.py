@@ -1,5 +1,6 @@
 """The workflows of GitHub name what exists, and their gates open for whom they should."""
 
+import ast
 import re
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from documented_commands import ROOT, commands, faults, sessions
+from mis_kernels.backends.native.library import LEVELS
 
 WORKFLOWS: dict[str, Any] = {
     path.name: yaml.safe_load(path.read_text()) for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -34,11 +36,28 @@ def values(text: str, job: dict[str, Any]) -> list[str]:
 
 
 def sessions_of(job: dict[str, Any], step: dict[str, Any]) -> list[str]:
+    """Return the names of a step's sessions; of one with a parameter, `name(parameter)`."""
     return [name for value in values(step["with"]["sessions"], job) for name in value.split()]
 
 
+NAMED = [name for job, step in steps() if step.get("uses") == NOX for name in sessions_of(job, step)]
+
+
+def test_two_lesser_cpus_are_tested_at_night() -> None:
+    """Both are less than what GitHub's runners have: AVX than all, AVX2 than those with AVX-512."""
+    (limits,) = [
+        ast.literal_eval(node.value)
+        for node in ast.parse((ROOT / "noxfile.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LIMITS"
+    ]
+    assert set(limits) < set(LEVELS)
+    named = [name.split("(")[1].removesuffix(")") for name in NAMED if name.startswith("tests_lesser_cpu(")]
+    assert named == ["AVX", "AVX2"]
+    assert set(named) <= set(limits)
+
+
 def test_every_session_of_a_workflow_exists() -> None:
-    named = {name for job, step in steps() if step.get("uses") == NOX for name in sessions_of(job, step)}
+    named = {name.partition("(")[0] for name in NAMED}
     assert named <= sessions()
     everything = {
         "lint",

@@ -5,21 +5,38 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FLAGS = [
-    *("-std=c++17", "-O3", "-fPIC", "-shared", "-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized"),
-    *("-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
+# Products and sums are fused where the source says so and nowhere else, whatever the compiler would like.
+COMMON = (
+    "-std=c++17",
+    "-fPIC",
+    "-shared",
+    "-Wall",
+    "-Wno-maybe-uninitialized",
+    "-Wno-uninitialized",
+    "-ffp-contract=off",
+)
+NATIVE = (
+    *("-O3", "-mamx-tile", "-mamx-bf16", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
     *("-mavx512vnni", "-mamx-int8", "-mfma"),
-]
+)
+WITHOUT_AVX512 = ("-O2", "-march=native", "-Wno-psabi")
 LIBRARY = Path("src/mis_kernels/lib/native.so")
 
 
-def compile_library(root: Path) -> str | None:
+def compile_library(root: Path, output: Path | None = None, emulated: Sequence[str] | None = None) -> str | None:
     """Compile the library; return why that is impossible here, or None.
+
+    Args:
+        root: The folder of this file.
+        output: Where the library goes; None: where the package looks for it.
+        emulated: For tests: which of `AMX` and `AVX512` plain C++ stands in for. The library then also has what tests
+            ask it for (`native/emulated`); None: it does not.
 
     Raises:
         subprocess.CalledProcessError: the compiler refuses the source.
@@ -32,10 +49,14 @@ def compile_library(root: Path) -> str | None:
         return "no C++ compiler was found (set CXX, or install g++ 11 or clang 12)"
     import jax
 
-    (root / LIBRARY).parent.mkdir(exist_ok=True)
-    sources = sorted(map(str, (root / "native").glob("*.cc")))
-    command = [compiler, *FLAGS, f"-isystem{jax.ffi.include_dir()}", *sources, "-o", str(root / LIBRARY)]
-    subprocess.run(command, check=True)
+    output = output or root / LIBRARY
+    output.parent.mkdir(exist_ok=True)
+    folders = [root / "native"] if emulated is None else [root / "native", root / "native" / "emulated"]
+    sources = [str(file) for folder in folders for file in sorted(folder.glob("*.cc"))]
+    flags = [*COMMON, *(WITHOUT_AVX512 if "AVX512" in (emulated or ()) else NATIVE)]
+    flags += [f"-DMIS_EMULATED_{name}" for name in emulated or ()]
+    includes = (f"-I{root / 'native'}", f"-isystem{jax.ffi.include_dir()}")
+    subprocess.run([compiler, *flags, *includes, *sources, "-o", str(output)], check=True)
     return None
 
 

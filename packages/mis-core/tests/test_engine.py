@@ -16,6 +16,7 @@ from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 from mis_testing.compilations import count_compilations
 from mis_testing.options import SMALL_ENGINE
+from mis_testing.tolerances import assert_scores_close
 
 QUERY = list(range(10, 110))
 ITEMS = [[1, 2, 3], [4], [], [5] * 40]
@@ -63,7 +64,8 @@ def test_full_vocabulary_probabilities_sum_to_one(engine: Engine) -> None:
 
 def test_an_empty_item_is_scored_at_the_querys_last_token(engine: Engine) -> None:
     empty = engine.score(QUERY, [[]], LABELS).scores
-    np.testing.assert_allclose(empty, engine.score(QUERY[:-1], [QUERY[-1:]], LABELS).scores, rtol=1e-5)
+    other_cut = engine.score(QUERY[:-1], [QUERY[-1:]], LABELS).scores
+    assert_scores_close(empty, other_cut, "float32", "probability", reference="pointwise")
 
 
 def test_more_items_than_a_step_and_more_pairs_than_a_head_call(engine: Engine) -> None:
@@ -102,7 +104,7 @@ def test_an_item_as_long_as_the_context_allows(engine: Engine) -> None:
     item = [i % 300 for i in range(engine.context_length - len(QUERY))]
     whole = engine.score(QUERY, [item], LABELS).scores
     other_cut = engine.score(QUERY + item[:500], [item[500:]], LABELS).scores
-    np.testing.assert_allclose(whole, other_cut, rtol=1e-5)
+    assert_scores_close(whole, other_cut, "float32", "probability", reference="pointwise")
 
 
 def test_memory_names_what_stays_on_the_devices(engine: Engine) -> None:

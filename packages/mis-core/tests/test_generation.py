@@ -12,6 +12,7 @@ from mis_core import Engine, RequestError
 from mis_core.generation.request import FinishReason, NewToken
 from mis_core.tasks.generate import parse_generation
 from mis_core.tasks.writing import Writing
+from mis_testing.tolerances import TINY_LOGITS
 
 PROMPT = list(range(20, 90))
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -46,9 +47,9 @@ def test_a_greedy_answer_and_what_is_told_of_it(engine: Engine) -> None:
     ):
         expected = logprobs_of(engine, sequence)
         assert top_ids.tolist() == np.argsort(-expected, kind="stable")[:3].tolist()
-        np.testing.assert_allclose(top_logprobs, expected[top_ids], atol=1e-4)
+        np.testing.assert_allclose(top_logprobs, expected[top_ids], atol=TINY_LOGITS)
         assert token == top_ids[0]
-        np.testing.assert_allclose(logprob, expected[token], atol=1e-4)
+        np.testing.assert_allclose(logprob, expected[token], atol=TINY_LOGITS)
         sequence.append(token)
     assert_free(engine)
 

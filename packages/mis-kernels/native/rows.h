@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include <immintrin.h>
+#include "instructions.h"
 
 #include <array>
 #include <cstdint>

@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include <immintrin.h>
+#include "instructions.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include <immintrin.h>
+#include "instructions.h"
 
 #include <cstdint>
 

@@ -18,8 +18,8 @@ from mis_kernels import segment_attention, to_bits
 from mis_kernels.backends import Limits
 from mis_kernels.target import compiling_for
 from mis_testing.grids import part
+from mis_testing.tolerances import ATTENTION
 
-TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 GRID_HAS = {  # every value of these axes, for the same backends and per commit, too
     "head_dim 64, group 7", "head_dim 96, multi-query", "head_dim 128, group 1", "head_dim 256",
     "context of 40,000 tokens", "2,000 items", "context ends on a page edge", "padding between segments",
@@ -37,16 +37,16 @@ attend = jax.jit(segment_attention, static_argnames=("scale", "backend"))
 def points() -> list[ParameterSet]:
     """Backend, case and type; the native kernel has one type, and emulating the TPU's takes long."""
     own, more = ([name for name in CASES if (name in GRID_HAS) is full] for full in (False, True))
-    made = on_gpu(part([*itertools.product(["xla"], own, TOLERANCE)], one_in=6))
-    for name, dtype in itertools.product(more, TOLERANCE):
+    made = on_gpu(part([*itertools.product(["xla"], own, ATTENTION)], one_in=6))
+    for name, dtype in itertools.product(more, ATTENTION):
         made += on_gpu([pytest.param(("xla", name, dtype), marks=pytest.mark.full, id=f"xla-{name}-{dtype}")])
     for name in CASES:
         marks = [NEEDS_NATIVE, *[pytest.mark.full] * (name in GRID_HAS)]
         made.append(pytest.param(("native", name, "bfloat16"), marks=marks, id=f"native-{name}"))
-    for name, dtype in itertools.product(CASES, TOLERANCE):
+    for name, dtype in itertools.product(CASES, ATTENTION):
         marks = [pytest.mark.tpu] if (name, dtype) in EMULATED else [pytest.mark.tpu, pytest.mark.full]
         made.append(pytest.param(("tpu", name, dtype), marks=marks, id=f"tpu-{name}-{dtype}"))
-    for name, dtype in itertools.product(CASES, TOLERANCE):
+    for name, dtype in itertools.product(CASES, ATTENTION):
         marks = [] if (name, dtype) in ON_EMULATED_GPU else [pytest.mark.full]
         made += on_gpu([pytest.param(("gpu", name, dtype), marks=marks, id=f"gpu-{name}-{dtype}")])
     return made
@@ -63,7 +63,7 @@ def test_equals_the_reference(
     with gpu() if backend == "gpu" else emulated:
         arrays = case.arrays(jnp.dtype(dtype), backend_of(backend, case, dtype))
         found = np.asarray(jax.jit(segment_attention, static_argnames="scale")(**arrays), np.float32)
-    tolerance = 1e-4 if (backend, dtype) == ("tpu", "float32") else TOLERANCE[dtype]
+    tolerance = 1e-4 if (backend, dtype) == ("tpu", "float32") else ATTENTION[dtype]
     np.testing.assert_allclose(found, in_float32(arrays), atol=tolerance, rtol=tolerance)
 
 

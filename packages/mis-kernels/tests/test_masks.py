@@ -24,6 +24,7 @@ from mis_kernels.masks import (
     positions_of_delimiters,
     positions_of_lengths,
 )
+from mis_testing.tolerances import ATTENTION
 
 lengths = st.lists(st.integers(0, 9), max_size=8)
 ATTEND = {name: jax.jit(partial(segment_attention, scale=0.25, backend=name)) for name in ("reference", "xla")}
@@ -111,7 +112,7 @@ def test_dense_segment_and_tile_forms_give_the_same_attention(query: int, lens: 
     logits = np.einsum("qhd,khd->hqk", q[rows], np.repeat(k[rows], 2, 1)) * 0.25
     weights = scipy.special.softmax(np.where(mask, logits, -np.inf), axis=-1)
     expected = np.einsum("hqk,khd->qhd", weights, np.repeat(v[rows], 2, 1))
-    np.testing.assert_allclose(np.asarray(found)[rows], expected, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(found)[rows], expected, rtol=0, atol=ATTENTION["float32"])
 
 
 @settings(max_examples=10, deadline=None)

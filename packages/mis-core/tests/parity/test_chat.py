@@ -11,6 +11,7 @@ from mis_core import Engine
 from mis_core.scoring.limits import Limits
 from mis_core.tasks.chat import CHAT, ChatResult
 from mis_testing.bits import assert_bits_equal
+from mis_testing.tolerances import TINY_LOGITS
 
 pytestmark = pytest.mark.parity
 
@@ -44,10 +45,10 @@ def test_log_probabilities_are_those_of_transformers(
     for _ in range(2):  # the second time the prompt is cached
         (result,) = answers(engine, limits, body)
         assert result.usage.prompt_tokens == len(prompt)
-        np.testing.assert_allclose(result.label_logprobs, expected[[5, 271, 900, 5]], atol=1e-4)
-        np.testing.assert_allclose(result.token_logprobs, expected[result.token_ids], atol=1e-4)
-        np.testing.assert_allclose(result.top_logprobs, expected[result.top_ids], atol=1e-4)
-        np.testing.assert_allclose(result.top_logprobs, np.sort(expected)[::-1][:20], atol=1e-4)
+        np.testing.assert_allclose(result.label_logprobs, expected[[5, 271, 900, 5]], atol=TINY_LOGITS)
+        np.testing.assert_allclose(result.token_logprobs, expected[result.token_ids], atol=TINY_LOGITS)
+        np.testing.assert_allclose(result.top_logprobs, expected[result.top_ids], atol=TINY_LOGITS)
+        np.testing.assert_allclose(result.top_logprobs, np.sort(expected)[::-1][:20], atol=TINY_LOGITS)
     assert result.usage.cached_tokens > 0
 
 

@@ -13,6 +13,7 @@ from mis_core.tasks.complete import COMPLETE, CompletionResult
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 from mis_testing.options import SMALL_ENGINE
+from mis_testing.tolerances import TINY_LOGITS
 
 pytestmark = pytest.mark.parity
 
@@ -71,21 +72,21 @@ def test_log_probabilities_are_those_of_transformers(engine: Engine, reference: 
         expected = reference(prompt)
         rows, end = np.arange(len(prompt) - 1), begin + len(prompt)
         own = told.logprobs[begin + 1 : end]
-        np.testing.assert_allclose(own, expected[rows, prompt[1:]], atol=1e-4, rtol=0)
+        np.testing.assert_allclose(own, expected[rows, prompt[1:]], atol=TINY_LOGITS, rtol=0)
         check_top(told.top_ids[begin + 1 : end], told.top_logprobs[begin + 1 : end], expected[:-1])
         for each in (result, short):
             check_top(each.top_ids[index], each.top_logprobs[index], expected[-1:])
             best = expected[-1].max()
-            np.testing.assert_allclose(each.token_logprobs[index], best, atol=1e-4, rtol=0)
-            np.testing.assert_allclose(expected[-1][each.token_ids[index]], best, atol=1e-4, rtol=0)
+            np.testing.assert_allclose(each.token_logprobs[index], best, atol=TINY_LOGITS, rtol=0)
+            np.testing.assert_allclose(expected[-1][each.token_ids[index]], best, atol=TINY_LOGITS, rtol=0)
         begin = end
 
 
 def check_top(ids: np.ndarray, logprobs: np.ndarray, expected: np.ndarray) -> None:
     """The values are the highest ones, and the ids have them; which of equal ones come first is free."""
     assert all(len(set(row)) == TOP for row in ids.tolist())
-    np.testing.assert_allclose(logprobs, -np.sort(-expected, 1)[:, :TOP], atol=1e-4, rtol=0)
-    np.testing.assert_allclose(logprobs, np.take_along_axis(expected, ids, 1), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(logprobs, -np.sort(-expected, 1)[:, :TOP], atol=TINY_LOGITS, rtol=0)
+    np.testing.assert_allclose(logprobs, np.take_along_axis(expected, ids, 1), atol=TINY_LOGITS, rtol=0)
 
 
 @pytest.mark.parametrize("echo", [True, False])

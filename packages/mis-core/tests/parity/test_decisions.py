@@ -18,6 +18,7 @@ from mis_core.tasks.decide import DECIDE
 from mis_core.tasks.decisions import ChoiceAnswer, PredicateAnswer, ScoreAnswer
 from mis_testing import tiny_checkpoint
 from mis_testing.options import SMALL_ENGINE
+from mis_testing.tolerances import TINY_PROBABILITIES
 
 pytestmark = pytest.mark.parity
 
@@ -104,8 +105,8 @@ def test_answers_are_the_probabilities_of_the_rendered_prompt(
     masses = [predicate.label_mass, choice.label_mass, score.label_mass]
     for text, names, ours, mass in zip(TEXTS, labels, probabilities, masses, strict=True):
         theirs = label_logprobs(messages, text, names)
-        np.testing.assert_allclose(ours, softmax(theirs), atol=1e-4)
-        np.testing.assert_allclose(mass, np.exp(theirs).sum(), atol=1e-4)
+        np.testing.assert_allclose(ours, softmax(theirs), atol=TINY_PROBABILITIES)
+        np.testing.assert_allclose(mass, np.exp(theirs).sum(), atol=TINY_PROBABILITIES)
     assert choice.choice == VALUES[int(np.argmax(probabilities[1]))]
     np.testing.assert_allclose(score.score, np.dot(probabilities[2], [0, 1, 2]), rtol=1e-6)
 
@@ -118,7 +119,9 @@ def test_255_choices_are_answered(decider: Engine, label_logprobs: Any) -> None:
     options = "\n".join(f"{code}. number {n}" for n, code in enumerate(codes))
     text = TEXTS[1].replace("A. cat\nB. dog\nC. true\nD. rain", options)
     theirs = label_logprobs([{"role": "user", "content": INPUT}], text, codes)
-    np.testing.assert_allclose([each.probability for each in answer.probabilities], softmax(theirs), atol=1e-4)
+    np.testing.assert_allclose(
+        [each.probability for each in answer.probabilities], softmax(theirs), atol=TINY_PROBABILITIES
+    )
 
 
 def test_a_probability_is_the_score_with_softmax_over_the_labels(decider: Engine) -> None:

@@ -12,6 +12,7 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 from mis_testing.bits import assert_bits_equal
 from mis_testing.options import SMALL_ENGINE
 from mis_testing.oracle import PointwiseOracle
+from mis_testing.tolerances import TINY_LOGITS, TINY_PROBABILITIES
 
 if TYPE_CHECKING:
     from mis_core import Engine
@@ -58,8 +59,8 @@ def test_scores_are_probabilities_of_the_heads_rows(model: Model) -> None:
     probabilities, logprobs = (
         (expit(values), log_expit(values)) if rows == 1 else (softmax(values, axis=1), log_softmax(values, axis=1))
     )
-    np.testing.assert_allclose(result.scores, probabilities, atol=1e-4)
-    np.testing.assert_allclose(result.token_logprobs, logprobs, atol=1e-4)
+    np.testing.assert_allclose(result.scores, probabilities, atol=TINY_PROBABILITIES)
+    np.testing.assert_allclose(result.token_logprobs, logprobs, atol=TINY_LOGITS)
     named = engine.score(QUERY, ITEMS, labels=list(LABELS[rows][::-1]))
     assert_bits_equal(named.scores, np.ascontiguousarray(result.scores[:, ::-1]))
 
@@ -78,10 +79,10 @@ def test_classes_are_those_of_the_head(model: Model) -> None:
     rows = values.shape[1]
     result = engine.classify(SEQUENCES)
     expected = expit(values) if rows == 1 else softmax(values, axis=1)
-    np.testing.assert_allclose(result.probabilities, expected, atol=1e-4)
+    np.testing.assert_allclose(result.probabilities, expected, atol=TINY_PROBABILITIES)
     assert result.labels == tuple(LABELS[rows][row] for row in values.argmax(1))
     assert_bits_equal(asyncio.run(engine.classify_async(SEQUENCES)).probabilities, result.probabilities)
     plain = engine.classify(SEQUENCES, use_activation=False).probabilities
-    np.testing.assert_allclose(plain, values, atol=1e-4)
+    np.testing.assert_allclose(plain, values, atol=TINY_LOGITS)
     for sequence, alone in zip(SEQUENCES, plain, strict=True):
         assert_bits_equal(engine.classify(sequence, use_activation=False).probabilities[0], alone)

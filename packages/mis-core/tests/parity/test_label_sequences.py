@@ -11,6 +11,7 @@ import pytest
 
 from mis_testing.bits import assert_bits_equal
 from mis_testing.oracle import PointwiseOracle
+from mis_testing.tolerances import TINY_LOGITS
 
 if TYPE_CHECKING:
     from mis_core import Engine
@@ -48,7 +49,7 @@ def test_log_probabilities_are_those_of_the_oracle(
     assert max(lens) > 2
     oracle = oracle_factory(checkpoint, "float32")
     logprobs = score(engine, scoring_algorithm=algorithm)
-    np.testing.assert_allclose(logprobs, [expected(engine, oracle, item) for item in ITEMS], atol=1e-4)
+    np.testing.assert_allclose(logprobs, [expected(engine, oracle, item) for item in ITEMS], atol=TINY_LOGITS)
 
 
 def test_a_label_alone_has_the_same_bits(engine: "Engine") -> None:

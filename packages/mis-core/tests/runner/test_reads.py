@@ -14,6 +14,7 @@ from mis_core.scoring.scores import normalised
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 from mis_testing.options import SMALL_ENGINE
+from mis_testing.tolerances import TINY_LOGITS
 
 VOCAB = 300
 
@@ -110,7 +111,7 @@ def test_log_probabilities_of_every_prompt_token_are_those_of_transformers(engin
         (output,) = run(engine, request)
         expected = np.take_along_axis(rows_of(reference, request), request.label_ids, 1)
         assert output.log_sum_exp is not None
-        np.testing.assert_allclose(normalised(output.logits, output.log_sum_exp), expected, atol=1e-4)
+        np.testing.assert_allclose(normalised(output.logits, output.log_sum_exp), expected, atol=TINY_LOGITS)
         assert output.cached_tokens == 0
 
 
@@ -120,8 +121,8 @@ def test_the_most_probable_tokens_are_those_of_transformers(engine, reference) -
     assert output.top_ids is not None
     expected = rows_of(reference, request)
     found = normalised(output.top_logits, output.log_sum_exp)
-    np.testing.assert_allclose(found, np.take_along_axis(expected, output.top_ids, 1), atol=1e-4)
-    np.testing.assert_allclose(found, -np.sort(-expected)[:, :20], atol=1e-4)
+    np.testing.assert_allclose(found, np.take_along_axis(expected, output.top_ids, 1), atol=TINY_LOGITS)
+    np.testing.assert_allclose(found, -np.sort(-expected)[:, :20], atol=TINY_LOGITS)
     assert (np.diff(output.top_logits, axis=1) <= 0).all()
     (fewer,) = run(engine, dataclasses.replace(request, top_tokens=3))
     assert_bits_equal(fewer.top_ids, output.top_ids[:, :3])

@@ -12,8 +12,8 @@ from allpairspy import AllPairs
 from kernel_cases import ON_CPU, Case, Segment, backend_of, in_float32
 from mis_kernels import segment_attention
 from mis_testing.grids import part
+from mis_testing.tolerances import ATTENTION
 
-TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 attend = jax.jit(segment_attention, static_argnames="scale")
 
 
@@ -101,6 +101,6 @@ def test_equals_the_reference(point: Point, backend: str) -> None:
     np.testing.assert_allclose(
         np.asarray(attend(**arrays), np.float32),
         in_float32(arrays),
-        atol=TOLERANCE[point.dtype],
-        rtol=TOLERANCE[point.dtype],
+        atol=ATTENTION[point.dtype],
+        rtol=ATTENTION[point.dtype],
     )

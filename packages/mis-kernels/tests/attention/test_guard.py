@@ -17,6 +17,7 @@ from kernel_cases import on_host
 from mis_kernels import Segments, reference_attention
 from mis_kernels.backends.tpu.tiles import TpuBlocks
 from mis_testing.bits import assert_bits_equal
+from mis_testing.tolerances import ATTENTION
 from tpu_cases import Case, arrays, attend, items, lay_out_case, live
 
 pytestmark = pytest.mark.tpu
@@ -80,7 +81,7 @@ def test_adversarial_logits_give_what_the_reference_gives(name: str, interpret: 
     found = attend(inputs, segments, 1.0, interpret)
     rows = live(segments)
     assert np.all(np.isfinite(expected[rows]))
-    np.testing.assert_allclose(found[rows], expected[rows], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[rows], expected[rows], rtol=ATTENTION["float32"], atol=ATTENTION["float32"])
 
 
 FACTORS = {"usual": 1.0, "beyond the guard": 300.0, "overflowing": float(np.finfo(np.float32).max), "no number": np.nan}

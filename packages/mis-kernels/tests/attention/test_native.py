@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from kernel_cases import NEEDS_NATIVE, Case, Segment, in_float32
 from mis_kernels import segment_attention, to_bits
+from mis_testing.tolerances import ATTENTION
 
 pytestmark = NEEDS_NATIVE
 
@@ -47,7 +48,9 @@ def as_float(bits: np.ndarray) -> np.ndarray:
 def test_every_group_and_width_of_head(group: int, head_dim: int) -> None:
     segments = [Segment(19), Segment(1), Segment(23, context=1, context_len=31)]
     arrays = untiled(Case(segments, contexts=(290, 40), group=group, head_dim=head_dim))
-    np.testing.assert_allclose(as_float(attend(arrays)), in_float32(arrays), atol=1e-2, rtol=1e-2)
+    np.testing.assert_allclose(
+        as_float(attend(arrays)), in_float32(arrays), atol=ATTENTION["bfloat16"], rtol=ATTENTION["bfloat16"]
+    )
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 128, 512])
@@ -126,7 +129,9 @@ def test_a_row_that_sees_one_key_gives_its_value() -> None:
 def test_flat_and_peaked_weights(factor: float) -> None:
     arrays = untiled(Case([Segment(40)], contexts=(900,), head_dim=64))
     arrays["scale"] *= factor
-    np.testing.assert_allclose(as_float(attend(arrays)), in_float32(arrays), atol=1e-2, rtol=1e-2)
+    np.testing.assert_allclose(
+        as_float(attend(arrays)), in_float32(arrays), atol=ATTENTION["bfloat16"], rtol=ATTENTION["bfloat16"]
+    )
 
 
 def test_caches_of_bits_give_the_same_output() -> None:

@@ -2,9 +2,14 @@
 
 See `native/` for its source and `hatch_build.py` for how it is compiled. Where it is missing, or the CPU lacks
 what a part of it needs, everything that could use that part has another implementation.
+
+Two environment variables change that, for tests and to see what a lesser CPU does. Both are read once. `MIS_MAX_ISA`
+takes instruction sets away: it names the largest that is used, in the words of XLA's option `--xla_cpu_max_isa`.
+`MIS_NATIVE_LIBRARY` names the file of another library; one that emulates instructions has them on every CPU.
 """
 
 import ctypes
+import os
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -16,6 +21,18 @@ FUNCTIONS = (
     *("mis_segment_attention", "mis_packed_linear", "mis_rms_norm", "mis_norm_rope"),
     *("mis_quantize_rows", "mis_int8_product", "mis_logits"),
 )
+LEVELS = {
+    "SSE4_2": {"sse4_2"},
+    "AVX": {"avx"},
+    "AVX2": {"avx2"},
+    "AVX512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "AVX512_VNNI": {"avx512_vnni"},
+    "AVX512_BF16": {"avx512_bf16"},
+    "AMX": {"amx_tile", "amx_bf16", "amx_int8"},
+    "AMX_FP16": {"amx_fp16"},
+}
+"""XLA's names of instruction sets, each with what it adds to those before it, in Linux's words."""
+
 _INT8 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
 _BFLOAT16 = _INT8 | {"avx512_bf16"}
 _AMX = {"amx_tile", "amx_bf16"}
@@ -32,7 +49,7 @@ def has_tiles() -> bool:
     """Whether the CPU multiplies bfloat16 in the tile registers of AMX, and the operating system gives them out."""
     if why_not() is not None or _lacking(_AMX) is not None:
         return False
-    return ctypes.CDLL(str(_path())).mis_request_tile_registers() == 0
+    return ctypes.CDLL(str(path())).mis_request_tile_registers() == 0
 
 
 @cache
@@ -43,30 +60,63 @@ def why_not_int8() -> str | None:
 
 def has_int8_tiles() -> bool:
     """Whether the CPU multiplies int8 in tile registers, and the operating system gives them out."""
-    return "amx_int8" in _cpu_flags() and has_tiles()
+    return "amx_int8" in _flags() and has_tiles()
 
 
-def _path() -> Path:
-    return Path(str(resources.files("mis_kernels") / LIBRARY))
+def path() -> Path:
+    """Return where the library is, or would be."""
+    named = os.environ.get("MIS_NATIVE_LIBRARY")
+    return Path(named) if named else Path(str(resources.files("mis_kernels") / LIBRARY))
 
 
 @cache
 def _load() -> str | None:
-    if not _path().is_file():
-        return "the native library was not compiled when mis-kernels was installed"
-    library = ctypes.CDLL(str(_path()))
+    if not path().is_file():
+        named = "MIS_NATIVE_LIBRARY" in os.environ
+        return f"needs {path()}" if named else "the native library was not compiled when mis-kernels was installed"
+    library = ctypes.CDLL(str(path()))
     for name in FUNCTIONS:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     return None
 
 
 def _lacking(needed: set[str]) -> str | None:
-    lacking = needed - _cpu_flags()
-    return f"needs a CPU with {', '.join(sorted(lacking))}" if lacking else None
+    lacking = needed - _flags()
+    if not lacking:
+        return None
+    limit = os.environ.get("MIS_MAX_ISA")
+    return f"needs a CPU with {', '.join(sorted(lacking))}" + (f" (MIS_MAX_ISA={limit})" if limit else "")
+
+
+@cache
+def _flags() -> set[str]:
+    """Return what the CPU and the library can do together, in Linux's words, up to what `MIS_MAX_ISA` allows.
+
+    Raises:
+        ValueError: `MIS_MAX_ISA` is none of `LEVELS`.
+    """
+    flags, limit = _cpu_flags() | _emulated(), os.environ.get("MIS_MAX_ISA")
+    if not limit:
+        return flags
+    if limit not in LEVELS:
+        raise ValueError(f"MIS_MAX_ISA: {limit!r} is none of {', '.join(LEVELS)}")
+    names = list(LEVELS)
+    return flags.difference(*(LEVELS[name] for name in names[names.index(limit) + 1 :]))
 
 
 def _cpu_flags() -> set[str]:
     """Return what Linux says the CPU can do; nothing elsewhere."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
     return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+
+
+def _emulated() -> set[str]:
+    """Return what a library that was named brings itself (`native/emulated/single.cc`)."""
+    if "MIS_NATIVE_LIBRARY" not in os.environ or not path().is_file():
+        return set()
+    emulated = getattr(ctypes.CDLL(str(path())), "mis_emulated", None)
+    if emulated is None:
+        return set()
+    emulated.restype = ctypes.c_char_p
+    return set(emulated().decode().split())

@@ -1,0 +1,16 @@
+// The CPU's instructions, as intrinsics; the only file that knows where they come from.
+//
+// Tests build the library a second time for CPUs without some of them, which plain C++ then stands in for:
+// MIS_EMULATED_AMX for the tile registers, MIS_EMULATED_AVX512 for vectors of 512 bits.
+
+#pragma once
+
+#ifdef MIS_EMULATED_AVX512
+#include "emulated/avx512.h"
+#else
+#include <immintrin.h>
+#endif
+
+#ifdef MIS_EMULATED_AMX
+#include "emulated/amx.h"
+#endif

@@ -1,0 +1,58 @@
+"""The native library as tests compile it: what a CPU lacks is emulated, and instructions of tiles are counted."""
+
+import ctypes
+import hashlib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from mis_kernels.backends.native import library
+
+KERNELS = Path(__file__).parents[2]
+NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"}
+CPU = library._cpu_flags()  # whatever MIS_MAX_ISA allows
+EVERYTHING = ("AMX", "AVX512")
+WHAT_IS_LACKING = ("AMX",) if NEEDED <= CPU else EVERYTHING
+"""What is emulated to run the paths of AMX here: no more than must be, but tiles always, since the CPU counts none."""
+
+COUNTED = ("configured", "zeroed", "loaded", "stored", "multiplied_bfloat16", "multiplied_int8")
+
+
+def compiled(emulated: tuple[str, ...]) -> Path:
+    """Return the file of a library with these instructions emulated; it is compiled once for all processes."""
+    sources = sorted(file for file in (KERNELS / "native").rglob("*") if file.suffix in {".cc", ".h"})
+    hook_file = KERNELS / "hatch_build.py"
+    digest = hashlib.blake2b(" ".join([*emulated, *sorted(CPU)]).encode(), digest_size=8)
+    for file in (hook_file, *sources):
+        digest.update(file.read_bytes())
+    output = KERNELS / "src/mis_kernels/lib" / f"emulated-{digest.hexdigest()}.so"
+    output.parent.mkdir(exist_ok=True)
+    with FileLock(output.with_suffix(".lock")):
+        if not output.exists():
+            spec = importlib.util.spec_from_file_location("hatch_build", hook_file)
+            assert spec is not None
+            assert spec.loader is not None
+            hook = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(hook)
+            partial = output.with_suffix(".partial")
+            reason = hook.compile_library(KERNELS, partial, emulated)
+            if reason is not None:
+                pytest.skip(f"needs a C++ compiler for x86-64 Linux: {reason}")
+            partial.rename(output)
+    return output
+
+
+def environment(largest: str) -> Mapping[str, str]:
+    """Return the variables that let a process have instructions up to this set, emulated where they must be."""
+    return {"MIS_NATIVE_LIBRARY": str(compiled(WHAT_IS_LACKING)), "MIS_MAX_ISA": largest}
+
+
+def take_counts() -> dict[str, int]:
+    """Return how often this process executed each instruction of tiles since the last call."""
+    counts = np.zeros(len(COUNTED), np.int64)
+    ctypes.CDLL(str(library.path())).mis_take_tile_counts(counts.ctypes.data_as(ctypes.c_void_p))
+    return dict(zip(COUNTED, counts.tolist(), strict=True))

@@ -1,0 +1,255 @@
+"""Every native path on any x86-64 CPU: instructions that it lacks are emulated, as they are described, and counted."""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from count_tiles import ATTENTION, COLUMNS, DEPTH, INT8_COLUMNS, INT8_DEPTH, ROWS
+from emulation import CPU, EVERYTHING, KERNELS, NEEDED, compiled, environment
+from kernel_cases import Case
+
+ROOT = KERNELS.parents[1]
+SMALLEST = 2.0**-126  # of the normal numbers
+HAS_AVX512, HAS_AMX = CPU >= NEEDED, NEEDED | {"amx_tile", "amx_bf16", "amx_int8"} <= CPU
+NEEDS_AVX512 = pytest.mark.skipif(not HAS_AVX512, reason="needs a CPU with AVX-512 in bfloat16, to compare with")
+NEEDS_AMX = pytest.mark.skipif(not HAS_AMX, reason="needs a CPU with AMX, to compare with")
+
+
+@pytest.fixture(scope="module")
+def emulated() -> ctypes.CDLL:
+    return ctypes.CDLL(str(compiled(EVERYTHING)))
+
+
+@pytest.fixture(scope="module")
+def executed() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(compiled(())))
+    assert not HAS_AMX or library.mis_request_tile_registers() == 0
+    return library
+
+
+def call(library: ctypes.CDLL, name: str, *arrays: np.ndarray) -> np.ndarray:
+    """Have an instruction change its first operand; return that."""
+    copies = [np.ascontiguousarray(array) for array in arrays]
+    copies[0] = copies[0].copy()
+    getattr(library, name)(*(array.ctypes.data_as(ctypes.c_void_p) for array in copies))
+    return copies[0]
+
+
+def numbers(shape: tuple[int, ...], dtype: type, seed: int) -> np.ndarray:
+    """Bits of numbers of all sizes, every eighth of them zero, infinite, NaN or denormal."""
+    random = np.random.default_rng(seed)
+    drawn = random.standard_normal(shape) * 2.0 ** random.integers(-60, 40, shape)
+    strange = random.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-39, -9e-39, SMALLEST, 3e38], shape)
+    with np.errstate(over="ignore"):
+        return np.where(random.random(shape) < 1 / 8, strange, drawn).astype(dtype)
+
+
+def flushed(x: np.ndarray) -> np.ndarray:
+    """Return float32 with denormals as zeros of their sign."""
+    return np.where(np.abs(x) < SMALLEST, np.copysign(np.float32(0), x), x).astype(np.float32)
+
+
+def narrowed(x: np.ndarray) -> np.ndarray:
+    """Return float64 rounded once to float32, denormals flushed: judged when rounded to 24 bits, as CPUs do."""
+    mantissa, exponent = np.frexp(x)
+    rounded = np.where(np.isfinite(x), np.ldexp(np.rint(np.ldexp(mantissa, 24)), exponent - 24), x)
+    return np.where(np.abs(rounded) < SMALLEST, np.copysign(0.0, x), rounded).astype(np.float32)
+
+
+def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Return x * y + z of bfloat16, bfloat16 and float32, rounded once, denormals flushed before and after.
+
+    A product of two numbers of 8 bits is exact in float64. The sum is rounded to odd there, so that rounding it again,
+    to 24 bits, is as if the exact sum were rounded (S. Boldo, G. Melquiond, IEEE Transactions on Computers 57, 2008).
+    """
+    with np.errstate(all="ignore"):
+        product = flushed(x.astype(np.float32)).astype(np.float64) * flushed(y.astype(np.float32))
+        added = flushed(z).astype(np.float64)
+        total = product + added
+        part = total - product
+        lost = (product - (total - part)) + (added - part)
+        to_odd = np.isfinite(total) & (lost != 0) & (total.view(np.int64) % 2 == 0)
+        return narrowed(np.where(to_odd, np.nextafter(total, np.where(lost > 0, np.inf, -np.inf)), total))
+
+
+def added(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the sum of float32, rounded once (float64 has bits enough for that), denormals flushed."""
+    with np.errstate(all="ignore"):
+        return narrowed(flushed(x).astype(np.float64) + flushed(y))
+
+
+def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
+    """Fail unless bits are equal, of NaN but that both are."""
+    assert np.isnan(expected).sum() < expected.size / 2
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    there = ~np.isnan(expected)
+    np.testing.assert_array_equal(found[there].view(np.uint32), expected[there].view(np.uint32))
+
+
+def tile_operands(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    c, a, b = (numbers(shape, np.float32, seed + i) for i, shape in enumerate([(16, 16), (16, 32), (16, 32)]))
+    tame = np.random.default_rng(seed).random((16, 1)) < 0.8  # rows and pairs of ordinary numbers, or all sums are NaN
+    a = np.where(tame, np.nan_to_num(a, nan=1.5, posinf=-2.5, neginf=1e-39), a)
+    b = np.nan_to_num(b, nan=0.75, posinf=1e-40, neginf=3.0)
+    return c, a.astype(ml_dtypes.bfloat16), b.astype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_product_of_tiles_in_bfloat16_is_the_described_one(emulated: ctypes.CDLL, seed: int) -> None:
+    """Intel's manual: first and second numbers of pairs are summed apart; both are added, then what was there."""
+    c, a, b = tile_operands(seed)
+    sums = np.zeros((2, 16, 16), np.float32)
+    for k in range(16):
+        for i in range(2):
+            sums[i] = fused(a[:, 2 * k + i, None], b[None, k, i::2], sums[i])
+    expected = added(c, added(*sums))
+    assert_same(call(emulated, "mis_tile_dpbf16ps", c, a.view(np.uint16), b.view(np.uint16)), expected)
+
+
+def test_a_product_of_tiles_in_int8_is_exact_and_wraps(emulated: ctypes.CDLL) -> None:
+    random = np.random.default_rng(0)
+    c = random.integers(-(2**31), 2**31, (16, 16)).astype(np.int32)
+    a, b = random.integers(0, 256, (16, 64)).astype(np.uint8), random.integers(-128, 128, (16, 64)).astype(np.int8)
+    weight = b.reshape(16, 16, 4).transpose(0, 2, 1).reshape(64, 16)
+    expected = (c.astype(np.int64) + a.astype(np.int64) @ weight.astype(np.int64)).astype(np.int32)
+    np.testing.assert_array_equal(call(emulated, "mis_tile_dpbusd", c, a, b), expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_product_of_pairs_is_the_described_one(emulated: ctypes.CDLL, seed: int) -> None:
+    """Intel's manual: the second numbers' product is added before the first numbers'."""
+    c, a, b = (numbers(shape, dtype, seed) for shape, dtype in [((16,), np.float32), *[((32,), np.float32)] * 2])
+    a, b = a.astype(ml_dtypes.bfloat16), b[::-1].astype(ml_dtypes.bfloat16)
+    expected = fused(a[::2], b[::2], fused(a[1::2], b[1::2], c))
+    assert_same(call(emulated, "mis_dpbf16_ps", c, a.view(np.uint16), b.view(np.uint16)), expected)
+
+
+def test_rounding_to_bfloat16_is_to_even_and_flushes(emulated: ctypes.CDLL) -> None:
+    x = np.concatenate(
+        [numbers((8,), np.float32, 3), np.float32([1 + 2**-8, 1 + 3 * 2**-8, 1e-39, -0.0, 3.4e38] + [1] * 3)]
+    )
+    found = call(emulated, "mis_cvtneps_pbh", np.zeros(16, np.uint16), x).view(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(found.astype(np.float32), flushed(x).astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+@NEEDS_AMX
+@pytest.mark.parametrize("seed", range(4))
+def test_tiles_have_the_bits_of_the_cpus(emulated: ctypes.CDLL, executed: ctypes.CDLL, seed: int) -> None:
+    c, a, b = tile_operands(seed)
+    given = c, a.view(np.uint16), b.view(np.uint16)
+    assert_same(call(emulated, "mis_tile_dpbf16ps", *given), call(executed, "mis_tile_dpbf16ps", *given))
+    given = c.view(np.int32), a.view(np.uint8), b.view(np.int8)
+    np.testing.assert_array_equal(*(call(each, "mis_tile_dpbusd", *given) for each in (emulated, executed)))
+
+
+@NEEDS_AVX512
+@pytest.mark.parametrize("seed", range(4))
+def test_vectors_have_the_bits_of_the_cpus(emulated: ctypes.CDLL, executed: ctypes.CDLL, seed: int) -> None:
+    c, x, y = (numbers((16,), np.float32, seed + i) for i in range(3))
+    a, b = (numbers((32,), np.float32, seed + i).astype(ml_dtypes.bfloat16).view(np.uint16) for i in range(2))
+    found, expected = (call(each, "mis_dpbf16_ps", c, a, b) for each in (emulated, executed))
+    assert_same(found, expected)
+    rounded = [call(each, "mis_cvtneps_pbh", np.zeros(16, np.uint16), x) for each in (emulated, executed)]
+    np.testing.assert_array_equal(*rounded)
+    powers = np.nan_to_num(np.clip(y, -200, 200), nan=0.5)
+    assert_same(*(call(each, "mis_scalef_ps", c, x, powers) for each in (emulated, executed)))
+
+
+OURS = "packages/mis-kernels/tests"
+SOME_ON_TILES = (
+    f"{OURS}/test_packed.py::test_equals_numpy",
+    f"{OURS}/test_packed.py::test_a_pair_is_gated",
+    f"{OURS}/test_int8.py::test_sums_are_those_of_numpy",
+    f"{OURS}/attention/test_native.py::test_bits_of_an_item_cut_by_a_block",
+    *(f"{OURS}/attention/test_native.py::test_every_group_and_width_of_head[{heads}]" for heads in ("1-32", "7-96")),
+    f"{OURS}/attention/test_decoding.py::test_a_decoded_row_has_the_bits_of_a_prefilled_one_wherever_it_lies[native]",
+)
+SOME_ON_VECTORS = (
+    *SOME_ON_TILES[:3],
+    f"{OURS}/attention/test_decoding.py::test_a_decoded_row_has_the_same_bits_in_a_step_of_few_rows",
+    "packages/mis-core/tests/runner/test_few_rows.py::test_a_row_has_the_bits_that_it_has_among_64[qwen2-none-sizes1]",
+)
+ALL = (OURS, "packages/mis-core/tests/runner/test_few_rows.py", "-k", "native or packed or int8 or few_rows or logits")
+NO_NEED = pytest.mark.skipif(HAS_AVX512, reason="needs a CPU without AVX-512: on this one no test emulates it")
+
+
+@pytest.mark.parametrize(
+    ("largest", "selected"),
+    [
+        pytest.param("AMX", SOME_ON_TILES, id="tiles"),
+        pytest.param("AVX512_BF16", SOME_ON_VECTORS, id="vectors", marks=NO_NEED),
+        pytest.param("AMX", ALL, id="tiles-all", marks=pytest.mark.full),
+        pytest.param("AVX512_BF16", ALL, id="vectors-all", marks=[NO_NEED, pytest.mark.full]),
+    ],
+)
+def test_tests_of_native_paths_pass_where_instructions_are_emulated(largest: str, selected: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not full and not tpu_aot"]
+    command += [*selected, f"--deselect={OURS}/test_emulated.py", "-rN"]
+    env = {**os.environ, **environment(largest)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert " passed" in done.stdout
+    assert " skipped" not in done.stdout or selected == ALL, done.stdout[-6000:]
+
+
+@pytest.fixture(scope="module")
+def counts() -> dict[str, dict[str, int]]:
+    env = {
+        **os.environ,
+        **environment("AMX"),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "support"), *sys.path]),
+    }
+    program = Path(__file__).parent / "support" / "count_tiles.py"
+    done = subprocess.run([sys.executable, str(program)], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_product_multiplies_each_tile_once_and_loads_one_for_each_product(counts: dict[str, dict[str, int]]) -> None:
+    found, blocks, passes = counts["product"], ROWS * COLUMNS // 32**2, -(-DEPTH // 512)
+    assert found["multiplied_bfloat16"] == ROWS * COLUMNS * DEPTH // (16 * 16 * 32)
+    assert found["loaded"] == found["multiplied_bfloat16"] + 4 * blocks * (passes - 1)  # sums of the passes before
+    assert found["stored"] == 4 * blocks * passes
+    assert (found["zeroed"], found["multiplied_int8"]) == (4 * blocks, 0)
+
+
+def test_a_product_in_int8_keeps_its_sums_in_tiles(counts: dict[str, dict[str, int]]) -> None:
+    found, whole = counts["int8 product"], 64  # rows in tiles of 32
+    assert found["multiplied_int8"] == found["loaded"] == whole * INT8_COLUMNS * INT8_DEPTH // (16 * 16 * 64)
+    assert found["stored"] == found["zeroed"] == whole * INT8_COLUMNS // 16**2
+
+
+def least_products(case: Case) -> int:
+    """Count products for what each 32 rows of a head see: keys by 32, of logits and of values, rows by 16.
+
+    Padding fills up the last rows of those that have a context.
+    """
+    width = case.head_dim // 32
+
+    def of_rows(seen: list[int]) -> int:
+        total = 0
+        for strip in (seen[first : first + 32] for first in range(0, len(seen), 32)):
+            halves = 2 if len(strip) > 16 else 1
+            total += -(-max(strip) // 32) * width * halves * (2 + 2)
+        return total
+
+    total, blocks = 0, {}
+    for segment in case.segments:
+        context = case.contexts[segment.context]
+        blocks.setdefault(segment.context, []).extend([context] * segment.length * case.group)
+        total += of_rows([position + 1 for position in range(segment.length) for _ in range(case.group)])
+    padding = case.layout("xla")[0].num_tokens - sum(segment.length for segment in case.segments)
+    blocks[case.segments[-1].context] += [0] * padding * case.group
+    return case.kv_heads * (total + sum(map(of_rows, blocks.values())))
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_multiplies_no_keys_that_nobody_sees(counts: dict[str, dict[str, int]], name: str) -> None:
+    assert counts[name]["multiplied_bfloat16"] == least_products(ATTENTION[name])
