@@ -26,7 +26,7 @@ OF_OTHER_PROGRAMS = {
     "--load-format", "--speculative-algorithm",  # SGLang
     "--reranking",  # llama-server
     "--subprocesses",  # py-spy
-    "--xla_dump_to",
+    "--xla_cpu_max_isa", "--xla_dump_to",  # XLA
 }  # fmt: skip
 """Options that pages name without the program that has them."""
 
