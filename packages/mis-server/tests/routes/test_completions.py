@@ -3,11 +3,15 @@
 import json
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import processors
+from transformers import AutoTokenizer
 
 from mis_core.tokenization import Tokenizer
 from mis_server.schemas.completions import CompletionReply
@@ -122,6 +126,45 @@ def test_what_the_tokenizer_adds_has_no_place_in_the_text(http: httpx.Client, to
     (choice,) = send(http, prompt="a cat", echo=True, logprobs=0)["choices"]
     assert choice["text"].startswith("a cat")
     assert choice["logprobs"]["text_offset"][-1] == len("a cat")
+
+
+@pytest.mark.parametrize("text", ["cafe\u0301 is open e\u0301", " 猫 \n é", "Do cats purr?"])
+def test_tokens_are_where_transformers_finds_them_in_the_text(
+    http: httpx.Client, checkpoint: Path, tokenizer: Tokenizer, text: str
+) -> None:
+    """The tokenizer normalises to NFC, so a token may spell less than there is."""
+    reference = AutoTokenizer.from_pretrained(str(checkpoint))(text, return_offsets_mapping=True)
+    whole = send(http, prompt=text, echo=True, logprobs=0)["choices"][0]
+    assert whole["text"] == text + tokenizer.decode([70])
+    assert whole["logprobs"]["text_offset"] == [begin for begin, _ in reference["offset_mapping"]] + [len(text)]
+    (event,) = events(http.post(PATH, json=body(prompt=text, echo=True, logprobs=0, stream=True)))
+    assert event["choices"][0]["logprobs"] == whole["logprobs"]
+
+
+def test_what_is_put_behind_a_text_is_at_its_end(
+    connected: Any, pretended: Any, tokenizers: Any, tokenizer: Tokenizer
+) -> None:
+    backend = Backend.from_str(json.loads(tokenizer.to_json())["tokenizer"])
+    end = "<|endoftext|>"
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, backend.token_to_id(end))]
+    )
+    with connected(pretended, type(tokenizers)(Tokenizer(backend))) as http:
+        (choice,) = send(http, prompt="a cat", echo=True, logprobs=0, max_tokens=0)["choices"]
+    tokens, places = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert ("".join(tokens), tokens[-1], places[-1]) == (f"a cat{end}", end, 5)
+    assert all("a cat"[place:].startswith(token) for place, token in zip(places[:-1], tokens[:-1], strict=True))
+
+
+def test_parts_of_a_character_begin_where_it_does_whether_texts_or_ids_are_sent(
+    http: httpx.Client, tokenizer: Tokenizer
+) -> None:
+    text = "a猫é 猫"
+    ids = tokenizer.encode(text).tolist()
+    assert len(ids) > len(text)
+    (of_text,), (of_ids,) = (send(http, prompt=prompt, echo=True, logprobs=0)["choices"] for prompt in (text, ids))
+    assert of_text == of_ids
+    assert len(set(of_text["logprobs"]["text_offset"])) < len(ids)
 
 
 def test_part_of_a_character_is_told_by_its_bytes(http: httpx.Client, tokenizer: Tokenizer) -> None:

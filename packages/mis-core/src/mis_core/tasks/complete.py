@@ -62,6 +62,7 @@ class ParsedCompletion:
             one token, which `requests` draw.
         prompts: Token ids.
         texts: The prompts as they were given; None where they were ids.
+        text_starts: Characters of its prompt before each prompt token; None where they are not told, or of ids.
         echo: Whether prompts are in the answer.
         logprobs: How many of the most probable tokens are in the answer; None for no log-probabilities at all.
         choices: Answers to each prompt.
@@ -77,6 +78,7 @@ class ParsedCompletion:
     sequences: tuple[GenerateRequest, ...]
     prompts: Prompts
     texts: tuple[str, ...] | None
+    text_starts: Int32[np.ndarray, " prompt_tokens"] | None
     echo: bool
     logprobs: int | None
     choices: int
@@ -198,12 +200,16 @@ def parse_completion(
         )
         for group in groups
     )
+    texts, text_starts = (None, None) if isinstance(given, TokenRows) else (tuple(given), None)
+    if texts is not None and tokenizer is not None and reads_all:
+        text_starts = np.concatenate([tokenizer.starts(text, special) for text in texts])
     members = np.concatenate([np.zeros(0, np.int64), *(group.members for group in groups)])
     return ParsedCompletion(
         requests=requests,
         sequences=sequences,
         prompts=prompts,
-        texts=None if isinstance(given, TokenRows) else tuple(given),
+        texts=texts,
+        text_starts=text_starts,
         echo=echo,
         logprobs=logprobs,
         choices=choices,

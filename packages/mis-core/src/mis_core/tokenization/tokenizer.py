@@ -20,6 +20,7 @@ from mis_core.tokenization.chat_template import ChatTemplate
 from mis_core.tokenization.joined import Joined, cut_segments, whole_sequences
 from mis_core.tokenization.seam import Seam
 from mis_core.tokenization.spelling import Spelling
+from mis_core.tokenization.starts import Starts
 from mis_core.tokenization.vocabulary import Refuse, Vocabulary, refuse_first, shown
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Tokenizer:
         self.rerank_template = rerank_template
         self.vocabulary = Vocabulary(None, self.spell)
         self._spelling = Spelling(backend)
+        self._starts = Starts(backend)
         self._backend = backend
         self._frame = _added_at_the_ends(backend)
         self._seam = Seam(backend)
@@ -180,6 +182,19 @@ class Tokenizer:
         tokens, lens = self._encode_all(iter(texts), max(map(len, texts)), len(texts), special=add_special_tokens)
         self.vocabulary.sort_out(tokens, lens, field)
         return tokens, lens
+
+    def starts(self, text: str, add_special_tokens: bool = True) -> Int32[np.ndarray, " tokens"]:
+        """Return how many characters of a text come before each of the tokens that `encode` returns.
+
+        Tokens that share a character begin where it does. Those that are added begin at 0 or at the text's end.
+        """
+        if not add_special_tokens or self._frame is None:
+            return self._starts(text, add_special_tokens)[1]
+        tokens, own = self._starts(text, False)
+        before, after = self._frame
+        if _begin_with(tokens, np.array([len(tokens)]), before)[0]:
+            return own
+        return np.concatenate([np.zeros(len(before), np.int32), own, np.full(len(after), len(text), np.int32)])
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of ids, special tokens included; ids without a token are left out."""

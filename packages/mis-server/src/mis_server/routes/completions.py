@@ -10,12 +10,11 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mis_core.ragged import offsets
 from mis_core.tasks.complete import COMPLETE, CompletionResult, ParsedCompletion, best_choices
 from mis_core.tasks.writing import GenerateChunk, GeneratedChoice
 from mis_core.tokenization import Tokenizer
 from mis_server.answering import Answering
-from mis_server.routes.token_logprobs import Entries, Spelled
+from mis_server.routes.token_logprobs import Entries, Places, Spelled
 from mis_server.schemas.chat import ChatUsage
 from mis_server.schemas.completions import CompletionBody, CompletionChoice, CompletionReply
 from mis_server.service import ServiceOfApp, event_reply, in_thread_if_large, json_reply
@@ -82,16 +81,15 @@ class _Pieces:
         self._tokenizer = tokenizer
         self._text = text
         self._entries = entries
-        self._place = len(text)
+        self._places = Places(len(text))
 
     def add(self, chunk: GenerateChunk) -> tuple[str, Entries]:
         ids, top_ids = np.array([chunk.token_id], np.int32), chunk.top_ids[None]
         spelled = Spelled(self._tokenizer, [ids, top_ids])
-        logprobs, place = np.array([chunk.logprob], np.float32), np.array([self._place])
+        logprobs, place = np.array([chunk.logprob], np.float32), spelled.places(ids, self._places)
         entries = Entries.of(spelled, ids, logprobs, top_ids, chunk.top_logprobs[None], place)
         text, entries = self._text + chunk.text, self._entries + entries
         self._text, self._entries = "", Entries.none()
-        self._place += int(spelled.characters(ids)[0])
         return text, entries
 
 
@@ -114,7 +112,7 @@ def _choices(
 
 def _told(choice: GeneratedChoice, spelled: Spelled, place: int) -> Entries:
     """Return what is said of an answer's tokens, which begins at a place of the text."""
-    places = place + offsets(spelled.characters(choice.token_ids))[:-1]
+    places = spelled.places(choice.token_ids, Places(place))
     arrays = choice.token_ids, choice.token_logprobs, choice.top_ids, choice.top_logprobs
     return Entries.of(spelled, *arrays, places)
 
@@ -140,9 +138,8 @@ def _echoed(parsed: ParsedCompletion, result: CompletionResult, spelled: Spelled
     text = spelled.text(ids) if parsed.texts is None else parsed.texts[prompt]
     if result.prompt is None:
         return text, Entries.none()
-    counts = spelled.characters(ids)
-    # Of a text, tokens spell more than it has where the tokenizer adds something: that is before it.
-    places = np.maximum(offsets(counts)[:-1] - (int(counts.sum()) - len(text)), 0)
+    starts = parsed.text_starts
+    places = spelled.places(ids, Places(0)) if starts is None else starts[begin:end]
     told = result.prompt
     tops = told.top_ids[begin:end], told.top_logprobs[begin:end]
     return text, Entries.of(spelled, ids, told.logprobs[begin:end], *tops, places, has_first=False)

@@ -1,11 +1,12 @@
 """What a completion says of its tokens, encoded as OpenAI's parallel lists."""
 
+import codecs
 from dataclasses import dataclass
 from typing import Any, Self
 
 import msgspec
 import numpy as np
-from jaxtyping import Float32, Int32, Integer
+from jaxtyping import Float32, Int32, Int64, Integer
 
 from mis_core.tokenization import Tokenizer
 from mis_server.schemas.completions import Logprobs
@@ -27,8 +28,6 @@ class Spelled:
         data = [tokenizer.token_bytes(each) for each in self._ids.tolist()]
         self._data = np.array(data, object)
         self._names = np.array([_name(*each) for each in zip(self._ids.tolist(), data, strict=True)], object)
-        # Every character of UTF-8 has one byte that does not continue it.
-        self._characters = np.array([sum(byte & 0xC0 != 0x80 for byte in each) for each in data], np.int64)
 
     def names(self, ids: np.ndarray) -> list[Any]:
         """Return what each token is called, in lists shaped like the ids; part of a character has its bytes."""
@@ -38,12 +37,27 @@ class Spelled:
         """Return the text of tokens that follow each other."""
         return b"".join(self._data[self._at(ids)].tolist()).decode(errors="replace")
 
-    def characters(self, ids: Int32[np.ndarray, " tokens"]) -> Integer[np.ndarray, " tokens"]:
-        """Return how many characters begin in each token."""
-        return self._characters[self._at(ids)]
+    def places(self, ids: Int32[np.ndarray, " tokens"], places: "Places") -> Int64[np.ndarray, " tokens"]:
+        """Return where tokens that follow each other begin."""
+        return np.array([places.take(data) for data in self._data[self._at(ids)]], np.int64)
 
     def _at(self, ids: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._ids, ids)
+
+
+class Places:
+    """Counts the characters of a text while its tokens are taken one by one, as they are decoded to that text."""
+
+    def __init__(self, begin: int) -> None:
+        """Begin where so many characters are there already."""
+        self._place = begin
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, data: bytes) -> int:
+        """Take the bytes of a token; return how many whole characters are before it."""
+        place = self._place
+        self._place += len(self._decoder.decode(data))
+        return place
 
 
 @dataclass(frozen=True, slots=True)
