@@ -10,7 +10,7 @@ from tokenizers import normalizers
 from transformers import AutoTokenizer
 
 from mis_core.errors import ModelError, RequestError
-from mis_core.tokenization import Tokenizer, cut_segments, join_ids, tokenizer
+from mis_core.tokenization import Tokenizer, cut_segments, encoder, join_ids
 
 SHARING = ["qwen", "llama3", "gpt2", "smollm", "o200k", "deepseek", "prefixed", "llama2", "mistral", "gemma", "unigram"]
 
@@ -99,7 +99,7 @@ def test_many_items_are_encoded_in_chunks(small_tokenizer, monkeypatch):
     loaded = Tokenizer(small_tokenizer("framed"))
     items = [f" number {index}" for index in range(7)]
     whole = loaded.join("One of these, maybe", items)
-    monkeypatch.setattr(tokenizer, "_CHUNK_CHARACTERS", 200)
+    monkeypatch.setattr(encoder, "_CHUNK_CHARACTERS", 200)
     chunked = loaded.join("One of these, maybe", items)
     np.testing.assert_array_equal(chunked.item_tokens, whole.item_tokens)
     np.testing.assert_array_equal(chunked.item_starts, whole.item_starts)
@@ -136,7 +136,7 @@ class Counting:
 def test_a_long_tail_is_not_tokenised_again_for_many_items(small_tokenizer):
     """Dashes hold no cut, so that all of them would be tokenised with each item."""
     loaded = Tokenizer(small_tokenizer("qwen"))
-    loaded._backend = counting = Counting(loaded._backend)
+    loaded._encoder._backend = counting = Counting(loaded._backend)
     query = "a " + "-" * 65_000
     with pytest.raises(RequestError) as caught:
         loaded.join(query, ["x"] * 1000)
@@ -152,7 +152,7 @@ def test_a_long_tail_is_not_tokenised_again_for_many_items(small_tokenizer):
 @pytest.mark.parametrize("kind", SHARING)
 def test_many_items_cost_their_own_text_behind_a_long_query(small_tokenizer, kind):
     loaded = Tokenizer(small_tokenizer(kind))
-    loaded._backend = counting = Counting(loaded._backend)
+    loaded._encoder._backend = counting = Counting(loaded._backend)
     query = "Does the document answer the query? Answer yes or no. " * 400 + "\n\nDocument:"
     items = [f" {number} days of rain" for number in range(3000)]
     joined = loaded.join(query, items)

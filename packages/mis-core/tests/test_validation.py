@@ -11,6 +11,7 @@ from mis_core.errors import RequestError
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.validation import FIELDS, parse_score_request
 from mis_core.tokenization import Tokenizer
+from mis_core.tokenization.encoder import Encoder
 
 LIMITS = Limits(context_length=32, vocab_size=1000, max_items=5, max_labels=4, max_request_tokens=60)
 GOOD = {"query": [1, 2, 3], "items": [[4], [5, 6]], "label_token_ids": [7, 8]}
@@ -216,8 +217,8 @@ def test_items_that_shorten_the_query_are_one_token_each(tokenizer):
 
 def test_a_query_that_alone_is_too_long_is_refused_before_it_is_joined(tokenizer, monkeypatch):
     """`LIMITS` holds 32 tokens; no item is tokenised."""
-    monkeypatch.setattr(tokenizer, "_encode_whole", None)
-    monkeypatch.setattr(tokenizer, "_join_at", None)
+    monkeypatch.setattr(tokenizer._joiner, "_encode_whole", None)
+    monkeypatch.setattr(tokenizer._joiner, "_join_at", None)
     for item_first in (False, True):
         error = refusal({**TEXT, "query": "word " * 40, "item_first": item_first}, tokenizer)
         assert (error.code, error.param) == ("context_length_exceeded", "items")
@@ -338,7 +339,7 @@ def test_labels_are_counted_before_they_are_looked_up(tokenizer, monkeypatch):
 
 
 def test_text_beyond_the_limit_is_never_tokenised(tokenizer, monkeypatch):
-    monkeypatch.setattr(Tokenizer, "_encode_all", lambda *arguments, **options: pytest.fail("tokenised"))
+    monkeypatch.setattr(Encoder, "encode_all", lambda *arguments, **options: pytest.fail("tokenised"))
     limits = Limits(context_length=32, vocab_size=1000, max_text_characters=10)
     for body, param in (
         ({"query": "a" * 11, "items": [""], "label_token_ids": [1]}, "query"),

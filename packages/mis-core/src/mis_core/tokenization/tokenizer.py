@@ -1,23 +1,24 @@
 """The model's tokenizer: texts to ids, and queries with their items to segments."""
 
 import copy
-import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 import msgspec
 import numpy as np
 import tokenizers
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Int32, Int64
 
 from mis_core.checkpoints import open_checkpoint
 from mis_core.config import RERANK_RECIPES, EngineConfig
 from mis_core.errors import ModelError, RequestError
-from mis_core.ragged import ramp, rows_at
+from mis_core.ragged import rows_at
 from mis_core.tokenization.chat_template import ChatTemplate
-from mis_core.tokenization.joined import Joined, cut_segments, whole_sequences
+from mis_core.tokenization.encoder import Encoder, begin_with
+from mis_core.tokenization.joined import Joined
+from mis_core.tokenization.joiner import Joiner
 from mis_core.tokenization.seam import Seam
 from mis_core.tokenization.spelling import Spelling
 from mis_core.tokenization.starts import Starts
@@ -25,11 +26,8 @@ from mis_core.tokenization.vocabulary import Refuse, Vocabulary, refuse_first, s
 
 logger = logging.getLogger(__name__)
 
-_CHUNK_CHARACTERS = 1 << 20  # per call of the batch encoder, whose results are large objects
 MAX_CHARACTERS = 1 << 22
 """Most characters that are tokenised for a request, unless another number is given."""
-
-_PROBE = "a"
 
 
 class _Stored(msgspec.Struct):
@@ -71,9 +69,10 @@ class Tokenizer:
         self._spelling = Spelling(backend)
         self._starts = Starts(backend)
         self._backend = backend
-        self._frame = _added_at_the_ends(backend)
-        self._seam = Seam(backend)
-        if not self._seam:
+        self._encoder = Encoder(backend)
+        seam = Seam(backend)
+        self._joiner = Joiner(self._encoder, seam)
+        if not seam:
             logger.warning(
                 "Nothing is known of where this tokenizer ends tokens whatever follows: each item of a text request is "
                 "tokenised together with its whole query."
@@ -162,7 +161,7 @@ class Tokenizer:
         Raises:
             RequestError: `token_id_exceeds_vocab`.
         """
-        tokens, _ = self._encode_all(iter([text]), len(text), 1, special=add_special_tokens)
+        tokens, _ = self._encoder.encode_all(iter([text]), len(text), 1, special=add_special_tokens)
         self.vocabulary.check(tokens, field)
         return tokens
 
@@ -179,7 +178,9 @@ class Tokenizer:
         Raises:
             RequestError: `token_id_exceeds_vocab`.
         """
-        tokens, lens = self._encode_all(iter(texts), max(map(len, texts)), len(texts), special=add_special_tokens)
+        tokens, lens = self._encoder.encode_all(
+            iter(texts), max(map(len, texts)), len(texts), special=add_special_tokens
+        )
         self.vocabulary.sort_out(tokens, lens, field)
         return tokens, lens
 
@@ -188,11 +189,11 @@ class Tokenizer:
 
         Tokens that share a character begin where it does. Those that are added begin at 0 or at the text's end.
         """
-        if not add_special_tokens or self._frame is None:
+        if not add_special_tokens or self._encoder.frame is None:
             return self._starts(text, add_special_tokens)[1]
         tokens, own = self._starts(text, False)
-        before, after = self._frame
-        if _begin_with(tokens, np.array([len(tokens)]), before)[0]:
+        before, after = self._encoder.frame
+        if begin_with(tokens, np.array([len(tokens)]), before)[0]:
             return own
         return np.concatenate([np.zeros(len(before), np.int32), own, np.full(len(after), len(text), np.int32)])
 
@@ -245,7 +246,7 @@ class Tokenizer:
         return ids[0]
 
     def _label(self, text: str) -> list[int]:
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        ids = self._encoder.ids(text)
         self.vocabulary.check(np.array(ids, np.int64), "labels", f"Label {shown(text)}")
         return ids
 
@@ -303,7 +304,7 @@ class Tokenizer:
                 "and item.",
                 in_items,
             )
-        joined = self._join(query, items, item_first, alone, special, max_characters, fields)
+        joined = self._joiner.join(query, items, item_first, alone, special, max_characters, fields)
         rows = self.vocabulary.sort_out(joined.item_tokens, np.diff(joined.item_starts), in_items, refuse)
         return joined if rows is None else joined.rows(rows)
 
@@ -334,104 +335,12 @@ class Tokenizer:
         Raises:
             RequestError: a text has a token that the model does not have.
         """
-        own, tokens, lens = self._apart(query, items, item_first, add_special_tokens)
+        own, tokens, lens = self._joiner.apart(query, items, item_first, add_special_tokens)
         self.vocabulary.check(own, "query")
         rows = self.vocabulary.sort_out(tokens, lens, "items", refuse)
         if rows is None:
             return own, tokens, lens
         return own, rows_at(tokens, (np.cumsum(lens) - lens)[rows], lens[rows]), lens[rows]
-
-    def _apart(
-        self, query: str, items: Sequence[str], item_first: bool, add_special_tokens: bool
-    ) -> tuple[Int64[np.ndarray, " query_tokens"], Int64[np.ndarray, " item_tokens"], Int64[np.ndarray, " items"]]:
-        tokens, lens = self._encode_all(iter(items), 0, len(items), special=False)
-        own = np.array(self._backend.encode(query, add_special_tokens=False).ids, np.int64)
-        before, after = (self._frame or ([], [])) if add_special_tokens else ([], [])
-        if item_first:
-            tokens, lens = _framed(tokens, lens, before, [], ~_begin_with(tokens, lens, before))
-            return np.concatenate([own, after]).astype(np.int64), tokens.astype(np.int64), lens
-        if _begin_with(own, np.array([len(own)]), before)[0]:
-            before, after = [], []
-        tokens, lens = _framed(tokens, lens, [], after, np.ones(len(items), bool))
-        return np.concatenate([before, own]).astype(np.int64), tokens.astype(np.int64), lens
-
-    def _join(
-        self,
-        query: str,
-        items: Sequence[str],
-        item_first: bool,
-        alone: Int32[np.ndarray, " query_tokens"],
-        special: bool,
-        max_characters: int,
-        fields: tuple[str, str],
-    ) -> Joined:
-        def whole(join: Callable[[str], str]) -> tuple[np.ndarray, np.ndarray]:
-            return self._encode_whole(query, items, join, special, max_characters, fields)
-
-        if item_first:
-            return whole_sequences(*whole(lambda item: item + query))
-        cut = self._seam.cut(query)
-        if cut is not None:
-            _check_characters(query[cut:], items, max_characters, fields[1])
-            joined = self._join_at(cut, query, items, alone, special)
-            if joined is not None:
-                return joined
-        return cut_segments(alone, *whole(lambda item: query + item), head_len=0)
-
-    def _join_at(self, cut: int, query: str, items: Sequence[str], alone: np.ndarray, special: bool) -> Joined | None:
-        """Tokenise from the cut on only; None if the tokenizer does not split there after all."""
-        tail = query[cut:]
-        left = query[cut - 1]  # before what is tokenised from the cut on, and left out of the ids again: see `seam`
-        left_len = len(self._backend.encode(left, add_special_tokens=False).ids)
-        if special and self._frame is None:
-            return None
-        head = self._backend.encode(query[:cut], add_special_tokens=False).ids
-        before, after = (self._frame or ([], [])) if special else ([], [])
-        if _begin_with(np.array(head), np.array([len(head)]), before)[0]:
-            before, after = [], []
-        rest = self._backend.encode(left + tail, add_special_tokens=False).ids[left_len:]
-        if not np.array_equal(alone, [*before, *head, *rest, *after]):
-            return None
-        texts = (left + tail + item for item in items)
-        tokens, lens = self._encode_all(texts, 1 + len(tail), len(items), special=False)
-        tokens, lens = tokens[ramp(lens) >= left_len], lens - left_len
-        tokens, lens = _framed(tokens, lens, [], after, np.ones(len(items), bool))
-        return cut_segments(alone, tokens, lens, len(before) + len(head)) if lens.all() else None
-
-    def _encode_whole(
-        self,
-        query: str,
-        items: Sequence[str],
-        join: Callable[[str], str],
-        special: bool,
-        max_characters: int,
-        fields: tuple[str, str],
-    ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"]]:
-        """Tokenise every joined string from its beginning."""
-        _check_characters(query, items, max_characters, fields[1])
-        tokens, lens = self._encode_all(map(join, items), len(query), len(items), special)
-        if not lens.all():
-            message = f"The query and {fields[1]}[{int(lens.argmin())}] have no tokens together."
-            raise RequestError("empty_query", message, fields[0])
-        return tokens, lens
-
-    def _encode_all(
-        self, texts: Iterator[str], typical_len: int, count: int, special: bool
-    ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"]]:
-        """Return the ids of all texts, one after the other, and how many each has."""
-        by_library = special and self._frame is None
-        size = max(1, _CHUNK_CHARACTERS // (typical_len + 64))
-        tokens, lens = [], []
-        for _ in range(0, count, size):
-            chunk = list(itertools.islice(texts, size))
-            encodings = self._backend.encode_batch_fast(chunk, add_special_tokens=by_library)
-            rows = [encoding.ids for encoding in encodings]
-            tokens.append(np.array(list(itertools.chain.from_iterable(rows)), np.int32))
-            lens.extend(map(len, rows))
-        every, counts = np.concatenate(tokens), np.array(lens, np.int64)
-        if not special or self._frame is None:
-            return every, counts
-        return _framed(every, counts, *self._frame, ~_begin_with(every, counts, self._frame[0]))
 
 
 def _rerank_template(path: str | Path, special_tokens: dict[str, str]) -> ChatTemplate:
@@ -441,50 +350,3 @@ def _rerank_template(path: str | Path, special_tokens: dict[str, str]) -> ChatTe
     except ModelError as error:
         names = ", ".join(RERANK_RECIPES)
         raise ModelError(f"{error.message} --rerank-template takes a file, or one of {names}.") from None
-
-
-def _check_characters(repeated: str, items: Sequence[str], most: int, field: str) -> None:
-    """Refuse to tokenise so much text: what is repeated once for each item, and the items."""
-    count = len(repeated) * len(items) + sum(map(len, items))
-    if count > most:
-        raise RequestError(
-            "too_many_tokens",
-            f"Each of {len(items)} items is tokenised together with {len(repeated)} characters of the query: {count} "
-            f"characters; at most {most} are allowed. Send fewer items at a time, or token ids.",
-            field,
-        )
-
-
-def _begin_with(tokens: np.ndarray, lens: np.ndarray, before: list[int]) -> Bool[np.ndarray, " rows"]:
-    """Whether rows that lie one after the other begin with some ids; none does with no ids."""
-    found = np.full(len(lens), bool(before)) & (lens >= len(before))
-    begins = (np.cumsum(lens) - lens)[found]
-    for place, token in enumerate(before):
-        found[found] = tokens[begins + place] == token
-        begins = (np.cumsum(lens) - lens)[found]
-    return found
-
-
-def _framed(
-    tokens: np.ndarray, lens: np.ndarray, before: list[int], after: list[int], wanted: np.ndarray
-) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " rows"]]:
-    """Put ids before and after the wanted rows."""
-    ends = np.cumsum(lens)
-    count = int(np.count_nonzero(wanted))
-    # Of ids put at one place, `insert` keeps the order: those after a row come before those before the next.
-    inserts = np.stack([ends - lens, ends], 1)[wanted].repeat([len(before), len(after)], 1)
-    framed = np.insert(tokens, inserts.ravel(), np.tile([*before, *after], count))
-    return framed.astype(np.int32), lens + wanted * (len(before) + len(after))
-
-
-def _added_at_the_ends(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Return what the post-processor puts before and after a single text, such as BOS; it is constant.
-
-    None if it cannot be recognised; then every text is encoded whole, by the library alone.
-    """
-    bare = backend.encode(_PROBE, add_special_tokens=False).ids
-    full = backend.encode(_PROBE).ids
-    for begin in range(len(full) - len(bare) + 1):
-        if full[begin : begin + len(bare)] == bare:
-            return full[:begin], full[begin + len(bare) :]
-    return None

@@ -1,0 +1,87 @@
+"""Ids of many texts, and the special tokens that a tokenizer adds at their ends."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import tokenizers
+from jaxtyping import Bool, Int32, Int64
+
+_CHUNK_CHARACTERS = 1 << 20  # per call of the batch encoder, whose results are large objects
+_PROBE = "a"
+
+
+class Encoder:
+    """Encodes texts. Thread-safe.
+
+    Attributes:
+        frame: What the tokenizer adds before and after a single text; None if that cannot be recognised.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self.frame = _added_at_the_ends(backend)
+        self._backend = backend
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of a text; no special tokens are added."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_all(
+        self, texts: Iterator[str], typical_len: int, count: int, special: bool
+    ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"]]:
+        """Return the ids of all texts, one after the other, and how many each has.
+
+        Args:
+            texts: The texts.
+            typical_len: Characters of most of them.
+            count: How many there are, at least one.
+            special: Whether special tokens are added at the ends.
+        """
+        by_library = special and self.frame is None
+        size = max(1, _CHUNK_CHARACTERS // (typical_len + 64))
+        tokens, lens = [], []
+        for _ in range(0, count, size):
+            chunk = list(itertools.islice(texts, size))
+            encodings = self._backend.encode_batch_fast(chunk, add_special_tokens=by_library)
+            rows = [encoding.ids for encoding in encodings]
+            tokens.append(np.array(list(itertools.chain.from_iterable(rows)), np.int32))
+            lens.extend(map(len, rows))
+        every, counts = np.concatenate(tokens), np.array(lens, np.int64)
+        if not special or self.frame is None:
+            return every, counts
+        return framed(every, counts, *self.frame, ~begin_with(every, counts, self.frame[0]))
+
+
+def begin_with(tokens: np.ndarray, lens: np.ndarray, before: list[int]) -> Bool[np.ndarray, " rows"]:
+    """Whether rows that lie one after the other begin with some ids; none does with no ids."""
+    found = np.full(len(lens), bool(before)) & (lens >= len(before))
+    begins = (np.cumsum(lens) - lens)[found]
+    for place, token in enumerate(before):
+        found[found] = tokens[begins + place] == token
+        begins = (np.cumsum(lens) - lens)[found]
+    return found
+
+
+def framed(
+    tokens: np.ndarray, lens: np.ndarray, before: list[int], after: list[int], wanted: np.ndarray
+) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " rows"]]:
+    """Put ids before and after the wanted rows."""
+    ends = np.cumsum(lens)
+    count = int(np.count_nonzero(wanted))
+    # Of ids put at one place, `insert` keeps the order: those after a row come before those before the next.
+    inserts = np.stack([ends - lens, ends], 1)[wanted].repeat([len(before), len(after)], 1)
+    framed = np.insert(tokens, inserts.ravel(), np.tile([*before, *after], count))
+    return framed.astype(np.int32), lens + wanted * (len(before) + len(after))
+
+
+def _added_at_the_ends(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Return what the post-processor puts before and after a single text, such as BOS; it is constant.
+
+    None if it cannot be recognised; then every text is encoded whole, by the library alone.
+    """
+    bare = backend.encode(_PROBE, add_special_tokens=False).ids
+    full = backend.encode(_PROBE).ids
+    for begin in range(len(full) - len(bare) + 1):
+        if full[begin : begin + len(bare)] == bare:
+            return full[:begin], full[begin + len(bare) :]
+    return None
