@@ -285,7 +285,7 @@ of_types = ray.data.from_items([{"n": 0, "query": [8, 9], "items": ids}]).union(
 )
 lists = [
     sorted(each.take_all(), key=lambda row: row["n"])
-    for each in (scored, score_dataset(of_types, sys.argv[1], **options))
+    for each in (scored, score_dataset(of_types, sys.argv[1], rows_per_batch=1, **options))
 ]
 print(json.dumps([refused, scored.columns(), *lists], default=np.ndarray.tolist))
 """

@@ -16,7 +16,7 @@ from mis_testing.server import free_port, stop
 _START_S = 300  # of a machine with other things to do
 # Ray's sampling of metrics and its dashboard are half of what a small cluster computes.
 _QUIET = {"RAY_enable_metrics_collection": "0", "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-_QUIET |= {"RAY_raylet_start_wait_time_s": str(_START_S)}
+_QUIET |= {"RAY_raylet_start_wait_time_s": str(_START_S), "RAY_agent_register_timeout_ms": str(_START_S * 1000)}
 
 
 class RayNode:
