@@ -137,8 +137,8 @@ def opened(name: str) -> Iterator[Input]:
 
 
 def _input(name: str, file: BinaryIO) -> Input:
-    magic = file.read(len(_PARQUET))
     file.seek(0)
+    magic = file.read(len(_PARQUET))
     if magic != _PARQUET and not name.endswith(".parquet"):
         return LinesInput(name, file)
     check_parquet("items")
