@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from mis_core import Engine
 from mis_core.errors import ConfigError
 from mis_server.cli import main
 from mis_server.offline.inputs import Survey, opened
+
+HEAR_CTRL_C = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # ignored in the background of a shell
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -168,6 +171,7 @@ def test_nothing_is_left_of_a_copy_that_is_interrupted(files: Path, ended_by: si
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"TMPDIR": str(folder)},
+        preexec_fn=HEAR_CTRL_C,
     )
     with process:
         assert process.stdin is not None

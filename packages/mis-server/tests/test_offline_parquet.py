@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def test_an_interrupted_run_goes_on_and_its_folder_is_one_table(
     source, output = tmp_path / "items.parquet", tmp_path / "out.parquet"
     pq.write_table(table(), source, row_group_size=700)
     run = command(checkpoint, "--items", source, "--output", output, "--batch-size", 20, "--score-column", "p")
-    with subprocess.Popen(run, stderr=subprocess.PIPE) as process:
+    hear_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # ignored in the background of a shell
+    with subprocess.Popen(run, stderr=subprocess.PIPE, preexec_fn=hear_ctrl_c) as process:
         assert process.stderr is not None
         shown = ""
         while not (done := re.findall(rf"(\d+)/{ROWS}", shown)) or int(done[-1]) < 100:

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,19 +80,21 @@ def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progr
             if done == survey.rows:
                 return errors
             rows = source.rows(job.query, survey, skip=done)
-            with tqdm(total=survey.rows, initial=done, unit="item", disable=not progress, smoothing=0.1) as bar:
-                written, more = asyncio.run(_score(job, config, rows, output, bar))
+            bar = partial(tqdm, total=survey.rows, initial=done, unit="item", disable=not progress, smoothing=0.1)
+            written, more = asyncio.run(_score(job, config, rows, output, bar))
     if done + written != survey.rows:
         message = f"{job.output} has {done + written} lines, where the input has {survey.rows}; score it again with "
         raise ConfigError(f"{message}--overwrite, and report this.", "output")
     return errors + more
 
 
-async def _score(job: Job, config: EngineConfig, rows: Iterator[Row], output: Output, bar: tqdm) -> tuple[int, int]:
+async def _score(
+    job: Job, config: EngineConfig, rows: Iterator[Row], output: Output, new_bar: Callable[[], tqdm]
+) -> tuple[int, int]:
     """Write the rows; return how many there are, and how many of them have an error."""
     async with running_scorer(job, config) as scorer:
         output.check_type(scorer.dtype)
-        with output.opened(scorer.dtype):
+        with output.opened(scorer.dtype), new_bar() as bar:  # after what may fail, whose error stands alone
             return await _append(job, scorer, rows, output, bar)
 
 

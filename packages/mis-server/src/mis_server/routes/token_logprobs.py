@@ -39,7 +39,7 @@ class Spelled:
 
     def places(self, ids: Int32[np.ndarray, " tokens"], places: "Places") -> Int64[np.ndarray, " tokens"]:
         """Return where tokens that follow each other begin."""
-        return np.array([places.take(data) for data in self._data[self._at(ids)]], np.int64)
+        return np.array([places.advance(data) for data in self._data[self._at(ids)]], np.int64)
 
     def _at(self, ids: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._ids, ids)
@@ -53,8 +53,8 @@ class Places:
         self._place = begin
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def take(self, data: bytes) -> int:
-        """Take the bytes of a token; return how many whole characters are before it."""
+    def advance(self, data: bytes) -> int:
+        """Read the bytes of a token; return how many whole characters are before it."""
         place = self._place
         self._place += len(self._decoder.decode(data))
         return place
