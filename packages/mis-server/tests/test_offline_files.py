@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,12 @@ from mis_core.errors import ConfigError
 from mis_server.cli import main
 from mis_server.offline.inputs import Survey, opened
 
-HEAR_CTRL_C = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # ignored in the background of a shell
+# Python ignores Ctrl-C in the background of a shell, where tests may run.
+HEARING_CTRL_C = [
+    *(sys.executable, "-c"),
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "runpy.run_module('mis_server', run_name='__main__', alter_sys=True)",
+]
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -167,11 +171,10 @@ def test_nothing_is_left_of_a_copy_that_is_interrupted(files: Path, ended_by: si
     folder = files / "temporary"
     folder.mkdir()
     process = subprocess.Popen(
-        command("model", "--items", "-", "--output", "new"),
+        [*HEARING_CTRL_C, *command("model", "--items", "-", "--output", "new")[3:]],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"TMPDIR": str(folder)},
-        preexec_fn=HEAR_CTRL_C,
     )
     with process:
         assert process.stdin is not None

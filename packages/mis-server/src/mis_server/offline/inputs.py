@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import io
 import os
 import shutil
 import stat
@@ -10,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, cast
 
 from mis_core.errors import ConfigError
 from mis_server.offline.rows import Row, read_line
@@ -128,7 +129,8 @@ def opened(name: str) -> Iterator[Input]:
             if not is_read_once(name):
                 file: BinaryIO = files.enter_context(Path(name).open("rb"))
             else:
-                once = sys.stdin.buffer if name in _ITS_NAMES else files.enter_context(Path(name).open("rb"))
+                standard = cast(io.BufferedReader, sys.stdin.buffer)
+                once = standard if name in _ITS_NAMES else files.enter_context(Path(name).open("rb"))
                 file = files.enter_context(tempfile.TemporaryFile())
                 _copy(once, file, shown)
         except OSError as error:
@@ -157,9 +159,9 @@ def check_parquet(option: str) -> None:
         raise ConfigError("Parquet needs pyarrow: pip install 'mis-server[parquet]'.", option)
 
 
-def _copy(source: BinaryIO, copy: BinaryIO, name: str) -> None:
+def _copy(source: io.BufferedReader, copy: BinaryIO, name: str) -> None:
     """Copy until the source ends, or the disk would soon be full."""
-    while chunk := source.read(_CHUNK_BYTES):
+    while chunk := source.read1(_CHUNK_BYTES):  # what is there: `read` is deaf to Ctrl-C until it has all
         disk = shutil.disk_usage(copy.fileno())
         if disk.free - len(chunk) < min(_LEFT_BYTES, disk.total // 20):
             raise _no_room(name, "has too little free space for it")
