@@ -150,6 +150,6 @@ def test_a_target_decides_what_is_chosen() -> None:
 
 
 def test_unknown_backends_are_named() -> None:
-    names = "tpu, gpu, native, native_products, xla, reference"
+    names = "tpu, gpu, native, native_products, xla, dense, reference"
     with pytest.raises(ValueError, match=f"'cuda' is unknown; choose from {names}"):
         step("cuda")
