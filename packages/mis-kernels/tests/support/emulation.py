@@ -29,7 +29,7 @@ def compiled(emulated: tuple[str, ...]) -> Path:
     digest = hashlib.blake2b(" ".join([*emulated, *sorted(CPU)]).encode(), digest_size=8)
     for file in (hook_file, *sources):
         digest.update(file.read_bytes())
-    output = KERNELS / "src/mis_kernels/lib" / f"emulated-{digest.hexdigest()}.so"
+    output = KERNELS / ".cache" / f"emulated-{digest.hexdigest()}.so"  # not in src, from where it would get into wheels
     output.parent.mkdir(exist_ok=True)
     with FileLock(output.with_suffix(".lock")):
         if not output.exists():
