@@ -94,7 +94,7 @@ async def _score(
     """Write the rows; return how many there are, and how many of them have an error."""
     async with running_scorer(job, config) as scorer:
         output.check_type(scorer.dtype)
-        with output.opened(scorer.dtype), new_bar() as bar:  # after what may fail, whose error stands alone
+        with output.opened(scorer.dtype), new_bar() as bar:  # no bar before an error at the start
             return await _append(job, scorer, rows, output, bar)
 
 

@@ -161,7 +161,7 @@ def check_parquet(option: str) -> None:
 
 def _copy(source: io.BufferedReader, copy: BinaryIO, name: str) -> None:
     """Copy until the source ends, or the disk would soon be full."""
-    while chunk := source.read1(_CHUNK_BYTES):  # what is there: `read` is deaf to Ctrl-C until it has all
+    while chunk := source.read1(_CHUNK_BYTES):  # `read` would ignore Ctrl-C until the chunk is full
         disk = shutil.disk_usage(copy.fileno())
         if disk.free - len(chunk) < min(_LEFT_BYTES, disk.total // 20):
             raise _no_room(name, "has too little free space for it")
