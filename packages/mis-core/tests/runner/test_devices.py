@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from mis_testing import tiny_checkpoint
+from mis_testing.devices import environment_with_devices
 from mis_testing.tolerances import TINY_LOGITS, assert_scores_close
 
 PROGRAM = Path(__file__).parent.parent / "support" / "many_devices.py"
@@ -58,9 +58,12 @@ CASES = list(_cases())
 def test_every_mesh_agrees_with_one_device(model: str, dtype: str, meshes: Sequence, tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model", **MODELS[model])
     cut = json.dumps([(1, 1), *meshes])
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(path), dtype, cut], env=env, capture_output=True, text=True, check=False
+        [sys.executable, str(PROGRAM), str(path), dtype, cut],
+        env=environment_with_devices(8),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])

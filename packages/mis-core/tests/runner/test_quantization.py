@@ -1,7 +1,6 @@
 """An engine whose products are in int8: near float32, still isolated, smaller, and cut over devices."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 from mis_core import Engine
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
+from mis_testing.devices import environment_with_devices
 from mis_testing.options import SMALL_ENGINE
 
 PROGRAM = Path(__file__).parent.parent / "support" / "many_devices.py"
@@ -62,9 +62,8 @@ def test_a_model_cut_over_devices_agrees_with_one(tmp_path: Path) -> None:
     """Rows that are cut are quantised by each device for itself, so scores differ by what quantising changes."""
     shape = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     path = tiny_checkpoint(tmp_path / "model", family="llama", num_hidden_layers=2, **shape)
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(PROGRAM), str(path), "float32", json.dumps([(1, 1), (1, 2)]), "int8"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment_with_devices(2), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     alone, cut = json.loads(done.stdout.strip().splitlines()[-1]).values()
     assert cut["share_of_weights"] < 0.7

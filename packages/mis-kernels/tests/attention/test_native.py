@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from kernel_cases import NEEDS_NATIVE, Case, Segment, in_float32
 from mis_kernels import segment_attention, to_bits
+from mis_testing.devices import environment_with_devices
 from mis_testing.tolerances import ATTENTION
 
 pytestmark = NEEDS_NATIVE
@@ -148,10 +149,8 @@ def test_bits_do_not_depend_on_threads_or_devices() -> None:
 
 def _digests(threads: int, devices: int) -> str:
     environment = {
-        **os.environ,
+        **environment_with_devices(devices),
         "NPROC": str(threads),  # of XLA's pool
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, __file__]
