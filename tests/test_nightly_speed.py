@@ -18,7 +18,7 @@ BENCH = """#!{python}
 import asyncio, os, sys, types
 sys.path.insert(0, "{support}")
 import mis_bench.loop, mis_bench.targets.registry
-from bench_fakes import Clock, Fakes, VirtualLoop
+from bench_fakes import CallFailed, Clock, Fakes, VirtualLoop
 from mis_bench.cli import main
 
 clock = Clock()
@@ -26,6 +26,12 @@ fakes = Fakes(clock)
 fakes.prepare = lambda target: setattr(target, "seconds", lambda workload: 0.01 * float(os.environ.get("TIMES", "1")))
 mis_bench.loop.time = types.SimpleNamespace(perf_counter=lambda: clock.seconds)
 mis_bench.targets.registry.opener = fakes.opener
+def refuse(number, workload):
+    if number > 20:
+        raise CallFailed("rejected", "It is tired.")
+
+if "FAILING" in os.environ:
+    fakes.prepare = lambda target: setattr(target, "before", refuse)
 
 def run(work):
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner:
@@ -34,7 +40,7 @@ def run(work):
 asyncio.run = run
 main()
 """
-"""`mis-bench` in virtual time, on an engine whose calls all take 10 ms times the variable `TIMES`."""
+"""`mis-bench` in virtual time, on an engine whose calls all take 10 ms times the variable `TIMES`, or fail at last."""
 
 
 @pytest.fixture
@@ -82,6 +88,17 @@ def test_a_run_of_other_requests_is_no_baseline_and_this_one_is_the_next(bench: 
     assert done.returncode == 0, done.stderr
     assert "Nothing was judged; the next run is compared with this one." in done.stdout
     assert (bench.parent.parent / "monday" / "smoke" / "summary.json").is_file()
+    failed = speed(bench, "tuesday", "other", MODEL=str(checkpoint), FAILING="yes")
+    assert failed.returncode == 1, failed.stdout  # it is no success, whatever it cannot be held against
+
+
+def test_a_broken_night_is_no_baseline(bench: Path, checkpoint: Path) -> None:
+    broken = bench.parent.parent / "sunday" / "smoke"
+    broken.mkdir(parents=True)
+    (broken / "plan.json").write_text("{}")
+    done = speed(bench, "monday", "sunday", MODEL=str(checkpoint), TIMES="0.001")
+    assert done.returncode == 0, done.stderr
+    assert "The earlier run in 'sunday' is broken; taking the baseline of the repository." in done.stdout
 
 
 def test_a_run_that_cannot_begin_fails(bench: Path) -> None:

@@ -16,6 +16,9 @@ results=${1:?name a folder for the results} baseline=${2:-}
 if [[ ! -f "$baseline/smoke/plan.json" ]]; then
     echo "There is no earlier run in '$baseline'; taking the baseline of the repository."
     baseline=$(dirname "$0")/baseline
+elif ! mis-bench validate-artifacts "$baseline/smoke"; then
+    echo "The earlier run in '$baseline' is broken; taking the baseline of the repository."
+    baseline=$(dirname "$0")/baseline
 fi
 status=0
 mis-bench run --profile smoke --repeat 4 --model "$MODEL" --output "$results/smoke" --baseline "$baseline/smoke" ||

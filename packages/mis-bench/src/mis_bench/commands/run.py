@@ -112,10 +112,12 @@ def run(
     title = (profile_name or "standard") if chosen else "workloads"
     summary, folder = bench.measure("run", cases, rounds=rounds, title=title, gates=gates)
     is_slower = False
-    if baseline is not None:
-        table, is_slower = beside(folder, baseline, regression_threshold / 100)
-        table.show()
-    finish(summary)
+    try:
+        if baseline is not None:
+            table, is_slower = beside(folder, baseline, regression_threshold / 100)
+            table.show()
+    finally:
+        finish(summary)  # a call that failed fails, whatever the baseline is
     if is_slower:
         raise SystemExit(1)
 
