@@ -90,6 +90,15 @@ def test_a_checkpoint_that_is_not_there_starts_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
+def test_what_cannot_be_is_said_before_anything_is_measured(tmp_path: Path, checkpoint: Path) -> None:
+    done = run(tmp_path, "matrix.sh", URL="http://127.0.0.1:1/", LOG="no-such.log", WAIT="0")
+    assert (done.returncode, done.stderr) == (1, "LOG: no-such.log cannot be read.\n")
+    for url in ("http://bench.example:30000", "http://localhost"):
+        done = run(tmp_path, "matrix.sh", MODEL=str(checkpoint), URL=url)
+        assert done.returncode == 1
+        assert f"URL must be http://127.0.0.1:PORT, not {url}." in done.stderr
+
+
 def test_a_port_that_is_taken_starts_nothing(tmp_path: Path, checkpoint: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), _OtherMasks) as http:
         threading.Thread(target=http.serve_forever).start()

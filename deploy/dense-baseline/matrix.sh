@@ -18,6 +18,7 @@ set -euo pipefail
 : "${MODEL:=}" "${URL:=http://127.0.0.1:30000}" "${LOG:=}" "${WAIT:=1800}"
 : "${RESULTS:=results}" "${COLLECTED:=collected}" "${REMOTE:=bash -c}"
 : "${NAME:=dense-matrix}" "${CHUNK_SIZES:=1,2,4,8,16,32,64,128,256,500}"
+URL=${URL%/}
 
 there() { # run a command in $RESULTS
     $REMOTE "cd $(printf %q "$RESULTS") && $1"
@@ -30,7 +31,11 @@ collect() { # copy runs, named by arguments
 }
 
 serve() { # start a server of a checkpoint, which writes its log to a file
-    if curl --silent --output /dev/null "$URL"; then
+    if [[ ! "$URL" =~ ^http://(127\.0\.0\.1|localhost):[0-9]+$ ]]; then
+        echo "A server of MODEL is started on this machine: URL must be http://127.0.0.1:PORT, not $URL." >&2
+        exit 1
+    fi
+    if curl --silent --max-time 10 --output /dev/null "$URL"; then
         echo "Something answers at $URL already; stop it, name another URL, or leave out MODEL." >&2
         exit 1
     fi
@@ -41,8 +46,9 @@ serve() { # start a server of a checkpoint, which writes its log to a file
 }
 
 wait_until_ready() {
-    for ((second = 0; second < WAIT; second++)); do
-        if curl --fail --silent --output /dev/null "$URL/ready"; then return; fi
+    local end=$((SECONDS + WAIT))
+    while ((SECONDS < end)); do
+        if curl --fail --silent --max-time 10 --output /dev/null "$URL/ready"; then return; fi
         if [[ -n "${server:-}" ]] && ! kill -0 "$server" 2>/dev/null; then
             echo "The server has ended. Its log, $run/server.log, ends with:" >&2
             tail -n 5 "$run/server.log" >&2
@@ -57,6 +63,10 @@ wait_until_ready() {
 measure() {
     run="$RESULTS/$NAME-$(date -u +%Y%m%dT%H%M%SZ)"
     model=()
+    if [[ -n "$LOG" && ! -r "$LOG" ]]; then
+        echo "LOG: $LOG cannot be read." >&2
+        exit 1
+    fi
     if [[ -n "$MODEL" ]]; then
         folder=$(mis-bench checkpoint "$MODEL")
         model=(--model "$MODEL")
