@@ -29,7 +29,9 @@ WITHOUT_AVX512 = ("-O2", "-march=native", "-Wno-psabi")
 LIBRARY = Path("src/mis_kernels/lib/native.so")
 
 
-def compile_library(root: Path, output: Path | None = None, emulated: Sequence[str] | None = None) -> str | None:
+def compile_library(
+    root: Path, output: Path | None = None, emulated: Sequence[str] | None = None, sources: Sequence[Path] = ()
+) -> str | None:
     """Compile the library; return why that is impossible here, or None.
 
     Args:
@@ -37,6 +39,7 @@ def compile_library(root: Path, output: Path | None = None, emulated: Sequence[s
         output: Where the library goes; None: where the package looks for it.
         emulated: For tests: which of `AMX` and `AVX512` plain C++ stands in for. The library then also has what tests
             ask it for (`native/emulated`); None: it does not.
+        sources: Files to compile; none: all of them.
 
     Raises:
         subprocess.CalledProcessError: the compiler refuses the source.
@@ -52,11 +55,11 @@ def compile_library(root: Path, output: Path | None = None, emulated: Sequence[s
     output = output or root / LIBRARY
     output.parent.mkdir(exist_ok=True)
     folders = [root / "native"] if emulated is None else [root / "native", root / "native" / "emulated"]
-    sources = [str(file) for folder in folders for file in sorted(folder.glob("*.cc"))]
+    sources = sources or [file for folder in folders for file in sorted(folder.glob("*.cc"))]
     flags = [*COMMON, *(WITHOUT_AVX512 if "AVX512" in (emulated or ()) else NATIVE)]
     flags += [f"-DMIS_EMULATED_{name}" for name in emulated or ()]
     includes = (f"-I{root / 'native'}", f"-isystem{jax.ffi.include_dir()}")
-    subprocess.run([compiler, *flags, *includes, *sources, "-o", str(output)], check=True)
+    subprocess.run([compiler, *flags, *includes, *map(str, sources), "-o", str(output)], check=True)
     return None
 
 

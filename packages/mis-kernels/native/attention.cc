@@ -1,8 +1,6 @@
 // Attention of packed new tokens to their paged contexts and their own segments, for x86-64 CPUs with AMX or
 // AVX-512's products in bfloat16. The contract is that of mis_kernels.segment_attention.
 
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "parallel.h"
 #include "tiles.h"
@@ -167,13 +165,3 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(mis_segment_attention, mis::attention,
                                   .Ret<ffi::Buffer<ffi::U16>>()
                                   .Attr<float>("scale")
                                   .Attr<bool>("has_tiles"));
-
-// Asks the system to let this process use tile registers; 0 if it may. See arch_prctl(2), ARCH_REQ_XCOMP_PERM.
-extern "C" long mis_request_tile_registers() {
-#ifdef MIS_EMULATED_AMX
-  return 0;
-#else
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData);
-#endif
-}

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,13 +66,23 @@ def test_a_library_that_is_named_and_not_there_is_named_as_lacking(monkeypatch: 
     assert library._load.__wrapped__() == "needs /nowhere/native.so"
 
 
+def test_a_file_that_is_no_library_is_lacking_and_an_empty_name_names_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "native.so"
+    file.write_bytes(b"none")
+    monkeypatch.setenv("MIS_NATIVE_LIBRARY", str(file))
+    assert f"needs a native library that can be loaded: {file}: " in str(library._load.__wrapped__())
+    monkeypatch.setenv("MIS_NATIVE_LIBRARY", "")
+    assert library.path().name == "native.so" != file
+    assert library._emulated() == set()
+
+
 @pytest.mark.parametrize(
     ("limit", "lacking", "lacking_int8", "tiles", "chosen"),
     [
         ("AMX", None, None, True, "native"),
-        ("AVX512_BF16", None, None, False, "native"),
         ("AVX512_VNNI", "avx512_bf16", None, False, "xla"),
-        ("AVX512", "avx512_bf16, avx512_vnni", "avx512_vnni", False, "xla"),
     ],
 )
 def test_what_a_process_has_within_a_limit(

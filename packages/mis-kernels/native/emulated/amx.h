@@ -1,6 +1,7 @@
 // The tile instructions of AMX in plain C++, for CPUs that have none. They count what they do.
 //
-// A thread has eight registers of 16 rows of 64 bytes; `TileConfig` uses no other shape, so that none is looked at here.
+// A thread has eight registers of 16 rows of 64 bytes; `configure` takes no other shape. What a CPU refuses, tiles that are
+// not configured, ends the process here as there.
 // The arithmetic is that of Intel's Software Developer's Manual, volume 2, as Bochs implements it, too
 // (bochs/cpu/avx/amx.cc).
 
@@ -8,6 +9,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "flush.h"
@@ -25,21 +28,47 @@ inline std::atomic<int64_t> counters[kCounters];
 
 inline void count(Counted what) { counters[what].fetch_add(1, std::memory_order_relaxed); }
 
-inline void configure(const void*) { count(kConfigured); }
+inline thread_local bool is_configured = false;
 
-inline void release() {}
+[[noreturn]] inline void refuse(const char* why) {
+  std::fprintf(stderr, "Emulated AMX: %s.\n", why);
+  std::abort();
+}
+
+inline void need_configured() {
+  if (!is_configured) refuse("an instruction of tiles without _tile_loadconfig before it");
+}
+
+// The layout of `config` is that of the manual: palette, start row, 14 reserved, 16 widths, 16 heights.
+inline void configure(const void* config) {
+  const uint8_t* bytes = static_cast<const uint8_t*>(config);
+  if (bytes[0] != 1 || bytes[1] != 0) refuse("another palette than 1, or a first row");
+  for (int tile = 0; tile < 8; ++tile) {
+    uint16_t width;
+    std::memcpy(&width, bytes + 16 + 2 * tile, sizeof(width));
+    if (width != 64 || bytes[48 + tile] != 16) refuse("a tile of another shape than 16 rows of 64 bytes");
+    std::memset(&tiles[tile], 0, sizeof(Tile));
+  }
+  is_configured = true;
+  count(kConfigured);
+}
+
+inline void release() { is_configured = false; }
 
 inline void zero(int tile) {
+  need_configured();
   count(kZeroed);
   std::memset(&tiles[tile], 0, sizeof(Tile));
 }
 
 inline void load(int tile, const void* from, int64_t stride) {
+  need_configured();
   count(kLoaded);
   for (int r = 0; r < 16; ++r) std::memcpy(tiles[tile].row[r], static_cast<const uint8_t*>(from) + r * stride, 64);
 }
 
 inline void store(int tile, void* to, int64_t stride) {
+  need_configured();
   count(kStored);
   for (int r = 0; r < 16; ++r) std::memcpy(static_cast<uint8_t*>(to) + r * stride, tiles[tile].row[r], 64);
 }
@@ -74,6 +103,7 @@ inline void store(int tile, void* to, int64_t stride) {
 }
 
 inline void multiply_bfloat16(int c, int a, int b) {
+  need_configured();
   count(kMultipliedBfloat16);
   const FlushedDenormals flushed;
   add_bfloat16(tiles[c], tiles[a], tiles[b]);
@@ -81,6 +111,7 @@ inline void multiply_bfloat16(int c, int a, int b) {
 
 // c [16, 16] += a [16, 64], unsigned, times b [16 groups of four summands, 16 columns, 4], signed. Sums wrap.
 inline void multiply_int8(int c, int a, int b) {
+  need_configured();
   count(kMultipliedInt8);
   for (int m = 0; m < 16; ++m) {
     uint32_t total[16];

@@ -1,7 +1,6 @@
 """Attention with dense masks equals the reference, and its arrays keep within what is counted for them."""
 
 import dataclasses
-from collections.abc import Iterator
 from functools import partial
 
 import jax
@@ -16,18 +15,16 @@ from mis_kernels.backends.reference import dense
 from mis_kernels.backends.reference.dense import DENSE_BYTES, DenseSize
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
 from mis_kernels.masks import intervals_of_segments
+from mis_testing.tolerances import ATTENTION
 
 PER_COMMIT = ("many contexts in one block", "items see parts of a context", "head_dim 96, multi-query")
 POINTS = [pytest.param(name, marks=() if name in PER_COMMIT else pytest.mark.full) for name in CASES]
 
 
 @pytest.fixture(params=["as many rows as fit", "a few rows at a time"])
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "a few rows at a time":
         monkeypatch.setattr(dense, "DENSE_BYTES", 0)
-    jax.clear_caches()  # the limit is no argument of what is compiled
-    yield
-    jax.clear_caches()
 
 
 @pytest.mark.usefixtures("blocks")
@@ -35,7 +32,9 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_equals_the_reference(name: str) -> None:
     arrays = CASES[name].arrays(jnp.float32)
     found = jax.jit(partial(segment_attention, backend="dense"), static_argnames="scale")(**arrays)
-    np.testing.assert_allclose(np.asarray(found), in_float32(arrays), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(found), in_float32(arrays), atol=ATTENTION["float32"], rtol=ATTENTION["float32"]
+    )
 
 
 def test_a_step_of_padding_is_zero() -> None:

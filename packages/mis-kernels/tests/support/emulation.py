@@ -22,15 +22,26 @@ WHAT_IS_LACKING = ("AMX",) if NEEDED <= CPU else EVERYTHING
 COUNTED = ("configured", "zeroed", "loaded", "stored", "multiplied_bfloat16", "multiplied_int8")
 
 
-def compiled(emulated: tuple[str, ...]) -> Path:
-    """Return the file of a library with these instructions emulated; it is compiled once for all processes."""
-    sources = sorted(file for file in (KERNELS / "native").rglob("*") if file.suffix in {".cc", ".h"})
+SINGLE = (KERNELS / "native" / "emulated" / "single.cc", KERNELS / "native" / "tile_registers.cc")
+"""Single instructions."""
+
+
+def compiled(emulated: tuple[str, ...], sources: tuple[Path, ...] = ()) -> Path:
+    """Return the file of a library with these instructions emulated; it is compiled once for all processes.
+
+    Args:
+        emulated: `AMX`, `AVX512`.
+        sources: Files to compile; none: all of them.
+    """
+    files = sorted(file for file in (KERNELS / "native").rglob("*") if file.suffix in {".cc", ".h"})
     hook_file = KERNELS / "hatch_build.py"
-    digest = hashlib.blake2b(" ".join([*emulated, *sorted(CPU)]).encode(), digest_size=8)
-    for file in (hook_file, *sources):
+    digest = hashlib.blake2b(" ".join([*emulated, *map(str, sources), *sorted(CPU)]).encode(), digest_size=8)
+    for file in (hook_file, *files):
         digest.update(file.read_bytes())
-    output = KERNELS / ".cache" / f"emulated-{digest.hexdigest()}.so"  # not in src, from where it would get into wheels
-    output.parent.mkdir(exist_ok=True)
+    name = "-".join(["single" if sources else "native", "emulates", *emulated])
+    folder = KERNELS / ".cache"  # not in src, from where it would get into wheels
+    output = folder / f"{name}-{digest.hexdigest()}.so"
+    folder.mkdir(exist_ok=True)
     with FileLock(output.with_suffix(".lock")):
         if not output.exists():
             spec = importlib.util.spec_from_file_location("hatch_build", hook_file)
@@ -39,7 +50,7 @@ def compiled(emulated: tuple[str, ...]) -> Path:
             hook = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(hook)
             partial = output.with_suffix(".partial")
-            reason = hook.compile_library(KERNELS, partial, emulated)
+            reason = hook.compile_library(KERNELS, partial, emulated, sources)
             if reason is not None:
                 pytest.skip(f"needs a C++ compiler for x86-64 Linux: {reason}")
             partial.rename(output)

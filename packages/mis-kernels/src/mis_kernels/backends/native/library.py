@@ -65,16 +65,23 @@ def has_int8_tiles() -> bool:
 
 def path() -> Path:
     """Return where the library is, or would be."""
+    return _named() or Path(str(resources.files("mis_kernels") / LIBRARY))
+
+
+def _named() -> Path | None:
+    """Return the file that `MIS_NATIVE_LIBRARY` names; an empty name is none."""
     named = os.environ.get("MIS_NATIVE_LIBRARY")
-    return Path(named) if named else Path(str(resources.files("mis_kernels") / LIBRARY))
+    return Path(named) if named else None
 
 
 @cache
 def _load() -> str | None:
     if not path().is_file():
-        named = "MIS_NATIVE_LIBRARY" in os.environ
-        return f"needs {path()}" if named else "the native library was not compiled when mis-kernels was installed"
-    library = ctypes.CDLL(str(path()))
+        return f"needs {path()}" if _named() else "the native library was not compiled when mis-kernels was installed"
+    try:
+        library = ctypes.CDLL(str(path()))
+    except OSError as error:  # its message names the file
+        return f"needs a native library that can be loaded: {error}"
     for name in FUNCTIONS:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     return None
@@ -113,7 +120,7 @@ def _cpu_flags() -> set[str]:
 
 def _emulated() -> set[str]:
     """Return what a library that was named brings itself (`native/emulated/single.cc`)."""
-    if "MIS_NATIVE_LIBRARY" not in os.environ or not path().is_file():
+    if _named() is None or _load() is not None:
         return set()
     emulated = getattr(ctypes.CDLL(str(path())), "mis_emulated", None)
     if emulated is None:
