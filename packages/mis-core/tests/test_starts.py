@@ -27,10 +27,13 @@ def backend(request: pytest.FixtureRequest, small_tokenizer) -> tokenizers.Token
 def test_tokens_begin_where_transformers_says(backend: tokenizers.Tokenizer, text: str) -> None:
     loaded, reference = Tokenizer(copy_of(backend)), PreTrainedTokenizerFast(tokenizer_object=copy_of(backend))
     encoded = reference(text, return_offsets_mapping=True, return_special_tokens_mask=True)
-    if loaded.encode(text).tolist() != encoded["input_ids"]:
-        return  # the text begins with BOS, and gets no other here
+    ids = encoded["input_ids"]
+    if loaded.encode(text).tolist() != ids:  # the text begins with BOS, and gets no other here
+        assert ids[0] == ids[1]
+        assert loaded.encode(text).tolist() == ids[1:]
+        return
     starts = loaded.starts(text).tolist()
-    assert len(starts) == len(encoded["input_ids"])
+    assert len(starts) == len(ids)
     told = zip(starts, encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
     own = [place for place, is_added in enumerate(encoded["special_tokens_mask"]) if not is_added]
     for place, (start, (begin, _), is_added) in enumerate(told):
