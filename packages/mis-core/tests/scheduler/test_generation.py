@@ -13,7 +13,7 @@ from token_machine import value_of
 
 from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.scheduler.plan import PAGE_SIZE, PLACES, StepShape
-from mis_core.scheduler.scheduler import PASSES
+from mis_core.scheduler.waiting import PASSES
 from mis_core.scoring.request import Sampling
 
 SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)

@@ -38,7 +38,7 @@ class TokenMachine:
             self._write(plan)
         self.computed_tokens += plan.new_tokens
         seen = [self._values(shard, self.memory[number]) for number, shard in enumerate(plan.shards)]
-        values = [_read(reading, seen[reading.shard]) for reading in plan.readings]
+        values = [values_of(reading, seen[reading.shard]) for reading in plan.readings]
         for reading, read in zip(plan.readings, values, strict=True):
             if reading.draws is not None and reading.draws.places is not None:
                 self.last[reading.shard, reading.draws.places] = read.next_ids
@@ -98,7 +98,8 @@ class TokenMachine:
         return np.array(values)
 
 
-def _read(reading: Reading, seen: np.ndarray) -> Values:
+def values_of(reading: Reading, seen: np.ndarray) -> Values:
+    """Return the values of a reading, of what stands for the distribution at each of its shard's rows."""
     mine = seen[reading.first : reading.first + len(reading.rows)]
     top, draws = np.arange(reading.top_tokens, dtype=np.int32), reading.draws
     return Values(

@@ -9,6 +9,8 @@ take turns with all others.
 A sequence takes pages as it grows, so the pages that another one waits for may be held for long. Therefore `PASSES`
 requests may pass a sequence that waits for pages; then none may until those that run are answered. If it still finds no
 room, sequences have the pages, and as many may pass again.
+
+What a step costs depends on what runs and on what it plans, never on how many wait (`waiting`).
 """
 
 import logging
@@ -16,7 +18,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int32
@@ -32,22 +33,11 @@ from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan,
 from mis_core.scheduler.reading import Values
 from mis_core.scheduler.sequence import Generation, Sequence
 from mis_core.scheduler.spreading import ShardState, rank_homes
+from mis_core.scheduler.waiting import PASSES, Asked, WaitingLine
 from mis_core.scheduler.work import Work
 from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest, query_as_item
 
 logger = logging.getLogger(__name__)
-
-PASSES = 64
-"""Requests that may begin before a sequence that came earlier and finds no pages."""
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    id: int
-    request: ScoreRequest
-    places: Int32[np.ndarray, " items"] | None
-    arrived: float
-    tried: list[tuple[int, int, int]] | None = None
 
 
 class Scheduler:
@@ -70,7 +60,7 @@ class Scheduler:
         self._max_running = max_running
         self._pages = pages
         self._prefix_cache = prefix_cache
-        self._waiting: deque[_Waiting | Generation] = deque()
+        self._waiting = WaitingLine()
         self._running: deque[Work | Sequence] = deque()  # what has segments to be planned
         self._homes = self._empty_homes()
         self._places = Places(shape)
@@ -95,7 +85,7 @@ class Scheduler:
     def submit(self, id: int, request: ScoreRequest) -> None:
         """Append a request. `id` must not be in use."""
         arrived = time.perf_counter()
-        self._waiting.append(_Waiting(id, *without_duplicates(request), arrived))
+        self._waiting.append(Asked(id, *without_duplicates(request), arrived))
 
     def generate(self, id: int, request: GenerateRequest) -> None:
         """Append a sequence to be written. `id` must not be in use."""
@@ -103,11 +93,7 @@ class Scheduler:
 
     def cancel(self, id: int) -> bool:
         """Forget a request, wherever it is; return whether it was here. What runs on the device is ignored later."""
-        for waiting in self._waiting:
-            if waiting.id == id:
-                self._waiting.remove(waiting)
-                return True
-        if self._end(id):
+        if self._waiting.remove(id) or self._end(id):
             return True
         work = self._unread.pop(id, None)
         if work is None:
@@ -214,41 +200,45 @@ class Scheduler:
             return
         waiting_tokens = self._waiting_tokens(self._running)
         passed: list[Generation] = []
-        for waiting in list(self._waiting):
-            if len(self._running) >= self._max_running:
+        while len(self._running) < self._max_running:
+            waiting = self._waiting.next(len(passed), has_place=self._has_place)
+            if waiting is None:
                 return
-            # What found no room finds none before some page or place is given out, computed or free.
-            room = [
-                (home.headroom, home.cache.statistics.cached_pages, self._places.taken(home.shard))
-                for home in self._homes
-            ]
-            work: Work | Sequence | None
-            if waiting.tried == room:
-                work = None
-            elif isinstance(waiting, Generation):
-                work = self._seat(waiting, waiting_tokens)
+            work = self._try(waiting, waiting_tokens)
+            if work is not None:
+                self._waiting.begin(waiting, passed)
+                self._running.append(work)
+                for shard in work.shards:
+                    waiting_tokens[shard] += work.remaining_tokens / len(work.shards)
+            elif isinstance(waiting, Generation) and self._may_pass(waiting):
+                passed.append(waiting)
             else:
-                work = self._begin(waiting, waiting_tokens)
-            if work is None:
-                waiting.tried = room
-                if isinstance(waiting, Generation) and self._may_pass(waiting):
-                    passed.append(waiting)
-                    continue
                 return
-            for generation in passed:
-                generation.passes += 1
-            self._running.append(work)
-            self._waiting.remove(waiting)
-            for shard in work.shards:
-                waiting_tokens[shard] += work.remaining_tokens / len(work.shards)
+
+    def _try(self, waiting: Asked | Generation, waiting_tokens: list[float]) -> Work | Sequence | None:
+        """Begin a request or a sequence, or return None if there is no room for it."""
+        # What found no room finds none before some page or place is given out, computed or free.
+        room = [
+            (home.headroom, home.cache.statistics.cached_pages, self._places.taken(home.shard)) for home in self._homes
+        ]
+        if waiting.tried == room:
+            return None
+        is_sequence = isinstance(waiting, Generation)
+        work = self._seat(waiting, waiting_tokens) if is_sequence else self._begin(waiting, waiting_tokens)
+        if work is None:
+            waiting.tried = room
+        return work
+
+    @property
+    def _has_place(self) -> bool:
+        """Whether a sequence could have a place on some shard."""
+        return any(self._places.next(home.shard) is not None for home in self._homes)
 
     def _may_pass(self, generation: Generation) -> bool:
-        """Return whether others may begin before a sequence that finds no place or no pages."""
-        if all(self._places.next(home.shard) is None for home in self._homes):
-            return True  # whoever begins takes no place
+        """Return whether others may begin before a sequence that finds no pages."""
         if not self._unread:
-            generation.passes = 0
-        return generation.passes < PASSES
+            self._waiting.forgive(generation)
+        return self._waiting.passes(generation) < PASSES
 
     def _seat(self, generation: Generation, waiting_tokens: list[float]) -> Sequence | None:
         """Begin a sequence on the cheapest shard that has a place and pages, or return None if none has."""
@@ -269,7 +259,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """End the run of a sequence; it begins again, before all who wait, when there are pages."""
         self._end(sequence.id, count=False)
-        self._waiting.appendleft(sequence.generation)
+        self._waiting.put_back(sequence.generation)
 
     def _end(self, id: int, *, count: bool = True) -> bool:
         """End the run of a sequence, if it has one; return whether it had."""
@@ -281,7 +271,7 @@ class Scheduler:
         sequence.drop(count=count)
         return True
 
-    def _begin(self, waiting: _Waiting, waiting_tokens: list[float]) -> Work | None:
+    def _begin(self, waiting: Asked, waiting_tokens: list[float]) -> Work | None:
         """Begin a request on the cheapest shards that have room for it, or return None if none have."""
         request, alone = waiting.request, not self._running and not self._places and len(self._waiting) == 1
         query, anew = _shared_query(request), request.query_reads > 0
@@ -314,7 +304,7 @@ class Scheduler:
         ranked = rank_homes(len(query), more_tokens, states, is_alone=is_alone)
         return [[self._homes[shard] for shard in shards] for shards in ranked]
 
-    def _begin_on(self, homes: list[Home], waiting: _Waiting) -> Work:
+    def _begin_on(self, homes: list[Home], waiting: Asked) -> Work:
         shape, request = self._shape, waiting.request
         layout = request.layout.over(self._layout)
         query = _shared_query(request)

@@ -25,7 +25,9 @@ class Generation:
         request: The prompt and how it goes on.
         tokens: The prompt, and what was written and read.
         cached: Tokens of the prompt found in the prefix cache when it first began; None: it has not.
-        passes: Requests that came later and began while it waited for pages.
+        order: Rises from one arrival to the next; lower for those that lost their pages.
+        passes: Requests that came later and began while it waited for pages, as far as they are counted.
+        counted: Requests that had begun when they were.
         tried: The room there was when it last found none.
     """
 
@@ -33,7 +35,9 @@ class Generation:
     request: GenerateRequest
     tokens: list[int] = field(init=False)
     cached: int | None = None
+    order: int = 0
     passes: int = 0
+    counted: int = 0
     tried: list[tuple[int, int, int]] | None = None
 
     def __post_init__(self) -> None:
