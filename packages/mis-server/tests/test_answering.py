@@ -1,14 +1,18 @@
 """Answers that are written in a task of their own: who stops reading ends it, whenever that is."""
 
 import asyncio
+import gc
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mis_core import EngineUnavailable
-from mis_core.tasks.writing import GenerateChunk
-from mis_server.answering import Answering
+from mis_core.generation.request import NewToken
+from mis_core.tasks.sampling import Stops
+from mis_core.tasks.writing import GenerateChunk, GeneratedChoice, Writing
+from mis_server.answering import Answering, write_all
 
 NONE = np.zeros(0, np.int32)
 ANY: Any = None
@@ -56,6 +60,84 @@ def test_who_reads_nothing_holds_up_the_work() -> None:
         return held
 
     assert asyncio.run(wait()) == 256
+
+
+def test_sequences_are_made_and_written_some_at_a_time() -> None:
+    """Thousands that wait are no tasks, and no requests."""
+    made, told, most = [0], [0] * 4000, 0
+
+    class Numbers(Sequence[Any]):
+        def __len__(self) -> int:
+            return len(told)
+
+        def __getitem__(self, index: Any) -> Any:
+            if index == len(told):
+                raise IndexError
+            made[0] += 1
+            return index
+
+    async def generate(sequence: Any) -> AsyncGenerator[Any]:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            yield sequence
+
+    async def tell(index: int, token: Any) -> bool:
+        nonlocal most
+        assert index == token
+        told[index] += 1
+        most = max(most, len(asyncio.all_tasks()), made[0] - told.count(2))
+        return told[index] < 2
+
+    asyncio.run(write_all(generate, Numbers(), tell))
+    assert told == [2] * 4000
+    assert most <= 18
+
+
+def test_one_that_fails_ends_the_others() -> None:
+    ended: list[int] = []
+
+    async def generate(sequence: Any) -> AsyncGenerator[Any]:
+        try:
+            await asyncio.sleep(0 if sequence == 7 else 60)
+            raise EngineUnavailable("no engine")
+            yield
+        finally:
+            ended.append(sequence)
+
+    with pytest.raises(EngineUnavailable):
+        asyncio.run(write_all(generate, range(100), ANY))  # type: ignore[arg-type]
+    assert sorted(ended) == list(range(16))
+
+
+def test_an_answer_that_has_ended_is_handed_over_and_not_kept(tokenizer: Any) -> None:
+    async def write(answering: Answering[Any, Any]) -> None:
+        writing = Writing(tokenizer, Stops(), 500)
+        answering.begin(ANY, writing)
+        for index in range(500):
+            for place in range(4):
+                token = NewToken(70, -1.0, NONE, NONE.astype(np.float32), "length" if place == 3 else None)
+                chunk = writing.add(index, token)
+                assert chunk is not None
+                await answering.tell(chunk)
+
+    async def read() -> int:
+        gc.collect()
+        before, most, taken = alive(), 0, []
+        answering = await Answering[Any, Any].start(write)
+
+        async def take(choice: GeneratedChoice) -> None:
+            nonlocal most
+            taken.append((choice.index, len(choice.token_ids)))
+            most = max(most, alive() - before) if choice.index % 100 == 99 else most
+
+        await answering.take_each(take)
+        assert taken == [(index, 4) for index in range(500)]
+        return most
+
+    def alive() -> int:
+        return sum(type(each) in (NewToken, GeneratedChoice) for each in gc.get_objects())
+
+    assert asyncio.run(read()) < 200  # those of chunks that are not read yet
 
 
 def test_an_error_before_the_beginning_is_raised_there_and_later_in_place_of_a_chunk() -> None:

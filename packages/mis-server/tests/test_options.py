@@ -298,7 +298,10 @@ def test_a_missing_file_is_one_line(served: list[ServerConfig]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["max_queued_tokens", "request_timeout", "body_timeout"])
+@pytest.mark.parametrize(
+    "name",
+    ["max_queued_tokens", "max_queued_sequences", "max_sequences_per_request", "request_timeout", "body_timeout"],
+)
 def test_limits_are_at_least_one(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         ServerConfig(engine=EngineConfig(model="m"), **{name: 0})

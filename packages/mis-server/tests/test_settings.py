@@ -17,6 +17,7 @@ def test_defaults_are_those_of_the_contract() -> None:
     got = settings()
     assert (got.host, got.port, got.api_key) == ("127.0.0.1", 30000, None)
     assert (got.max_items_per_request, got.max_labels_per_request, got.max_request_tokens) == (20_000, 1024, 2_000_000)
+    assert (got.max_sequences_per_request, got.max_queued_sequences) == (4096, 16_384)
     assert (got.max_body_bytes, got.max_queued_requests) == (64 * 1024 * 1024, 1024)
 
 

@@ -235,6 +235,14 @@ def test_what_an_answer_may_cost_is_bounded(some_tokenizer: Tokenizer) -> None:
     assert (error.code, error.param) == ("too_many_tokens", "max_tokens")
 
 
+def test_answers_are_counted_before_messages_are_rendered(some_tokenizer: Tokenizer) -> None:
+    narrow = replace(LIMITS, max_sequences=3)
+    for count in (1, 2, None):
+        assert parse(some_tokenizer, narrow, max_tokens=count, n=3).num_sequences == 3
+        error = refusal(some_tokenizer, narrow, max_tokens=count, n=4)
+        assert (error.code, error.param) == ("too_many_sequences", "n")
+
+
 def test_without_a_template_the_task_is_not_supported(small_tokenizer) -> None:
     for tokenizer in (None, Tokenizer(small_tokenizer("qwen"))):
         error = refusal(tokenizer)

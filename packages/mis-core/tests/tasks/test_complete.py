@@ -319,10 +319,9 @@ def test_what_answers_may_cost_is_bounded(tokenizer: Tokenizer) -> None:
     assert refused(LIMITS, max_tokens=2, best_of=2, stream=True) == ("invalid_best_of", "best_of")
 
 
-def test_the_best_answers_have_the_highest_mean_log_probability(tokenizer: Tokenizer) -> None:
-    parsed = parse(tokenizer=tokenizer, prompt=[[1], [2]], max_tokens=4, n=2, best_of=3)
+def test_the_best_answers_have_the_highest_mean_log_probability() -> None:
     values = [[-3.0, -3.0], [-1.0], [-1.0, -4.0], [-2.0], [-2.0], [-9.0]]
-    written = tuple(
+    written = [
         GeneratedChoice(
             index=index,
             text="",
@@ -333,8 +332,46 @@ def test_the_best_answers_have_the_highest_mean_log_probability(tokenizer: Token
             finish_reason="length",
         )
         for index, each in enumerate(values)
-    )
-    assert [choice.index for choice in best_choices(parsed, written)] == [1, 2, 3, 4]
+    ]
+    assert [choice.index for choice in best_choices(written[:3], 2)] == [1, 2]
+    assert [choice.index for choice in best_choices(written[3:], 2)] == [3, 4]
+    assert [choice.index for choice in best_choices(written, 6)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_answers_are_counted_before_anything_is_tokenised(tokenizer: Tokenizer, monkeypatch: Any) -> None:
+    narrow = replace(LIMITS, max_sequences=6)
+
+    def parsed(**fields: object) -> ParsedCompletion:
+        return parse(narrow, tokenizer, **fields)
+
+    def refused(**fields: object) -> tuple[str, str | None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(Tokenizer, "encode_all", None)
+            with pytest.raises(RequestError) as caught:
+                parsed(**fields)
+        assert "6" in caught.value.message
+        return caught.value.code, caught.value.param
+
+    two = {"prompt": ["a b", "c"]}
+    assert [parsed(**two, max_tokens=count, n=3).num_sequences for count in (1, 2, None)] == [6, 6, 6]
+    assert parsed(**two, max_tokens=4, best_of=3).num_sequences == 6
+    for count in (1, 2, None):
+        assert refused(**two, max_tokens=count, n=4) == ("too_many_sequences", "n")
+        assert refused(**two, max_tokens=count, n=1, best_of=4) == ("too_many_sequences", "best_of")
+    assert refused(prompt=["a"] * 7, max_tokens=2) == ("too_many_sequences", "prompt")
+    scored = parsed(prompt=["a"] * 7, max_tokens=1)  # scores, of which a request may have more
+    assert (len(scored.prompts.lens), scored.num_sequences) == (7, 0)
+
+
+def test_thousands_of_answers_take_no_more_than_their_prompts(tokenizer: Tokenizer) -> None:
+    limits = replace(LIMITS, context_length=4000, max_items=4096)
+    fields = {"prompt": [[number] * 1500 for number in range(1, 33)], "max_tokens": 100, "n": 128}
+    parsed = parse(limits, tokenizer, **fields)
+    assert len(pickle.dumps(parsed)) < 400_000  # 48,000 ids
+    assert parsed.sequences.most_tokens == sum(len(each.prompt) + each.max_new_tokens for each in parsed.sequences)
+    assert [each.prompt[0] for each in parsed.sequences[126:130]] == [1, 1, 2, 2]
+    with pytest.raises(IndexError):
+        parsed.sequences[4096]
 
 
 def test_limits_count_draws_and_values_that_are_read() -> None:

@@ -1,7 +1,7 @@
 """Answers that are written token by token: a task of their own has them written while the client reads."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Generic, Self, TypeVar
 
@@ -76,12 +76,12 @@ class Answering(Generic[ParsedType, Result]):
             self._room.release()
             yield told
 
-    async def results(self) -> tuple[GeneratedChoice, ...]:
-        """Return the answers when all are complete; raises as `chunks`."""
+    async def take_each(self, take: Callable[[GeneratedChoice], Awaitable[None]]) -> None:
+        """Hand over each answer as soon as it has ended, so that nothing of it is kept here; raises as `chunks`."""
         async with self.chunks() as chunks:
-            async for _ in chunks:
-                pass
-        return self.writing.results()
+            async for chunk in chunks:
+                if chunk.finish_reason is not None:
+                    await take(self.writing.take(chunk.index))
 
     def _end(self, task: asyncio.Task[None]) -> None:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -93,25 +93,28 @@ class Answering(Generic[ParsedType, Result]):
 
 async def write_all(
     generate: Callable[[GenerateRequest], AsyncGenerator[NewToken]],
-    sequences: tuple[GenerateRequest, ...],
+    sequences: Sequence[GenerateRequest],
     tell: Callable[[int, NewToken], Coroutine[Any, Any, bool]],
 ) -> None:
-    """Have sequences written, some at a time; if one fails, or the caller is cancelled, the others end.
+    """Have sequences written, some at a time, each made when its turn comes.
+
+    If one fails, or the caller is cancelled, the others end.
 
     Args:
         generate: Writes one; closing it early ends the sequence.
         sequences: What is written.
         tell: Called with the number of a sequence and its next token; returns whether it goes on.
     """
-    turns = asyncio.Semaphore(_AT_A_TIME)
+    numbered = enumerate(sequences)
 
-    async def write(index: int, sequence: GenerateRequest) -> None:
-        async with turns, aclosing(generate(sequence)) as tokens:
-            async for token in tokens:
-                if not await tell(index, token):
-                    return
+    async def write() -> None:
+        for index, sequence in numbered:
+            async with aclosing(generate(sequence)) as tokens:
+                async for token in tokens:
+                    if not await tell(index, token):
+                        break
 
-    writing = [asyncio.create_task(write(*each)) for each in enumerate(sequences)]
+    writing = [asyncio.create_task(write()) for _ in range(min(_AT_A_TIME, len(sequences)))]
     try:
         await asyncio.gather(*writing)
     finally:

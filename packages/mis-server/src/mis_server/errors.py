@@ -46,6 +46,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "too_many_items": (400, _VALUE),
     "too_many_labels": (400, _VALUE),
     "too_many_tokens": (400, _VALUE),
+    "too_many_sequences": (400, _VALUE),
     "context_length_exceeded": (400, _INVALID),
     "delimiter_in_input": (400, _VALUE),
     "invalid_apply_softmax_type": (400, _INVALID),

@@ -50,7 +50,9 @@ class ModelService(Service[bytes]):
         self.client = client
         self.settings = settings
         self.tokenizers = tokenizers
-        self.admission = Admission(settings.max_queued_requests, settings.max_queued_tokens)
+        self.admission = Admission(
+            settings.max_queued_requests, settings.max_queued_tokens, settings.max_queued_sequences
+        )
         self.metrics = Metrics()
         self._statistics: dict[str, float] = {}
 
@@ -86,12 +88,12 @@ class ModelService(Service[bytes]):
         async def answer(answering: Answering[TextType, DrawnType]) -> None:
             async def work(body: bytes, permit: Permit) -> None:
                 clock = WritingClock(self.metrics)
-                answered = await self.answer(task, body, lambda parsed: permit.allocate(_most_tokens(parsed)))
+                answered = await self.answer(task, body, lambda parsed: permit.allocate(*_written(parsed)))
                 await self._write(answered, answering, clock)
                 self.metrics.answered(task.name, answered, clock.seconds)
-                firsts = answering.writing.first_tokens
-                for sequence, first in zip(answered.parsed.sequences, firsts, strict=False):  # none if scores draw
-                    self.metrics.prompted(len(sequence.prompt), first.cached_tokens)
+                sequences = answered.parsed.sequences
+                for index, cached in enumerate(answering.writing.cached_tokens if sequences else ()):
+                    self.metrics.prompted(int(sequences.prompts.lens[index // sequences.draws]), cached)
 
             await self.with_body(request, work)
 
@@ -215,6 +217,7 @@ class ModelService(Service[bytes]):
             "restarts": self.client.restarts,
             "requests_waiting": self.requests_waiting,
             "tokens_under_way": self.admission.tokens,
+            "sequences_under_way": self.admission.sequences,
         }
         if info is not None:
             self.metrics.engine.front["step_budget"] = float(info.summary.get("step_tokens", 0))
@@ -231,6 +234,7 @@ class ModelService(Service[bytes]):
             max_labels=settings.max_labels_per_request,
             max_request_tokens=settings.max_request_tokens,
             max_text_characters=settings.max_text_characters,
+            max_sequences=settings.max_sequences_per_request,
             delimiter=settings.engine.multi_item_scoring_delimiter,
             layouts=settings.engine.enable_request_layout,
             head_labels=info.head_labels,
@@ -281,10 +285,10 @@ def _prompt_tokens(parsed: Parsed) -> int:
     return sum(request.prompt_tokens for request in parsed.requests)
 
 
-def _most_tokens(parsed: ParsedText) -> int:
-    """Return the most tokens that a request may compute; a prompt counts in each sequence behind it."""
-    written = (len(sequence.prompt) + sequence.max_new_tokens for sequence in parsed.sequences)
-    return _prompt_tokens(parsed) + sum(written)
+def _written(parsed: ParsedText) -> tuple[int, int]:
+    """Return the most tokens that a request may compute, and how many sequences it has."""
+    drawn = sum(request.num_items for request in parsed.requests if request.sampling is not None)
+    return _prompt_tokens(parsed) + drawn + parsed.sequences.most_tokens, parsed.num_sequences
 
 
 def _timing(answered: Answered[Any, Any]) -> dict[str, str]:

@@ -15,6 +15,8 @@ _AT_LEAST_ONE = (
     "max_body_bytes",
     "max_queued_requests",
     "max_queued_tokens",
+    "max_sequences_per_request",
+    "max_queued_sequences",
     "body_timeout",
     "request_timeout",
 )
@@ -88,10 +90,20 @@ class ServerConfig:
         "be tokenised separately.",
         group="Limits",
     )
+    max_sequences_per_request: int = option(
+        _LIMITS.max_sequences,
+        "Maximum answers per request that are written, or drawn several to a prompt: prompts times n or best_of.",
+        group="Limits",
+    )
     max_body_bytes: int = option(64 * 1024 * 1024, "Maximum size of a request body, in bytes.", group="Limits")
     max_queued_requests: int = option(1024, "Maximum requests under way; further requests get 429.", group="Limits")
     max_queued_tokens: int = option(
-        8_000_000, "Maximum tokens of all requests under way; further requests get 429.", group="Limits"
+        8_000_000,
+        "Maximum tokens of all requests under way, those to be generated included; further requests get 429.",
+        group="Limits",
+    )
+    max_queued_sequences: int = option(
+        16_384, "Maximum answers of all requests under way; further requests get 429.", group="Limits"
     )
     request_timeout: int = option(
         600,

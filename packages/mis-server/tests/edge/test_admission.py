@@ -18,7 +18,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_requests_are_counted_until_they_end_however_they_end() -> None:
-    queue = Admission(max_requests=2, max_tokens=100)
+    queue = Admission(max_requests=2, max_tokens=100, max_sequences=10)
     with queue.permit():
         with queue.permit(), pytest.raises(RequestError) as caught, queue.permit():
             pass
@@ -31,7 +31,7 @@ def test_requests_are_counted_until_they_end_however_they_end() -> None:
 
 
 def test_arriving_bodies_hold_no_permit() -> None:
-    queue = Admission(max_requests=1, max_tokens=100)
+    queue = Admission(max_requests=1, max_tokens=100, max_sequences=10)
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(queue.body())
@@ -46,7 +46,7 @@ def test_arriving_bodies_hold_no_permit() -> None:
 
 
 def test_tokens_are_counted_once_they_are_known() -> None:
-    queue = Admission(max_requests=10, max_tokens=100)
+    queue = Admission(max_requests=10, max_tokens=100, max_sequences=10)
     with queue.permit() as first, queue.permit() as second:
         first.allocate(60)
         with pytest.raises(RequestError) as caught:
@@ -57,8 +57,24 @@ def test_tokens_are_counted_once_they_are_known() -> None:
     assert queue.tokens == 0
 
 
+def test_sequences_are_counted_beside_tokens() -> None:
+    queue = Admission(max_requests=10, max_tokens=100, max_sequences=10)
+    with queue.permit() as first, queue.permit() as second, queue.permit() as third:
+        first.allocate(1, 11)  # it is alone
+        with pytest.raises(RequestError, match="11 sequences are under way") as caught:
+            second.allocate(1, 1)
+        assert caught.value.code == "queue_full"
+        assert (queue.tokens, queue.sequences) == (1, 11)
+        third.allocate(9)  # scores write nothing
+    assert (queue.tokens, queue.sequences) == (0, 0)
+    with queue.permit() as first, queue.permit() as second:
+        first.allocate(1, 4)
+        second.allocate(1, 6)
+        assert queue.sequences == 10
+
+
 def test_a_refused_request_gives_nothing_back_that_it_did_not_take() -> None:
-    queue = Admission(max_requests=10, max_tokens=100)
+    queue = Admission(max_requests=10, max_tokens=100, max_sequences=10)
     with queue.permit() as first:
         first.allocate(60)
         with pytest.raises(RequestError), queue.permit() as second:
@@ -67,7 +83,7 @@ def test_a_refused_request_gives_nothing_back_that_it_did_not_take() -> None:
 
 
 def test_a_request_that_is_alone_is_let_in_whatever_its_size() -> None:
-    queue = Admission(max_requests=10, max_tokens=100)
+    queue = Admission(max_requests=10, max_tokens=100, max_sequences=10)
     with queue.permit() as permit:
         permit.allocate(5000)
         with queue.permit() as other, pytest.raises(RequestError):
@@ -75,7 +91,7 @@ def test_a_request_that_is_alone_is_let_in_whatever_its_size() -> None:
 
 
 def test_the_wait_follows_the_backlog_and_the_rate(now: list[float]) -> None:
-    queue = Admission(max_requests=1000, max_tokens=10**9)
+    queue = Admission(max_requests=1000, max_tokens=10**9, max_sequences=10)
     assert queue.retry_after_s() == 1  # nothing known
     for _ in range(300):  # 1000 tokens a second, for a while
         with queue.permit() as permit:
@@ -91,7 +107,7 @@ def test_the_wait_follows_the_backlog_and_the_rate(now: list[float]) -> None:
 
 
 def test_a_burst_of_answers_is_no_rate(now: list[float]) -> None:
-    queue = Admission(max_requests=1000, max_tokens=10**9)
+    queue = Admission(max_requests=1000, max_tokens=10**9, max_sequences=10)
     now[0] += 10
     permits = [queue.permit() for _ in range(10)]
     for permit in permits:

@@ -243,8 +243,7 @@ class Scheduler:
     def _seat(self, generation: Generation, waiting_tokens: list[float]) -> Sequence | None:
         """Begin a sequence on the cheapest shard that has a place and pages, or return None if none has."""
         request = generation.request
-        tokens = np.array(generation.tokens, np.int32)
-        for (home,) in self._rank(tokens, request.max_new_tokens, request.cache_salt, waiting_tokens):
+        for (home,) in self._rank(generation.tokens, request.max_new_tokens, request.cache_salt, waiting_tokens):
             place = self._places.next(home.shard)
             if place is None:
                 continue

@@ -23,7 +23,7 @@ class Generation:
     Attributes:
         id: The request's number.
         request: The prompt and how it goes on.
-        tokens: The prompt, and what was written and read.
+        new_tokens: What was written and read.
         cached: Tokens of the prompt found in the prefix cache when it first began; None: it has not.
         order: Rises from one arrival to the next; lower for those that lost their pages.
         passes: Requests that came later and began while it waited for pages, as far as they are counted.
@@ -33,20 +33,22 @@ class Generation:
 
     id: int
     request: GenerateRequest
-    tokens: list[int] = field(init=False)
+    new_tokens: list[int] = field(default_factory=list)
     cached: int | None = None
     order: int = 0
     passes: int = 0
     counted: int = 0
     tried: list[tuple[int, int, int]] | None = None
 
-    def __post_init__(self) -> None:
-        self.tokens = self.request.prompt.tolist()
+    @property
+    def tokens(self) -> Int32[np.ndarray, " tokens"]:
+        """The prompt, and what was written and read."""
+        return np.concatenate([self.request.prompt, np.array(self.new_tokens, np.int32)])
 
     @property
     def written(self) -> int:
         """Tokens written and read."""
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.new_tokens)
 
 
 class Sequence:
@@ -75,7 +77,7 @@ class Sequence:
         self.age = next(self._ages)
         self.is_cancelled = False
         self.dense_mask = False
-        self._tokens = np.array(generation.tokens, np.int32)
+        self._tokens = generation.tokens
         self._shared = (len(self._tokens) - 1) // PAGE_SIZE
         lock = QueryLock([home], self._tokens[: self._shared * PAGE_SIZE], generation.request.cache_salt)
         lock.match()
@@ -173,7 +175,7 @@ class Sequence:
         assert values.next_logits is not None
         assert values.next_log_sums is not None
         token, normaliser = int(values.next_ids[0]), values.next_log_sums[0]
-        generation.tokens.append(token)
+        generation.new_tokens.append(token)
         reason: FinishReason | None = None
         if token in request.end_ids:
             reason = "stop"
@@ -195,8 +197,12 @@ class Sequence:
         full = max(min(self._length, len(tokens)) // PAGE_SIZE, self._shared)
         pages = np.array(self._pages, np.int32)
         if full > self._shared:
-            known = np.array(tokens[: full * PAGE_SIZE], np.int32)
-            cache.keep(known, self.generation.request.cache_salt, pages[: full - self._shared], self._shared)
+            cache.keep(
+                tokens[: full * PAGE_SIZE],
+                self.generation.request.cache_salt,
+                pages[: full - self._shared],
+                self._shared,
+            )
         cache.free(pages[full - self._shared :])
         self._pages = []
         self._query.lock.release(count=count)

@@ -19,6 +19,7 @@ class Limits:
         max_request_tokens: Most tokens of the query, once, and of every item.
         max_text_characters: Most characters that are tokenised: more than the texts have where query and items cannot
             be tokenised apart.
+        max_sequences: Most answers that are written, or drawn several to a prompt.
         max_scores: Most items times labels of the longest list: what a request and its reply hold in memory.
         delimiter: Token put between query and item, or None.
         layouts: Whether requests may choose their layout, by `LAYOUT_FIELDS`.
@@ -36,6 +37,7 @@ class Limits:
     max_labels: int = 1024
     max_request_tokens: int = 2_000_000
     max_text_characters: int = MAX_CHARACTERS
+    max_sequences: int = 4096
     max_scores: int = 1 << 21
     delimiter: int | None = None
     layouts: bool = False

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.errors import RequestError
-from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.generation.request import NewToken
 from mis_core.scoring.fields import kind, read_optional_text, readable
 from mis_core.scoring.labels import check_label_count, label_matrix, read_labels
 from mis_core.scoring.limits import Limits
@@ -29,7 +29,7 @@ from mis_core.tasks.openai_fields import (
     refuse_unsupported,
 )
 from mis_core.tasks.sampling import SAMPLING_FIELDS, Stops, read_draws, read_sampling, read_stops
-from mis_core.tasks.sequences import check_new_tokens, sequences_of
+from mis_core.tasks.sequences import Sequences, check_new_tokens, check_sequences, no_sequences
 from mis_core.tasks.served import check_task
 from mis_core.tasks.sharing import Prompts
 from mis_core.tokenization import Tokenizer, join_ids
@@ -88,12 +88,18 @@ class ParsedChat:
     """
 
     requests: tuple[ScoreRequest, ...]
-    sequences: tuple[GenerateRequest, ...]
+    sequences: Sequences
     prompt_tokens: int
     logprobs: bool
     stops: Stops
     stream: bool
     include_usage: bool
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers that are written, or drawn several to a prompt."""
+        drawn = sum(request.num_items for request in self.requests if request.sampling is not None)
+        return len(self.sequences) or (drawn if drawn > 1 else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,6 +159,7 @@ def parse_chat(
     check_ignored(fields, IGNORED)
     count = _read_max_tokens(fields)
     choices, stops = read_draws(fields), read_stops(fields, limits.vocab_size)
+    check_sequences(1, choices, limits)
     sampling = read_sampling(fields, choices, limits.vocab_size)
     logprobs, top_logprobs = _read_logprobs(fields)
     stream, include_usage = read_stream(fields)
@@ -172,12 +179,12 @@ def parse_chat(
     _check_length(len(prompt), limits)
     if count is None:
         count = _room(len(prompt), choices, top_logprobs, limits)
-    sequences: tuple[GenerateRequest, ...] = ()
+    sequences = no_sequences()
     if count > 1:
         prompts, end_ids = Prompts(prompt, np.array([len(prompt)])), stops.end_ids(tokenizer)
         param = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
         check_new_tokens(prompts, choices, count, top_logprobs, limits, param, "messages")
-        sequences = sequences_of(prompts, count, sampling, end_ids, top_logprobs, cache_salt)
+        sequences = Sequences(prompts, count, sampling, end_ids, top_logprobs, cache_salt)
     requests: tuple[ScoreRequest, ...] = ()
     if count == 1 or label_ids.size:
         none, items = np.zeros(0, np.int32), choices if count == 1 else 1

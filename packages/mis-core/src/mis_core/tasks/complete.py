@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
 from mis_core.errors import RequestError
-from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.generation.request import NewToken
 from mis_core.ragged import offsets
 from mis_core.scoring.fields import read_bool, read_optional_text
 from mis_core.scoring.limits import Limits
@@ -30,7 +30,7 @@ from mis_core.tasks.openai_fields import (
 )
 from mis_core.tasks.prompt_field import check_lengths, read_prompts, tokenize_prompts
 from mis_core.tasks.sampling import MAX_DRAWS, SAMPLING_FIELDS, Stops, read_draws, read_sampling, read_stops
-from mis_core.tasks.sequences import check_new_tokens, sequences_of
+from mis_core.tasks.sequences import Sequences, check_new_tokens, check_sequences, no_sequences
 from mis_core.tasks.served import check_task
 from mis_core.tasks.sharing import Group, Prompts
 from mis_core.tasks.writing import GeneratedChoice
@@ -75,7 +75,7 @@ class ParsedCompletion:
     """
 
     requests: tuple[ScoreRequest, ...]
-    sequences: tuple[GenerateRequest, ...]
+    sequences: Sequences
     prompts: Prompts
     texts: tuple[str, ...] | None
     text_starts: Int32[np.ndarray, " prompt_tokens"] | None
@@ -88,6 +88,11 @@ class ParsedCompletion:
     items: Int64[np.ndarray, "prompts draws"]
     last_rows: Int64[np.ndarray, " items"]
     rows: Int64[np.ndarray, " prompt_tokens"] | None
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers that are written, or drawn several to a prompt."""
+        return len(self.sequences) or (self.items.size if self.items.shape[1] > 1 else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,19 +177,21 @@ def parse_completion(
     stream, include_usage = read_stream(fields)
     cache_salt = read_optional_text(fields, "cache_salt")
     special = fields.get("add_special_tokens") is None or read_bool(fields, "add_special_tokens")
+    if draws > 1 or count is None or count > 1:
+        check_sequences(len(given.lens if isinstance(given, TokenRows) else given), draws, limits, _multiplier(fields))
     prompts = tokenize_prompts(given, tokenizer, limits, draws, special)
     reads_all = echo and logprobs is not None
     check_lengths(prompts, limits, values=choices * (1 + (logprobs or 0)) if echo else 0)
     if count is None:
         count = max(min(NEW_TOKENS, limits.context_length - int(prompts.lens.max())), 1)
-    sequences: tuple[GenerateRequest, ...] = ()
+    sequences = no_sequences()
     if count > 1:
         if stream and draws > choices:
             raise RequestError("invalid_best_of", "best_of above n cannot be streamed.", "best_of")
         if tokenizer is None:
             raise RequestError("task_not_supported", "This engine has no tokenizer, and writes no texts.", "max_tokens")
         check_new_tokens(prompts, draws, count, logprobs or 0, limits, "max_tokens")
-        sequences = sequences_of(prompts, count, sampling, stops.end_ids(tokenizer), logprobs or 0, cache_salt)
+        sequences = Sequences(prompts, count, sampling, stops.end_ids(tokenizer), logprobs or 0, cache_salt)
     groups: list[Group] = []
     if draws > 1 and count == 1:
         groups = list(prompts.alone(draws))
@@ -259,16 +266,16 @@ def finish_completion(parsed: ParsedCompletion, outputs: tuple[EngineOutput, ...
     return result
 
 
-def best_choices(parsed: ParsedCompletion, written: tuple[GeneratedChoice, ...]) -> list[GeneratedChoice]:
-    """Return the answers to each prompt: of its draws those with the highest mean log-probability, the best first."""
-    draws = len(written) // len(parsed.prompts.lens)
-    if draws <= parsed.choices:
-        return list(written)
-    best: list[GeneratedChoice] = []
-    for begin in range(0, len(written), draws):
-        ranked = sorted(written[begin : begin + draws], key=lambda choice: -choice.token_logprobs.mean())
-        best += ranked[: parsed.choices]
-    return best
+def best_choices(drawn: list[GeneratedChoice], count: int) -> list[GeneratedChoice]:
+    """Return of the draws from one prompt those with the highest mean log-probability, the best first.
+
+    Args:
+        drawn: All draws.
+        count: How many are wanted; if these are all, they stay in order.
+    """
+    if len(drawn) <= count:
+        return drawn
+    return sorted(drawn, key=lambda choice: -choice.token_logprobs.mean())[:count]
 
 
 def _needs_tokenizer(fields: Mapping[str, object]) -> bool:
@@ -296,6 +303,11 @@ def _read_draws(fields: Mapping[str, object], count: int | None) -> tuple[int, i
         name = "n" if choices > 1 else "best_of"
         raise RequestError(f"invalid_{name}", f"{name} above 1 needs max_tokens above 0.", name)
     return choices, draws
+
+
+def _multiplier(fields: Mapping[str, object]) -> str:
+    """Return the name of the field that says how many answers each prompt gets, or of the prompts if none does."""
+    return next((name for name in ("best_of", "n") if fields.get(name) is not None), "prompt")
 
 
 def _last_rows(requests: tuple[ScoreRequest, ...]) -> Int64[np.ndarray, " items"]:

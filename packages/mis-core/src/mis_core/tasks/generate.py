@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mis_core.errors import RequestError
-from mis_core.generation.request import GenerateRequest
 from mis_core.scoring.fields import read_bool, read_optional_text
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import MAX_TOP_TOKENS, Usage
@@ -13,7 +12,7 @@ from mis_core.scoring.validation import check_names
 from mis_core.tasks.openai_fields import read_whole
 from mis_core.tasks.prompt_field import read_prompts, tokenize_prompts
 from mis_core.tasks.sampling import SAMPLING_FIELDS, Stops, read_draws, read_sampling, read_stops
-from mis_core.tasks.sequences import check_new_tokens, sequences_of
+from mis_core.tasks.sequences import Sequences, check_new_tokens, check_sequences
 from mis_core.tasks.served import check_task
 from mis_core.tasks.writing import GeneratedChoice, Writing
 from mis_core.tokenization import Tokenizer
@@ -35,7 +34,7 @@ class ParsedGeneration:
         logprobs: How many of the most probable tokens are told with each; None: no log-probabilities at all.
     """
 
-    requests: tuple[GenerateRequest, ...]
+    requests: Sequences
     stops: Stops
     logprobs: int | None
 
@@ -72,17 +71,18 @@ def parse_generation(fields: Mapping[str, object], tokenizer: Tokenizer, limits:
     if len(given.lens if isinstance(given, TokenRows) else given) != 1:
         raise RequestError("invalid_prompt", "prompt must be one text, or one list of token ids.", "prompt")
     choices = read_draws(fields)
+    check_sequences(1, choices, limits)
     count = read_whole(fields, "max_new_tokens", range(1, 2**31)) or NEW_TOKENS
     sampling, stops = read_sampling(fields, choices, limits.vocab_size), read_stops(fields, limits.vocab_size)
     logprobs, salt = read_whole(fields, "logprobs", range(MAX_TOP_TOKENS + 1)), read_optional_text(fields, "cache_salt")
     special = fields.get("add_special_tokens") is None or read_bool(fields, "add_special_tokens")
     prompts = tokenize_prompts(given, tokenizer, limits, 1, special)
     check_new_tokens(prompts, choices, count, logprobs or 0, limits, "max_new_tokens")
-    sequences = sequences_of(prompts, count, sampling, stops.end_ids(tokenizer), logprobs or 0, salt)
+    sequences = Sequences(prompts, count, sampling, stops.end_ids(tokenizer), logprobs or 0, salt)
     return ParsedGeneration(sequences, stops, logprobs)
 
 
 def finish_generation(parsed: ParsedGeneration, writing: Writing) -> GenerateResult:
     """Return what was written, which is complete."""
-    usage = Usage(len(parsed.requests[0].prompt), writing.first_tokens[0].cached_tokens)
+    usage = Usage(len(parsed.requests[0].prompt), writing.cached_tokens[0])
     return GenerateResult(writing.results(), usage, writing.num_tokens)

@@ -2,15 +2,17 @@
 
 import codecs
 import math
+from array import array
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from mis_core.generation.request import FinishReason, GenerateRequest, NewToken
+from mis_core.generation.request import FinishReason, NewToken
 from mis_core.scoring.service import Parsed
 from mis_core.tasks.sampling import Stops
+from mis_core.tasks.sequences import Sequences
 from mis_core.tokenization import Tokenizer
 
 
@@ -19,8 +21,12 @@ class ParsedText(Parsed, Protocol):
     """What a task that answers with text has made of the fields of a request."""
 
     @property
-    def sequences(self) -> tuple[GenerateRequest, ...]:
+    def sequences(self) -> Sequences:
         """What the engine writes, one for each answer; none where scores draw the only token of answers."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers that are written, or drawn several to a prompt."""
 
     @property
     def stops(self) -> Stops:
@@ -83,7 +89,7 @@ class GeneratedChoice:
 
 
 class Writing:
-    """The choices of one request as their tokens come."""
+    """The choices of one request as their tokens come. What is kept of each token is its number and its values."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Stops, choices: int) -> None:
         """Begin with choices that have no tokens.
@@ -93,13 +99,20 @@ class Writing:
             stops: What ends each choice.
             choices: How many there are.
         """
-        end_ids = stops.end_ids(tokenizer)
-        self._choices = [_Choice(tokenizer, end_ids, stops.texts) for _ in range(choices)]
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._end_ids = stops.end_ids(tokenizer)
+        self._num_choices = choices
+        self._open: dict[int, _Choice] = {}
+        self._ended: set[int] = set()
+        self._results: dict[int, GeneratedChoice] = {}
+        self._cached: dict[int, int] = {}
+        self._num_tokens = 0
 
     @property
     def is_complete(self) -> bool:
         """Whether every choice has ended."""
-        return all(choice.finish_reason for choice in self._choices)
+        return len(self._ended) == self._num_choices
 
     def add(self, index: int, token: NewToken) -> GenerateChunk | None:
         """Take a choice's next token; return what it adds, or None if the choice has ended before.
@@ -107,37 +120,49 @@ class Writing:
         Raises:
             FloatingPointError: the token's log-probabilities are not finite.
         """
-        choice = self._choices[index]
-        if choice.finish_reason:
+        if index in self._ended:
             return None
         if not math.isfinite(token.logprob) or not np.isfinite(token.top_logprobs).all():
             raise FloatingPointError("The engine returned log-probabilities that are not finite.")
+        choice = self._open.get(index)
+        if choice is None:
+            choice = self._open[index] = _Choice(self._tokenizer, self._end_ids, self._stops.texts)
+            self._cached[index] = token.cached_tokens
+        self._num_tokens += 1
         text = choice.add(token)
+        if choice.finish_reason is not None:
+            self._ended.add(index)
+            self._results[index] = self._open.pop(index).result(index)
         values = token.token_id, token.logprob, token.top_ids, token.top_logprobs
         return GenerateChunk(index, text, *values, choice.finish_reason)
 
     @property
-    def first_tokens(self) -> list[NewToken]:
-        """The first token of each choice that has one."""
-        return [choice.tokens[0] for choice in self._choices if choice.tokens]
+    def cached_tokens(self) -> list[int]:
+        """For each choice that has a token, how many of its prompt were found in the prefix cache."""
+        return [self._cached[index] for index in sorted(self._cached)]
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all choices."""
-        return sum(len(choice.tokens) for choice in self._choices)
+        return self._num_tokens
+
+    def take(self, index: int) -> GeneratedChoice:
+        """Hand over a choice that has ended, once: it is not kept here any more."""
+        return self._results.pop(index)
 
     def results(self) -> tuple[GeneratedChoice, ...]:
-        """Return the choices, which are complete."""
-        return tuple(choice.result(index) for index, choice in enumerate(self._choices))
+        """Hand over all choices, which are complete."""
+        return tuple(self.take(index) for index in range(self._num_choices))
 
 
 class _Choice:
     """One choice. Bytes of tokens become text as soon as characters are whole and cannot begin a stop text."""
 
     def __init__(self, tokenizer: Tokenizer, end_ids: frozenset[int], stop: tuple[str, ...]) -> None:
-        self.tokens: list[NewToken] = []
-        self.text = ""
         self.finish_reason: FinishReason | None = None
+        self._token_ids, self._logprobs = array("i"), array("f")
+        self._top_ids, self._top_logprobs = array("i"), array("f")
+        self._texts: list[str] = []
         self._tokenizer = tokenizer
         self._end_ids = end_ids
         self._stop = stop
@@ -146,7 +171,10 @@ class _Choice:
 
     def add(self, token: NewToken) -> str:
         """Take the next token; return the text that is certain now."""
-        self.tokens.append(token)
+        self._token_ids.append(token.token_id)
+        self._logprobs.append(token.logprob)
+        self._top_ids.extend(token.top_ids.tolist())
+        self._top_logprobs.extend(token.top_logprobs.tolist())
         is_end = token.token_id in self._end_ids
         self.finish_reason = "stop" if is_end else token.finish_reason
         spelled = b"" if is_end else self._tokenizer.token_bytes(token.token_id)
@@ -157,19 +185,20 @@ class _Choice:
         else:
             sure = len(self._held) if self.finish_reason else self._unsuspicious()
         text, self._held = self._held[:sure], self._held[sure:]
-        self.text += text
+        if text:
+            self._texts.append(text)
         return text
 
     def result(self, index: int) -> GeneratedChoice:
         assert self.finish_reason is not None
-        tokens = self.tokens
+        tokens = len(self._token_ids)
         return GeneratedChoice(
             index=index,
-            text=self.text,
-            token_ids=np.array([token.token_id for token in tokens], np.int32),
-            token_logprobs=np.array([token.logprob for token in tokens], np.float32),
-            top_ids=np.stack([token.top_ids for token in tokens]),
-            top_logprobs=np.stack([token.top_logprobs for token in tokens]),
+            text="".join(self._texts),
+            token_ids=np.array(self._token_ids, np.int32),
+            token_logprobs=np.array(self._logprobs, np.float32),
+            top_ids=np.array(self._top_ids, np.int32).reshape(tokens, len(self._top_ids) // tokens),
+            top_logprobs=np.array(self._top_logprobs, np.float32).reshape(tokens, len(self._top_logprobs) // tokens),
             finish_reason=self.finish_reason,
         )
 

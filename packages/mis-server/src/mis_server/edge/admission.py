@@ -1,4 +1,4 @@
-"""How much may be under way: bodies that are arriving, then requests and their tokens until the reply is made."""
+"""How much may be under way: bodies that arrive, then requests, their tokens and answers, until the reply is made."""
 
 import contextlib
 import math
@@ -17,10 +17,15 @@ class Permit:
 
     def __init__(self, admission: "Admission") -> None:
         self.tokens = 0
+        self.sequences = 0
         self._admission = admission
 
-    def allocate(self, tokens: int) -> None:
-        """Claim room for the request's tokens, once they are known; leaving `with` frees it.
+    def allocate(self, tokens: int, sequences: int = 0) -> None:
+        """Claim room for what a request computes, once it is known; leaving `with` frees it.
+
+        Args:
+            tokens: The most tokens that are computed, those to be generated included.
+            sequences: Answers that are written, or drawn several to a prompt.
 
         Raises:
             RequestError: `queue_full`.
@@ -28,19 +33,24 @@ class Permit:
         admission = self._admission
         if admission.tokens and admission.tokens + tokens > admission.max_tokens:
             raise RequestError("queue_full", f"{admission.tokens} tokens are under way; try again later.")
-        self.tokens = tokens
+        if sequences and admission.sequences and admission.sequences + sequences > admission.max_sequences:
+            raise RequestError("queue_full", f"{admission.sequences} sequences are under way; try again later.")
+        self.tokens, self.sequences = tokens, sequences
         admission.tokens += tokens
+        admission.sequences += sequences
 
 
 class Admission:
     """Counts what is under way. A request that is alone is always admitted: its own limits are checked elsewhere."""
 
-    def __init__(self, max_requests: int, max_tokens: int) -> None:
+    def __init__(self, max_requests: int, max_tokens: int, max_sequences: int) -> None:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
+        self.max_sequences = max_sequences
         self.bodies = 0
         self.requests = 0
         self.tokens = 0
+        self.sequences = 0
         self._rate = 0.0  # tokens answered per second, smoothed
         self._last_answer = time.monotonic()
 
@@ -85,6 +95,7 @@ class Admission:
         finally:
             self.requests -= 1
             self.tokens -= permit.tokens
+            self.sequences -= permit.sequences
 
     def retry_after_s(self) -> int:
         """Estimate in how many seconds half of what is under way will be answered, from 1 to 60."""

@@ -214,7 +214,9 @@ class Gate:
     def __init__(self, replicas: Any, settings: ServerConfig) -> None:
         self._replicas = replicas.options(stream=True)
         self._body_timeout = settings.body_timeout
-        self._admission = Admission(settings.max_queued_requests, settings.max_queued_tokens)
+        self._admission = Admission(
+            settings.max_queued_requests, settings.max_queued_tokens, settings.max_queued_sequences
+        )
         limited = BodyLimit(self._forward, max_bytes=settings.max_body_bytes)
         self._app = ApiKey(limited, OPEN_PATHS, key=settings.api_key, admin_key=settings.admin_api_key)
 

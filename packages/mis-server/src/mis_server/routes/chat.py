@@ -54,12 +54,18 @@ async def chat(request: Request, service: ServiceOfApp) -> Response:
         event = ChatChunk(id=name, created=created, model=model, choices=[], usage=usage)
         events = _events(answering, event, tokenizer)
         return event_reply(request, events, answered)
-    written = await answering.results()
-    values = answered.result.label_ids.size + sum(each.token_ids.size + each.top_ids.size for each in written)
-    choices = await in_thread_if_large(
-        _TOKEN_VALUES * values, _choices, answered.parsed, answered.result, written, tokenizer
-    )
-    reply = ChatReply(id=name, created=created, model=model, choices=choices, usage=_usage(answering))
+    values = _TOKEN_VALUES * answered.result.label_ids.size
+    labels = await in_thread_if_large(values, _labels, answered.result, tokenizer)
+    choices: dict[int, msgspec.Raw] = {}
+
+    async def take(choice: GeneratedChoice) -> None:
+        values = _TOKEN_VALUES * (choice.token_ids.size + choice.top_ids.size)
+        with_logprobs = answered.parsed.logprobs
+        choices[choice.index] = await in_thread_if_large(values, _encoded, choice, with_logprobs, labels, tokenizer)
+
+    await answering.take_each(take)
+    in_order = [choices[index] for index in sorted(choices)]
+    reply = ChatReply(id=name, created=created, model=model, choices=in_order, usage=_usage(answering))
     return json_reply(reply, answered)
 
 
@@ -91,20 +97,17 @@ async def _events(
             yield replace(event, usage=_usage(answering))
 
 
-def _choices(
-    parsed: ParsedChat, result: ChatResult, written: tuple[GeneratedChoice, ...], tokenizer: Tokenizer
-) -> list[ChatChoice]:
-    labels = _labels(result, tokenizer)
-    return [
-        ChatChoice(
-            index=choice.index,
-            message=AnswerMessage(choice.text),
-            logprobs=_logprobs(choice, tokenizer) if parsed.logprobs else None,
-            finish_reason=choice.finish_reason,
-            labels=labels,
-        )
-        for choice in written
-    ]
+def _encoded(
+    choice: GeneratedChoice, with_logprobs: bool, labels: msgspec.Raw | msgspec.UnsetType, tokenizer: Tokenizer
+) -> msgspec.Raw:
+    told = ChatChoice(
+        index=choice.index,
+        message=AnswerMessage(choice.text),
+        logprobs=_logprobs(choice, tokenizer) if with_logprobs else None,
+        finish_reason=choice.finish_reason,
+        labels=labels,
+    )
+    return msgspec.Raw(msgspec.json.encode(told))
 
 
 def _logprobs(choice: GeneratedChoice, tokenizer: Tokenizer) -> ChoiceLogprobs:
@@ -146,7 +149,5 @@ def _spelled(tokenizer: Tokenizer, token: int) -> tuple[str, list[int]]:
 def _usage(answering: Answering[ParsedChat, ChatResult]) -> ChatUsage:
     """Return the token counts when all is written; the prompt counts once, however many answers there are."""
     parsed, writing = answering.answered.parsed, answering.writing
-    cached = (
-        writing.first_tokens[0].cached_tokens if parsed.sequences else answering.answered.result.usage.cached_tokens
-    )
+    cached = writing.cached_tokens[0] if parsed.sequences else answering.answered.result.usage.cached_tokens
     return ChatUsage.of(parsed.prompt_tokens, writing.num_tokens, cached)

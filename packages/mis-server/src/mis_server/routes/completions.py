@@ -15,7 +15,7 @@ from mis_core.tasks.writing import GenerateChunk, GeneratedChoice
 from mis_core.tokenization import Tokenizer
 from mis_server.answering import Answering
 from mis_server.routes.token_logprobs import Entries, Places, Spelled
-from mis_server.schemas.chat import ChatUsage
+from mis_server.schemas.chat import ChatUsage, Finish
 from mis_server.schemas.completions import CompletionBody, CompletionChoice, CompletionReply
 from mis_server.service import ServiceOfApp, event_reply, in_thread_if_large, json_reply
 
@@ -46,10 +46,7 @@ async def complete(request: Request, service: ServiceOfApp) -> Response:
     )
     if parsed.stream:
         return event_reply(request, _events(answering, reply, tokenizer), answering.answered)
-    written = best_choices(parsed, await answering.results())
-    tokens = sum(choice.token_ids.size + choice.top_ids.size for choice in written)
-    values = _TOKEN_VALUES * (_echoed_values(parsed) + tokens)
-    choices = await in_thread_if_large(values, _choices, parsed, answering.answered.result, written, tokenizer)
+    choices = await _choices(answering, tokenizer)
     return json_reply(replace(reply, choices=choices, usage=_usage(answering)), answering.answered)
 
 
@@ -59,7 +56,7 @@ async def _events(
     """Yield an event for each prompt that is only echoed, else for each token that tells something."""
     parsed, result = answering.answered.parsed, answering.answered.result
     async with answering.chunks() as chunks:
-        echoes = await in_thread_if_large(_TOKEN_VALUES * _echoed_values(parsed), _echoes, parsed, result, tokenizer)
+        echoes = await _echoes(parsed, result, tokenizer)
         pieces = [_Pieces(tokenizer, *echoes[prompt]) for prompt in range(len(echoes)) for _ in range(parsed.choices)]
         if not parsed.sequences and not result.tokens:
             for index, (text, entries) in enumerate(echoes):
@@ -93,21 +90,46 @@ class _Pieces:
         return text, entries
 
 
-def _choices(
-    parsed: ParsedCompletion, result: CompletionResult, written: list[GeneratedChoice], tokenizer: Tokenizer
-) -> list[CompletionChoice]:
-    told = [ids for choice in written for ids in (choice.token_ids, choice.top_ids)]
-    spelled = Spelled(tokenizer, told) if told else None
-    choices: list[CompletionChoice] = []
-    for text, entries in _echoes(parsed, result, tokenizer):
-        if spelled is None:  # no answer has tokens
-            logprobs = None if parsed.logprobs is None else entries.logprobs()
-            choices.append(CompletionChoice(len(choices), text, logprobs, "length"))
-            continue
-        for choice in written[len(choices) : len(choices) + parsed.choices]:
-            logprobs = None if parsed.logprobs is None else (entries + _told(choice, spelled, len(text))).logprobs()
-            choices.append(CompletionChoice(len(choices), text + choice.text, logprobs, choice.finish_reason))
-    return choices
+async def _choices(answering: Answering[ParsedCompletion, CompletionResult], tokenizer: Tokenizer) -> list[msgspec.Raw]:
+    """Return the answers in order. Those to a prompt are encoded when all that are drawn from it have ended."""
+    parsed, result = answering.answered.parsed, answering.answered.result
+    echoes = await _echoes(parsed, result, tokenizer)
+    draws = (len(parsed.sequences) or len(result.tokens)) // len(echoes)
+    drawn: dict[int, list[GeneratedChoice]] = {}
+    encoded: dict[int, list[msgspec.Raw]] = {}
+
+    async def take(choice: GeneratedChoice) -> None:
+        prompt = choice.index // draws
+        drawn.setdefault(prompt, []).append(choice)
+        if len(drawn[prompt]) < draws:
+            return
+        in_order = sorted(drawn.pop(prompt), key=lambda each: each.index)
+        best = best_choices(in_order, parsed.choices)
+        values = _TOKEN_VALUES * sum(each.token_ids.size + each.top_ids.size for each in best)
+        encoded[prompt] = await in_thread_if_large(values, _answers, parsed, prompt, echoes[prompt], best, tokenizer)
+
+    await answering.take_each(take)
+    if not draws:  # no answer has tokens
+        return [_encoded(parsed, index, *echo, "length") for index, echo in enumerate(echoes)]
+    return [choice for prompt in range(len(echoes)) for choice in encoded[prompt]]
+
+
+def _answers(
+    parsed: ParsedCompletion, prompt: int, echo: tuple[str, Entries], best: list[GeneratedChoice], tokenizer: Tokenizer
+) -> list[msgspec.Raw]:
+    """Return the answers to a prompt, encoded."""
+    spelled = Spelled(tokenizer, [ids for choice in best for ids in (choice.token_ids, choice.top_ids)])
+    text, entries = echo
+    answers: list[msgspec.Raw] = []
+    for index, choice in enumerate(best, prompt * parsed.choices):
+        both = entries if parsed.logprobs is None else entries + _told(choice, spelled, len(text))
+        answers.append(_encoded(parsed, index, text + choice.text, both, choice.finish_reason))
+    return answers
+
+
+def _encoded(parsed: ParsedCompletion, index: int, text: str, entries: Entries, finish: Finish) -> msgspec.Raw:
+    logprobs = None if parsed.logprobs is None else entries.logprobs()
+    return msgspec.Raw(msgspec.json.encode(CompletionChoice(index, text, logprobs, finish)))
 
 
 def _told(choice: GeneratedChoice, spelled: Spelled, place: int) -> Entries:
@@ -121,8 +143,14 @@ def _echoed_values(parsed: ParsedCompletion) -> int:
     return len(parsed.prompts.tokens) * (1 + (parsed.logprobs or 0)) if parsed.echo else 0
 
 
-def _echoes(parsed: ParsedCompletion, result: CompletionResult, tokenizer: Tokenizer) -> list[tuple[str, Entries]]:
+async def _echoes(
+    parsed: ParsedCompletion, result: CompletionResult, tokenizer: Tokenizer
+) -> list[tuple[str, Entries]]:
     """Return the text of each prompt and what is said of its tokens, as far as they are echoed."""
+    return await in_thread_if_large(_TOKEN_VALUES * _echoed_values(parsed), _all_echoes, parsed, result, tokenizer)
+
+
+def _all_echoes(parsed: ParsedCompletion, result: CompletionResult, tokenizer: Tokenizer) -> list[tuple[str, Entries]]:
     count = len(parsed.prompts.lens)
     if not parsed.echo:
         return [("", Entries.none())] * count
@@ -150,6 +178,5 @@ def _usage(answering: Answering[ParsedCompletion, CompletionResult]) -> ChatUsag
     parsed, result = answering.answered.parsed, answering.answered.result
     if not parsed.sequences:
         return ChatUsage.of(result.usage.prompt_tokens, result.completion_tokens, result.usage.cached_tokens)
-    draws = len(parsed.sequences) // len(parsed.prompts.lens)
-    cached = sum(first.cached_tokens for first in answering.writing.first_tokens[::draws])
+    cached = sum(answering.writing.cached_tokens[:: parsed.sequences.draws])
     return ChatUsage.of(result.usage.prompt_tokens, answering.writing.num_tokens, cached)

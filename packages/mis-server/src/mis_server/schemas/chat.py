@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, TypeAdapter, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, InstanceOf, TypeAdapter, WithJsonSchema
 
 from mis_server.schemas.sampling import SamplingBody
 from mis_server.schemas.score import Absent, PromptTokensDetails, TokenId, absent
@@ -138,6 +138,10 @@ class ChatChoice:
     labels: Labels | Absent = field(default_factory=absent)
 
 
+Choices = Annotated[list[msgspec.Raw], GetPydanticSchema(lambda _, schema: schema(list[ChatChoice]))]
+"""Answers, each encoded when it ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatUsage:
     """Token counts; the prompt counts once, however many answers are drawn."""
@@ -162,7 +166,7 @@ class ChatReply:
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[ChatChoice]
+    choices: Choices
     usage: ChatUsage
     system_fingerprint: None = None
 

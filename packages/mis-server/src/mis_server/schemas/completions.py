@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import ConfigDict, Field, InstanceOf, WithJsonSchema
+from pydantic import ConfigDict, Field, GetPydanticSchema, InstanceOf, WithJsonSchema
 
 from mis_server.schemas.chat import ChatUsage, Finish
 from mis_server.schemas.sampling import SamplingBody
@@ -71,6 +71,12 @@ class CompletionChoice:
     finish_reason: Finish | None  # null in events that others of the same answer follow
 
 
+Choices = Annotated[
+    list[CompletionChoice] | list[msgspec.Raw], GetPydanticSchema(lambda _, schema: schema(list[CompletionChoice]))
+]
+"""Answers: in an event a piece of one, in a reply each encoded when it ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionReply:
     """The answers to all prompts, or an event: a piece of one of them, or the usage at the end.
@@ -84,6 +90,6 @@ class CompletionReply:
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: list[CompletionChoice]
+    choices: Choices
     usage: ChatUsage | Absent | None = field(default_factory=absent)
     system_fingerprint: None = None

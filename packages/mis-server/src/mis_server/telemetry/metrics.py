@@ -44,6 +44,7 @@ _FRONT = (
     ("step_budget", "gauge", "mis_engine_step_budget_tokens", "Maximum number of tokens per step."),
     ("requests_waiting", "gauge", "mis_num_requests_waiting", "Requests that have arrived but are not in the engine."),
     ("tokens_under_way", "gauge", "mis_num_tokens_under_way", "Tokens of requests between arrival and reply."),
+    ("sequences_under_way", "gauge", "mis_num_sequences_under_way", "Answers of requests between arrival and reply."),
 )
 
 
