@@ -97,6 +97,12 @@ class EngineConfig:
         "instruction; default: what the checkpoint says.",
         group="Model",
     )
+    ignore_unknown_settings: bool = option(
+        False,
+        "Serve a model whose config.json has settings that are not understood, as if they were not there; each is a "
+        "warning. Its scores may differ from those of transformers.",
+        group="Model",
+    )
     tp_size: int = option(
         1,
         "Tensor parallelism: devices to shard weights and KV heads over.",

@@ -94,11 +94,13 @@ def test_only_smollm3_reads_which_layers_have_no_rope(tmp_path: Path) -> None:
 def test_where_a_config_is_silent_it_means_what_transformers_takes(tmp_path: Path, name: str) -> None:
     import transformers
 
-    silent = {"tie_word_embeddings", "max_position_embeddings", "rms_norm_eps"}
+    silent = {"tie_word_embeddings", "max_position_embeddings", "rms_norm_eps", "num_key_value_heads"}
     said = {key: value for key, value in BASE.items() if key not in silent} | {"sliding_window": None}
+    said["num_attention_heads"] = 64
     (tmp_path / "config.json").write_text(json.dumps(said | {"architectures": [f"{name}ForCausalLM"]}))
     ours, theirs = read_model_config(tmp_path), getattr(transformers, f"{name}Config").from_pretrained(tmp_path)
     assert (ours.tied, ours.max_positions) == (theirs.tie_word_embeddings, theirs.max_position_embeddings)
+    assert ours.kv_heads == theirs.num_key_value_heads
     assert (ours.norm_epsilon, ours.rope.theta) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
 
 
@@ -117,14 +119,13 @@ def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_
         ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported; known: Qwen3"),
         ({"architectures": None}, r"architecture \(none\)"),
         ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not supported'),
-        ({"attention_bias": "yes"}, 'attention_bias = "yes" is not supported'),
-        ({"mlp_bias": True}, "mlp_bias = true is not supported for this architecture"),
-        ({"architectures": ["Qwen2ForCausalLM"], "attention_bias": True}, "attention_bias = true is not supported for"),
+        ({"attention_bias": "yes"}, 'attention_bias must be true or false, not "yes"'),
+        ({"tie_word_embeddings": "false"}, 'tie_word_embeddings must be true or false, not "false"'),
+        ({"model_type": "smollm3"}, 'model_type = "smollm3" is not that of Qwen3ForCausalLM, which is qwen3'),
         ({"use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window: layers 1 to 1 slide"),
         ({"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 64}, "layers 0 to 1 slide"),
         (MISTRAL | {"sliding_window": 4096}, "sliding_window = 4096: no layer may slide; only null is supported"),
         (MISTRAL | {"sliding_window": 64, "layer_types": ["full_attention"] * 2}, "sliding_window = 64"),
-        (MISTRAL | {"attention_bias": True}, "attention_bias = true is not supported for this architecture"),
         (SMOLLM3 | {"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window: layers 0 to 5 slide"),
         (SMOLLM3 | {"no_rope_layers": [1, 0, 1]}, "no_rope_layers must list 0 or 1 for each of 6 layers"),
         (SMOLLM3 | {"no_rope_layers": [2] * 6}, "no_rope_layers must list 0 or 1"),
@@ -147,6 +148,7 @@ def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_
         ),
         ({"quantization_config": {"bits": 4}}, "quantization_config: .* take the model's original weights"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"layer_types": 2}, "layer_types"),
         ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
         ({"vocab_size": "many"}, 'vocab_size must be a positive integer, not "many"'),
         ({"num_hidden_layers": None}, "num_hidden_layers must be a positive integer"),
@@ -172,6 +174,12 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dic
 @pytest.mark.parametrize(
     "changes",
     [
+        {"hidden_act": "swish"},
+        # Biases that transformers' model of the family does not have; a tensor of one would be refused.
+        {"mlp_bias": True},
+        {"architectures": ["Qwen2ForCausalLM"], "attention_bias": True},
+        MISTRAL | {"attention_bias": True},
+        SMOLLM3 | {"use_sliding_window": True},  # whose window is null where it is silent
         {"use_sliding_window": True},  # the first layer that slides is the 28th
         {"use_sliding_window": True, "max_window_layers": 2},
         {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": None},

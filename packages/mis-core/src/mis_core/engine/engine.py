@@ -71,7 +71,7 @@ class Engine:
         keep_compiled(config.compilation_cache_dir)
         local = resolve(config)
         directory = Path(local.model)
-        model = read_model_config(directory)
+        model = read_model_config(directory, ignore_unknown=config.ignore_unknown_settings)
         dtype, reason = fastest_dtype() if config.dtype == "auto" else (config.dtype, "as asked for")
         self.config = config = dataclasses.replace(config, dtype=dtype)
         self.directory: Path = directory

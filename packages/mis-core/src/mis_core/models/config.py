@@ -1,7 +1,7 @@
 """Model shapes and switches, read from a Hugging Face `config.json`.
 
 A family is data: an entry of `FAMILIES`, as a language model and as a classifier. Anything in a `config.json`
-that would change the arithmetic and is not understood here is refused by name, never ignored.
+that would change the arithmetic and is not understood here is refused by name, never ignored (`settings.py`).
 """
 
 import json
@@ -13,6 +13,7 @@ from mis_core.checkpoints import open_checkpoint
 from mis_core.config import Activation
 from mis_core.errors import ModelError
 from mis_core.models.rope import RopeConfig, parse_rope, positive_number
+from mis_core.models.settings import check_settings
 
 
 @dataclass(frozen=True)
@@ -20,41 +21,49 @@ class Family:
     """What distinguishes one architecture from another in the shared decoder.
 
     Attributes:
+        name: What transformers calls it.
+        settings: Settings of its `config.json` that other families do not have.
         qkv_bias: Query, key and value projections have biases, whatever `config.json` says.
-        bias_settings: Settings of its `config.json` that give other projections biases.
         qk_norm: Queries and keys are RMS-normalised per head before RoPE.
         head_dim: Head size where `config.json` is silent; None: `hidden_size / num_attention_heads`.
+        kv_heads: KV heads where it is silent; None: as many as query heads.
         max_positions: Longest sequence in tokens where it is silent, as transformers has it.
         theta: Base of RoPE's frequencies where it is silent.
         tied: Whether the head is the embedding where it is silent.
-        slides: Every layer has the sliding window; else those from `max_window_layers` on, with `use_sliding_window`.
+        window: Width of the sliding window where it is silent, in tokens; None: no layer slides.
         nope_interval: Every so many layers one has no RoPE where it is silent; None: all have.
         classifies: The head is `score.weight`, a row for each label of `id2label`, without bias; never the embedding.
     """
 
+    name: str
+    settings: tuple[str, ...]
     qkv_bias: bool = False
-    bias_settings: tuple[str, ...] = ()
     qk_norm: bool = False
     head_dim: int | None = None
+    kv_heads: int | None = None
     max_positions: int = 32768
     theta: float = 1e4
     tied: bool = False
-    slides: bool = False
+    window: int | None = None
     nope_interval: int | None = None
     classifies: bool = False
 
 
-_DECODERS = {
-    "Qwen3": Family(qk_norm=True, head_dim=128, bias_settings=("attention_bias",)),
-    "Qwen2": Family(qkv_bias=True),
-    "Llama": Family(max_positions=2048, bias_settings=("attention_bias", "mlp_bias")),
-    "Mistral": Family(max_positions=131072, slides=True),
-    "SmolLM3": Family(theta=2e6, tied=True, nope_interval=4, bias_settings=("attention_bias", "mlp_bias")),
+_BIASES = ("attention_bias", "mlp_bias")
+_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
+_NOPE = ("no_rope_layers", "no_rope_layer_interval")
+
+_DECODERS = (
+    Family("Qwen3", ("attention_bias", *_WINDOWS), qk_norm=True, head_dim=128, kv_heads=32, window=4096),
+    Family("Qwen2", _WINDOWS, qkv_bias=True, kv_heads=32, window=4096),
+    Family("Llama", _BIASES, max_positions=2048),
+    Family("Mistral", ("sliding_window",), kv_heads=8, max_positions=131072, window=4096),
+    Family("SmolLM3", (*_BIASES, *_WINDOWS[:2], *_NOPE), kv_heads=4, theta=2e6, tied=True, nope_interval=4),
+)
+FAMILIES = {f"{family.name}ForCausalLM": family for family in _DECODERS} | {
+    f"{family.name}ForSequenceClassification": replace(family, classifies=True) for family in _DECODERS
 }
-FAMILIES = {f"{name}ForCausalLM": family for name, family in _DECODERS.items()} | {
-    f"{name}ForSequenceClassification": replace(family, classifies=True) for name, family in _DECODERS.items()
-}
-_KNOWN = f"{', '.join(_DECODERS)}; each as ForCausalLM and ForSequenceClassification"
+_KNOWN = f"{', '.join(family.name for family in _DECODERS)}; each as ForCausalLM and ForSequenceClassification"
 
 # How a classifier's probabilities are made where `problem_type` is silent: softmax, or sigmoid of a single row.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -65,7 +74,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 # Settings that change the arithmetic, with the only values the decoder implements.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
+    "hidden_act": ("silu", "swish"),  # two names of one function
     "partial_rotary_factor": (1, 1.0, None),
 }
 
@@ -120,11 +129,12 @@ class ModelConfig:
         return self.heads // self.kv_heads
 
 
-def read_model_config(path: Path) -> ModelConfig:
+def read_model_config(path: Path, *, ignore_unknown: bool = False) -> ModelConfig:
     """Read a checkpoint's settings, in the old and the new spelling of RoPE settings.
 
     Args:
         path: The checkpoint: a directory, or a GGUF file.
+        ignore_unknown: Log a warning, where a setting that is not understood would be refused.
 
     Raises:
         ModelError: the settings are missing or broken, or ask for something that is not implemented.
@@ -132,14 +142,15 @@ def read_model_config(path: Path) -> ModelConfig:
     checkpoint = open_checkpoint(path)
     raw = checkpoint.settings()
     try:
-        return _parse(raw)
+        return _parse(raw, ignore_unknown=ignore_unknown)
     except ModelError as error:
         raise ModelError(f"{checkpoint.settings_path}: {error.message}") from None
 
 
-def _parse(raw: dict[str, Any]) -> ModelConfig:
+def _parse(raw: dict[str, Any], *, ignore_unknown: bool) -> ModelConfig:
     architecture = _architecture(raw)
     family = FAMILIES[architecture]
+    check_settings(raw, own=family.settings, config_class=f"{family.name}Config", ignore_unknown=ignore_unknown)
     for name, allowed in _SUPPORTED.items():
         if name in raw and raw[name] not in allowed:
             raise ModelError(f"{name} = {json.dumps(raw[name])[:80]} is not supported (only {json.dumps(allowed[0])}).")
@@ -150,7 +161,7 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
         )
     _check_no_layer_slides(raw, family)
     embed, heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
-    kv_heads = _count(raw, "num_key_value_heads", heads)
+    kv_heads = _count(raw, "num_key_value_heads", heads if "num_key_value_heads" in raw else family.kv_heads or heads)
     if heads % kv_heads:
         raise ModelError(f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads}).")
     max_positions = _count(raw, "max_position_embeddings", family.max_positions)
@@ -169,11 +180,11 @@ def _parse(raw: dict[str, Any]) -> ModelConfig:
         head_dim=head_dim,
         max_positions=max_positions,
         norm_epsilon=positive_number(raw, "rms_norm_eps", 1e-6),
-        tied=bool(raw.get("tie_word_embeddings", family.tied)) and not family.classifies,
+        tied=_switch(raw, "tie_word_embeddings", family.tied) and not family.classifies,
         rope=parse_rope(raw, head_dim, max_positions, family.theta),
         nope_layers=_nope_layers(raw, family.nope_interval) if family.nope_interval else (),
-        attention_bias=_has_bias(raw, "attention_bias", family),
-        mlp_bias=_has_bias(raw, "mlp_bias", family),
+        attention_bias="attention_bias" in family.settings and _switch(raw, "attention_bias"),
+        mlp_bias="mlp_bias" in family.settings and _switch(raw, "mlp_bias"),
         head_labels=head_labels,
         head_activation=_head_activation(raw, len(head_labels)) if family.classifies else "softmax",
         architecture=architecture,
@@ -186,6 +197,9 @@ def _architecture(raw: dict[str, Any]) -> str:
         raise ModelError(f"architectures must be a list of names, not {json.dumps(names)[:80]}.")
     for name in names:
         if name in FAMILIES:
+            kind, own = raw.get("model_type"), FAMILIES[name].name.lower()
+            if kind not in (None, own):  # by which transformers chooses
+                raise ModelError(f"model_type = {json.dumps(kind)[:40]} is not that of {name}, which is {own}.")
             return name
     raise ModelError(f"architecture {', '.join(names) or '(none)'} is not supported; known: {_KNOWN}.")
 
@@ -216,15 +230,6 @@ def _head_activation(raw: dict[str, Any], rows: int) -> Activation:
     return _ACTIVATIONS[kind]
 
 
-def _has_bias(raw: dict[str, Any], name: str, family: Family) -> bool:
-    value = raw.get(name)
-    if value is None or value is False:
-        return False
-    if value is not True or name not in family.bias_settings:
-        raise ModelError(f"{name} = {json.dumps(value)[:80]} is not supported for this architecture.")
-    return True
-
-
 def _nope_layers(raw: dict[str, Any], interval: int) -> tuple[int, ...]:
     """Return the layers without RoPE: listed by `no_rope_layers`, where 0 means without, or one in every interval."""
     layers, listed = _count(raw, "num_hidden_layers"), raw.get("no_rope_layers")
@@ -241,23 +246,32 @@ def every(interval: int, layers: int) -> tuple[int, ...]:
 
 
 def _check_no_layer_slides(raw: dict[str, Any], family: Family) -> None:
-    """Refuse sliding windows; `use_sliding_window` makes none where the first layer that slides is past the last."""
+    """Refuse sliding windows, where a family has them.
+
+    With `use_sliding_window` in its settings that switches them on, for the layers from `max_window_layers` on if it
+    has that, too, and else for those without RoPE; or `layer_types` says it for each layer.
+    """
     kinds = raw.get("layer_types")
-    if any(kind != "full_attention" for kind in kinds or []):
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
         raise ModelError("layer_types: only full_attention is supported.")
-    window = raw.get("sliding_window", 4096)
-    if window is None:
+    window = raw.get("sliding_window", family.window)
+    if window is None or "sliding_window" not in family.settings:
         return
-    if family.slides:
+    if "use_sliding_window" not in family.settings:
         raise ModelError(f"sliding_window = {json.dumps(window)[:40]}: no layer may slide; only null is supported.")
-    if raw.get("use_sliding_window") and not kinds:
-        # Where some layers have no RoPE, it is those that slide.
-        layers, first = (
-            _count(raw, "num_hidden_layers"),
-            0 if family.nope_interval else raw.get("max_window_layers", 28),
-        )
+    if _switch(raw, "use_sliding_window") and not kinds:
+        layers, first = _count(raw, "num_hidden_layers"), 0
+        if "max_window_layers" in family.settings:
+            first = raw.get("max_window_layers", 28)
         if not isinstance(first, int) or first < layers:
             raise ModelError(f"use_sliding_window: layers {first} to {layers - 1} slide, which is not supported.")
+
+
+def _switch(raw: dict[str, Any], name: str, default: bool = False) -> bool:
+    value = raw.get(name, default)
+    if not isinstance(value, bool):
+        raise ModelError(f"{name} must be true or false, not {json.dumps(value)[:40]}.")
+    return value
 
 
 def _count(raw: dict[str, Any], name: str, default: int | None = None) -> int:

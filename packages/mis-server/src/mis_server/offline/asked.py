@@ -72,7 +72,7 @@ def decisive(asked: Asked, config: EngineConfig) -> dict[str, Any]:
     unimportant = {name for name, each in Asked.__dataclass_fields__.items() if "changes_scores" in each.metadata}
     engine = (
         "model", "revision", "tokenizer_path", "quantization", "context_length", "rerank_template", "chat_template",
-        "multi_item_scoring_delimiter",
+        "multi_item_scoring_delimiter", "ignore_unknown_settings",
     )  # fmt: skip
     return (
         {name: value for name, value in asdict(asked).items() if name not in unimportant}
