@@ -30,6 +30,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+LINEAR: dict[str, object] = {"rope_type": "linear", "factor": 2.0}
 
 
 def read(tmp_path: Path, **changes: object) -> ModelConfig:
@@ -94,13 +95,11 @@ def test_only_smollm3_reads_which_layers_have_no_rope(tmp_path: Path) -> None:
 def test_where_a_config_is_silent_it_means_what_transformers_takes(tmp_path: Path, name: str) -> None:
     import transformers
 
-    silent = {"tie_word_embeddings", "max_position_embeddings", "rms_norm_eps", "num_key_value_heads"}
+    silent = {"tie_word_embeddings", "max_position_embeddings", "rms_norm_eps"}
     said = {key: value for key, value in BASE.items() if key not in silent} | {"sliding_window": None}
-    said["num_attention_heads"] = 64
     (tmp_path / "config.json").write_text(json.dumps(said | {"architectures": [f"{name}ForCausalLM"]}))
     ours, theirs = read_model_config(tmp_path), getattr(transformers, f"{name}Config").from_pretrained(tmp_path)
     assert (ours.tied, ours.max_positions) == (theirs.tie_word_embeddings, theirs.max_position_embeddings)
-    assert ours.kv_heads == theirs.num_key_value_heads
     assert (ours.norm_epsilon, ours.rope.theta) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
 
 
@@ -157,6 +156,13 @@ def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_
         ({"rope_parameters": {"rope_type": "default", "fancy": 1}}, "rope_parameters.fancy is not supported"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_theta": -1}, "rope_theta must be a positive number"),
+        ({"rope_theta": 10**400}, "rope_theta must be a positive number"),
+        ({"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_theta must not be 1"),
+        ({"rope_scaling": {"type": ["linear"]}}, r'RoPE type \["linear"\] is not supported'),
+        (  # transformers takes the old spelling, in which theta is 10,000
+            {"rope_parameters": LINEAR | {"rope_theta": 5e5}, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_parameters and rope_scaling differ",
+        ),
         (CLASSIFIER | {"id2label": {"1": "a", "2": "b"}}, "id2label must name the rows 0 to 1"),
         (CLASSIFIER | {"id2label": {}}, "id2label must be an object that names every row"),
         (CLASSIFIER | {"id2label": {"0": 7}}, "id2label must be an object that names every row"),
@@ -187,7 +193,8 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, changes: dic
         {"architectures": ["LlamaForCausalLM"], "pretraining_tp": 2},  # said how training cut the products
         SMOLLM3 | {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["full_attention"] * 6},
         {"rope_scaling": {"type": "yarn", "factor": 2.0, "finetuned": True}},
-        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": LINEAR},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": LINEAR | {"rope_theta": 1e4}},
     ],
 )
 def test_what_changes_nothing_is_accepted(tmp_path: Path, changes: dict) -> None:
@@ -197,6 +204,23 @@ def test_what_changes_nothing_is_accepted(tmp_path: Path, changes: dict) -> None
 @pytest.mark.parametrize(("name", "positions"), [("Qwen3ForCausalLM", 32768), ("LlamaForCausalLM", 2048)])
 def test_without_a_longest_sequence_the_familys_counts(tmp_path: Path, name: str, positions: int) -> None:
     assert read(tmp_path, architectures=[name], max_position_embeddings=None).max_positions == positions
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        (None, 512),
+        (LLAMA3, 512),
+        (LINEAR, 1024),
+        (LINEAR | {"original_max_position_embeddings": 400}, 800),
+        (LINEAR | {"original_max_position_embeddings": 100}, 512),
+        ({"type": "yarn", "factor": 2.5}, 1280),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 300}, 1200),
+    ],
+)
+def test_scaling_says_how_long_a_sequence_may_be(tmp_path: Path, scaling: dict | None, longest: int) -> None:
+    config = read(tmp_path, rope_scaling=scaling)
+    assert (config.max_positions, config.longest) == (512, longest)
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,8 @@ class Engine:
         self.created = int(open_checkpoint(directory).settings_path.stat().st_mtime)
         self._local = local
         self.vocab_size = model.vocab_size
-        if config.context_length is not None and config.context_length > model.max_positions:
-            longest = model.max_positions
-            raise ModelError(f"context_length {config.context_length} exceeds the model's {longest} positions.")
+        if config.context_length is not None and config.context_length > model.longest:
+            raise ModelError(f"context_length {config.context_length} exceeds the model's {model.longest} positions.")
         delimiter = config.multi_item_scoring_delimiter
         if delimiter is not None and delimiter >= model.vocab_size:
             raise ConfigError(

@@ -26,7 +26,6 @@ class Family:
         qkv_bias: Query, key and value projections have biases, whatever `config.json` says.
         qk_norm: Queries and keys are RMS-normalised per head before RoPE.
         head_dim: Head size where `config.json` is silent; None: `hidden_size / num_attention_heads`.
-        kv_heads: KV heads where it is silent; None: as many as query heads.
         max_positions: Longest sequence in tokens where it is silent, as transformers has it.
         theta: Base of RoPE's frequencies where it is silent.
         tied: Whether the head is the embedding where it is silent.
@@ -40,7 +39,6 @@ class Family:
     qkv_bias: bool = False
     qk_norm: bool = False
     head_dim: int | None = None
-    kv_heads: int | None = None
     max_positions: int = 32768
     theta: float = 1e4
     tied: bool = False
@@ -54,11 +52,11 @@ _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
 _NOPE = ("no_rope_layers", "no_rope_layer_interval")
 
 _DECODERS = (
-    Family("Qwen3", ("attention_bias", *_WINDOWS), qk_norm=True, head_dim=128, kv_heads=32, window=4096),
-    Family("Qwen2", _WINDOWS, qkv_bias=True, kv_heads=32, window=4096),
+    Family("Qwen3", ("attention_bias", *_WINDOWS), qk_norm=True, head_dim=128, window=4096),
+    Family("Qwen2", _WINDOWS, qkv_bias=True, window=4096),
     Family("Llama", _BIASES, max_positions=2048),
-    Family("Mistral", ("sliding_window",), kv_heads=8, max_positions=131072, window=4096),
-    Family("SmolLM3", (*_BIASES, *_WINDOWS[:2], *_NOPE), kv_heads=4, theta=2e6, tied=True, nope_interval=4),
+    Family("Mistral", ("sliding_window",), max_positions=131072, window=4096),
+    Family("SmolLM3", (*_BIASES, *_WINDOWS[:2], *_NOPE), theta=2e6, tied=True, nope_interval=4),
 )
 FAMILIES = {f"{family.name}ForCausalLM": family for family in _DECODERS} | {
     f"{family.name}ForSequenceClassification": replace(family, classifies=True) for family in _DECODERS
@@ -114,6 +112,11 @@ class ModelConfig:
     architecture: str = ""
 
     @property
+    def longest(self) -> int:
+        """Longest sequence that may be asked for, in tokens; `max_positions` is what holds where none is."""
+        return self.rope.longest
+
+    @property
     def head_rows(self) -> int:
         """Rows of the head."""
         return len(self.head_labels) or self.vocab_size
@@ -161,7 +164,7 @@ def _parse(raw: dict[str, Any], *, ignore_unknown: bool) -> ModelConfig:
         )
     _check_no_layer_slides(raw, family)
     embed, heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
-    kv_heads = _count(raw, "num_key_value_heads", heads if "num_key_value_heads" in raw else family.kv_heads or heads)
+    kv_heads = _count(raw, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ModelError(f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads}).")
     max_positions = _count(raw, "max_position_embeddings", family.max_positions)
@@ -222,7 +225,7 @@ def _head_activation(raw: dict[str, Any], rows: int) -> Activation:
     kind = raw.get("problem_type")
     if kind is None:
         return "softmax" if rows > 1 else "sigmoid"
-    if kind not in _ACTIVATIONS:
+    if not isinstance(kind, str) or kind not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
         raise ModelError(f"problem_type = {json.dumps(kind)[:80]} is not supported; known: {known}.")
     if rows == 1 and kind == "single_label_classification":

@@ -8,6 +8,7 @@ comes to.
 
 import json
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from mis_core.errors import ModelError
 # Parameters each type understands, besides `rope_theta` and the type itself; True = required.
 _PARAMETERS = {
     "default": {},
-    "linear": {"factor": True},
+    "linear": {"factor": True, "original_max_position_embeddings": False},  # where the factor's context begins
     "llama3": {
         "factor": True,
         "low_freq_factor": True,
@@ -59,6 +60,17 @@ class RopeConfig:
     max_positions: int
     parameters: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def longest(self) -> int:
+        """Longest sequence that the scaling is made for, in tokens, which may be more than `max_positions`.
+
+        Model cards add YaRN to a model for long texts, and leave `max_position_embeddings` as it was.
+        """
+        if self.kind not in ("linear", "yarn"):
+            return self.max_positions
+        original = self.parameters.get("original_max_position_embeddings") or self.max_positions
+        return max(self.max_positions, int(self.parameters["factor"] * original))
+
 
 def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int, theta: float) -> RopeConfig:
     """Read `rope_parameters` (new spelling) or `rope_theta` + `rope_scaling` (old); `theta` is where both are silent.
@@ -70,17 +82,18 @@ def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int, theta: fl
     for name in ("rope_parameters", "rope_scaling"):
         if not isinstance(raw.get(name) or {}, dict):
             raise ModelError(f"{name} must be an object, not {json.dumps(raw[name])[:40]}.")
-    if new and raw.get("rope_scaling") and _without_theta(new) != _without_theta(raw["rope_scaling"]):
+    theta = raw.get("rope_theta", theta)
+    if new and raw.get("rope_scaling") and _spelt_out(new, theta) != _spelt_out(raw["rope_scaling"], theta):
         raise ModelError("rope_parameters and rope_scaling differ; keep the one that is meant.")
     key = "rope_parameters" if new is not None else "rope_scaling"
     found = dict((new if new is not None else raw.get("rope_scaling")) or {})
-    theta = found.pop("rope_theta", raw.get("rope_theta", theta))
+    theta = positive_number({"rope_theta": found.pop("rope_theta", theta)}, "rope_theta")
     old_kind = found.pop("type", None)
     kind = found.pop("rope_type", None) or old_kind or "default"
     if found.pop("partial_rotary_factor", 1.0) != 1.0:
         raise ModelError(f"{key}.partial_rotary_factor: only 1.0 is supported.")
-    if kind not in _PARAMETERS:
-        raise ModelError(f"{key}: RoPE type {json.dumps(kind)} is not supported; known: {', '.join(_PARAMETERS)}.")
+    if not isinstance(kind, str) or kind not in _PARAMETERS:
+        raise ModelError(f"{key}: RoPE type {json.dumps(kind)[:40]} is not supported; known: {', '.join(_PARAMETERS)}.")
     for name, required in _PARAMETERS[kind].items():
         if required and name not in found:
             raise ModelError(f"{key}.{name} is missing for RoPE type {kind}.")
@@ -93,11 +106,13 @@ def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int, theta: fl
         elif value is not None and not isinstance(value, bool):
             positive_number(found, name)
         elif _PARAMETERS[kind][name]:
-            raise ModelError(f"{key}.{name} must be a positive number, not {json.dumps(value)}.")
+            raise ModelError(f"{key}.{name} must be a positive number, not {json.dumps(value)[:40]}.")
     above, name = raw.get("original_max_position_embeddings"), "original_max_position_embeddings"
-    if name in _PARAMETERS[kind] and above is not None and above != found.get(name):
+    if kind in ("llama3", "yarn") and above is not None and above != found.get(name):
         raise ModelError(f"{name} beside {key} is not {key}.{name}; give it there alone.")
-    return RopeConfig(kind, positive_number({"rope_theta": theta}, "rope_theta"), head_dim, max_positions, found)
+    if kind == "yarn" and theta == 1:
+        raise ModelError(f"rope_theta must not be 1 for {key} of type yarn, since all frequencies are then the same.")
+    return RopeConfig(kind, theta, head_dim, max_positions, found)
 
 
 def _check_factors(factors: Any, count: int) -> None:
@@ -107,9 +122,10 @@ def _check_factors(factors: Any, count: int) -> None:
         positive_number({"factors": factor}, "factors")
 
 
-def _without_theta(parameters: dict[str, Any]) -> dict[str, Any]:
+def _spelt_out(parameters: dict[str, Any], theta: Any) -> dict[str, Any]:
+    """Return parameters with their type in the new spelling, and with the theta that holds for them."""
     kind = parameters.get("rope_type", parameters.get("type"))
-    return {k: v for k, v in parameters.items() if k not in ("rope_theta", "rope_type", "type")} | {"rope_type": kind}
+    return {"rope_theta": theta} | {k: v for k, v in parameters.items() if k != "type"} | {"rope_type": kind}
 
 
 def positive_number(raw: dict[str, Any], name: str, default: float | None = None) -> float:
@@ -119,7 +135,7 @@ def positive_number(raw: dict[str, Any], name: str, default: float | None = None
         ModelError: it is something else; names it.
     """
     value = raw.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise ModelError(f"{name} must be a positive number, not {json.dumps(value)[:40]}.")
     return float(value)
 
