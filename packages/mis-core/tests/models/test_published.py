@@ -1,0 +1,121 @@
+"""Settings of published models, whole, with the keys that trainers and hubs add; `published.json` names the sources."""
+
+import dataclasses
+import json
+import logging
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mis_core.errors import ModelError
+from mis_core.models.config import ModelConfig, read_model_config
+from mis_core.models.published import PUBLISHED as SHAPES
+from mis_core.models.rope import frequencies
+
+PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "published.json").read_text())
+FAMILY_ROW = re.compile(r"\| `(\w+)ForCausalLM` \|")
+
+
+def read(folder: Path, config: dict[str, Any]) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_model_config(folder)
+
+
+def test_every_row_of_the_table_of_models_has_one() -> None:
+    page = Path(__file__).parents[4] / "docs/reference/models.md"
+    if not page.is_file():
+        pytest.skip("needs the repository's docs")
+    assert {each["row"] for each in PUBLISHED.values()} == set(FAMILY_ROW.findall(page.read_text()))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_settings_are_read_as_transformers_reads_them(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers import AutoConfig
+
+    caplog.set_level(logging.INFO)
+    ours = read(tmp_path, PUBLISHED[name]["config"])
+    assert not caplog.records  # nothing there that nobody knows
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    assert (ours.vocab_size, ours.embed, ours.mlp) == (
+        theirs.vocab_size,
+        theirs.hidden_size,
+        theirs.intermediate_size,
+    )
+    assert (ours.layers, ours.heads, ours.kv_heads) == (
+        theirs.num_hidden_layers,
+        theirs.num_attention_heads,
+        theirs.num_key_value_heads,
+    )
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or ours.embed // ours.heads)
+    assert (ours.max_positions, ours.norm_epsilon, ours.tied) == (
+        theirs.max_position_embeddings,
+        theirs.rms_norm_eps,
+        theirs.tie_word_embeddings,
+    )
+    parameters = {"rope_theta": ours.rope.theta, "rope_type": ours.rope.kind} | ours.rope.parameters
+    assert parameters == theirs.rope_parameters
+    skipped = [not has_rope for has_rope in getattr(theirs, "no_rope_layers", [True] * ours.layers)]
+    assert ours.nope_layers == tuple(layer for layer, skips in enumerate(skipped) if skips)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_same_model_with_a_head_of_labels_is_a_classifier(name: str, tmp_path: Path) -> None:
+    config = PUBLISHED[name]["config"]
+    head = {
+        "architectures": [config["architectures"][0].replace("CausalLM", "SequenceClassification")],
+        "id2label": {"0": "no", "1": "yes", "2": "perhaps"},
+        "label2id": {"no": 0, "yes": 1, "perhaps": 2},
+        "problem_type": "single_label_classification",
+    }
+    assert read(tmp_path, config | head).head_labels == ("no", "yes", "perhaps")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_one_key_that_is_not_understood_refuses_the_whole(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: is_causal = false is not understood"):
+        read(tmp_path, PUBLISHED[name]["config"] | {"is_causal": False})
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED.keys() & SHAPES.keys()))
+def test_shapes_for_compiling_without_a_checkpoint_are_the_published_ones(name: str, tmp_path: Path) -> None:
+    config, shape = read(tmp_path, PUBLISHED[name]["config"]), SHAPES[name]
+    for dimension in ("vocab_size", "embed", "mlp", "layers", "heads", "kv_heads", "head_dim", "norm_epsilon", "tied"):
+        assert getattr(config, dimension) == getattr(shape, dimension), dimension
+    assert config.nope_layers == shape.nope_layers
+
+
+WRONG = (None, True, "text", -1, 0, 2**70, 10**400, 1.5, math.nan, math.inf, [], [None], [[]], {}, {"a": None})
+ADDED = ("rope_parameters", "rope_scaling", "problem_type", "partial_rotary_factor", "layer_types", "no_rope_layers")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "llama-3.2-1b" else pytest.mark.full) for name in PUBLISHED]
+)
+def test_values_of_any_type_are_served_or_refused(name: str, tmp_path: Path) -> None:
+    config = PUBLISHED[name]["config"]
+    small = config | {"num_hidden_layers": 2, "layer_types": None, "no_rope_layers": None}
+    small["architectures"] = [config["architectures"][0].replace("CausalLM", "SequenceClassification")]
+    changes = [{key: value} for key in {*small, *ADDED, "id2label"} - {"num_hidden_layers"} for value in WRONG]
+    for kind in ("linear", "llama3", "yarn"):
+        scaling = {"rope_type": kind, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        scaling = {key: value for key, value in scaling.items() if kind == "llama3" or "freq" not in key}
+        keys = {*scaling, "original_max_position_embeddings", "rope_theta", "attention_factor", "type"}
+        changes += [{"rope_scaling": scaling | {key: value}} for key in keys for value in WRONG]
+    outcomes = [outcome(tmp_path, small | change) for change in changes]
+    assert len({type(each) for each in outcomes}) == 2  # both happen
+    assert max(len(each) for each in outcomes if isinstance(each, str)) < 600
+
+
+def outcome(folder: Path, config: dict[str, Any]) -> ModelConfig | str:
+    """Return what is read, or the sentence that refuses it."""
+    try:
+        model = read(folder, config)
+        frequencies(dataclasses.replace(model.rope, head_dim=64))  # what the tensors show limits it
+    except ModelError as error:
+        return error.message
+    return model
