@@ -138,6 +138,12 @@ def test_another_version_with_other_recipes_does_not_continue_an_output(monkeypa
     assert decisive(Asked(labels=("yes",)), config) == scored
 
 
+def test_scores_that_ignore_a_setting_do_not_continue_those_that_do_not() -> None:
+    asked = Asked(labels=("yes",))
+    plain, ignoring = (decisive(asked, EngineConfig(model="m", ignore_unknown_settings=each)) for each in (False, True))
+    assert plain != ignoring
+
+
 def test_batches_have_about_as_many_tokens_as_asked_for() -> None:
     def sizes(lines: list[Any], **limits: int) -> list[int]:
         rows = [read_line(json.dumps(line).encode(), "q") for line in lines]

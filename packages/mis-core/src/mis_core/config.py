@@ -65,7 +65,7 @@ class EngineConfig:
     )
     context_length: int | None = option(
         None,
-        "Maximum tokens of query plus item; default: the model's own limit.",
+        "Maximum tokens of query plus item, up to what YaRN or linear scaling reaches; default: the model's own limit.",
         "--max-model-len",
         group="Model",
     )

@@ -153,7 +153,10 @@ def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_
         ({"num_hidden_layers": None}, "num_hidden_layers must be a positive integer"),
         ({"rope_scaling": {"rope_type": "longrope"}}, 'RoPE type "longrope" is not supported'),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
-        ({"rope_parameters": {"rope_type": "default", "fancy": 1}}, "rope_parameters.fancy is not supported"),
+        (
+            {"rope_parameters": {"rope_type": "default", "fancy": 1}},
+            "fancy of type default = 1 is not understood",
+        ),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_theta": -1}, "rope_theta must be a positive number"),
         ({"rope_theta": 10**400}, "rope_theta must be a positive number"),

@@ -68,9 +68,12 @@ def test_a_setting_that_transformers_learns_is_refused_off_its_default(
 
 
 def test_asked_to_it_ignores_such_a_setting_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert read(tmp_path, ignore_unknown=True, is_causal=False) == read(tmp_path)
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    changes = {"is_causal": False, "rope_scaling": scaling | {"high_freq_factor": 4.0}}
+    assert read(tmp_path, ignore_unknown=True, **changes) == read(tmp_path, rope_scaling=scaling)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert "is_causal = false is not understood and ignored" in caplog.text
+    assert "rope_scaling.high_freq_factor of type linear = 4.0 is not understood and ignored" in caplog.text
 
 
 def test_what_is_understood_is_refused_all_the_same(tmp_path: Path) -> None:

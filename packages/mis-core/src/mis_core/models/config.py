@@ -184,7 +184,7 @@ def _parse(raw: dict[str, Any], *, ignore_unknown: bool) -> ModelConfig:
         max_positions=max_positions,
         norm_epsilon=positive_number(raw, "rms_norm_eps", 1e-6),
         tied=_switch(raw, "tie_word_embeddings", family.tied) and not family.classifies,
-        rope=parse_rope(raw, head_dim, max_positions, family.theta),
+        rope=parse_rope(raw, head_dim, max_positions, family.theta, ignore_unknown=ignore_unknown),
         nope_layers=_nope_layers(raw, family.nope_interval) if family.nope_interval else (),
         attention_bias="attention_bias" in family.settings and _switch(raw, "attention_bias"),
         mlp_bias="mlp_bias" in family.settings and _switch(raw, "mlp_bias"),

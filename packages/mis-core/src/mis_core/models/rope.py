@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from mis_core.errors import ModelError
+from mis_core.models.settings import refuse_setting, shown_name
 
 # Parameters each type understands, besides `rope_theta` and the type itself; True = required.
 _PARAMETERS = {
@@ -72,8 +73,17 @@ class RopeConfig:
         return max(self.max_positions, int(self.parameters["factor"] * original))
 
 
-def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int, theta: float) -> RopeConfig:
+def parse_rope(
+    raw: dict[str, Any], head_dim: int, max_positions: int, theta: float, *, ignore_unknown: bool = False
+) -> RopeConfig:
     """Read `rope_parameters` (new spelling) or `rope_theta` + `rope_scaling` (old); `theta` is where both are silent.
+
+    Args:
+        raw: What `config.json` holds.
+        head_dim: Elements of a head.
+        max_positions: `max_position_embeddings`, in tokens.
+        theta: Base of the frequencies where the settings are silent.
+        ignore_unknown: Log a warning where a parameter that is not understood would be refused.
 
     Raises:
         ModelError: the type or a parameter is unknown or missing; it is named.
@@ -94,12 +104,21 @@ def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int, theta: fl
         raise ModelError(f"{key}.partial_rotary_factor: only 1.0 is supported.")
     if not isinstance(kind, str) or kind not in _PARAMETERS:
         raise ModelError(f"{key}: RoPE type {json.dumps(kind)[:40]} is not supported; known: {', '.join(_PARAMETERS)}.")
+    for name in [name for name in found if name not in _PARAMETERS[kind]]:
+        refuse_setting(f"{key}.{shown_name(name)} of type {kind}", found.pop(name), ignore_unknown=ignore_unknown)
+    _check_parameters(key, kind, found, head_dim)
+    above, name = raw.get("original_max_position_embeddings"), "original_max_position_embeddings"
+    if kind in ("llama3", "yarn") and above is not None and above != found.get(name):
+        raise ModelError(f"{name} beside {key} is not {key}.{name}; give it there alone.")
+    if kind == "yarn" and theta == 1:
+        raise ModelError(f"rope_theta must not be 1 for {key} of type yarn, since all frequencies are then the same.")
+    return RopeConfig(kind, theta, head_dim, max_positions, found)
+
+
+def _check_parameters(key: str, kind: str, found: dict[str, Any], head_dim: int) -> None:
     for name, required in _PARAMETERS[kind].items():
         if required and name not in found:
             raise ModelError(f"{key}.{name} is missing for RoPE type {kind}.")
-    unknown = [name for name in found if name not in _PARAMETERS[kind]]
-    if unknown:
-        raise ModelError(f"{key}.{unknown[0]} is not supported for RoPE type {kind}.")
     for name, value in found.items():
         if name == "factors":
             _check_factors(value, head_dim // 2)
@@ -107,12 +126,6 @@ def parse_rope(raw: dict[str, Any], head_dim: int, max_positions: int, theta: fl
             positive_number(found, name)
         elif _PARAMETERS[kind][name]:
             raise ModelError(f"{key}.{name} must be a positive number, not {json.dumps(value)[:40]}.")
-    above, name = raw.get("original_max_position_embeddings"), "original_max_position_embeddings"
-    if kind in ("llama3", "yarn") and above is not None and above != found.get(name):
-        raise ModelError(f"{name} beside {key} is not {key}.{name}; give it there alone.")
-    if kind == "yarn" and theta == 1:
-        raise ModelError(f"rope_theta must not be 1 for {key} of type yarn, since all frequencies are then the same.")
-    return RopeConfig(kind, theta, head_dim, max_positions, found)
 
 
 def _check_factors(factors: Any, count: int) -> None:

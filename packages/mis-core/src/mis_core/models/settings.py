@@ -112,16 +112,21 @@ def check_settings(raw: dict[str, Any], *, own: Iterable[str], config_class: str
             continue
         neutral = READ[name] if name in READ else _default(config_class, name)
         if neutral is _UNREAD:
-            unread.append(_shown(name))
+            unread.append(shown_name(name))
         elif not _is_same(value, neutral):
-            _refuse(name, value, ignore_unknown=ignore_unknown)
+            refuse_setting(shown_name(name), value, ignore_unknown=ignore_unknown)
     if unread:
         more = f" and {len(unread) - _NAMES_SHOWN} more" if len(unread) > _NAMES_SHOWN else ""
         logger.info("Settings of config.json that nothing reads: %s%s.", ", ".join(unread[:_NAMES_SHOWN]), more)
 
 
-def _refuse(name: str, value: Any, *, ignore_unknown: bool) -> None:
-    setting = f"{_shown(name)} = {json.dumps(value)[:80]}"
+def refuse_setting(name: str, value: Any, *, ignore_unknown: bool) -> None:
+    """Refuse a setting that is not understood, or log a warning that it is ignored.
+
+    Raises:
+        ModelError: it is not to be ignored.
+    """
+    setting = f"{name} = {json.dumps(value)[:80]}"
     if not ignore_unknown:
         raise ModelError(
             f"{setting} is not understood, and transformers may compute other scores by it; "
@@ -143,5 +148,6 @@ def _is_same(value: Any, neutral: Any) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _shown(name: str) -> str:
+def shown_name(name: str) -> str:
+    """Return a key of a file as an error or a log may show it: short, and nothing but what can be printed."""
     return name if name.isascii() and name.isidentifier() else json.dumps(name)[:60]

@@ -72,10 +72,11 @@ def decisive(asked: Asked, config: EngineConfig) -> dict[str, Any]:
     unimportant = {name for name, each in Asked.__dataclass_fields__.items() if "changes_scores" in each.metadata}
     engine = (
         "model", "revision", "tokenizer_path", "quantization", "context_length", "rerank_template", "chat_template",
-        "multi_item_scoring_delimiter", "ignore_unknown_settings",
+        "multi_item_scoring_delimiter",
     )  # fmt: skip
     return (
         {name: value for name, value in asdict(asked).items() if name not in unimportant}
         | {name: getattr(config, name) for name in engine}
         | ({"rerank_recipes": recipes_digest()} if asked.rerank else {})
+        | ({"ignore_unknown_settings": True} if config.ignore_unknown_settings else {})
     )
