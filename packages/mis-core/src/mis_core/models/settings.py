@@ -57,6 +57,8 @@ HARMLESS = frozenset(
         # Of families that do not read them: layers slide by other settings alone, and biases are tensors, which are
         # refused where the model has none.
         "attention_bias", "max_window_layers", "mlp_bias",
+        # The checkpoint's own code, which neither transformers nor anybody here runs unasked.
+        "auto_map", "custom_pipelines",
         # Notes of trainers and hubs.
         "is_llama_config", "rope_interleaved", "transformers.js_config", "unsloth_fixed", "unsloth_version",
     }
