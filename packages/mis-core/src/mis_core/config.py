@@ -103,6 +103,11 @@ class EngineConfig:
         "warning. Its scores may differ from those of transformers.",
         group="Model",
     )
+    max_checkpoint_file_bytes: int | None = option(
+        None,
+        "Largest JSON, tokenizer or template file of a checkpoint that is read; default: 16 to 256 MiB by its kind.",
+        group="Model",
+    )
     tp_size: int = option(
         1,
         "Tensor parallelism: devices to shard weights and KV heads over.",
@@ -198,7 +203,8 @@ class EngineConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}.", name)
-        for name in ("context_length", "tp_size", "dp_size", "max_total_tokens", "max_running_requests"):
+        at_least_1 = ("context_length", "tp_size", "dp_size", "max_total_tokens", "max_running_requests")
+        for name in (*at_least_1, "max_checkpoint_file_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}.", name)

@@ -13,6 +13,8 @@ what to do. They never repeat a caller's input at length. HTTP status codes are 
 
 from typing import Self
 
+_MESSAGE_CHARACTERS = 1000
+
 
 class MisError(Exception):
     """Base of all errors raised on purpose."""
@@ -27,7 +29,13 @@ class MisError(Exception):
 
 
 class ModelError(MisError):
-    """A checkpoint directory cannot be served: a file, tensor, family or setting is wrong; it is named."""
+    """A checkpoint directory cannot be served: a file, tensor, family or setting is wrong; it is named.
+
+    The message may repeat what a stranger's files say, and goes to terminals and logs: it is shown as `shown` does.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shown(message, _MESSAGE_CHARACTERS))
 
 
 class ConfigError(MisError):
@@ -57,3 +65,15 @@ class RequestError(MisError):
 
 class EngineUnavailable(MisError):
     """The engine cannot answer now; the same request may succeed later."""
+
+
+def shown(text: str, most: int) -> str:
+    """Return a text of a file as terminals and logs may show it: in one line, nothing but what can be printed.
+
+    Args:
+        text: What a file says.
+        most: Characters that are shown of it.
+    """
+    begin = text[: most + 1]
+    printable = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in begin)
+    return printable if len(printable) <= most else printable[: most - 1] + "…"

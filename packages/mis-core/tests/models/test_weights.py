@@ -60,7 +60,7 @@ def test_float64_is_read(directory: Path) -> None:
 def test_layers_without_number_are_refused_at_once(directory: Path) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**12}))
-    with pytest.raises(ModelError, match=r"model\.layers\.2\..* is missing"):
+    with pytest.raises(ModelError, match=r"num_hidden_layers = 1000000000000, but the weights have 24 tensors"):
         load(directory)
 
 
@@ -71,9 +71,11 @@ def test_files_next_to_a_whole_model_are_not_read(directory: Path) -> None:
     after = load(directory)
     np.testing.assert_array_equal(after.layers.qkv[...], before.layers.qkv[...])
     np.testing.assert_array_equal(after.embedding[...], before.embedding[...])
-    (directory / FILE).rename(directory / "first.safetensors")  # no file is the whole model: both are read
-    with pytest.raises(ModelError, match="lora_A"):
+    (directory / FILE).rename(directory / "first.safetensors")  # no file is called the whole model
+    with pytest.raises(ModelError, match=r"both adapter_model\.safetensors and first\.safetensors may hold"):
         load(directory)
+    (directory / "adapter_model.safetensors").unlink()
+    np.testing.assert_array_equal(load(directory).embedding[...], before.embedding[...])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -165,15 +167,59 @@ def test_no_weights_a_missing_shard_and_a_broken_index(tmp_path: Path, directory
     with pytest.raises(ModelError, match=f"{lost}: missing, though"):
         load(sharded)
     index.write_text("[]")
+    with pytest.raises(ModelError, match=r"index\.json: holds a JSON list, not an object"):
+        load(sharded)
+    index.write_text("{}")
     with pytest.raises(ModelError, match="not a safetensors index"):
         load(sharded)
+
+
+def test_parts_without_an_index_are_read_where_they_are_one_complete_set(tmp_path: Path) -> None:
+    whole, parts = (tiny_checkpoint(tmp_path / str(shards), shards=shards, seed=3) for shards in (1, 3))
+    (parts / "model.safetensors.index.json").unlink()
+    np.testing.assert_array_equal(load(parts).layers.qkv[...], load(whole).layers.qkv[...])
+    other = parts / "other-00001-of-00001.safetensors"
+    other.write_bytes((whole / FILE).read_bytes())
+    with pytest.raises(ModelError, match=r"both model-00001-of-00003\.safetensors and other-00001-of-00001\."):
+        load(parts)
+    other.unlink()
+    (parts / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model-00002-of-00003\.safetensors: missing, though model-00001-of-00003"):
+        load(parts)
+
+
+def test_a_tensor_that_two_files_hold_is_refused_with_both(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path / "model", shards=2)
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    save_file({"model.norm.weight": np.ones(64, np.float32)}, directory / "z.safetensors")
+    index["weight_map"]["z"] = "z.safetensors"
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"both model-0000\d-of-00002\.safetensors and z\.safetensors hold tensor"):
+        load(directory)
+
+
+def test_two_names_of_one_parameter_are_refused_with_both(directory: Path) -> None:
+    rewrite(directory, lambda tensors: tensors.update({"norm.weight": tensors["model.norm.weight"] * 2}))
+    with pytest.raises(ModelError, match=r"tensors model\.norm\.weight and norm\.weight are the same parameter"):
+        load(directory)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "../model.safetensors", "/model.safetensors", 7, ""])
+def test_weights_that_the_config_names_are_safetensors_inside_the_directory(directory: Path, name: object) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"transformers_weights": name}))
+    with pytest.raises(ModelError, match=r"config\.json: transformers_weights "):
+        load(directory)
 
 
 def test_an_index_cannot_reach_outside_its_directory(tmp_path: Path) -> None:
     sharded = tiny_checkpoint(tmp_path / "sharded", shards=2)
     index = sharded / "model.safetensors.index.json"
-    index.write_text(index.read_text().replace('"model-00001', '"../../etc/model-00001'))
-    load(sharded)  # the folder part is dropped
+    for place in ("../../etc", "/etc", str(tmp_path), "x/../.."):
+        named = json.loads(index.read_text())["weight_map"].items()
+        index.write_text(json.dumps({"weight_map": {name: f"{place}/{Path(each).name}" for name, each in named}}))
+        with pytest.raises(ModelError, match=r"weight_map names .*, which is not inside the model's dir"):
+            load(sharded)
 
 
 def with_uneven_norms(tensors: dict[str, np.ndarray]) -> None:

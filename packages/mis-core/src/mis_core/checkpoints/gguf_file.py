@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mis_core.checkpoints.checkpoint import Checkpoint, StoredTensor, StoredTokenizer
+from mis_core.checkpoints.files import GGUF_HEADER, WEIGHTS, Files
 from mis_core.checkpoints.gguf_tokenizer import build_tokenizer
 from mis_core.checkpoints.signs import Signs, signs_of
 from mis_core.errors import ModelError
@@ -78,15 +79,17 @@ _TENSORS = {
 _SIGNS = re.compile(r"general\.(name|basename|finetune|tags|base_model\.\d+\.(name|repo_url))")
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
+_MAX_FACTORS = 1 << 16  # one for each pair of a head's elements
 
 
 class GgufCheckpoint(Checkpoint):
     """A GGUF file; see `Checkpoint`."""
 
-    def __init__(self, path: Path) -> None:
-        """Take the file's path."""
+    def __init__(self, path: Path, files: Files) -> None:
+        """Take the file's path, and what bounds its header."""
         self.path = path
         self.settings_path = path
+        self._files = files
 
     def stored_types(self) -> tuple[str, ...]:
         """Return the names of the types that `gguf` turns into float32."""
@@ -114,11 +117,12 @@ class GgufCheckpoint(Checkpoint):
         found = {key.removeprefix(prefix): self._value(key) for key in self._file.fields if key.startswith(prefix)}
         settings = {theirs: found.pop(name) for name, theirs in _SETTINGS.items() if name in found}
         tensors = {tensor.name: tensor for tensor in self._file.tensors}
-        if "token_embd.weight" not in tensors:
-            raise ModelError(f"{self.path}: tensor token_embd.weight is missing.")
+        embedding = tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise ModelError(f"{self.path}: tensor token_embd.weight is missing, or no matrix.")
         settings |= {
             "architectures": [_ARCHITECTURES[architecture]],
-            "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+            "vocab_size": int(embedding.shape[1]),
             "tie_word_embeddings": "output.weight" not in tensors,
             "rope_scaling": self._rope_scaling(found),
         }
@@ -139,7 +143,7 @@ class GgufCheckpoint(Checkpoint):
     def tensors(self) -> Iterator[dict[str, "_Tensor"]]:
         """Map the tensors into memory; see `Checkpoint`."""
         settings = self.settings()
-        heads = {"attn_q": settings["num_attention_heads"]}
+        heads = {"attn_q": settings.get("num_attention_heads")}
         heads["attn_k"] = settings.get("num_key_value_heads", heads["attn_q"])
         is_paired = self._value("general.architecture") in _PAIRED
         stored: dict[str, _Tensor] = {}
@@ -168,11 +172,12 @@ class GgufCheckpoint(Checkpoint):
     def _file(self) -> Any:
         """The file, whose tensors are mapped into memory."""
         try:
-            reader = _reader()
+            reader = _reader(self._files.most_values(GGUF_HEADER))
         except ModuleNotFoundError:
             raise ModelError(
                 f"{self.path}: reading GGUF files needs the package gguf: pip install 'mis-core[gguf]'."
             ) from None
+        self._files.check(self.path, WEIGHTS)
         try:
             with self.path.open("rb") as file:
                 if file.read(4) != b"GGUF":
@@ -181,7 +186,7 @@ class GgufCheckpoint(Checkpoint):
         except OSError as error:
             raise ModelError(f"{self.path}: {error.strerror or 'cannot be read'}.") from None
         # The reader checks little: what it meets in a broken file is whatever its bytes happen to say.
-        except (ValueError, LookupError, OverflowError) as error:
+        except (ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise ModelError(f"{self.path}: a truncated or broken GGUF file ({str(error)[:100]!r}).") from None
         if file.byte_order != "I":
             raise ModelError(f"{self.path}: written for machines of the other byte order.")
@@ -208,6 +213,8 @@ class GgufCheckpoint(Checkpoint):
                 raise ModelError(
                     f"{self.path}: both {_ROPE_FACTORS} and RoPE scaling {str(kind)[:40]!r}; one is understood."
                 )
+            if factors.n_elements > _MAX_FACTORS or not _is_known(factors.tensor_type):
+                raise ModelError(f"{self.path}: tensor {_ROPE_FACTORS} is no list of factors.")
             return {"rope_type": "factors", "factors": _Tensor(factors).read().tolist()}
         return None if kind == "none" else {"rope_type": kind} | given
 
@@ -244,8 +251,8 @@ def _is_known(kind: Any) -> bool:
     return True
 
 
-def _reader() -> Callable[[Path], Any]:
-    """Return what opens a file.
+def _reader(most_values: int) -> Callable[[Path], Any]:
+    """Return what opens a file whose header has at most so many values.
 
     Raises:
         ModuleNotFoundError: the package is not installed.
@@ -255,7 +262,12 @@ def _reader() -> Callable[[Path], Any]:
     class Reader(GGUFReader):
         """The package's own, four times faster with vocabularies: a memory map is slow to slice."""
 
+        _values = 0
+
         def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> np.ndarray:
+            self._values += 1  # each becomes an array, however few bytes it has
+            if self._values > most_values:
+                raise ValueError(f"more than {most_values:,} values in its header")
             kind = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
             return np.frombuffer(self.data, kind, int(count), int(offset))
 

@@ -1,11 +1,13 @@
 """What a checkpoint says it was made for: names, tags, files of sentence-transformers. Nothing is decided here."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mis_core.checkpoints.files import Files
+from mis_core.errors import ModelError, shown
 
 _README = "README.md"
 _MODULES = "modules.json"
@@ -13,12 +15,14 @@ _SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
 _CARD_FIELDS = ("base_model", "model_name", "pipeline_tag", "tags")
 _MAX_SIGNS = 64
 _MAX_CHARACTERS = 200
-_MAX_BYTES = 1 << 20  # of a file; what is longer is no model card
+_MAX_FRONT_MATTER = 1 << 16  # characters; YAML is slow to read
 _MAX_ID = 1 << 31
 _HUB_FOLDER = "models--"
 _CODE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n.*?^---[ \t]*$", re.MULTILINE | re.DOTALL)
-_TITLE = re.compile(r"^#{1,6}[ \t]+(?P<marked>[^\n]+)|<h1[^>]*>(?P<tagged>.*?)</h1>", re.MULTILINE | re.DOTALL)
+_TITLE = re.compile(  # bounded, since a search of each tag to the end of the text takes the square of its length
+    r"^#{1,6}[ \t]+(?P<marked>[^\n]+)|<h1[^>]{0,1000}>(?P<tagged>.{0,1000}?)</h1>", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +69,35 @@ def signs_of(path: Path, named: Iterable[tuple[str, object]]) -> Signs:
     return Signs(_signs(named), _place(path))
 
 
-def directory_signs(directory: Path) -> Signs:
-    """Read the signs of a folder. A file that is missing or broken says nothing."""
-    modules = [each.get("type") for each in _objects(_read_json(directory / _MODULES))]
+def directory_signs(directory: Path, files: Files) -> Signs:
+    """Read the signs of a folder. A file that is missing or broken says nothing.
+
+    Args:
+        directory: The checkpoint.
+        files: Opens its files.
+    """
+    modules = [each.get("type") for each in _objects(_read_json(directory / _MODULES, files))]
     classes = tuple(_clean(each.rpartition(".")[2]) for each in modules if isinstance(each, str))
-    return Signs(_signs(_directory_names(directory)), _place(directory), classes[:_MAX_SIGNS], _answer_ids(directory))
+    names = _signs(_directory_names(directory, files))
+    return Signs(names, _place(directory), classes[:_MAX_SIGNS], _answer_ids(directory, files))
 
 
-def _directory_names(directory: Path) -> Iterator[tuple[str, object]]:
-    config = _read_json(directory / "config.json")
+def _directory_names(directory: Path, files: Files) -> Iterator[tuple[str, object]]:
+    config = _read_json(directory / "config.json", files)
     if isinstance(config, dict):
         yield "config.json", config.get("_name_or_path")
-    described = _read_json(directory / _SENTENCE_TRANSFORMERS)
+    described = _read_json(directory / _SENTENCE_TRANSFORMERS, files)
     if isinstance(described, dict):
         yield _SENTENCE_TRANSFORMERS, described.get("model_type")
     readme = directory / _README
-    text = _read(readme)
-    if text is None:
+    try:
+        text = files.read_text(readme)
+    except ModelError:
         return
-    yield _README, _title(text)
+    matter = _FRONT_MATTER.match(text)
+    yield _README, _title(text if matter is None else text[matter.end() :])
+    if matter is None or matter.end() > _MAX_FRONT_MATTER:
+        return
     from huggingface_hub import metadata_load  # slow to import; who validates requests never needs it
 
     try:
@@ -97,18 +111,18 @@ def _directory_names(directory: Path) -> Iterator[tuple[str, object]]:
 
 
 def _title(text: str) -> str | None:
-    """Return the first heading of a README, else its first line that is no HTML."""
-    body = _CODE.sub("", _FRONT_MATTER.sub("", text, count=1))
+    """Return the first heading of a README without front matter, else its first line that is no HTML."""
+    body = _CODE.sub("", text)
     found = _TITLE.search(body)
     if found is not None:
         return found["marked"] or re.sub(r"<[^>]*>", "", found["tagged"])
     return next((line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("<")), None)
 
 
-def _answer_ids(directory: Path) -> tuple[int | None, int | None] | None:
+def _answer_ids(directory: Path, files: Files) -> tuple[int | None, int | None] | None:
     """Return what a `LogitScore` of sentence-transformers reads; its folder is named as `1_LogitScore`."""
     for path in sorted(directory.glob("[0-9]*_*/config.json")):
-        config = _read_json(path)
+        config = _read_json(path, files)
         if isinstance(config, dict) and "true_token_id" in config:
             return _id(config.get("false_token_id")), _id(config["true_token_id"])
     return None
@@ -129,7 +143,7 @@ def _signs(named: Iterable[tuple[str, object]]) -> tuple[Sign, ...]:
 
 def _clean(text: str) -> str:
     """Return a text that a message and a log line can show."""
-    return " ".join(text.encode(errors="replace").decode().split())[:_MAX_CHARACTERS]
+    return shown(" ".join(text[: 4 * _MAX_CHARACTERS].split()), _MAX_CHARACTERS)
 
 
 def _id(value: object) -> int | None:
@@ -140,20 +154,8 @@ def _objects(value: object) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def _read(path: Path) -> str | None:
+def _read_json(path: Path, files: Files) -> object:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            return None
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _read_json(path: Path) -> object:
-    text = _read(path)
-    if text is None:
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return files.read_json(path)
+    except ModelError:
         return None

@@ -71,11 +71,12 @@ class Engine:
         keep_compiled(config.compilation_cache_dir)
         local = resolve(config)
         directory = Path(local.model)
-        model = read_model_config(directory, ignore_unknown=config.ignore_unknown_settings)
+        checkpoint = open_checkpoint(directory, config.max_checkpoint_file_bytes)
+        model = read_model_config(checkpoint, ignore_unknown=config.ignore_unknown_settings)
         dtype, reason = fastest_dtype() if config.dtype == "auto" else (config.dtype, "as asked for")
         self.config = config = dataclasses.replace(config, dtype=dtype)
         self.directory: Path = directory
-        self.created = int(open_checkpoint(directory).settings_path.stat().st_mtime)
+        self.created = int(checkpoint.settings_path.stat().st_mtime)
         self._local = local
         self.vocab_size = model.vocab_size
         if config.context_length is not None and config.context_length > model.longest:
@@ -90,7 +91,7 @@ class Engine:
         mesh = make_mesh(config.dp_size, config.tp_size)
         spread = spread_heads(model, config.tp_size)
         logger.info("Loading %s as %s (%s), quantization %s.", directory.name, dtype, reason, config.quantization)
-        decoder = load_decoder(directory, model, jnp.dtype(dtype), mesh, progress, config.quantization)
+        decoder = load_decoder(checkpoint, model, jnp.dtype(dtype), mesh, progress, config.quantization)
         logger.info("Steps are computed by %s.", explain(decoder.backend.heads, dtype))
         budget = token_budget(config, spread, mesh)
         pages, self.context_length = cache_pages(config, spread, mesh, budget)
@@ -120,7 +121,7 @@ class Engine:
             head_labels=model.head_labels,
             head_activation=model.head_activation,
             architecture=model.architecture,
-            signs=open_checkpoint(directory).signs(),
+            signs=checkpoint.signs(),
             rerank_recipe=config.rerank_recipe,
         )
         if not config.skip_warmup:

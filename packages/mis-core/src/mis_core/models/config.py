@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mis_core.checkpoints import open_checkpoint
+from mis_core.checkpoints import Checkpoint, open_checkpoint
+from mis_core.checkpoints.numbers import check_numbers
 from mis_core.config import Activation
-from mis_core.errors import ModelError
+from mis_core.errors import ModelError, shown
 from mis_core.models.rope import RopeConfig, parse_rope, positive_number
 from mis_core.models.settings import check_settings
 
@@ -132,7 +133,7 @@ class ModelConfig:
         return self.heads // self.kv_heads
 
 
-def read_model_config(path: Path, *, ignore_unknown: bool = False) -> ModelConfig:
+def read_model_config(path: Path | Checkpoint, *, ignore_unknown: bool = False) -> ModelConfig:
     """Read a checkpoint's settings, in the old and the new spelling of RoPE settings.
 
     Args:
@@ -144,10 +145,14 @@ def read_model_config(path: Path, *, ignore_unknown: bool = False) -> ModelConfi
     """
     checkpoint = open_checkpoint(path)
     raw = checkpoint.settings()
+    check_numbers(raw, checkpoint)
     try:
         return _parse(raw, ignore_unknown=ignore_unknown)
     except ModelError as error:
         raise ModelError(f"{checkpoint.settings_path}: {error.message}") from None
+    except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{checkpoint.settings_path}: a setting's value is of another type ({reason}).") from None
 
 
 def _parse(raw: dict[str, Any], *, ignore_unknown: bool) -> ModelConfig:
@@ -204,7 +209,7 @@ def _architecture(raw: dict[str, Any]) -> str:
             if kind not in (None, own):  # by which transformers chooses
                 raise ModelError(f"model_type = {json.dumps(kind)[:40]} is not that of {name}, which is {own}.")
             return name
-    raise ModelError(f"architecture {', '.join(names) or '(none)'} is not supported; known: {_KNOWN}.")
+    raise ModelError(f"architecture {shown(', '.join(names), 80) or '(none)'} is not supported; known: {_KNOWN}.")
 
 
 def _head_labels(raw: dict[str, Any]) -> tuple[str, ...]:

@@ -28,6 +28,9 @@ from mis_kernels.quantized import block_of, quantize
 # Buffers that some exporters store though they follow from the configuration.
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"
 
+_PREFIX = "model."
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 _CHECKED = 1 << 22  # elements at a time, so that no copy of a parameter is made
 
 Place = Callable[[np.ndarray, np.ndarray], None]
@@ -60,10 +63,10 @@ def tensors_of(config: ModelConfig, tensor_parallel: int = 1) -> Iterator[Tensor
         tensor_parallel: Devices the layers are cut over; the decoder's heads are `spread_heads` of it.
     """
     spread = spread_heads(config, tensor_parallel)
-    yield Tensor("model.embed_tokens.weight", (config.vocab_size, config.embed), ("embedding",), _copy)
+    yield Tensor(_EMBEDDING, (config.vocab_size, config.embed), ("embedding",), _copy)
     yield Tensor("model.norm.weight", (config.embed,), ("norm",), _copy)
     if not config.tied:
-        name = "score.weight" if config.family.classifies else "lm_head.weight"
+        name = "score.weight" if config.family.classifies else _HEAD
         yield Tensor(name, (config.head_rows, config.embed), ("head",), _copy)
     for layer in range(config.layers):
         for name, shape, target, place in _layer_tensors(config, spread):
@@ -156,7 +159,7 @@ def _half(index: int) -> Place:
 
 
 def load_decoder(
-    path: Path,
+    path: Path | Checkpoint,
     config: ModelConfig,
     dtype: jnp.dtype,
     mesh: Mesh | None = None,
@@ -181,11 +184,14 @@ def load_decoder(
             an unknown type; it is named.
     """
     checkpoint = open_checkpoint(path)
-    with checkpoint.tensors() as stored:
+    path = checkpoint.path
+    with checkpoint.tensors() as opened:
         mesh = make_mesh(1, 1) if mesh is None else mesh
+        wanted = list(tensors_of(config, mesh.shape[TENSOR]))
+        stored = _by_parameter(path, opened, {tensor.name for tensor in wanted}, tied=config.tied)
         # A classifier may still have its language model's head, which nothing uses; transformers leaves it out, too.
         unused_head = config.tied or config.family.classifies
-        expected = _found(checkpoint, tensors_of(config, mesh.shape[TENSOR]), stored, unused_head=unused_head)
+        expected = _found(checkpoint, wanted, stored, unused_head=unused_head)
         if config.tied and not _is_tied(stored):
             raise ModelError(
                 f"{path}: lm_head.weight is not the embedding, though tie_word_embeddings is true; say false, or "
@@ -254,10 +260,31 @@ def _is_finite(weight: np.ndarray) -> bool:
 
 def _is_tied(stored: Mapping[str, StoredTensor]) -> bool:
     """Whether a stored head, if there is one, equals the embedding."""
-    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
-    if head not in stored:
+    if _HEAD not in stored:
         return True
-    return np.array_equal(stored[head].read(), stored[embedding].read())
+    return np.array_equal(stored[_HEAD].read(), stored[_EMBEDDING].read())
+
+
+def _by_parameter(
+    path: Path, stored: Mapping[str, StoredTensor], wanted: set[str], *, tied: bool
+) -> dict[str, StoredTensor]:
+    """Return tensors by the names of what they are, as transformers finds them.
+
+    Who saves a model without its head leaves out `model.` before each name; who wraps one may put it before all. Of a
+    tied model the head may be stored in place of the embedding.
+    """
+    wanted = wanted | {_HEAD} if tied else wanted
+    found: dict[str, StoredTensor] = {}
+    names: dict[str, str] = {}
+    for name, tensor in stored.items():
+        short, long = name.removeprefix(_PREFIX), _PREFIX + name
+        target = short if short in wanted else long if long in wanted else name
+        if target in found:
+            raise ModelError(f"{path}: tensors {names[target]} and {name} are the same parameter; keep one of them.")
+        found[target], names[target] = tensor, name
+    if tied and _EMBEDDING not in found and _HEAD in found:
+        found[_EMBEDDING] = found.pop(_HEAD)
+    return found
 
 
 def _grouped(tensors: list[Tensor]) -> Iterator[tuple[tuple[str, ...], Iterator[Tensor]]]:
@@ -268,7 +295,7 @@ def _grouped(tensors: list[Tensor]) -> Iterator[tuple[tuple[str, ...], Iterator[
 def _found(
     checkpoint: Checkpoint, expected: Iterable[Tensor], stored: Mapping[str, StoredTensor], *, unused_head: bool
 ) -> list[Tensor]:
-    """Return what is expected if it is all there and nothing else; a number of layers that is too large ends early."""
+    """Return what is expected if it is all there and nothing else."""
     path, settings, known_types = checkpoint.path, checkpoint.settings_path.name, checkpoint.stored_types()
     found = []
     for tensor in expected:
@@ -282,7 +309,7 @@ def _found(
                 f"{path}: tensor {tensor.name} is stored as {stored_type}; known: {', '.join(known_types)}."
             )
         found.append(tensor)
-    known = {tensor.name for tensor in found} | ({"lm_head.weight"} if unused_head else set())
+    known = {tensor.name for tensor in found} | ({_HEAD} if unused_head else set())
     for name in stored:
         if name not in known and not name.endswith(_DERIVED_SUFFIX):
             raise ModelError(f"{path}: tensor {name} belongs to no part of the model that {settings} describes.")

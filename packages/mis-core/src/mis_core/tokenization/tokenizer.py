@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 from jaxtyping import Int32, Int64
 
-from mis_core.checkpoints import open_checkpoint
+from mis_core.checkpoints import Checkpoint, open_checkpoint
 from mis_core.config import RERANK_RECIPES, EngineConfig
 from mis_core.errors import ModelError, RequestError
 from mis_core.ragged import rows_at
@@ -88,8 +88,10 @@ class Tokenizer:
         Raises:
             ModelError: a file is missing or broken; it is named.
         """
-        loaded = cls.from_pretrained(config.tokenizer, config.chat_template, config.rerank_file)
-        rows = open_checkpoint(config.model).settings().get("vocab_size")
+        most = config.max_checkpoint_file_bytes
+        stored = open_checkpoint(config.tokenizer, most)
+        loaded = cls.from_pretrained(stored, config.chat_template, config.rerank_file)
+        rows = open_checkpoint(config.model, most).settings().get("vocab_size")
         if not isinstance(rows, int):
             return loaded  # such a model is refused where its weights are loaded
         beyond = sum(token >= rows for token in loaded._backend.get_vocab().values())
@@ -106,7 +108,7 @@ class Tokenizer:
     @classmethod
     def from_pretrained(
         cls,
-        path: str | Path,
+        path: str | Path | Checkpoint,
         chat_template: str | Path | None = None,
         rerank_template: str | Path | None = None,
     ) -> Self:

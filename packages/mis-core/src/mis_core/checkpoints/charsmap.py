@@ -1,0 +1,95 @@
+"""Precompiled character maps of SentencePiece. `tokenizers` follows them wherever they lead; out of the map, it panics.
+
+A map is base64 of the size of a table, the table, and texts that end with a zero byte. The table is a double-array trie
+of 32-bit units (https://github.com/s-yata/darts-clone): a character's bytes lead from unit to unit to its text's place.
+"""
+
+import base64
+import binascii
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from mis_core.errors import ModelError
+
+_MAX_BYTES = 1 << 22  # of T5's, 242 KB
+_BYTES = np.arange(1, 256)
+_AT_ONCE = 1 << 12  # units whose successors are looked at together
+
+
+def check_charsmaps(path: Path, normalizer: object) -> None:
+    """Refuse a normalizer of `tokenizer.json` that holds a broken map.
+
+    Args:
+        path: The file.
+        normalizer: What the file says of its normalizer.
+
+    Raises:
+        ModelError: a map is broken, or far larger than published ones.
+    """
+    for text in _maps(normalizer):
+        try:
+            content = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+        except binascii.Error:
+            content = b""
+        if len(content) > _MAX_BYTES:
+            raise ModelError(f"{path}: a precompiled_charsmap of {len(content):,} bytes, of at most {_MAX_BYTES:,}.")
+        size = int.from_bytes(content[:4], "little")
+        table, texts = content[4 : 4 + size], content[4 + size :]
+        if len(table) < max(size, 4) or size % 4 or not _is_text(texts) or not _stays_inside(table, texts):
+            raise ModelError(f"{path}: a broken precompiled_charsmap.")
+
+
+def _maps(normalizer: object) -> Iterator[object]:
+    waiting: list[Any] = [normalizer]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, list):
+            waiting += found
+        elif isinstance(found, dict):
+            waiting.append(found.get("normalizers"))
+            if found.get("type") == "Precompiled" or "precompiled_charsmap" in found:
+                yield found.get("precompiled_charsmap")
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _stays_inside(table: bytes, texts: bytes) -> bool:
+    """Whether no text leads out of the table, and no unit out of the texts."""
+    units = np.frombuffer(table, "<u4").astype(np.int64)
+    starts = np.append((np.frombuffer(texts, np.uint8) & 0xC0) != 0x80, True)  # of characters, and the end
+    seen = np.zeros(len(units), np.bool_)
+    bases = _offset(units[:1])
+    while len(bases):
+        if (bases | 255 >= len(units)).any():
+            return False
+        bases = np.unique(bases[~seen[bases]])
+        seen[bases] = True
+        parts = (bases[begin : begin + _AT_ONCE] for begin in range(0, len(bases), _AT_ONCE))
+        places = np.concatenate([_successors(units, part) for part in parts] or [bases])
+        bases = places ^ _offset(units[places])
+        if (bases >= len(units)).any():
+            return False
+        values = units[bases[units[places] >> 8 & 1 == 1]] & 0x7FFFFFFF
+        if (values >= len(starts)).any() or not starts[values].all():
+            return False
+    return True
+
+
+def _offset(units: Int64[np.ndarray, " units"]) -> Int64[np.ndarray, " units"]:
+    return units >> 10 << ((units & 1 << 9) >> 6)
+
+
+def _successors(units: Int64[np.ndarray, " units"], bases: Int64[np.ndarray, " bases"]) -> Int64[np.ndarray, " places"]:
+    """Return the places of the units that some byte leads to from some base."""
+    places = bases[:, None] ^ _BYTES
+    return places[units[places] & 0x800000FF == _BYTES]
