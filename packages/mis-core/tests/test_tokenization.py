@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import json
+import os
+import tempfile
 
 import numpy as np
 import pytest
@@ -73,6 +75,34 @@ def test_remote_code_is_never_run(directory, tmp_path):
     with contextlib.suppress(ModelError):  # whether it is refused or read without the code is the library's choice
         Tokenizer.from_pretrained(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+def test_settings_name_no_files_and_no_sizes_of_a_model(directory, tmp_path):
+    """What a class takes for a file to open, and numbers that `transformers` makes lists of, do not reach it."""
+    (tmp_path / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
+    os.mkfifo(tmp_path / "pipe")
+    paths = dict.fromkeys(("vocab", "merges", "vocab_file", "tokenizer_file"), str(tmp_path / "pipe"))
+    listed = {"init_inputs": [str(tmp_path / "pipe")], "fast_tokenizer_files": ["../tokenizer.4.json"]}
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | paths | listed))
+    sizes = {"model_type": "qwen3", "num_hidden_layers": 10**12, "num_labels": 10**12}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    assert Tokenizer.from_pretrained(tmp_path).to_json() == Tokenizer.from_pretrained(directory).to_json()
+
+
+def test_a_folder_for_temporary_files_that_is_missing_is_named(directory, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(ModelError, match=r"without a folder for temporary files .* TMPDIR"):
+        Tokenizer.from_pretrained(directory)
+
+
+def test_a_warning_of_the_library_repeats_settings_escaped(directory, tmp_path, capfd):
+    (tmp_path / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "tokenizer_class": "\x1b[31mLlama"}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "\x1b[31mLlama"}))
+    with contextlib.suppress(ModelError):
+        Tokenizer.from_pretrained(tmp_path)
+    assert "\x1b" not in capfd.readouterr().err
 
 
 def test_label_is_one_token_without_special_tokens(small_tokenizer):

@@ -42,6 +42,7 @@ _FILE: dict[str, Callable[[Path], object]] = {
     "bytes": lambda path: path.write_bytes(bytes(range(256)) * 9),
     "nested": lambda path: path.write_text('{"a":' * 100_000),
     "many values": lambda path: path.write_text("[" + "[]," * 5_500_000 + "[]]"),
+    "unclosed tags": lambda path: path.write_text("<h1>" * 100_000 + "<h1" * 100_000),
     "surrogate": lambda path: path.write_text(r'{"a": "\ud800", "architectures": ["\udfff"]}'),
     "long number": lambda path: path.write_text(f'{{"num_hidden_layers": {"9" * 10_000}}}'),
     **{f"JSON {text}": lambda path, text=text: path.write_text(text) for text in ("[]", "null", "5", '"a"', "{}")},

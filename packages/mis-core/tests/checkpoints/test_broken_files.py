@@ -88,6 +88,7 @@ MECHANISMS: list[tuple[Case, str | None]] = [
     (("model-00001-of-00002.safetensors", "truncated"), "truncated or not a safetensors file"),
     (("model-00001-of-00002.safetensors", "name with escapes"), "tensor model.embed_tokens.weight is missing"),
     (("README.md", "pipe"), None),
+    (("README.md", "unclosed tags"), None),
     (("modules.json", "nested"), None),
 ]
 

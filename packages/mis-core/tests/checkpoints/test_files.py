@@ -65,6 +65,11 @@ def weights(path: Path) -> np.ndarray:
     return np.asarray(load_decoder(path, read_model_config(path), jnp.dtype("float32"), progress=False).embedding[...])
 
 
+def test_signs_are_shown_escaped(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("---\ntags: ['\u202etag']\n---\n# A \x1b[31mred   model\n")
+    assert [sign.text for sign in open_checkpoint(tmp_path).signs().names] == [r"A \x1b[31mred model", r"\u202etag"]
+
+
 def test_a_path_that_is_no_model_is_called_what_it_is(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, said in ((tmp_path / "pipe", "is neither a directory nor"), (tmp_path / "none", "does not exist")):

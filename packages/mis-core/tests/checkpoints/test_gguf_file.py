@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import os
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from hypothesis import strategies as st
 
 from mis_core import Engine
 from mis_core.checkpoints import open_checkpoint
+from mis_core.checkpoints.files import Files
+from mis_core.checkpoints.gguf_file import GgufCheckpoint
 from mis_core.errors import ModelError
 from mis_core.models.config import read_model_config
 from mis_core.models.rope import frequencies
@@ -235,3 +239,58 @@ def test_a_foreign_file_is_refused_by_one_line(tmp_path: Path, content: bytes) -
     file.write_bytes(content)
     with pytest.raises(ModelError, match=r"not a GGUF file|a truncated or broken GGUF file"):
         read_model_config(file)
+
+
+def header(*fields: tuple[str, int, bytes], tensors: bytes = b"", tensor_count: int = 0) -> bytes:
+    """Return the header of a file: its settings, each a name, a type and the bytes of the value, and its tensors."""
+    names = ((name.encode(), kind, value) for name, kind, value in fields)
+    settings = b"".join(
+        struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + value for name, kind, value in names
+    )
+    return b"GGUF" + struct.pack("<IQQ", 3, tensor_count, len(fields)) + settings + tensors
+
+
+_ARRAY, _BYTE, _UINT32 = 9, 0, 4
+_NESTED = b"".join(struct.pack("<IQ", _ARRAY, 1) for _ in range(50_000))
+_HOSTILE = {
+    "nested arrays": (header(("a", _ARRAY, _NESTED)), "a truncated or broken GGUF file"),
+    "an array of 2^60": (header(("a", _ARRAY, struct.pack("<IQ", _BYTE, 2**60))), "a truncated or broken GGUF file"),
+    "a name of 2^63 bytes": (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**63), "a truncated or broken GGUF file"),
+    "no alignment": (header(("general.alignment", _UINT32, bytes(4))), "a truncated or broken GGUF file"),
+    "many values": (
+        header(("a", _ARRAY, struct.pack("<IQ", _BYTE, 5000) + bytes(5000))),
+        "more than 4,096 values in its header",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", _HOSTILE)
+def test_a_hostile_header_is_refused_by_one_line_before_it_takes_memory(tmp_path: Path, fault: str) -> None:
+    content, said = _HOSTILE[fault]
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content + bytes(64))
+    with pytest.raises(ModelError, match=said) as raised:
+        read_model_config(open_checkpoint(file, max_file_bytes=4096 * 32))
+    assert raised.value.message.startswith(f"{file}: ")
+    assert len(raised.value.message) < 400
+
+
+def test_tensors_that_are_read_as_settings_are_bounded(tmp_path: Path) -> None:
+    def factors(writer: gguf.GGUFWriter, size: int = 1 << 17) -> None:
+        writer.add_tensor("token_embd.weight", np.zeros((8, 512), np.float32))
+        writer.add_tensor("rope_freqs.weight", np.zeros(size, np.float32))
+
+    with pytest.raises(ModelError, match=r"rope_freqs\.weight is no list of factors"):
+        read_model_config(written(tmp_path / "factors.gguf", factors))
+    vector = written(
+        tmp_path / "vector.gguf", lambda writer: writer.add_tensor("token_embd.weight", np.zeros(512, np.float32))
+    )
+    with pytest.raises(ModelError, match=r"token_embd\.weight is missing, or no matrix"):
+        read_model_config(vector)
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "model.gguf"
+    os.mkfifo(pipe)
+    with pytest.raises(ModelError, match="a named pipe stands where a file is needed"):
+        GgufCheckpoint(pipe, Files()).settings()

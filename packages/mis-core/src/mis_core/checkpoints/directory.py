@@ -53,7 +53,7 @@ class DirectoryCheckpoint(Checkpoint):
                 try:
                     handle = opened.enter_context(safe_open(path, framework="np"))
                     names = handle.keys()
-                except (SafetensorError, OSError) as error:
+                except (SafetensorError, OSError, MemoryError) as error:
                     reason = shown(str(error), 200)
                     raise ModelError(f"{path}: truncated or not a safetensors file ({reason}).") from None
                 if len(stored) + len(names) > _MAX_TENSORS:
