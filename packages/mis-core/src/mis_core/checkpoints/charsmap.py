@@ -15,7 +15,7 @@ from jaxtyping import Int64
 
 from mis_core.errors import ModelError
 
-_MAX_BYTES = 1 << 22  # of T5's, 242 KB
+_MAX_BYTES = 1 << 22  # those of SentencePiece itself have some hundred thousand
 _BYTES = np.arange(1, 256)
 _AT_ONCE = 1 << 12  # units whose successors are looked at together
 

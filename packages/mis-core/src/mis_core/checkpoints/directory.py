@@ -15,7 +15,7 @@ from mis_core.checkpoints.tokenizer_files import read_tokenizer
 from mis_core.checkpoints.weight_files import weight_files
 from mis_core.errors import ModelError, shown
 
-_MAX_TENSORS = 1 << 20  # DeepSeek-V3 has 91,991
+_MAX_TENSORS = 1 << 20  # each has an object before any is looked at
 
 
 class DirectoryCheckpoint(Checkpoint):

@@ -53,7 +53,7 @@ KINDS = (
 )
 """Every kind of file that is read from a checkpoint; a file is of the first kind that has its name.
 
-The largest published ones are far smaller: a tokenizer of 33 MB (Gemma), an index of 9 MB (DeepSeek-V3).
+Published ones are far smaller: Gemma's tokenizer has 33 MB, an index of thousands of shards has less.
 """
 
 GGUF_HEADER = FileKind("the header of a GGUF file", (), 256 * MIB)
