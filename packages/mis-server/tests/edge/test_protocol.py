@@ -44,13 +44,18 @@ def envelope(reply: bytes) -> dict[str, str]:
         b"GET / HTTP/1.1\r\nhost: [::1]\r\ncontent-length: -1\r\n\r\n",
         b"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabc",
         b"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ntransfer-encoding: identity\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"0\r\n\r\n",
+        b"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"0\r\n\r\n",
+        b"POST /v1/score HTTP/1.1\r\nhost: [::1]\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         b"GET /health HTTP/1.1\r\n\r\n",
         b"GET /health HTTP/1.1\r\nhost: [::1]\r\nhost: y\r\n\r\n",
         b"CONNECT x:80 HTTP/1.1\r\nhost: [::1]\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
-    ids=["headers", "header", "path", "tls", "nonsense", "negative", "two lengths", "length of chunks", "no host",
-         "two hosts", "proxy", "http/2"],
+    ids=["headers", "header", "path", "tls", "nonsense", "negative", "two lengths", "length of chunks",
+         "two encodings", "chunks twice", "gzip in chunks", "no host", "two hosts", "proxy", "http/2"],
 )  # fmt: skip
 def test_what_is_not_http_gets_the_envelope(http: httpx.Client, open_socket: Open, flood: bytes) -> None:
     connection = open_socket()

@@ -26,6 +26,8 @@ LATE_BYTES = 64 * 1024 * 1024
 """Maximum number of bytes of a body that are read and discarded after the reply, before the connection is closed: many
 clients read a refusal only after they have sent the whole body."""
 
+_CODINGS = ([], [b"chunked"])
+
 
 class _Gathering:
     """A transport that writes once per iteration of the event loop: head and body of a reply in one system call."""
@@ -117,11 +119,14 @@ class Protocol(HttpToolsProtocol):
         """Start to answer a request.
 
         Raises:
-            ValueError: HTTP/1.1 without exactly one `Host` (RFC 9112, 3.2), or CONNECT, which is for proxies.
+            ValueError: HTTP/1.1 without exactly one `Host` (RFC 9112, 3.2); a transfer coding that is not exactly one
+                `chunked`, on whose end a proxy might disagree (6.1); or CONNECT, which is for proxies.
         """
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
             raise ValueError("A request must have exactly one Host header.")
+        if [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"] not in _CODINGS:
+            raise ValueError("The only transfer coding is chunked, once.")
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("CONNECT is not supported.")
