@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import gc
 import json
 import threading
@@ -13,11 +14,15 @@ from typing import Any, cast
 import pytest
 
 from mis_core.config import EngineConfig
+from mis_core.process.wire import Ready
 from mis_core.scoring.service import Task
+from mis_core.tasks.rerank import RERANK
+from mis_core.tokenization import Meter, Tokenizer
 from mis_server import serving as serving_module
 from mis_server.service import ModelService, event_reply
 from mis_server.serving import serve
 from mis_server.settings import ServerConfig
+from mis_server.tokenizers.pool import SMALL
 
 
 def parsing_thread(*arguments: object) -> Any:
@@ -33,6 +38,49 @@ def test_small_bodies_of_many_ids_are_parsed_beside_the_event_loop(pretended: An
 
     assert asyncio.run(parse(20_000)) != threading.get_ident()
     assert asyncio.run(parse(20)) == threading.get_ident()
+
+
+def test_what_small_bodies_cost_is_bounded_in_their_lane(pretended: Any, tokenizers: Any) -> None:
+    """A query that all but fills a long context, and hundreds of documents that do not fit behind it."""
+    lanes: list[tuple[str, int]] = []
+
+    class Lanes:
+        tokenizer = tokenizers.tokenizer
+
+        async def small(self, work: Any, size: int) -> Any:
+            return self._do("small", work)
+
+        async def large(self, work: Any, size: int) -> Any:
+            return self._do("large", work)
+
+        def _do(self, lane: str, work: Any) -> Any:
+            meter = Meter()
+            counted = copy.copy(self.tokenizer)
+            metered = counted.metered
+
+            def watched(own: Meter) -> Tokenizer:
+                nonlocal meter
+                meter = own
+                return metered(own)
+
+            counted.metered = watched
+            try:
+                return work(counted)
+            finally:
+                lanes.append((lane, meter.cost))
+
+    pretended.info = Ready(vocab_size=1024, context_length=40_960, architecture="Qwen3ForCausalLM", summary={})
+    service = ModelService(pretended, ServerConfig(engine=EngineConfig(model="m")), cast(Any, Lanes()))
+    query = "cat " * 17_000
+    body = {"query": query, "documents": [f"of three words {number}" for number in range(800)]}
+    parsed = asyncio.run(service.parse(RERANK, json.dumps(body).encode()))
+    assert parsed.request.num_items == 800
+    (small, cost), (large, whole) = lanes
+    assert (small, large) == ("small", "large")
+    assert cost <= SMALL < whole < 8 * SMALL
+    lanes.clear()
+    asyncio.run(service.parse(RERANK, json.dumps(body | {"query": "cats?"}).encode()))
+    assert [lane for lane, _ in lanes] == ["small"]
 
 
 def test_a_body_has_few_requests_in_the_engine_at_a_time(tokenizers: Any) -> None:

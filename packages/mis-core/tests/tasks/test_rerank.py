@@ -17,7 +17,7 @@ from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput
 from mis_core.tasks.ranking import RankedText, Ranking
 from mis_core.tasks.rerank import ParsedRerank, finish_rerank, parse_rerank
-from mis_core.tokenization import Tokenizer
+from mis_core.tokenization import Meter, Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate
 from mis_testing import tiny_checkpoint
 
@@ -196,6 +196,20 @@ def test_long_documents_are_cut_and_named(models: dict[str, Tokenizer]) -> None:
     refused("context_length_exceeded", tokenizer, Limits(context_length=80, vocab_size=5000), query="why " * 90)
     few = Limits(context_length=4000, vocab_size=5000, max_text_characters=1000)
     assert refused("too_many_tokens", tokenizer, few, documents=[long]).param == "documents"
+
+
+def test_a_long_query_is_not_tokenised_again_with_each_document_that_is_cut(models: dict[str, Tokenizer]) -> None:
+    whole = models["qwen3"]
+    limits = Limits(context_length=1500, vocab_size=5000, architecture="Qwen3ForCausalLM")
+    query = "cat " * 600  # what is left holds no whole document
+    while len(sequences(parse(whole, query=query, documents=["a"]))[0]) < 1490:
+        query += "cat "
+    documents = [f"the moon rises over {number} hills and sets behind as many others" for number in range(200)]
+    meter = Meter()
+    parsed = parse(whole.metered(meter), limits, query=query, documents=documents)
+    assert len(parsed.truncated) == 200
+    assert max(map(len, sequences(parsed))) <= 1500
+    assert meter.cost < 25 * len(query)
 
 
 @settings(deadline=None, max_examples=60)

@@ -1,10 +1,9 @@
 """What the routes share: one served model, and the path of every request with a body to its engine process."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -13,7 +12,7 @@ from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from mis_core.errors import EngineUnavailable, RequestError
+from mis_core.errors import EngineUnavailable
 from mis_core.generation.request import NewToken
 from mis_core.process.client import EngineClient
 from mis_core.scoring.limits import Limits
@@ -22,6 +21,7 @@ from mis_core.scoring.service import Answered, Parsed, ParsedType, Service, Task
 from mis_core.tasks.recognition import describe_rerank, rerank_recipe
 from mis_core.tasks.served import check_task, tasks_of
 from mis_core.tasks.writing import Drawn, ParsedText, Writing
+from mis_core.tokenization import TooMuchWork
 from mis_server.answering import Answering, write_all
 from mis_server.edge.admission import Admission, Permit
 from mis_server.edge.body import read_json_body
@@ -29,12 +29,12 @@ from mis_server.edge.deadline import deadline, requested_seconds
 from mis_server.errors import error_body
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import Metrics, WritingClock
-from mis_server.tokenizers.decoding import decode_body, parse_body
+from mis_server.tokenizers.decoding import decode_body, parse_body, parse_within
 from mis_server.tokenizers.pool import SMALL, TokenizerPool
 
 _INLINE_VALUES = 32_768  # computed or encoded in little more time than it takes to wake a thread
-_AMPLIFIED = 8  # a small body may make the tokenizer read so many characters for each of its bytes,
-_LEAST = 4096  # or this many if that is more
+_AMPLIFIED = 16  # a small body may cost the tokenizer so much for each of its bytes, as `Meter` counts it,
+_LEAST = 16_384  # or this much if that is more: 65 ms for the worst text
 _AT_A_TIME = 16  # engine requests of one body; together they fill a step
 _STATISTICS_S = 2.0
 
@@ -154,13 +154,10 @@ class ModelService(Service[bytes]):
             if not task.has_text(fields):
                 return await in_thread_if_large(len(source), task.parse, fields, None, limits, models)
             # A short text that is tokenised again with each of many items is a long job, too.
-            most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL, limits.max_text_characters)
-            narrow = replace(limits, max_text_characters=most)
-            try:
-                return await self.tokenizers.small(partial(parse_body, task, source, narrow, models), len(source))
-            except RequestError as error:
-                if error.code != "too_many_tokens" or narrow == limits:
-                    raise
+            most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL)
+            work = partial(parse_within, task, source, limits, models, most)
+            with contextlib.suppress(TooMuchWork):
+                return await self.tokenizers.small(work, len(source))
         return await self.tokenizers.large(partial(parse_body, task, source, limits, models), len(source))
 
     async def submit(self, requests: tuple[ScoreRequest, ...]) -> tuple[EngineOutput, ...]:
@@ -264,7 +261,7 @@ def event_reply(request: Request, events: AsyncGenerator[Any], answered: Answere
     """
 
     async def lines() -> AsyncIterator[bytes]:
-        async with aclosing(events):
+        async with contextlib.aclosing(events):
             try:
                 async for event in events:
                     yield b"data: " + msgspec.json.encode(event) + b"\n\n"

@@ -48,6 +48,15 @@ class Limits:
     rerank_recipe: str | None = None
 
     @property
+    def max_work(self) -> int:
+        """Most that tokenising a request may cost, as `Meter` counts it.
+
+        A text is read up to four times: by itself, up to the place where it may be cut, to be shortened, and with what
+        follows. The rest is for what tasks tokenise by themselves, such as their prompts and codes.
+        """
+        return 4 * self.max_text_characters + (1 << 16)
+
+    @property
     def head_rows(self) -> int:
         """Rows of the head; label ids are below it."""
         return len(self.head_labels) or self.vocab_size

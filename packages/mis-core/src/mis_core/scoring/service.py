@@ -14,12 +14,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from mis_core.errors import RequestError
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.parsed import ParsedScore
 from mis_core.scoring.request import EngineOutput, ScoreRequest, ScoreResult
 from mis_core.scoring.scores import finish_score
 from mis_core.scoring.validation import parse_score_request
-from mis_core.tokenization import Tokenizer
+from mis_core.tokenization import Meter, Tokenizer, TooMuchWork
 
 Fields = Mapping[str, object]
 Queue = Callable[[ScoreRequest], Future[EngineOutput]]
@@ -48,7 +49,7 @@ class Task(Generic[ParsedType, Result]):
         name: What people call it, such as `score`.
         has_text: Whether these fields need a tokenizer.
         parse: Validates fields and tokenises their texts; the last argument are the model names that requests may
-            give, None for any. Raises `RequestError`.
+            give, None for any. Raises `RequestError`, or what the tokenizer's meter raises.
         finish: Turns the engine's outputs, one for each of the parsed `requests`, into the result.
     """
 
@@ -56,6 +57,24 @@ class Task(Generic[ParsedType, Result]):
     has_text: Callable[[Fields], bool]
     parse: Callable[[Fields, Tokenizer | None, Limits, tuple[str, ...] | None], ParsedType]
     finish: Callable[[ParsedType, tuple[EngineOutput, ...]], Result]
+
+    def read(
+        self, fields: Fields, tokenizer: Tokenizer | None, limits: Limits, models: tuple[str, ...] | None
+    ) -> ParsedType:
+        """Parse; what would cost more than the limits allow is refused before it is done.
+
+        Raises:
+            RequestError: the request breaks the contract, or is too much work.
+        """
+        metered = None if tokenizer is None else tokenizer.metered(Meter(limits.max_work))
+        try:
+            return self.parse(fields, metered, limits, models)
+        except TooMuchWork as error:
+            message = (
+                f"Its texts must be read so many times that they cost more than {error.most} characters. Send fewer "
+                "or shorter ones at a time, or token ids."
+            )
+            raise RequestError("too_many_tokens", message) from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,7 +180,7 @@ class InlineService(Service[Fields]):
         return await self._run(task.finish, parsed, outputs)
 
     def _parse(self, task: Task[ParsedType, Any], fields: Fields) -> ParsedType:
-        return task.parse(fields, self._tokenizer() if task.has_text(fields) else None, self._limits, None)
+        return task.read(fields, self._tokenizer() if task.has_text(fields) else None, self._limits, None)
 
     async def _run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return work(*arguments)

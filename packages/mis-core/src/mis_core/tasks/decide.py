@@ -120,7 +120,7 @@ def parse_decision(
         input=[message["content"] for message in conversation],
         questions=[text for question in questions for text in question.texts],
     )
-    prompter = Prompter(tokenizer.chat_template, conversation)
+    prompter = Prompter(tokenizer.chat_template, conversation, tokenizer.meter)
     codes = Codes(tokenizer.within(None), prompter, limits.vocab_size)
 
     def ask(index: int, question: Question) -> Asked:

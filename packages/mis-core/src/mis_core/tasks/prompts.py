@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from mis_core.errors import RequestError
 from mis_core.tasks.conversation import Message
 from mis_core.tasks.questions import BEGIN
+from mis_core.tokenization import Meter
 from mis_core.tokenization.chat_template import ChatTemplate
 
 _PROBE = f"{BEGIN}\u2047?"
@@ -28,23 +29,30 @@ class Prompter:
         lead: What comes between a prompt and its answer: a space where the template writes one there, else nothing.
     """
 
-    def __init__(self, template: ChatTemplate | None, conversation: Sequence[Message]) -> None:
+    def __init__(self, template: ChatTemplate | None, conversation: Sequence[Message], meter: Meter) -> None:
+        """Render the conversation once; `meter` counts what is rendered, as it does what is tokenised."""
         self._size = sum(len(message["content"]) for message in conversation)
-        self._render: Callable[[str], str]
+        self._messages = len(conversation)
+        self._meter = meter
+        self._make: Callable[[str], str]
         if template is None:
             above = _transcript(conversation)
             self.lead = " "
-            self._render = lambda text: f"{above}\n\n{text}\n\nAnswer:"
+            self._make = lambda text: f"{above}\n\n{text}\n\nAnswer:"
             self._probed = self._render(_PROBE)
             return
         self.lead = _lead(template)
-        self._render = lambda text: _rendered(template, [*conversation, Message(role="user", content=text)])
+        self._make = lambda text: _rendered(template, [*conversation, Message(role="user", content=text)])
         try:
             self._probed = self._render(_PROBE)
         except RequestError:
             above = _transcript(conversation)
-            self._render = lambda text: _rendered(template, [Message(role="user", content=f"{above}\n\n{text}")])
+            self._make = lambda text: _rendered(template, [Message(role="user", content=f"{above}\n\n{text}")])
             self._probed = self._render(_PROBE)
+
+    def _render(self, text: str) -> str:
+        self._meter.count(self._size + len(text), self._messages + 1)
+        return self._make(text)
 
     def tail(self, ending: str) -> str:
         """Return the last characters of prompts whose questions end like this."""

@@ -230,8 +230,11 @@ def _join(
         most = limits.context_length
         message = f"The prompt with the query has {most - room} tokens; the context holds {most} with a document."
         raise RequestError("context_length_exceeded", message, "query")
-    cut = list(texts) if most_tokens is None else [tokenizer.cut(text, most_tokens) for text in texts]
-    own = len(tokenizer.encode(prompt.before, add_special_tokens=False, field="query"))
+    cut = list(texts)
+    if most_tokens is not None:
+        cut = tokenizer.cut_after(
+            "", texts, [most_tokens] * len(texts), max_characters=limits.max_text_characters, field="documents"
+        )
     # Hardly any text has more tokens than bytes; one that has is found below.
     excess = np.array([len(text.encode()) > room for text in cut], np.int64)
     rooms = room + excess
@@ -244,12 +247,19 @@ def _join(
 
     while True:
         rooms -= excess
-        for row in np.flatnonzero(excess > 0).tolist():
-            # Together with what is before it, as its beginning may be one token with that.
-            if rooms[row] < 0:
-                raise RequestError("context_length_exceeded", "The query leaves no room for a document.", "query")
-            whole = tokenizer.cut(prompt.before + cut[row], own + int(rooms[row]))
-            cut[row] = whole[len(prompt.before) :]
+        if (rooms < 0).any():
+            raise RequestError("context_length_exceeded", "The query leaves no room for a document.", "query")
+        long = np.flatnonzero(excess > 0).tolist()
+        # Together with what is before them, as their beginnings may be one token with that.
+        shorter = tokenizer.cut_after(
+            prompt.before,
+            [cut[row] for row in long],
+            rooms[long].tolist(),
+            max_characters=limits.max_text_characters,
+            field="documents",
+        )
+        for row, text in zip(long, shorter, strict=True):
+            cut[row] = text
         joined = _joined(prompt, cut, refuse, tokenizer, limits).framed(head, tail)
         excess = np.maximum(joined.context_lens + np.diff(joined.item_starts) - limits.context_length, 0)
         if not excess.any():

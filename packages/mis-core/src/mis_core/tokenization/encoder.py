@@ -1,18 +1,22 @@
 """Ids of many texts, and the special tokens that a tokenizer adds at their ends."""
 
+import copy
 import itertools
 from collections.abc import Iterator
+from typing import Self
 
 import numpy as np
 import tokenizers
 from jaxtyping import Bool, Int32, Int64
+
+from mis_core.tokenization.meter import Meter
 
 _CHUNK_CHARACTERS = 1 << 20  # per call of the batch encoder, whose results are large objects
 _PROBE = "a"
 
 
 class Encoder:
-    """Encodes texts. Thread-safe.
+    """Encodes texts; whatever is encoded for a request passes here, and is counted first. Thread-safe.
 
     Attributes:
         frame: What the tokenizer adds before and after a single text; None if that cannot be recognised.
@@ -21,10 +25,26 @@ class Encoder:
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self.frame = _added_at_the_ends(backend)
         self._backend = backend
+        self._meter = Meter()
+
+    def metered(self, meter: Meter) -> Self:
+        """Return the same encoder for one request, whose texts `meter` counts."""
+        own = copy.copy(self)
+        own._meter = meter
+        return own
+
+    def encoding(self, text: str, special: bool = False) -> tokenizers.Encoding:
+        """Return what the library makes of a text, with the special tokens that it adds or without.
+
+        Raises:
+            TooMuchWork: the request has had as much tokenised as it may; all methods raise it.
+        """
+        self._meter.count(len(text))
+        return self._backend.encode(text, add_special_tokens=special)
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text; no special tokens are added."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return self.encoding(text).ids
 
     def encode_all(
         self, texts: Iterator[str], typical_len: int, count: int, special: bool
@@ -42,6 +62,7 @@ class Encoder:
         tokens, lens = [], []
         for _ in range(0, count, size):
             chunk = list(itertools.islice(texts, size))
+            self._meter.count(sum(map(len, chunk)), len(chunk))
             encodings = self._backend.encode_batch_fast(chunk, add_special_tokens=by_library)
             rows = [encoding.ids for encoding in encodings]
             tokens.append(np.array(list(itertools.chain.from_iterable(rows)), np.int32))

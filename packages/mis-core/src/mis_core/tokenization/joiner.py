@@ -73,6 +73,30 @@ class Joiner:
                 return joined
         return cut_segments(alone, *whole(lambda item: query + item), head_len=0)
 
+    def cut_after(
+        self, before: str, texts: Sequence[str], max_tokens: Sequence[int], max_characters: int, field: str
+    ) -> list[str]:
+        """Return the beginnings of texts after the same one; the arguments are those of `Tokenizer.cut_after`."""
+        place = self._seam.cut(before)
+        # Tokens before the cut are the same whatever follows; the character before it stays: see `seam`.
+        kept = before if place is None else before[place - 1 :]
+        _check_characters(kept, texts, max_characters, field)
+        own = len(self._encoder.ids(kept)) if kept else 0
+        whole = [self._cut(kept + text, own + most) for text, most in zip(texts, max_tokens, strict=True)]
+        return [text[len(kept) :] for text in whole]
+
+    def _cut(self, text: str, max_tokens: int) -> str:
+        """Return the longest beginning of a text that its first tokens spell, as whole characters."""
+        while True:
+            encoding = self._encoder.encoding(text)
+            if len(encoding) <= max_tokens:
+                return text
+            if max_tokens == 0:
+                return ""
+            # A character may be several tokens: then the token after the cut begins where the last one does.
+            end = min(encoding.offsets[max_tokens - 1][1], encoding.offsets[max_tokens][0])
+            text = text[: min(end, len(text) - 1)]
+
     def _join_at(self, cut: int, query: str, items: Sequence[str], alone: np.ndarray, special: bool) -> Joined | None:
         """Tokenise from the cut on only; None if the tokenizer does not split there after all."""
         tail = query[cut:]

@@ -11,6 +11,8 @@ import numpy as np
 import tokenizers
 from jaxtyping import Int32
 
+from mis_core.tokenization.encoder import Encoder
+
 _SPACE = "Ġ"  # how byte-level vocabularies write a space
 
 
@@ -19,17 +21,16 @@ class Starts:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         state = None if backend.post_processor is None else json.loads(backend.post_processor.__getstate__())
-        self._backend = backend
         self._trims = state is not None and any(each.get("trim_offsets") for each in _flat(state))
 
     def __call__(
-        self, text: str, add_special_tokens: bool
+        self, encoder: Encoder, text: str, add_special_tokens: bool
     ) -> tuple[Int32[np.ndarray, " tokens"], Int32[np.ndarray, " tokens"]]:
         """Return the tokens that the library makes of a text, and how many of its characters come before each.
 
         What is put before the text is at 0, and what is put behind it at its end.
         """
-        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        encoding = encoder.encoding(text, add_special_tokens)
         tokens = np.array(encoding.ids, np.int32)
         starts = np.array([begin for begin, _ in encoding.offsets], np.int32)
         if self._trims:  # then leading spaces of a token are not in its offsets, but they are in the token

@@ -19,6 +19,7 @@ from mis_core.tokenization.chat_template import ChatTemplate
 from mis_core.tokenization.encoder import Encoder, begin_with
 from mis_core.tokenization.joined import Joined
 from mis_core.tokenization.joiner import Joiner
+from mis_core.tokenization.meter import Meter
 from mis_core.tokenization.seam import Seam
 from mis_core.tokenization.spelling import Spelling
 from mis_core.tokenization.starts import Starts
@@ -50,6 +51,7 @@ class Tokenizer:
         end_ids: Tokens with which an answer ends.
         rerank_template: How a query and a document become text, if a file says so.
         vocabulary: The ids that the model has.
+        meter: Counts what is tokenised; see `metered`.
     """
 
     def __init__(
@@ -66,13 +68,14 @@ class Tokenizer:
         self.end_ids = end_ids
         self.rerank_template = rerank_template
         self.vocabulary = Vocabulary(None, self.spell)
+        self.meter = Meter()
         self._spelling = Spelling(backend)
         self._starts = Starts(backend)
         self._backend = backend
         self._encoder = Encoder(backend)
-        seam = Seam(backend)
-        self._joiner = Joiner(self._encoder, seam)
-        if not seam:
+        self._seam = Seam(backend)
+        self._joiner = Joiner(self._encoder, self._seam)
+        if not self._seam:
             logger.warning(
                 "Nothing is known of where this tokenizer ends tokens whatever follows: each item of a text request is "
                 "tokenised together with its whole query."
@@ -148,6 +151,17 @@ class Tokenizer:
         bound.vocabulary = Vocabulary(size, self.spell)
         return bound
 
+    def metered(self, meter: Meter) -> Self:
+        """Return the same tokenizer for one request: `meter` counts what is tokenised, and may refuse to go on.
+
+        All that tokenises then raises `TooMuchWork`, too.
+        """
+        own = copy.copy(self)
+        own.meter = meter
+        own._encoder = self._encoder.metered(meter)
+        own._joiner = Joiner(own._encoder, self._seam)
+        return own
+
     def encode(
         self, text: str, add_special_tokens: bool = True, *, field: str = "text"
     ) -> Int32[np.ndarray, " tokens"]:
@@ -192,8 +206,8 @@ class Tokenizer:
         Tokens that share a character begin where it does. Those that are added begin at 0 or at the text's end.
         """
         if not add_special_tokens or self._encoder.frame is None:
-            return self._starts(text, add_special_tokens)[1]
-        tokens, own = self._starts(text, False)
+            return self._starts(self._encoder, text, add_special_tokens)[1]
+        tokens, own = self._starts(self._encoder, text, False)
         before, after = self._encoder.frame
         if begin_with(tokens, np.array([len(tokens)]), before)[0]:
             return own
@@ -257,15 +271,33 @@ class Tokenizer:
 
         Tokenised again, it has at most so many tokens, special tokens not counted.
         """
-        while True:
-            encoding = self._backend.encode(text, add_special_tokens=False)
-            if len(encoding) <= max_tokens:
-                return text
-            if max_tokens == 0:
-                return ""
-            # A character may be several tokens: then the token behind the cut begins where the last one does.
-            end = min(encoding.offsets[max_tokens - 1][1], encoding.offsets[max_tokens][0])
-            text = text[: min(end, len(text) - 1)]
+        return self.cut_after("", [text], [max_tokens])[0]
+
+    def cut_after(
+        self,
+        before: str,
+        texts: Sequence[str],
+        max_tokens: Sequence[int],
+        *,
+        max_characters: int = MAX_CHARACTERS,
+        field: str = "text",
+    ) -> list[str]:
+        """Return the beginnings of texts that each come after the same one: as many whole characters as tokens spell.
+
+        Tokenised together with `before`, each adds at most so many tokens to it, special tokens not counted, where
+        `before` surely ends a token somewhere (`seam`); otherwise hardly ever more.
+
+        Args:
+            before: What comes first, and is not cut.
+            texts: The texts.
+            max_tokens: Tokens for each of them.
+            max_characters: As of `join`.
+            field: What holds the texts in the request.
+
+        Raises:
+            RequestError: `too_many_tokens`; too many characters would be tokenised.
+        """
+        return self._joiner.cut_after(before, texts, max_tokens, max_characters, field)
 
     def join(
         self,

@@ -11,7 +11,7 @@ from mis_core.scoring.limits import Limits
 from mis_core.scoring.service import ParsedType, Task
 from mis_core.scoring.token_rows import TokenRows
 from mis_core.scoring.validation import FIELDS, LAYOUT_FIELDS
-from mis_core.tokenization import Tokenizer
+from mis_core.tokenization import Meter, Tokenizer
 
 try:
     from simdjson import Array, Object, Parser
@@ -48,9 +48,21 @@ def parse_body(
     """Validate and tokenise a body of the given task; runs in tokenizer processes.
 
     Raises:
-        RequestError: the request breaks the contract.
+        RequestError: the request breaks the contract, or is more work than its limits allow.
     """
-    return task.parse(decode_body(body), tokenizer, limits, models)
+    return task.read(decode_body(body), tokenizer, limits, models)
+
+
+def parse_within(
+    task: Task[ParsedType, Any], body: bytes, limits: Limits, models: tuple[str, ...], most: int, tokenizer: Tokenizer
+) -> ParsedType:
+    """Do the same as `parse_body`, if it costs no more than `most`, as `Meter` counts it.
+
+    Raises:
+        RequestError: the request breaks the contract.
+        TooMuchWork: it costs more; nothing is said of the request.
+    """
+    return task.parse(decode_body(body), tokenizer.metered(Meter(most)), limits, models)
 
 
 def decode_body(body: bytes) -> Mapping[str, Any]:
