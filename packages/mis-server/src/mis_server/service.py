@@ -24,7 +24,8 @@ from mis_core.tasks.writing import Drawn, ParsedText, Writing
 from mis_core.tokenization import TooMuchWork
 from mis_server.answering import Answering, write_all
 from mis_server.edge.admission import Admission, Permit
-from mis_server.edge.body import read_json_body
+from mis_server.edge.body import announced_bytes, read_json_body
+from mis_server.edge.body_bytes import BodyBytes
 from mis_server.edge.deadline import deadline, requested_seconds
 from mis_server.errors import error_body
 from mis_server.settings import ServerConfig
@@ -53,6 +54,7 @@ class ModelService(Service[bytes]):
         self.admission = Admission(
             settings.max_queued_requests, settings.max_queued_tokens, settings.max_queued_sequences
         )
+        self.bodies = BodyBytes(settings.max_body_bytes_under_way, settings.max_body_bytes)
         self.metrics = Metrics()
         self._statistics: dict[str, float] = {}
 
@@ -135,11 +137,13 @@ class ModelService(Service[bytes]):
         """
         seconds = requested_seconds(request, self.settings.request_timeout)
         async with deadline(request, seconds, self.settings.body_timeout) as body_arrived:
-            with self.admission.body():
-                body = await read_json_body(request)
-            body_arrived()
-            with self.admission.permit() as permit:
-                return await work(body, permit)
+            announced = announced_bytes(request.headers, self.settings.max_body_bytes)
+            with self.bodies.room(announced) as room:
+                with self.admission.body():
+                    body = await read_json_body(request, room)
+                body_arrived()
+                with self.admission.permit() as permit:
+                    return await work(body, permit)
 
     async def parse(self, task: Task[ParsedType, Any], source: bytes) -> ParsedType:
         """Validate a body: here if it is small and has no text, else in a tokenizer process, which can be killed.

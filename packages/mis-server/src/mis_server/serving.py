@@ -163,7 +163,7 @@ def _summary(settings: ServerConfig, service: ModelService, info: Ready, url: st
         "limits": f"{settings.max_items_per_request} items, {settings.max_labels_per_request} labels, "
         f"{settings.max_request_tokens} tokens, {settings.max_sequences_per_request} sequences per request; "
         f"{settings.max_queued_requests} requests, {settings.max_queued_tokens} tokens, "
-        f"{settings.max_queued_sequences} sequences under way",
+        f"{settings.max_queued_sequences} sequences, {service.bodies.most} bytes of bodies under way",
     }
     return "\n".join(f"    {name.replace('_', ' '):16}{value}" for name, value in lines.items())
 

@@ -96,6 +96,13 @@ class ServerConfig:
         group="Limits",
     )
     max_body_bytes: int = option(64 * 1024 * 1024, "Maximum size of a request body, in bytes.", group="Limits")
+    max_body_bytes_under_way: int | None = option(
+        None,
+        "Maximum size of all request bodies that are being received or worked on, in bytes; each may have at most half "
+        "of what the others leave, others get 429. Default: a tenth of the memory that the control group allows, at "
+        "least twice --max-body-bytes.",
+        group="Limits",
+    )
     max_queued_requests: int = option(1024, "Maximum requests under way; further requests get 429.", group="Limits")
     max_queued_tokens: int = option(
         8_000_000,
@@ -121,6 +128,12 @@ class ServerConfig:
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.", name)
+        if self.max_body_bytes_under_way is not None and self.max_body_bytes_under_way < 2 * self.max_body_bytes:
+            raise ConfigError(
+                f"max_body_bytes_under_way must be at least twice max_body_bytes, {2 * self.max_body_bytes}, not "
+                f"{self.max_body_bytes_under_way}; or set a smaller max_body_bytes.",
+                "max_body_bytes_under_way",
+            )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}.", "port")
         if self.shutdown_timeout < 0:

@@ -5,6 +5,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mis_core.errors import RequestError
+from mis_server.edge.body_bytes import Room
 from mis_server.errors import error_reply
 
 
@@ -52,11 +53,22 @@ class BodyLimit:
             discarded += len(message.get("body", b""))
 
 
-async def read_json_body(request: Request) -> bytes:
+def announced_bytes(headers: Headers, max_bytes: int) -> int | None:
+    """Return the length that headers announce; None if they don't, or one that `BodyLimit` refuses."""
+    text = headers.get("content-length", "")
+    return int(text) if text.isdecimal() and int(text) <= max_bytes else None
+
+
+async def read_json_body(request: Request, room: Room) -> bytes:
     """Return the body of a request that says that it is JSON.
 
+    Args:
+        request: The request.
+        room: Is told what is received.
+
     Raises:
-        RequestError: `unsupported_media_type`; or `request_too_large`, from `BodyLimit`.
+        RequestError: `unsupported_media_type`; `queue_full`, if there is no room for a body whose length was not
+            announced; or `request_too_large`, from `BodyLimit`.
         ClientDisconnect: the client is gone.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -65,4 +77,8 @@ async def read_json_body(request: Request) -> bytes:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise RequestError("unsupported_media_type", "Content-Encoding is not supported; send the body uncompressed.")
-    return await request.body()
+    parts = []
+    async for part in request.stream():
+        room.receive(len(part))
+        parts.append(part)
+    return b"".join(parts)

@@ -23,7 +23,8 @@ from mis_core.process.client import EngineClient
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
 from mis_server.edge.admission import Admission
-from mis_server.edge.body import BodyLimit
+from mis_server.edge.body import BodyLimit, announced_bytes
+from mis_server.edge.body_bytes import BodyBytes, Room
 from mis_server.edge.keys import OPEN_PATHS, ApiKey
 from mis_server.errors import error_reply
 from mis_server.ray.actor import for_actors
@@ -217,6 +218,8 @@ class Gate:
         self._admission = Admission(
             settings.max_queued_requests, settings.max_queued_tokens, settings.max_queued_sequences
         )
+        self._max_body_bytes = settings.max_body_bytes
+        self._bodies = BodyBytes(settings.max_body_bytes_under_way, settings.max_body_bytes)
         limited = BodyLimit(self._forward, max_bytes=settings.max_body_bytes)
         self._app = ApiKey(limited, OPEN_PATHS, key=settings.api_key, admin_key=settings.admin_api_key)
 
@@ -239,14 +242,15 @@ class Gate:
         """Send a request to its replica, and the reply back."""
         started = False
         try:
-            body = await self._read(receive)
             headers = Headers(scope=scope)
-            replicas = self._replicas
-            if (key := routing_key(headers, body)) is not None:
-                replicas = replicas.options(session_id=key)
-            async for message in replicas.answer.remote(_portable(scope), body):
-                started = started or message["type"] == "http.response.start"
-                await send(_without_id(message))
+            with self._bodies.room(announced_bytes(headers, self._max_body_bytes)) as room:
+                body = await self._read(receive, room)
+                replicas = self._replicas
+                if (key := routing_key(headers, body)) is not None:
+                    replicas = replicas.options(session_id=key)
+                async for message in replicas.answer.remote(_portable(scope), body):
+                    started = started or message["type"] == "http.response.start"
+                    await send(_without_id(message))
         except RequestError as error:
             advice = {"retry-after": str(self._admission.retry_after_s())} if error.code == "queue_full" else {}
             await error_reply(error.code, error.message, error.param, advice)(scope, receive, send)
@@ -256,7 +260,7 @@ class Gate:
             message = "The replica ended before it answered; try again."
             await error_reply("engine_unavailable", message)(scope, receive, send)
 
-    async def _read(self, receive: Receive) -> bytes:
+    async def _read(self, receive: Receive, room: Room) -> bytes:
         """Return the body.
 
         Raises:
@@ -270,7 +274,9 @@ class Gate:
                         message = await receive()
                         if message["type"] == "http.disconnect":
                             raise asyncio.CancelledError
-                        parts.append(message.get("body", b""))
+                        part = message.get("body", b"")
+                        room.receive(len(part))
+                        parts.append(part)
                         if not message.get("more_body", False):
                             return b"".join(parts)
         except TimeoutError:
