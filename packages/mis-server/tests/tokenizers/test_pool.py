@@ -185,6 +185,57 @@ def test_what_nobody_waits_for_ends_but_small_work_keeps_its_process(
     run(main())
 
 
+def busy(seconds: float, note: Path, tokenizer: Tokenizer) -> int:
+    """Work that computes so long."""
+    with note.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    return os.getpid()
+
+
+def test_small_work_that_takes_long_after_all_gives_its_lane_up(
+    opened: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is: a template that never ends, a regular expression that backtracks."""
+    note = tmp_path / "pids"
+
+    def allow(cpu_s: float) -> None:
+        monkeypatch.setattr(tokenizer_pool, "_SMALL_CPU_S", cpu_s)
+
+    def pids() -> list[int]:
+        return list(map(int, note.read_text().split())) if note.exists() else []
+
+    async def main() -> None:
+        async with opened() as pool:
+            allow(60)  # a process's first job of a test imports the test
+            first, large = await pool.small(process_id, 0), await pool.large(process_id, 0)
+            allow(0.3)
+            assert await pool.small(functools.partial(busy, 1, note), 0) == large
+            assert pids() == [first, large]
+            allow(60)
+            second = await pool.small(process_id, 0)
+            allow(0.3)
+            endless = asyncio.create_task(pool.small(functools.partial(busy, 600, note), 0))
+            await until(lambda: pids() == [first, large, second, large])
+            allow(60)
+            third = await pool.small(process_id, 0)  # though it is not done
+            endless.cancel()
+            await until(lambda: large not in children())
+            allow(0.3)
+            left = asyncio.create_task(pool.small(functools.partial(busy, 600, note), 0))
+            await until(lambda: pids()[4:] == [third])
+            left.cancel()
+            await until(lambda: third not in children())
+            allow(60)
+            assert await pool.small(process_id, 0)
+            assert await pool.large(process_id, 0)
+            assert len(pids()) == 5  # nobody waited for it, so no other process did it
+
+    uvloop.run(main())
+
+
 def test_callers_that_leave_at_once_leave_no_process_behind(opened: Callable[[], Any]) -> None:
     async def main() -> None:
         async with opened() as pool:

@@ -1,10 +1,11 @@
 """Processes in which texts become tokens: no text holds up the event loop, and abandoned work is killed."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -15,12 +16,14 @@ from mis_server.tokenizers.process import ProcessEnded, TokenizerProcess
 logger = logging.getLogger(__name__)
 
 SMALL = 131_072
-"""Bytes of a small body, and characters that tokenising it may read: half a second for the worst text."""
+"""Bytes of a small body, and what tokenising it may cost, as `Meter` counts it: half a second for the worst text."""
 
 _MAX_PROCESSES = 4  # of each kind; each holds the vocabulary
 _HEAD_START_S = 1e-4  # for each byte that another body is longer; about thirty times what the worst text takes
 _RENEWED_BYTES = 4 * 1024 * 1024  # after a larger body, a process keeps memory that the next body does not need
 _RETRY_S = 1.0
+_SMALL_CPU_S = 2.0  # a small job that computes longer, for whatever reason, is a large one after all
+_LOOK_S = 0.1  # between looks at that
 
 Result = TypeVar("Result")
 
@@ -54,10 +57,9 @@ class TokenizerPool:
 
     async def __aenter__(self) -> Self:
         for number in range(max(1, min(_MAX_PROCESSES, (os.cpu_count() or 1) // 2))):
-            small, large = self._work(self._small, kills=False), self._work(self._large, kills=True)
             self._workers += [
-                asyncio.create_task(small, name=f"small texts {number}"),
-                asyncio.create_task(large, name=f"large texts {number}"),
+                asyncio.create_task(self._work(self._small), name=f"small texts {number}"),
+                asyncio.create_task(self._work(self._large), name=f"large texts {number}"),
             ]
         return self
 
@@ -69,8 +71,11 @@ class TokenizerPool:
     async def small(self, work: Callable[[Tokenizer], Result], size: int) -> Result:
         """Run a job within `SMALL`. It goes on when its caller is cancelled: a new process would take longer.
 
+        But no job keeps the lane: one that takes longer than it may cost is begun again as a large one, if anybody
+        still waits for it.
+
         Args:
-            work: A function that can be pickled, as can its result.
+            work: A function that can be pickled, as can its result; it may be called again.
             size: Bytes of the body.
 
         Raises:
@@ -88,21 +93,35 @@ class TokenizerPool:
         jobs.put_nowait(_Job(loop.time() + size * _HEAD_START_S, next(self._numbers), size, work, answer))
         return await answer
 
-    async def _work(self, jobs: asyncio.PriorityQueue[_Job], *, kills: bool) -> None:
-        """Run jobs, each in a process that may have run others; `kills` one when nobody waits for its job any more."""
+    async def _work(self, jobs: asyncio.PriorityQueue[_Job]) -> None:
+        """Run jobs of one kind, each in a process that may have run others."""
+        do, renders = (self._do_small, True) if jobs is self._small else (_do_large, False)
         while True:
             try:
-                process = await TokenizerProcess.start(self._json, renders=not kills)
+                process = await TokenizerProcess.start(self._json, renders=renders)
             except (OSError, ProcessEnded) as error:
                 logger.error("A tokenizer process could not be started: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
             try:
                 job = await _next(jobs)
-                while await _do(job, process, kills=kills) and job.size <= _RENEWED_BYTES:
+                while await do(job, process) and job.size <= _RENEWED_BYTES:
                     job = await _next(jobs)
             finally:
                 await process.stop()
+
+    async def _do_small(self, job: _Job, process: TokenizerProcess) -> bool:
+        """Run a job; return whether the process can be used again."""
+        async with _running(job, process) as running:
+            ends_s = process.cpu_s() + _SMALL_CPU_S
+            while not running.done() and process.cpu_s() < ends_s:
+                await asyncio.wait((running,), timeout=_LOOK_S)
+            if running.done():
+                return _finish(job, running)
+            if not job.answer.done():
+                logger.warning("Tokenising a small body took %g s; it is begun again as a large one.", _SMALL_CPU_S)
+                self._large.put_nowait(job)
+            return False
 
 
 async def _next(jobs: asyncio.PriorityQueue[_Job]) -> _Job:
@@ -113,27 +132,39 @@ async def _next(jobs: asyncio.PriorityQueue[_Job]) -> _Job:
     return job
 
 
-async def _do(job: _Job, process: TokenizerProcess, *, kills: bool) -> bool:
-    """Run a job; return whether the process can be used again."""
+async def _do_large(job: _Job, process: TokenizerProcess) -> bool:
+    """Run a job until it is done or nobody waits for it any more; return whether the process can be used again."""
+    async with _running(job, process) as running:
+        await asyncio.wait((running, job.answer), return_when=asyncio.FIRST_COMPLETED)
+        return running.done() and _finish(job, running)
+
+
+@contextlib.asynccontextmanager
+async def _running(job: _Job, process: TokenizerProcess) -> AsyncIterator[asyncio.Task[Any]]:
+    """Surround the wait for a job; one that is cancelled with the pool fails."""
     running = asyncio.create_task(process.run(job.work), name="tokenizer job")
     try:
-        await asyncio.wait((running, job.answer) if kills else (running,), return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            return False
-        error = running.exception()
-        if isinstance(error, ProcessEnded):
-            logger.warning("A tokenizer process ended while it worked on a request.")
-            _fail(job, EngineUnavailable("A tokenizer process ended while it worked on this request."))
-            return False
-        if error is not None:
-            _fail(job, error)
-        elif not job.answer.done():
-            job.answer.set_result(running.result())
-        return True
+        yield running
+    except asyncio.CancelledError:
+        _fail(job, EngineUnavailable("The server is stopping."))
+        raise
     finally:
         running.cancel()
         await asyncio.wait((running,))
-        _fail(job, EngineUnavailable("The server is stopping."))
+
+
+def _finish(job: _Job, running: asyncio.Task[Any]) -> bool:
+    """Answer a job that is done; return whether its process can be used again."""
+    error = running.exception()
+    if isinstance(error, ProcessEnded):
+        logger.warning("A tokenizer process ended while it worked on a request.")
+        _fail(job, EngineUnavailable("A tokenizer process ended while it worked on this request."))
+        return False
+    if error is not None:
+        _fail(job, error)
+    elif not job.answer.done():
+        job.answer.set_result(running.result())
+    return True
 
 
 def _fail(job: _Job, error: BaseException) -> None:

@@ -8,11 +8,14 @@ of the server does not keep it from finishing accepted requests; it exits at the
 import asyncio
 import contextlib
 import logging
+import os
 import pickle
 import signal
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from mis_core.errors import RequestError
@@ -57,6 +60,7 @@ class TokenizerProcess:
             raise
         try:
             await process._exchange(tokenizer)
+            await process.run(_load)
             if renders:
                 await process.run(_render)
         except BaseException:
@@ -83,6 +87,14 @@ class TokenizerProcess:
             return value
         raise value
 
+    def cpu_s(self) -> float:
+        """Return the seconds that the process has computed; by the clock where the system does not say."""
+        try:
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return time.monotonic()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime: proc_pid_stat(5)
+
     async def stop(self) -> None:
         """Kill the process."""
         with contextlib.suppress(ProcessLookupError):
@@ -102,6 +114,12 @@ class TokenizerProcess:
             return pickle.loads(data) if size <= _INLINE_BYTES else await asyncio.to_thread(pickle.loads, data)
         except (asyncio.IncompleteReadError, ConnectionError):
             raise ProcessEnded from None
+
+
+def _load(tokenizer: Tokenizer) -> None:
+    """Import what jobs need, so that nobody's first one takes longer than the next."""
+    from mis_core.tasks import chat, classify, complete, decide, rerank  # noqa: F401
+    from mis_server.tokenizers import decoding, tokens  # noqa: F401
 
 
 def _render(tokenizer: Tokenizer) -> None:
