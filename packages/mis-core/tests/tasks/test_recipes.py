@@ -56,7 +56,8 @@ def make(originals: dict[str, Path], tmp_path: Path) -> Checkpoints:
             (path / "config.json").write_text(json.dumps(config | {"_name_or_path": name}))
         for file, content in (files or {}).items():
             (path / file).parent.mkdir(exist_ok=True)
-            (path / file).write_text(content if isinstance(content, str) else json.dumps(content))
+            text = content if isinstance(content, str | bytes) else json.dumps(content)
+            (path / file).write_bytes(text if isinstance(text, bytes) else text.encode())
         return path
 
     return make
@@ -100,12 +101,15 @@ QWEN3_CARD = card("# Qwen3-Reranker-0.6B", base_model=["Qwen/Qwen3-0.6B-Base"], 
         ("qwen3-reranker", "qwen3", card("# Qwen3-8B", pipeline_tag="text-generation", base_model="Qwen/Q"), None),
         ("qwen3-reranker", "qwen3", card("# Our reranker", base_model="Qwen/Qwen3-Reranker-4B"), None),
         ("qwen3-reranker", "qwen3", card("# Our reranker"), "/data/Qwen3-Reranker-0.6B/"),
+        ("qwen3-reranker", "qwen3", {}, "/data/rerank-data/Qwen3-8B"),
         ("mxbai-rerank-v2", "qwen2", {}, "mixedbread-ai/mxbai-rerank-large-v2"),
+        ("mxbai-rerank-v2", "qwen2", {}, "/data" + "/very-long-names-of-folders" * 20 + "/mxbai-rerank-base-v2"),
         ("mxbai-rerank-v2", "qwen2", card("<h1 align=center>mxbai-rerank-base-v2</h1>"), None),
         ("mxbai-rerank-v2", "qwen2", card("# x", base_model="mixedbread-ai/mxbai-rerank-base-v2", tags=["a"]), None),
         ("mxbai-rerank-v2", "qwen2 head", {}, "mixedbread-ai/mxbai-rerank-base-v2"),
         ("generic", "qwen2", {}, None),
         ("generic", "llama", card("# SmolLM2", tags=["safetensors"]), "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("generic", "llama", {}, "acme/my-lora-rank1"),
         ("generic", "llama", {"README.md": "---\nbroken: [\n---\n", "modules.json": "[", "1_A/config.json": "1"}, None),
         ("generic", "qwen2 head", card("# legal-reranker", pipeline_tag="text-ranking") | CROSS_ENCODER, None),
     ],
@@ -125,6 +129,10 @@ def test_what_a_checkpoint_says_chooses_its_recipe(
         ("qwen3", card("# Releasing zeroentropy/zerank-2", base_model="Qwen/Qwen3-4B"), None, "README.md says 'Rel"),
         ("qwen3", {"README.md": "\nThis is zerank-1-small.\n"}, None, "README.md says 'This is"),
         ("qwen3", card("# zerank-3", base_model="Qwen/Qwen3-Reranker-4B"), None, "README.md says 'zerank-3'"),
+        ("qwen3", {"README.md": b"---\ntags: [text-ranking]\n---\n# l\xe9gal\n"}, None, "text-ranking"),
+        ("qwen3", {"README.md": b"# zerank-2\nby Ren\xe9\n"}, None, "README.md says 'zerank-2'"),
+        ("qwen3", {"README.md": "# zerank-2\n" + "It ranks. " * 200_000}, None, "README.md says 'zerank-2'"),
+        ("llama", {}, "jhu-clsp/rank1-7b", "rank1-7b"),
         ("qwen3", {}, "jinaai/jina-reranker-v3", "jina-reranker-v3"),
         ("qwen3", card("# legal", pipeline_tag="text-ranking"), None, "text-ranking"),
         ("qwen3", card("# legal", tags=["legal", "reranker"]), None, "'reranker'"),
@@ -244,6 +252,20 @@ def test_the_operators_choice_wins(make: Checkpoints, tmp_path: Path) -> None:
 def test_a_recipe_needs_its_words(originals: dict[str, Path]) -> None:
     with pytest.raises(RequestError, match=r"mxbai-rerank-v2 needs <\|im_start\|>, <\|im_end\|> as single tokens"):
         rerank_recipe(*model(originals["llama"], rerank_template="mxbai-rerank-v2"))
+
+
+@pytest.mark.parametrize(("family", "recipe"), [("qwen3", "qwen3-reranker"), ("qwen2", "mxbai-rerank-v2")])
+def test_what_surrounds_each_document_counts_as_tokens_of_the_request(
+    originals: dict[str, Path], family: str, recipe: str
+) -> None:
+    tokenizer, limits = model(originals[family], rerank_template=recipe)
+    parsed = parse_rerank({"query": "q", "documents": ["d"] * 50}, tokenizer, limits)
+    joined = parsed.request
+    tokens = len(joined.query) + len(joined.item_tokens)
+    parse_rerank({"query": "q", "documents": ["d"] * 50}, tokenizer, replace(limits, max_request_tokens=tokens))
+    with pytest.raises(RequestError) as caught:
+        parse_rerank({"query": "q", "documents": ["d"] * 50}, tokenizer, replace(limits, max_request_tokens=tokens - 1))
+    assert caught.value.code == "too_many_tokens"
 
 
 def published_mxbai(path: Path, query: str, document: str, instruction: str | None) -> list[int]:

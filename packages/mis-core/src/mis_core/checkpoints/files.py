@@ -49,7 +49,7 @@ KINDS = (
     ),
     FileKind("a template", ("*.jinja",), 16 * MIB),
     FileKind("settings", ("*.json",), 16 * MIB),
-    FileKind("a model card", ("*.md",), 1 * MIB),
+    FileKind("a model card", ("*.md",), 16 * MIB),
 )
 """Every kind of file that is read from a checkpoint; a file is of the first kind that has its name.
 

@@ -15,6 +15,7 @@ _SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
 _CARD_FIELDS = ("base_model", "model_name", "pipeline_tag", "tags")
 _MAX_SIGNS = 64
 _MAX_CHARACTERS = 200
+_MAX_TITLE_AT = 1 << 16  # characters in which the title must be
 _MAX_FRONT_MATTER = 1 << 16  # characters; YAML is slow to read
 _MAX_ID = 1 << 31
 _HUB_FOLDER = "models--"
@@ -85,29 +86,39 @@ def directory_signs(directory: Path, files: Files) -> Signs:
 def _directory_names(directory: Path, files: Files) -> Iterator[tuple[str, object]]:
     config = _read_json(directory / "config.json", files)
     if isinstance(config, dict):
-        yield "config.json", config.get("_name_or_path")
+        yield "config.json", _model_name(config.get("_name_or_path"))
     described = _read_json(directory / _SENTENCE_TRANSFORMERS, files)
     if isinstance(described, dict):
         yield _SENTENCE_TRANSFORMERS, described.get("model_type")
     readme = directory / _README
     try:
-        text = files.read_text(readme)
+        text = files.read(readme).decode("utf-8-sig", errors="replace")  # what cannot be read hides nothing else
     except ModelError:
         return
     matter = _FRONT_MATTER.match(text)
-    yield _README, _title(text if matter is None else text[matter.end() :])
+    begin = 0 if matter is None else matter.end()
+    yield _README, _title(text[begin : begin + _MAX_TITLE_AT])
     if matter is None or matter.end() > _MAX_FRONT_MATTER:
         return
-    from huggingface_hub import metadata_load  # slow to import; who validates requests never needs it
+    import yaml  # whoever validates requests never needs it
 
     try:
-        card = metadata_load(readme)
-    except Exception:  # of YAML, which the library does not wrap
+        card = yaml.safe_load(matter[0].strip().strip("-"))
+    except (yaml.YAMLError, ValueError, RecursionError):  # such as of a date that is none
         card = None
     for name in _CARD_FIELDS:
-        value = (card or {}).get(name)
+        value = card.get(name) if isinstance(card, dict) else None
         for each in value if isinstance(value, list) else [value]:
             yield _README, each
+
+
+def _model_name(value: object) -> object:
+    """Return a name as the hub has them, or the last part of a path, whose folders say nothing of the model."""
+    if not isinstance(value, str):
+        return value
+    parts = value.rstrip("/").split("/")
+    is_path = value.startswith(("/", ".", "~")) or len(parts) > 2
+    return parts[-1] if is_path else value
 
 
 def _title(text: str) -> str | None:

@@ -104,7 +104,7 @@ CUSTOM = Recipe(name="custom", before=())
 
 OTHERS = re.compile(
     r"zerank|jina-reranker|bge-reranker|gte-(multilingual-)?rerank|nemo(tron|retriever)[\w-]*-rerank|nv-rerank|"
-    r"ctxl-rerank|lb-reranker|qwen-?3-vl-reranker|e2rank|reasonrank|\brank(1|-r1|-?zephyr|-?vicuna|-?llama)\b"
+    r"ctxl-rerank|lb-reranker|qwen-?3-vl-reranker|e2rank|reasonrank|\brank1-\d|\brank(-r1|-?zephyr|-?vicuna|-?llama)\b"
 )
 """Names of rerankers whose recipes are other ones, in lower case with `-` between words."""
 

@@ -260,7 +260,7 @@ def _join(
         )
         for row, text in zip(long, shorter, strict=True):
             cut[row] = text
-        joined = _joined(prompt, cut, refuse, tokenizer, limits).framed(head, tail)
+        joined = _joined(prompt, cut, (head, tail), refuse, tokenizer, limits)
         excess = np.maximum(joined.context_lens + np.diff(joined.item_starts) - limits.context_length, 0)
         if not excess.any():
             return joined, cut
@@ -272,7 +272,15 @@ def _ids(texts: tuple[str, ...], tokenizer: Tokenizer) -> Int32[np.ndarray, " to
     return np.concatenate([np.empty(0, np.int32), *ids])
 
 
-def _joined(prompt: RerankPrompt, texts: list[str], refuse: Refuse, tokenizer: Tokenizer, limits: Limits) -> Joined:
+def _joined(
+    prompt: RerankPrompt,
+    texts: list[str],
+    frame: tuple[Int32[np.ndarray, " head"], Int32[np.ndarray, " tail"]],
+    refuse: Refuse,
+    tokenizer: Tokenizer,
+    limits: Limits,
+) -> Joined:
+    head, tail = frame
     joined = tokenizer.join(
         prompt.before,
         [text + prompt.after for text in texts],
@@ -281,8 +289,9 @@ def _joined(prompt: RerankPrompt, texts: list[str], refuse: Refuse, tokenizer: T
         fields=("query", "documents"),
         refuse=refuse,
     )
-    tokens = len(joined.query) + len(joined.item_tokens)
+    items = len(joined.item_starts) - 1
+    tokens = len(head) + len(joined.query) + len(joined.item_tokens) + items * len(tail)
     if tokens > limits.max_request_tokens:
         message = f"Query and documents have {tokens} tokens; at most {limits.max_request_tokens} are allowed."
         raise RequestError("too_many_tokens", message, "documents")
-    return joined
+    return joined.framed(head, tail)
