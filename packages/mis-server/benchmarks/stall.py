@@ -1,115 +1,160 @@
-"""The worst texts that a server admits, and what they do to everybody else.
+"""What attackers do to everybody else.
 
-    python packages/mis-server/benchmarks/stall.py [--model FOLDER] [--head] [--seconds 60] [--clients 16] [--slack 1]
+    python packages/mis-server/benchmarks/stall.py [--model FOLDER] [--head] [--attacks texts,costs] [--seconds 60]
+        [--before 0] [--after 0] [--clients 16] [--slack 1] [--small]
 
-Clients in a process of their own send, over and over, long runs without boundaries, bodies up to the limit, and tails
-that every item repeats, to every endpoint that takes text; some wait for the answer, some leave, some name a short
-deadline. Beside them `/health` is asked twenty times a second, and an ordinary text request four times a second. In the
-middle of it all the server is told to stop.
+Attackers in processes of their own, one for each entry of `attacks.py`, do their worst over and over: texts up to the
+limits, texts that cost most for each byte, bodies without an end, broken framing. Beside them `/health` is asked twenty
+times a second, and well-behaved callers send small requests of score, rerank and chat, four a second of each, whose
+answers are compared with those before the attack. In the middle of it all the server is told to stop; with `--after`,
+the attackers leave first, and memory is compared with what it was after `--before` seconds of ordinary load.
 
-With `--head` the model is a Llama with a classification head, which classifies, and reranks by its chat template;
-without, it is a Qwen3, which has every other task.
+The soak is `--seconds 600 --before 60 --after 60`. With `--head` the model is a Llama with a classification head, which
+classifies, and reranks by its chat template; without, it is a Qwen3, which has every other task.
 
-Prints how many requests were answered and how, and all three figures. Exits with 1 if `/health` took more than 250 ms
-at the 99th percentile, a text request more than two seconds, or the end more than `--shutdown-timeout` and two seconds,
-each times `--slack`.
+Prints how many requests were answered and how, and all figures. Exits with 1 if `/health` took more than 250 ms
+at the 99th percentile, a small request more than two seconds, the end more than `--shutdown-timeout` and two seconds, a
+process more than 64 MiB more memory than before, each times `--slack`; if an answer was wrong, or a process is left.
 """
 
 import argparse
-import asyncio
 import contextlib
-import itertools
 import multiprocessing
+import os
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
-from worst_requests import worst_requests
+from attacks import ATTACKS, attack
 
 from mis_testing.checkpoint import tiny_checkpoint
-from mis_testing.server import running_server
+from mis_testing.server import RunningServer, running_server
 
-HEALTH_S, TEXT_S, STOP_S = 0.25, 2.0, 2.0
+HEALTH_S, SMALL_S, STOP_S, MORE_MIB = 0.25, 2.0, 2.0, 64
 _SHUTDOWN_S = 5
 _SMALL_STEPS = ("--chunked-prefill-size", "256", "--max-total-tokens", "8192")
 _ANSWERED = "http_requests_total"
-_ORDINARY = {
-    "query": "Does the document answer the question of how long a text may be? " * 4,
-    "items": [f"Document {number}: it says that {number} words are enough for anybody." for number in range(10)],
-    "labels": ["no", "yes"],
-    "apply_softmax": True,
-}
+_QUERY = "Does the document answer the question of how long a text may be? " * 4
+_DOCUMENTS = [f"Document {number}: it says that {number} words are enough for anybody." for number in range(10)]
+_SCORE = {"query": _QUERY, "items": _DOCUMENTS, "labels": ["no", "yes"], "apply_softmax": True}
+_RERANK = {"query": "Who may have how many words?", "documents": _DOCUMENTS}
+_CHAT = {"messages": [{"role": "user", "content": _QUERY}], "max_tokens": 4, "temperature": 0}
 
 
-def attack(url: str, clients: int, small: bool, head: bool, began: Event) -> None:
-    """Send the worst requests until this process is ended; say when it began."""
-    asyncio.run(_attack(url, clients, worst_requests(small, head), began))
+class Callers:
+    """Well-behaved callers: they send small requests at set times, whether or not earlier ones are answered.
 
+    Attributes:
+        taken: Seconds that each answer took after it was due, by the name of what was asked.
+        wrong: What was answered otherwise than before the attack.
+    """
 
-async def _attack(url: str, clients: int, requests: list[tuple[str, bytes]], began: Event) -> None:
-    async def client(number: int) -> None:
-        statuses: Counter[str] = Counter()
-        # From places all over the list, so that a short run sends every kind.
-        for turn in itertools.count(number * len(requests) // clients):
-            path, body = requests[turn % len(requests)]
-            headers = {"content-type": "application/json"}
-            if turn % 3 == 1:
-                headers["x-request-timeout"] = "0.5"
-            leaves_s = 0.3 if turn % 3 == 2 else 600
+    def __init__(self, http: httpx.Client, head: bool) -> None:
+        """Ask everything once, for the right answers."""
+        self.taken: dict[str, list[float]] = defaultdict(list)
+        self.wrong: list[str] = []
+        self._http = http
+        last = ("classify", "/v1/classify", {"input": _DOCUMENTS}) if head else ("chat", "/v1/chat/completions", _CHAT)
+        self._asked = [("score", "/v1/score", _SCORE), ("rerank", "/v1/rerank", _RERANK), last]
+        self._right = {name: self._ask(path, body) for name, path, body in self._asked}
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """Surround the time in which they ask; all have their answers when it ends."""
+        ends = threading.Event()
+        jobs = [("health", 0.05, lambda: self._http.get("/health").raise_for_status())]
+        jobs += [(name, 0.25, self._check(name, path, body)) for name, path, body in self._asked]
+        with ThreadPoolExecutor(max_workers=len(jobs)) as threads:
+            asking = [threads.submit(self._at_set_times, *job, ends) for job in jobs]
             try:
-                async with asyncio.timeout(leaves_s):
-                    reply = await http.post(path, content=body, headers=headers)
-                statuses[str(reply.status_code)] += 1
-            except (httpx.TransportError, TimeoutError) as error:
-                statuses[type(error).__name__] += 1
-                await asyncio.sleep(0.05)
-            if statuses.total() == 1:
-                began.set()
+                yield
+            finally:
+                ends.set()
+        for each in asking:
+            each.result()
 
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=600, limits=limits) as http:
-        await asyncio.gather(*map(client, range(clients)))
+    def _ask(self, path: str, body: dict[str, Any]) -> Any:
+        reply = self._http.post(path, json=body).raise_for_status().json()
+        for name in ("id", "created", "usage", "meta"):  # these count what the cache had
+            reply.pop(name, None)
+        return reply
 
+    def _check(self, name: str, path: str, body: dict[str, Any]) -> Callable[[], object]:
+        def check() -> None:
+            if self._ask(path, body) != self._right[name]:
+                self.wrong.append(f"{name} is answered otherwise than before")
 
-def probe(ask: Callable[[], httpx.Response], period_s: float, ends: threading.Event) -> list[float]:
-    """Ask at set times, whether or not earlier ones are answered; return the seconds from each time to its answer."""
+        return check
 
-    def answered(due: float) -> float:
-        status = ask().status_code
-        assert status == 200, status
-        return time.monotonic() - due
+    def _at_set_times(self, name: str, period_s: float, ask: Callable[[], object], ends: threading.Event) -> None:
+        def answered(due: float) -> None:
+            try:
+                ask()
+            except httpx.HTTPError as error:
+                self.wrong.append(f"{name}: {error}")
+            self.taken[name].append(time.monotonic() - due)
 
-    with ThreadPoolExecutor(max_workers=64) as threads:
-        due = time.monotonic()
-        asked = []
-        while not ends.wait(max(0.0, due - time.monotonic())):
-            asked.append(threads.submit(answered, due))
-            due += period_s
-        return [each.result() for each in asked]
+        with ThreadPoolExecutor(max_workers=64) as threads:
+            due = time.monotonic()
+            while not ends.wait(max(0.0, due - time.monotonic())):
+                threads.submit(answered, due)
+                due += period_s
 
 
 @contextlib.contextmanager
-def attacked(url: str, clients: int, small: bool, head: bool) -> Iterator[None]:
-    """Surround what is measured by the attack."""
+def attacked(names: list[str], wrong: list[str], **victim: Any) -> Iterator[None]:
+    """Surround what is measured by attacks; all have begun when it begins."""
     context = multiprocessing.get_context("spawn")
-    began = context.Event()
-    process = context.Process(target=attack, args=(url, clients, small, head, began), daemon=True)
-    process.start()
+    began, queue = [context.Event() for _ in names], context.Queue()
+    processes = [
+        context.Process(target=attack, args=(name, victim, event, queue), daemon=True)
+        for name, event in zip(names, began, strict=True)
+    ]
+    for process in processes:
+        process.start()
     try:
-        began.wait()
+        for process, event in zip(processes, began, strict=True):
+            while not event.wait(1):
+                if not process.is_alive():
+                    raise RuntimeError("an attack has ended")
         yield
     finally:
-        process.kill()
-        process.join()
+        for process in processes:
+            if not process.is_alive():
+                wrong.append(f"an attack ended with {process.exitcode}")
+            process.kill()
+            process.join()
+        while not queue.empty():
+            wrong.append(queue.get())
+
+
+def resident_mib(server: RunningServer) -> dict[str, list[float]]:
+    """Return the memory of the server's processes, by what they are, the largest first."""
+    pids = {server.process.pid: "front", **server.children}
+    found: dict[str, list[float]] = defaultdict(list)
+    for pid, command in pids.items():
+        kind = "engine" if "process.main" in command else "tokenizer" if "tokenizers.process" in command else "front"
+        with contextlib.suppress(OSError):  # it has just been replaced
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            found[kind].append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+    return {kind: sorted(sizes, reverse=True) for kind, sizes in found.items()}
+
+
+def left(pids: list[int]) -> list[int]:
+    """Return which of these processes are still there, some seconds later at most."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end and any(Path(f"/proc/{pid}").exists() for pid in pids):
+        time.sleep(0.1)
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def checkpoint(folder: Path, head: bool) -> str:
@@ -119,59 +164,77 @@ def checkpoint(folder: Path, head: bool) -> str:
     return str(tiny_checkpoint(folder, max_position_embeddings=4096))
 
 
+def measure(server: RunningServer, chosen: argparse.Namespace, model: str) -> list[str]:
+    """Attack the server, stop it, print the figures; return what was beyond its bounds."""
+    write, slack, bad = sys.stdout.write, chosen.slack, []
+    http = httpx.Client(base_url=server.base_url, trust_env=False, timeout=600)
+    callers = Callers(http, chosen.head)
+    with callers.asking():
+        time.sleep(chosen.before)
+    before = resident_mib(server)
+    callers.taken.clear()
+    victim = {"url": server.base_url, "model": model, "small": chosen.small, "head": chosen.head}
+    with attacked(chosen.attacks, callers.wrong, clients=chosen.clients, **victim):
+        with callers.asking():
+            time.sleep(chosen.seconds)
+        if not chosen.after:
+            stopped_s, pids = stop(server, http)
+    if chosen.after:
+        time.sleep(chosen.after)
+        after = resident_mib(server)
+        for kind, sizes in after.items():
+            write(f"{kind:10}{sizes[0]:7.0f} MiB, before the attack {before[kind][0]:.0f} MiB\n")
+            if sizes[0] > before[kind][0] + MORE_MIB * slack:
+                bad.append(f"memory of {kind}")
+        stopped_s, pids = stop(server, http)
+    for name, seconds in callers.taken.items():
+        values = np.array(seconds)
+        p99, longest = float(np.percentile(values, 99)), float(values.max())
+        write(f"{name:10}{len(values):6} answers, median {np.median(values) * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms, ")
+        write(f"longest {longest * 1e3:.0f} ms\n")
+        if (p99 > HEALTH_S * slack) if name == "health" else (longest > SMALL_S * slack):
+            bad.append(name)
+    errors = server.stderr.count("Traceback")
+    write(f"{len(pids)} processes beside the server's own, {len(left(pids))} of them left at the end\n")
+    write(f"stopped after {stopped_s:.1f} s, of which {_SHUTDOWN_S} s were granted; {errors} tracebacks in the log\n")
+    bad += sorted(set(callers.wrong))
+    if stopped_s > _SHUTDOWN_S + STOP_S * slack:
+        bad.append("the end")
+    return bad + ["tracebacks"] * bool(errors) + ["processes that are left"] * bool(left(pids))
+
+
+def stop(server: RunningServer, http: httpx.Client) -> tuple[float, list[int]]:
+    """Print what the server counted and tell it to stop; return the seconds it took, and the processes it had."""
+    for line in http.get("/metrics").text.splitlines():
+        if line.startswith(_ANSWERED):
+            sys.stdout.write(line.removeprefix(_ANSWERED) + "\n")
+    pids, began = list(server.children), time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    server.process.wait(600)
+    return time.monotonic() - began, pids
+
+
 def main() -> None:
     """Measure, print and judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint; default: a small random one")
     parser.add_argument("--head", action="store_true", help="a model with a classification head, and what it is asked")
+    parser.add_argument("--attacks", type=lambda text: text.split(","), default=list(ATTACKS), help=", ".join(ATTACKS))
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--before", type=float, default=0, help="seconds of ordinary load before the attack")
+    parser.add_argument("--after", type=float, default=0, help="seconds between the last attacker and the end")
+    parser.add_argument("--clients", type=int, default=16, help="of each attack")
     parser.add_argument("--slack", type=float, default=1, help="how many times the bounds are allowed")
-    parser.add_argument("--small", action="store_true", help="an eighth of the length of texts; short steps")
+    parser.add_argument("--small", action="store_true", help="shorter texts; short steps")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder:
         model = chosen.model or checkpoint(Path(folder, "model"), chosen.head)
         steps = _SMALL_STEPS if chosen.small else ()
         flags = ("--shutdown-timeout", str(_SHUTDOWN_S), "--disable-access-log", *steps)
-        server = stack.enter_context(running_server(model, *flags, stop_timeout_s=120))
-        http = stack.enter_context(httpx.Client(base_url=server.base_url, trust_env=False, timeout=600))
-        http.post("/v1/score", json=_ORDINARY).raise_for_status()
-        ends, taken = threading.Event(), {"health": [], "text": []}
-
-        def ask(name: str, call: Callable[[], httpx.Response], period_s: float) -> threading.Thread:
-            thread = threading.Thread(target=lambda: taken[name].extend(probe(call, period_s, ends)))
-            thread.start()
-            return thread
-
-        with attacked(server.base_url, chosen.clients, chosen.small, chosen.head):
-            threads = [
-                ask("health", lambda: http.get("/health"), 0.05),
-                ask("text", lambda: http.post("/v1/score", json=_ORDINARY), 0.25),
-            ]
-            time.sleep(chosen.seconds)
-            ends.set()
-            for thread in threads:
-                thread.join()
-            answered = [line for line in http.get("/metrics").text.splitlines() if line.startswith(_ANSWERED)]
-            processes = len(server.children)
-            server.process.send_signal(signal.SIGTERM)
-            began = time.monotonic()
-            server.process.wait(600)
-            stopped_s = time.monotonic() - began
-        errors = server.stderr.count("Traceback")
-    health, text = np.array(taken["health"]), np.array(taken["text"])
-    health_s = float(np.percentile(health, 99))
-    for line in answered:
-        sys.stdout.write(line.removeprefix(_ANSWERED) + "\n")
-    sys.stdout.write(
-        f"/health   {len(health):5} answers, median {np.median(health) * 1e3:.0f} ms, p99 {health_s * 1e3:.0f} ms\n"
-        f"text      {len(text):5} answers, median {np.median(text) * 1e3:.0f} ms, longest {text.max() * 1e3:.0f} ms\n"
-        f"{processes} processes beside the server's own\n"
-        f"stopped after {stopped_s:.1f} s, of which {_SHUTDOWN_S} s were granted; {errors} tracebacks in the log\n"
-    )
-    bad = health_s > HEALTH_S * chosen.slack or text.max() > TEXT_S * chosen.slack
-    if bad or stopped_s > _SHUTDOWN_S + STOP_S * chosen.slack or errors:
-        sys.exit("Beyond the bounds.")
+        with running_server(model, *flags, stop_timeout_s=120) as server:
+            bad = measure(server, chosen, model)
+    if bad:
+        sys.exit("Beyond the bounds: " + "; ".join(bad))
 
 
 if __name__ == "__main__":

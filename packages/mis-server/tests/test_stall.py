@@ -1,4 +1,4 @@
-"""The stall benchmark, at four times its bounds: no admitted text holds up the others, or the end."""
+"""The stall benchmark, at four times its bounds: no attack holds up the others, or the end."""
 
 import re
 import runpy
@@ -12,12 +12,25 @@ import httpx
 import msgspec
 import pytest
 
+from mis_core.scoring.limits import Limits
+from mis_core.tasks.served import tasks_of
+from mis_core.tokenization import Tokenizer
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-@pytest.mark.parametrize("options", [[], pytest.param(["--head"], marks=pytest.mark.full)])
-def test_the_worst_texts_hold_up_nobody(options: list[str]) -> None:
-    command = [sys.executable, str(BENCHMARKS / "stall.py"), "--seconds", "3", "--small", "--slack", "4", *options]
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        # The server is told to stop in the midst of it.
+        pytest.param(["--head", "--after", "0"], marks=pytest.mark.full),
+        pytest.param(["--after", "0", "--attacks", "texts,costs", "--clients", "16"], marks=pytest.mark.full),
+    ],
+)
+def test_attacks_hold_up_nobody_and_leave_nothing_behind(options: list[str]) -> None:
+    short = ("--seconds", "3", "--before", "1", "--after", "1", "--clients", "4", "--small", "--slack", "4")
+    command = [sys.executable, str(BENCHMARKS / "stall.py"), *short, *options]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr[-4000:]
 
@@ -37,6 +50,24 @@ def test_of_every_route_that_takes_text_a_body_just_below_the_limits_is_sent(
             sent.add(without_version(path))
     paths = http.get("/openapi.json").json()["paths"]
     assert sent == {without_version(path) for path in paths if "requestBody" in paths[path].get("post", {})}
+
+
+@pytest.mark.parametrize("head", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_of_every_task_what_costs_most_for_each_byte_is_sent(
+    checkpoint: Path, tokenizer: Tokenizer, head: bool
+) -> None:
+    costliest = runpy.run_path(str(BENCHMARKS / "costliest.py"))
+    limits = Limits(context_length=4096, vocab_size=1024, head_labels=("no", "yes") if head else ())
+    highest: dict[str, float] = {}
+    for path, body in costliest["costliest_requests"](str(checkpoint), True, head):
+        task = costliest["_PATHS"].get(path)
+        cost = len(body) if task is None else costliest["cost"](task, body, tokenizer, limits)
+        highest[path] = max(highest.get(path, 0), cost / len(body))
+    tasks = {path for path, task in costliest["_PATHS"].items() if task.name in tasks_of(tokenizer, limits)}
+    assert highest.keys() == tasks | {"/tokenize"}
+    assert highest["/v1/score"] > 20
+    assert highest["/v1/rerank"] > 20  # each of its documents repeats the end of the query
+    assert min(highest.values()) > 0.5
 
 
 def without_version(path: str) -> str:
