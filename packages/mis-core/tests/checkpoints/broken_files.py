@@ -79,6 +79,9 @@ def cases(base: Path) -> Iterator[Case]:
 
 def _keys(content: Any) -> Iterator[str]:
     """Yield where values stand: those of the first two levels, a few of a vocabulary."""
+    if isinstance(content, list):
+        yield from map(str, range(len(content)))
+        return
     yield from [key for key in content if key.isidentifier()][:40]
     inner = ((key, value) for key, value in content.items() if isinstance(value, dict | list))
     for key, value in inner:
@@ -161,7 +164,7 @@ def what_it_says(base: Path, folder: Path, case: Case) -> str | None:
     try:
         with suppress(OSError):  # no file may have this name
             break_file(folder / case[0], case[1])
-        read_all(folder)
+        read_all(folder / case[0] if case[0].endswith(".gguf") else folder)
     except ModelError as error:
         return error.message
     finally:

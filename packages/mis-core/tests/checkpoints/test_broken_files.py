@@ -10,6 +10,7 @@ import pytest
 from broken_files import Case, cases
 
 from mis_testing import tiny_checkpoint
+from mis_testing.gguf_file import write_gguf
 
 MEGABYTES = 1500  # of which JAX, PyTorch's absence and a tiny model take 600
 
@@ -31,9 +32,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "1_LogitScore/config.json": {"true_token_id": 3, "false_token_id": 4},
     }
     for name, content in written.items():
-        if name == "modules.json":
-            content = {"0": content[0]} if isinstance(content, list) else content
         (folder / name).write_text(json.dumps(content))
+    write_gguf(folder / "model.gguf", tiny_checkpoint(folder.parent / "other", num_hidden_layers=1))
     pairs = (merge if isinstance(merge, str) else " ".join(merge) for merge in merges)
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]))
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -90,6 +90,9 @@ MECHANISMS: list[tuple[Case, str | None]] = [
     (("README.md", "pipe"), None),
     (("README.md", "unclosed tags"), None),
     (("modules.json", "nested"), None),
+    (("model.gguf", "pipe"), "is neither a directory nor a GGUF file"),
+    (("model.gguf", "a terabyte"), "not a GGUF file, and not a model directory"),
+    (("model.gguf", "truncated"), "a truncated or broken GGUF file"),
 ]
 
 

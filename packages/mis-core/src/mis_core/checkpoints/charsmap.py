@@ -89,7 +89,9 @@ def _offset(units: Int64[np.ndarray, " units"]) -> Int64[np.ndarray, " units"]:
     return units >> 10 << ((units & 1 << 9) >> 6)
 
 
-def _successors(units: Int64[np.ndarray, " units"], bases: Int64[np.ndarray, " bases"]) -> Int64[np.ndarray, " places"]:
+def _successors(
+    units: Int64[np.ndarray, " units"], bases: Int64[np.ndarray, " bases"]
+) -> Int64[np.ndarray, " successors"]:
     """Return the places of the units that some byte leads to from some base."""
     places = bases[:, None] ^ _BYTES
     return places[units[places] & 0x800000FF == _BYTES]
