@@ -132,7 +132,7 @@ def _title(text: str) -> str | None:
 
 def _answer_ids(directory: Path, files: Files) -> tuple[int | None, int | None] | None:
     """Return what a `LogitScore` of sentence-transformers reads; its folder is named as `1_LogitScore`."""
-    for path in sorted(directory.glob("[0-9]*_*/config.json")):
+    for path in sorted(directory.glob("[0-9]*_*/config.json"))[:_MAX_SIGNS]:
         config = _read_json(path, files)
         if isinstance(config, dict) and "true_token_id" in config:
             return _id(config.get("false_token_id")), _id(config["true_token_id"])
