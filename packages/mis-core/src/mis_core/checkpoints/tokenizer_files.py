@@ -15,6 +15,7 @@ from typing import Any
 from mis_core.checkpoints.charsmap import check_charsmaps
 from mis_core.checkpoints.checkpoint import StoredTokenizer
 from mis_core.checkpoints.files import Files, is_there
+from mis_core.checkpoints.growth import check_growth
 from mis_core.errors import ModelError, shown
 
 MAX_ID = 1 << 22
@@ -124,6 +125,7 @@ def _check_tokens(path: Path, content: dict[str, Any]) -> None:
     added = content.get("added_tokens")
     _check_ids(path, (_object(token).get("id", 0) for token in (added if isinstance(added, list) else [])))
     check_charsmaps(path, content.get("normalizer"))
+    check_growth(path, content)
 
 
 def _check_ids(path: Path, ids: Iterable[object]) -> None:

@@ -1,0 +1,97 @@
+"""How many characters a tokenizer may make of one, before it looks anything up: those of strangers may multiply texts.
+
+Seven replacements of a letter by ten of it make ten million characters of one, and so of the first token that is added.
+So the factor is known before the tokenizer is made. Only what a file says is counted: the forms of Unicode and the
+lower case are the same for everybody, and do nothing when they are repeated.
+"""
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mis_core.errors import ModelError
+
+MOST = 64
+"""Characters that may be made of one; published tokenizers make at most 12."""
+
+MOST_ADDED = 1 << 18
+"""Tokens that may be added to a vocabulary; tokenizers of speech add some ten thousand."""
+
+_UNICODE = 18  # the most that a compatibility form makes of one, and so the maps of SentencePiece (Unicode FAQ)
+_FACTORS = {"ByteLevel": 4, "BertNormalizer": 3, "Metaspace": 2}
+
+# Regular expressions each of whose parts takes a character: none of their matches is empty.
+_CLASS = r"\[\^?(?:\\.|[^\[\]\\])+\]"
+_PART = rf"(?:\\[sSdDwWntr]|\\[pP]\{{\w+\}}|\\[^0-9A-Za-z]|[^\\*?+|^$(){{}}\[\]]|{_CLASS})"
+_TAKES_CHARACTERS = re.compile(rf"(?:{_PART}(?:\+|\{{[1-9]\d*(?:,\d*)?\}})?)+", re.DOTALL)
+
+
+def check_growth(path: Path, tokenizer: dict[str, Any]) -> None:
+    """Refuse a tokenizer that multiplies texts, or adds tokens without end.
+
+    Args:
+        path: The file.
+        tokenizer: What `tokenizer.json` says; what is of a wrong type is left to whoever reads it.
+
+    Raises:
+        ModelError: it may make more than `MOST` characters of one, or adds more than `MOST_ADDED` tokens.
+    """
+    growth = math.prod(map(_growth, _parts([tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")])))
+    if growth > MOST:
+        # A number of thousands of digits is no text for people.
+        many = f"{growth:,} characters" if growth < 10**9 else "more than a billion characters"
+        raise ModelError(
+            f"{path}: its normalizers and pre-tokenizers may make {many} of one; at most {MOST} are allowed. "
+            "Use another tokenizer, by --tokenizer-path."
+        )
+    added = tokenizer.get("added_tokens")
+    if isinstance(added, list) and len(added) > MOST_ADDED:
+        raise ModelError(f"{path}: {len(added):,} added tokens; at most {MOST_ADDED:,} are allowed.")
+
+
+def _parts(found: list[Any]) -> Iterator[dict[str, Any]]:
+    """Yield normalizers and pre-tokenizers that are no sequences."""
+    waiting = list(found)
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            waiting += [part.get("normalizers"), part.get("pretokenizers")]
+            yield part
+
+
+def _growth(part: dict[str, Any]) -> int:
+    content, prefix, charsmap = part.get("content"), part.get("prepend"), part.get("precompiled_charsmap")
+    if isinstance(content, str):
+        return _of_replacement(part.get("pattern"), len(content))
+    if isinstance(prefix, str):
+        return 1 + len(prefix)  # a text may be one character, and there may be thousands
+    if isinstance(charsmap, str):
+        return math.ceil(_longest(charsmap) / _UNICODE)
+    return _FACTORS.get(str(part.get("type")), 1)
+
+
+def _of_replacement(pattern: object, content: int) -> int:
+    """Return what becomes of one character where a pattern is replaced by so many characters."""
+    kinds = pattern if isinstance(pattern, dict) else {}
+    text, expression = kinds.get("String"), kinds.get("Regex")
+    if isinstance(text, str) and text:
+        return max(1, math.ceil(content / len(text)))
+    if isinstance(expression, str) and _TAKES_CHARACTERS.fullmatch(expression):
+        return max(1, content)
+    return 1 + content  # it may match where nothing is, beside every character
+
+
+def _longest(charsmap: str) -> int:
+    """Return the length of the longest text in a map of SentencePiece: behind a table of a size that comes first."""
+    try:
+        data = base64.b64decode(charsmap, validate=True)
+    except binascii.Error:
+        return 1  # refused as broken
+    texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
+    return max(1, *(len(text.decode(errors="replace")) for text in texts))
