@@ -19,7 +19,7 @@ invalid_query_type invalid_items_type mixed_input_types invalid_label_token_ids_
 invalid_token_id_type                                                                   400 invalid_request_error
 negative_token_id                                                                       400 invalid_value_error
 token_id_exceeds_vocab                                                                  422 invalid_value_error
-too_many_items too_many_labels too_many_tokens                                          400 invalid_value_error
+too_many_items too_many_labels too_many_sequences too_many_tokens                       400 invalid_value_error
 empty_label                                                                             422 invalid_value_error
 unknown_label                                                                           422 invalid_value_error
 invalid_apply_softmax_type invalid_item_first_type                                      400 invalid_request_error
