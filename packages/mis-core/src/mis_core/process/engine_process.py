@@ -6,13 +6,14 @@ import dataclasses
 import logging
 import signal
 import socket
-from asyncio.subprocess import DEVNULL, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
 from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.process.lifeline import Lifeline
 from mis_core.process.wire import (
     HEADER_BYTES,
     Cancel,
@@ -52,11 +53,14 @@ class RequestLost(EngineUnavailable):
 class EngineProcess:
     """One life of the engine process."""
 
-    def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, process: Process, lifeline: Lifeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.answers: dict[int, asyncio.Future[Any]] = {}
         self.requests: dict[int, ScoreRequest | GenerateRequest] = {}
         self._written: dict[int, asyncio.Queue[NewToken | Exception]] = {}
         self._process = process
+        self._lifeline = lifeline
         self._reader = reader
         self._writer = writer
 
@@ -67,7 +71,7 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "EngineProcess":
-        """Start the process with one end of a socket pair; it inherits our standard error.
+        """Start the process with one end of a socket pair; it inherits our standard error, and ends with us.
 
         A start that is cancelled is finished and the process ended: event loops leave half-started processes behind.
         """
@@ -82,15 +86,22 @@ class EngineProcess:
     @classmethod
     async def _start(cls, command: Sequence[str]) -> "EngineProcess":
         ours, theirs = socket.socketpair()
+        lifeline = Lifeline()
         try:
-            with theirs:
-                fd = theirs.fileno()
-                process = await asyncio.create_subprocess_exec(*command, str(fd), pass_fds=(fd,), stdin=DEVNULL)
+            try:
+                with theirs:
+                    fd = theirs.fileno()
+                    process = await asyncio.create_subprocess_exec(
+                        *command, str(fd), pass_fds=(fd,), stdin=lifeline.theirs
+                    )
+            finally:
+                lifeline.keep()
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_READ_AHEAD_BYTES)
         except OSError as error:
             ours.close()
+            lifeline.close()
             raise EngineUnavailable(f"The engine process could not be started: {error.strerror}.") from None
-        return cls(process, reader, writer)
+        return cls(process, lifeline, reader, writer)
 
     async def configure(self, config: EngineConfig) -> Ready:
         """Send the configuration and wait until the model is loaded.
@@ -191,6 +202,7 @@ class EngineProcess:
         finally:
             if self._process.returncode is None:  # cancelled once more
                 self._process.kill()
+            self._lifeline.close()
         self._writer.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()

@@ -3,7 +3,8 @@
 `FD` is one end of a socket pair inherited from the front process; nothing listens anywhere. A thread
 reads messages and gives requests to the engine, whose own thread answers them as they are ready; the
 main thread loads the engine and waits for the end. The process lives exactly as long as the front
-wants it: it exits after `Shutdown`, and at once when the socket closes, since nobody could read an answer.
+wants it: it exits after `Shutdown`, and at once when the socket closes, since nobody could read an answer. Standard
+input is its lifeline: see `lifeline`.
 """
 
 import logging
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from mis_core.config import EngineConfig
 from mis_core.errors import MisError
 from mis_core.process.channel import Channel
+from mis_core.process.lifeline import end_with_starter
 from mis_core.process.request_table import RequestTable
 from mis_core.process.wire import (
     Cancel,
@@ -133,6 +135,7 @@ def _load_engine(config: EngineConfig) -> "Engine":
 
 def main() -> int:
     """Run the engine for the front that started this process."""
+    end_with_starter(sys.stdin.fileno())
     # The front decides when to stop; a Ctrl-C or a stop of the whole process group reaches it as well.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
