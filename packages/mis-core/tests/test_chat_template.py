@@ -8,7 +8,10 @@ from transformers import AutoTokenizer
 
 from mis_core.checkpoints import open_checkpoint
 from mis_core.errors import ModelError, RequestError
+from mis_core.scoring.limits import Limits
+from mis_core.tasks.served import check_task
 from mis_core.tokenization import Tokenizer
+from mis_core.tokenization.chat_template import ChatTemplate
 from mis_testing import tiny_checkpoint
 
 MESSAGES = [
@@ -56,6 +59,10 @@ def test_a_file_replaces_the_models_own_template(directory: Path, tmp_path: Path
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ 1 / 0 }}", "division"),
         ("{% broken", "unknown tag"),
+        ("{% break %}", "outside loop"),
+        ("{{ 'a'|dictsort }}", "has no attribute 'items'"),
+        (r"{{ '\ud800' }}", "half of a character"),
+        (r"{{ raise_exception('\ud800') }}", r"\\ud800"),
     ],
 )
 def test_what_a_template_refuses_is_an_error_of_the_request(directory: Path, source: str, reason: str) -> None:
@@ -82,3 +89,20 @@ def test_a_byte_order_mark_is_no_part_of_a_template_or_a_settings_file(tmp_path:
     for template in (given.chat_template, given.rerank_template, Tokenizer.from_pretrained(folder).chat_template):
         assert template is not None
         assert template.render([{"role": "user", "content": "text"}]) == "text"
+
+
+def test_a_template_that_cannot_be_compiled_is_known_at_the_start(directory: Path, tmp_path: Path) -> None:
+    path = tmp_path / "broken.jinja"
+    path.write_text("{% break %}")
+    for files, flag in (((path,), "--chat-template"), ((None, path), "--rerank-template")):
+        with pytest.raises(ModelError, match=f"{flag} cannot be compiled: 'break' outside loop"):
+            Tokenizer.from_pretrained(directory, *files).compiled()
+    own = Tokenizer.from_pretrained(directory)
+    assert own.compiled().chat_template == own.chat_template
+    own.chat_template = ChatTemplate("{% break %}")
+    known = own.compiled()  # its scores are served
+    for task in ("chat", "decide", "rerank"):
+        with pytest.raises(RequestError, match="outside loop") as refused:
+            check_task(task, known, Limits(context_length=256, vocab_size=1024, rerank_recipe="generic"))
+        assert refused.value.code == "task_not_supported"
+    check_task("score", known, Limits(context_length=256, vocab_size=1024))

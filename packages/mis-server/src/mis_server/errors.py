@@ -157,6 +157,10 @@ _MESSAGE_CHARACTERS = 500
 _CLIENT_CLOSED_REQUEST = 499  # only logged: the client is gone; nginx uses this number
 
 
+class TokenizersUnavailable(EngineUnavailable):
+    """The processes that tokenise texts cannot be started; its message is for clients."""
+
+
 def error_reply(code: str, message: str, param: str | None = None, headers: dict[str, str] | None = None) -> Response:
     """Return the reply for an error code; long messages are cut."""
     status, kind = ERRORS[code]
@@ -194,6 +198,8 @@ def reply_to(request: Request, error: Exception) -> Response:
             message = "The engine failed twice while it worked on this request, which is now refused. Please report it."
             # OpenAI's clients obey this header.
             return error_reply("internal_error", message, headers={"x-should-retry": "false"})
+        case TokenizersUnavailable():
+            return error_reply("engine_unavailable", error.message)
         case EngineUnavailable():
             return error_reply("engine_unavailable", "The engine is starting, stopping or restarting; try again soon.")
         case HTTPException(status_code=HTTPStatus.NOT_FOUND):

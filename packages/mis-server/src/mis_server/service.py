@@ -32,6 +32,7 @@ from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import Metrics, WritingClock
 from mis_server.tokenizers.decoding import decode_body, parse_body, parse_within
 from mis_server.tokenizers.pool import SMALL, TokenizerPool
+from mis_server.tokenizers.rendering import TakesLong
 
 _INLINE_VALUES = 32_768  # computed or encoded in little more time than it takes to wake a thread
 _AMPLIFIED = 16  # a small body may cost the tokenizer so much for each of its bytes, as `Meter` counts it,
@@ -160,7 +161,7 @@ class ModelService(Service[bytes]):
             # A short text that is tokenised again with each of many items is a long job, too.
             most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL)
             work = partial(parse_within, task, source, limits, models, most)
-            with contextlib.suppress(TooMuchWork):
+            with contextlib.suppress(TooMuchWork, TakesLong):
                 return await self.tokenizers.small(work, len(source))
         return await self.tokenizers.large(partial(parse_body, task, source, limits, models), len(source))
 

@@ -55,7 +55,7 @@ async def serve(settings: ServerConfig) -> None:
                 app = create_app(client, settings, tokenizers)
                 http = _HttpServer(uvicorn_config(settings, app))
                 serving = asyncio.create_task(http.serve(sockets=[listener]))
-                starting = asyncio.create_task(client.wait_ready())
+                starting = asyncio.create_task(_started(client, tokenizers))
                 try:
                     await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
                     if starting.done():
@@ -76,6 +76,12 @@ async def serve(settings: ServerConfig) -> None:
                     await serving
                     # The engine gets the rest of the shutdown time; no request is waiting for it any more.
                     await client.close(max(0.0, http.told_to_stop + settings.shutdown_timeout - time.monotonic()))
+
+
+async def _started(client: EngineClient, tokenizers: TokenizerPool) -> Ready:
+    """Wait until everything is ready for the first time; raises what `serve` does."""
+    info, _ = await asyncio.gather(client.wait_ready(), tokenizers.compiled())
+    return info
 
 
 def _cancel_on_sigterm() -> None:

@@ -14,6 +14,7 @@ import mis_core
 import mis_server
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable
+from mis_server.errors import TokenizersUnavailable
 from mis_server.settings import ServerConfig
 
 Connect = Callable[..., httpx.Client]
@@ -189,3 +190,19 @@ def test_softmax_alone_says_nothing_of_the_label_mass(http: httpx.Client, score_
     assert samples(http)["mis_label_mass_count"] == 0
     http.post("/v1/score", json=score_body(apply_softmax=True, return_token_logprobs=True))
     assert samples(http)["mis_label_mass_count"] == 1
+
+
+def test_a_server_that_cannot_tokenise_is_not_ready_and_says_why(
+    pretended: Any, tokenizers: Any, connected: Callable[..., Any]
+) -> None:
+    class Ended:
+        tokenizer = tokenizers.tokenizer
+
+        def check(self) -> None:
+            raise TokenizersUnavailable("No tokenizer process starts.")
+
+    with connected(pretended, Ended()) as http:
+        reply = http.get("/ready")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert reply.json()["error"]["message"] == "No tokenizer process starts."
+        assert http.get("/health").status_code == 200

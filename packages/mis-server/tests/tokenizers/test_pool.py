@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,10 +21,12 @@ from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.service import SCORE
 from mis_core.tokenization import Tokenizer
+from mis_server.errors import TokenizersUnavailable
 from mis_server.tokenizers import pool as tokenizer_pool
 from mis_server.tokenizers import process as tokenizer_process
 from mis_server.tokenizers.decoding import parse_body
 from mis_server.tokenizers.pool import TokenizerPool
+from mis_server.tokenizers.process import TokenizerProcess
 from mis_server.tokenizers.tokens import detokenize, tokenize
 
 # uvloop forks, and other tests leave JAX in this process; the server's process, which does so, never loads it.
@@ -89,6 +92,13 @@ def reading_thread(data: bytes) -> int:
 
 def large(tokenizer: Tokenizer) -> Large:
     return Large()
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
+    """Functions of this module can be read in processes that do not look into the working directory."""
+    paths = [os.environ.get("PYTHONPATH", ""), str(pytestconfig.rootpath)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -286,7 +296,8 @@ def test_a_process_that_cannot_be_started_is_tried_again(
 ) -> None:
     command = tokenizer_process._COMMAND
     monkeypatch.setattr(tokenizer_process, "_COMMAND", ("/no/such/program",))
-    monkeypatch.setattr(tokenizer_pool, "_RETRY_S", 0.01)
+    monkeypatch.setattr(tokenizer_pool, "_FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(tokenizer_pool, "_ENOUGH_FAILURES", 1_000_000)
 
     async def main() -> None:
         async with opened() as pool:
@@ -329,3 +340,87 @@ def test_memory_of_a_large_body_is_given_back(opened: Callable[[], Any], monkeyp
         assert pids[0] == pids[1] != pids[2]
 
     uvloop.run(main())
+
+
+def test_a_lane_whose_process_fails_in_any_way_starts_another_and_after_some_says_that_it_cannot(
+    opened: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = TokenizerProcess.start
+
+    async def fail(*arguments: Any, **options: Any) -> TokenizerProcess:
+        raise AttributeError("nobody expects this")
+
+    monkeypatch.setattr(TokenizerProcess, "start", fail)
+    monkeypatch.setattr(tokenizer_pool, "_FIRST_RETRY_S", 0.01)
+
+    async def main() -> None:
+        async with opened() as pool:
+            waiting = asyncio.create_task(pool.small(process_id, 0))
+            with pytest.raises(TokenizersUnavailable, match="cannot be started"):
+                await waiting
+            with pytest.raises(TokenizersUnavailable):  # at once
+                pool.check()
+            with pytest.raises(TokenizersUnavailable):
+                await pool.compiled()
+            assert "AttributeError: nobody expects this" in caplog.text
+            monkeypatch.setattr(TokenizerProcess, "start", start)
+            monkeypatch.setattr(tokenizer_pool, "_LAST_RETRY_S", 0.01)
+            await until(lambda: pool.failures == 0)
+            pool.check()
+            assert await pool.small(process_id, 0)
+
+    asyncio.run(main())
+
+
+_FRONT = """
+import asyncio, functools, sys
+from mis_core.tokenization import Tokenizer
+from mis_core.tokenization.chat_template import ChatTemplate
+from mis_server.tokenizers import pool as tokenizer_pool
+
+tokenizer_pool._MAX_PROCESSES = 1
+
+async def main():
+    tokenizer = Tokenizer.from_json(sys.stdin.read())
+    tokenizer.chat_template = ChatTemplate("{% set x = messages|length + 8 %}{{ x ** (x ** x) }}")
+    async with tokenizer_pool.TokenizerPool(tokenizer) as pool:
+        await pool.compiled()
+        body = b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}'
+        from mis_core.scoring.limits import Limits
+        from mis_core.tasks.chat import CHAT
+        from mis_server.tokenizers.decoding import parse_body
+        limits = Limits(context_length=256, vocab_size=1024)
+        await pool.large(functools.partial(parse_body, CHAT, body, limits, ("m",)), len(body))
+
+asyncio.run(main())
+"""
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes below one."""
+    found = set()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            for child in map(int, (thread / "children").read_text().split()):
+                found |= {child} | descendants(child)
+    return found
+
+
+def test_no_process_stays_behind_a_front_that_is_killed_while_a_template_holds_the_lock(tokenizer: Tokenizer) -> None:
+    with subprocess.Popen([sys.executable, "-c", _FRONT], stdin=subprocess.PIPE, text=True) as front:
+        assert front.stdin is not None
+        front.stdin.write(tokenizer.to_json())
+        front.stdin.close()
+
+        async def main() -> None:
+            # Two tokenizer processes and their children; the youngest computes.
+            await until(lambda: len(descendants(front.pid)) == 4)
+            children = descendants(front.pid)
+            await asyncio.sleep(0.3)
+            front.kill()
+            await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+
+        try:
+            asyncio.run(main())
+        finally:
+            front.kill()

@@ -166,7 +166,7 @@ class Engine:
         """The model's tokenizer, read at first use; requests of token ids never need it."""
         with self._reading_tokenizer:
             if self._tokenizer is None:
-                self._tokenizer = Tokenizer.of(self._local)
+                self._tokenizer = Tokenizer.of(self._local).compiled()
                 logger.info("Rerank: %s", describe_rerank(self._tokenizer, self.limits))
             return self._tokenizer
 

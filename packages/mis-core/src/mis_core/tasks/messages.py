@@ -1,6 +1,6 @@
 """The messages of a chat, as OpenAI's clients send them, to what a chat template reads: texts only."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -42,7 +42,7 @@ def read_messages(messages: object) -> list[dict[str, Any]]:
     return [_read_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
 
 
-def count_characters(messages: list[dict[str, Any]]) -> int:
+def count_characters(messages: Sequence[Mapping[str, Any]]) -> int:
     """Return how many characters of text messages have, names of fields included, and one for every other value."""
     count, rest = 0, list[Any](messages)
     while rest:  # arguments of tools may be nested deeply
@@ -50,7 +50,7 @@ def count_characters(messages: list[dict[str, Any]]) -> int:
         if isinstance(value, Mapping):
             rest.extend(value)
             rest.extend(value.values())
-        elif isinstance(value, list):
+        elif isinstance(value, (list, tuple)):
             rest.extend(value)
         else:
             count += len(value) if isinstance(value, str) else 1

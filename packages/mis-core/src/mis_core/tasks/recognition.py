@@ -159,6 +159,9 @@ def _check(recipe: Recipe, tokenizer: Tokenizer, limits: Limits) -> None:
     """Refuse a recipe that the model cannot have."""
     if recipe.system is not None and tokenizer.chat_template is None:
         raise _refused(_NO_TEMPLATE)
+    if recipe.system is not None and tokenizer.chat_template is not None and tokenizer.chat_template.fault is not None:
+        fault = tokenizer.chat_template.fault
+        raise _refused(f"The model's chat template cannot be compiled: {fault} Give another with --chat-template.")
     if not _all_known(recipe.words, tokenizer):
         words = ", ".join(recipe.words)
         raise _refused(f"The recipe {recipe.name} needs {words} as single tokens, which this model does not have.")

@@ -40,6 +40,10 @@ def _why_not(task: str, tokenizer: Tokenizer | None, limits: Limits) -> str | No
         return "This engine has no tokenizer, and this task is about texts."
     if task == "chat" and (tokenizer is None or tokenizer.chat_template is None):
         return "This model has no chat template; start the server with --chat-template, or send texts to /v1/score."
+    if task in ("chat", "decide") and tokenizer is not None and tokenizer.chat_template is not None:
+        fault = tokenizer.chat_template.fault
+        if fault is not None:
+            return f"The model's chat template cannot be compiled: {fault} Give another with --chat-template."
     if task == "rerank" and tokenizer is not None:
         try:
             rerank_recipe(tokenizer, limits)

@@ -129,7 +129,8 @@ class Tokenizer:
         special_tokens, own = stored.special_tokens, stored.chat_template
         rerank = None if rerank_template is None else _rerank_template(rerank_template, special_tokens)
         if chat_template is not None:
-            return cls(stored.backend, ChatTemplate.read(chat_template, special_tokens), stored.end_ids, rerank)
+            given = ChatTemplate.read(chat_template, special_tokens, "chat_template")
+            return cls(stored.backend, given, stored.end_ids, rerank)
         chat = None if own is None else ChatTemplate(own.removeprefix("\ufeff"), special_tokens)  # no part of it
         return cls(stored.backend, chat, stored.end_ids, rerank)
 
@@ -144,6 +145,27 @@ class Tokenizer:
         """Write the tokenizer as it is."""
         templates = self.chat_template, self.end_ids, self.rerank_template
         return msgspec.json.encode(_Stored(self._backend.to_str(), *templates, self.vocabulary.size)).decode()
+
+    def with_faults(self, chat: str | None, rerank: str | None) -> Self:
+        """Return the same tokenizer with what is wrong with its templates; None: nothing is.
+
+        Raises:
+            ModelError: a template that an option names cannot be compiled.
+        """
+        known = copy.copy(self)
+        if self.chat_template is not None:
+            known.chat_template = self.chat_template.with_fault(chat)
+        if self.rerank_template is not None:
+            known.rerank_template = self.rerank_template.with_fault(rerank)
+        return known
+
+    def compiled(self) -> Self:
+        """Return `with_faults`, having compiled the templates in this process; raises the same."""
+        faults = [
+            None if template is None else template.find_fault()
+            for template in (self.chat_template, self.rerank_template)
+        ]
+        return self.with_faults(*faults)
 
     def within(self, size: int | None) -> Self:
         """Return the same tokenizer for a model with a vocabulary of this size; None: it refuses no id."""
@@ -380,7 +402,7 @@ class Tokenizer:
 def _rerank_template(path: str | Path, special_tokens: dict[str, str]) -> ChatTemplate:
     """Read a template of rerank prompts; an error says which names are none of a file."""
     try:
-        return ChatTemplate.read(path, special_tokens)
+        return ChatTemplate.read(path, special_tokens, "rerank_template")
     except ModelError as error:
         names = ", ".join(RERANK_RECIPES)
         raise ModelError(f"{error.message} --rerank-template takes a file, or one of {names}.") from None

@@ -109,6 +109,7 @@ async def running_scorer(asked: Asked, config: EngineConfig) -> AsyncIterator[Sc
     async with EngineClient(local) as client:
         info = await client.wait_ready()
         async with TokenizerPool(tokenizer) as tokenizers:
+            await tokenizers.compiled()
             service = ModelService(client, ServerConfig(engine=config), tokenizers)
             scorer = Scorer(asked, service, str(info.summary["dtype"]))
             await scorer.check()

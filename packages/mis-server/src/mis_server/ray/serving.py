@@ -171,6 +171,7 @@ class Replica:
         tokenizer = await asyncio.to_thread(Tokenizer.of, config)
         await client.wait_ready()
         tokenizers = await self._running.enter_async_context(TokenizerPool(tokenizer))
+        await tokenizers.compiled()
         app = create_app(client, self._settings, tokenizers)
         logger.info("Rerank: %s", app.state.service.described_rerank)
         return app

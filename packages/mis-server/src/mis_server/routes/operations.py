@@ -34,6 +34,7 @@ async def ready(service: ServiceOfApp) -> Status:
     """Answer 200 if requests can be scored now, 503 otherwise."""
     if not service.client.ready:
         raise EngineUnavailable("The engine is not ready.")
+    service.tokenizers.check()
     return Status(status="ready")
 
 

@@ -2,7 +2,8 @@
 
 Both ends write frames: eight bytes of length, then a pickle. The first frame has the tokenizer as text, so the process
 reads no files, which might be gone. It has no terminal and ignores SIGTERM, so that a signal to the whole process group
-of the server does not keep it from finishing accepted requests; it exits at the end of its input.
+of the server does not keep it from finishing accepted requests. It exits at the end of its input, and ends with the
+front whatever it does: see `mis_core.process.lifeline`. Templates are rendered in a child of it: see `rendering`.
 """
 
 import asyncio
@@ -18,13 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from mis_core.errors import RequestError
+from mis_core.process.lifeline import Lifeline, end_with_starter
 from mis_core.tokenization import Tokenizer
+from mis_server.tokenizers.rendering import Renderer, find_faults, watch_templates
 
 _HEADER_BYTES = 8
 _READ_AHEAD_BYTES = 1024 * 1024
 _INLINE_BYTES = 65_536  # of a result; a longer one may hold objects enough to hold up the event loop
-_COMMAND = (sys.executable, "-m", "mis_server.tokenizers.process")
+_COMMAND = (sys.executable, "-P", "-m", "mis_server.tokenizers.process")
 
 Result = TypeVar("Result")
 
@@ -34,10 +36,17 @@ class ProcessEnded(Exception):
 
 
 class TokenizerProcess:
-    """The front's side of the process."""
+    """The front's side of the process.
 
-    def __init__(self, process: Process) -> None:
+    Attributes:
+        faults: Why the chat template and the rerank template cannot be compiled; None if a process has not looked.
+    """
+
+    faults: tuple[str | None, str | None] | None = None
+
+    def __init__(self, process: Process, lifeline: Lifeline) -> None:
         self._process = process
+        self._lifeline = lifeline
 
     @classmethod
     async def start(cls, tokenizer: str, *, renders: bool = False) -> "TokenizerProcess":
@@ -45,7 +54,7 @@ class TokenizerProcess:
 
         Args:
             tokenizer: What `Tokenizer.to_json` gives.
-            renders: Load what chat templates need as well, so that nobody waits for the first chat; it takes longer.
+            renders: Compile the templates as well: nobody waits for the first chat, but the start takes longer.
 
         Raises:
             OSError: it cannot be started.
@@ -62,7 +71,7 @@ class TokenizerProcess:
             await process._exchange(tokenizer)
             await process.run(_load)
             if renders:
-                await process.run(_render)
+                process.faults = await process.run(find_faults)
         except BaseException:
             await process.stop()
             raise
@@ -70,19 +79,32 @@ class TokenizerProcess:
 
     @classmethod
     async def _start(cls) -> "TokenizerProcess":
-        return cls(
-            await asyncio.create_subprocess_exec(
-                *_COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True, limit=_READ_AHEAD_BYTES
-            )
-        )
+        lifeline = Lifeline()
+        fd = lifeline.theirs
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *_COMMAND, str(fd), pass_fds=(fd,), stdin=PIPE, stdout=PIPE, start_new_session=True,
+                limit=_READ_AHEAD_BYTES,
+            )  # fmt: skip
+        except BaseException:
+            lifeline.close()
+            raise
+        finally:
+            lifeline.keep()
+        return cls(process, lifeline)
 
-    async def run(self, work: Callable[[Tokenizer], Result]) -> Result:
+    async def run(self, work: Callable[[Tokenizer], Result], *, is_brief: bool = False) -> Result:
         """Call a function, sent as a pickle, with the tokenizer; return or raise what it does.
 
+        Args:
+            work: The function.
+            is_brief: Whether others wait for it; templates then have little time.
+
         Raises:
+            TakesLong: a template takes more than that.
             ProcessEnded: the process ended before it answered.
         """
-        is_result, value = await self._exchange(work)
+        is_result, value = await self._exchange((work, is_brief))
         if is_result:
             return value
         raise value
@@ -99,6 +121,7 @@ class TokenizerProcess:
         """Kill the process."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
+        self._lifeline.close()
         await self._process.wait()
 
     async def _exchange(self, message: Any) -> Any:
@@ -122,26 +145,22 @@ def _load(tokenizer: Tokenizer) -> None:
     from mis_server.tokenizers import decoding, tokens  # noqa: F401
 
 
-def _render(tokenizer: Tokenizer) -> None:
-    if tokenizer.chat_template is not None:
-        with contextlib.suppress(RequestError):  # some refuse this message
-            tokenizer.chat_template.render([{"role": "user", "content": "a"}])
-
-
 def _frame(message: Any) -> tuple[bytes, bytes]:
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return len(data).to_bytes(_HEADER_BYTES), data
 
 
-def _read(source: BinaryIO) -> Any:
+def _read(source: BinaryIO) -> bytes:
     header = source.read(_HEADER_BYTES)
     if len(header) < _HEADER_BYTES:
         raise EOFError
-    return pickle.loads(source.read(int.from_bytes(header)))
+    return source.read(int.from_bytes(header))
 
 
-def _answer(work: Callable[[Tokenizer], Any], tokenizer: Tokenizer) -> tuple[bytes, bytes]:
+def _answer(job: bytes, tokenizer: Tokenizer, renderer: Renderer) -> tuple[bytes, bytes]:
     try:
+        work, is_brief = pickle.loads(job)
+        renderer.begin(is_brief=is_brief)
         return _frame((True, work(tokenizer)))
     except BaseException as error:  # a panic of the library is not an Exception
         with contextlib.suppress(Exception):
@@ -152,17 +171,19 @@ def _answer(work: Callable[[Tokenizer], Any], tokenizer: Tokenizer) -> tuple[byt
 
 def main() -> None:
     """Run jobs until the input ends."""
+    end_with_starter(int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logging.disable()  # the front has already logged what loading logs
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # printing must not corrupt the frames
     with contextlib.suppress(EOFError, BrokenPipeError):
-        tokenizer = Tokenizer.from_json(_read(source))
+        tokenizer, renderer = Tokenizer.from_json(pickle.loads(_read(source))), Renderer()
+        watch_templates(tokenizer, renderer)
         sink.writelines(_frame(None))
         sink.flush()
         while True:
-            sink.writelines(_answer(_read(source), tokenizer))
+            sink.writelines(_answer(_read(source), tokenizer, renderer))
             sink.flush()
 
 
