@@ -2,6 +2,9 @@
 
 import sys
 
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # the working directory, whose files would be imported in place of installed modules
+
 from mis_server import cli
 
 

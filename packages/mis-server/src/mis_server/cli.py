@@ -311,7 +311,8 @@ def _score_there(there: dict[str, Any], options: dict[str, Any], engine: EngineC
         number=there["actors"], cpus=there["actor_cpus"], gpus=there["actor_gpus"], tpus=there["actor_tpus"]
     )
     try:
-        ray.init(there["ray"] or None, log_to_driver=False)
+        with contextlib.chdir("/"):  # Ray lets every worker import from where this is called
+            ray.init(there["ray"] or None, log_to_driver=False)
     except (ConnectionError, ValueError) as error:
         raise click.ClickException(f"--ray: there is no cluster to use: {str(error).splitlines()[0]}") from None
     try:

@@ -42,7 +42,7 @@ def steps_of(topology: str) -> list[Step]:
 
 def compile_for(topology: str, steps: list[Step]) -> bool:
     """Compile steps for one topology and print a line for each; return whether all were taken."""
-    command = [sys.executable, "-m", "mis_core.aot.worker", json.dumps({"topology": topology, "steps": steps})]
+    command = [sys.executable, "-P", "-m", "mis_core.aot.worker", json.dumps({"topology": topology, "steps": steps})]
     env = environment(TARGETS[topology], None)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     sys.stdout.write("".join(line + "\n" for line in done.stdout.splitlines() if line.startswith(topology)))

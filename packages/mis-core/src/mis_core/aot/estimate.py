@@ -112,7 +112,7 @@ def price_requests(
     }  # fmt: skip
     env = environment(TARGETS[target], None)
     env["LIBTPU_INIT_ARGS"] += _READABLE
-    command = [sys.executable, "-m", "mis_core.aot.steps"]
+    command = [sys.executable, "-P", "-m", "mis_core.aot.steps"]
     done = subprocess.run(command, input=json.dumps(job), env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError("The step was not compiled:\n" + "\n".join(done.stderr.strip().splitlines()[-15:]))

@@ -24,7 +24,7 @@ __all__ = ["ENGINE_COMMAND", "EngineClient", "EngineFault", "RequestLost"]
 
 logger = logging.getLogger(__name__)
 
-ENGINE_COMMAND = (sys.executable, "-m", "mis_core.process.main")
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "mis_core.process.main")
 
 _FIRST_BACKOFF_S = 0.5
 _LAST_BACKOFF_S = 30.0

@@ -84,7 +84,7 @@ def run_job(name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
         path.write_text(json.dumps({**job, "target": name, "dump": str(dump)}))
         env = environment(target, str(dump) if job["what"] in _DUMPING else None)
         env["LIBTPU_INIT_ARGS"] += job.get("flags", "")
-        command = [sys.executable, "-m", "mis_kernels.aot.worker", str(path)]
+        command = [sys.executable, "-P", "-m", "mis_kernels.aot.worker", str(path)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{name}: {job['what']} failed:\n" + "\n".join(done.stderr.strip().splitlines()[-15:]))

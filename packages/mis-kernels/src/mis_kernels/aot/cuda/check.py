@@ -27,7 +27,7 @@ def run(worker: Sequence[str], stored: Path, update: bool) -> int:
     Returns:
         The exit status: 1 if the compiler refused something, or a figure is worse.
     """
-    command = [sys.executable, "-m", *worker]
+    command = [sys.executable, "-P", "-m", *worker]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     for row in rows:
