@@ -125,12 +125,12 @@ def test_an_answer_that_has_ended_is_handed_over_and_not_kept(tokenizer: Any) ->
         before, most, taken = alive(), 0, []
         answering = await Answering[Any, Any].start(write)
 
-        async def take(choice: GeneratedChoice) -> None:
+        async def receive(choice: GeneratedChoice) -> None:
             nonlocal most
             taken.append((choice.index, len(choice.token_ids)))
             most = max(most, alive() - before) if choice.index % 100 == 99 else most
 
-        await answering.take_each(take)
+        await answering.hand_over_each(receive)
         assert taken == [(index, 4) for index in range(500)]
         return most
 

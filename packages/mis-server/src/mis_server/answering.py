@@ -76,12 +76,12 @@ class Answering(Generic[ParsedType, Result]):
             self._room.release()
             yield told
 
-    async def take_each(self, take: Callable[[GeneratedChoice], Awaitable[None]]) -> None:
+    async def hand_over_each(self, receive: Callable[[GeneratedChoice], Awaitable[None]]) -> None:
         """Hand over each answer as soon as it has ended, so that nothing of it is kept here; raises as `chunks`."""
         async with self.chunks() as chunks:
             async for chunk in chunks:
                 if chunk.finish_reason is not None:
-                    await take(self.writing.take(chunk.index))
+                    await receive(self.writing.pop(chunk.index))
 
     def _end(self, task: asyncio.Task[None]) -> None:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()

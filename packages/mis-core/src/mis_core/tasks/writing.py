@@ -146,13 +146,13 @@ class Writing:
         """Tokens of all choices."""
         return self._num_tokens
 
-    def take(self, index: int) -> GeneratedChoice:
+    def pop(self, index: int) -> GeneratedChoice:
         """Hand over a choice that has ended, once: it is not kept here any more."""
         return self._results.pop(index)
 
     def results(self) -> tuple[GeneratedChoice, ...]:
         """Hand over all choices, which are complete."""
-        return tuple(self.take(index) for index in range(self._num_choices))
+        return tuple(self.pop(index) for index in range(self._num_choices))
 
 
 class _Choice:

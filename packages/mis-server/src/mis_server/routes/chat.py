@@ -58,12 +58,12 @@ async def chat(request: Request, service: ServiceOfApp) -> Response:
     labels = await in_thread_if_large(values, _labels, answered.result, tokenizer)
     choices: dict[int, msgspec.Raw] = {}
 
-    async def take(choice: GeneratedChoice) -> None:
+    async def receive(choice: GeneratedChoice) -> None:
         values = _TOKEN_VALUES * (choice.token_ids.size + choice.top_ids.size)
         with_logprobs = answered.parsed.logprobs
         choices[choice.index] = await in_thread_if_large(values, _encoded, choice, with_logprobs, labels, tokenizer)
 
-    await answering.take_each(take)
+    await answering.hand_over_each(receive)
     in_order = [choices[index] for index in sorted(choices)]
     reply = ChatReply(id=name, created=created, model=model, choices=in_order, usage=_usage(answering))
     return json_reply(reply, answered)

@@ -98,7 +98,7 @@ async def _choices(answering: Answering[ParsedCompletion, CompletionResult], tok
     drawn: dict[int, list[GeneratedChoice]] = {}
     encoded: dict[int, list[msgspec.Raw]] = {}
 
-    async def take(choice: GeneratedChoice) -> None:
+    async def receive(choice: GeneratedChoice) -> None:
         prompt = choice.index // draws
         drawn.setdefault(prompt, []).append(choice)
         if len(drawn[prompt]) < draws:
@@ -108,7 +108,7 @@ async def _choices(answering: Answering[ParsedCompletion, CompletionResult], tok
         values = _TOKEN_VALUES * sum(each.token_ids.size + each.top_ids.size for each in best)
         encoded[prompt] = await in_thread_if_large(values, _answers, parsed, prompt, echoes[prompt], best, tokenizer)
 
-    await answering.take_each(take)
+    await answering.hand_over_each(receive)
     if not draws:  # no answer has tokens
         return [_encoded(parsed, index, *echo, "length") for index, echo in enumerate(echoes)]
     return [choice for prompt in range(len(echoes)) for choice in encoded[prompt]]
