@@ -2,7 +2,7 @@
 
 Templates are code of strangers. A rendering may hold the interpreter lock for ever, so nothing within its own process
 can stop it: a timer of the kernel counts the processor time of the child, and its signal ends it. The child is forked
-from the tokenizer process, where everything is imported and compiled, so the next one is there within milliseconds.
+from the tokenizer process, where everything is imported and compiled, so nobody waits for that again.
 """
 
 import contextlib
