@@ -24,54 +24,59 @@ def output(folder: Path, **changes: Any) -> Output:
     return Output(str(folder), "jsonl", decisive(asked, config))
 
 
+def begin(output: Output, dtype: str = "auto", *, overwrite: bool = False) -> None:
+    output.check(dtype, overwrite=overwrite)
+    output.begin()
+
+
 def test_what_is_there_is_known(tmp_path: Path) -> None:
     first = output(tmp_path / "out")
-    first.begin("auto", overwrite=False)
+    begin(first)
     assert first.names() == set()
     first.publish(PART, b"content")
     again = output(tmp_path / "out", batch_size=7)  # which changes no score
-    again.begin("auto", overwrite=False)
+    begin(again)
     assert again.names() == {PART}
     again.end()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_SUCCESS", "_job.json", "x.jsonl"]
-    again.begin("auto", overwrite=True)
+    begin(again, overwrite=True)
     assert again.names() == set()
 
 
 @pytest.mark.parametrize("change", [{"query": "other"}, {"temperature": 2.0}, {"quantization": "int8"}])
 def test_an_output_of_other_arguments_is_not_continued(tmp_path: Path, change: dict[str, Any]) -> None:
-    output(tmp_path / "out").begin("auto", overwrite=False)
+    begin(output(tmp_path / "out"))
     with pytest.raises(ConfigError, match=f"was made with other values of {next(iter(change))}; use another"):
-        output(tmp_path / "out", **change).begin("auto", overwrite=False)
-    output(tmp_path / "out", **change).begin("auto", overwrite=True)
+        begin(output(tmp_path / "out", **change))
+    begin(output(tmp_path / "out", **change), overwrite=True)
 
 
 def test_an_output_that_an_older_version_began_is_not_continued(tmp_path: Path) -> None:
-    output(tmp_path / "out").begin("auto", overwrite=False)
+    begin(output(tmp_path / "out"))
     note = tmp_path / "out" / "_job.json"
     note.write_text(
         json.dumps({name: value for name, value in json.loads(note.read_text()).items() if name != "version"})
     )
     with pytest.raises(ConfigError, match="was begun by another version of mis-server: finish it with that one, use"):
-        output(tmp_path / "out").begin("auto", overwrite=False)
-    output(tmp_path / "out").begin("auto", overwrite=True)
+        begin(output(tmp_path / "out"))
+    begin(output(tmp_path / "out"), overwrite=True)
 
 
 def test_all_parts_are_made_in_one_type(tmp_path: Path) -> None:
     first = output(tmp_path / "out")
-    first.begin("auto", overwrite=False)
+    begin(first)
     assert [first.agree("float32"), first.agree("bfloat16")] == ["float32", "float32"]
     again = output(tmp_path / "out")
-    again.begin("auto", overwrite=False)
+    begin(again)
     assert again.agree("bfloat16") == "float32"
     with pytest.raises(ConfigError, match="was made in float32, and this run computes in bfloat16"):
-        output(tmp_path / "out").begin("bfloat16", overwrite=False)
+        begin(output(tmp_path / "out"), "bfloat16", overwrite=False)
 
 
 def test_a_run_ends_when_another_has_taken_its_folder_over(tmp_path: Path) -> None:
     first, second = output(tmp_path / "out"), output(tmp_path / "out")
-    first.begin("auto", overwrite=False)
-    second.begin("auto", overwrite=False)
+    begin(first)
+    begin(second)
     with pytest.raises(ConfigError, match="is written by another run now"):
         first.publish(PART, b"late")
     second.publish(PART, b"right")
@@ -87,7 +92,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
             with pytest.raises(
                 ConfigError, match=r"has files, but no _job\.json of this command; use another --output"
             ):
-                output(tmp_path).begin("auto", overwrite=overwrite)
+                begin(output(tmp_path), overwrite=overwrite)
     assert (tmp_path / "thesis.txt").exists()
 
 
@@ -105,7 +110,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_of_somebody_else_in_our_folder_is_left_alone(tmp_path: Path, name: str) -> None:
     folder, outside = tmp_path / "out", tmp_path / "outside"
     ours = output(folder)
-    ours.begin("auto", overwrite=False)
+    begin(ours)
     ours.publish(PART, b"content")
     (outside / "x.jsonl").mkdir(parents=True)
     (outside / f"{PART}.jsonl").write_text("somebody's")
@@ -115,11 +120,11 @@ def test_a_file_of_somebody_else_in_our_folder_is_left_alone(tmp_path: Path, nam
     else:
         (folder / name).write_text("years of work")
     with pytest.raises(ConfigError, match=r"has files that this command did not write: .*; use another --output, or"):
-        ours.begin("auto", overwrite=True)
+        begin(ours, overwrite=True)
     assert ours.names() >= {PART}
     assert (outside / f"{PART}.jsonl").read_text() == "somebody's"
     (folder / name).unlink()
-    ours.begin("auto", overwrite=True)
+    begin(ours, overwrite=True)
     assert ours.names() == set()
     assert not (folder / PART).parent.exists()
 

@@ -10,7 +10,7 @@ from huggingface_hub.utils import filter_repo_objects
 from mis_core import Engine
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, ModelError
-from mis_core.hub import resolve
+from mis_core.hub import kept_at, resolve
 from mis_core.tokenization import Tokenizer
 
 
@@ -41,6 +41,13 @@ def test_names_are_downloaded_at_their_revision_into_the_folder(asked: list[Any]
         {"name": "a/model", "revision": "v1", "cache_dir": "/models"},
         {"name": "a/tokenizer", "revision": None, "cache_dir": "/models"},
     ]
+
+
+def test_where_a_model_is_kept_is_known_of_any_text(tmp_path: Path) -> None:
+    for path in (str(tmp_path), "/no/such/model", "./none", "path/to/Qwen3-0.6B", "none.gguf"):
+        assert kept_at(path, "/models") == Path(path)
+    assert kept_at("a/model", "/models") == Path("/models/models--a--model")
+    assert kept_at("x" * 300, "/models").parent == Path("/models")
 
 
 def test_what_says_what_a_model_is_for_is_downloaded_and_code_is_not(

@@ -1,7 +1,6 @@
 """`mis-server score`: a line of output for each line of input, whatever happens in between."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -51,22 +50,49 @@ def score(checkpoint: Path, tmp_path: Path) -> Callable[..., tuple[int, str, lis
     return run
 
 
-def test_texts_are_scored_in_order(score: Any, engine: Engine) -> None:
+def test_lines_of_all_kinds_are_answered_in_order(score: Any, engine: Engine) -> None:
     texts = [f"item number {i}" for i in range(50)]
-    code, _, rows = score([json.dumps(text) for text in texts], "--query", "Good? ", *LABELS, "--batch-size", "7")
-    want = engine.score(query="Good? ", items=texts, labels=["yes", "no"])
-    assert code == 0
-    np.testing.assert_array_equal([row["scores"] for row in rows], want.scores.tolist())
+    several = [
+        {"items": ["a", "b", "c"], "id": 1},
+        {"items": ["d"], "query": "Own: ", "id": "x"},
+        {"item": "d", "query": "Own: ", "id": [2, "y"]},
+    ]
+    wrong: list[tuple[Any, str]] = [
+        ("not json", "invalid_json"),
+        ("3", "invalid_items_type"),
+        ("{}", "missing_items"),
+        ('{"item": [1, 2]}', "mixed_input_types"),
+        ('{"item": "own", "query": ""}', "empty_query"),
+        ("", "invalid_json"),
+        ({"id": 9, "item": "word " * 5000}, "context_length_exceeded"),
+        ("[" * 5000, "invalid_json"),
+        ({"items": []}, "empty_items"),
+        ({"items": "text"}, "invalid_items_type"),
+        ({"items": ["e", 5]}, "invalid_items_type"),
+        ({"items": ["e"], "item": "f"}, "invalid_items_type"),
+    ]
+    lines = (
+        [json.dumps(text) for text in texts[:30]]
+        + several
+        + [line for line, _ in wrong]
+        + [json.dumps(t) for t in texts[30:]]
+    )
+    code, error, rows = score(lines, "--query", "Good? ", *LABELS, "--batch-size", "7", "--apply-softmax")
+    assert code == 2
+    assert "Traceback" not in error
 
+    def want(query: str, items: list[str]) -> list[list[float]]:
+        return engine.score(query=query, items=items, labels=["yes", "no"], apply_softmax=True).scores.tolist()
 
-def test_objects_have_their_own_query_and_keep_their_id(score: Any, engine: Engine) -> None:
-    lines = [{"id": f"n{i}", "query": f"Query {i // 3}: ", "item": f"text {i}"} for i in range(10)]
-    code, _, rows = score(lines, *LABELS, "--apply-softmax")
-    assert code == 0
-    assert [row["id"] for row in rows] == [line["id"] for line in lines]
-    for row, line in zip(rows, lines, strict=True):
-        want = engine.score(query=line["query"], items=[line["item"]], labels=["yes", "no"], apply_softmax=True)
-        assert row["scores"] == want.scores[0].tolist()
+    assert rows[:30] + rows[45:] == [{"scores": scores} for scores in want("Good? ", texts)]
+    (own,) = want("Own: ", ["d"])
+    assert rows[30:33] == [
+        {"scores": want("Good? ", ["a", "b", "c"]), "id": 1},
+        {"scores": [own], "id": "x"},
+        {"scores": own, "id": [2, "y"]},
+    ]
+    assert [row["error"]["code"] for row in rows[33:45]] == [code for _, code in wrong]
+    assert rows[39]["id"] == 9
 
 
 def test_token_ids_are_scored_too_and_behind_a_delimiter(score: Any, engine: Engine) -> None:
@@ -77,36 +103,13 @@ def test_token_ids_are_scored_too_and_behind_a_delimiter(score: Any, engine: Eng
     np.testing.assert_array_equal([row["scores"] for row in rows], want.scores.tolist())
 
 
-def test_a_line_with_a_token_that_the_model_lacks_gets_an_error(score: Any, tmp_path: Path) -> None:
+def test_a_label_may_have_several_tokens_and_a_line_one_that_the_model_lacks(score: Any, tmp_path: Path) -> None:
     tokenizer = write_larger_tokenizer(tmp_path / "larger", "qwen3", 960, "<|beyond|>")
-    flags = ("--tokenizer-path", str(tokenizer), "--query", "Good? ", *LABELS)
+    flags = ("--tokenizer-path", str(tokenizer), "--query", "Good? ", "--labels", "a long text", " yes")
     _, told, rows = score([json.dumps(text) for text in ("rain", "<|beyond|>", "sun")], *flags)
     assert [row.get("error", {}).get("code") for row in rows] == [None, "token_id_exceeds_vocab", None]
     assert "whose embedding has 960 rows" in told
-
-
-def test_a_line_may_have_several_items(score: Any, engine: Engine) -> None:
-    lines = [
-        {"query": "q ", "items": ["a", "b", "c"], "id": 1},
-        {"query": "q ", "item": "d"},
-        {"query": "q ", "items": []},
-        {"query": "q ", "items": "text"},
-        {"query": "q ", "items": ["e", 5]},
-        {"query": "q ", "items": ["e"], "item": "f"},
-        {"query": "q ", "items": ["e"]},
-    ]
-    code, _, rows = score(lines, *LABELS)
-    want = engine.score(query="q ", items=["a", "b", "c", "d", "e"], labels=["yes", "no"]).scores.tolist()
-    assert code == 2
-    assert rows[0] == {"scores": want[:3], "id": 1}
-    assert rows[1] == {"scores": want[3]}
-    assert [row["error"]["code"] for row in rows[2:6]] == [
-        "empty_items",
-        "invalid_items_type",
-        "invalid_items_type",
-        "invalid_items_type",
-    ]
-    assert rows[6] == {"scores": [want[4]]}
+    assert all(0 < row["scores"][0] < row["scores"][1] < 1 for row in (rows[0], rows[2]))
 
 
 def test_documents_are_reranked(score: Any, engine: Engine) -> None:
@@ -115,19 +118,6 @@ def test_documents_are_reranked(score: Any, engine: Engine) -> None:
     assert code == 0, error
     want = {each.index: each.relevance_score for each in engine.rerank("Which is it? ", texts).results}
     assert [row["scores"] for row in rows] == [[want[i]] for i in range(4)]
-
-
-def test_a_reranker_of_another_recipe_is_refused_before_a_line_is_written(checkpoint: Path, tmp_path: Path) -> None:
-    other = tmp_path / "model"
-    shutil.copytree(checkpoint, other)
-    (other / "README.md").write_text("# Releasing zeroentropy/zerank-2\n")
-    items, output = write_lines(tmp_path / "items.jsonl", ['"a"']), tmp_path / "out.jsonl"
-    arguments = ["--items", str(items), "--output", str(output), "--query", "q ", "--rerank", *ENGINE]
-    done = CliRunner().invoke(main, ["score", str(other), *arguments], prog_name="mis-server")
-    assert done.exit_code == 1
-    assert not output.exists()
-    assert "zerank-2" in done.stderr
-    assert "--rerank-template" in done.stderr
 
 
 def test_another_version_with_other_recipes_does_not_continue_an_output(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,29 +144,6 @@ def test_batches_have_about_as_many_tokens_as_asked_for() -> None:
     assert sizes([{"items": [[1] * 10] * 4}] * 3, batch_tokens=35) == [1, 1, 1]
     assert sizes([{"items": [[1]] * 4}] * 5, batch_size=8) == [2, 2, 1]
     assert sizes([{"item": "a", "query": query} for query in "aabba"]) == [2, 2, 1]
-
-
-def test_a_wrong_line_is_an_error_of_its_own(score: Any) -> None:
-    lines = ["not json", '"fine"', "3", "{}", '"also fine"', '{"item": [1, 2]}', '{"item": "own", "query": ""}', ""]
-    lines += [json.dumps({"id": 9, "item": "word " * 5000}), '"last"', "[" * 5000]
-    code, error, rows = score(lines, "--query", "q ", *LABELS)
-    codes = [row["error"]["code"] if "error" in row else None for row in rows]
-    assert codes == [
-        "invalid_json",
-        None,
-        "invalid_items_type",
-        "missing_items",
-        None,
-        "mixed_input_types",
-        "empty_query",
-        "invalid_json",
-        "context_length_exceeded",
-        None,
-        "invalid_json",
-    ]
-    assert rows[8]["id"] == 9
-    assert code == 2
-    assert "Traceback" not in error
 
 
 def test_what_is_done_is_done_and_an_output_of_other_arguments_is_not_continued(score: Any) -> None:
@@ -239,21 +206,6 @@ def test_a_label_that_is_no_token_is_said_once_for_all(score: Any) -> None:
     assert error.startswith("Error: --labels: ")
     assert "token" in error
     assert rows == []
-
-
-def test_a_label_may_have_several_tokens(score: Any) -> None:
-    code, error, rows = score(['"a"', '"b"'], "--query", "q ", "--labels", "a long text", "--labels", " yes")
-    assert (code, len(rows)) == (0, 2), error
-    assert all(0 < row["scores"][0] < row["scores"][1] < 1 for row in rows)
-
-
-def test_an_output_that_cannot_be_written_is_one_line(checkpoint: Path, tmp_path: Path) -> None:
-    items = write_lines(tmp_path / "items.jsonl", ['"a"'])
-    arguments = ["--items", str(items), "--output", str(tmp_path / "no" / "out"), "--query", "q", *LABELS, *ENGINE]
-    done = CliRunner().invoke(main, ["score", str(checkpoint), *arguments], prog_name="mis-server")
-    assert done.exit_code == 1
-    assert "Error: --output: " in done.stderr
-    assert "cannot be written" in done.stderr
 
 
 @pytest.mark.parametrize(

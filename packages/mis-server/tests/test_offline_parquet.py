@@ -3,6 +3,7 @@
 import datetime
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +140,14 @@ def test_an_input_of_lines_or_without_rows_has_parts_too(checkpoint: Path, tmp_p
     run = ["--output-format", "parquet"]
     done = CliRunner().invoke(main, command(checkpoint, "--items", lines, "--output", output, *run)[3:])
     assert done.exit_code == 0, done.output
+    # An engine that starts, but refuses what is asked, has removed nothing.
+    before = {path: path.read_bytes() for path in output.iterdir()}
+    other = shutil.copytree(checkpoint, tmp_path / "model")
+    (other / "README.md").write_text("# Releasing zeroentropy/zerank-2\n")
+    told = refused([*command(other, "--items", lines, "--output", output, *run, "--overwrite", "--rerank")[3:]])
+    assert "zerank-2" in told
+    assert "--rerank-template" in told
+    assert {path: path.read_bytes() for path in output.iterdir()} == before
     got = pq.read_table(output)
     assert got["id"].to_pylist() == [None, '[1, "x"]', "y"]
     assert got.schema.field("id").type == pa.string()

@@ -1,10 +1,11 @@
 """Where a model's files are: a directory, a GGUF file, or a name that the Hugging Face hub client resolves."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
-from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.constants import REPO_ID_SEPARATOR
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, ModelError
@@ -44,7 +45,7 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
         return path
     if path.suffix == ".gguf":
         raise ModelError(f"Model file {model!r} does not exist.")
-    if path.is_absolute() or model.startswith(".") or model.count("/") > 1:
+    if not _is_name(model):
         raise ModelError(f"Model directory {model!r} does not exist.")
     try:
         return Path(snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=_FILES))
@@ -58,11 +59,19 @@ def resolve_model(model: str, revision: str | None = None, download_dir: str | N
 def kept_at(model: str, download_dir: str | None = None) -> Path:
     """Return the directory or file of a model, or the folder that `resolve_model` keeps its downloads in.
 
+    A path that does not exist is returned as it is; `resolve_model` is what refuses it.
+
     Args:
         model: A directory, a GGUF file, or a name.
         download_dir: Folder to keep downloads in; None: the hub client's cache.
     """
+    if os.path.exists(model) or not _is_name(model):  # noqa: PTH110 - Path's raises for a name that is too long
+        return Path(model)
+    folder = REPO_ID_SEPARATOR.join(["models", *model.split("/")])  # `repo_folder_name` refuses what is no name
+    return Path(download_dir or constants.HF_HUB_CACHE) / folder
+
+
+def _is_name(model: str) -> bool:
+    """Return whether what does not exist here may be a name on the hub: it does not read as a path."""
     path = Path(model)
-    if path.exists():
-        return path
-    return Path(download_dir or constants.HF_HUB_CACHE) / repo_folder_name(repo_id=model, repo_type="model")
+    return not (path.suffix == ".gguf" or path.is_absolute() or model.startswith(".") or model.count("/") > 1)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit, softmax
 
-from mis_core.errors import RequestError
 from mis_testing.options import SMALL_ENGINE
 from mis_testing.oracle import PointwiseOracle
 from mis_testing.tolerances import TINY_PROBABILITIES
@@ -119,17 +118,6 @@ def test_relevance_of_mxbai_is_the_sigmoid_of_its_own_score(
     assert np.std(wanted) > 0.1
     np.testing.assert_allclose(logit([scores[index] for index in range(len(DOCUMENTS))]), wanted, atol=1e-3)
     assert ranking.recipe == "mxbai-rerank-v2"
-
-
-def test_a_reranker_of_another_recipe_scores_but_does_not_rerank(
-    checkpoint: Path, engine_factory: "Callable[..., Engine]", tmp_path: Path
-) -> None:
-    path = named(checkpoint, "zeroentropy/zerank-2", tmp_path / "model")
-    engine = engine_factory(path, **SMALL_ENGINE)
-    with pytest.raises(RequestError, match=r"'zeroentropy/zerank-2'.*--rerank-template") as caught:
-        engine.rerank(QUERY, DOCUMENTS)
-    assert caught.value.code == "task_not_supported"
-    assert engine.score("a", ["b"], labels=["yes"]).scores.shape == (1, 1)
 
 
 def test_a_document_has_the_same_bits_alone_and_among_others(reranker: "Engine") -> None:

@@ -261,20 +261,21 @@ def _score_here(files: dict[str, Any], options: dict[str, Any], engine: EngineCo
         raise click.UsageError("Missing option '--items'.")
     from mis_server.offline import Job, score_file
     from mis_server.offline.inputs import is_read_once
-    from mis_server.offline.output import STANDARD_OUTPUT
+    from mis_server.offline.output import is_standard_output
 
     items, output, written_as = files["items"], files["output"], files["output_format"]
     if output is None and is_read_once(items):
         raise click.UsageError(f"Missing option '--output', which {items} needs; - is standard output.")
     written_as = written_as or ("parquet" if (output or "").endswith(".parquet") else "jsonl")
-    if output == STANDARD_OUTPUT and written_as == "parquet":
+    if output is not None and is_standard_output(output) and written_as == "parquet":
         raise click.UsageError("--output-format parquet writes a folder, which standard output is not; name one.")
-    output = output or str(_beside(Path(items), written_as))
+    if output is None:
+        output = str(_beside(Path(items), written_as))
     errors = score_file(Job(items=items, output=output, format=written_as, **options), engine, overwrite=overwrite)
-    where = "standard output" if output == STANDARD_OUTPUT else output
+    where = "standard output" if is_standard_output(output) else output
     click.echo(
         f"Scores written to {where}." + (f" {errors} rows have an error." if errors else ""),
-        err=output == STANDARD_OUTPUT,
+        err=is_standard_output(output),
     )
     return errors
 
@@ -282,7 +283,7 @@ def _score_here(files: dict[str, Any], options: dict[str, Any], engine: EngineCo
 def _beside(items: Path, format: str) -> Path:
     """Return where the scores of a file are, unless it is said."""
     plain = items.with_suffix("") if items.suffix in (".gz", ".zst") else items
-    return plain.with_name(f"{plain.stem}.scores.{format}")
+    return plain.parent / f"{plain.stem}.scores.{format}"
 
 
 _RAY = ("ray", "input", "part_bytes", "actors", "actor_cpus", "actor_gpus", "actor_tpus")

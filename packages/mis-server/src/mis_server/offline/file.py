@@ -21,7 +21,7 @@ from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server.offline.asked import Asked, decisive
 from mis_server.offline.inputs import STANDARD_INPUT, Input, Survey, check_parquet, opened
-from mis_server.offline.output import STANDARD_OUTPUT, Output, note_of, output_of
+from mis_server.offline.output import Output, is_standard_output, note_of, output_of
 from mis_server.offline.places import Place, check_apart, engine_places
 from mis_server.offline.rows import Row, batches, write_lines
 from mis_server.offline.scorer import Scorer, running_scorer
@@ -45,6 +45,13 @@ class Job(Asked):
     items: str
     output: str
     format: str = "jsonl"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # A folder may be any, such as the current one.
+        for name, option in ((self.items, "items"), (self.output if self.format == "jsonl" else "-", "output")):
+            if not Path(name).name:
+                raise ConfigError(f"{name!r} is no file's name.", option)
 
 
 def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progress: bool = True) -> int:
@@ -74,41 +81,38 @@ def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progr
         with _output(job, config, source, survey) as output:
             done, errors = output.resume(overwrite=overwrite)
             output.check_type(config.dtype)
-            if not survey.rows:  # which needs no engine
+            if done > survey.rows:
+                message = f"{job.output} has {done} rows, where the input has {survey.rows}; use another --output, or "
+                raise ConfigError(f"{message}--overwrite.", "output")
+            if done == survey.rows:  # which needs no engine
                 with output.opened(""):
-                    return 0
-            if done == survey.rows:
-                return errors
+                    return errors
             rows = source.rows(job.query, survey, skip=done)
             bar = partial(tqdm, total=survey.rows, initial=done, unit="item", disable=not progress, smoothing=0.1)
-            written, more = asyncio.run(_score(job, config, rows, output, bar))
-    if done + written != survey.rows:
-        message = f"{job.output} has {done + written} lines, where the input has {survey.rows}; score it again with "
-        raise ConfigError(f"{message}--overwrite, and report this.", "output")
+            more = asyncio.run(_score(job, config, rows, output, bar))
     return errors + more
 
 
 async def _score(
     job: Job, config: EngineConfig, rows: Iterator[Row], output: Output, new_bar: Callable[[], tqdm]
-) -> tuple[int, int]:
-    """Write the rows; return how many there are, and how many of them have an error."""
+) -> int:
+    """Write the rows; return how many of them have an error."""
     async with running_scorer(job, config) as scorer:
         output.check_type(scorer.dtype)
         with output.opened(scorer.dtype), new_bar() as bar:  # no bar before an error at the start
             return await _append(job, scorer, rows, output, bar)
 
 
-async def _append(job: Job, scorer: Scorer, rows: Iterator[Row], output: Output, bar: tqdm) -> tuple[int, int]:
-    written = errors = 0
+async def _append(job: Job, scorer: Scorer, rows: Iterator[Row], output: Output, bar: tqdm) -> int:
+    errors = 0
     waiting: deque[tuple[list[Row], asyncio.Task[None]]] = deque()
 
     async def write_first() -> None:
-        nonlocal written, errors
+        nonlocal errors
         batch, task = waiting.popleft()
         await task
-        output.append(batch)
+        await output.append(batch)
         bar.update(len(batch))
-        written += len(batch)
         errors += sum(row.error is not None for row in batch)
 
     try:
@@ -118,10 +122,14 @@ async def _append(job: Job, scorer: Scorer, rows: Iterator[Row], output: Output,
                 await write_first()
         while waiting:
             await write_first()
+    except ConfigError as error:
+        if error.option == "items":  # the rows may be of another input than the note says
+            output.void()
+        raise
     finally:
         for _, task in waiting:
             task.cancel()
-    return written, errors
+    return errors
 
 
 def _check_apart(job: Job, config: EngineConfig) -> None:
@@ -132,7 +140,11 @@ def _check_apart(job: Job, config: EngineConfig) -> None:
         Place("the note of the input", str(note_of(Path(items)))),
         *engine_places(config),
     ]
-    written = ["/dev/stdout"] if job.output == STANDARD_OUTPUT else [job.output, str(note_of(Path(job.output)))]
+    written = [job.output]
+    if is_standard_output(job.output):
+        written = ["/dev/stdout"]
+    elif job.format == "jsonl":
+        written.append(str(note_of(Path(job.output))))
     check_apart(read, written)
 
 

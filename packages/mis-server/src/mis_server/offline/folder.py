@@ -11,6 +11,7 @@ import os
 import posixpath
 import re
 import uuid
+from collections.abc import Iterator
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pyarrow.fs
 import pyarrow.parquet
 
 from mis_core.errors import ConfigError
+from mis_server.offline.output import check_writable
 
 _NOTE, _SUCCESS, _UNFINISHED = "_job.json", "_SUCCESS", "_unfinished"
 _PART = r"(.+\.(jsonl|jsonl\.gz|jsonl\.zst|parquet)/)?\d{15}\.(jsonl|parquet)"
@@ -50,34 +52,57 @@ class Output:
         self._folder = folder
         self._suffix = f".{format}"
         self._made_with = json.loads(json.dumps(made_with | {"format": format, "version": _VERSION}))
-        self._run = uuid.uuid4().hex
+        self._run = ""
+        self._run_before: str | None = None
+        self._overwrite = False
 
-    def begin(self, dtype: str, *, overwrite: bool) -> None:
-        """Write the note, or check the one that is there.
+    def check(self, dtype: str, *, overwrite: bool) -> set[str]:
+        """Return the names of the parts that stay. Nothing is written or removed yet.
 
         Raises:
             ConfigError: the folder cannot be written, was made with other arguments, or is not ours.
         """
-        try:
-            fs, folder = file_system(self._folder)
-            fs.create_dir(folder, recursive=True)
+        self._run, self._overwrite = uuid.uuid4().hex, overwrite
+        with self._using() as (fs, folder):
+            if isinstance(fs, pa.fs.LocalFileSystem):
+                check_writable(next(each for each in (Path(folder), *Path(folder).parents) if os.path.lexists(each)))
             note = self.note()
-            if note is None and fs.get_file_info(pa.fs.FileSelector(folder)):
-                message = f"{self._folder} has files, but no {_NOTE} of this command; use another --output, or remove "
-                raise ConfigError(f"{message}them yourself.", "output")
-            if overwrite and note is not None:
+            if note is None:
+                if fs.get_file_info(pa.fs.FileSelector(folder, allow_not_found=True)):
+                    message = f"{self._folder} has files, but no {_NOTE} of this command; use another --output, or "
+                    raise ConfigError(f"{message}remove them yourself.", "output")
+                return set()
+            self._run_before = note["run"]
+            if overwrite:
+                self._listed(fs, folder)
+                return set()
+            self._check(note)
+            self.check_type(dtype)
+            return self.names()
+
+    def begin(self) -> dict[str, Any]:
+        """Remove what starts over, and write the note, unless that is done; return the note.
+
+        Raises:
+            ConfigError: the folder cannot be written, or another run has begun since `check`.
+        """
+        with self._using() as (fs, folder):
+            note = self.note()
+            run = None if note is None else note["run"]
+            if note is not None and run == self._run:
+                return note
+            if run not in (None, self._run_before):
+                raise self._taken_over()
+            fs.create_dir(folder, recursive=True)
+            if self._overwrite and note is not None:
                 self._clear(fs, folder)
                 note = None
-            if note is not None:
-                self._check(note)
-                self.check_type(dtype)
-            self._write_note({**self._made_with, "dtype": None if note is None else note["dtype"], "run": self._run})
-        except OSError as error:
-            message = f"{self._folder} cannot be written: {error.strerror or error}."
-            raise ConfigError(message, "output") from None
+            note = {**self._made_with, "dtype": None if note is None else note["dtype"], "run": self._run}
+            self._write_note(note)
+            return note
 
-    def _clear(self, fs: pa.fs.FileSystem, folder: str) -> None:
-        """Remove what this command wrote, the note last; refuse if there is anything else."""
+    def _listed(self, fs: pa.fs.FileSystem, folder: str) -> tuple[dict[str, str], set[str]]:
+        """Return the paths of our files by their names, and those of folders; refuse if there is anything else."""
         found = fs.get_file_info(pa.fs.FileSelector(folder, recursive=True))
         folders = {i.path for i in found if i.type == pa.fs.FileType.Directory and not _is_link(fs, i.path)}
         files = {posixpath.relpath(i.path, folder): i.path for i in found if i.path not in folders}
@@ -86,6 +111,11 @@ class Output:
             named = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED} more" if others[_NAMED:] else "")
             message = f"{self._folder} has files that this command did not write: {named}; use another --output, or "
             raise ConfigError(f"{message}remove them yourself.", "output")
+        return files, folders
+
+    def _clear(self, fs: pa.fs.FileSystem, folder: str) -> None:
+        """Remove what this command wrote, the note last; refuse if there is anything else."""
+        files, folders = self._listed(fs, folder)
         with ThreadPool(_REMOVERS) as pool:
             pool.map(fs.delete_file, [path for name, path in files.items() if name != _NOTE])
         if isinstance(fs, pa.fs.LocalFileSystem):  # elsewhere there are none
@@ -108,8 +138,10 @@ class Output:
         """Refuse to add parts that another type would be computed in.
 
         Raises:
-            ConfigError: the note names another type.
+            ConfigError: the note names another type, and its parts stay.
         """
+        if self._overwrite:
+            return
         note = self.note()
         made_in = None if note is None else note["dtype"]
         if made_in is not None and dtype not in ("auto", made_in):
@@ -117,14 +149,23 @@ class Output:
             raise ConfigError(f"{message}--dtype {made_in}, another --output, or --overwrite.", "dtype")
 
     def agree(self, dtype: str) -> str:
-        """Return the type that all parts are made in: the given one, if the note names none yet."""
-        note = self.note()
-        if note is None:
-            return dtype
-        if note["dtype"] is None:
-            self._write_note({**note, "dtype": dtype})
-            return dtype
-        return note["dtype"]
+        """Return the type that all parts are made in: the given one, if none is agreed on yet. The first call begins.
+
+        Raises:
+            ConfigError: as `begin`.
+        """
+        with self._using():
+            note = self.begin()
+            if note["dtype"] is None:
+                note["dtype"] = dtype
+                self._write_note(note)
+            return note["dtype"]
+
+    def void(self) -> None:
+        """Say that the parts belong to no input, so that nothing continues them."""
+        with self._using():
+            if (note := self.note()) is not None and note["run"] == self._run:
+                self._write_note({**note, "input": None})
 
     def note(self) -> dict[str, Any] | None:
         """Return what the folder was made with, None if there is no note of ours."""
@@ -144,16 +185,16 @@ class Output:
 
     def names(self) -> set[str]:
         """Return the names of the parts that are there."""
-        fs, folder = file_system(self._folder)
-        found = fs.get_file_info(pa.fs.FileSelector(folder, recursive=True))
+        with self._using() as (fs, folder):
+            found = fs.get_file_info(pa.fs.FileSelector(folder, recursive=True))
         names = (posixpath.relpath(info.path, folder) for info in found if info.type == pa.fs.FileType.File)
         return {name.removesuffix(self._suffix) for name in names if not name.startswith("_")}
 
     def column(self, name: str, column: str) -> pa.ChunkedArray:
         """Return a column of a Parquet part."""
-        fs, folder = file_system(self._folder)
-        path = posixpath.join(folder, name + self._suffix)
-        return pa.parquet.read_table(path, columns=[column], filesystem=fs)[column]
+        with self._using() as (fs, folder):
+            path = posixpath.join(folder, name + self._suffix)
+            return pa.parquet.read_table(path, columns=[column], filesystem=fs)[column]
 
     def publish(self, name: str, content: bytes) -> None:
         """Write a part, unless another run has taken the folder over meanwhile.
@@ -161,10 +202,14 @@ class Output:
         Raises:
             ConfigError: it has; this run is over.
         """
-        note = self.note()
-        if note is None or note["run"] != self._run:
-            raise ConfigError(f"{self._folder} is written by another run now; this one ends.", "output")
-        self._write(name + self._suffix, content)
+        with self._using():
+            note = self.note()
+            if note is None or note["run"] != self._run:
+                raise self._taken_over()
+            self._write(name + self._suffix, content)
+
+    def _taken_over(self) -> ConfigError:
+        return ConfigError(f"{self._folder} is written by another run now; this one ends.", "output")
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file that is there as a whole or not at all."""
@@ -184,6 +229,15 @@ class Output:
 
     def end(self) -> None:
         """Say that all parts are there."""
-        fs, folder = file_system(self._folder)
-        self._write(_SUCCESS, b"")
-        fs.delete_dir(posixpath.join(folder, _UNFINISHED))
+        with self._using() as (fs, folder):
+            self._write(_SUCCESS, b"")
+            fs.delete_dir(posixpath.join(folder, _UNFINISHED))
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[tuple[pa.fs.FileSystem, str]]:
+        """Yield the file system and the folder's path in it; say in a sentence what goes wrong there."""
+        try:
+            yield file_system(self._folder)
+        except (OSError, pa.ArrowException) as error:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0].rstrip(".")
+            raise ConfigError(f"{self._folder} cannot be read or written: {reason}.", "output") from None

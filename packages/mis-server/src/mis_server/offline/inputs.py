@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from mis_core.errors import ConfigError
+from mis_server.offline.places import is_kept, status_of
 from mis_server.offline.rows import Row, read_line
 from mis_server.offline.text import Lines
 
@@ -104,11 +105,7 @@ def check_unchanged(name: str, found: Survey, expected: Survey) -> None:
 
 def is_read_once(name: str) -> bool:
     """Return whether an input is standard input, a pipe or a device: it cannot be counted first and then scored."""
-    path = Path(name)
-    if name in _ITS_NAMES or not path.exists():
-        return name in _ITS_NAMES
-    mode = path.stat().st_mode
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return name in _ITS_NAMES or not is_kept(Path(name))
 
 
 @contextlib.contextmanager
@@ -122,8 +119,11 @@ def opened(name: str) -> Iterator[Input]:
         ConfigError: it cannot be read, or copied.
     """
     shown = "standard input" if name in _ITS_NAMES else name
-    if Path(name).is_dir():
+    status = status_of(Path(name))
+    if status is not None and stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{name} is a folder; give a file, or many with --ray --input.", "items")
+    if name in _ITS_NAMES and sys.stdin is None:
+        raise ConfigError("standard input is closed; name a file.", "items")
     with contextlib.ExitStack() as files:
         try:
             if not is_read_once(name):

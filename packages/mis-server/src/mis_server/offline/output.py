@@ -3,16 +3,20 @@
 A file is resumed, and removed by `--overwrite`, only if the note beside it proves that this command wrote it.
 """
 
+import asyncio
 import contextlib
+import errno
+import fcntl
+import io
 import os
 import re
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from mis_core.errors import ConfigError
+from mis_server.offline.places import is_kept
 from mis_server.offline.rows import ERROR, Row
 
 STANDARD_OUTPUT = "-"
@@ -22,6 +26,7 @@ ToLines = Callable[[list[Row]], bytes]
 
 _NOTE = re.compile(rb"[0-9a-f]{32} [a-z0-9]*")  # a fingerprint and a type
 _NOTE_BYTES = 64  # no note has more
+_ATOMIC_BYTES = 4096  # that a pipe which takes more takes at once
 
 
 class Output(Protocol):
@@ -39,7 +44,11 @@ class Output(Protocol):
         """Open it to append lines that are computed in a type."""
         ...
 
-    def append(self, rows: list[Row]) -> None:
+    def void(self) -> None:
+        """Say that what is there belongs to no input, so that nothing continues it."""
+        ...
+
+    async def append(self, rows: list[Row]) -> None:
         """Write rows that have their scores or their errors."""
         ...
 
@@ -47,8 +56,8 @@ class Output(Protocol):
 class Stream:
     """An output that keeps nothing: standard output, a pipe or a device. It has no note and is not resumed."""
 
-    def __init__(self, name: str, lines: ToLines, file: BinaryIO | None = None) -> None:
-        """Take its name, what makes lines of rows, and the file if it is open already."""
+    def __init__(self, name: str, lines: ToLines, file: io.FileIO) -> None:
+        """Take its name, what makes lines of rows, and the file, which is open."""
         self._name = name
         self._lines = lines
         self._file = file
@@ -60,44 +69,65 @@ class Stream:
     def check_type(self, dtype: str) -> None:
         """Allow any."""
 
-    @contextlib.contextmanager
-    def opened(self, dtype: str) -> Iterator[None]:
-        """Open it."""
-        with _writing(self._name):
-            self._file = self._file or Path(self._name).open("wb")  # noqa: SIM115 - below
-        with self._file:
-            yield
+    def opened(self, dtype: str) -> contextlib.AbstractContextManager[None]:
+        """Do nothing, as it is open."""
+        return contextlib.nullcontext()
 
-    def append(self, rows: list[Row]) -> None:
-        """Write lines, for the next program to read."""
-        assert self._file is not None, "opened"
+    def void(self) -> None:
+        """Do nothing, as it is not continued."""
+
+    async def append(self, rows: list[Row]) -> None:
+        """Write lines, for the next program to read; while it does not, others have the event loop."""
+        left = memoryview(self._lines(rows))
         with _writing(self._name):
-            self._file.write(self._lines(rows))
-            self._file.flush()
+            while left:
+                await self._takes_more()
+                left = left[self._file.write(left[:_ATOMIC_BYTES]) :]
+
+    async def _takes_more(self) -> None:
+        """Wait until a write of a few bytes would not block."""
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        try:
+            loop.add_writer(self._file, ready.set)
+        except PermissionError:  # of a file and of some devices, which always take more
+            return
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_writer(self._file)
 
 
 class OutputFile:
-    """A file, and the note of what it was made with."""
+    """A file, and the note of what it was made with, which is locked meanwhile."""
 
-    def __init__(self, path: Path, fingerprint: str, lines: ToLines) -> None:
+    def __init__(self, path: Path, fingerprint: str, lines: ToLines, closing: contextlib.ExitStack) -> None:
+        """Take the path, the digest of all that lines depend on, what makes lines of rows, and what closes files."""
         self._path = path
         self._lines = lines
         self._note = note_of(path)
         self._fingerprint = fingerprint
+        self._closing = closing
         self._made_in = ""
-        self._starts_over = False
+        self._is_ours = self._starts_over = False
+        self._complete = 0  # bytes
         self._file: BinaryIO | None = None
+        self._locked: io.FileIO | None = None
 
     def resume(self, *, overwrite: bool) -> tuple[int, int]:
         """Cut off what an interruption left half written; return how many lines there are, and how many are errors.
 
         Raises:
-            ConfigError: the file was made with other arguments, or is not ours, or cannot be read.
+            ConfigError: the file was made with other arguments, or is not ours, or cannot be read or written.
         """
-        lines = errors = complete = 0
+        lines = errors = 0
         with _writing(str(self._path)):
             note = self._check_ours()
+            check_writable(self._path.parent)
+            self._is_ours = bool(note)
             self._starts_over = overwrite or not self._path.exists()
+            if self._is_ours:
+                self._lock()
             if self._starts_over or not note:
                 return 0, 0
             made_of, _, self._made_in = note.partition(" ")
@@ -108,8 +138,9 @@ class OutputFile:
                 for row in file:
                     if not row.endswith(b"\n"):
                         break
-                    lines, errors, complete = lines + 1, errors + row.startswith(ERROR), complete + len(row)
-                file.truncate(complete)
+                    lines, errors = lines + 1, errors + row.startswith(ERROR)
+                    self._complete += len(row)
+                file.truncate(self._complete)
         return lines, errors
 
     def check_type(self, dtype: str) -> None:
@@ -126,19 +157,58 @@ class OutputFile:
     def opened(self, dtype: str) -> Iterator[None]:
         """Open the file to append to it; a type that is not known yet is empty."""
         with _writing(str(self._path)):
-            if self._starts_over:  # the old note goes last: whatever ends this run, a file has its own
-                self._path.unlink(missing_ok=True)
-            self._note.write_text(f"{self._fingerprint} {dtype}")
-            self._file = self._path.open("ab")
+            self._lock()
+            if (
+                self._starts_over and self._is_ours
+            ):  # the old note goes last: whatever ends this run, a file has its own
+                self._empty()
+            if self._path.exists() and self._path.stat().st_size != self._complete:
+                raise self._taken_over()
+            self._file = self._path.open("ab")  # a link stays one
+            self._write_note(self._fingerprint, dtype or self._made_in)
         with self._file:
             yield
 
-    def append(self, rows: list[Row]) -> None:
+    def void(self) -> None:
+        """Say that the lines belong to no input, so that nothing continues them."""
+        with _writing(str(self._path)):
+            self._write_note("0" * len(self._fingerprint), self._made_in)
+
+    async def append(self, rows: list[Row]) -> None:
         """Write lines, so that they stay whatever ends the run."""
         assert self._file is not None, "opened"
         with _writing(str(self._path)):
             self._file.write(self._lines(rows))
             self._file.flush()
+
+    def _empty(self) -> None:
+        """Remove the old lines, but no link that somebody made to where they are."""
+        if self._path.is_symlink():
+            with contextlib.suppress(FileNotFoundError):
+                os.truncate(self._path, 0)
+        else:
+            self._path.unlink(missing_ok=True)
+
+    def _lock(self) -> None:
+        """Keep other runs away until this one ends."""
+        if self._locked is not None:
+            return
+        self._note.touch()
+        self._locked = self._closing.enter_context(self._note.open("rb+", buffering=0))
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._taken_over() from None
+        except OSError:  # this file system has no locks
+            return
+
+    def _taken_over(self) -> ConfigError:
+        return ConfigError(f"{self._path} is written by another run now; this one ends.", "output")
+
+    def _write_note(self, fingerprint: str, dtype: str) -> None:
+        assert self._locked is not None, "locked"
+        self._locked.seek(0)
+        self._locked.truncate(self._locked.write(f"{fingerprint} {dtype}".encode()))
 
     def _check_ours(self) -> str:
         """Return the note, empty if there is nothing; refuse files of others."""
@@ -148,6 +218,7 @@ class OutputFile:
         if self._note.exists():
             with self._note.open("rb") as file:
                 note = file.read(_NOTE_BYTES)
+        if note:
             if not _NOTE.fullmatch(note):
                 message = f"{self._note} is not a note of this command, which writes one there; "
                 raise ConfigError(f"{message}use another --output, or remove that file yourself.", "output")
@@ -165,19 +236,32 @@ def note_of(path: Path) -> Path:
 @contextlib.contextmanager
 def output_of(name: str, fingerprint: str, lines: ToLines) -> Iterator[Output]:
     """Yield an output by its name: `-` for standard output, or the path of a file, pipe or device."""
-    if name == STANDARD_OUTPUT:
-        with _standard_output() as file:
-            yield Stream("standard output", lines, file)
-    elif _is_kept(Path(name)):
-        yield OutputFile(Path(name), fingerprint, lines)
-    else:
-        yield Stream(name, lines)
+    with contextlib.ExitStack() as closing:
+        if is_standard_output(name):
+            yield Stream("standard output", lines, closing.enter_context(_standard_output()))
+        elif is_kept(Path(name)):
+            yield OutputFile(Path(name), fingerprint, lines, closing)
+        else:
+            # Outside of an event loop, where Ctrl-C would wait for somebody to read.
+            with _writing(name):
+                file = closing.enter_context(Path(name).open("wb", buffering=0))
+            yield Stream(name, lines, file)
 
 
-def _is_kept(path: Path) -> bool:
-    """Return whether a path is a file's, or a folder's, or nobody's yet: not a pipe's or a device's."""
-    mode = path.stat().st_mode if path.exists() else stat.S_IFREG
-    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+def is_standard_output(name: str) -> bool:
+    """Return whether an output is standard output."""
+    return name in (STANDARD_OUTPUT, "/dev/stdout")
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that no file can be made in.
+
+    Raises:
+        OSError: says why.
+    """
+    os.stat(os.path.join(folder, ""))  # noqa: PTH116, PTH118 - which says that it is none
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 @contextlib.contextmanager
@@ -192,13 +276,15 @@ def _writing(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _standard_output() -> Iterator[BinaryIO]:
+def _standard_output() -> Iterator[io.FileIO]:
     """Yield standard output for scores alone: whatever else this process and its children print is an error's."""
+    if sys.stdout is None:
+        raise ConfigError("standard output is closed; name a file.", "output")
     sys.stdout.flush()
     scores = os.dup(1)
     os.dup2(2, 1)
     try:
-        with open(scores, "wb", closefd=False) as file:
+        with open(scores, "wb", buffering=0, closefd=False) as file:
             yield file
     finally:
         os.dup2(scores, 1)

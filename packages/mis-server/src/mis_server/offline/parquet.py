@@ -84,9 +84,8 @@ class OutputFolder:
         Raises:
             ConfigError: the folder was made with other arguments, is not ours, lacks a part, or cannot be read.
         """
-        self._folder.begin("auto", overwrite=overwrite)
         errors = 0
-        for name in sorted(self._folder.names()):
+        for name in sorted(self._folder.check("auto", overwrite=overwrite)):
             if name != self._part():
                 message = f"{self._name} has {name}, where {self._part()}.parquet would follow; "
                 raise ConfigError(f"{message}use another --output, or --overwrite.", "output")
@@ -108,6 +107,8 @@ class OutputFolder:
         """Take rows that are computed in a type; a type that is not known yet is empty."""
         if dtype:
             self._folder.agree(dtype)
+        else:
+            self._folder.begin()
         try:
             yield
         except BaseException:
@@ -116,7 +117,11 @@ class OutputFolder:
         self._publish(even_empty=self._first == 0)
         self._folder.end()
 
-    def append(self, rows: list[Row]) -> None:
+    def void(self) -> None:
+        """Say that the rows belong to no input, so that nothing continues them."""
+        self._folder.void()
+
+    async def append(self, rows: list[Row]) -> None:
         """Take rows; they are written when they are enough for a part."""
         self._waiting.append(table_of(rows, self._schema))
         num_rows, num_bytes = self._num_rows(), sum(table.nbytes for table in self._waiting)

@@ -33,7 +33,7 @@ class Place:
 def engine_places(config: EngineConfig) -> list[Place]:
     """Return what an engine reads."""
     models = {"the model": config.model, "the tokenizer": config.tokenizer_path}
-    files = {"the chat template": config.chat_template, "the rerank template": config.rerank_template}
+    files = {"the chat template": config.chat_template, "the rerank template": config.rerank_file}
     found = [Place(what, str(kept_at(name, config.download_dir))) for what, name in models.items() if name is not None]
     return found + [Place(what, path) for what, path in files.items() if path is not None]
 
@@ -58,6 +58,20 @@ def check_apart(read: Iterable[Place], written: Iterable[str], system: str = LOC
                 raise ConfigError(f"{path} {how} {what}, which is read; use another --output.", "output")
 
 
+def status_of(path: Path) -> os.stat_result | None:
+    """Return what a path leads to; None for nothing, and for what no file can be called."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def is_kept(path: Path) -> bool:
+    """Return whether a path is a file's, or a folder's, or nobody's yet: not a pipe's or a device's."""
+    status = status_of(path)
+    return status is None or stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+
+
 class _Remote:
     """A path of an object store, where a file has one name."""
 
@@ -80,7 +94,7 @@ class _Local:
     def __init__(self, path: str) -> None:
         self._path = Path(path).absolute()
         self._real = Path(os.path.realpath(path))
-        self._status = _status(self._real)
+        self._status = status_of(self._real)
 
     def meets(self, path: str) -> str:
         """Return how a path that is written and one that is read meet, or nothing."""
@@ -95,7 +109,7 @@ class _Local:
         if self._identity in read._folders:
             return "is a folder above"
         files = read._real.rglob("*") if stat.S_ISREG(mode) and read._real.is_dir() else ()
-        return "is a file of" if self._identity in map(_identity, map(_status, files)) else ""
+        return "is a file of" if self._identity in map(_identity, map(status_of, files)) else ""
 
     @cached_property
     def _identity(self) -> tuple[int, int] | None:
@@ -104,14 +118,7 @@ class _Local:
     @cached_property
     def _folders(self) -> set[tuple[int, int] | None]:
         """All folders above, of the name and of what it links to."""
-        return {_identity(_status(folder)) for folder in {*self._path.parents, *self._real.parents}} - {None}
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except OSError:
-        return None
+        return {_identity(status_of(folder)) for folder in {*self._path.parents, *self._real.parents}} - {None}
 
 
 def _identity(status: os.stat_result | None) -> tuple[int, int] | None:

@@ -85,8 +85,7 @@ def score_files(files: Files, asked: Asked, config: EngineConfig, actors: Actors
     schema = Schema(asked.score_column, id_type(planned.id_types)) if files.format == "parquet" else None
     made_with = decisive(asked, config) | {"part_bytes": files.part_bytes, "input": digest(fs, found)}
     output = Output(files.output, files.format, made_with)
-    output.begin(config.dtype, overwrite=overwrite)
-    written = output.names()
+    written = output.check(config.dtype, overwrite=overwrite)
     missing = [part for part in planned.parts if part.name not in written]
     if missing:
         agreement = ray.remote(_Agreement).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote(output)
@@ -102,6 +101,7 @@ def score_files(files: Files, asked: Asked, config: EngineConfig, actors: Actors
         )
         rows, errors = _consume(dataset)
     else:
+        output.begin()
         rows = errors = 0
     output.end()
     return Counts(rows, errors, len(missing), len(planned.parts) - len(missing))
@@ -152,14 +152,20 @@ def _failure(described: str) -> MisError:
 
 
 class _Agreement:
-    """Lets actors on different machines agree on one type; what was agreed is in the note."""
+    """Lets actors on different machines agree on one type; what was agreed is in the note.
+
+    Ray may start it again elsewhere: what it knows is in the folder.
+    """
 
     def __init__(self, output: Output) -> None:
         self._output = output
 
-    def agree(self, dtype: str) -> str:
-        """Return the type of all parts, the given one if it is the first."""
-        return self._output.agree(dtype)
+    def agree(self, dtype: str) -> tuple[str, str]:
+        """Return the type of all parts, the given one if it is the first, and why there is none, or nothing."""
+        try:
+            return self._output.agree(dtype), ""
+        except MisError as error:
+            return "", _describe(error)
 
 
 class _PartScorer:
@@ -213,7 +219,9 @@ class _PartScorer:
 
     async def _check_type(self) -> None:
         dtype = (await self._host.scorer()).dtype
-        agreed = await self._agreement.agree.remote(dtype)
+        agreed, failure = await self._agreement.agree.remote(dtype)
+        if failure:
+            raise _failure(failure)
         if agreed != dtype:
             message = f"Other parts are made in {agreed}, and this machine computes in {dtype}; use --dtype {agreed}."
             raise ConfigError(message, "dtype")
