@@ -5,7 +5,7 @@
 
 Attackers in processes of their own, one for each entry of `attacks.py`, do their worst over and over: texts up to the
 limits, texts that cost most for each byte, bodies without an end, broken framing. Beside them `/health` is asked twenty
-times a second, and well-behaved callers send small requests of score, rerank and chat, four a second of each, whose
+times a second, and well-behaved callers send small requests of score, rerank and chat, four a second together, whose
 answers are compared with those before the attack. In the middle of it all the server is told to stop; with `--after`,
 the attackers leave first, and memory is compared with what it was after `--before` seconds of ordinary load.
 
@@ -72,7 +72,7 @@ class Callers:
         """Surround the time in which they ask; all have their answers when it ends."""
         ends = threading.Event()
         jobs = [("health", 0.05, lambda: self._http.get("/health").raise_for_status())]
-        jobs += [(name, 0.25, self._check(name, path, body)) for name, path, body in self._asked]
+        jobs += [(name, 0.75, self._check(name, path, body)) for name, path, body in self._asked]
         with ThreadPoolExecutor(max_workers=len(jobs)) as threads:
             asking = [threads.submit(self._at_set_times, *job, ends) for job in jobs]
             try:

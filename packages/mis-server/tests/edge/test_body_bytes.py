@@ -1,7 +1,10 @@
 """Bodies under way have a bound in bytes, and large ones leave room for smaller ones."""
 
 import json
+import platform
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -167,6 +170,36 @@ def test_memory_is_what_the_control_group_allows(
     machine = allowed_memory(tmp_path / "none", tmp_path)
     assert machine > 1 << 28
     assert groups(tmp_path, lines, limits) == (machine if allowed is None else allowed)
+
+
+_KEPT = """
+import os, sys
+from pathlib import Path
+from mis_server.edge.memory import give_memory_back
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+if sys.argv[1] == "True":
+    give_memory_back()
+first = bytearray(3 << 20)
+del first  # glibc learns from it
+before = resident()
+bodies, between = [], []
+for _ in range(60):
+    bodies.append(bytearray(3 << 20))
+    between.append(bytes(2000))
+bodies.clear()
+sys.stdout.write(str(resident() - before))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc, whose allocator keeps memory")
+@pytest.mark.parametrize("gives_back", [True, False])
+def test_memory_of_large_bodies_is_given_back(gives_back: bool) -> None:
+    command = [sys.executable, "-c", _KEPT, str(gives_back)]
+    kept_mib = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert (kept_mib < 16) == gives_back
 
 
 def test_the_default_follows_from_memory_and_the_largest_body(monkeypatch: pytest.MonkeyPatch) -> None:

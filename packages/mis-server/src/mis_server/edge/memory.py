@@ -1,10 +1,32 @@
-"""How much memory this process may use."""
+"""How much memory this process may use, and that it gives back what it no longer uses."""
 
+import ctypes
 import os
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+
+
+# From malloc.h of glibc.
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+_LARGE_BYTES = 256 * 1024
+_ARENAS = 2
+
+
+def give_memory_back() -> None:
+    """Have the C library return memory to the system as soon as it is free; without glibc, do nothing.
+
+    By default glibc learns from each large block that is freed to keep blocks of its size, up to 32 MiB, and each of
+    many threads has a heap of its own: after some large bodies and replies a process keeps hundreds of megabytes. Now
+    whatever is large is mapped for itself, and few threads have heaps.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # another C library, or another system
+        return
+    mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+    mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def allowed_memory(own: Path = _OWN, root: Path = _CGROUPS) -> int:
