@@ -6,7 +6,6 @@ A new attack is a coroutine function of a `Victim` and an entry of the table.
 import asyncio
 import contextlib
 import itertools
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -126,8 +125,6 @@ async def _run(name: str, victim: Victim) -> None:
 
 async def _repeat(victim: Victim, requests: list[tuple[str, bytes]]) -> None:
     """Send requests over and over: some clients wait for the answer, some leave, some name a short deadline."""
-    rng = random.Random(0)
-    rng.shuffle(requests)
 
     async def client(number: int) -> None:
         # From places all over the list, so that a short run sends every kind.
