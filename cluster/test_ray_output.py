@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
+from mis_server.cli import main
 from mis_server.offline.asked import Asked, decisive
 from mis_server.offline.folder import Output, everywhere, file_system
 from mis_server.offline.places import Place, check_apart
@@ -162,6 +164,40 @@ def test_an_output_that_is_read_is_refused(tmp_path: Path) -> None:
         assert caught.value.option == "output"
     for source, target in [("in", "out"), ("in/a.jsonl", "in/scores"), ("in", "in/_scores"), ("in", "in2")]:
         check(tmp_path, source, target)
+
+
+def test_a_refusal_connects_to_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connected: list[object] = []
+
+    def init(address: object, **_: object) -> None:
+        connected.append(address)
+        raise ConnectionError("none")
+
+    monkeypatch.setattr("ray.init", init)
+    (tmp_path / "a.jsonl").write_text('"a"\n')
+    arguments = [
+        "score",
+        "/no/such/model",
+        "--ray",
+        "here",
+        "--query",
+        "q",
+        "--labels",
+        "yes",
+        "--input",
+        str(tmp_path),
+    ]
+    for more, message in (
+        (("--output", str(tmp_path)), "--output: "),
+        (("--output", str(tmp_path / "_out"), "--score-column", "id"), "--score-column: 'id' is no name"),
+    ):
+        done = CliRunner().invoke(main, [*arguments, *more])
+        assert (done.exit_code, connected) == (1, []), done.output
+        assert f"Error: {message}" in done.stderr
+    done = CliRunner().invoke(main, [*arguments, "--output", str(tmp_path / "_out")])  # the twin
+    assert (done.exit_code, connected) == (1, ["here"])
+    assert "there is no cluster to use: none" in done.stderr
+    assert not (tmp_path / "_out").exists()
 
 
 def test_paths_elsewhere_are_compared_too() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import json
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from mis_server.cli import main
 from mis_server.offline import Job, score_file
 from mis_server.offline.output import Stream, is_standard_output, output_of
 from mis_server.offline.rows import Row, write_lines
+from mis_server.offline.tables import read_table
 
 
 @dataclass
@@ -276,3 +278,23 @@ def test_a_reader_that_pauses_holds_up_nothing_else() -> None:
 
     assert asyncio.run(write()) == write_lines(rows)
     os.close(reading)
+
+
+def test_ids_and_values_that_python_cannot_hold_are_text_or_an_error_of_their_row(scorer: PretendedScorer) -> None:
+    beyond = pa.array([10_000_000, None], pa.date32())
+    for ids, want in (
+        (beyond, "10000000"),
+        (pa.array([[10_000_000], None], pa.list_(pa.date32())), ["10000000"]),
+        (pa.array([1, None], pa.timestamp("us", "Foo/Bar")), "1970-01-01T00:00:00.000001"),
+    ):
+        pq.write_table(pa.table({"item": ["a", "b"], "id": ids}), "items.parquet")
+        score("o.jsonl", "items.parquet", overwrite=True)
+        first, second = Path("o.jsonl").read_bytes().splitlines()
+        assert json.loads(first) == {"scores": [1.0], "id": want}
+        assert json.loads(second) == {"scores": [1.0]}
+    opaque = pa.ExtensionArray.from_storage(pa.opaque(pa.date32(), "date", "somebody"), beyond)
+    first, second = read_table(pa.table({"item": opaque}), "q")
+    assert first.error is not None
+    assert first.error["message"].startswith("The column item has type extension<arrow.opaque")
+    assert second.error is not None
+    assert second.error["code"] == "missing_items"

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import importlib.util
 import logging
 import os
 import tomllib
@@ -295,10 +296,8 @@ def _score_there(there: dict[str, Any], options: dict[str, Any], engine: EngineC
     output = there["output"]
     if not output:
         raise click.UsageError("Missing option '--output', which --ray needs.")
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise click.ClickException("--ray needs Ray: pip install 'mis-server[ray]'.") from None
+    if importlib.util.find_spec("ray") is None:
+        raise click.ClickException("--ray needs Ray: pip install 'mis-server[ray]'.")
     from mis_server.offline import Asked
     from mis_server.ray.job import Actors, Files, score_files
 
@@ -311,20 +310,29 @@ def _score_there(there: dict[str, Any], options: dict[str, Any], engine: EngineC
     actors = Actors(
         number=there["actors"], cpus=there["actor_cpus"], gpus=there["actor_gpus"], tpus=there["actor_tpus"]
     )
-    try:
-        with contextlib.chdir("/"):  # Ray lets every worker import from where this is called
-            ray.init(there["ray"] or None, log_to_driver=False)
-    except (ConnectionError, ValueError) as error:
-        raise click.ClickException(f"--ray: there is no cluster to use: {str(error).splitlines()[0]}") from None
-    try:
-        done = score_files(files, Asked(**options), engine, actors, overwrite=overwrite)
-    finally:
-        ray.shutdown()
+    asked = Asked(**options)
+    done = score_files(files, asked, engine, actors, overwrite=overwrite, cluster=_cluster(there["ray"]))
     click.echo(
         f"Scores written to {output}: {done.rows} rows in {done.parts} parts, {done.parts_before} parts were there."
         + (f" {done.errors} of these rows have an error." if done.errors else "")
     )
     return done.errors
+
+
+@contextlib.contextmanager
+def _cluster(address: str) -> Iterator[None]:
+    """Connect to a Ray cluster, or start one."""
+    import ray
+
+    try:
+        with contextlib.chdir("/"):  # Ray lets every worker import from where this is called
+            ray.init(address or None, log_to_driver=False)
+    except (ConnectionError, ValueError) as error:
+        raise click.ClickException(f"--ray: there is no cluster to use: {str(error).splitlines()[0]}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _ray_options() -> Iterator[click.Option]:

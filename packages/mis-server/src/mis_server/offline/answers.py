@@ -127,7 +127,7 @@ def _json(value: pa.Scalar) -> Any:
     if kind.is_nested(value.type):
         return [_json(each) for each in value.values]
     if kind.is_timestamp(value.type) or kind.is_time(value.type):  # Python's know no nanoseconds
-        return value.cast(pa.string()).as_py().replace(" ", "T")
+        return _text_of_time(value)
     if kind.is_duration(value.type):
         return f"PT{Decimal(value.value).scaleb(-_DIGITS[value.type.unit]):f}S"
     try:
@@ -135,3 +135,14 @@ def _json(value: pa.Scalar) -> Any:
         return plain.decode() if isinstance(plain, bytes) else plain
     except UnicodeDecodeError:
         return value.cast(pa.binary()).as_py()
+    except (OverflowError, ValueError):  # a date of a year that Python lacks
+        return str(value.value) if kind.is_date(value.type) else str(value)
+
+
+def _text_of_time(value: pa.Scalar) -> str:
+    """Return ISO text, without its zone where that is unknown here."""
+    try:
+        text = value.cast(pa.string()).as_py()
+    except pa.ArrowInvalid:
+        text = value.cast(pa.timestamp(value.type.unit)).cast(pa.string()).as_py()
+    return text.replace(" ", "T")

@@ -192,7 +192,7 @@ def _plain(name: str, scalar: pa.Scalar) -> Any:
         value = _as_lists(scalar.as_py())
     except UnicodeDecodeError:
         return _unreadable(name, scalar, " and bytes that are not UTF-8")
-    except TypeError:
+    except (TypeError, OverflowError, ValueError):  # of Python's dates, too, which end with the year 9999
         return _unreadable(name, scalar)
     return _unreadable(name, scalar) if isinstance(value, int) else value
 

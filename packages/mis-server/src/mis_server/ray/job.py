@@ -1,6 +1,7 @@
 """`mis-server score --ray`: files to files on a cluster, resumed part by part."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -61,8 +62,16 @@ class Counts:
     parts_before: int
 
 
-def score_files(files: Files, asked: Asked, config: EngineConfig, actors: Actors, *, overwrite: bool = False) -> Counts:
-    """Score on the cluster that `ray.init` has connected to what the output does not have yet.
+def score_files(
+    files: Files,
+    asked: Asked,
+    config: EngineConfig,
+    actors: Actors,
+    *,
+    overwrite: bool = False,
+    cluster: contextlib.AbstractContextManager[object] | None = None,
+) -> Counts:
+    """Score on a Ray cluster what the output does not have yet.
 
     Args:
         files: What is read and written.
@@ -70,6 +79,7 @@ def score_files(files: Files, asked: Asked, config: EngineConfig, actors: Actors
         config: The engine's options.
         actors: How many score, and what each reserves.
         overwrite: Start over, whatever the output has.
+        cluster: Connects to the cluster, once nothing is refused; None: `ray.init` has done so.
 
     Raises:
         ConfigError: files cannot be read or written, or the output was made with other arguments, is not ours, or is
@@ -87,22 +97,12 @@ def score_files(files: Files, asked: Asked, config: EngineConfig, actors: Actors
     output = Output(files.output, files.format, made_with)
     written = output.check(config.dtype, overwrite=overwrite)
     missing = [part for part in planned.parts if part.name not in written]
+    rows = errors = 0
     if missing:
-        agreement = ray.remote(_Agreement).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote(output)
-        dataset = ray.data.from_items(
-            [msgspec.json.encode(part).decode() for part in missing],
-            override_num_blocks=min(len(missing), _MOST_BLOCKS),
-        ).map_batches(
-            _PartScorer,
-            batch_size=1,
-            batch_format="pyarrow",
-            fn_constructor_args=(files, asked, for_actors(config), output, agreement, schema),
-            **actors.options(),
-        )
-        rows, errors = _consume(dataset)
+        with cluster or contextlib.nullcontext():
+            rows, errors = _run(missing, actors, output, (files, asked, for_actors(config)), schema)
     else:
         output.begin()
-        rows = errors = 0
     output.end()
     return Counts(rows, errors, len(missing), len(planned.parts) - len(missing))
 
@@ -127,6 +127,28 @@ def check_output(files: Files, found: list[Source], config: EngineConfig) -> Non
     if fs.type_name == source_fs.type_name and reads(pattern, part):
         message = f"{files.output} lies where {files.input} is read, so its parts would be read with it the next time; "
         raise ConfigError(f"{message}use another --output.", "output")
+
+
+def _run(
+    missing: list[Part],
+    actors: Actors,
+    output: Output,
+    asked: tuple[Files, Asked, EngineConfig],
+    schema: Schema | None,
+) -> tuple[int, int]:
+    """Score parts; return how many rows there were, and how many have an error."""
+    agreement = ray.remote(_Agreement).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote(output)
+    dataset = ray.data.from_items(
+        [msgspec.json.encode(part).decode() for part in missing],
+        override_num_blocks=min(len(missing), _MOST_BLOCKS),
+    ).map_batches(
+        _PartScorer,
+        batch_size=1,
+        batch_format="pyarrow",
+        fn_constructor_args=(*asked, output, agreement, schema),
+        **actors.options(),
+    )
+    return _consume(dataset)
 
 
 def _consume(dataset: ray.data.Dataset) -> tuple[int, int]:
