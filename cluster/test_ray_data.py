@@ -17,12 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from documented_commands import ROOT, commands
+from mis_server.offline.text import zstd
 from ray_node import RayNode
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 LABELS = ("--labels", "yes", "no")
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")

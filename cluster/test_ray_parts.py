@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,10 @@ from mis_server.offline import rows as rows_module
 from mis_server.offline import text
 from mis_server.offline.folder import file_system
 from mis_server.offline.rows import Row, read_line
+from mis_server.offline.text import zstd
 from mis_server.ray import parts
 from mis_server.ray.actor import grouped
-from mis_server.ray.parts import plan, read_rows, sources
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from mis_server.ray.parts import digest, plan, read_rows, sources
 
 in_any_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -159,6 +154,22 @@ def test_a_folder_a_glob_and_a_file_are_found(tmp_path: Path) -> None:
     for pattern in ("none", "*.parquet", "other.txt"):
         with pytest.raises(ConfigError, match=r"has no files|cannot be read"):
             found(pattern)
+
+
+def test_a_change_in_the_middle_of_a_file_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_bytes(b'"a line of it"\n' * 10_000)
+    fs, pattern = file_system(str(file))
+    found = sources(fs, pattern)
+    before, planned = digest(fs, found), plan(fs, found, 50_000).parts
+    assert digest(fs, sources(fs, pattern)) == before
+    assert len(read_rows(fs, planned[1], None)) > 3000
+    with file.open("rb+") as writing:
+        writing.seek(70_003)
+        writing.write(b"X")
+    assert digest(fs, sources(fs, pattern)) != before
+    with pytest.raises(ConfigError, match=r"some\.jsonl changed while it was scored"):
+        read_rows(fs, planned[1], None)
 
 
 def test_a_file_that_is_not_parquet_is_said(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from mis_core import Engine
 from mis_core.errors import ConfigError
 from mis_server.cli import main
 from mis_server.offline.inputs import Survey, opened
+from mis_server.offline.text import zstd
 
 # Python ignores Ctrl-C in the background of a shell, where tests may run.
 HEARING_CTRL_C = [
@@ -25,11 +26,6 @@ HEARING_CTRL_C = [
     "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "runpy.run_module('mis_server', run_name='__main__', alter_sys=True)",
 ]
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 LABELS = ("--labels", "yes", "no")
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")

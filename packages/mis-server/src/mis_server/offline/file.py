@@ -24,9 +24,7 @@ from mis_server.offline.inputs import STANDARD_INPUT, Input, Survey, check_parqu
 from mis_server.offline.output import Output, is_standard_output, note_of, output_of
 from mis_server.offline.places import Place, check_apart, engine_places
 from mis_server.offline.rows import Row, batches, write_lines
-from mis_server.offline.scorer import Scorer, running_scorer
-
-_IN_FLIGHT = 16  # batches; of few items each, many of them fill a step
+from mis_server.offline.scorer import BATCHES_IN_FLIGHT, Scorer, running_scorer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +116,7 @@ async def _append(job: Job, scorer: Scorer, rows: Iterator[Row], output: Output,
     try:
         for batch in batches(rows, job):
             waiting.append((batch, asyncio.create_task(scorer.score(batch))))
-            if len(waiting) == _IN_FLIGHT:
+            if len(waiting) == BATCHES_IN_FLIGHT:
                 await write_first()
         while waiting:
             await write_first()

@@ -23,6 +23,9 @@ from mis_server.tokenizers.pool import TokenizerPool
 
 logger = logging.getLogger(__name__)
 
+BATCHES_IN_FLIGHT = 16
+"""Of few items each, many of them fill a step."""
+
 _ATTEMPTS = 3  # at a batch whose engine process ended
 _RESTART_S = 900.0
 

@@ -10,9 +10,7 @@ from typing import Any
 from mis_core.config import EngineConfig
 from mis_server.offline.asked import Asked
 from mis_server.offline.rows import Row, batches
-from mis_server.offline.scorer import Scorer, running_scorer
-
-_IN_FLIGHT = 16  # batches; of few items each, many of them fill a step
+from mis_server.offline.scorer import BATCHES_IN_FLIGHT, Scorer, running_scorer
 
 
 class Host:
@@ -45,7 +43,7 @@ class Host:
             for batch in waiting:
                 await scorer.score(batch)
 
-        workers = [asyncio.create_task(work()) for _ in range(_IN_FLIGHT)]
+        workers = [asyncio.create_task(work()) for _ in range(BATCHES_IN_FLIGHT)]
         try:
             await asyncio.gather(*workers)
         finally:

@@ -9,7 +9,7 @@ import hashlib
 import posixpath
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from typing import Any
@@ -43,6 +43,7 @@ class Part:
             of Parquet, its first row, counted from the beginning of its first row group.
         end: The byte, or the row, behind its last.
         groups: Of Parquet, the row groups it is in.
+        version: Size of the file in bytes, and when it was modified, in nanoseconds since 1970, 0 if unknown.
     """
 
     path: str
@@ -50,6 +51,7 @@ class Part:
     begin: int
     end: int
     groups: tuple[int, ...] = ()
+    version: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,13 @@ class Source:
         path: As its file system has it.
         name: Relative to the folder that the input names.
         size: In bytes.
+        modified_ns: When, in nanoseconds since 1970; 0 if the file system does not say.
     """
 
     path: str
     name: str
     size: int
+    modified_ns: int
 
 
 def sources(fs: pa.fs.FileSystem, pattern: str) -> list[Source]:
@@ -86,7 +90,7 @@ def sources(fs: pa.fs.FileSystem, pattern: str) -> list[Source]:
     has_its_name = pattern in (info.path for info in found)  # which may read as a glob
     meant = [info for info in found if _is_meant(info.path, folder, pattern, has_its_name)]
     files = [
-        Source(info.path, posixpath.relpath(info.path, folder), info.size)
+        Source(info.path, posixpath.relpath(info.path, folder), *_version(info))
         for info in meant
         if info.path.endswith(SUFFIXES)
     ]
@@ -96,6 +100,10 @@ def sources(fs: pa.fs.FileSystem, pattern: str) -> list[Source]:
     if not files:
         raise ConfigError(f"{pattern} has no files whose names end in {' or '.join(SUFFIXES)}.", "input")
     return sorted(files, key=lambda each: each.name)
+
+
+def _version(info: pa.fs.FileInfo) -> tuple[int, int]:
+    return info.size, info.mtime_ns or 0
 
 
 def reads(pattern: str, path: str) -> bool:
@@ -123,13 +131,15 @@ def _is_refused(path: str) -> bool:
 
 
 def digest(fs: pa.fs.FileSystem, files: list[Source]) -> str:
-    """Return a hash of the files' names, sizes, and bytes at either end, where Parquet has its statistics."""
+    """Return a hash of the files' names, sizes, times, and bytes at either end, where Parquet has its statistics."""
 
     def ends(source: Source) -> bytes:
         with fs.open_input_file(source.path) as file:
             head = file.read(_DIGESTED_BYTES)
             file.seek(max(0, source.size - _DIGESTED_BYTES))
-            return hashlib.blake2b(f"{source.name} {source.size} ".encode() + head + file.read()).digest()
+            return hashlib.blake2b(
+                f"{source.name} {source.size} {source.modified_ns} ".encode() + head + file.read()
+            ).digest()
 
     with ThreadPool(_READERS) as pool:
         return hashlib.blake2b(b"".join(pool.map(ends, files)), digest_size=16).hexdigest()
@@ -156,7 +166,12 @@ def plan(fs: pa.fs.FileSystem, files: list[Source], part_bytes: int) -> Plan:
     """
     with ThreadPool(_READERS) as pool:
         found = pool.map(partial(_plan, fs, part_bytes), files)
-    return Plan([part for each in found for part in each.parts], [named for each in found for named in each.id_types])
+    parts = [
+        replace(part, version=(source.size, source.modified_ns))
+        for source, each in zip(files, found, strict=True)
+        for part in each.parts
+    ]
+    return Plan(parts, [named for each in found for named in each.id_types])
 
 
 def _plan(fs: pa.fs.FileSystem, part_bytes: int, source: Source) -> Plan:
@@ -227,15 +242,27 @@ def _name(source: Source, begin: int) -> str:
 
 
 def read_rows(fs: pa.fs.FileSystem, part: Part, query: str | None) -> list[Row]:
-    """Return the rows of a part; `query` is for rows without their own."""
+    """Return the rows of a part; `query` is for rows without their own.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not what it was when it was cut into parts.
+    """
     with fs.open_input_file(part.path) as file:
-        if not part.path.endswith(tables.SUFFIX):
-            is_compressed = text.is_compressed(file.read(text.HEAD_BYTES))
-            file.seek(0)
-            lines = _expanded_lines(file, part) if is_compressed else _lines(file, part)
-            return [read_line(line, query) for line in lines]
-        parquet = tables.Parquet(file, part.path, "input")
-        return list(parquet.rows(list(part.groups), part.begin, part.end, query))
+        rows = _rows(file, part, query)
+    if _version(fs.get_file_info(part.path)) != part.version:
+        message = f"{part.path} changed while it was scored; score it again with another --output, or --overwrite."
+        raise ConfigError(message, "input")
+    return rows
+
+
+def _rows(file: pa.NativeFile, part: Part, query: str | None) -> list[Row]:
+    if not part.path.endswith(tables.SUFFIX):
+        is_compressed = text.is_compressed(file.read(text.HEAD_BYTES))
+        file.seek(0)
+        lines = _expanded_lines(file, part) if is_compressed else _lines(file, part)
+        return [read_line(line, query) for line in lines]
+    parquet = tables.Parquet(file, part.path, "input")
+    return list(parquet.rows(list(part.groups), part.begin, part.end, query))
 
 
 def _expanded_lines(file: pa.NativeFile, part: Part) -> Iterator[bytes]:
