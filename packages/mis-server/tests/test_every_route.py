@@ -11,7 +11,6 @@ import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
-from fastapi.routing import iter_route_contexts
 
 from mis_core.config import EngineConfig
 from mis_core.process.wire import Ready
@@ -19,60 +18,11 @@ from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
 from mis_server.settings import ServerConfig
 from mis_testing.tokenizer import write_larger_tokenizer
+from route_bodies import BODIES, LABEL, PREDICATE, SAME, SHOWING, TEXT, WITHOUT_TEXT, Body, paths, serves
 
-Body = dict[str, Any]
 Place = tuple[str | int, ...]
 
-TEXT, LABEL = "rain in the plains", "yes"  # each is tried apart; all other texts are words of the contract
 BEYOND = "<|beyond|>"
-PREDICATE = {"type": "predicate", "name": "n", "instructions": TEXT}
-CHOICE = {"type": "choice", "instructions": TEXT, "choices": [{"value": TEXT, "description": TEXT}, {"value": "sun"}]}
-LEVELS = {"type": "score", "instructions": TEXT, "levels": [{"label": TEXT, "description": TEXT}, {"label": "cross"}]}
-
-SCORE: Body = {"query": TEXT, "items": [TEXT, TEXT], "labels": [LABEL, TEXT]}
-RERANK: Body = {"query": TEXT, "documents": [TEXT, {"text": TEXT}], "instruction": TEXT}
-DECISION: Body = {"input": TEXT, "questions": [PREDICATE, CHOICE, LEVELS]}
-COMPLETION: Body = {"prompt": [TEXT, TEXT], "max_tokens": 2}
-CHAT: Body = {"messages": [{"role": "user", "content": TEXT}], "labels": [LABEL, "no"], "max_tokens": 2}
-CLASSIFY: Body = {"input": [TEXT, TEXT]}
-
-BODIES: dict[str, Body] = {
-    "/v1/score": SCORE,
-    "/score": SCORE,
-    "/v1/rerank": RERANK,
-    "/v2/rerank": RERANK,
-    "/rerank": RERANK,
-    "/v1/decisions": DECISION,
-    "/decisions": DECISION,
-    "/v1/completions": COMPLETION,
-    "/completions": COMPLETION,
-    "/v1/chat/completions": CHAT,
-    "/chat/completions": CHAT,
-    "/v1/classify": CLASSIFY,
-    "/classify": CLASSIFY,
-}
-"""A body for each route that computes something of texts."""
-
-SAME = {
-    "/v2/rerank": "/v1/rerank",
-    "/get_model_info": "/model_info",
-    **{path.removeprefix("/v1"): path for path in BODIES if path.startswith("/v1")},
-}
-"""Other paths of a route."""
-
-SHOWING = {"/tokenize": {"prompt": TEXT}, "/detokenize": {"tokens": [5]}}
-"""Routes that show what the tokenizer does, whatever model it is for."""
-
-WITHOUT_TEXT = {"/flush_cache", "/start_profile", "/stop_profile"}
-
-
-def paths(app: FastAPI, method: str) -> set[str]:
-    """The paths of all routes, those too that are not in the OpenAPI document."""
-    found: set[str] = set()
-    for context in iter_route_contexts(app.routes):
-        if method in (getattr(context, "methods", None) or ()):
-            found.add(cast(Any, context).path)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +50,6 @@ def changed(body: Body, place: Place, text: str) -> Body:
         within = within[name]
     within[place[-1]] = text
     return body
-
-
-def serves(path: str) -> dict[str, Any]:
-    """What is served at a path: a model with a classification head where that is needed."""
-    return {"head_labels": ("no", "yes")} if path.endswith("classify") else {}
 
 
 @pytest.fixture(scope="module")

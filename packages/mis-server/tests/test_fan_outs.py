@@ -10,13 +10,11 @@ import httpx
 import msgspec
 import pytest
 from fastapi import FastAPI
-from test_every_route import BODIES, SHOWING, TEXT, WITHOUT_TEXT, paths, serves
 
 from mis_core.config import EngineConfig
 from mis_server.app import create_app
 from mis_server.settings import ServerConfig
-
-Body = dict[str, Any]
+from route_bodies import BODIES, SHOWING, TEXT, WITHOUT_TEXT, Body, paths, serves
 
 ITEMS, LABELS, SEQUENCES, TOKENS = 20, 6, 12, 4000
 LIMITS = {
