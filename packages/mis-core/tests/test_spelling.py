@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
+from mis_core.errors import ModelError
 from mis_core.tokenization import Tokenizer
 from mis_testing import tiny_checkpoint
 
@@ -57,7 +58,7 @@ def test_an_id_without_a_token_has_no_bytes(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_bytes(10**6) == b""
 
 
-@pytest.mark.parametrize("ids", [7, [7, 8], None, "no", {"a": 1}])
+@pytest.mark.parametrize("ids", [7, [7, 8], None])
 def test_tokens_that_end_an_answer_are_those_of_all_files(tmp_path: Path, ids: object) -> None:
     directory = tiny_checkpoint(tmp_path, "qwen3", num_hidden_layers=1)
     own = Tokenizer.from_pretrained(directory).end_ids
@@ -67,3 +68,11 @@ def test_tokens_that_end_an_answer_are_those_of_all_files(tmp_path: Path, ids: o
     read = Tokenizer.from_pretrained(directory)
     assert read.end_ids == own | more
     assert Tokenizer.from_json(read.to_json()).end_ids == read.end_ids
+
+
+@pytest.mark.parametrize("ids", ["no", {"a": 1}, -1])
+def test_what_is_no_token_ends_no_answer_but_the_start(tmp_path: Path, ids: object) -> None:
+    directory = tiny_checkpoint(tmp_path, "qwen3", num_hidden_layers=1)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id .* is no id of a token"):
+        Tokenizer.from_pretrained(directory)

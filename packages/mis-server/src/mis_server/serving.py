@@ -21,7 +21,7 @@ from mis_core.process.client import EngineClient
 from mis_core.process.wire import Ready
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app, has_playground
-from mis_server.edge.memory import give_memory_back
+from mis_server.edge.memory import return_freed_memory
 from mis_server.edge.protocol import Protocol
 from mis_server.edge.tls import tls_context
 from mis_server.service import ModelService
@@ -46,7 +46,7 @@ async def serve(settings: ServerConfig) -> None:
         EngineUnavailable: the engine could not start.
     """
     began = time.monotonic()
-    give_memory_back()
+    return_freed_memory()
     _cancel_on_sigterm()
     tls_context(settings)  # reports errors before the model is loaded
     with listen(settings) as listener:

@@ -99,7 +99,7 @@ class ServerConfig:
     max_body_bytes_under_way: int | None = option(
         None,
         "Maximum size of all request bodies that are being received or worked on, in bytes; each may have at most half "
-        "of what the others leave, others get 429. Default: a tenth of the memory that the control group allows, at "
+        "of what the others leave, others get 429; default: a tenth of the memory that the control group allows, at "
         "least twice --max-body-bytes.",
         group="Limits",
     )

@@ -175,13 +175,13 @@ def test_memory_is_what_the_control_group_allows(
 _KEPT = """
 import os, sys
 from pathlib import Path
-from mis_server.edge.memory import give_memory_back
+from mis_server.edge.memory import return_freed_memory
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
 if sys.argv[1] == "True":
-    give_memory_back()
+    return_freed_memory()
 first = bytearray(3 << 20)
 del first  # glibc learns from it
 before = resident()

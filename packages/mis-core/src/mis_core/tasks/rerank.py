@@ -275,7 +275,7 @@ def _ids(texts: tuple[str, ...], tokenizer: Tokenizer) -> Int32[np.ndarray, " to
 def _joined(
     prompt: RerankPrompt,
     texts: list[str],
-    frame: tuple[Int32[np.ndarray, " tokens"], Int32[np.ndarray, " tokens"]],
+    frame: tuple[Int32[np.ndarray, " query_tokens"], Int32[np.ndarray, " tail_tokens"]],
     refuse: Refuse,
     tokenizer: Tokenizer,
     limits: Limits,

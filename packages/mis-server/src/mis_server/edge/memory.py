@@ -14,7 +14,7 @@ _LARGE_BYTES = 256 * 1024
 _ARENAS = 2
 
 
-def give_memory_back() -> None:
+def return_freed_memory() -> None:
     """Have the C library return memory to the system as soon as it is free; without glibc, do nothing.
 
     By default glibc learns from each large block that is freed to keep blocks of its size, up to 32 MiB, and each of
