@@ -7,7 +7,7 @@ import pytest
 
 from ray_node import RayNode, ray_node
 
-# Whoever began a cluster of one process on this machine has a token in the home directory, which this one must not ask for.
+# A Ray that somebody started on this machine leaves a token in the home directory; this cluster must not ask for it.
 os.environ["RAY_AUTH_MODE"] = "disabled"
 
 
