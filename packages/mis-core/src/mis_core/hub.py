@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
-from huggingface_hub.constants import REPO_ID_SEPARATOR
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, ModelError
@@ -67,7 +66,8 @@ def kept_at(model: str, download_dir: str | None = None) -> Path:
     """
     if os.path.exists(model) or not _is_name(model):  # noqa: PTH110 - Path's raises for a name that is too long
         return Path(model)
-    folder = REPO_ID_SEPARATOR.join(["models", *model.split("/")])  # `repo_folder_name` refuses what is no name
+    # The client's own function for this refuses what is no name.
+    folder = constants.REPO_ID_SEPARATOR.join(["models", *model.split("/")])
     return Path(download_dir or constants.HF_HUB_CACHE) / folder
 
 

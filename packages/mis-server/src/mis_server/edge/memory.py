@@ -1,4 +1,4 @@
-"""How much memory this process may use, and that it gives back what it no longer uses."""
+"""Memory of this process: how much it may use, and the return of what it no longer uses."""
 
 import ctypes
 import os
@@ -6,7 +6,6 @@ from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
-
 
 # From malloc.h of glibc.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8

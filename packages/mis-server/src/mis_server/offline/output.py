@@ -158,10 +158,8 @@ class OutputFile:
         """Open the file to append to it; a type that is not known yet is empty."""
         with _writing(str(self._path)):
             self._lock()
-            if (
-                self._starts_over and self._is_ours
-            ):  # the old note goes last: whatever ends this run, a file has its own
-                self._empty()
+            if self._starts_over and self._is_ours:
+                self._empty()  # before the old note goes: whatever ends this run, a file has its own
             if self._path.exists() and self._path.stat().st_size != self._complete:
                 raise self._taken_over()
             self._file = self._path.open("ab")  # a link stays one
