@@ -96,6 +96,7 @@ BEYOND = {
     "foreign_host": (403, "invalid_request_error"),
     "foreign_origin": (403, "invalid_request_error"),
     "request_timeout": (408, "invalid_request_error"),
+    "tokenizer_failed": (400, "invalid_request_error"),
 }
 
 

@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mis_core.checkpoints.growth import MOST, MOST_ADDED, check_growth
+from mis_core.checkpoints.tokenizer_files import check_made
 from mis_core.errors import ModelError
 from mis_core.tokenization import Tokenizer
 
@@ -154,3 +155,11 @@ def test_a_factor_of_many_digits_is_no_number_for_people() -> None:
     many = sequence(*[replace("a", "a" * 10)] * (2 * sys.get_int_max_str_digits()))
     with pytest.raises(ModelError, match="more than a billion"):
         check_growth(PATH, {"normalizer": many})
+
+
+def test_a_tokenizer_made_of_another_file_is_checked_too() -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    check_made(Path("tokenizer.model"), backend)
+    backend.normalizer = tokenizers.normalizers.Replace("a", "a" * (MOST + 1))
+    with pytest.raises(ModelError, match=r"tokenizer\.model: .* 65 characters of one"):
+        check_made(Path("tokenizer.model"), backend)

@@ -47,6 +47,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "too_many_labels": (400, _VALUE),
     "too_many_tokens": (400, _VALUE),
     "too_many_sequences": (400, _VALUE),
+    "tokenizer_failed": (400, _INVALID),
     "context_length_exceeded": (400, _INVALID),
     "delimiter_in_input": (400, _VALUE),
     "invalid_apply_softmax_type": (400, _INVALID),

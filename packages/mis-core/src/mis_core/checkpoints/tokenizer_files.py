@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from mis_core.checkpoints.charsmap import check_charsmaps
 from mis_core.checkpoints.checkpoint import StoredTokenizer
 from mis_core.checkpoints.files import Files, is_there
@@ -58,6 +60,8 @@ def read_tokenizer(directory: Path, files: Files) -> StoredTokenizer:
             f"The tokenizer of model {directory.name!r} cannot be read without a folder for temporary files "
             f"({error.strerror}); name one in the environment variable TMPDIR."
         ) from None
+    if not is_there(directory / _ONE_OF[0]):
+        check_made(directory, loaded.backend_tokenizer)
     template = loaded.chat_template
     if isinstance(template, dict):  # several by name
         template = template.get("default")
@@ -66,6 +70,20 @@ def read_tokenizer(directory: Path, files: Files) -> StoredTokenizer:
     special_tokens = {name: str(token) for name, token in loaded.special_tokens_map.items()}
     end_ids |= set() if eos_id is None else {eos_id}
     return StoredTokenizer(loaded.backend_tokenizer, special_tokens, frozenset(end_ids), template)
+
+
+def check_made(path: Path, backend: tokenizers.Tokenizer) -> None:
+    """Refuse what `tokenizer.json` may not say of a tokenizer that is made of another file.
+
+    Raises:
+        ModelError: a map of its normalizer is broken, or it multiplies texts.
+    """
+    normalizer, pre_tokenizer = (
+        None if part is None else json.loads(part.__getstate__())
+        for part in (backend.normalizer, backend.pre_tokenizer)
+    )
+    check_charsmaps(path, normalizer)
+    check_growth(path, {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer})
 
 
 def _load(folder: str, directory: Path) -> Any:

@@ -1,18 +1,21 @@
 """Ids of many texts, and the special tokens that a tokenizer adds at their ends."""
 
+import contextlib
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 import numpy as np
 import tokenizers
 from jaxtyping import Bool, Int32, Int64
 
+from mis_core.errors import RequestError, shown
 from mis_core.tokenization.meter import Meter
 
 _CHUNK_CHARACTERS = 1 << 20  # per call of the batch encoder, whose results are large objects
 _PROBE = "a"
+_REASON_CHARACTERS = 200
 
 
 class Encoder:
@@ -26,6 +29,7 @@ class Encoder:
         self.frame = _added_at_the_ends(backend)
         self._backend = backend
         self._meter = Meter()
+        self._watch: Callable[[int], None] | None = None
 
     def metered(self, meter: Meter) -> Self:
         """Return the same encoder for one request, whose texts `meter` counts."""
@@ -33,14 +37,22 @@ class Encoder:
         own._meter = meter
         return own
 
+    def watched(self, watch: Callable[[int], None]) -> Self:
+        """Return the same encoder, which calls `watch` with the number of characters before it has any tokenised."""
+        own = copy.copy(self)
+        own._watch = watch
+        return own
+
     def encoding(self, text: str, special: bool = False) -> tokenizers.Encoding:
         """Return what the library makes of a text, with the special tokens that it adds or without.
 
         Raises:
             TooMuchWork: the request has had as much tokenised as it may; all methods raise it.
+            RequestError: `tokenizer_failed`; all methods raise it.
         """
-        self._meter.count(len(text))
-        return self._backend.encode(text, add_special_tokens=special)
+        self._count(len(text), 1)
+        with _failures_refused():
+            return self._backend.encode(text, add_special_tokens=special)
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text; no special tokens are added."""
@@ -62,8 +74,9 @@ class Encoder:
         tokens, lens = [], []
         for _ in range(0, count, size):
             chunk = list(itertools.islice(texts, size))
-            self._meter.count(sum(map(len, chunk)), len(chunk))
-            encodings = self._backend.encode_batch_fast(chunk, add_special_tokens=by_library)
+            self._count(sum(map(len, chunk)), len(chunk))
+            with _failures_refused():
+                encodings = self._backend.encode_batch_fast(chunk, add_special_tokens=by_library)
             rows = [encoding.ids for encoding in encodings]
             tokens.append(np.array(list(itertools.chain.from_iterable(rows)), np.int32))
             lens.extend(map(len, rows))
@@ -71,6 +84,25 @@ class Encoder:
         if not special or self.frame is None:
             return every, counts
         return framed(every, counts, *self.frame, ~begin_with(every, counts, self.frame[0]))
+
+    def _count(self, characters: int, texts: int) -> None:
+        self._meter.count(characters, texts)
+        if self._watch is not None:
+            self._watch(characters)
+
+
+@contextlib.contextmanager
+def _failures_refused() -> Iterator[None]:
+    """Refuse texts with which the library fails, such as those of which a regular expression of it tries too much."""
+    try:
+        yield
+    except BaseException as error:
+        # The library raises plain exceptions, and where it panics, one that cannot be imported and is no Exception.
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        reason = shown(str(error), _REASON_CHARACTERS)
+        message = f"The model's tokenizer fails on a text of this request: {reason}"
+        raise RequestError("tokenizer_failed", message) from None
 
 
 def begin_with(tokens: np.ndarray, lens: np.ndarray, before: list[int]) -> Bool[np.ndarray, " rows"]:

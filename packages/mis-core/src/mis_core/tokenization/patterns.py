@@ -38,7 +38,11 @@ class Pattern:
         if literal:
             source = re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", source)
         reader = _Reader(source)
-        if reader.read().nullable:
+        try:
+            is_nullable = reader.read().nullable
+        except RecursionError:
+            raise ValueError("Brackets within brackets without end.") from None
+        if is_nullable:
             raise ValueError("The pattern matches the empty text.")
         self._follows = reader.follows
         self._classes = [_whole(text) for text in reader.classes]

@@ -23,19 +23,32 @@ Stage = Callable[[str, str], Step]
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # byte_level.rs
 _BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 _SPACES = "\t\n\r"
+_MOST_CHARACTERS = 4096  # of patterns, which take time by the square to read
 
 
 def stages(*components: Any) -> list[Stage]:
     """Return the stages of normalisers and pre-tokenisers, in their order; None is none."""
     states = [json.loads(component.__getstate__()) for component in components if component is not None]
-    return [stage for state in states for stage in _stages_of(state)]
+    parts = list(_parts(states))
+    if sum(map(_pattern_characters, parts)) > _MOST_CHARACTERS:
+        return [_unknown]
+    return [stage for part in parts for stage in _stages_of(part)]
+
+
+def _parts(states: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for state in states:
+        if state["type"] == "Sequence":
+            yield from _parts(state.get("normalizers", []) + state.get("pretokenizers", []))
+        else:
+            yield state
+
+
+def _pattern_characters(part: dict[str, Any]) -> int:
+    return sum(map(len, part.get("pattern", {}).values()))
 
 
 def _stages_of(state: dict[str, Any]) -> Iterator[Stage]:
-    if state["type"] == "Sequence":
-        for part in state.get("normalizers", []) + state.get("pretokenizers", []):
-            yield from _stages_of(part)
-    elif state["type"] == "ByteLevel":
+    if state["type"] == "ByteLevel":
         if state.get("use_regex"):
             yield functools.partial(_split, Pattern(_GPT2))
         yield _bytes  # a space put before the text, or before each part of it, is put before `left`, too

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -44,7 +44,8 @@ class _Stored(msgspec.Struct):
 class Tokenizer:
     """Encodes text to ids, and queries with their items to segments. Thread-safe.
 
-    What encodes texts of a request refuses ids that the model does not have, and names the request's field.
+    What encodes texts of a request refuses ids that the model does not have, and names the request's field. Where the
+    library fails on a text, it raises `RequestError` with `tokenizer_failed`.
 
     Attributes:
         chat_template: How messages become text; None if the model has no template.
@@ -181,6 +182,13 @@ class Tokenizer:
         own = copy.copy(self)
         own.meter = meter
         own._encoder = self._encoder.metered(meter)
+        own._joiner = Joiner(own._encoder, self._seam)
+        return own
+
+    def watched(self, watch: Callable[[int], None]) -> Self:
+        """Return the same tokenizer, which calls `watch` with the number of characters before it tokenises any."""
+        own = copy.copy(self)
+        own._encoder = self._encoder.watched(watch)
         own._joiner = Joiner(own._encoder, self._seam)
         return own
 

@@ -107,6 +107,7 @@ class TokenizerPool:
 
         Raises:
             EngineUnavailable: the process ended.
+            RequestError: `tokenizer_failed`; it takes more time or memory than any job may.
             TakesLong: it renders a template that takes long.
         """
         return await self._ask(self._small, work, size)
@@ -152,7 +153,7 @@ class TokenizerPool:
             while not running.done() and process.cpu_s() < ends_s:
                 await asyncio.wait((running,), timeout=_LOOK_S)
             if running.done():
-                return _finish(job, running)
+                return _finish(job, running) and not process.has_ended
             if not job.answer.done():
                 logger.warning("Tokenising a small body took %g s; it is begun again as a large one.", _SMALL_CPU_S)
                 self._large.put_nowait(job)
@@ -199,13 +200,13 @@ async def _do_large(job: _Job, process: TokenizerProcess) -> bool:
     """Run a job until it is done or nobody waits for it any more; return whether the process can be used again."""
     async with _running(job, process, is_brief=False) as running:
         await asyncio.wait((running, job.answer), return_when=asyncio.FIRST_COMPLETED)
-        return running.done() and _finish(job, running)
+        return running.done() and _finish(job, running) and not process.has_ended
 
 
 @contextlib.asynccontextmanager
 async def _running(job: _Job, process: TokenizerProcess, *, is_brief: bool) -> AsyncIterator[asyncio.Task[Any]]:
     """Surround the wait for a job; one that is cancelled with the pool fails."""
-    running = asyncio.create_task(process.run(job.work, is_brief=is_brief), name="tokenizer job")
+    running = asyncio.create_task(process.run(job.work, job.size, is_brief=is_brief), name="tokenizer job")
     try:
         yield running
     except asyncio.CancelledError:

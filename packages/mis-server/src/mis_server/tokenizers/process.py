@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from mis_core.process.lifeline import Lifeline, end_with_starter
 from mis_core.tokenization import Tokenizer
+from mis_server.tokenizers.limits import JobLimits, refusal
 from mis_server.tokenizers.rendering import Renderer, find_faults, watch_templates
 
 _HEADER_BYTES = 8
@@ -32,7 +33,15 @@ Result = TypeVar("Result")
 
 
 class ProcessEnded(Exception):
-    """The process has ended."""
+    """The process has ended.
+
+    Attributes:
+        signal: Number of the signal that ended it; 0 if none did.
+    """
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
 
 
 class TokenizerProcess:
@@ -93,21 +102,28 @@ class TokenizerProcess:
             lifeline.keep()
         return cls(process, lifeline)
 
-    async def run(self, work: Callable[[Tokenizer], Result], *, is_brief: bool = False) -> Result:
+    async def run(self, work: Callable[[Tokenizer], Result], size: int = 0, *, is_brief: bool = False) -> Result:
         """Call a function, sent as a pickle, with the tokenizer; return or raise what it does.
 
         Args:
             work: The function.
+            size: Bytes of the body that it reads; time and memory may grow with them.
             is_brief: Whether others wait for it; templates then have little time.
 
         Raises:
             TakesLong: a template takes more than that.
+            RequestError: `tokenizer_failed`; it takes more time or memory than `JobLimits` allow.
             ProcessEnded: the process ended before it answered.
         """
-        is_result, value = await self._exchange((work, is_brief))
+        is_result, value = await self._exchange((work, size, is_brief))
         if is_result:
             return value
         raise value
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is known to have ended."""
+        return self._process.returncode is not None
 
     def cpu_s(self) -> float:
         """Return the seconds that the process has computed; by the clock where the system does not say."""
@@ -136,7 +152,10 @@ class TokenizerProcess:
             data = await stdout.readexactly(size)
             return pickle.loads(data) if size <= _INLINE_BYTES else await asyncio.to_thread(pickle.loads, data)
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise ProcessEnded from None
+            number = max(0, -await self._process.wait())
+            if (refused := refusal(number)) is not None:
+                raise refused from None
+            raise ProcessEnded(number) from None
 
 
 def _load(tokenizer: Tokenizer) -> None:
@@ -157,11 +176,17 @@ def _read(source: BinaryIO) -> bytes:
     return source.read(int.from_bytes(header))
 
 
-def _answer(job: bytes, tokenizer: Tokenizer, renderer: Renderer) -> tuple[bytes, bytes]:
+def _answer(job: bytes, tokenizer: Tokenizer, renderer: Renderer, limits: JobLimits) -> tuple[bytes, bytes]:
     try:
-        work, is_brief = pickle.loads(job)
+        work, size, is_brief = pickle.loads(job)
         renderer.begin(is_brief=is_brief)
-        return _frame((True, work(tokenizer)))
+        limits.begin(size)
+        try:
+            return _frame((True, work(tokenizer)))
+        finally:
+            limits.end()
+    except MemoryError:
+        return _frame((False, refusal(signal.SIGABRT)))
     except BaseException as error:  # a panic of the library is not an Exception
         with contextlib.suppress(Exception):
             if isinstance(error, Exception):
@@ -178,12 +203,13 @@ def main() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # printing must not corrupt the frames
     with contextlib.suppress(EOFError, BrokenPipeError):
-        tokenizer, renderer = Tokenizer.from_json(pickle.loads(_read(source))), Renderer()
+        renderer, limits = Renderer(), JobLimits()
+        tokenizer = Tokenizer.from_json(pickle.loads(_read(source))).watched(limits.allow)
         watch_templates(tokenizer, renderer)
         sink.writelines(_frame(None))
         sink.flush()
         while True:
-            sink.writelines(_answer(_read(source), tokenizer, renderer))
+            sink.writelines(_answer(_read(source), tokenizer, renderer, limits))
             sink.flush()
 
 

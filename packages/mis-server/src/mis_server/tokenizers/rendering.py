@@ -24,6 +24,7 @@ import msgspec
 from mis_core.tasks.messages import count_characters
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate, reason_of, refused
+from mis_server.tokenizers.limits import lift_memory_limit
 
 BRIEF_S = 0.1
 """Seconds of processor time that all renderings of a job may take if others wait for it."""
@@ -240,6 +241,7 @@ def _live(parent: int, source: int, sink: int) -> None:
     for before, after in pairwise([-1, *kept, _MOST_FILES]):
         os.closerange(before + 1, after)  # the front sees the end of the parent's pipes, whatever this process does
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    lift_memory_limit()
     gc.freeze()
     requests, answers = os.fdopen(source, "rb"), os.fdopen(sink, "wb")
     stays = True
