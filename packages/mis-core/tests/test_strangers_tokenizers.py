@@ -1,4 +1,4 @@
-"""Tokenizers whose patterns read without end, as `Engine` meets them: those that fail refuse a text, and all are loaded.
+"""Tokenizers whose patterns read without end, as `Engine` meets them: failures refuse a text, and all are loaded.
 
 What takes time and memory without failing is ended by the server alone (its `test_limits.py`).
 """
