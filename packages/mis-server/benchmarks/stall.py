@@ -4,7 +4,8 @@
         [--before 0] [--after 0] [--clients 16] [--slack 1] [--small]
 
 Attackers in processes of their own, one for each entry of `attacks.py`, do their worst over and over: texts up to the
-limits, texts that cost most for each byte, bodies without an end, broken framing. Beside them `/health` is asked twenty
+limits, texts that cost most for each byte, messages that make the template compute without end, requests for thousands
+of answers, bodies without an end, broken framing. They yield the processors to the server, as attackers elsewhere do. Beside them `/health` is asked twenty
 times a second, and well-behaved callers send small requests of score, rerank and chat, four a second together, whose
 answers are compared with those before the attack. In the middle of it all the server is told to stop; with `--after`,
 the attackers leave first, and memory is compared with what it was after `--before` seconds of ordinary load.
@@ -34,7 +35,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from attacks import ATTACKS, attack
+from attacks import ATTACKS, OF_GENERATION, TRAPPED_TEMPLATE, attack
 
 from mis_testing.checkpoint import tiny_checkpoint
 from mis_testing.server import RunningServer, running_server
@@ -219,7 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint; default: a small random one")
     parser.add_argument("--head", action="store_true", help="a model with a classification head, and what it is asked")
-    parser.add_argument("--attacks", type=lambda text: text.split(","), default=list(ATTACKS), help=", ".join(ATTACKS))
+    parser.add_argument("--attacks", type=lambda text: text.split(","), help=f"default: all of {', '.join(ATTACKS)}")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--before", type=float, default=0, help="seconds of ordinary load before the attack")
     parser.add_argument("--after", type=float, default=0, help="seconds between the last attacker and the end")
@@ -227,10 +228,15 @@ def main() -> None:
     parser.add_argument("--slack", type=float, default=1, help="how many times the bounds are allowed")
     parser.add_argument("--small", action="store_true", help="shorter texts; short steps")
     chosen = parser.parse_args()
+    chosen.attacks = chosen.attacks or [name for name in ATTACKS if not chosen.head or name not in OF_GENERATION]
     with tempfile.TemporaryDirectory() as folder:
         model = chosen.model or checkpoint(Path(folder, "model"), chosen.head)
         steps = _SMALL_STEPS if chosen.small else ()
-        flags = ("--shutdown-timeout", str(_SHUTDOWN_S), "--disable-access-log", *steps)
+        flags = ["--shutdown-timeout", str(_SHUTDOWN_S), "--disable-access-log", *steps]
+        if not chosen.head:
+            template = Path(folder, "template.jinja")
+            template.write_text(TRAPPED_TEMPLATE)
+            flags += ["--chat-template", str(template)]
         with running_server(model, *flags, stop_timeout_s=120) as server:
             bad = measure(server, chosen, model)
     if bad:
