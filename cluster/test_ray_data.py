@@ -239,6 +239,9 @@ def test_parquet_keeps_every_id_and_answers_what_is_no_text_with_an_error(
     assert "was made with other values of score_column" in done.stderr
 
 
+PLANTED = ("tokenizers", "transformers", "msgspec", "regex", "safetensors", "huggingface_hub", "jinja2", "uvloop")
+"""What we import and Ray Data does not."""
+
 DATASET = """
 import json, sys
 import numpy as np
@@ -253,7 +256,15 @@ rows = [{**taken, "query": np.array([8, 9]), "item": np.array(each), "n": n} for
 rows.append({**taken, "query": np.array([8, 9]), "item": None, "n": 3})
 rows.append({**taken, "query": np.array([8, 9]), "item": np.array([0.5]), "n": 4})
 known = ray.data.from_items(rows, override_num_blocks=1)
-unknown = known.map_batches(lambda batch: batch)
+
+
+def passed(batch):
+    import mine  # the user's, in the directory of the script
+
+    return mine.passed(batch)
+
+
+unknown = known.map_batches(passed)
 options = {"label_token_ids": [7, 8], "dtype": "float32", "skip_warmup": True, "chunked_prefill_size": 256}
 refused = []
 for dataset, names in (
@@ -284,11 +295,20 @@ print(json.dumps([refused, scored.columns(), *lists], default=np.ndarray.tolist)
 def test_a_dataset_keeps_its_columns_and_may_have_arrays(
     ray_cluster: RayNode, checkpoint: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "script.py").write_text(DATASET)
+    """So does its pipeline: it finds the user's modules, and nothing of ours looks into the working directory."""
+    scripts, elsewhere = tmp_path / "scripts", tmp_path / "elsewhere"
+    scripts.mkdir()
+    elsewhere.mkdir()
+    (scripts / "script.py").write_text(DATASET)
+    (scripts / "mine.py").write_text("def passed(batch):\n    return batch\n")
+    for name in PLANTED:
+        note = f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r} + '\\n')\nraise ImportError({name!r})\n"
+        (elsewhere / f"{name}.py").write_text(note)
     environment = os.environ | {"RAY_ADDRESS": ray_cluster.address}
-    arguments = [sys.executable, "script.py", str(checkpoint)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment)
+    arguments = [sys.executable, str(scripts / "script.py"), str(checkpoint)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, cwd=elsewhere, env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
+    assert not (tmp_path / "imported").exists()
     refused, columns, rows, of_types = json.loads(done.stdout)
     assert [name for name, _ in refused[:4]] == ["ConfigError"] * 4
     for (_, message), (name, option) in zip(

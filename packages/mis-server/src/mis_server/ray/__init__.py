@@ -2,7 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from mis_server.ray.dataset import Actors, score_dataset
+from mis_server.ray.paths import look_there_last
+
+look_there_last()  # before anything else is imported
+
+from mis_server.ray.dataset import Actors, score_dataset  # noqa: E402
 
 if TYPE_CHECKING:
     from ray.serve import Application
