@@ -18,6 +18,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_directory_is_itself(tmp_path: Path) -> None:
     assert resolve_checkpoint(str(tmp_path)) == tmp_path
+    (tmp_path / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        resolve_checkpoint(str(tmp_path))
 
 
 def test_a_file_is_refused(tmp_path: Path) -> None:

@@ -27,19 +27,21 @@ _TRAPS = {
     "power": "{% set x = messages|length + 8 %}{{ x ** (x ** x) }}",
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = b %}{% endfor %}{% endfor %}",
     "double": (
-        "{% set n = namespace(s='double') %}"
-        "{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}"
+        "{% set n = namespace(s='double') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}"
     ),
     "format": "{{ '%0999999999d' % messages|length }}",
     "long": "{{ messages[0].content * 9000000 }}",
     "raise": "{{ messages|dictsort }}",
     "recurse": "{% macro again(n) %}{{ again(n + 1) }}{% endmacro %}{{ again(messages|length) }}",
 }
-_CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-TRAPPED_TEMPLATE = "".join(
-    f"{{% {'elif' if place else 'if'} messages[-1].content == '{word}' %}}{source}"
-    for place, (word, source) in enumerate(_TRAPS.items())
-) + f"{{% else %}}{_CHAT}{{% endif %}}"
+_CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant"
+TRAPPED_TEMPLATE = (
+    "".join(
+        f"{{% {'elif' if place else 'if'} messages[-1].content == '{word}' %}}{source}"
+        for place, (word, source) in enumerate(_TRAPS.items())
+    )
+    + f"{{% else %}}{_CHAT}{{% endif %}}"
+)
 """A chat template that attacks only when a message says so."""
 
 

@@ -5,10 +5,12 @@
 
 Attackers in processes of their own, one for each entry of `attacks.py`, do their worst over and over: texts up to the
 limits, texts that cost most for each byte, messages that make the template compute without end, requests for thousands
-of answers, bodies without an end, broken framing. They yield the processors to the server, as attackers elsewhere do. Beside them `/health` is asked twenty
-times a second, and well-behaved callers send small requests of score, rerank and chat, four a second together, whose
-answers are compared with those before the attack. In the middle of it all the server is told to stop; with `--after`,
-the attackers leave first, and memory is compared with what it was after `--before` seconds of ordinary load.
+of answers, bodies without an end, broken framing. They yield the processors to the server, as attackers elsewhere do.
+
+Beside them `/health` is asked twenty times a second, and well-behaved callers send small requests of score, rerank and
+chat, four a second together, whose answers are compared with those before the attack. In the middle of it all the
+server is told to stop; with `--after`, the attackers leave first, and memory is compared with what it was after
+`--before` seconds of ordinary load.
 
 The soak is `--seconds 600 --before 60 --after 60`. With `--head` the model is a Llama with a classification head, which
 classifies, and reranks by its chat template; without, it is a Qwen3, which has every other task.

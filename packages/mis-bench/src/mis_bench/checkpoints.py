@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import mis_bench
+from mis_core.checkpoints import open_checkpoint
 from mis_core.errors import ModelError
 from mis_core.hub import resolve_model
 
@@ -22,13 +23,15 @@ def resolve_checkpoint(spec: str) -> Path:
             and widths divided. These are written once, into `~/.cache/mis-bench` (or under `XDG_CACHE_HOME`).
 
     Raises:
-        CheckpointError: there is none of that name, or it cannot be written.
+        CheckpointError: there is none of that name, it cannot be written, or its `config.json` is broken.
     """
     kind, _, name = spec.partition(":")
     if kind == "random":
         return _random(name)
     try:
         path = resolve_model(spec)
+        if (path / "config.json").exists():  # read here as the engine reads it, within its limits; later as it is
+            open_checkpoint(path).settings()
     except ModelError as error:
         raise CheckpointError(error.message) from None
     if path.is_file():  # which PyTorch cannot read to compare with
