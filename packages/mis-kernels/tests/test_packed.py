@@ -11,6 +11,7 @@ from kernel_cases import NEEDS_NATIVE
 from mis_kernels import to_bits
 from mis_kernels.backends.native import library
 from mis_kernels.backends.native.packed import PackedWeight, fits, pack, packed_linear
+from mis_testing.tolerances import ROUNDED_ONCE
 
 pytestmark = NEEDS_NATIVE
 
@@ -44,7 +45,7 @@ def linear(x: jax.Array, weight: PackedWeight, layer: int = 1) -> jax.Array:
 def test_equals_numpy(shape: tuple[int, int, int], layer: int) -> None:
     x, weight = tensors(*shape)
     found = np.asarray(linear(x, stack(weight), layer), np.float64)
-    np.testing.assert_allclose(found, exact(x) @ exact(weight[layer]), atol=1e-2, rtol=1e-2)
+    np.testing.assert_allclose(found, exact(x) @ exact(weight[layer]), atol=ROUNDED_ONCE, rtol=ROUNDED_ONCE)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -56,7 +57,8 @@ def test_a_residual_is_added_before_rounding(shape: tuple[int, int, int]) -> Non
     )
     wanted = jnp.asarray(exact(residual) + exact(x) @ exact(weight[1]), jnp.bfloat16)
     assert np.mean(np.asarray(found) == np.asarray(wanted)) > 0.99  # rounded once: the rest are ties and their like
-    np.testing.assert_allclose(np.asarray(found, np.float64), np.asarray(wanted, np.float64), rtol=1e-2, atol=1e-2)
+    pair = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    np.testing.assert_allclose(*pair, rtol=ROUNDED_ONCE, atol=ROUNDED_ONCE)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -66,7 +68,7 @@ def test_a_pair_is_gated(shape: tuple[int, int, int]) -> None:
     pair = np.stack([gate, up], axis=1)
     left, right = exact(x) @ exact(gate[1]), exact(x) @ exact(up[1])
     found = np.asarray(linear(x, stack(pair)), np.float64)
-    np.testing.assert_allclose(found, left / (1 + np.exp(-left)) * right, atol=1e-2, rtol=1e-2)
+    np.testing.assert_allclose(found, left / (1 + np.exp(-left)) * right, atol=ROUNDED_ONCE, rtol=ROUNDED_ONCE)
     assert np.abs(np.asarray(linear(x, stack(pair[:, ::-1])), np.float64) - found).max() > 0.1
 
 
@@ -75,7 +77,7 @@ def test_extreme_gates_do_not_overflow() -> None:
     pair = np.stack([np.full((1, 32, 32), -300.0), np.ones((1, 32, 32))], axis=1)
     assert not np.asarray(linear(x, stack(pair), 0), np.float32).any()
     pair[:, 0] = 300.0
-    np.testing.assert_allclose(np.asarray(linear(x, stack(pair), 0), np.float32), 9600 * 32, rtol=1e-2)
+    np.testing.assert_allclose(np.asarray(linear(x, stack(pair), 0), np.float32), 9600 * 32, rtol=ROUNDED_ONCE)
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:])

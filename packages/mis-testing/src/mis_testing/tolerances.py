@@ -56,6 +56,10 @@ what counts is that weights and results are rounded.
 """
 
 
+ROUNDED_ONCE = rounding("bfloat16", terms=1)
+"""Absolute and relative, of what is computed in float32, reaches about 1, and is rounded to bfloat16 at the end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """Largest differences allowed between two computations of the same scores.
