@@ -5,11 +5,12 @@ What takes time and memory without failing is ended by the server alone (its `te
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mis_core.errors import RequestError
+from mis_core.errors import ModelError, RequestError
 from mis_core.tokenization import Tokenizer
 
 LETTERS = {chr(ord("a") + place): place for place in range(26)}
@@ -47,6 +48,33 @@ def test_a_text_that_the_library_fails_on_is_refused(tokenizer: Tokenizer, reaso
             read()
         assert caught.value.code == "tokenizer_failed"
     assert tokenizer.encode("b").tolist() == [1]
+
+
+@pytest.mark.parametrize("ids", [[99], [4294967295]], ids=["large", "negative"])
+def test_ids_that_a_post_processor_puts_in_are_those_of_the_model(ids: list[int]) -> None:
+    content = json.loads(tokenizer_of("a").to_json())
+    backend = json.loads(content["tokenizer"])
+    backend["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"x": {"id": "x", "ids": ids, "tokens": ["x"]}},
+    }
+    content["tokenizer"] = json.dumps(backend)
+    tokenizer = Tokenizer.from_json(json.dumps(content)).within(26)
+    for read in (lambda: tokenizer.encode("b"), lambda: tokenizer.join("b", ["c"])):
+        with pytest.raises(RequestError) as caught:
+            read()
+        assert caught.value.code == "token_id_exceeds_vocab"
+
+
+def test_a_tokenizer_that_fails_on_every_text_is_no_model(tmp_path: Path) -> None:
+    backend = json.loads(json.loads(tokenizer_of("a").to_json())["tokenizer"])
+    backend["model"] = {"type": "WordLevel", "vocab": {"b": 0}, "unk_token": "[UNK]"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(ModelError, match=r"fails on a text of one letter: .*Missing"):
+        Tokenizer.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,10 @@ MECHANISMS: list[tuple[Case, str | None]] = [
     (("config.json", "nested"), "nested too deeply"),
     (("config.json", "many values"), "values; --max-checkpoint-file-bytes raises the limit"),
     (("config.json", "surrogate"), "an unpaired surrogate"),
-    (("config.json", "num_hidden_layers: 10^9"), "num_hidden_layers = 1000000000, but the weights have 20 tensors"),
+    (
+        ("config.json", "num_hidden_layers: 10^9"),
+        "num_hidden_layers = 1000000000, but the weights have 3 layers of 6",
+    ),
     (("config.json", "max_position_embeddings: 10^400"), "max_position_embeddings = 1000000"),
     (("config.json", "architectures: escapes"), "architectures must be a list"),
     (("config.json", "architectures/0: escapes"), r"\x1b]0;title\x07\x1b[31m\u202e"),

@@ -96,6 +96,19 @@ def test_a_map_beyond_all_measure_is_refused() -> None:
         check_charsmaps(Path("tokenizer.json"), normalizer(packed(np.zeros(1 << 21, np.uint32))))
 
 
+def test_a_chain_without_end_and_maps_without_number_are_refused() -> None:
+    units = np.zeros(1 << 14, np.uint32)
+    units[0] = 1 << 10
+    places = np.arange(1, len(units) - 512)
+    for base in places.tolist():  # byte 1 leads from each to the next but one
+        units[base ^ 1] = ((base ^ 1) ^ (base + 1)) << 10 | 1
+    with pytest.raises(ModelError, match="a broken precompiled_charsmap"):
+        check_charsmaps(Path("tokenizer.json"), normalizer(packed(units)))
+    several = [normalizer(packed(UNITS))] * 80
+    with pytest.raises(ModelError, match=r"of at most .* together"):
+        check_charsmaps(Path("tokenizer.json"), {"normalizers": several})
+
+
 @given(place=st.integers(0, len(UNITS) - 1), unit=st.integers(0, 2**32 - 1), text=st.text(max_size=5))
 def test_what_is_taken_never_panics(place: int, unit: int, text: str) -> None:
     reached = np.flatnonzero(UNITS)

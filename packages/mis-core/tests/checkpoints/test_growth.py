@@ -81,6 +81,30 @@ def test_a_checkpoint_is_refused_before_its_tokenizer_is_made(
         Tokenizer.from_pretrained(tmp_path / "model")
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "reason"),
+    [
+        ({"decoder": sequence(*[replace("a", "a" * 200)] * 3, kind="decoders")}, "its decoders may make 8,000,000"),
+        ({"decoder": sequence(replace("(a*)*c", "b", "Regex"), kind="decoders")}, "a decoder replaces what a regular"),
+        (
+            {
+                "normalizer": replace("a*a*[bc]", "b", "Regex"),
+                "added_tokens": [{"content": "a" * 65, "normalized": True}],
+            },
+            "normalizes 1 added tokens of up to 65 characters",
+        ),
+        (
+            {"normalizer": replace("a", "b", "Regex"), "added_tokens": [{"content": "a", "normalized": True}] * 5000},
+            "normalizes 5,000 added tokens",
+        ),
+    ],
+    ids=["decoder", "expression of a decoder", "long added token", "many added tokens"],
+)
+def test_what_would_hold_up_the_process_that_loads_it_is_refused(tokenizer: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        check_growth(PATH, tokenizer)
+
+
 SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 BERT = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None} | {
     "lowercase": True

@@ -204,6 +204,10 @@ def test_what_changes_nothing_is_accepted(tmp_path: Path, changes: dict) -> None
     read(tmp_path, **changes)
 
 
+def test_an_empty_object_of_rope_parameters_hides_no_scaling(tmp_path: Path) -> None:
+    assert read(tmp_path, rope_parameters={}, rope_scaling=LINEAR).rope.kind == "linear"
+
+
 @pytest.mark.parametrize(("name", "positions"), [("Qwen3ForCausalLM", 32768), ("LlamaForCausalLM", 2048)])
 def test_without_a_longest_sequence_the_familys_counts(tmp_path: Path, name: str, positions: int) -> None:
     assert read(tmp_path, architectures=[name], max_position_embeddings=None).max_positions == positions
@@ -217,6 +221,7 @@ def test_without_a_longest_sequence_the_familys_counts(tmp_path: Path, name: str
         (LINEAR, 1024),
         (LINEAR | {"original_max_position_embeddings": 400}, 800),
         (LINEAR | {"original_max_position_embeddings": 100}, 512),
+        (LINEAR | {"factor": 1e308}, 2**31 - 1),
         ({"type": "yarn", "factor": 2.5}, 1280),
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 300}, 1200),
     ],

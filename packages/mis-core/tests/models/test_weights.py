@@ -60,7 +60,13 @@ def test_float64_is_read(directory: Path) -> None:
 def test_layers_without_number_are_refused_at_once(directory: Path) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**12}))
-    with pytest.raises(ModelError, match=r"num_hidden_layers = 1000000000000, but the weights have 24 tensors"):
+    with pytest.raises(ModelError, match=r"num_hidden_layers = 1000000000000, but the weights have 4 layers of"):
+        load(directory)
+
+
+def test_an_adapter_beside_a_model_is_refused(directory: Path) -> None:
+    (directory / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"adapter_config\.json: .* Merge it into the weights, or remove"):
         load(directory)
 
 

@@ -17,6 +17,7 @@ from mis_core.errors import ModelError
 
 _MAX_BYTES = 1 << 22  # those of SentencePiece itself have some hundred thousand
 _BYTES = np.arange(1, 256)
+_MAX_LEVELS = 1 << 10  # bytes of the longest text that is mapped; those of SentencePiece have some ten
 _AT_ONCE = 1 << 12  # units whose successors are looked at together
 
 
@@ -30,13 +31,16 @@ def check_charsmaps(path: Path, normalizer: object) -> None:
     Raises:
         ModelError: a map is broken, or far larger than published ones.
     """
+    left = _MAX_BYTES
     for text in _maps(normalizer):
         try:
             content = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
         except binascii.Error:
             content = b""
-        if len(content) > _MAX_BYTES:
-            raise ModelError(f"{path}: a precompiled_charsmap of {len(content):,} bytes, of at most {_MAX_BYTES:,}.")
+        left -= len(content)
+        if left < 0:
+            many = _MAX_BYTES - left
+            raise ModelError(f"{path}: a precompiled_charsmap of {many:,} bytes, of at most {_MAX_BYTES:,} together.")
         size = int.from_bytes(content[:4], "little")
         table, texts = content[4 : 4 + size], content[4 + size :]
         if len(table) < max(size, 4) or size % 4 or not _is_text(texts) or not _stays_inside(table, texts):
@@ -68,9 +72,10 @@ def _stays_inside(table: bytes, texts: bytes) -> bool:
     units = np.frombuffer(table, "<u4").astype(np.int64)
     starts = np.append((np.frombuffer(texts, np.uint8) & 0xC0) != 0x80, True)  # of characters, and the end
     seen = np.zeros(len(units), np.bool_)
-    bases = _offset(units[:1])
+    bases, levels = _offset(units[:1]), 0
     while len(bases):
-        if (bases | 255 >= len(units)).any():
+        levels += 1
+        if levels > _MAX_LEVELS or (bases | 255 >= len(units)).any():
             return False
         bases = np.unique(bases[~seen[bases]])
         seen[bases] = True

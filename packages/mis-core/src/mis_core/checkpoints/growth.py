@@ -21,6 +21,7 @@ MOST = 64
 MOST_ADDED = 1 << 18
 """Tokens that may be added to a vocabulary; tokenizers of speech add some ten thousand."""
 
+_MOST_NORMALIZED, _LONGEST_NORMALIZED = 4096, 64  # XLM-R has one, of six characters
 _UNICODE = 18  # the most that a compatibility form makes of one, and so the maps of SentencePiece (Unicode FAQ)
 _FACTORS = {"ByteLevel": 4, "BertNormalizer": 3, "Metaspace": 2}
 
@@ -38,19 +39,38 @@ def check_growth(path: Path, tokenizer: dict[str, Any]) -> None:
         tokenizer: What `tokenizer.json` says; what is of a wrong type is left to whoever reads it.
 
     Raises:
-        ModelError: it may make more than `MOST` characters of one, or adds more than `MOST_ADDED` tokens.
+        ModelError: it may make more than `MOST` characters of one, adds more than `MOST_ADDED` tokens, or has a regular
+            expression where texts of the file itself could keep it busy.
     """
-    growth = math.prod(map(_growth, _parts([tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")])))
-    if growth > MOST:
-        # A number of thousands of digits is no text for people.
-        many = f"{growth:,} characters" if growth < 10**9 else "more than a billion characters"
-        raise ModelError(
-            f"{path}: its normalizers and pre-tokenizers may make {many} of one; at most {MOST} are allowed. "
-            "Use another tokenizer, by --tokenizer-path."
-        )
+    of_texts, of_tokens = [tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")], [tokenizer.get("decoder")]
+    for what, parts in (("normalizers and pre-tokenizers", of_texts), ("decoders", of_tokens)):
+        growth = math.prod(map(_growth, _parts(parts)))
+        if growth > MOST:
+            # A number of thousands of digits is no text for people.
+            many = f"{growth:,} characters" if growth < 10**9 else "more than a billion characters"
+            raise ModelError(
+                f"{path}: its {what} may make {many} of one; at most {MOST} are allowed. "
+                "Use another tokenizer, by --tokenizer-path."
+            )
+    if any(map(_is_expression, _parts(of_tokens))):  # it would be tried on every token that is shown
+        raise ModelError(f"{path}: a decoder replaces what a regular expression matches, which is not read.")
+    _check_added(path, tokenizer)
+
+
+def _check_added(path: Path, tokenizer: dict[str, Any]) -> None:
+    """Refuse too many added tokens, and those that a regular expression would normalize without end, at load."""
     added = tokenizer.get("added_tokens")
-    if isinstance(added, list) and len(added) > MOST_ADDED:
-        raise ModelError(f"{path}: {len(added):,} added tokens; at most {MOST_ADDED:,} are allowed.")
+    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    if len(tokens) > MOST_ADDED:
+        raise ModelError(f"{path}: {len(tokens):,} added tokens; at most {MOST_ADDED:,} are allowed.")
+    if not any(map(_is_expression, _parts([tokenizer.get("normalizer")]))):
+        return
+    lens = [len(str(token.get("content"))) for token in tokens if token.get("normalized") is True]
+    if len(lens) > _MOST_NORMALIZED or max(lens, default=0) > _LONGEST_NORMALIZED:
+        raise ModelError(
+            f"{path}: a regular expression normalizes {len(lens):,} added tokens of up to {max(lens):,} characters; at "
+            f"most {_MOST_NORMALIZED:,} of {_LONGEST_NORMALIZED} are allowed."
+        )
 
 
 def _parts(found: list[Any]) -> Iterator[dict[str, Any]]:
@@ -61,8 +81,13 @@ def _parts(found: list[Any]) -> Iterator[dict[str, Any]]:
         if isinstance(part, list):
             waiting += part
         elif isinstance(part, dict):
-            waiting += [part.get("normalizers"), part.get("pretokenizers")]
+            waiting += [part.get("normalizers"), part.get("pretokenizers"), part.get("decoders")]
             yield part
+
+
+def _is_expression(part: dict[str, Any]) -> bool:
+    pattern = part.get("pattern")
+    return part.get("type") == "Replace" and isinstance(pattern, dict) and "Regex" in pattern
 
 
 def _growth(part: dict[str, Any]) -> int:

@@ -6,6 +6,7 @@ from mis_core.checkpoints.checkpoint import Checkpoint
 from mis_core.errors import ModelError, shown
 
 _HARMLESS = 1 << 12  # a list that long costs nothing; whether the number is right is seen when tensors are matched
+_FEWEST_TENSORS = 6  # of a layer: queries, keys and values in one, and so gate and up
 _MAX_POSITIONS = 1 << 31  # as position ids are int32
 
 
@@ -27,7 +28,11 @@ def check_numbers(settings: dict[str, Any], checkpoint: Checkpoint) -> None:
     if large:
         with checkpoint.tensors() as tensors:
             rows = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
-            shows = {"num_hidden_layers": (len(tensors), "tensors"), "num_labels": (rows, "rows in the largest one")}
+            layers = len(tensors) // _FEWEST_TENSORS
+            shows = {
+                "num_hidden_layers": (layers, f"layers of {_FEWEST_TENSORS} tensors at most"),
+                "num_labels": (rows, "rows in the largest one"),
+            }
         for name, value in large.items():
             most, what = shows[name]
             if value > most:

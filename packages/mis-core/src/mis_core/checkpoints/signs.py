@@ -103,8 +103,9 @@ def _directory_names(directory: Path, files: Files) -> Iterator[tuple[str, objec
     import yaml  # whoever validates requests never needs it
 
     try:
-        card = yaml.safe_load(matter[0].strip().strip("-"))
-    except (yaml.YAMLError, ValueError, RecursionError):  # such as of a date that is none
+        # Texts, lists and objects only: no types, which raise errors of their own, and no merges, which multiply.
+        card = yaml.load(matter[0].strip().strip("-"), Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError, RecursionError):
         card = None
     for name in _CARD_FIELDS:
         value = card.get(name) if isinstance(card, dict) else None

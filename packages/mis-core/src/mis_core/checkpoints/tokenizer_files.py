@@ -78,12 +78,10 @@ def check_made(path: Path, backend: tokenizers.Tokenizer) -> None:
     Raises:
         ModelError: a map of its normalizer is broken, or it multiplies texts.
     """
-    normalizer, pre_tokenizer = (
-        None if part is None else json.loads(part.__getstate__())
-        for part in (backend.normalizer, backend.pre_tokenizer)
-    )
-    check_charsmaps(path, normalizer)
-    check_growth(path, {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer})
+    parts = {"normalizer": backend.normalizer, "pre_tokenizer": backend.pre_tokenizer, "decoder": backend.decoder}
+    made = {name: None if part is None else json.loads(part.__getstate__()) for name, part in parts.items()}
+    check_charsmaps(path, made["normalizer"])
+    check_growth(path, made)
 
 
 def _load(folder: str, directory: Path) -> Any:
@@ -142,6 +140,7 @@ def _check_tokens(path: Path, content: dict[str, Any]) -> None:
     _check_ids(path, _object(vocabulary).values())
     added = content.get("added_tokens")
     _check_ids(path, (_object(token).get("id", 0) for token in (added if isinstance(added, list) else [])))
+    _check_ids(path, _ids_put_in(content.get("post_processor")))
     check_charsmaps(path, content.get("normalizer"))
     check_growth(path, content)
 
@@ -151,6 +150,21 @@ def _check_ids(path: Path, ids: Iterable[object]) -> None:
         number = int(token) if isinstance(token, str) and token.isdecimal() and len(token) < 20 else token
         if not _is_id(number):
             raise ModelError(f"{path}: {shown(repr(token), 40)} is {_NO_ID}.")
+
+
+def _ids_put_in(post_processor: object) -> Iterator[object]:
+    """Yield the ids that a post-processor puts into texts."""
+    waiting: list[Any] = [post_processor]
+    while waiting:
+        part = _object(waiting.pop())
+        inner = part.get("processors")
+        waiting += inner if isinstance(inner, list) else []
+        for token in _object(part.get("special_tokens")).values():
+            ids = _object(token).get("ids")
+            yield from ids if isinstance(ids, list) else []
+        for name in ("cls", "sep"):
+            pair = part.get(name)
+            yield from pair[1:] if isinstance(pair, list) else []
 
 
 def _is_id(value: object) -> bool:

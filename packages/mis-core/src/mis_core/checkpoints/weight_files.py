@@ -14,6 +14,7 @@ from mis_core.errors import ModelError, shown
 _WHOLE = "model.safetensors"
 _INDEX = ".safetensors.index.json"
 _PART = re.compile(r"(?P<name>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.safetensors", re.DOTALL)
+_ADAPTER = "adapter_config.json"
 _SETTING = "transformers_weights"
 
 
@@ -28,6 +29,11 @@ def weight_files(folder: Path, settings: dict[str, Any], files: Files) -> list[P
     Raises:
         ModelError: there are none, one is not there or no regular file, or several could be meant.
     """
+    if is_there(folder / _ADAPTER):
+        raise ModelError(
+            f"{folder / _ADAPTER}: transformers applies an adapter that lies beside a model, which is not done here. "
+            f"Merge it into the weights, or remove {_ADAPTER} for the scores of the model alone."
+        )
     chosen = settings.get(_SETTING)
     if chosen is not None:
         if not isinstance(chosen, str) or not chosen.endswith((".safetensors", _INDEX)):
@@ -37,7 +43,7 @@ def weight_files(folder: Path, settings: dict[str, Any], files: Files) -> list[P
             )
         found = _inside(folder, chosen, f"{folder / 'config.json'}: {_SETTING}")
         return _of_index(folder, found, files) if chosen.endswith(_INDEX) else _checked([found], files)
-    if is_there(folder / _WHOLE):  # what is beside it belongs to others: an older index, an adapter
+    if is_there(folder / _WHOLE):  # what is beside it belongs to others, such as an older index
         return _checked([folder / _WHOLE], files)
     if is_there(folder / f"model{_INDEX}"):
         return _of_index(folder, folder / f"model{_INDEX}", files)

@@ -19,6 +19,7 @@ from mis_core.errors import ModelError
 from mis_core.models.settings import refuse_setting, shown_name
 
 # Parameters each type understands, besides `rope_theta` and the type itself; True = required.
+_MOST_POSITIONS = (1 << 31) - 1  # as position ids are int32
 _PARAMETERS = {
     "default": {},
     "linear": {"factor": True, "original_max_position_embeddings": False},  # where the factor's context begins
@@ -70,7 +71,7 @@ class RopeConfig:
         if self.kind not in ("linear", "yarn"):
             return self.max_positions
         original = self.parameters.get("original_max_position_embeddings") or self.max_positions
-        return max(self.max_positions, int(self.parameters["factor"] * original))
+        return max(self.max_positions, int(min(self.parameters["factor"] * original, _MOST_POSITIONS)))
 
 
 def parse_rope(
@@ -95,8 +96,8 @@ def parse_rope(
     theta = raw.get("rope_theta", theta)
     if new and raw.get("rope_scaling") and _spelt_out(new, theta) != _spelt_out(raw["rope_scaling"], theta):
         raise ModelError("rope_parameters and rope_scaling differ; keep the one that is meant.")
-    key = "rope_parameters" if new is not None else "rope_scaling"
-    found = dict((new if new is not None else raw.get("rope_scaling")) or {})
+    key = "rope_parameters" if new else "rope_scaling"  # as transformers, which takes an empty one for none
+    found = dict(raw.get(key) or {})
     theta = positive_number({"rope_theta": found.pop("rope_theta", theta)}, "rope_theta")
     old_kind = found.pop("type", None)
     kind = found.pop("rope_type", None) or old_kind or "default"

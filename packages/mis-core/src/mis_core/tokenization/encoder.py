@@ -97,12 +97,16 @@ def _failures_refused() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # The library raises plain exceptions, and where it panics, one that cannot be imported and is no Exception.
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
+        if not is_failure_of_library(error):
             raise
         reason = shown(str(error), _REASON_CHARACTERS)
         message = f"The model's tokenizer fails on a text of this request: {reason}"
         raise RequestError("tokenizer_failed", message) from None
+
+
+def is_failure_of_library(error: BaseException) -> bool:
+    """Whether the library gave up: by a plain `Exception`, or by a panic, which cannot be imported and is none."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def begin_with(tokens: np.ndarray, lens: np.ndarray, before: list[int]) -> Bool[np.ndarray, " rows"]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from tokenizers import Regex, pre_tokenizers
 
 _LOOK = -1
+_MOST_PLACES = 512  # what may follow is kept for each; published patterns have less than a hundred
 _QUANTIFIER = re.compile(r"([?*+]|\{(?:\d+,?\d*|,\d+)\})[?+]?")
 _ESCAPED = re.compile(
     r"\\(?:[pP]\{[^{}]*\}|[sSdDwWnrtf]|x[0-7][0-9a-fA-F]|x\{[0-9a-fA-F]+\}|u[0-9a-fA-F]{4}|[^0-9A-Za-z])"
@@ -170,6 +171,8 @@ class _Reader:
 
     def _class(self, text: str) -> _Part:
         place = len(self.classes)
+        if place == _MOST_PLACES:
+            raise ValueError("A pattern of too many characters.")
         if self._ignores_case:  # then "ss" is "\u00df": one place may stand for two letters, and two for one
             self.without_case.add(place)
         self.classes.append(f"(?i:{text})" if self._ignores_case else text)

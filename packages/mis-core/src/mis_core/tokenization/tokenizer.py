@@ -16,7 +16,7 @@ from mis_core.config import RERANK_RECIPES, EngineConfig
 from mis_core.errors import ModelError, RequestError
 from mis_core.ragged import rows_at
 from mis_core.tokenization.chat_template import ChatTemplate
-from mis_core.tokenization.encoder import Encoder, begin_with
+from mis_core.tokenization.encoder import Encoder, begin_with, is_failure_of_library
 from mis_core.tokenization.joined import Joined
 from mis_core.tokenization.joiner import Joiner
 from mis_core.tokenization.meter import Meter
@@ -126,14 +126,20 @@ class Tokenizer:
         Raises:
             ModelError: a file is missing or broken; it is named.
         """
-        stored = open_checkpoint(path).tokenizer()
+        checkpoint = open_checkpoint(path)
+        stored = checkpoint.tokenizer()
         special_tokens, own = stored.special_tokens, stored.chat_template
         rerank = None if rerank_template is None else _rerank_template(rerank_template, special_tokens)
         if chat_template is not None:
-            given = ChatTemplate.read(chat_template, special_tokens, "chat_template")
-            return cls(stored.backend, given, stored.end_ids, rerank)
-        chat = None if own is None else ChatTemplate(own.removeprefix("\ufeff"), special_tokens)  # no part of it
-        return cls(stored.backend, chat, stored.end_ids, rerank)
+            chat = ChatTemplate.read(chat_template, special_tokens, "chat_template")
+        else:
+            chat = None if own is None else ChatTemplate(own.removeprefix("\ufeff"), special_tokens)  # no part of it
+        try:
+            return cls(stored.backend, chat, stored.end_ids, rerank)
+        except BaseException as error:
+            if not is_failure_of_library(error):
+                raise
+            raise ModelError(f"{checkpoint.path}: the tokenizer fails on a text of one letter: {error}") from None
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -253,7 +259,7 @@ class Tokenizer:
 
     def spell(self, token: int) -> str:
         """Return a token as the vocabulary spells it; an id without a token is empty."""
-        return self._backend.id_to_token(token) or ""
+        return (self._backend.id_to_token(token) or "") if token >= 0 else ""
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for within a text; none for an id without a token."""

@@ -90,7 +90,7 @@ class Vocabulary:
     def _unknown(self, tokens: np.ndarray) -> np.ndarray | None:
         if self.size is None:
             return None
-        is_unknown = tokens >= self.size
+        is_unknown = (tokens < 0) | (tokens >= self.size)
         return is_unknown if is_unknown.any() else None
 
     def _error(self, what: str, token: int, field: str) -> RequestError:

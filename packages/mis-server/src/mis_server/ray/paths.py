@@ -19,6 +19,7 @@ def look_there_last() -> None:
 
 
 def _is_installed(path: str) -> bool:
-    roots = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages()]
-    roots += [str(Path(ray.__file__).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    roots = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    roots += [*site.getsitepackages(), site.getusersitepackages(), str(Path(ray.__file__).parent)]
+    roots += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return any(Path(path).is_relative_to(root) for root in roots)

@@ -27,6 +27,7 @@ from mis_server.tokenizers.rendering import Renderer, find_faults, watch_templat
 _HEADER_BYTES = 8
 _READ_AHEAD_BYTES = 1024 * 1024
 _INLINE_BYTES = 65_536  # of a result; a longer one may hold objects enough to hold up the event loop
+_MOST_THREADS = 8  # of the library; each takes memory, of which a job has little
 _COMMAND = (sys.executable, "-P", "-m", "mis_server.tokenizers.process")
 
 Result = TypeVar("Result")
@@ -199,6 +200,7 @@ def main() -> None:
     end_with_starter(int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(min(_MOST_THREADS, os.cpu_count() or 1)))
     logging.disable()  # the front has already logged what loading logs
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # printing must not corrupt the frames
