@@ -106,11 +106,14 @@ class ServerConfig:
     max_queued_requests: int = option(1024, "Maximum requests under way; further requests get 429.", group="Limits")
     max_queued_tokens: int = option(
         8_000_000,
-        "Maximum tokens of all requests under way, those to be generated included; further requests get 429.",
+        "Maximum tokens of all requests under way, those to be generated included. Each may have half of what the "
+        "others leave; larger requests get 429.",
         group="Limits",
     )
     max_queued_sequences: int = option(
-        16_384, "Maximum answers of all requests under way; further requests get 429.", group="Limits"
+        16_384,
+        "Maximum answers of all requests under way. Each may have half of what the others leave; larger ones get 429.",
+        group="Limits",
     )
     request_timeout: int = option(
         600,

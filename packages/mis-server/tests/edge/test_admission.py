@@ -50,11 +50,25 @@ def test_tokens_are_counted_once_they_are_known() -> None:
     with queue.permit() as first, queue.permit() as second:
         first.allocate(60)
         with pytest.raises(RequestError) as caught:
-            second.allocate(41)
+            second.allocate(21)
         assert caught.value.code == "queue_full"
-        second.allocate(40)
-        assert queue.tokens == 100
+        second.allocate(20)
+        assert queue.tokens == 80
     assert queue.tokens == 0
+
+
+def test_large_requests_leave_room_for_small_ones() -> None:
+    queue = Admission(max_requests=100, max_tokens=1000, max_sequences=64)
+    with contextlib.ExitStack() as stack:
+        for _ in range(50):  # the largest that are admitted, one after the other
+            permit = stack.enter_context(queue.permit())
+            for size in range(16, 2, -1):
+                with contextlib.suppress(RequestError):
+                    permit.allocate(10 * size, size)
+                    break
+        stack.enter_context(queue.permit()).allocate(2, 1)
+        assert queue.tokens < queue.max_tokens
+        assert queue.sequences < queue.max_sequences
 
 
 def test_sequences_are_counted_beside_tokens() -> None:
@@ -69,8 +83,8 @@ def test_sequences_are_counted_beside_tokens() -> None:
     assert (queue.tokens, queue.sequences) == (0, 0)
     with queue.permit() as first, queue.permit() as second:
         first.allocate(1, 4)
-        second.allocate(1, 6)
-        assert queue.sequences == 10
+        second.allocate(1, 3)
+        assert queue.sequences == 7
 
 
 def test_a_refused_request_gives_nothing_back_that_it_did_not_take() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import signal
 import socket
+import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -40,6 +41,7 @@ from mis_core.scoring.request import EngineOutput, ScoreRequest
 STOP_S = 5.0
 
 _READ_AHEAD_BYTES = 1024 * 1024
+_WITHOUT_PAUSE_S = 0.002
 
 
 class EngineFault(RuntimeError):
@@ -184,8 +186,13 @@ class EngineProcess:
             EngineUnavailable: always, when the process ends; says how it ended.
             MalformedFrame: what arrived is not an answer.
         """
+        began = time.monotonic()
         while True:
             self._deliver(await self._receive())
+            # Frames that are here already make nothing wait: without a pause, thousands of them would hold up the loop.
+            if time.monotonic() - began > _WITHOUT_PAUSE_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
 
     async def stop(self, within_s: float = STOP_S) -> None:
         """Fail what is in flight, then stop the process: politely, then by force."""

@@ -23,6 +23,9 @@ class Permit:
     def allocate(self, tokens: int, sequences: int = 0) -> None:
         """Claim room for what a request computes, once it is known; leaving `with` frees it.
 
+        Each may have half of what the others leave, as with bodies (`BodyBytes`): however many large requests are under
+        way, there is room for small ones.
+
         Args:
             tokens: The most tokens that are computed, those to be generated included.
             sequences: Answers that are written, or drawn several to a prompt.
@@ -31,9 +34,9 @@ class Permit:
             RequestError: `queue_full`.
         """
         admission = self._admission
-        if admission.tokens and admission.tokens + tokens > admission.max_tokens:
+        if admission.tokens and 2 * tokens > admission.max_tokens - admission.tokens:
             raise RequestError("queue_full", f"{admission.tokens} tokens are under way; try again later.")
-        if sequences and admission.sequences and admission.sequences + sequences > admission.max_sequences:
+        if sequences and admission.sequences and 2 * sequences > admission.max_sequences - admission.sequences:
             raise RequestError("queue_full", f"{admission.sequences} sequences are under way; try again later.")
         self.tokens, self.sequences = tokens, sequences
         admission.tokens += tokens

@@ -57,15 +57,20 @@ async def _events(
     parsed, result = answering.answered.parsed, answering.answered.result
     async with answering.chunks() as chunks:
         echoes = await _echoes(parsed, result, tokenizer)
-        pieces = [_Pieces(tokenizer, *echoes[prompt]) for prompt in range(len(echoes)) for _ in range(parsed.choices)]
+        pieces: dict[int, _Pieces] = {}  # of those that are being written
+        wants_logprobs = parsed.logprobs is not None
         if not parsed.sequences and not result.tokens:
             for index, (text, entries) in enumerate(echoes):
                 logprobs = None if parsed.logprobs is None else entries.logprobs()
                 yield replace(reply, choices=[CompletionChoice(index, text, logprobs, "length")])
         async for chunk in chunks:
-            text, entries = pieces[chunk.index].add(chunk)
-            if text or chunk.finish_reason or parsed.logprobs is not None:
-                logprobs = None if parsed.logprobs is None else entries.logprobs()
+            if chunk.index not in pieces:
+                pieces[chunk.index] = _Pieces(tokenizer, *echoes[chunk.index // parsed.choices])
+            text, entries = pieces[chunk.index].add(chunk, wants_logprobs)
+            if chunk.finish_reason:
+                del pieces[chunk.index]
+            if text or chunk.finish_reason or wants_logprobs:
+                logprobs = entries.logprobs() if wants_logprobs else None
                 yield replace(reply, choices=[CompletionChoice(chunk.index, text, logprobs, chunk.finish_reason)])
         if parsed.include_usage:
             yield replace(reply, usage=_usage(answering))
@@ -80,13 +85,15 @@ class _Pieces:
         self._entries = entries
         self._places = Places(len(text))
 
-    def add(self, chunk: GenerateChunk) -> tuple[str, Entries]:
+    def add(self, chunk: GenerateChunk, wants_logprobs: bool) -> tuple[str, Entries]:
+        text, self._text = self._text + chunk.text, ""
+        if not wants_logprobs:
+            return text, self._entries
         ids, top_ids = np.array([chunk.token_id], np.int32), chunk.top_ids[None]
         spelled = Spelled(self._tokenizer, [ids, top_ids])
         logprobs, place = np.array([chunk.logprob], np.float32), spelled.places(ids, self._places)
         entries = Entries.of(spelled, ids, logprobs, top_ids, chunk.top_logprobs[None], place)
-        text, entries = self._text + chunk.text, self._entries + entries
-        self._text, self._entries = "", Entries.none()
+        entries, self._entries = self._entries + entries, Entries.none()
         return text, entries
 
 
