@@ -196,6 +196,7 @@ NO_NEED = pytest.mark.skipif(
         pytest.param("AVX512_BF16", ALL_ON_VECTORS, id="vectors-all", marks=[NO_NEED, pytest.mark.full]),
     ],
 )
+@pytest.mark.timeout(3600)  # of all tests of those paths
 def test_tests_of_native_paths_pass_where_instructions_are_emulated(largest: str, selected: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not full and not tpu_aot"]
     command += [*selected, f"--deselect={OURS}/test_emulated.py", "-rN"]

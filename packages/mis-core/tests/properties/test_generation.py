@@ -120,6 +120,7 @@ def test_alone_and_among_others_cold_and_cached_preempted_and_not(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     wanted=generations,
