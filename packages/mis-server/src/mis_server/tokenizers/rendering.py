@@ -26,7 +26,7 @@ from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate, reason_of, refused
 from mis_server.tokenizers.limits import lift_memory_limit
 
-BRIEF_S = 0.1
+BRIEF_S = 0.03
 """Seconds of processor time that all renderings of a job may take if others wait for it."""
 LONGEST_S = 10.0
 """Seconds of processor time that all renderings of any other job may take."""
