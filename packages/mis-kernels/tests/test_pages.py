@@ -93,6 +93,7 @@ def test_a_step_without_paged_segments_writes_nothing(interpret: bool) -> None:
     np.testing.assert_array_equal(found, np.asarray(pages, np.float32))
 
 
+@pytest.mark.full
 @pytest.mark.tpu
 def test_more_copies_than_any_step_starts_before_the_first_is_waited_for(interpret: bool) -> None:
     """Eight KV heads and 4,096 new tokens: 512 copies under way on one semaphore."""

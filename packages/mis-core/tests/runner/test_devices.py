@@ -37,14 +37,11 @@ MODELS = {
 }
 DTYPES = ("float32", "bfloat16")
 MESHES = [(1, 4), (8, 1), (2, 4), (1, 2), (2, 1), (1, 8), (4, 1)]  # devices along data, devices along tensor
-FEW = {
-    ("qwen3, 8 KV heads", "float32"): [(2, 4), (8, 1)],
-    ("qwen2, 2 KV heads of 7, classification head", "bfloat16"): [(1, 8)],
-}
+FEW = {("qwen2, 2 KV heads of 7, classification head", "bfloat16"): [(2, 4)]}
 
 
 def _cases() -> Iterator[ParameterSet]:
-    """Yield each way of cutting once, and all for each model and type, for full runs."""
+    """Yield one mesh along both axes, and all for each model and type, for full runs."""
     for model, dtype in itertools.product(MODELS, DTYPES):
         yield pytest.param(model, dtype, MESHES, id=f"{model}, {dtype}, all meshes", marks=pytest.mark.full)
     for (model, dtype), meshes in FEW.items():

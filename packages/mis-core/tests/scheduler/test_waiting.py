@@ -206,7 +206,7 @@ def assert_plans_of_a_list(
     assert driver.answers.keys() == listed.answers.keys()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @traffic
 def test_steps_are_those_of_a_list_that_is_walked(**drawn: Any) -> None:
     assert_plans_of_a_list(**drawn)
