@@ -29,7 +29,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
     ],
 )
 def test_attacks_hold_up_nobody_and_leave_nothing_behind(options: list[str]) -> None:
-    short = ("--seconds", "3", "--before", "1", "--after", "1", "--clients", "4", "--small", "--slack", "4")
+    short = ("--seconds", "3", "--before", "1", "--after", "1", "--clients", "2", "--small", "--slack", "4")
     command = [sys.executable, str(BENCHMARKS / "stall.py"), *short, *options]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr[-4000:]

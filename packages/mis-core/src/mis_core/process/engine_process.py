@@ -40,7 +40,7 @@ from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 STOP_S = 5.0
 
-_READ_AHEAD_BYTES = 1024 * 1024
+_READ_AHEAD_BYTES = 64 * 1024  # some hundred tokens: the engine waits, instead of answers behind thousands of them
 _WITHOUT_PAUSE_S = 0.002
 
 
