@@ -32,9 +32,12 @@ class JobLimits:
         Args:
             size: Bytes of the body.
         """
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        most = _data_bytes() + _JOB_BYTES + _BYTES_PER_BYTE * size
-        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        has = _data_bytes()
+        if has is not None:
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            most = has + _JOB_BYTES + _BYTES_PER_BYTE * size
+            allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
         signal.setitimer(signal.ITIMER_PROF, _JOB_S + _S_PER_BYTE * size)
 
     def allow(self, characters: int) -> None:
@@ -62,6 +65,9 @@ def refusal(number: int) -> RequestError | None:
     return RequestError("tokenizer_failed", f"The model's tokenizer {reason}. Send shorter texts, or token ids.")
 
 
-def _data_bytes() -> int:
-    """Return what the kernel compares with the limit: data, and the stack besides (proc_pid_statm(5))."""
-    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+def _data_bytes() -> int | None:
+    """Return what the kernel compares with the limit, and the stack besides (proc_pid_statm(5)); None: not Linux."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    except OSError:
+        return None
