@@ -197,8 +197,9 @@ def test_what_the_guide_shows_gives_the_scores_of_one_process(
 
 @pytest.mark.full
 def test_what_an_actor_refuses_is_one_line(ray_cluster: RayNode, checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"query": "q", "item": "a"}\n')
-    ray = ("--ray", ray_cluster.address, "--input", tmp_path, "--output", tmp_path / "out", *ENGINE)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rows.jsonl").write_text('{"query": "q", "item": "a"}\n')
+    ray = ("--ray", ray_cluster.address, "--input", tmp_path / "in", "--output", tmp_path / "out", *ENGINE)
     done = run(checkpoint, *ray, "--labels", "")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("Error: --labels: ")
