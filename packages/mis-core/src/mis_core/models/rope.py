@@ -18,8 +18,8 @@ from jaxtyping import Float32
 from mis_core.errors import ModelError
 from mis_core.models.settings import refuse_setting, shown_name
 
-# Parameters each type understands, besides `rope_theta` and the type itself; True = required.
 _MOST_POSITIONS = (1 << 31) - 1  # as position ids are int32
+# Parameters each type understands, besides `rope_theta` and the type itself; True = required.
 _PARAMETERS = {
     "default": {},
     "linear": {"factor": True, "original_max_position_embeddings": False},  # where the factor's context begins
