@@ -15,7 +15,8 @@ def look_there_last() -> None:
     Modules of a pipeline that stand there are still found.
     """
     if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
-        sys.path.sort(key=lambda path: not _is_installed(path))  # stable
+        # Not `sort`, which empties the list meanwhile: what asks may import.
+        sys.path[:] = sorted(sys.path, key=lambda path: not _is_installed(path))
 
 
 def _is_installed(path: str) -> bool:
