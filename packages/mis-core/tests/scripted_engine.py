@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
@@ -23,6 +23,8 @@ from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.main import run
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, ScoreRequest
+
+Listener = Callable[[Sequence[tuple[int, NewToken | Exception]]], None]
 
 
 class ScriptedEngine:
@@ -63,23 +65,21 @@ class ScriptedEngine:
         normalisers = np.full(request.num_items, 7, np.float32) if request.needs_log_sum_exp else None
         return EngineOutput(logits.astype(np.float32), normalisers, cached_tokens=2, timings_ms={"device": 1.5})
 
-    def write(self, request: GenerateRequest, listener: Callable[[NewToken | Exception], None]) -> Callable[[], None]:
+    def write(self, request: GenerateRequest, listener: Listener, key: int) -> Callable[[], None]:
         """Count on from the last token of the prompt; scripts come to pass at the third token."""
         ended = threading.Event()
-        self._device.submit(self._count_on, request, listener, ended)
+        self._device.submit(self._count_on, request, listener, key, ended)
         return ended.set
 
-    def _count_on(
-        self, request: GenerateRequest, listener: Callable[[NewToken | Exception], None], ended: threading.Event
-    ) -> None:
+    def _count_on(self, request: GenerateRequest, listener: Listener, key: int, ended: threading.Event) -> None:
         for number in range(request.max_new_tokens):
             if number == 2:
                 match request.cache_salt:
                     case "fail":
-                        listener(FloatingPointError("a poisoned request"))
+                        listener([(key, FloatingPointError("a poisoned request"))])
                         return
                     case "lose":
-                        listener(EngineUnavailable("The engine lost this request: XlaRuntimeError."))
+                        listener([(key, EngineUnavailable("The engine lost this request: XlaRuntimeError."))])
                         return
                     case "die":
                         os.kill(os.getpid(), signal.SIGKILL)
@@ -92,7 +92,7 @@ class ScriptedEngine:
             reason = "length" if number == request.max_new_tokens - 1 else None
             token = int(request.prompt[-1]) + 1 + number
             tops = np.arange(request.top_tokens, dtype=np.int32)
-            listener(NewToken(token, -0.5, tops, -tops.astype(np.float32), reason, cached_tokens=64))
+            listener([(key, NewToken(token, -0.5, tops, -tops.astype(np.float32), reason, cached_tokens=64))])
 
     def statistics(self) -> dict[str, float]:
         return {"requests": self.progress}

@@ -151,12 +151,35 @@ def test_generations_survive_bit_by_bit(id: int, request: GenerateRequest) -> No
     assert_same_fields(message.request, request)
 
 
-@given(id=IDS, token=new_tokens())
-def test_tokens_survive_bit_by_bit(id: int, token: NewToken) -> None:
-    message = decode_for_front(payload(encode_frame(Wrote(id, token))))
+@given(told=st.lists(st.tuples(IDS, new_tokens()), min_size=1, max_size=5))
+def test_tokens_of_a_step_survive_bit_by_bit(told: list[tuple[int, NewToken]]) -> None:
+    message = decode_for_front(payload(encode_frame(Wrote.of(told))))
     assert isinstance(message, Wrote)
-    assert message.id == id
-    assert_same_fields(message.token, token)
+    for (got_number, got), (number, token) in zip(message.tokens(), told, strict=True):
+        assert got_number == number
+        assert_same_fields(got, token)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ids": [1]},
+        {"logprobs": [-0.5, -0.5, -0.5]},
+        {"finish_reasons": [None]},
+        {"finish_reasons": [None, "bored"]},
+        {"top_counts": [1, 2]},
+        {"top_counts": [3, -1]},
+        {"top_ids": ["<i4", [1], bytes(4)]},
+        {"top_logprobs": ["<f4", [3], bytes(12)]},
+    ],
+)
+def test_tokens_in_columns_that_do_not_fit_are_refused(changes: dict[str, Any]) -> None:
+    tops = np.arange(2, dtype=np.int32)
+    told = [(number, NewToken(7, -0.5, tops[:number], tops[:number].astype(np.float32))) for number in (0, 2)]
+    content = msgspec.msgpack.decode(payload(encode_frame(Wrote.of(told))))
+    assert isinstance(decode_for_front(msgspec.msgpack.encode(content)), Wrote)
+    with pytest.raises(MalformedFrame):
+        decode_for_front(msgspec.msgpack.encode(content | changes))
 
 
 @pytest.mark.parametrize(

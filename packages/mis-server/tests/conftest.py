@@ -6,7 +6,7 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mis_core.config import EngineConfig
 from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.process.client import Reader
 from mis_core.process.wire import Ready
 from mis_core.ragged import rows_at
 from mis_core.scoring.request import EngineOutput, ScoreRequest
@@ -69,7 +70,7 @@ class PretendedEngine:
             placements=self.placements if request.return_layout else None,
         )
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[NewToken]:
+    async def generate(self, request: GenerateRequest, reader: Reader) -> None:
         self.sequences.append(request)
         self.started.set()
         top_ids = np.arange(40, 40 + request.top_tokens, dtype=np.int32)
@@ -82,10 +83,8 @@ class PretendedEngine:
             reason = "stop" if token in request.end_ids else "length" if place + 1 == request.max_new_tokens else None
             self.written += 1
             top_logprobs = (-1 - 0.1 * (top_ids - 40)).astype(np.float32)
-            yield NewToken(
-                token, float(np.float32(0.01 * token - 4 + self.offset)), top_ids, top_logprobs, reason, cached_tokens=1
-            )
-            if reason is not None:
+            logprob = float(np.float32(0.01 * token - 4 + self.offset))
+            if not reader(NewToken(token, logprob, top_ids, top_logprobs, reason, cached_tokens=1)) or reason:
                 return
             await asyncio.sleep(0)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,17 @@ import pytest
 
 from mis_core import EngineUnavailable
 from mis_core.generation.request import NewToken
+from mis_core.process.client import Reader
 from mis_core.tasks.sampling import Stops
 from mis_core.tasks.writing import GenerateChunk, GeneratedChoice, Writing
 from mis_server.answering import Answering, write_all
 
 NONE = np.zeros(0, np.int32)
 ANY: Any = None
+
+
+async def room() -> None:
+    """There is always room."""
 
 
 def chunk(number: int) -> GenerateChunk:
@@ -26,7 +31,8 @@ async def writes(answering: Answering[Any, Any]) -> None:
     """Write until it is cancelled."""
     answering.begin(ANY, ANY)
     for number in range(1_000_000):
-        await answering.tell(chunk(number))
+        await answering.room()
+        answering.tell(chunk(number))
 
 
 def test_chunks_come_in_order_and_who_leaves_ends_the_work() -> None:
@@ -76,19 +82,20 @@ def test_sequences_are_made_and_written_some_at_a_time() -> None:
             made[0] += 1
             return index
 
-    async def generate(sequence: Any) -> AsyncGenerator[Any]:
+    async def generate(sequence: Any, reader: Reader) -> None:
         for _ in range(3):
             await asyncio.sleep(0)
-            yield sequence
+            if not reader(sequence):
+                return
 
-    async def tell(index: int, token: Any) -> bool:
+    def tell(index: int, token: Any) -> bool:
         nonlocal most
         assert index == token
         told[index] += 1
         most = max(most, len(asyncio.all_tasks()), made[0] - told.count(2))
         return told[index] < 2
 
-    asyncio.run(write_all(generate, Numbers(), tell))
+    asyncio.run(write_all(generate, Numbers(), tell, room))
     assert told == [2] * 4000
     assert most <= 18
 
@@ -96,16 +103,15 @@ def test_sequences_are_made_and_written_some_at_a_time() -> None:
 def test_one_that_fails_ends_the_others() -> None:
     ended: list[int] = []
 
-    async def generate(sequence: Any) -> AsyncGenerator[Any]:
+    async def generate(sequence: Any, reader: Reader) -> None:
         try:
             await asyncio.sleep(0 if sequence == 7 else 60)
             raise EngineUnavailable("no engine")
-            yield
         finally:
             ended.append(sequence)
 
     with pytest.raises(EngineUnavailable):
-        asyncio.run(write_all(generate, range(100), ANY))  # type: ignore[arg-type]
+        asyncio.run(write_all(generate, range(100), lambda index, token: True, room))  # type: ignore[arg-type]
     assert sorted(ended) == list(range(16))
 
 
@@ -118,7 +124,8 @@ def test_an_answer_that_has_ended_is_handed_over_and_not_kept(tokenizer: Any) ->
                 token = NewToken(70, -1.0, NONE, NONE.astype(np.float32), "length" if place == 3 else None)
                 chunk = writing.add(index, token)
                 assert chunk is not None
-                await answering.tell(chunk)
+                await answering.room()
+                answering.tell(chunk)
 
     async def read() -> int:
         gc.collect()
@@ -146,7 +153,7 @@ def test_an_error_before_the_beginning_is_raised_there_and_later_in_place_of_a_c
 
     async def fails_later(answering: Answering[Any, Any]) -> None:
         answering.begin(ANY, ANY)
-        await answering.tell(chunk(0))
+        answering.tell(chunk(0))
         raise EngineUnavailable("no engine")
 
     async def read() -> None:

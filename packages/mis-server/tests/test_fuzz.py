@@ -7,7 +7,7 @@ fields but not their kinds.
 import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from starlette.testclient import TestClient
 
 from mis_core.config import EngineConfig
 from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.process.client import Reader
 from mis_core.process.wire import Ready
 from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_server.app import create_app
@@ -53,7 +54,7 @@ class Answering:
         drawn = np.arange(request.num_items, dtype=np.int32)
         return dataclasses.replace(output, next_ids=drawn, next_logits=drawn.astype(np.float32) / 100)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[NewToken]:
+    async def generate(self, request: GenerateRequest, reader: Reader) -> None:
         assert 0 < len(request.prompt) <= 256 - request.max_new_tokens
         assert request.prompt.dtype == np.int32
         assert ((request.prompt >= 0) & (request.prompt < 1024)).all()
@@ -61,7 +62,8 @@ class Answering:
         values = np.zeros(request.top_tokens, np.float32)
         for number in range(1, request.max_new_tokens + 1):
             reason = "length" if number == request.max_new_tokens else None
-            yield NewToken(number, -0.5, values.astype(np.int32), values, reason)
+            if not reader(NewToken(number, -0.5, values.astype(np.int32), values, reason)):
+                return
 
     async def operate(self, action: str, argument: str | None = None) -> dict[str, float]:
         return {"freed_pages": 0} if action == "flush_cache" else {}

@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.process.client import Reader
 from mis_core.scoring.service import Answered
 from mis_core.tasks.writing import Drawn, GenerateChunk, GeneratedChoice, ParsedText, Writing
 
-_AHEAD = 256  # chunks that a client has not read yet, after which nobody waits for the engine but its own queue
+_AHEAD = 256  # chunks that a client has not read yet, above which no further sequence is begun
 _AT_A_TIME = 16  # sequences of one request in the engine
 
 ParsedType = TypeVar("ParsedType", bound=ParsedText)
@@ -31,7 +33,8 @@ class Answering(Generic[ParsedType, Result]):
     def __init__(self) -> None:
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._told: asyncio.Queue[GenerateChunk | BaseException | None] = asyncio.Queue()
-        self._room = asyncio.Semaphore(_AHEAD)
+        self._has_room = asyncio.Event()
+        self._has_room.set()
 
     @classmethod
     async def start(cls, work: Callable[[Self], Coroutine[Any, Any, None]]) -> Self:
@@ -52,10 +55,15 @@ class Answering(Generic[ParsedType, Result]):
         if not self._begun.done():  # else nobody waits any more, and the task is cancelled
             self._begun.set_result(None)
 
-    async def tell(self, chunk: GenerateChunk) -> None:
-        """Hand a chunk to the client; waits while it has many to read."""
-        await self._room.acquire()
+    async def room(self) -> None:
+        """Wait while the client has many chunks to read."""
+        await self._has_room.wait()
+
+    def tell(self, chunk: GenerateChunk) -> None:
+        """Hand a chunk to the client."""
         self._told.put_nowait(chunk)
+        if self._told.qsize() >= _AHEAD:
+            self._has_room.clear()
 
     @asynccontextmanager
     async def chunks(self) -> AsyncGenerator[AsyncGenerator[GenerateChunk]]:
@@ -73,7 +81,8 @@ class Answering(Generic[ParsedType, Result]):
         while (told := await self._told.get()) is not None:
             if isinstance(told, BaseException):
                 raise told
-            self._room.release()
+            if self._told.qsize() < _AHEAD:
+                self._has_room.set()
             yield told
 
     async def hand_over_each(self, receive: Callable[[GeneratedChoice], Awaitable[None]]) -> None:
@@ -92,27 +101,27 @@ class Answering(Generic[ParsedType, Result]):
 
 
 async def write_all(
-    generate: Callable[[GenerateRequest], AsyncGenerator[NewToken]],
+    generate: Callable[[GenerateRequest, Reader], Coroutine[Any, Any, None]],
     sequences: Sequence[GenerateRequest],
-    tell: Callable[[int, NewToken], Coroutine[Any, Any, bool]],
+    tell: Callable[[int, NewToken], bool],
+    room: Callable[[], Coroutine[Any, Any, None]],
 ) -> None:
     """Have sequences written, some at a time, each made when its turn comes.
 
     If one fails, or the caller is cancelled, the others end.
 
     Args:
-        generate: Writes one; closing it early ends the sequence.
+        generate: Writes one, until it has ended.
         sequences: What is written.
         tell: Called with the number of a sequence and its next token; returns whether it goes on.
+        room: Waits until there is room for what another one writes.
     """
     numbered = enumerate(sequences)
 
     async def write() -> None:
         for index, sequence in numbered:
-            async with aclosing(generate(sequence)) as tokens:
-                async for token in tokens:
-                    if not await tell(index, token):
-                        break
+            await room()
+            await generate(sequence, partial(tell, index))
 
     writing = [asyncio.create_task(write()) for _ in range(min(_AT_A_TIME, len(sequences)))]
     try:

@@ -112,16 +112,17 @@ class ModelService(Service[bytes]):
         writing = Writing(self.tokenizers.tokenizer, parsed.stops, len(parsed.sequences) or len(drawn))
         answering.begin(answered, writing)
 
-        async def tell(index: int, token: NewToken) -> bool:
+        def tell(index: int, token: NewToken) -> bool:
             clock.wrote(index)
             chunk = writing.add(index, token)
             if chunk is not None:
-                await answering.tell(chunk)
+                answering.tell(chunk)
             return chunk is not None and chunk.finish_reason is None
 
         for index, token in enumerate(drawn):
-            await tell(index, token)
-        await write_all(self.client.generate, parsed.sequences, tell)
+            await answering.room()
+            tell(index, token)
+        await write_all(self.client.generate, parsed.sequences, tell, answering.room)
 
     def _check(self, task: Task[Any, Any]) -> None:
         if not self.client.ready:

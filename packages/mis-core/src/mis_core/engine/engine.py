@@ -322,17 +322,18 @@ class Engine:
         self._dense_memory.check(request)
         return self._loop.submit(request)
 
-    def write(self, request: GenerateRequest, listener: Listener) -> Callable[[], None]:
+    def write(self, request: GenerateRequest, listener: Listener, key: int) -> Callable[[], None]:
         """Queue a validated sequence to be written; return what ends it early, which frees what it holds.
 
         Args:
             request: The prompt, and how it goes on.
-            listener: Is told each token as it comes, or why no more come; in the engine's thread, so it must not wait.
+            listener: Is told its tokens as they come, or why no more come; in the engine's thread, so it must not wait.
+            key: What the listener is told with them; it may listen to other sequences, too.
 
         Raises:
             EngineUnavailable: the engine is closed.
         """
-        return self._loop.generate(request, listener)
+        return self._loop.generate(request, listener, key)
 
     @property
     def progress(self) -> int:

@@ -8,8 +8,8 @@ import dataclasses
 import itertools
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from contextvars import copy_context
@@ -28,8 +28,9 @@ logger = logging.getLogger(__name__)
 
 _UNDER_WAY = 2
 
-Listener = Callable[[NewToken | Exception], None]
-"""Is told each token of a sequence as it comes, or why no more come; in the engine's thread, so it must not wait."""
+Listener = Callable[[Sequence[tuple[int, NewToken | Exception]]], None]
+"""Is told once in each step what comes of the sequences that it listens to: the key of each with its next token, or why
+no more come. It is called in the engine's thread, so it must not wait."""
 
 
 class EngineLoop:
@@ -44,7 +45,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._changed = threading.Condition()
         self._futures: dict[int, Future[EngineOutput]] = {}
-        self._listeners: dict[int, Listener] = {}
+        self._listeners: dict[int, tuple[Listener, int]] = {}
         self._ids = itertools.count()
         self._is_closing = False
         self.progress = 0
@@ -73,8 +74,13 @@ class EngineLoop:
         future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
         return future
 
-    def generate(self, request: GenerateRequest, listener: Listener) -> Callable[[], None]:
+    def generate(self, request: GenerateRequest, listener: Listener, key: int) -> Callable[[], None]:
         """Queue a sequence to be written; return what ends it early, which frees what it holds.
+
+        Args:
+            request: The prompt, and how it goes on.
+            listener: Is told its tokens; may listen to others, too.
+            key: What the listener is told with them.
 
         Raises:
             EngineUnavailable: the engine is closed.
@@ -84,7 +90,7 @@ class EngineLoop:
                 raise EngineUnavailable("The engine is closed.")
             number = next(self._ids)
             self._scheduler.generate(number, request)
-            self._listeners[number] = listener
+            self._listeners[number] = listener, key
             self._counts["generations"] += 1
             self._changed.notify()
         return lambda: self._cancel(number)
@@ -170,20 +176,21 @@ class EngineLoop:
         self.progress += 1
         with self._changed, jax.profiler.TraceAnnotation("mis.answer"):
             answered: list[tuple[Future[EngineOutput], EngineOutput]] = []
-            told: list[tuple[Listener, NewToken]] = []
+            told: dict[Listener, list[tuple[int, NewToken | Exception]]] = defaultdict(list)
             for number, output in self._scheduler.complete(running.plan, values):
                 if isinstance(output, NewToken):
-                    told.append((self._listeners[number], output))
+                    listener, key = self._listeners[number]
+                    told[listener].append((key, output))
                     if output.finish_reason is not None:
                         del self._listeners[number]
                 else:
                     answered.append((self._futures.pop(number), output))
-            self._counts["written_tokens"] += len(told)
+            self._counts["written_tokens"] += sum(map(len, told.values()))
         for future, output in answered:
             with suppress(InvalidStateError):  # cancelled meanwhile
                 future.set_result(output)
-        for listener, token in told:
-            listener(token)
+        for listener, tokens in told.items():
+            listener(tokens)
 
     def _fail(self, numbers: Callable[[], list[int]], message: str) -> None:
         """Fail the requests that a function names, which is called under the lock."""
@@ -191,8 +198,8 @@ class EngineLoop:
             failed = numbers()
             futures = [self._futures.pop(number) for number in failed if number in self._futures]
             listeners = [self._listeners.pop(number) for number in failed if number in self._listeners]
-        for listener in listeners:
-            listener(EngineUnavailable(message))
+        for listener, key in listeners:
+            listener([(key, EngineUnavailable(message))])
         for future in futures:
             with suppress(InvalidStateError):  # cancelled meanwhile
                 future.set_exception(EngineUnavailable(message))

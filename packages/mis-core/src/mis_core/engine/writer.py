@@ -2,9 +2,8 @@
 
 import asyncio
 import queue
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from mis_core.engine.loop import Listener
@@ -14,8 +13,10 @@ from mis_core.tasks.generate import ParsedGeneration, parse_generation
 from mis_core.tasks.writing import GenerateChunk, Writing
 from mis_core.tokenization import Tokenizer
 
-Start = Callable[[GenerateRequest, Listener], Callable[[], None]]
+Start = Callable[[GenerateRequest, Listener, int], Callable[[], None]]
 """Begins a sequence, and returns what ends it early; see `EngineLoop.generate`."""
+
+_Told = Sequence[tuple[int, NewToken | Exception]]  # what a step adds to choices
 
 
 class Writer:
@@ -34,43 +35,38 @@ class Writer:
 
     def write(self, parsed: ParsedGeneration, writing: Writing) -> Generator[GenerateChunk]:
         """Yield what tokens add as they come; closing the iterator early frees what they hold."""
-        told: queue.SimpleQueue[tuple[int, NewToken | Exception]] = queue.SimpleQueue()
-        cancels = self._begin(parsed, lambda index, token: told.put((index, token)))
+        told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+        cancels = self._begin(parsed, told.put)
         try:
             while not writing.is_complete:
-                chunk = _add(writing, cancels, *told.get())
-                if chunk is not None:
-                    yield chunk
+                yield from _add(writing, cancels, told.get())
         finally:
             for cancel in cancels:
                 cancel()
 
     async def write_async(self, parsed: ParsedGeneration, writing: Writing) -> AsyncGenerator[GenerateChunk]:
         """`write` for asyncio."""
-        told: asyncio.Queue[tuple[int, NewToken | Exception]] = asyncio.Queue()
+        told: asyncio.Queue[_Told] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def tell(index: int, token: NewToken | Exception) -> None:
+        def tell(tokens: _Told) -> None:
             with suppress(RuntimeError):  # the event loop is closed, and nobody reads any more
-                loop.call_soon_threadsafe(told.put_nowait, (index, token))
+                loop.call_soon_threadsafe(told.put_nowait, tokens)
 
         cancels = self._begin(parsed, tell)
         try:
             while not writing.is_complete:
-                chunk = _add(writing, cancels, *await told.get())
-                if chunk is not None:
+                for chunk in _add(writing, cancels, await told.get()):
                     yield chunk
         finally:
             for cancel in cancels:
                 cancel()
 
-    def _begin(
-        self, parsed: ParsedGeneration, tell: Callable[[int, NewToken | Exception], None]
-    ) -> list[Callable[[], None]]:
+    def _begin(self, parsed: ParsedGeneration, listener: Listener) -> list[Callable[[], None]]:
         cancels: list[Callable[[], None]] = []
         try:
             for index, request in enumerate(parsed.requests):
-                cancels.append(self._start(request, partial(tell, index)))
+                cancels.append(self._start(request, listener, index))
         except BaseException:
             for cancel in cancels:
                 cancel()
@@ -78,12 +74,13 @@ class Writer:
         return cancels
 
 
-def _add(
-    writing: Writing, cancels: list[Callable[[], None]], index: int, token: NewToken | Exception
-) -> GenerateChunk | None:
-    if isinstance(token, Exception):
-        raise token
-    chunk = writing.add(index, token)
-    if chunk is not None and chunk.finish_reason is not None and token.finish_reason is None:
-        cancels[index]()  # a text has ended it, which the engine does not know
-    return chunk
+def _add(writing: Writing, cancels: list[Callable[[], None]], told: _Told) -> Generator[GenerateChunk]:
+    for index, token in told:
+        if isinstance(token, Exception):
+            raise token
+        chunk = writing.add(index, token)
+        if chunk is None:
+            continue
+        if chunk.finish_reason is not None and token.finish_reason is None:
+            cancels[index]()  # a text has ended it, which the engine does not know
+        yield chunk

@@ -10,17 +10,17 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, MisError
-from mis_core.generation.request import GenerateRequest, NewToken
-from mis_core.process.engine_process import STOP_S, EngineFault, EngineProcess, RequestLost
+from mis_core.generation.request import GenerateRequest
+from mis_core.process.engine_process import STOP_S, EngineFault, EngineProcess, Reader, RequestLost
 from mis_core.process.quarantine import Quarantine
 from mis_core.process.wire import MalformedFrame, Operate, Operation, Ready
 from mis_core.scoring.request import EngineOutput, ScoreRequest
 
-__all__ = ["ENGINE_COMMAND", "EngineClient", "EngineFault", "RequestLost"]
+__all__ = ["ENGINE_COMMAND", "EngineClient", "EngineFault", "Reader", "RequestLost"]
 
 logger = logging.getLogger(__name__)
 
@@ -105,19 +105,20 @@ class EngineClient:
                 self._quarantine.blame([request])
                 raise
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[NewToken]:
-        """Write a validated sequence and yield its tokens as they come; closing the generator frees the engine's work.
+    async def generate(self, request: GenerateRequest, reader: Reader) -> None:
+        """Write a validated sequence, until it has ended. Cancelling the caller frees the engine's work.
+
+        Args:
+            request: The sequence.
+            reader: Called in the event loop with each token as it comes; returns whether it wants another one. What it
+                raises ends the sequence and is raised here.
 
         Raises:
             EngineUnavailable, RequestError, EngineFault, RequestRefused: as `score`.
         """
-        async with (
-            self._quarantine.watched(request),
-            contextlib.aclosing(self._running().generate(next(self._ids), request)) as tokens,
-        ):
+        async with self._quarantine.watched(request):
             try:
-                async for token in tokens:
-                    yield token
+                await self._running().generate(next(self._ids), request, reader)
             except RequestLost:
                 self._quarantine.blame([request])
                 raise

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mis_core.config import EngineConfig
@@ -40,7 +40,10 @@ from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 STOP_S = 5.0
 
-_READ_AHEAD_BYTES = 64 * 1024  # some hundred tokens: the engine waits, instead of answers behind thousands of them
+Reader = Callable[[NewToken], bool]
+"""Takes a sequence's next token; returns whether it wants another one."""
+
+_READ_AHEAD_BYTES = 16 * 1024  # some hundred tokens: the engine waits, instead of answers behind thousands of them
 _WITHOUT_PAUSE_S = 0.002
 
 
@@ -52,6 +55,14 @@ class RequestLost(EngineUnavailable):
     """The device failed, for instance out of memory, while it computed this request. The engine goes on."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Written:
+    """A sequence that is being written."""
+
+    reader: Reader
+    ended: asyncio.Future[None]
+
+
 class EngineProcess:
     """One life of the engine process."""
 
@@ -60,7 +71,7 @@ class EngineProcess:
     ) -> None:
         self.answers: dict[int, asyncio.Future[Any]] = {}
         self.requests: dict[int, ScoreRequest | GenerateRequest] = {}
-        self._written: dict[int, asyncio.Queue[NewToken | Exception]] = {}
+        self._written: dict[int, _Written] = {}
         self._process = process
         self._lifeline = lifeline
         self._reader = reader
@@ -137,24 +148,24 @@ class EngineProcess:
         finally:
             del self.requests[id]
 
-    async def generate(self, id: int, request: GenerateRequest) -> AsyncGenerator[NewToken]:
-        """Send a sequence to be written and yield its tokens as they come; closing the generator early cancels it."""
+    async def generate(self, id: int, request: GenerateRequest, reader: Reader) -> None:
+        """Send a sequence to be written and wait until it has ended.
+
+        Args:
+            id: Never used before.
+            request: The sequence.
+            reader: Called with each token as it comes; what it raises ends the sequence and is raised here.
+        """
         frame = _frame_of(Generate(id, request))
-        told = self._written[id] = asyncio.Queue[NewToken | Exception]()
+        written = self._written[id] = _Written(reader, asyncio.get_running_loop().create_future())
         self.requests[id] = request
         try:
             self._send(frame)
             await self._writer.drain()
-            while True:
-                token = await told.get()
-                if isinstance(token, Exception):
-                    raise token
-                yield token
-                if token.finish_reason is not None:
-                    return
+            await written.ended
         except ConnectionError:
             raise EngineUnavailable("The engine ended.") from None
-        except (asyncio.CancelledError, GeneratorExit):
+        except asyncio.CancelledError:
             self._send(encode_frame(Cancel(id)))
             raise
         finally:
@@ -188,11 +199,11 @@ class EngineProcess:
         """
         began = time.monotonic()
         while True:
-            self._deliver(await self._receive())
-            # Frames that are here already make nothing wait: without a pause, thousands of them would hold up the loop.
-            if time.monotonic() - began > _WITHOUT_PAUSE_S:
-                await asyncio.sleep(0)
-                began = time.monotonic()
+            for _ in self._deliver(await self._receive()):
+                # What is here already makes nothing wait: without a pause, thousands of tokens would hold up the loop.
+                if time.monotonic() - began > _WITHOUT_PAUSE_S:
+                    await asyncio.sleep(0)
+                    began = time.monotonic()
 
     async def stop(self, within_s: float = STOP_S) -> None:
         """Fail what is in flight, then stop the process: politely, then by force."""
@@ -214,11 +225,14 @@ class EngineProcess:
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
 
-    def _deliver(self, message: ToFront) -> None:
+    def _deliver(self, message: ToFront) -> Iterator[None]:
+        """Deliver a message piece by piece; there may be a pause after each."""
         match message:
-            case Wrote(id=id, token=token):
-                if id in self._written:  # else cancelled meanwhile
-                    self._written[id].put_nowait(token)
+            case Wrote():
+                for number, token in message.tokens():
+                    self._tell(number, token)
+                    yield
+                return
             case Scored(id=id, output=value) | Operated(id=id, values=value):
                 answer = self.answers.get(id)
                 if answer is not None and not answer.done():
@@ -231,13 +245,27 @@ class EngineProcess:
                 self._fail(message.id, EngineFault("The engine failed on this request; its log says why."))
             case _:
                 raise MalformedFrame(f"{type(message).__name__} after the start.")
+        yield
+
+    def _tell(self, id: int, token: NewToken) -> None:
+        written = self._written.get(id)
+        if written is None or written.ended.done():  # cancelled meanwhile
+            return
+        try:
+            is_read = written.reader(token)
+        except Exception as error:
+            self._send(encode_frame(Cancel(id)))
+            written.ended.set_exception(error)
+            return
+        if token.finish_reason is None and not is_read:
+            self._send(encode_frame(Cancel(id)))
+        if token.finish_reason is not None or not is_read:
+            written.ended.set_result(None)
 
     def _fail(self, id: int, error: Exception) -> None:
-        answer = self.answers.get(id)
+        answer = self._written[id].ended if id in self._written else self.answers.get(id)
         if answer is not None and not answer.done():
             answer.set_exception(error)
-        if id in self._written:
-            self._written[id].put_nowait(error)
 
     def _send(self, frame: bytes) -> None:
         if not self._writer.is_closing():  # else nobody reads it, and uvloop refuses to write it

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -44,12 +44,10 @@ class RequestTable:
         future.add_done_callback(lambda done: self._finish(score.id, done))
 
     def write(self, generate: Generate) -> None:
-        """Have the engine write a sequence; each token is sent as it comes."""
+        """Have the engine write a sequence; its tokens are sent as they come."""
         try:
             with self._changed:  # its last token may come before this returns
-                self._cancels[generate.id] = self._engine.write(
-                    generate.request, lambda token: self._tell(generate.id, token)
-                )
+                self._cancels[generate.id] = self._engine.write(generate.request, self._tell, generate.id)
         except Exception as error:
             self._answer(generate.id, error)
 
@@ -103,14 +101,15 @@ class RequestTable:
                 self._answer(id, error)
         self._forget(id)
 
-    def _tell(self, id: int, token: NewToken | Exception) -> None:
-        if isinstance(token, Exception):
-            self._answer(id, token)
-            self._forget(id)
-            return
-        self._channel.tell(encode_frame(Wrote(id, token)))
-        if token.finish_reason is not None:
-            self._forget(id)
+    def _tell(self, told: Sequence[tuple[int, NewToken | Exception]]) -> None:
+        tokens = [(number, token) for number, token in told if isinstance(token, NewToken)]
+        if tokens:
+            self._channel.tell(encode_frame(Wrote.of(tokens)))
+        for number, token in told:
+            if isinstance(token, Exception):
+                self._answer(number, token)
+            if isinstance(token, Exception) or token.finish_reason is not None:
+                self._forget(number)
 
     def _forget(self, id: int) -> None:
         with self._changed:

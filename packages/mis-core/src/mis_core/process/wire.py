@@ -7,21 +7,23 @@ in an error, not in a wrong score.
 
     front to engine     Configure, then Score, Generate, Cancel and Operate, then Shutdown
     engine to front     Ready or Failed, then one of Scored, Rejected, Errored for each Score,
-                        Wrote for each token of a Generate, or Rejected or Errored at its end,
+                        Wrote for the tokens of a step, or Rejected or Errored at a Generate's end,
                         and Operated or Rejected for each Operate
 
 This module does no I/O: `engine_process`, in the front, and `channel`, in the engine process, read and write frames.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 import numpy as np
+from jaxtyping import Float32, Int32
 
 from mis_core.checkpoints import NO_SIGNS, Signs
 from mis_core.config import Activation
-from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.generation.request import FinishReason, GenerateRequest, NewToken
 from mis_core.scoring.request import MAX_BIASES, MAX_TOP_TOKENS, EngineOutput, Sampling, ScoreRequest
 
 HEADER_BYTES = 4
@@ -179,16 +181,60 @@ class Scored(_Message, frozen=True):
 
 
 class Wrote(_Message, frozen=True):
-    """The next token of a sequence; the last one says why it ends."""
+    """What a step adds to sequences, one token to each, in columns: a message for each would cost more than its token.
 
-    id: int
-    token: NewToken
+    Attributes:
+        ids: Of the sequences.
+        token_ids: As in `NewToken`, like all that follow; the last token of a sequence says why it ends.
+        logprobs: One of each.
+        top_counts: How many of the most probable tokens are told of each.
+        top_ids: They, one sequence's after the other's, `[sum of top_counts]`.
+        top_logprobs: Their log-probabilities.
+        finish_reasons: One of each.
+        cached_tokens: One of each.
+    """
+
+    ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top_counts: tuple[int, ...]
+    top_ids: Int32[np.ndarray, " top_tokens"]
+    top_logprobs: Float32[np.ndarray, " top_tokens"]
+    finish_reasons: tuple[FinishReason | None, ...]
+    cached_tokens: tuple[int, ...]
+
+    @classmethod
+    def of(cls, told: Sequence[tuple[int, NewToken]]) -> Self:
+        """Return the message of tokens, each with the number of its sequence; at least one."""
+        tokens = [token for _, token in told]
+        return cls(
+            ids=tuple(number for number, _ in told),
+            token_ids=tuple(token.token_id for token in tokens),
+            logprobs=tuple(token.logprob for token in tokens),
+            top_counts=tuple(len(token.top_ids) for token in tokens),
+            top_ids=np.concatenate([token.top_ids for token in tokens]),
+            top_logprobs=np.concatenate([token.top_logprobs for token in tokens]),
+            finish_reasons=tuple(token.finish_reason for token in tokens),
+            cached_tokens=tuple(token.cached_tokens for token in tokens),
+        )
+
+    def tokens(self) -> Iterator[tuple[int, NewToken]]:
+        """Yield each token with the number of its sequence."""
+        begin = 0
+        columns = self.ids, self.token_ids, self.logprobs, self.top_counts, self.finish_reasons, self.cached_tokens
+        for number, token_id, logprob, count, reason, cached in zip(*columns, strict=True):
+            tops = slice(begin, begin + count)
+            begin += count
+            yield number, NewToken(token_id, logprob, self.top_ids[tops], self.top_logprobs[tops], reason, cached)
 
     def __post_init__(self) -> None:
-        """Refuse arrays that do not fit each other, as `Score` does."""
-        ids, logprobs = self.token.top_ids, self.token.top_logprobs
-        if len(ids) != len(logprobs):
-            raise ValueError(f"{len(ids)} most probable tokens have {len(logprobs)} values.")
+        """Refuse columns that do not fit each other, as `Score` does."""
+        columns = self.token_ids, self.logprobs, self.top_counts, self.finish_reasons, self.cached_tokens
+        if any(len(column) != len(self.ids) for column in columns):
+            raise ValueError(f"{len(self.ids)} sequences, but columns of {[len(column) for column in columns]}.")
+        told, ids, values = sum(self.top_counts), len(self.top_ids), len(self.top_logprobs)
+        if min(self.top_counts, default=0) < 0 or not told == ids == values:
+            raise ValueError(f"{told} most probable tokens should be told, not {ids} of them with {values} values.")
 
 
 class Rejected(_Message, frozen=True):
