@@ -4,6 +4,7 @@ Every error reply has the form `{"error": {"message", "type", "param", "code"}}`
 """
 
 import logging
+import traceback
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -181,7 +182,10 @@ def install_error_handlers(app: FastAPI) -> None:
     """Answer every expected exception with the envelope. Unexpected ones are left to `edge.request_ids`."""
 
     async def handle(request: Request, error: Exception) -> Response:
-        return reply_to(request, error)
+        try:
+            return reply_to(request, error)
+        finally:
+            forget_frames(error)
 
     for expected in (RequestError, RequestRefused, EngineUnavailable, HTTPException, ClientDisconnect):
         app.add_exception_handler(expected, handle)
@@ -220,4 +224,21 @@ def error_body(request: Request, error: Exception) -> bytes:
     except Exception:
         logger.exception("The server failed in the middle of a reply.")
         reply = internal_error()
+    forget_frames(error)
     return bytes(reply.body)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of what the frames of a handled error hold, such as the body of its request.
+
+    Frames that hold what holds the error, a future for instance, would keep it all until the next full collection of
+    garbage, which a quiet server sees once in hours.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            waiting += each.__cause__, each.__context__

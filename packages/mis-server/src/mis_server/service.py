@@ -27,7 +27,7 @@ from mis_server.edge.admission import Admission, Permit
 from mis_server.edge.body import announced_bytes, read_json_body
 from mis_server.edge.body_bytes import BodyBytes
 from mis_server.edge.deadline import deadline, requested_seconds
-from mis_server.errors import error_body
+from mis_server.errors import error_body, forget_frames
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import Metrics, WritingClock
 from mis_server.tokenizers.decoding import decode_body, parse_body, parse_within
@@ -272,7 +272,8 @@ def event_reply(request: Request, events: AsyncGenerator[Any], answered: Answere
                 async for event in events:
                     yield b"data: " + msgspec.json.encode(event) + b"\n\n"
                     await asyncio.sleep(0)  # others get a turn, too: a client that reads as fast never makes this wait
-            except ClientDisconnect:
+            except ClientDisconnect as error:
+                forget_frames(error)
                 return
             except Exception as error:
                 yield b"data: " + error_body(request, error) + b"\n\n"

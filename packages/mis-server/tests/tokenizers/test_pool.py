@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -340,6 +342,28 @@ def test_memory_of_a_large_body_is_given_back(opened: Callable[[], Any], monkeyp
         assert pids[0] == pids[1] != pids[2]
 
     uvloop.run(main())
+
+
+def test_nothing_is_held_of_work_that_is_done_or_has_failed(opened: Callable[[], Any]) -> None:
+    async def main() -> None:
+        async with opened() as pool:
+            for lane in (pool.small, pool.large):
+                works = [
+                    functools.partial(detokenize, body, "m", 1000, 1000, None) for body in (b'{"tokens": [7]}', b"{")
+                ]
+                held = [weakref.ref(work) for work in works]
+                await lane(works[0], 15)
+                with contextlib.suppress(RequestError):  # pytest.raises would hold the error
+                    await lane(works[1], 1)
+                del works
+                await asyncio.sleep(0.5)  # its lane turns to the next
+                assert [each() for each in held] == [None, None]
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def test_a_lane_whose_process_fails_in_any_way_starts_another_and_after_some_says_that_it_cannot(

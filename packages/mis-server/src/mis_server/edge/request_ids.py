@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mis_server.edge.keys import OPEN_PATHS
-from mis_server.errors import error_reply, internal_error
+from mis_server.errors import error_reply, forget_frames, internal_error
 from mis_server.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,9 @@ class RequestIds:
                 message = "The server stopped before this request was answered; try again."
                 await error_reply("engine_unavailable", message)(scope, receive, send_with_id)
             # A reply that has begun is cut: uvicorn closes the connection, and says so.
-        except Exception:
+        except Exception as error:
             logger.exception("Request %s failed.", request_id)
+            forget_frames(error)
             if status and not is_complete:
                 raise
             if not status:

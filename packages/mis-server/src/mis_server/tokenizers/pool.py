@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -121,7 +121,10 @@ class TokenizerPool:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Result] = loop.create_future()
         jobs.put_nowait(_Job(loop.time() + size * _HEAD_START_S, next(self._numbers), size, work, answer))
-        return await answer
+        try:
+            return await answer
+        finally:
+            del answer  # an error in it holds this frame
 
     async def _work(self, jobs: asyncio.PriorityQueue[_Job]) -> None:
         """Run jobs of one kind, each in a process that may have run others."""
@@ -140,9 +143,8 @@ class TokenizerPool:
             self.failures = 0
             try:
                 self._learn(process.faults)
-                job = await _next(jobs)
-                while await do(job, process) and job.size <= _RENEWED_BYTES:
-                    job = await _next(jobs)
+                while await _do_next(jobs, do, process):
+                    pass
             finally:
                 await process.stop()
 
@@ -188,12 +190,17 @@ class TokenizerPool:
                 _fail(jobs.get_nowait(), unavailable)
 
 
-async def _next(jobs: asyncio.PriorityQueue[_Job]) -> _Job:
-    """Return the next job that somebody is waiting for."""
+async def _do_next(
+    jobs: asyncio.PriorityQueue[_Job],
+    do: Callable[[_Job, TokenizerProcess], Awaitable[bool]],
+    process: TokenizerProcess,
+) -> bool:
+    """Do the next job, if somebody is waiting for it; return whether the process can be used again.
+
+    Nothing is held of a job when it is done: its body may be large, and the next one hours away.
+    """
     job = await jobs.get()
-    while job.answer.done():
-        job = await jobs.get()
-    return job
+    return job.answer.done() or (await do(job, process) and job.size <= _RENEWED_BYTES)
 
 
 async def _do_large(job: _Job, process: TokenizerProcess) -> bool:

@@ -119,7 +119,10 @@ class TokenizerProcess:
         is_result, value = await self._exchange((work, size, is_brief))
         if is_result:
             return value
-        raise value
+        try:
+            raise value
+        finally:
+            del value  # it holds this frame
 
     @property
     def has_ended(self) -> bool:
