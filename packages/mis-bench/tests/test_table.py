@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mis_bench.table import Table, number, rows_table
+from mis_bench.rows import rows_table
+from mis_bench.table import Table, number
 
 SAMPLE = Table.of(
     "Samples",

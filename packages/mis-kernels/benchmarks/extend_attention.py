@@ -90,7 +90,8 @@ def attention_program(tokens: int, context: int, backend: str | None) -> Callabl
     def chain(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> Array:
         def layer(q: Array, index: Array) -> tuple[Array, None]:
             here = segments.shift_pages(index * pages)
-            return segment_attention(from_bits(to_bits(q)), k, v, k_pages, v_pages, here, scale=HEAD_DIM**-0.5), None
+            q = from_bits(to_bits(q))
+            return segment_attention(q, k, v, k_pages, v_pages, here, scale=HEAD_DIM**-0.5, backend=chosen), None
 
         return lax.scan(layer, q, jnp.arange(LAYERS))[0]
 

@@ -62,7 +62,7 @@ def test_equals_the_reference(
     emulated = compiling_for(interpret=interpret and backend == "tpu", bounds_checks=True)
     with gpu() if backend == "gpu" else emulated:
         arrays = case.arrays(jnp.dtype(dtype), backend_of(backend, case, dtype))
-        found = np.asarray(jax.jit(segment_attention, static_argnames="scale")(**arrays), np.float32)
+        found = np.asarray(jax.jit(segment_attention, static_argnames=("scale", "backend"))(**arrays), np.float32)
     tolerance = 1e-4 if (backend, dtype) == ("tpu", "float32") else ATTENTION[dtype]
     np.testing.assert_allclose(found, in_float32(arrays), atol=tolerance, rtol=tolerance)
 
@@ -71,17 +71,18 @@ def test_equals_the_reference(
 def test_the_native_kernel_takes_segments_of_any_backend() -> None:
     case = Case([Segment(20)] * 4, contexts=(200,), head_dim=64)
     tiled, native = (case.arrays(jnp.bfloat16, backend) for backend in ("xla", "native"))
-    np.testing.assert_array_equal(np.asarray(attend(**tiled, backend="native")), np.asarray(attend(**native)))
+    np.testing.assert_array_equal(np.asarray(attend(**tiled | {"backend": "native"})), np.asarray(attend(**native)))
 
 
 @pytest.mark.parametrize("backend", [NATIVE])
 def test_native_runs_within_a_scan_over_layers(backend: str) -> None:
     arrays = Case([Segment(20), Segment(70)], contexts=(300,), head_dim=64).arrays(jnp.bfloat16, backend)
-    scale, once = arrays.pop("scale"), segment_attention(**arrays | {"scale": 0.125})
+    static = {name: arrays.pop(name) for name in ("scale", "backend")}
+    once = segment_attention(**arrays, **static)
 
     def layers(q: jax.Array, **rest) -> jax.Array:
         def layer(total: jax.Array, _: jax.Array) -> tuple[jax.Array, None]:
-            return total + segment_attention(q, **rest, scale=scale), None
+            return total + segment_attention(q, **rest, **static), None
 
         return jax.lax.scan(layer, jnp.zeros_like(q), jnp.arange(4))[0]
 
@@ -91,7 +92,7 @@ def test_native_runs_within_a_scan_over_layers(backend: str) -> None:
 def test_native_is_refused_where_it_cannot_run() -> None:
     arrays = Case([Segment(5)], contexts=(30,)).arrays(jnp.float32)
     with pytest.raises(ValueError, match="backend: native computes bfloat16, not float32"):
-        segment_attention(**arrays, backend="native")
+        segment_attention(**arrays | {"backend": "native"})
 
 
 @pytest.mark.gpu
@@ -165,4 +166,4 @@ def test_bad_shapes_are_named() -> None:
     with pytest.raises(ValueError, match="segments: describe 64 tokens"):
         segment_attention(**{**arrays, **{name: arrays[name][:32] for name in "qkv"}})
     with pytest.raises(ValueError, match="backend: 'cuda' is unknown"):
-        segment_attention(**arrays, backend="cuda")
+        segment_attention(**arrays | {"backend": "cuda"})

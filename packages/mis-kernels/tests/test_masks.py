@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kernel_cases import PAGE, Case, Segment, write_pages
 from mis_kernels import segment_attention, visibility
-from mis_kernels.backends import Limits
+from mis_kernels.backends import ANY_HEADS, Limits, choose
 from mis_kernels.masks import (
     Block,
     block_map,
@@ -104,7 +104,7 @@ def test_dense_segment_and_tile_forms_give_the_same_attention(query: int, lens: 
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((segments.num_tokens, heads, 16), np.float32) for heads in (4, 2, 2))
     empty = np.full((2, case.page_table().size + 3, PAGE, 16), np.nan, np.float32)
-    pages = [write_pages(empty, new, segments) for new in (k, v)]
+    pages = [write_pages(empty, new, segments, choose(ANY_HEADS, "float32", "xla")) for new in (k, v)]
     found = ATTEND[backend](q, k, v, *pages, segments)
 
     rows = np.concatenate([start + np.arange(n) for start, n in zip(starts, [query, *lens], strict=True)])

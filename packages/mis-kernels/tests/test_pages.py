@@ -39,7 +39,7 @@ Interpret = bool | pltpu.InterpretParams
 @partial(jax.jit, static_argnames="interpret", donate_argnums=0, compiler_options=EMULATED)
 def write(pages: jax.Array, new: jax.Array, segments: LaidOut, interpret: Interpret) -> jax.Array:
     with compiling_for(interpret=interpret, bounds_checks=True):
-        return write_pages(pages, new, segments)
+        return write_pages(pages, new, segments, TPU)
 
 
 def by_dma(pages: jax.Array, new: jax.Array, writes: jax.Array, interpret: Interpret) -> np.ndarray:
@@ -132,7 +132,7 @@ def test_a_cache_wider_than_the_heads_changes_nothing() -> None:
     found = []
     for width in (64, 128):
         empty = jnp.full((2, 4, PAGE, width), jnp.nan)
-        caches = [write_pages(empty, new, step()) for new in (k, v)]
+        caches = [write_pages(empty, new, step(), choose(ANY_HEADS, "float32", "xla")) for new in (k, v)]
         found += [
             segment_attention(q, k, v, *caches, step(), scale=0.125, backend=name) for name in ("xla", "reference")
         ]

@@ -52,7 +52,7 @@ class ToyBackend(Backend):
         """Say of each block of rows how long its longest context is."""
         longest = segments.context_len.reshape(-1, ROWS).max(1)
         assert capacity is None or capacity == longest.shape
-        return LaidOut(**vars(segments), tiles=longest, backend=self)
+        return LaidOut(**vars(segments), tiles=longest)
 
     def attend(
         self, q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut, *, scale: float

@@ -20,8 +20,8 @@ from mis_kernels.masks import (
     positions_of_delimiters,
     positions_of_lengths,
 )
-from mis_kernels.operations import norm_rope, segment_attention, write_pages
-from mis_kernels.segments import Segments, lay_out
+from mis_kernels.operations import lay_out, norm_rope, segment_attention, write_pages
+from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits, to_bits
 
 __version__ = "0.2.0"

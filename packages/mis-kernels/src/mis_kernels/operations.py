@@ -1,13 +1,76 @@
 """The operations: arguments are checked here, and computed by the backend that fits."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Shaped
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float32, Int32, Shaped
 
 from mis_kernels.backends import Backend, LaidOut, choose
 from mis_kernels.heads import HeadShape
-from mis_kernels.segments import MIN_TOKENS
+from mis_kernels.ragged import ramp
+from mis_kernels.segments import MIN_TOKENS, NOWHERE, Segments
 from mis_kernels.storage import to_bits
+
+
+def lay_out(
+    *,
+    starts: Int32[np.ndarray, " segments"],
+    lens: Int32[np.ndarray, " segments"],
+    context_ids: Int32[np.ndarray, " segments"],
+    context_lens: Int32[np.ndarray, " segments"],
+    paged: Bool[np.ndarray, " segments"],
+    page_table: Int32[np.ndarray, "contexts pages_per_context"],
+    page_size: int,
+    tokens: int,
+    backend: Backend,
+    tile_capacity: tuple[int, ...] | None = None,
+    page_writes: Int32[np.ndarray, " runs"] | None = None,
+) -> LaidOut:
+    """Describe a step by small integer arrays, and have a backend add what it needs to visit them.
+
+    Args:
+        starts: First new token of each segment in the packed array, rising, not overlapping. A paged
+            segment whose pages are written whole starts at a multiple of `page_size`.
+        lens: New tokens of each segment, at least 1.
+        context_ids: Row of `page_table` with the segment's context.
+        context_lens: Cached tokens before the segment's first new token; for a segment whose pages are written
+            whole a multiple of `page_size`.
+        paged: Whether the segment's K/V are written to its context's pages.
+        page_table: Page numbers of each context, in order of position.
+        page_size: Tokens in a page.
+        tokens: Length of the packed array; tokens outside segments are padding and see nothing.
+        backend: Who attends, see `mis_kernels.backends.choose`.
+        tile_capacity: Lengths of its tile lists, for a fixed compiled shape; default: as needed.
+        page_writes: Page that each run of `page_size` new tokens goes to, or each token, or `NOWHERE`; default: runs
+            of paged segments go to their contexts' pages.
+
+    Raises:
+        ValueError: segments overlap, leave the array, are misaligned, reach beyond the page table, or need more
+            tiles than fit.
+    """
+    run = page_size if page_writes is None else tokens // len(page_writes)
+    _check_segments(starts, lens, context_lens, context_ids, paged, page_table, page_size, run, tokens)
+    index_in_segment = ramp(lens)
+    used = np.repeat(starts, lens) + index_in_segment
+    is_paged = np.repeat(paged, lens)
+
+    context_id, context_len = np.zeros(tokens, np.int32), np.zeros(tokens, np.int32)
+    segment_start = np.arange(1, tokens + 1, dtype=np.int32)
+    context_id[used] = np.repeat(context_ids, lens)
+    context_len[used] = np.repeat(context_lens, lens) + np.where(is_paged, index_in_segment + 1, 0)
+    segment_start[used] = np.where(is_paged, used + 1, np.repeat(starts, lens))
+
+    if page_writes is None:
+        page_writes = np.full(max(tokens // page_size, 1), NOWHERE, np.int32)
+        page_counts = -(-lens[paged] // page_size)
+        page = ramp(page_counts)
+        page_writes[np.repeat(starts[paged] // page_size, page_counts) + page] = page_table[
+            np.repeat(context_ids[paged], page_counts), np.repeat(context_lens[paged] // page_size, page_counts) + page
+        ]
+    segments = Segments(context_id, context_len, segment_start, page_table, page_writes)
+    return backend.lay_out(segments, page_size, tile_capacity)
 
 
 def segment_attention(
@@ -19,7 +82,7 @@ def segment_attention(
     segments: LaidOut,
     *,
     scale: float,
-    backend: str | None = None,
+    backend: Backend | str | None = None,
 ) -> Float[Array, "tokens heads head_dim"]:
     """Attend from packed new tokens to their contexts and their own segments.
 
@@ -34,8 +97,8 @@ def segment_attention(
         v_pages: Value cache, likewise.
         segments: What each token sees.
         scale: Factor of the logits, usually `head_dim ** -0.5`.
-        backend: Name of a backend; default: the one that `segments` were laid out for. `reference` and `native`
-            take segments of any.
+        backend: Who attends, or its name: the one that `segments` were laid out for; `reference` and `native` take
+            segments of any. Default: the first that fits.
 
     Returns:
         Attention output, shape and dtype of `q`. Rows that see nothing are zero.
@@ -48,7 +111,10 @@ def segment_attention(
     """
     _check(q, k, v, k_pages, v_pages, segments)
     heads = HeadShape(q.shape[1], k.shape[1], q.shape[2])
-    chosen = segments.backend if backend is None else choose(heads, q.dtype.name, backend)
+    chosen = backend if isinstance(backend, Backend) else choose(heads, q.dtype.name, backend)
+    tokens = segments.num_tokens
+    if tokens % MIN_TOKENS and tokens not in chosen.few_rows:
+        raise ValueError(f"q: {tokens} tokens; pad to a multiple of {MIN_TOKENS}")
     wider = k_pages.shape[3] - heads.head_dim
     with jax.named_scope(f"attention_{chosen.name}"):
         q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, wider))) for x in (q, k, v)) if wider else (q, k, v)
@@ -58,7 +124,8 @@ def segment_attention(
 def write_pages(
     pages: Shaped[Array, "kv_heads pages page_size cache_head_dim"],
     new: Float[Array, "tokens kv_heads head_dim"],
-    segments: LaidOut,
+    segments: Segments,
+    backend: Backend,
 ) -> Shaped[Array, "kv_heads pages page_size cache_head_dim"]:
     """Write the new tokens of paged segments to their pages: the paged KV cache's only write.
 
@@ -71,14 +138,15 @@ def write_pages(
             update in place.
         new: Keys or values of the new tokens; zeros fill them up to the cache's width (`Backend.cache_head_dim`).
         segments: `page_writes` says where each run of `page_size` tokens goes, or each token, if anywhere.
+        backend: Who writes.
     """
     new = jnp.pad(new, ((0, 0), (0, 0), (0, pages.shape[3] - new.shape[2])))
     new = to_bits(new) if pages.dtype == jnp.uint16 else new
     writes = jnp.asarray(segments.page_writes)
     if len(writes) < len(new):
-        return segments.backend.write_pages(pages, new, writes)
+        return backend.write_pages(pages, new, writes)
     slots = (jnp.asarray(segments.context_len) - 1) % pages.shape[2]  # a paged token sees itself last
-    return segments.backend.write_rows(pages, new, writes, slots)
+    return backend.write_rows(pages, new, writes, slots)
 
 
 def norm_rope(
@@ -135,5 +203,22 @@ def _check(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segment
         raise ValueError(f"k_pages, v_pages: expected {wanted}, got {k_pages.shape} and {v_pages.shape}")
     if segments.num_tokens != tokens:
         raise ValueError(f"segments: describe {segments.num_tokens} tokens, but q has {tokens}")
-    if tokens % MIN_TOKENS and tokens not in segments.backend.few_rows:
-        raise ValueError(f"q: {tokens} tokens; pad to a multiple of {MIN_TOKENS}")
+
+
+def _check_segments(
+    starts: Any, lens: Any, context_lens: Any, context_ids: Any, paged: Any, table: Any, page: int, run: int, n: int
+) -> None:
+    if len(lens) == 0:
+        return
+    if lens.min() < 1:
+        raise ValueError("lens: every segment needs at least one token")
+    ends = starts + lens
+    if starts[0] < 0 or ends[-1] > n or np.any(starts[1:] < ends[:-1]):
+        raise ValueError(f"starts, lens: segments overlap or leave the packed array of {n} tokens")
+    if np.any(starts[paged] % run) or np.any(context_lens[paged] % run):
+        raise ValueError(f"starts, context_lens: a paged segment starts at a multiple of the page size, {run}")
+    if context_ids.min() < 0 or context_ids.max() >= len(table):
+        raise ValueError(f"context_ids: outside the page table of {len(table)} contexts")
+    reach = context_lens + np.where(paged, lens, 0)
+    if context_lens.min() < 0 or reach.max() > table.shape[1] * page:
+        raise ValueError(f"context_lens: a context of {reach.max()} tokens needs more than {table.shape[1]} pages")

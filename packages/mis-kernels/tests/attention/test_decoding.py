@@ -82,20 +82,16 @@ def new_tokens(heads: HeadShape, context: int, dtype: str) -> list[np.ndarray]:
     return [np.asarray(jnp.asarray(random.standard_normal(shape), dtype)) for shape in shapes]
 
 
-@partial(jax.jit, compiler_options=EMULATED)
-def emulated(q: jax.Array, k: jax.Array, v: jax.Array, caches: list, segments: LaidOut) -> tuple[jax.Array, list]:
-    return run(q, k, v, caches, segments)
-
-
-@jax.jit
-def compiled(q: jax.Array, k: jax.Array, v: jax.Array, caches: list, segments: LaidOut) -> tuple[jax.Array, list]:
-    return run(q, k, v, caches, segments)
-
-
-def run(q: jax.Array, k: jax.Array, v: jax.Array, caches: list, segments: LaidOut) -> tuple[jax.Array, list]:
+def run(
+    q: jax.Array, k: jax.Array, v: jax.Array, caches: list, segments: LaidOut, backend: Backend
+) -> tuple[jax.Array, list]:
     """Write pages, then attend."""
-    caches = [write_pages(old, new, segments) for old, new in zip(caches, (k, v), strict=True)]
-    return segment_attention(q, k, v, *caches, segments, scale=0.125), caches
+    caches = [write_pages(old, new, segments, backend) for old, new in zip(caches, (k, v), strict=True)]
+    return segment_attention(q, k, v, *caches, segments, scale=0.125, backend=backend), caches
+
+
+emulated = jax.jit(run, static_argnames="backend", compiler_options=EMULATED)
+compiled = jax.jit(run, static_argnames="backend")
 
 
 def caches_before(heads: HeadShape, contexts: tuple[int, ...], dtype: str) -> list[jax.Array]:
@@ -125,7 +121,7 @@ def test_a_decoded_row_has_the_bits_of_a_prefilled_one_wherever_it_lies(backend:
     found = []
     for order, rows in ((contexts, (0, 3, 9, 31, 62, 63)), (contexts[::-1], (1, 2, 4, 40, 41, 42))):
         inputs = last_tokens(HEADS, order, rows, dtype), caches_before(HEADS, order, dtype)
-        out, _ = compiled(*inputs[0], inputs[1], decode_step(chosen, order, rows))
+        out, _ = compiled(*inputs[0], inputs[1], decode_step(chosen, order, rows), chosen)
         by_context = dict(zip(order, np.asarray(out)[list(rows)], strict=True))
         found.append([by_context[context] for context in contexts])
         assert not np.asarray(out)[[row for row in range(ROWS) if row not in rows]].any()
@@ -134,7 +130,7 @@ def test_a_decoded_row_has_the_bits_of_a_prefilled_one_wherever_it_lies(backend:
         segments = prefill_step(chosen, context)
         padded = [jnp.asarray(np.pad(x, ((0, segments.num_tokens - len(x)), (0, 0), (0, 0)))) for x in new]
         empty = [jnp.full_like(cache, jnp.nan) for cache in caches_before(HEADS, (), dtype)]
-        whole = np.asarray(compiled(*padded, empty, segments)[0])[POSITIONS[context]]
+        whole = np.asarray(compiled(*padded, empty, segments, chosen)[0])[POSITIONS[context]]
         for each in found:
             np.testing.assert_array_equal(each[context], whole)
 
@@ -150,11 +146,12 @@ def test_a_decoded_row_has_the_same_bits_in_a_step_of_few_rows(rows: int) -> Non
         *last_tokens(HEADS, contexts, tuple(range(6)), "bfloat16"),
         caches,
         decode_step(chosen, contexts, tuple(range(6))),
+        chosen,
     )
     live = min(rows, 6)
     places = tuple(range(rows - live, rows))
     inputs = [x[:rows] for x in last_tokens(HEADS, contexts[:live], places, "bfloat16")]
-    out, cache = compiled(*inputs, caches, decode_step(chosen, contexts[:live], places, rows))
+    out, cache = compiled(*inputs, caches, decode_step(chosen, contexts[:live], places, rows), chosen)
     np.testing.assert_array_equal(np.asarray(out)[list(places)], np.asarray(whole[0])[:live])
     if live == 6:
         for few, many in zip(cache, whole[1], strict=True):
@@ -163,10 +160,11 @@ def test_a_decoded_row_has_the_same_bits_in_a_step_of_few_rows(rows: int) -> Non
 
 @NEEDS_NATIVE
 def test_a_step_of_few_rows_has_one_of_the_backends_sizes() -> None:
-    segments = decode_step(choose(HEADS, "bfloat16", "native"), (0,), (0,), 24)
+    chosen = choose(HEADS, "bfloat16", "native")
+    segments = decode_step(chosen, (0,), (0,), 24)
     q, k, v = (x[:24] for x in last_tokens(HEADS, (0,), (0,), "bfloat16"))
     with pytest.raises(ValueError, match="q: 24 tokens; pad to a multiple of 64"):
-        segment_attention(q, k, v, *caches_before(HEADS, (0,), "bfloat16"), segments, scale=0.125)
+        segment_attention(q, k, v, *caches_before(HEADS, (0,), "bfloat16"), segments, scale=0.125, backend=chosen)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +187,7 @@ def test_decoding_equals_the_reference(
     with gpu() if backend == "gpu" else emulating:
         segments = decode_step(chosen, contexts, rows)
         q, k, v = last_tokens(WIDE, contexts, rows, dtype)
-        out, (k_pages, v_pages) = emulated(q, k, v, caches_before(WIDE, contexts, dtype), segments)
+        out, (k_pages, v_pages) = emulated(q, k, v, caches_before(WIDE, contexts, dtype), segments, chosen)
     expected = in_float32(
         {"q": q, "k": k, "v": v, "k_pages": k_pages, "v_pages": v_pages, "segments": segments, "scale": 0.125}
     )

@@ -14,7 +14,7 @@ from mis_kernels import segment_attention
 from mis_testing.grids import part
 from mis_testing.tolerances import ATTENTION
 
-attend = jax.jit(segment_attention, static_argnames="scale")
+attend = jax.jit(segment_attention, static_argnames=("scale", "backend"))
 
 
 class Point(NamedTuple):

@@ -164,14 +164,14 @@ def _digests(threads: int, devices: int) -> str:
 def _print_digest() -> None:
     segments = [Segment(20)] * 40 + [Segment(300, context=1)]
     arrays = untiled(Case(segments, contexts=(700, 70), kv_heads=8, head_dim=64))
-    scale = arrays.pop("scale")
+    scale, backend = arrays.pop("scale"), arrays.pop("backend")
     mesh = Mesh(np.array(jax.devices()), ("tensor",))
     new, cached = P(None, "tensor"), P("tensor")
     cut = {"q": new, "k": new, "v": new, "k_pages": cached, "v_pages": cached}
     cut["segments"] = jax.tree.map(lambda _: P(), arrays["segments"])
 
     def attend_part(part: dict[str, Any]) -> jax.Array:
-        return segment_attention(**part, scale=scale)
+        return segment_attention(**part, scale=scale, backend=backend)
 
     run = jax.jit(jax.shard_map(attend_part, mesh=mesh, in_specs=(cut,), out_specs=new, check_vma=False))
     digest = hashlib.sha256()

@@ -97,5 +97,5 @@ def test_refuses_segments_laid_out_for_xla() -> None:
         tokens=256,
         backend=choose(ANY_HEADS, "float32", "xla"),
     )
-    with pytest.raises(ValueError, match="were laid out for xla, not for tpu"):
+    with pytest.raises(ValueError, match="were not laid out for tpu"):
         tpu_attention(*inputs, other, scale=1.0)

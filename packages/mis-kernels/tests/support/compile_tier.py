@@ -6,6 +6,7 @@ python compile_tier.py FOLDER_OF_TESTS
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,16 @@ def programs() -> Iterator[Program]:
     import test_tpu_products
     import test_tpu_projection
 
-    from tpu_cases import arrays, lay_out_case
+    from tpu_cases import arrays, backend_of, lay_out_case
 
     cases = [test_tiles.case(*test_tiles.items(0, 300, 40)), *test_pallas_tpu.CASES]
     for case in cases:
         segments, pages = lay_out_case(case)
-        yield lambda *a: segment_attention(*a, scale=0.1), (*arrays(case, pages, segments), segments)
+        attend = partial(segment_attention, scale=0.1, backend=backend_of(segments))
+        yield attend, (*arrays(case, pages, segments), segments)
     for dtype in ("float32", "bfloat16"):
         inputs, segments = test_guard.step(*test_guard.items(0, 300, 40), dtype=dtype)
-        yield lambda *a: segment_attention(*a, scale=1.0), (*inputs, segments)
+        yield partial(segment_attention, scale=1.0, backend=backend_of(segments)), (*inputs, segments)
         for vocab in (257, 9000):
             yield tpu_log_sum_exp, test_log_sum_exp.arguments(vocab, dtype)
 
@@ -69,7 +71,8 @@ def programs() -> Iterator[Program]:
     yield project, (test_tpu_projection.rows_of(96), test_tpu_projection.stack(heads), *turns)
 
     def write(pages: Array, new: Array, writes: Array) -> Array:
-        return write_pages(pages, new, dataclasses.replace(test_pages.step(test_pages.TPU), page_writes=writes))
+        segments = dataclasses.replace(test_pages.step(test_pages.TPU), page_writes=writes)
+        return write_pages(pages, new, segments, test_pages.TPU)
 
     for head_dim in test_pages.WIDTHS:
         yield write, test_pages.arrays(head_dim, "bfloat16")

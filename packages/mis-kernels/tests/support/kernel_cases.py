@@ -29,7 +29,7 @@ EMULATED = None if jax.default_backend() == "tpu" else UNOPTIMISED
 """Options of the compiler for kernels for TPUs: none where they are not emulated."""
 
 # Compiled as a whole: outside of `jit` every operation of every new shape is compiled by itself.
-write_pages = jax.jit(write_pages)
+write_pages = jax.jit(write_pages, static_argnames="backend")
 _reference = jax.jit(reference_attention, static_argnames="scale", compiler_options=UNOPTIMISED)
 
 
@@ -64,7 +64,7 @@ def in_float32(arrays: dict[str, Any]) -> np.ndarray:
     with on_host():
         names = ("q", "k", "v", "k_pages", "v_pages")
         wide = {name: jnp.asarray(np.asarray(arrays[name], np.float32)) for name in names}
-        return np.asarray(_reference(**{**arrays, **wide}))
+        return np.asarray(_reference(**wide, segments=arrays["segments"], scale=arrays["scale"]))
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ class Case:
 
     def arrays(self, dtype: jnp.dtype, backend: Backend | str = "xla") -> dict[str, object]:
         """Return the keyword arguments of `segment_attention`, pages written."""
+        backend = choose(ANY_HEADS, "bfloat16", backend) if isinstance(backend, str) else backend
         segments, starts = self.layout(backend)
         table = self.page_table()
         shape = (self.kv_heads, table.size + 3, PAGE, self.head_dim)
@@ -148,10 +149,10 @@ class Case:
             )
         }
         pages = {
-            f"{name}_pages": write_pages(jnp.asarray(cache.astype(dtype)), new[name], segments)
+            f"{name}_pages": write_pages(jnp.asarray(cache.astype(dtype)), new[name], segments, backend)
             for name, cache in zip("kv", caches, strict=True)
         }
-        return {**new, **pages, "segments": segments, "scale": self.head_dim**-0.5}
+        return {**new, **pages, "segments": segments, "scale": self.head_dim**-0.5, "backend": backend}
 
     def _new(self, tokens: int, starts: np.ndarray, salt: int, heads: int) -> np.ndarray:
         """New tokens' values: a segment's own depend on the segment alone, not on where it lies."""

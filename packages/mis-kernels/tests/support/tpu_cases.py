@@ -109,10 +109,15 @@ def attend(inputs: Sequence[jax.Array], segments: LaidOut, scale: float, interpr
     return np.asarray(_attend(tuple(inputs), segments, scale, interpret))
 
 
+def backend_of(segments: LaidOut) -> TpuBackend:
+    """The backend that segments were laid out for."""
+    return TpuBackend(ANY_HEADS, "bfloat16", segments.tiles.blocks)
+
+
 @partial(jax.jit, static_argnames=("scale", "interpret"), compiler_options=EMULATED)
 def _attend(inputs: tuple[jax.Array, ...], segments: LaidOut, scale: float, interpret: Interpret) -> jax.Array:
     with compiling_for(interpret=interpret, bounds_checks=True):
-        return segment_attention(*inputs, segments, scale=scale)
+        return segment_attention(*inputs, segments, scale=scale, backend=backend_of(segments))
 
 
 def assert_agrees(out: np.ndarray, inputs: Sequence[jax.Array], segments: LaidOut, scale: float) -> None:

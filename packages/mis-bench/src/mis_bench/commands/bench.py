@@ -192,8 +192,8 @@ class Bench:
         """
         from mis_bench.environment import environment
         from mis_bench.execution import execute
+        from mis_bench.rows import rows_table
         from mis_bench.summary import summarize
-        from mis_bench.table import rows_table
 
         started = datetime.datetime.now(datetime.UTC)
         run_id = identity(started, title or preset)

@@ -10,7 +10,8 @@ from mis_bench.figures import Row
 from mis_bench.report.page import Section
 from mis_bench.report.plots import Axis, Plot, Series, draw
 from mis_bench.report.sources import Measured
-from mis_bench.table import number, rows_table
+from mis_bench.rows import rows_table
+from mis_bench.table import number
 
 _SIZES = re.compile(r"-(\d+)-(\d+)-(\d+)(?:@\d+)?$")
 _SPEED, _P99 = "Items per second", "p99 of the latency in ms"

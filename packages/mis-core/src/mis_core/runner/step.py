@@ -59,7 +59,7 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
         `(weights, cache, arrays) -> (hidden, cache)`, with the arrays of `step_arrays`. `hidden` is
         `[devices * scored, embed]`, final-normed.
     """
-    devices, attends = mesh.shape[DATA], "dense" if dense_mask else None
+    devices, attends = mesh.shape[DATA], "dense" if dense_mask else backend
 
     def step(weights: Any, cache: KeyValueCache, arrays: StepArrays) -> tuple[Array, KeyValueCache]:
         decoder: Decoder = nnx.merge(graph, weights)
@@ -78,7 +78,7 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
                 writes = dataclasses.replace(segments, page_writes=there.reshape(-1) + first_page)
                 parts = [lax.dynamic_slice_in_dim(x, number * rows, rows) for x in flat]
                 theirs = [lax.all_gather(part, DATA, tiled=True).reshape(-1, *new[0].shape[1:]) for part in parts]
-                k_pages, v_pages = (write_pages(*each, writes) for each in zip(cache, theirs, strict=True))
+                k_pages, v_pages = (write_pages(*each, writes, backend) for each in zip(cache, theirs, strict=True))
                 return k_pages, v_pages
 
             return lax.fori_loop(0, here.exchanges, once, cache)
@@ -87,7 +87,9 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
             first_page = layer * pages
             segments = here.segments.shift_pages(first_page)
             with jax.named_scope("write_pages"):
-                k_pages, v_pages = (write_pages(old, new, segments) for old, new in zip(cache, (k, v), strict=True))
+                k_pages, v_pages = (
+                    write_pages(old, new, segments, backend) for old, new in zip(cache, (k, v), strict=True)
+                )
                 if devices > 1 and len(k) >= PAGE_SIZE:  # smaller steps are decode steps, which exchange nothing
                     k_pages, v_pages = exchange((k_pages, v_pages), (k, v), segments, first_page)
             out = segment_attention(q, k, v, k_pages, v_pages, segments, scale=scale, backend=attends)

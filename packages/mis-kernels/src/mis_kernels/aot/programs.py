@@ -22,9 +22,8 @@ from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes
 from mis_kernels.backends.xla.norms import rms_norm
 from mis_kernels.backends.xla.pages import write_pages
 from mis_kernels.heads import HeadShape
-from mis_kernels.operations import segment_attention
+from mis_kernels.operations import lay_out, segment_attention
 from mis_kernels.quantized import QuantizedWeight, block_of
-from mis_kernels.segments import lay_out
 
 PAGE_SIZE = 64
 CONTEXT = 2000
@@ -125,6 +124,7 @@ def layers_program(heads: HeadShape, segments: LaidOut) -> Program:
     """Return projections, cache writes and attention in a scan over layers that share one donated cache."""
     tokens, pages = segments.num_tokens, segments.page_table.size
     kv_heads, group, dim = heads.kv_heads, heads.group, heads.head_dim
+    backend = TpuBackend(heads, DTYPE, segments.tiles.blocks)
     x = jax.ShapeDtypeStruct((tokens, EMBED), DTYPE)
     cache = jax.ShapeDtypeStruct((kv_heads, LAYERS * pages, PAGE_SIZE, dim), DTYPE)
     qkv = jax.ShapeDtypeStruct((LAYERS, EMBED, (heads.heads + 2 * kv_heads) * dim), DTYPE)
@@ -142,7 +142,7 @@ def layers_program(heads: HeadShape, segments: LaidOut) -> Program:
             k_pages, v_pages = (
                 write_pages(old, new, jnp.asarray(here.page_writes)) for old, new in ((k_pages, k), (v_pages, v))
             )
-            attended = segment_attention(q, k, v, k_pages, v_pages, here, scale=dim**-0.5)
+            attended = segment_attention(q, k, v, k_pages, v_pages, here, scale=dim**-0.5, backend=backend)
             x = x + jnp.dot(attended.reshape(tokens, -1), out, preferred_element_type=jnp.float32).astype(x.dtype)
             return (x, (k_pages, v_pages)), None
 

@@ -1,14 +1,11 @@
 """A step as a backend takes it: its segments, and the tile lists that the backend cut them into."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from mis_kernels.segments import Segments
-
-if TYPE_CHECKING:
-    from mis_kernels.backends.protocol import Backend
 
 
 class Limits(NamedTuple):
@@ -35,8 +32,6 @@ class LaidOut(Segments):
 
     Attributes:
         tiles: The same facts cut into the tiles that it visits, or None if it needs none.
-        backend: Whose tiles these are (static).
     """
 
     tiles: Any
-    backend: "Backend" = dataclasses.field(metadata={"static": True})

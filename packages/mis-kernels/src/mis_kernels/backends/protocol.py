@@ -154,7 +154,7 @@ class Backend:
         Raises:
             ValueError: more tiles are needed than fit, or the page size does not fit the tiles.
         """
-        return LaidOut(**vars(segments), tiles=tiles.build_tiles(segments, capacity), backend=self)
+        return LaidOut(**vars(segments), tiles=tiles.build_tiles(segments, capacity))
 
     attend = staticmethod(xla_attention)
     write_pages = staticmethod(pages.write_pages)

@@ -8,8 +8,8 @@ from jax import Array
 
 from mis_kernels.backends import LaidOut, Limits, choose
 from mis_kernels.heads import HeadShape
-from mis_kernels.operations import segment_attention
-from mis_kernels.segments import NOWHERE, lay_out
+from mis_kernels.operations import lay_out, segment_attention
+from mis_kernels.segments import NOWHERE
 from mis_kernels.target import compiling_for
 
 PAGE_SIZE = 64

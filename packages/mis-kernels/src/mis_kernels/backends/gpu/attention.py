@@ -91,7 +91,7 @@ def gpu_attention(
 
     tiles = segments.tiles
     if not isinstance(tiles, GpuTiles):
-        raise ValueError(f"segments: were laid out for {segments.backend.name}, not for gpu")
+        raise ValueError("segments: were not laid out for gpu")
     tokens, heads, head_dim = q.shape
     shape = _Shape(tiles.blocks, heads // k.shape[1], head_dim, scale * log2(e))
     lists = tiles.starts, tiles.context_id, tiles.reach, tiles.own_ranks, tiles.own_keys, segments.page_table

@@ -57,7 +57,7 @@ class GpuBackend(Backend):
 
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
         """List what blocks visit."""
-        return LaidOut(**vars(segments), tiles=build_tiles(segments, self.blocks, capacity), backend=self)
+        return LaidOut(**vars(segments), tiles=build_tiles(segments, self.blocks, capacity))
 
     attend = staticmethod(gpu_attention)
 

@@ -136,7 +136,7 @@ class NativeBackend(NativeProductsBackend):
 
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
         """Add nothing."""
-        return LaidOut(**vars(segments), tiles=None, backend=self)
+        return LaidOut(**vars(segments), tiles=None)
 
     attend = staticmethod(calls.native_attention)
 

@@ -69,7 +69,7 @@ class ReferenceBackend(Backend):
 
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
         """Add nothing."""
-        return LaidOut(**vars(segments), tiles=None, backend=self)
+        return LaidOut(**vars(segments), tiles=None)
 
     attend = staticmethod(reference_attention)
 

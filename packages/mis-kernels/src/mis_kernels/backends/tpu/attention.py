@@ -67,7 +67,7 @@ def tpu_attention(
 def _tiles_of(segments: LaidOut, k_pages: Array) -> TpuTiles:
     tiles, page_size = segments.tiles, k_pages.shape[2]
     if not isinstance(tiles, TpuTiles):
-        raise ValueError(f"segments: were laid out for {segments.backend.name}, not for tpu")
+        raise ValueError("segments: were not laid out for tpu")
     if tiles.blocks.keys % page_size:
         raise ValueError(
             f"k_pages: the page size {page_size} does not divide the kernel's tiles of {tiles.blocks.keys} keys"

@@ -69,7 +69,7 @@ class TpuBackend(Backend):
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
         """Cut rows into `TpuTiles`."""
         tiles = build_tpu_tiles(segments, page_size, self.blocks, *capacity or ())
-        return LaidOut(**vars(segments), tiles=tiles, backend=self)
+        return LaidOut(**vars(segments), tiles=tiles)
 
     def log_sum_exp(
         self, hidden: Float[Array, "rows embed"], weight: Float[Array, "vocab embed"]

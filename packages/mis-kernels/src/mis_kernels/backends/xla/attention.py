@@ -66,7 +66,7 @@ def xla_attention(
     kv_heads = k.shape[1]
     tiles = segments.tiles
     if not isinstance(tiles, BlockTiles):
-        raise ValueError(f"segments: were laid out for {segments.backend.name}, not for xla")
+        raise ValueError("segments: were not laid out for xla")
     if CONTEXT_TILE % k_pages.shape[2]:
         raise ValueError(f"k_pages: the page size {k_pages.shape[2]} does not divide {CONTEXT_TILE}")
     blocks = len(tiles.starts) - 1
