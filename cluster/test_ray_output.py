@@ -10,23 +10,23 @@ from click.testing import CliRunner
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server.cli import main
-from mis_server.offline.asked import Asked, decisive
-from mis_server.offline.folder import Output, everywhere, file_system
+from mis_server.offline.asked import OfflineQuery, decisive
+from mis_server.offline.folder import JobFolder, everywhere, file_system
 from mis_server.offline.places import Place, check_apart
 from mis_server.ray.actor import for_actors
-from mis_server.ray.job import Files, check_output
+from mis_server.ray.job import JobFiles, check_output
 from mis_server.ray.parts import sources
 
 PART = "x.jsonl/000000000000000"
 
 
-def output(folder: Path, **changes: Any) -> Output:
-    asked = Asked(labels=("yes",), **{name: value for name, value in changes.items() if name != "quantization"})
+def output(folder: Path, **changes: Any) -> JobFolder:
+    asked = OfflineQuery(labels=("yes",), **{name: value for name, value in changes.items() if name != "quantization"})
     config = EngineConfig(model="m", quantization=changes.get("quantization", "none"))
-    return Output(str(folder), "jsonl", decisive(asked, config))
+    return JobFolder(str(folder), "jsonl", decisive(asked, config))
 
 
-def begin(output: Output, dtype: str = "auto", *, overwrite: bool = False) -> None:
+def begin(output: JobFolder, dtype: str = "auto", *, overwrite: bool = False) -> None:
     output.check(dtype, overwrite=overwrite)
     output.begin()
 
@@ -132,7 +132,7 @@ def test_a_file_of_somebody_else_in_our_folder_is_left_alone(tmp_path: Path, nam
 
 
 def check(folder: Path, source: str, target: str, **engine: str) -> None:
-    files = Files(input=everywhere(str(folder / source)), output=everywhere(str(folder / target)), format="jsonl")
+    files = JobFiles(input=everywhere(str(folder / source)), output=everywhere(str(folder / target)), format="jsonl")
     fs, pattern = file_system(files.input)
     check_output(files, sources(fs, pattern), EngineConfig(**{"model": str(folder / "model"), **engine}))
 

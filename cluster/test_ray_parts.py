@@ -16,7 +16,7 @@ from mis_core.errors import ConfigError
 from mis_server.offline import rows as rows_module
 from mis_server.offline import text
 from mis_server.offline.folder import file_system
-from mis_server.offline.rows import Row, read_line
+from mis_server.offline.rows import InputRow, read_line
 from mis_server.offline.text import zstd
 from mis_server.ray import parts
 from mis_server.ray.actor import grouped
@@ -25,12 +25,12 @@ from mis_server.ray.parts import digest, plan, read_rows, sources
 in_any_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def rows_of(path: Path, part_bytes: int) -> list[list[Row]]:
+def rows_of(path: Path, part_bytes: int) -> list[list[InputRow]]:
     fs, pattern = file_system(str(path))
     return [read_rows(fs, part, None) for part in plan(fs, sources(fs, pattern), part_bytes).parts]
 
 
-def lines_of(path: Path) -> list[Row]:
+def lines_of(path: Path) -> list[InputRow]:
     """Rows as one process reads them."""
     with path.open("rb") as file:
         return [read_line(line, None) for line in text.Lines(file, str(path), "items")]
@@ -180,5 +180,5 @@ def test_a_file_that_is_not_parquet_is_said(tmp_path: Path) -> None:
 
 def test_rows_of_a_query_stand_together() -> None:
     queries: list[Any] = ["a", [1, 2], "b", "a", [1, 2], "[1, 2]"]
-    rows = [Row(query, [str(i)]) for i, query in enumerate(queries)]
+    rows = [InputRow(query, [str(i)]) for i, query in enumerate(queries)]
     assert [row.items[0] for row in grouped(rows)] == ["0", "3", "1", "4", "2", "5"]

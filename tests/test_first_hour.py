@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from documented_commands import commands, faults
-from mis_bench.estimate import Estimate, Stage
+from mis_bench.estimate import ServingEstimate, Stage
 from mis_bench.profile.breakdown import STAGES, UNATTRIBUTED
 from mis_bench.profile.records import Point, Profile
 
@@ -373,7 +373,7 @@ def test_another_request_is_not_held_against_the_estimate(tmp_path: Path) -> Non
 def test_what_is_compared_is_what_mis_bench_writes() -> None:
     assert {"points", "device", "stages"} <= set(Profile.model_fields)
     assert {"workload", "profiled"} <= set(Point.model_fields)
-    assert {"workload", "milliseconds", "stages"} <= set(Estimate.model_fields)
+    assert {"workload", "milliseconds", "stages"} <= set(ServingEstimate.model_fields)
     assert {"name", "milliseconds"} <= set(Stage.model_fields)
     source = (ROOT / "deploy/tpu/against_estimate.py").read_text()
     unknown = {stage for stage in STAGES if f'"{stage}"' not in source}

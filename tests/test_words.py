@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -102,3 +102,24 @@ def test_planted_words_are_found(tmp_path: Path) -> None:
     path.write_text("def spare_pages(x: Int32[Array, 'tokens wombats']) -> None:\n    self.takeAll = 1\n")
     assert [name for name, _ in names(path) if words(name) & banned_words()] == ["spare_pages", "takeAll"]
     assert [axis for axis, _ in axes(path) if not is_known(axis, known_axes())] == ["wombats"]
+
+
+def repeated(paths: Iterable[Path]) -> list[str]:
+    """Return the public classes of modules whose name another one has."""
+    places: dict[str, list[str]] = {}
+    for path in paths:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path.name}:{node.lineno}")
+    return [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    assert repeated(SOURCES) == []
+
+
+def test_planted_classes_of_one_name_are_found(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.py", tmp_path / "other.py"
+    one.write_text("class Plan:\n    pass\n\n\nclass _Own:\n    pass\n")
+    other.write_text("class _Own:\n    pass\n\n\nclass Plan:\n    pass\n")
+    assert repeated([one, other]) == ["Plan: one.py:1, other.py:5"]

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mis_bench.capacity.plan import Asked, CapacityPlan, DeviceRate, PlanError
+from mis_bench.capacity.plan import CapacityPlan, DeviceRate, PlanError, PlanRequest
 from mis_bench.capacity.planning import cache_capacity, device_rate, plan
 from mis_bench.cli import main
-from mis_bench.estimate import Estimate
+from mis_bench.estimate import ServingEstimate
 from mis_bench.workload import build_workload
 from mis_core.models.published import PUBLISHED
 
-ESTIMATE = Estimate(
+ESTIMATE = ServingEstimate(
     topology="v6e:1x1",
     model="qwen3-0.6b",
     workload="plan-2000-500-20",
@@ -38,7 +38,7 @@ def planned(device: float = 10_000, **fields: Any) -> CapacityPlan:
     rate = DeviceRate(
         items_per_second=device, best_items_per_second=device, worst_items_per_second=device, source="given"
     )
-    return plan(Asked(**usual | fields), rate)
+    return plan(PlanRequest(**usual | fields), rate)
 
 
 def test_chips_hosts_and_cost_follow_from_the_device() -> None:
@@ -191,5 +191,5 @@ def test_without_a_rate_the_compiler_is_needed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_measured_rate_needs_no_estimate() -> None:
-    rate = device_rate(Asked(items_per_day=1), items_per_second=321)
+    rate = device_rate(PlanRequest(items_per_day=1), items_per_second=321)
     assert (rate.items_per_second, rate.worst_items_per_second, rate.source) == (321, 321, "given")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from token_machine import TokenMachine
 
 from mis_bench.capacity.queries import draw_queries, expected_hit_rate, zipf_shares
-from mis_bench.capacity.replica import Replica, ReplicaShape, RequestShape
+from mis_bench.capacity.replica import ReplicaShape, RequestShape, SimulatedReplica
 from mis_bench.capacity.simulation import Loss, Outcome, Scenario, simulate
 from mis_core.scheduler.plan import StepShape
 from mis_core.scheduler.scheduler import Scheduler
@@ -62,7 +62,7 @@ class TestTheCache:
         step = StepShape(tokens=512, scored=64, contexts=16, pages_per_context=16)
         scheduler, machine = Scheduler(step, pages, Layout("packed")), TokenMachine(pages)
         environment = simpy.Environment()
-        replica = Replica(
+        replica = SimulatedReplica(
             environment,
             shape(cache_tokens=pages * 64, step_tokens=512),
             RequestShape(query_tokens=length, item_tokens=4 * 16, item_length=16),
@@ -203,7 +203,7 @@ class TestManyReplicas:
 
     def test_a_replica_that_dies_within_the_last_step_of_a_request_answers_it_not(self) -> None:
         environment = simpy.Environment()
-        replica = Replica(environment, shape(step_s=1.0), REQUEST)
+        replica = SimulatedReplica(environment, shape(step_s=1.0), REQUEST)
         answer = replica.serve(5)
         environment.run(until=0.5)
         replica.kill()

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mis_bench.cli import main
-from mis_bench.estimate import Asked, Estimate, EstimateError, estimate
+from mis_bench.estimate import EstimateError, EstimateRequest, ServingEstimate, estimate
 from mis_core.aot.estimate import StepTimes
 from mis_kernels.aot.ranges import Range
 
@@ -36,26 +36,26 @@ def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert (done.exit_code, done.stderr) == (1, "Error: An estimate needs the TPU's compiler: pip install libtpu.\n")
 
 
-def asked(**fields: Any) -> Estimate:
+def asked(**fields: Any) -> ServingEstimate:
     """Estimate a small workload on one chip, unless told otherwise."""
     usual = {"topology": "v6e:1x1", "model": "qwen3-0.6b", "workload": "probe-512-100-20"}
-    return estimate(Asked.model_validate(usual | fields))
+    return estimate(EstimateRequest.model_validate(usual | fields))
 
 
 @pytest.fixture(scope="module")
-def one_chip() -> Estimate:
+def one_chip() -> ServingEstimate:
     return asked(step_tokens=512, requests=2)
 
 
 @pytest.mark.tpu_aot
-def test_an_estimate_adds_up_and_stays_below_the_roofline(one_chip: Estimate) -> None:
+def test_an_estimate_adds_up_and_stays_below_the_roofline(one_chip: ServingEstimate) -> None:
     assert sum(stage.milliseconds for stage in one_chip.stages) == pytest.approx(one_chip.milliseconds)
     assert one_chip.items_per_second == pytest.approx(100 / one_chip.milliseconds * 1e3)
     assert one_chip.worst_items_per_second < one_chip.items_per_second < one_chip.best_items_per_second
     assert 0.05 < one_chip.roofline_share < 1
     assert {"attention", "mlp", "norm and RoPE", "head"} <= {stage.name for stage in one_chip.stages}
     assert 1e9 < one_chip.memory_bytes < one_chip.memory_limit_bytes
-    assert Estimate.model_validate_json(one_chip.model_dump_json()) == one_chip
+    assert ServingEstimate.model_validate_json(one_chip.model_dump_json()) == one_chip
 
 
 @pytest.mark.tpu_aot
@@ -71,7 +71,7 @@ def test_an_estimate_adds_up_and_stays_below_the_roofline(one_chip: Estimate) ->
     ],
 )
 def test_an_estimate_moves_with_chip_model_devices_and_request(
-    one_chip: Estimate, topology: str, model: str, options: dict[str, int], least: float, most: float
+    one_chip: ServingEstimate, topology: str, model: str, options: dict[str, int], least: float, most: float
 ) -> None:
     found = asked(topology=topology, model=model, step_tokens=512, requests=2, **options)
     assert least < found.items_per_second / one_chip.items_per_second < most

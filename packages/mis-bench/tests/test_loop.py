@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench_fakes import Clock, FakeTarget
-from mis_bench.loop import Asked, drive
+from mis_bench.loop import DueRequest, drive
 from mis_bench.records import Sent
 from mis_bench.targets.spec import TargetSpec
 from mis_bench.targets.target import CallFailed, Capabilities
@@ -24,13 +24,13 @@ def target(clock: Clock) -> FakeTarget:
     return FakeTarget(TargetSpec("fake", "fake"), clock, Capabilities())
 
 
-def asked(target: FakeTarget, due: list[float | None]) -> Iterator[Asked]:
+def asked(target: FakeTarget, due: list[float | None]) -> Iterator[DueRequest]:
     for number, due_s in enumerate(due):
         workload = WORKLOAD.another(number)
-        yield Asked(number, 2, 11, [target.prepare(workload)], due_s)
+        yield DueRequest(number, 2, 11, [target.prepare(workload)], due_s)
 
 
-def driven(target: FakeTarget, requests: Iterator[Asked], **options: float | None) -> tuple[list[Sent], float]:
+def driven(target: FakeTarget, requests: Iterator[DueRequest], **options: float | None) -> tuple[list[Sent], float]:
     given = {"max_concurrency": 1, "timeout_s": 60.0} | options
     return asyncio.run(drive(target, requests, **given))  # type: ignore[arg-type]
 
@@ -97,7 +97,7 @@ def test_failures_are_told_by_their_code_and_a_refusal_is_never_sent(target: Fak
 
     target.before = before
     requests = list(asked(target, [None] * 3))
-    requests.append(Asked(3, 2, 11, [], refusal=CallFailed("rejected", "texts")))
+    requests.append(DueRequest(3, 2, 11, [], refusal=CallFailed("rejected", "texts")))
     sent, _ = driven(target, iter(requests))
     assert [each.error for each in sent] == [None, "http_error", None, "rejected"]
     assert len(target.sent) == 3
@@ -105,7 +105,7 @@ def test_failures_are_told_by_their_code_and_a_refusal_is_never_sent(target: Fak
 
 def test_parts_of_a_request_follow_one_another_and_are_put_together(target: FakeTarget) -> None:
     pieces = [build_workload(f"{name}-5-2-3") for name in ("a", "b", "c")]
-    (sent,), _ = driven(target, iter([Asked(0, 6, 23, pieces)]), max_concurrency=4)
+    (sent,), _ = driven(target, iter([DueRequest(0, 6, 23, pieces)]), max_concurrency=4)
     assert target.most_at_once == 1
     assert sent.done_s == pytest.approx(0.03)
     np.testing.assert_array_equal(sent.scores, np.concatenate([target.scores(piece) for piece in pieces]))

@@ -6,7 +6,7 @@ import pytest
 
 from mis_bench.profile.breakdown import by_operation, by_stage, covered, device_time, stage_of
 from mis_bench.profile.records import ProfileError
-from mis_bench.profile.trace import Mark, Operation, Trace, read_trace
+from mis_bench.profile.trace import DeviceTrace, Mark, Operation, read_trace
 
 
 def encoded(*fields: tuple[int, int | str | bytes]) -> bytes:
@@ -74,19 +74,19 @@ def tpu_trace() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> DeviceTrace:
     path = tmp_path_factory.mktemp("trace") / "x.xplane.pb"
     path.write_bytes(tpu_trace())
     return read_trace(path)
 
 
-def test_a_tpus_operations_are_read_without_the_loops_around_them(trace: Trace) -> None:
+def test_a_tpus_operations_are_read_without_the_loops_around_them(trace: DeviceTrace) -> None:
     assert [each.name for each in trace.operations].count("down.1") == 2
     assert "while.1" not in {each.name for each in trace.operations}
     assert {(each.device, each.program) for each in trace.operations} == {("/device:TPU:0", "jit_step")}
 
 
-def test_stages_are_those_of_the_named_scopes(trace: Trace) -> None:
+def test_stages_are_those_of_the_named_scopes(trace: DeviceTrace) -> None:
     stages = by_stage(trace.operations)
     assert {each.name: round(each.ms * 1e6) for each in stages} == {
         "norm": 20, "down": 50, "rest_of_layers": 20, "unattributed": 5,
@@ -94,13 +94,13 @@ def test_stages_are_those_of_the_named_scopes(trace: Trace) -> None:
     assert [each.count for each in stages] == [2, 3, 2, 1]
 
 
-def test_hot_spots_come_first(trace: Trace) -> None:
+def test_hot_spots_come_first(trace: DeviceTrace) -> None:
     first, *_ = by_operation(trace.operations, most=2)
     assert (first.name, first.stage, first.count) == ("last.1", "down", 1)
     assert len(by_operation(trace.operations, most=2)) == 2
 
 
-def test_time_is_split_between_devices_and_host(trace: Trace) -> None:
+def test_time_is_split_between_devices_and_host(trace: DeviceTrace) -> None:
     time = device_time(trace.operations, [Mark("request", 0, 190)])
     assert time is not None
     assert (time.wall_ms, time.busy_ms) == pytest.approx((190e-6, 95e-6))

@@ -9,7 +9,7 @@ import pytest
 from mis_bench.environment import environment
 from mis_bench.profile.recording import recording_here
 from mis_bench.profile.records import Point, Profile, ProfileError, Scenario, Timed, verdicts
-from mis_bench.profile.run import Subject, profile
+from mis_bench.profile.run import ProfiledTarget, profile
 from mis_bench.profile.scenarios import plan_of
 from mis_bench.records import WorkloadPart
 from mis_bench.targets.blocking import Blocking
@@ -81,6 +81,6 @@ class Refusing:
 def test_a_request_that_fails_ends_the_profile_with_its_reason(scenario: Scenario, tmp_path: Path) -> None:
     plan, recording = plan_of(scenario, "probe-5-1-3", None), recording_here(tmp_path / "traces", python_calls=False)
     with pytest.raises(ProfileError, match=r"probe-5-1-3 failed \(rejected\): The item is too long"):
-        asyncio.run(profile(plan, Subject(Blocking(Refusing()), 9.0), recording, tmp_path, environment()))
+        asyncio.run(profile(plan, ProfiledTarget(Blocking(Refusing()), 9.0), recording, tmp_path, environment()))
     jax.profiler.start_trace(tmp_path / "another")  # none is left under way
     jax.profiler.stop_trace()

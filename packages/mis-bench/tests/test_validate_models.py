@@ -13,10 +13,10 @@ import pytest
 
 from mis_bench.targets import registry
 from mis_bench.targets.spec import TargetSpec
-from mis_bench.targets.target import About, Answer, Capabilities, Layout, Opener, Reply
+from mis_bench.targets.target import About, Capabilities, Layout, Opener, Reply, TargetReply
 from mis_bench.validation.cases import Cases, build_cases
 from mis_bench.validation.gates import Dtype, ModelValidation
-from mis_bench.validation.run import Subject, validate
+from mis_bench.validation.run import ValidatedTarget, validate
 from mis_bench.workload import Workload
 
 VOCABULARY = 2048
@@ -51,7 +51,7 @@ class Faulty:
         is_serial = "scoring_algorithm" in layout
         return self.target.prepare(workload if is_serial else self.before(workload), layout), is_serial
 
-    async def call(self, request: tuple[object, bool]) -> Answer:
+    async def call(self, request: tuple[object, bool]) -> TargetReply:
         prepared, is_serial = request
         answer = await self.target.call(prepared)
         scores = answer.reply.scores if is_serial else self.after(answer.reply.scores.copy())
@@ -91,13 +91,13 @@ class Shifted:
     def prepare(self, workload: Workload, layout: Layout = {}) -> Workload:  # noqa: B006
         return workload
 
-    async def call(self, workload: Workload) -> Answer:
+    async def call(self, workload: Workload) -> TargetReply:
         sequences = [[*workload.query, *item] for item in workload.items]
         begin = len(workload.query)
         positions = [[place + (place >= begin) for place in range(len(each))] for each in sequences]
         began = time.perf_counter()
         scores = self.oracle.score(sequences, workload.label_token_ids.tolist(), position_ids=positions)
-        return Answer(Reply(scores.astype(np.float64)), began, time.perf_counter())
+        return TargetReply(Reply(scores.astype(np.float64)), began, time.perf_counter())
 
     async def forget(self) -> None: ...
 
@@ -132,7 +132,7 @@ def run(monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setattr(registry, "opener", opener)
         options = {**OPTIONS, "dtype": dtype} if spec == "engine" else {}
-        subject = Subject("tiny", spec, options, model, waiver=None if reference else "not here", timeout_s=600)
+        subject = ValidatedTarget("tiny", spec, options, model, waiver=None if reference else "not here", timeout_s=600)
         return asyncio.run(validate(subject, cases, []))
 
     return validated

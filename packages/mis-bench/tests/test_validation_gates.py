@@ -13,11 +13,11 @@ from bench_fakes import Clock
 from mis_bench.artifact import read_artifact
 from mis_bench.cli import main
 from mis_bench.targets.spec import TargetSpec
-from mis_bench.targets.target import About, Answer, CallFailed, Capabilities, Layout, Reply, TargetUnavailable
+from mis_bench.targets.target import About, CallFailed, Capabilities, Layout, Reply, TargetReply, TargetUnavailable
 from mis_bench.validation.cases import build_cases
-from mis_bench.validation.gates import FIGURES, Gate, ModelValidation, Validation
+from mis_bench.validation.gates import FIGURES, GatedFigure, ModelValidation, Validation
 from mis_bench.validation.isolation import KINDS
-from mis_bench.validation.run import Subject, validate
+from mis_bench.validation.run import ValidatedTarget, validate
 from mis_bench.workload import Workload
 
 Fault = Callable[["Fake", Workload, np.ndarray], np.ndarray]
@@ -58,7 +58,7 @@ class Fake:
     def prepare(self, workload: Workload, layout: Layout = {}) -> tuple[Workload, bool]:  # noqa: B006
         return workload, layout.get("scoring_algorithm") == "serial"
 
-    async def call(self, request: tuple[Workload, bool]) -> Answer:
+    async def call(self, request: tuple[Workload, bool]) -> TargetReply:
         workload, is_serial = request
         sent = asyncio.get_running_loop().time()
         self.under_way += 1
@@ -70,7 +70,7 @@ class Fake:
         finally:
             self.under_way -= 1
         self.cached.add(np.asarray(workload.query).tobytes())
-        return Answer(Reply(scores), sent, asyncio.get_running_loop().time())
+        return TargetReply(Reply(scores), sent, asyncio.get_running_loop().time())
 
     def scores(self, workload: Workload) -> np.ndarray:
         query = workload.query if self.delimiter is None else np.append(workload.query, self.delimiter)
@@ -150,13 +150,13 @@ def run(opening):
         **openings: Callable[..., Fake],
     ) -> ModelValidation:
         opening(target, **openings)
-        subject = Subject("fake", spec, {}, None, waiver=waiver)
+        subject = ValidatedTarget("fake", spec, {}, None, waiver=waiver)
         return asyncio.run(validate(subject, CASES, counts, on_gate))
 
     return validated
 
 
-def gate_of(found: ModelValidation, name: str) -> Gate:
+def gate_of(found: ModelValidation, name: str) -> GatedFigure:
     return next(gate for gate in found.gates if gate.name == name)
 
 
@@ -429,7 +429,7 @@ def test_speed_has_a_gate_from_32_items_on(run, seconds: float, status: str) -> 
 
 def test_gates_hold_at_their_thresholds_and_one_without_a_figure_has_not_passed() -> None:
     def status(rule: str, measured: float | None) -> str:
-        return Gate.model_validate({"name": "a", "rule": rule, "threshold": 1.0, "measured": measured}).status
+        return GatedFigure.model_validate({"name": "a", "rule": rule, "threshold": 1.0, "measured": measured}).status
 
     assert [status(rule, 1.0) for rule in ("at most", "at least", "above")] == ["passed", "passed", "failed"]
     assert [status(rule, 2.0) for rule in ("at most", "at least", "above")] == ["failed", "passed", "passed"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kernel_cases import CASES, NATIVE, NEEDS_NATIVE, ON_CPU, Case, Segment, backend_of, in_float32, on_gpu
 from mis_kernels import segment_attention, to_bits
-from mis_kernels.backends import Limits
+from mis_kernels.backends import StepLimits
 from mis_kernels.target import compiling_for
 from mis_testing.grids import part
 from mis_testing.tolerances import ATTENTION
@@ -133,7 +133,7 @@ def test_a_segments_bits_do_not_depend_on_other_segments(backend, tokens, length
     order.shuffle(others)
     at = order.randrange(len(others) + 1)
     dtype, head_dim = ("bfloat16", 64) if backend == "native" else (dtype, 16)
-    shape = {"contexts": contexts, "group": 2, "head_dim": head_dim, "limits": Limits(3, 300, 300)}
+    shape = {"contexts": contexts, "group": 2, "head_dim": head_dim, "limits": StepLimits(3, 300, 300)}
     alone = Case([chosen], tokens=128, **shape)
     among = Case([*others[:at], chosen, *others[at:]], tokens=tokens, **shape)
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from kernel_cases import SMALL
 from mis_kernels import lay_out
-from mis_kernels.backends import ANY_HEADS, Backend, Limits, choose, explain, fastest_dtype
+from mis_kernels.backends import ANY_HEADS, Backend, StepLimits, choose, explain, fastest_dtype
 from mis_kernels.backends.gpu import attention
 from mis_kernels.backends.gpu.backend import GpuBackend
 from mis_kernels.backends.native import library
@@ -25,7 +25,7 @@ from mis_kernels.heads import HEAD_SHAPES, HeadShape
 from mis_kernels.target import CUDA_CAPABILITIES, compiling_for
 
 PAGE = 64
-LIMITS = Limits(contexts=4, context_tokens=1280, segment_tokens=256)
+LIMITS = StepLimits(contexts=4, context_tokens=1280, segment_tokens=256)
 BACKENDS = [
     XlaCpuBackend(ANY_HEADS, "float32"),
     TpuBackend(ANY_HEADS, "float32", SMALL),

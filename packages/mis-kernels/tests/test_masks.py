@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kernel_cases import PAGE, Case, Segment, write_pages
 from mis_kernels import segment_attention, visibility
-from mis_kernels.backends import ANY_HEADS, Limits, choose
+from mis_kernels.backends import ANY_HEADS, StepLimits, choose
 from mis_kernels.masks import (
     Block,
     block_map,
@@ -99,7 +99,7 @@ def test_dense_segment_and_tile_forms_give_the_same_attention(query: int, lens: 
     """A dense mask over the packed sequence against segments behind a paged query in the same step."""
     # Steps of one size, so that a backend is compiled for each number of pages only.
     segments = [Segment(query, paged=True), *(Segment(n, context_len=query) for n in lens)]
-    case = Case(segments, (0,), 512, head_dim=16, limits=Limits(1, 150, 150))
+    case = Case(segments, (0,), 512, head_dim=16, limits=StepLimits(1, 150, 150))
     segments, starts = case.layout()
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((segments.num_tokens, heads, 16), np.float32) for heads in (4, 2, 2))

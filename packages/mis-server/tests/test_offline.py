@@ -19,7 +19,7 @@ from mis_core.config import EngineConfig
 from mis_core.tasks.recipes import RECIPES
 from mis_kernels.backends.native import library as native
 from mis_server.cli import main
-from mis_server.offline.asked import Asked, decisive
+from mis_server.offline.asked import OfflineQuery, decisive
 from mis_server.offline.rows import batches, read_line
 from mis_testing.tokenizer import write_larger_tokenizer
 
@@ -122,14 +122,14 @@ def test_documents_are_reranked(score: Any, engine: Engine) -> None:
 
 def test_another_version_with_other_recipes_does_not_continue_an_output(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(model="m")
-    reranked, scored = (decisive(asked, config) for asked in (Asked(rerank=True), Asked(labels=("yes",))))
+    reranked, scored = (decisive(asked, config) for asked in (OfflineQuery(rerank=True), OfflineQuery(labels=("yes",))))
     monkeypatch.setitem(RECIPES, "generic", replace(RECIPES["generic"], instruction="Be kind"))
-    assert decisive(Asked(rerank=True), config) != reranked
-    assert decisive(Asked(labels=("yes",)), config) == scored
+    assert decisive(OfflineQuery(rerank=True), config) != reranked
+    assert decisive(OfflineQuery(labels=("yes",)), config) == scored
 
 
 def test_scores_that_ignore_a_setting_do_not_continue_those_that_do_not() -> None:
-    asked = Asked(labels=("yes",))
+    asked = OfflineQuery(labels=("yes",))
     plain, ignoring = (decisive(asked, EngineConfig(model="m", ignore_unknown_settings=each)) for each in (False, True))
     assert plain != ignoring
 
@@ -137,7 +137,7 @@ def test_scores_that_ignore_a_setting_do_not_continue_those_that_do_not() -> Non
 def test_batches_have_about_as_many_tokens_as_asked_for() -> None:
     def sizes(lines: list[Any], **limits: int) -> list[int]:
         rows = [read_line(json.dumps(line).encode(), "q") for line in lines]
-        return [len(batch) for batch in batches(rows, Asked(labels=("yes",), **limits))]
+        return [len(batch) for batch in batches(rows, OfflineQuery(labels=("yes",), **limits))]
 
     assert sizes([[1] * 10] * 10, batch_tokens=35) == [3, 3, 3, 1]
     assert sizes(["four" * 10] * 10, batch_tokens=35) == [3, 3, 3, 1]

@@ -24,7 +24,7 @@ from mis_core.errors import ConfigError, ModelError
 from mis_server.cli import main
 from mis_server.offline import Job, score_file
 from mis_server.offline.output import Stream, is_standard_output, output_of
-from mis_server.offline.rows import Row, write_lines
+from mis_server.offline.rows import InputRow, write_lines
 from mis_server.offline.tables import read_table
 
 
@@ -41,7 +41,7 @@ class PretendedScorer:
     failure: Exception | None = None
     before: Callable[[], object] = lambda: None
 
-    async def score(self, rows: list[Row]) -> None:
+    async def score(self, rows: list[InputRow]) -> None:
         self.before()
         for row in rows:
             row.scores = [[1.0]] * len(row.items)
@@ -104,7 +104,7 @@ def test_two_runs_do_not_write_one_file(scorer: PretendedScorer) -> None:
             for overwrite in (False, True):
                 with asked() as third, pytest.raises(ConfigError, match="is written by another run now; this one"):
                     third.resume(overwrite=overwrite)
-            asyncio.run(first.append([Row("q", ["a"], scores=[[1.0]])]))
+            asyncio.run(first.append([InputRow("q", ["a"], scores=[[1.0]])]))
     before = contents()
     with asked() as second, asked() as third:
         second._starts_over = True  # as `resume` found before there was a file
@@ -259,7 +259,7 @@ def test_ctrl_c_ends_a_wait_for_a_pipes_reader(scorer: PretendedScorer, monkeypa
 
 def test_a_reader_that_pauses_holds_up_nothing_else() -> None:
     reading, writing = os.pipe()
-    rows = [Row("q", ["a"], scores=[[0.5] * 100]) for _ in range(1000)]
+    rows = [InputRow("q", ["a"], scores=[[0.5] * 100]) for _ in range(1000)]
 
     async def write() -> bytes:
         with os.fdopen(writing, "wb", 0) as file:

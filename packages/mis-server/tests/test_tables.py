@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mis_core.errors import ConfigError
 from mis_server.offline.answers import Schema, id_type, parquet_of, table_of
-from mis_server.offline.rows import Row, write_line
+from mis_server.offline.rows import InputRow, write_line
 from mis_server.offline.tables import Parquet, read_table
 
 in_any_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -162,7 +162,7 @@ def test_ids_of_a_dictionary_are_its_values() -> None:
 
 
 def test_ids_of_json_lines_are_texts() -> None:
-    rows = [Row("q", ["i"], id=each, scores=[[1.0]]) for each in ("a", 1, [1, "ä"], None, {"a": None})]
+    rows = [InputRow("q", ["i"], id=each, scores=[[1.0]]) for each in ("a", 1, [1, "ä"], None, {"a": None})]
     for some in (rows, rows[3:4], []):
         table = pq.read_table(pa.BufferReader(parquet_of(table_of(some, Schema("scores", pa.string())))))
         assert table.schema.field("id").type == pa.string()
@@ -247,7 +247,7 @@ def test_a_file_without_items_or_with_two_columns_of_a_name_is_refused() -> None
 
 def test_scores_are_what_they_were() -> None:
     scores = np.float32([[0.1, 0.2], [0.3, 0.4]]).tolist()
-    rows = [Row("q", ["a", "b"], scores=scores), Row("q", [], error={"code": "c", "message": "m"})]
+    rows = [InputRow("q", ["a", "b"], scores=scores), InputRow("q", [], error={"code": "c", "message": "m"})]
     table = pq.read_table(pa.BufferReader(parquet_of(table_of(rows, Schema("scores", None)))))
     assert table.column_names == ["scores", "error"]
     assert table["scores"].to_pylist() == [scores, None]

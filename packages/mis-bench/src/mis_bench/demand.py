@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Self
 
-from mis_bench.loop import Asked
+from mis_bench.loop import DueRequest
 from mis_bench.records import Case, WorkloadPart
 from mis_bench.targets.target import CallFailed, Target
 from mis_bench.traces import MAX_ARRIVALS, Trace, arrival_times, build_trace
@@ -60,7 +60,7 @@ class Demand:
         other = self.workload.another(number)
         return replace(other, query=self.workload.query) if self.case.cache == "warm" else other
 
-    def encoded(self, target: Target, number: int, workload: Workload, due_s: float | None = None) -> Asked:
+    def encoded(self, target: Target, number: int, workload: Workload, due_s: float | None = None) -> DueRequest:
         """Encode a request, in chunks if the client is to cut it."""
         size, items = self.case.chunk_items or workload.num_items, workload.items
         pieces = [replace(workload, items=items[start : start + size]) for start in range(0, len(items), size)]
@@ -69,9 +69,9 @@ class Demand:
             parts = [target.prepare(piece) for piece in pieces]
         except CallFailed as error:
             refusal = error
-        return Asked(number, workload.num_items, workload.num_tokens, parts, due_s, refusal)
+        return DueRequest(number, workload.num_items, workload.num_tokens, parts, due_s, refusal)
 
-    def warmups(self, target: Target) -> Iterator[Asked]:
+    def warmups(self, target: Target) -> Iterator[DueRequest]:
         """Yield warm-up requests; of a trace so many of each size. Their queries are not asked again."""
         sizes = {0: self.workload}
         if self.trace is not None:
@@ -81,12 +81,12 @@ class Demand:
             for number in islice(numbers, self.case.warmups):
                 yield self.encoded(target, number, replace(self, workload=workload).numbered(number))
 
-    def afterwards(self, target: Target) -> Asked:
+    def afterwards(self, target: Target) -> DueRequest:
         """Return the request that shows that a target survived."""
         small = build_workload(f"{AFTERWARDS}@{self.workload.num_labels}")
         return self.encoded(target, GATED, small.within(self.case.workload.vocab_size))
 
-    def window(self, target: Target, turn: int) -> Iterator[Asked]:
+    def window(self, target: Target, turn: int) -> Iterator[DueRequest]:
         """Yield the requests of a round; endless if the load's time decides how many there are."""
         if self.trace is not None:
             for number, arrival in enumerate(self.trace.arrivals):

@@ -36,7 +36,7 @@ class EstimateError(RuntimeError):
     """The compiler, or the topology, refused something; the message says what."""
 
 
-class Asked(BaseModel):
+class EstimateRequest(BaseModel):
     """What to estimate.
 
     Attributes:
@@ -72,7 +72,7 @@ class Stage(BaseModel):
     share: float
 
 
-class Estimate(Asked):
+class ServingEstimate(EstimateRequest):
     """What a workload would take.
 
     Attributes:
@@ -129,7 +129,7 @@ class Estimate(Asked):
         return "\n".join(lines)
 
 
-def estimate(asked: Asked) -> Estimate:
+def estimate(asked: EstimateRequest) -> ServingEstimate:
     """Plan, compile and price.
 
     Raises:
@@ -180,7 +180,7 @@ def estimate(asked: Asked) -> Estimate:
         )
         for name, part in sorted(each.items(), key=lambda pair: -pair[1].expected)
     ]
-    return Estimate(
+    return ServingEstimate(
         **asked.model_dump(),
         workload_sha256=workload.sha256,
         steps=times.steps,

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mis_bench.artifact import Part
 from mis_bench.environment import hardware_of
-from mis_bench.records import Call, Case, Load, Results, Window
+from mis_bench.records import Call, Case, LoadLevel, Results, Window
 from mis_bench.statistics import Estimate, Latency, estimate
 
 Status = Literal["ok", "warn", "skipped", "failed"]
@@ -128,7 +128,7 @@ def _row(
     )
 
 
-def _in_words(load: Load) -> str:
+def _in_words(load: LoadLevel) -> str:
     """Return how requests are sent: `1 caller`, `4/s`, `4/s, at most 8 at once`."""
     if load.rate is not None:
         return f"{load.rate:g}/s" + (f", at most {load.max_concurrency} at once" if load.max_concurrency else "")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mis_bench.figures import Row, Status
-from mis_bench.records import Case, Gates, Limits, Plan, Results
+from mis_bench.records import Case, Gates, Plan, Results, Tolerances
 from mis_bench.table import number
 from mis_bench.workload import task_of
 
@@ -63,7 +63,7 @@ def with_winner(plan: Plan, rows: Sequence[Row]) -> list[Row]:
     return [row.model_copy(update={"wins": row is best}) for row in rows]
 
 
-def winner(rows: Sequence[Row], limits: Limits) -> Row | None:
+def winner(rows: Sequence[Row], limits: Tolerances) -> Row | None:
     """Return the row with most items per second of those that may win and keep to the guardrail.
 
     The guardrail is the lowest p95 of rows that may win, times `limits.guardrail_ratio`. At equal speed smaller calls

@@ -9,7 +9,7 @@ from itertools import chain, islice
 import numpy as np
 
 from mis_bench.records import Sent
-from mis_bench.targets.target import Answer, CallFailed, Prepared, Target
+from mis_bench.targets.target import CallFailed, Prepared, Target, TargetReply
 
 ENCODED_AHEAD = 256
 """Requests that are encoded before the clock starts. Of a longer load the rest is encoded while it runs."""
@@ -19,7 +19,7 @@ MOST_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DueRequest:
     """One request, encoded.
 
     Attributes:
@@ -41,7 +41,7 @@ class Asked:
 
 async def drive(
     target: Target,
-    requests: Iterable[Asked],
+    requests: Iterable[DueRequest],
     *,
     max_concurrency: int | None,
     timeout_s: float,
@@ -71,7 +71,7 @@ async def drive(
     found: dict[int, Sent] = {}
     began = time.perf_counter()
 
-    async def send(place: int, asked: Asked) -> None:
+    async def send(place: int, asked: DueRequest) -> None:
         try:
             found[place] = await _sent(target, asked, began, timeout_s)
         finally:
@@ -94,14 +94,14 @@ async def drive(
     return sent, max((each.done_s for each in sent), default=0.0)
 
 
-async def ask_one(target: Target, asked: Asked, timeout_s: float) -> Sent:
+async def ask_one(target: Target, asked: DueRequest, timeout_s: float) -> Sent:
     """Send one request by itself."""
     (sent,), _ = await drive(target, [asked], max_concurrency=1, timeout_s=timeout_s)
     return sent
 
 
-async def _sent(target: Target, asked: Asked, began: float, timeout_s: float) -> Sent:
-    answers: list[Answer] = []
+async def _sent(target: Target, asked: DueRequest, began: float, timeout_s: float) -> Sent:
+    answers: list[TargetReply] = []
     stages: dict[str, float] = {}
     sent, error, message = time.perf_counter(), None, ""
     try:

@@ -46,7 +46,7 @@ class WorkloadPart(Part):
         return cls.model_validate(workload, from_attributes=True)
 
 
-class Load(Part):
+class LoadLevel(Part):
     """How requests are sent in one window.
 
     Closed: `max_concurrency` callers, each waiting for its answer. Open: requests arrive at `rate` (Poisson), or when
@@ -77,7 +77,7 @@ class Case(Part):
     name: str = Field(min_length=1)
     target: str = Field(description="Name of a planned target.")
     workload: WorkloadPart
-    load: Load = Load()
+    load: LoadLevel = LoadLevel()
     cache: Cache = Field(default="cold", description="Whether requests share their query.")
     warmups: int = Field(default=1, ge=0, description="Requests before them, at least.")
     chunk_items: int = Field(default=0, ge=0, description="Items of a call; 0: a request is one call.")
@@ -87,7 +87,7 @@ class Case(Part):
     tolerated: list[str] = Field(default=[], description="Error codes that are no failure here.")
 
 
-class Limits(Part):
+class Tolerances(Part):
     """What scores must keep to, and a winner's latency."""
 
     max_abs: float = Field(default=0.02, gt=0, description="Largest difference of scores.")
@@ -121,7 +121,7 @@ class Plan(Artifact, schema="mis-plan-v1"):
     repeat: int = Field(default=1, ge=1, description="How often all is done, with targets opened anew.")
     confirm_rounds: int = Field(default=0, ge=0, description="Of the best cases, once all rounds are over.")
     reference: str | None = Field(default=None, description="Target whose scores and speed others are held against.")
-    limits: Limits = Limits()
+    limits: Tolerances = Tolerances()
     gates: Gates = Gates()
     slo_p99_ms: float | None = Field(default=None, gt=0, description="Objective of goodput.")
     timeout_s: float = Field(default=180.0, gt=0)
@@ -154,7 +154,7 @@ class Opened(Part):
 
 
 class Gate(Part):
-    """What a check of scores measured before speed; `Limits` judge it.
+    """What a check of scores measured before speed; `Tolerances` judge it.
 
     `correctness`: against the reference's answer to the same request. `isolation`: the last item alone, against the
     same item among the others.

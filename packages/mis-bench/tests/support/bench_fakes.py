@@ -13,7 +13,7 @@ from click.testing import Result
 from mis_bench.records import Results, read_results
 from mis_bench.summary import Summary, summarize
 from mis_bench.targets.spec import TargetSpec
-from mis_bench.targets.target import About, Answer, CallFailed, Capabilities, Layout, Reply, TargetUnavailable
+from mis_bench.targets.target import About, CallFailed, Capabilities, Layout, Reply, TargetReply, TargetUnavailable
 from mis_bench.workload import Task, Workload
 
 CALL_S = 0.01
@@ -86,7 +86,7 @@ class FakeTarget:
         self.layouts.append(layout)
         return workload
 
-    async def call(self, workload: Workload) -> Answer:
+    async def call(self, workload: Workload) -> TargetReply:
         self.events.append("call")
         number = len(self.sent)
         self.sent.append(workload)
@@ -96,7 +96,9 @@ class FakeTarget:
         try:
             await asyncio.sleep(self.seconds(workload))
             self.before(number, workload)
-            return Answer(Reply(self.scores(workload), {"device": 0.1}, self.cached_tokens), began, self._clock.seconds)
+            return TargetReply(
+                Reply(self.scores(workload), {"device": 0.1}, self.cached_tokens), began, self._clock.seconds
+            )
         finally:
             self.under_way -= 1
 

@@ -2,7 +2,7 @@
 
 from mis_bench.profile.records import Point, Profile, Slice, Timed
 from mis_bench.records import WorkloadPart
-from mis_bench.validation.gates import Gate, ModelValidation, Timing, Validation
+from mis_bench.validation.gates import GatedFigure, ModelValidation, Timing, Validation
 from mis_bench.workload import build_workload
 from report_sources import HERE, about
 
@@ -14,10 +14,12 @@ def validation(**fields: object) -> Validation:
         dtype="bfloat16",
         about=about(),
         gates=[
-            Gate(name="isolation.permutation_max_abs_diff", threshold=0.0, measured=0.0),
-            Gate(name="equivalence_serial.max_abs_diff", threshold=0.02, measured=0.3, detail="planted"),
-            Gate(name="equivalence_serial.mean_abs_diff", threshold=0.01, detail="It was not answered."),
-            Gate(name="max_abs_diff_jax_multi_vs_torch_serial", threshold=0.02, detail="no PyTorch", is_waived=True),
+            GatedFigure(name="isolation.permutation_max_abs_diff", threshold=0.0, measured=0.0),
+            GatedFigure(name="equivalence_serial.max_abs_diff", threshold=0.02, measured=0.3, detail="planted"),
+            GatedFigure(name="equivalence_serial.mean_abs_diff", threshold=0.01, detail="It was not answered."),
+            GatedFigure(
+                name="max_abs_diff_jax_multi_vs_torch_serial", threshold=0.02, detail="no PyTorch", is_waived=True
+            ),
         ],
         timings=[Timing(items=items, multi_ms=[ms], serial_ms=[ms * ratio]) for items, ms, ratio in speeds],
     )

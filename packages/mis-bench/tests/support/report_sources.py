@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from mis_bench.environment import environment
-from mis_bench.estimate import Estimate, Stage
+from mis_bench.estimate import ServingEstimate, Stage
 from mis_bench.records import (
     Call,
     Case,
     Gate,
-    Load,
+    LoadLevel,
     Opened,
     Plan,
     PlannedTarget,
@@ -119,7 +119,7 @@ def sweep(folder: Path) -> Path:
         (
             case(
                 target, "probe-128-8-20", name=f"{target} {callers}",
-                load=Load(requests=4, max_concurrency=callers),
+                load=LoadLevel(requests=4, max_concurrency=callers),
             ),
             milliseconds * factor,
         )
@@ -163,9 +163,9 @@ def stress(folder: Path) -> Path:
     return write_results(folder, "stress", cases)
 
 
-def estimate(topology: str = "v6e:1x1", ms: float = 49.5) -> Estimate:
+def estimate(topology: str = "v6e:1x1", ms: float = 49.5) -> ServingEstimate:
     parts = {"attention": 0.48, "mlp": 0.21, "projections and norms": 0.18, "norm and RoPE": 0.08, "head": 0.05}
-    return Estimate(
+    return ServingEstimate(
         topology=topology, model="qwen3-0.6b", workload=CANONICAL, workload_sha256=build_workload().sha256, dp=1,
         tp=1, step_tokens=4096, requests=8, apply_softmax=False, steps=24, milliseconds=ms, items_per_second=5e5 / ms,
         best_items_per_second=5.5e5 / ms, worst_items_per_second=4.5e5 / ms,

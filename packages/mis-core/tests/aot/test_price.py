@@ -6,7 +6,7 @@ import pytest
 
 from mis_core.aot.__main__ import DEVICES, MODELS, steps_of
 from mis_core.aot.estimate import product_sizes
-from mis_core.aot.hlo import COPY, Operation, read_operations
+from mis_core.aot.hlo import COPY, HloOperation, read_operations
 from mis_core.aot.price import price_program, stage_of
 from mis_core.aot.roofline import layer_weights, least_flops
 from mis_core.aot.traffic import plan_requests
@@ -75,7 +75,7 @@ def test_a_step_pays_for_its_exchanges() -> None:
 
 def test_a_copy_that_nothing_hides_is_paid_for() -> None:
     chip = CHIPS["v6e"]
-    operation = Operation("s.1", COPY, "", cycles=10, times=27, bytes=16_400_000)
+    operation = HloOperation("s.1", COPY, "", cycles=10, times=27, bytes=16_400_000)
     found = price_program([operation], 1e9, chip)["copies"]
     assert (found.best, found.expected) == (0.0, pytest.approx(27 * (10e-6 / 0.83 - 10e-9)))
 

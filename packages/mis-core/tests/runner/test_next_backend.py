@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from mis_core import Engine
 from mis_kernels import backends
-from mis_kernels.backends import Backend, FoldedNorm, LaidOut, Limits, Weight, explain
+from mis_kernels.backends import Backend, FoldedNorm, LaidOut, StepLimits, Weight, explain
 from mis_kernels.heads import HeadShape
 from mis_kernels.segments import Segments
 from mis_testing.options import SMALL_ENGINE
@@ -45,7 +45,7 @@ class ToyBackend(Backend):
     def misfit(cls, heads: HeadShape, dtype: str) -> str | None:
         return super().misfit(heads, dtype) or (None if dtype == "float32" else f"computes float32, not {dtype}")
 
-    def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
+    def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
         return (tokens // ROWS,)
 
     def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:

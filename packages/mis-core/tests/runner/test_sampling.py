@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, Drawn, next_tokens
+from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, DrawnTokens, next_tokens
 from mis_core.scheduler.plan import PLACES
 from mis_core.scheduler.reading import Draws
 from mis_core.scoring.request import MAX_TOP_TOKENS, Sampling
@@ -33,11 +33,11 @@ KINDS: tuple[dict[str, Any], ...] = (
 _programs = {group: jax.jit(partial(next_tokens, group=group)) for group in (1, 8)}
 
 
-def run(logits: np.ndarray, count: int, how: DrawArrays, group: int = 1) -> tuple[Drawn, jax.Array, jax.Array]:
+def run(logits: np.ndarray, count: int, how: DrawArrays, group: int = 1) -> tuple[DrawnTokens, jax.Array, jax.Array]:
     return _programs[group](logits, np.array([count], np.int32), how, np.full(PLACES, -1, np.int32), WRITTEN)
 
 
-def draw(rows: list[int], kinds: list[int], tops: list[int] | None = None, group: int = 1) -> Drawn:
+def draw(rows: list[int], kinds: list[int], tops: list[int] | None = None, group: int = 1) -> DrawnTokens:
     """Draw after some rows of `LOGITS`, each in one of the ways of `KINDS`, at the place that has the row's number."""
     logits = np.full_like(LOGITS, np.nan)
     logits[: len(rows)] = LOGITS[rows]
@@ -54,7 +54,7 @@ def draw(rows: list[int], kinds: list[int], tops: list[int] | None = None, group
     expected_counts[np.array(rows)[penalised], ids[penalised]] += 1
     np.testing.assert_array_equal(last, expected_last)
     np.testing.assert_array_equal(counts, expected_counts)
-    return Drawn(*(np.asarray(values)[: len(rows)] for values in drawn))
+    return DrawnTokens(*(np.asarray(values)[: len(rows)] for values in drawn))
 
 
 @pytest.mark.parametrize("group", [1, 8])

@@ -16,7 +16,7 @@ from scipy.special import softmax
 from mis_core.errors import RequestError
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.request import EngineOutput, ScoreRequest
-from mis_core.tasks.decide import Asked, ParsedDecision, finish_decision, parse_decision
+from mis_core.tasks.decide import AskedQuestion, ParsedDecision, finish_decision, parse_decision
 from mis_core.tasks.decisions import ChoiceAnswer, PredicateAnswer, RefusalAnswer, ScoreAnswer
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate
@@ -152,7 +152,7 @@ def prompt(tokenizer: Tokenizer, question: str, messages: list[dict[str, Any]]) 
 def prompts(tokenizer: Tokenizer, parsed: ParsedDecision, messages: list[dict[str, Any]]) -> list[str]:
     """What the prompts of `QUESTIONS` must be."""
     texts = (PREDICATE_TEXT, CHOICE_TEXT, SCORE_TEXT)
-    labels = [asked.labels[0] for asked in parsed.questions if isinstance(asked, Asked)]
+    labels = [asked.labels[0] for asked in parsed.questions if isinstance(asked, AskedQuestion)]
     return [prompt(tokenizer, text.format(*own), messages) for text, own in zip(texts, labels, strict=True)]
 
 
@@ -174,7 +174,7 @@ def test_every_label_is_the_one_token_that_follows_the_prompt(tokenizer: Tokeniz
     lead = " " if tokenizer.chat_template in (None, ChatTemplate(LLAMA2)) else ""
     rows = zip(prompts(tokenizer, parsed, FOX), request_of(parsed).label_ids, parsed.questions, strict=True)
     for before, ids, asked in rows:
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, AskedQuestion)
         texts, tokens = asked.labels
         assert len(texts) == len(set(tokens.tolist())) == (len(asked.question.options) or 2)
         assert ids.tolist() == [*tokens, *[-1] * (4 - len(tokens))]
@@ -323,7 +323,7 @@ def many_codes(tokenizer: Tokenizer, count: int) -> Tokenizer:
 def test_255_choices_have_a_code_each_if_the_vocabulary_has_them(plain: Tokenizer) -> None:
     values = [f"choice {number}" for number in range(255)]
     parsed = parse(many_codes(plain, 300), questions=[choice_of(values), choice_of(["a", "b"])])
-    many, few = (asked.labels[0] for asked in parsed.questions if isinstance(asked, Asked))
+    many, few = (asked.labels[0] for asked in parsed.questions if isinstance(asked, AskedQuestion))
     assert (many[:28:9], few) == (["A", "J", "S", "AB"], ["A", "B"])
     ids = request_of(parsed).label_ids
     assert (len(set(ids[0].tolist())), ids[0].min() >= 0) == (255, True)

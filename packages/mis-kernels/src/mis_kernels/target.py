@@ -15,7 +15,7 @@ CUDA_CAPABILITIES = {"h100": 9.0, "l4": 8.9}
 """GPUs that code can be made for without one, and their compute capability."""
 
 
-class Target(NamedTuple):
+class CompilationTarget(NamedTuple):
     """What code is made for.
 
     Attributes:
@@ -30,8 +30,8 @@ class Target(NamedTuple):
     bounds_checks: bool = False
 
 
-_HERE = Target()
-_target: ContextVar[Target] = ContextVar("target", default=_HERE)
+_HERE = CompilationTarget()
+_target: ContextVar[CompilationTarget] = ContextVar("target", default=_HERE)
 
 
 @contextmanager
@@ -42,14 +42,14 @@ def compiling_for(
 
     Programs are made when they are traced. An engine made in the block stays with its target.
     """
-    token = _target.set(Target(chip, interpret, bounds_checks))
+    token = _target.set(CompilationTarget(chip, interpret, bounds_checks))
     try:
         yield
     finally:
         _target.reset(token)
 
 
-def target() -> Target:
+def target() -> CompilationTarget:
     """Return what code is made for here."""
     return _target.get()
 

@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kernel_cases import EMULATED, NEEDS_NATIVE, ON_CPU, PAGE, SMALL, in_float32, on_host
 from mis_kernels import lay_out, segment_attention, write_pages
-from mis_kernels.backends import Backend, LaidOut, Limits, choose
+from mis_kernels.backends import Backend, LaidOut, StepLimits, choose
 from mis_kernels.backends.gpu.backend import GpuBackend
 from mis_kernels.backends.native import library as native
 from mis_kernels.backends.tpu.backend import TpuBackend
@@ -29,7 +29,7 @@ POSITIONS = (0, 1, 63, 64, 700, 1279)
 
 HEADS = HeadShape(4, 2, 64)
 WIDE = HeadShape(2, 2, 128)
-LIMITS = Limits(contexts=ROWS, context_tokens=PAGES_PER_CONTEXT * PAGE, segment_tokens=1, decoding=True)
+LIMITS = StepLimits(contexts=ROWS, context_tokens=PAGES_PER_CONTEXT * PAGE, segment_tokens=1, decoding=True)
 Interpret = bool | pltpu.InterpretParams
 
 

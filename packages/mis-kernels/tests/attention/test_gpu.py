@@ -11,7 +11,7 @@ import pytest
 
 from kernel_cases import PAGE, UNOPTIMISED, Case, Segment, backend_of, in_float32
 from mis_kernels import segment_attention
-from mis_kernels.backends import LaidOut, Limits
+from mis_kernels.backends import LaidOut, StepLimits
 from mis_kernels.backends.gpu.attention import gpu_attention
 from mis_kernels.backends.gpu.backend import GpuBackend
 from mis_kernels.backends.gpu.tiles import KEYS, GpuBlocks
@@ -21,7 +21,7 @@ from mis_testing.tolerances import ATTENTION
 
 Device = Callable[[], AbstractContextManager]
 
-SHAPE: dict[str, Any] = {"contexts": (300, 0, 70), "group": 2, "head_dim": 32, "limits": Limits(3, 640, 300)}
+SHAPE: dict[str, Any] = {"contexts": (300, 0, 70), "group": 2, "head_dim": 32, "limits": StepLimits(3, 640, 300)}
 CHOSEN = Segment(9)
 NEIGHBOURS = {
     "a shorter one": ([Segment(1)], []),

@@ -13,7 +13,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from mis_kernels import lay_out, reference_attention, write_pages
-from mis_kernels.backends import ANY_HEADS, Backend, LaidOut, Limits, choose
+from mis_kernels.backends import ANY_HEADS, Backend, LaidOut, StepLimits, choose
 from mis_kernels.backends.gpu.backend import GpuBackend
 from mis_kernels.backends.native import library as native
 from mis_kernels.backends.tpu.backend import TpuBackend
@@ -89,7 +89,7 @@ class Case:
     head_dim: int = 16
     seed: int = 0
     gap: int = 0  # padding tokens between segments
-    limits: Limits | None = None  # cases within the same ones are compiled together; None: made for this one
+    limits: StepLimits | None = None  # cases within the same ones are compiled together; None: made for this one
 
     def layout(self, backend: Backend | str = "xla") -> tuple[LaidOut, np.ndarray]:
         """Return the segments, laid out for a backend, and the first row of each."""

@@ -298,10 +298,10 @@ def _score_there(there: dict[str, Any], options: dict[str, Any], engine: EngineC
         raise click.UsageError("Missing option '--output', which --ray needs.")
     if importlib.util.find_spec("ray") is None:
         raise click.ClickException("--ray needs Ray: pip install 'mis-server[ray]'.")
-    from mis_server.offline import Asked
-    from mis_server.ray.job import Actors, Files, score_files
+    from mis_server.offline import OfflineQuery
+    from mis_server.ray.job import Actors, JobFiles, score_files
 
-    files = Files(
+    files = JobFiles(
         input=there["input"],
         output=output,
         format=there["output_format"] or ("parquet" if there["input"].endswith(".parquet") else "jsonl"),
@@ -310,7 +310,7 @@ def _score_there(there: dict[str, Any], options: dict[str, Any], engine: EngineC
     actors = Actors(
         number=there["actors"], cpus=there["actor_cpus"], gpus=there["actor_gpus"], tpus=there["actor_tpus"]
     )
-    asked = Asked(**options)
+    asked = OfflineQuery(**options)
     done = score_files(files, asked, engine, actors, overwrite=overwrite, cluster=_cluster(there["ray"]))
     click.echo(
         f"Scores written to {output}: {done.rows} rows in {done.parts} parts, {done.parts_before} parts were there."

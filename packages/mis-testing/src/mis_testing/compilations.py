@@ -10,7 +10,7 @@ _EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 @dataclass(slots=True)
-class Compilations:
+class CompilationCounter:
     """What was compiled while the counter was active.
 
     Attributes:
@@ -26,7 +26,7 @@ class Compilations:
 
 
 @contextmanager
-def count_compilations() -> Iterator[Compilations]:
+def count_compilations() -> Iterator[CompilationCounter]:
     """Count compilations in this process, on all threads, until the block ends.
 
     A counter that hears nothing would make every test of absence pass, so it first compiles a trivial
@@ -41,7 +41,7 @@ def count_compilations() -> Iterator[Compilations]:
     import jax
     import jax.monitoring
 
-    compilations = Compilations()
+    compilations = CompilationCounter()
 
     def listen(event: str, duration_secs: float, **details: str | float) -> None:
         if event == _EVENT:

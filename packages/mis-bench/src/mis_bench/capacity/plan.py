@@ -9,7 +9,7 @@ class PlanError(RuntimeError):
     """The load cannot be planned; the message names the option."""
 
 
-class Asked(BaseModel):
+class PlanRequest(BaseModel):
     """What to plan for.
 
     Attributes:
@@ -74,7 +74,7 @@ class Resource(BaseModel):
     used: float
 
 
-class CapacityPlan(Asked):
+class CapacityPlan(PlanRequest):
     """What the load takes.
 
     Attributes:

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from mis_bench import estimate as estimates
-from mis_bench.capacity.plan import Asked, CapacityPlan, DeviceRate, PlanError, Resource
+from mis_bench.capacity.plan import CapacityPlan, DeviceRate, PlanError, PlanRequest, Resource
 from mis_bench.capacity.queries import expected_hit_rate, zipf_shares
 from mis_bench.capacity.replica import ReplicaShape, RequestShape
 from mis_bench.capacity.simulated import Simulated, simulate_loss
@@ -57,7 +57,9 @@ MACHINES = {
 }
 
 
-def device_rate(asked: Asked, estimate_json: str | None = None, items_per_second: float | None = None) -> DeviceRate:
+def device_rate(
+    asked: PlanRequest, estimate_json: str | None = None, items_per_second: float | None = None
+) -> DeviceRate:
     """Return what a replica's devices do: as measured, as estimated before, or estimated now.
 
     Args:
@@ -75,10 +77,10 @@ def device_rate(asked: Asked, estimate_json: str | None = None, items_per_second
     workload = f"plan-{asked.query}-{asked.items}-{asked.item_tokens}"
     same = {name: getattr(asked, name) for name in ("topology", "model", "dp", "tp", "quantization")}
     if estimate_json is None:
-        found = estimates.estimate(estimates.Asked(workload=workload, **same))
+        found = estimates.estimate(estimates.EstimateRequest(workload=workload, **same))
     else:
         try:
-            found = estimates.Estimate.model_validate(json.loads(estimate_json))
+            found = estimates.ServingEstimate.model_validate(json.loads(estimate_json))
         except ValueError as error:
             raise PlanError(f"--estimate is not what `mis-bench estimate --json` prints: {error}") from None
         sizes = build_workload(found.workload)
@@ -105,7 +107,7 @@ def cache_capacity(config: ModelConfig, topology: str, dp: int, tp: int) -> int:
     return int((_MEMORY * chip.memory * tp - weight_bytes(config)) / token_bytes) * dp
 
 
-def plan(asked: Asked, device: DeviceRate) -> CapacityPlan:
+def plan(asked: PlanRequest, device: DeviceRate) -> CapacityPlan:
     """Plan.
 
     Raises:
@@ -147,7 +149,7 @@ def plan(asked: Asked, device: DeviceRate) -> CapacityPlan:
 class _Load:
     """A load, and what limits the replicas that carry it."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: PlanRequest) -> None:
         for name, known, what in ((asked.topology, MACHINES, "topology"), (asked.model, PUBLISHED, "model")):
             if name not in known:
                 raise PlanError(f"There is no {what} {name!r}; choose from {', '.join(known)}.")

@@ -120,7 +120,7 @@ class _Work:
         return added
 
 
-class Replica:
+class SimulatedReplica:
     """A replica that serves from its making until it is killed.
 
     Attributes:

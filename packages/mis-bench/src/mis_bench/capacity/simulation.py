@@ -14,7 +14,7 @@ import numpy as np
 import simpy
 from jaxtyping import Float64, Int64, Shaped
 
-from mis_bench.capacity.replica import Replica, ReplicaShape, RequestShape
+from mis_bench.capacity.replica import ReplicaShape, RequestShape, SimulatedReplica
 from mis_bench.capacity.ring import Ring
 from mis_core.scheduler.plan import PAGE_SIZE
 
@@ -186,8 +186,8 @@ class _Run:
         environment.run()
         return self.result
 
-    def _new_replica(self) -> Replica:
-        return Replica(self.environment, self.scenario.replica, self.scenario.request, self.rng)
+    def _new_replica(self) -> SimulatedReplica:
+        return SimulatedReplica(self.environment, self.scenario.replica, self.scenario.request, self.rng)
 
     def _arrivals(self) -> Generator[simpy.Event, Any, None]:
         gaps = self.rng.exponential(1 / self.scenario.rate, len(self.queries))

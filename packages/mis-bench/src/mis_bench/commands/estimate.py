@@ -24,11 +24,11 @@ def estimate(as_json: bool, **asked: Any) -> None:
     Needs `pip install libtpu`, the TPU's compiler. Takes a minute or two.
     """
     # Imported late: the rest of the command line must not wait for JAX.
-    from mis_bench.estimate import Asked, EstimateError
+    from mis_bench.estimate import EstimateError, EstimateRequest
     from mis_bench.estimate import estimate as run
 
     try:
-        found = run(Asked(**asked))
+        found = run(EstimateRequest(**asked))
     except EstimateError as error:
         raise click.ClickException(str(error)) from None
     click.echo(found.model_dump_json() if as_json else found)

@@ -6,7 +6,7 @@ import click
 
 from mis_bench.commands.bench import POSITIVE, Bench, finish, measuring_options, numbers, workload_option
 from mis_bench.commands.measuring import ABOVE_0
-from mis_bench.records import Cache, Case, Load
+from mis_bench.records import Cache, Case, LoadLevel
 
 SCENARIOS = ("large-batch", "concurrent", "sustained")
 SUSTAINED_RATE = 10.0
@@ -26,10 +26,10 @@ def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> N
     afterwards.
     """
     bench = Bench(**given)
-    short = Load(requests=None, seconds=seconds or 30.0)
-    long = Load(requests=None, seconds=seconds or 300.0, max_concurrency=None, rate=SUSTAINED_RATE)
+    short = LoadLevel(requests=None, seconds=seconds or 30.0)
+    long = LoadLevel(requests=None, seconds=seconds or 300.0, max_concurrency=None, rate=SUSTAINED_RATE)
     loads = {
-        "large-batch": [(f"{items}", items, Load(requests=5)) for items in (50, 100, 200)],
+        "large-batch": [(f"{items}", items, LoadLevel(requests=5)) for items in (50, 100, 200)],
         "concurrent": [
             (f"{callers}x{items}", items, short.model_copy(update={"max_concurrency": callers}))
             for callers, items in ((4, 8), (8, 8), (16, 4))
@@ -82,8 +82,8 @@ def sweep(
 
     bench = Bench(**given)
     callers = concurrencies or (() if rates else (1, 2, 4, 8))
-    loads = {f"x{each}": Load(requests=max(requests, each), max_concurrency=each) for each in callers}
-    loads |= {f"{rate:g}/s": Load(requests=requests, max_concurrency=max_concurrency, rate=rate) for rate in rates}
+    loads = {f"x{each}": LoadLevel(requests=max(requests, each), max_concurrency=each) for each in callers}
+    loads |= {f"{rate:g}/s": LoadLevel(requests=requests, max_concurrency=max_concurrency, rate=rate) for rate in rates}
     planned, part = bench.find(), bench.part(workload_name)
     cases = [
         Case(

@@ -46,12 +46,12 @@ def plan(as_json: bool, estimate_path: Path | None, items_per_second: float | No
     if 0 < asked["balance_factor"] <= 100:
         raise click.BadParameter("must be above 100, or 0.", param_hint="--balance-factor")
     # Imported late: the rest of the command line must not wait for JAX.
-    from mis_bench.capacity.plan import Asked, PlanError
+    from mis_bench.capacity.plan import PlanError, PlanRequest
     from mis_bench.capacity.planning import device_rate
     from mis_bench.capacity.planning import plan as run
     from mis_bench.estimate import EstimateError
 
-    load = Asked(**asked)
+    load = PlanRequest(**asked)
     estimated = None if estimate_path is None else estimate_path.read_text(encoding="utf-8-sig")
     try:
         found = run(load, device_rate(load, estimated, items_per_second))

@@ -71,7 +71,7 @@ def profile(
         target, engine = await _open(spec, options, directory)
         try:
             size = vocabulary(directory, vocab_size)
-            subject = run.Subject(target, timeout, vocab_size=size, engine=engine, on_request=on_request)
+            subject = run.ProfiledTarget(target, timeout, vocab_size=size, engine=engine, on_request=on_request)
             traces, key = folder / "traces", options.get("admin_key", options.get("api_key"))
             if url and profile_dir:
                 recording = recording_server(traces, url, profile_dir, key)

@@ -10,7 +10,7 @@ import click
 
 from mis_bench.commands.bench import POSITIVE, Bench, finish, measuring_options
 from mis_bench.commands.measuring import ABOVE_0, adding
-from mis_bench.records import Cache, Case, Gates, Load, WorkloadPart
+from mis_bench.records import Cache, Case, Gates, LoadLevel, WorkloadPart
 from mis_bench.traces import build_trace
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ ROUNDS = 10
 CACHES: tuple[Cache, ...] = ("cold", "warm")
 
 
-class Profile(NamedTuple):
+class RunProfile(NamedTuple):
     """Items and labels of requests, which have a query of 128 tokens and items of 20, and how often they are sent."""
 
     batch_sizes: tuple[int, ...]
@@ -33,9 +33,9 @@ class Profile(NamedTuple):
 
 
 PROFILES = {
-    "smoke": Profile((1, 4, 16), (2, 4), runs=5, warmup_runs=2),
-    "standard": Profile((1, 2, 4, 8, 16, 32), (2, 4, 8), runs=20, warmup_runs=5),
-    "full": Profile(
+    "smoke": RunProfile((1, 4, 16), (2, 4), runs=5, warmup_runs=2),
+    "standard": RunProfile((1, 2, 4, 8, 16, 32), (2, 4, 8), runs=20, warmup_runs=5),
+    "full": RunProfile(
         (1, 2, 4, 8, 16, 32, 64), (2, 4, 8, 16), runs=50, warmup_runs=10, dtypes=("bfloat16", "float32")
     ),
 }  # fmt: skip
@@ -105,7 +105,7 @@ def run(
     if not rate and (callers or 1) > min(runs, warmups):
         raise click.UsageError(f"--concurrency {callers} needs at least as many --runs and --warmup-runs.")
     rounds = rounds or rounds_of(runs, callers, rate)
-    load = Load(requests=-(-runs // rounds), max_concurrency=callers if rate else callers or 1, rate=rate)
+    load = LoadLevel(requests=-(-runs // rounds), max_concurrency=callers if rate else callers or 1, rate=rate)
     chosen = profile if profile_name or not workloads else None
     bench.find(dtypes=chosen.dtypes if chosen else (None,))
     cases = list(_cases(bench, chosen, workloads, load, warmups))
@@ -132,7 +132,9 @@ def rounds_of(runs: int, callers: int | None, rate: float | None) -> int:
     return -(-runs // -(-runs // most))
 
 
-def _cases(bench: Bench, profile: Profile | None, workloads: Sequence[str], load: Load, warmups: int) -> Iterator[Case]:
+def _cases(
+    bench: Bench, profile: RunProfile | None, workloads: Sequence[str], load: LoadLevel, warmups: int
+) -> Iterator[Case]:
     """Yield a case for every row of a profile, and two for every named workload: with a cold and with a warm cache."""
     for target in bench.planned:
         case = partial(Case, target=target.name, load=load, warmups=warmups)
@@ -160,7 +162,7 @@ def _play(bench: Bench, name: str, warmups: int, callers: int | None, gates: Gat
             name=target.name,
             target=target.name,
             workload=WorkloadPart.of(asked[0]).model_copy(update=whole),
-            load=Load(requests=None, max_concurrency=callers),
+            load=LoadLevel(requests=None, max_concurrency=callers),
             warmups=warmups,
             is_gated=False,
         )

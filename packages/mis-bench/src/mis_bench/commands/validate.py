@@ -84,7 +84,7 @@ def validate(
     here = environment(hardware)
     found = Validation(environment=here, planned=list(directories), models=[])
     for model, directory in directories.items():
-        subject = run.Subject(model, spec, options, directory, dtype, without_pytorch or None, timeout)
+        subject = run.ValidatedTarget(model, spec, options, directory, dtype, without_pytorch or None, timeout)
         cases = build_cases(vocabulary(directory, vocab_size), _end_of_text(directory))
         try:
             validated = asyncio.run(

@@ -11,8 +11,8 @@ from pathlib import Path
 from mis_bench.environment import environment
 from mis_bench.execution import Progress, execute
 from mis_bench.perf.side import Side
-from mis_bench.perf.sources import SIDES, Sources
-from mis_bench.records import Case, Load, Plan, PlannedTarget, Results, WorkloadPart
+from mis_bench.perf.sources import SIDES, PerfSources
+from mis_bench.records import Case, LoadLevel, Plan, PlannedTarget, Results, WorkloadPart
 from mis_bench.targets.blocking import BlockingOpener
 from mis_bench.targets.target import Capabilities
 from mis_bench.workload import build_workload
@@ -33,7 +33,7 @@ WORKLOADS = {f"batch-{items}-labels-{labels}": f"profile{labels}-128-{items}-20@
 
 
 def compare(
-    sources: Sources,
+    sources: PerfSources,
     model: Path,
     vocab_size: int | None,
     folder: Path,
@@ -61,7 +61,7 @@ def compare(
     return execute(plan, openers, folder, on_progress=on_progress)
 
 
-def _plan(sources: Sources, model: Path, vocab_size: int | None, sessions: int) -> Plan:
+def _plan(sources: PerfSources, model: Path, vocab_size: int | None, sessions: int) -> Plan:
     """Plan a comparison.
 
     A session is a repetition, with both processes started anew: a process's place in memory alone moves its speed.
@@ -87,7 +87,9 @@ def _plan(sources: Sources, model: Path, vocab_size: int | None, sessions: int) 
             for number, (side, commit) in enumerate(sources.commits.items())
         ],
         cases=[
-            Case(name=f"{name} {side}", target=side, workload=_part(spelling, vocab_size), load=Load(requests=CALLS))
+            Case(
+                name=f"{name} {side}", target=side, workload=_part(spelling, vocab_size), load=LoadLevel(requests=CALLS)
+            )
             for name, spelling in WORKLOADS.items()
             for side in SIDES
         ],

@@ -32,7 +32,7 @@ class PerfError(TargetUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class PerfSources:
     """Both sides.
 
     Attributes:
@@ -51,7 +51,7 @@ def pythonpath(side: Path) -> str:
     return ":".join(str(side / package / "src") for package in PACKAGES)
 
 
-def put_in_place(repository: Path, base: str | None, folder: Path) -> Sources:
+def put_in_place(repository: Path, base: str | None, folder: Path) -> PerfSources:
     """Extract both sides and compile their native libraries.
 
     Args:
@@ -76,7 +76,7 @@ def put_in_place(repository: Path, base: str | None, folder: Path) -> Sources:
     elif (folder / "base" / _LIBRARY).is_dir():  # half a minute saved, and the same bytes on both sides
         shutil.copytree(folder / "base" / _LIBRARY, folder / "head" / _LIBRARY)
     head = resolve(repository, "HEAD") + (" with changes" if is_dirty else "")
-    return Sources(folder, {"base": commit, "head": head}, are_equal=_are_same(repository, commit, tree, *PACKAGES))
+    return PerfSources(folder, {"base": commit, "head": head}, are_equal=_are_same(repository, commit, tree, *PACKAGES))
 
 
 def default_base(repository: Path, is_dirty: bool) -> str:

@@ -78,7 +78,7 @@ class Point(Part):
         return len(self.timed) * self.workload.num_items / total * 1e3 if total else None
 
 
-class Tensor(Part):
+class ResidentArray(Part):
     """An array that stays on the devices."""
 
     mib: float = Field(ge=0)
@@ -90,7 +90,7 @@ class MemoryReport(Part):
     """What lay on the devices at one time, in MiB, all devices together."""
 
     when: str = Field(description="`loaded` or `served`.")
-    tensors: dict[str, Tensor] = Field(min_length=1)
+    tensors: dict[str, ResidentArray] = Field(min_length=1)
     peak_mib: float | None = Field(ge=0, description="Most on one device so far; null on CPUs.")
     process_mib: float = Field(ge=0, description="Resident memory of this process.")
     pprof: str = Field(description="Device memory profile beside the artifact, for pprof.")

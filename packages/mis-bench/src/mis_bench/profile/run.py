@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 
 from mis_bench.environment import Environment
-from mis_bench.loop import Asked, drive
+from mis_bench.loop import DueRequest, drive
 from mis_bench.profile.breakdown import by_mark, by_operation, by_stage, device_time
-from mis_bench.profile.records import MemoryReport, Point, Profile, ProfileError, Tensor, Timed
-from mis_bench.profile.scenarios import Plan
-from mis_bench.profile.trace import REQUEST, Trace, read_trace
+from mis_bench.profile.records import MemoryReport, Point, Profile, ProfileError, ResidentArray, Timed
+from mis_bench.profile.scenarios import ScenarioPlan
+from mis_bench.profile.trace import REQUEST, DeviceTrace, read_trace
 from mis_bench.records import WorkloadPart
 from mis_bench.targets.target import Target
 from mis_bench.workload import Workload, build_workload
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MIB = 2**20
 
 
-class Subject(NamedTuple):
+class ProfiledTarget(NamedTuple):
     """What is profiled."""
 
     target: Target  # stays open
@@ -35,7 +35,7 @@ class Subject(NamedTuple):
     async def asked(self, workload: Workload, numbers: Iterable[int]) -> list[Timed]:
         """Ask requests like one, by their numbers, one after the other; raises `ProfileError`."""
         requests = [
-            Asked(number, each.num_items, each.num_tokens, [self.target.prepare(each)])
+            DueRequest(number, each.num_items, each.num_tokens, [self.target.prepare(each)])
             for number, each in enumerate(map(workload.another, numbers))
         ]
         sent, _ = await drive(
@@ -55,7 +55,7 @@ class Subject(NamedTuple):
         (folder / pprof).parent.mkdir(parents=True, exist_ok=True)
         engine.save_memory_profile(folder / pprof)
         tensors = {
-            name: Tensor(mib=array.bytes / _MIB, shape=list(array.shape), dtype=array.dtype)
+            name: ResidentArray(mib=array.bytes / _MIB, shape=list(array.shape), dtype=array.dtype)
             for name, array in engine.memory().items()
         }
         resident = (await self.target.counts())["memory_bytes"] / _MIB
@@ -70,7 +70,11 @@ class Subject(NamedTuple):
 
 
 async def profile(
-    plan: Plan, subject: Subject, recording: AbstractContextManager[None], folder: Path, environment: Environment
+    plan: ScenarioPlan,
+    subject: ProfiledTarget,
+    recording: AbstractContextManager[None],
+    folder: Path,
+    environment: Environment,
 ) -> Profile:
     """Run a scenario. Traces and memory profiles are written to a folder; the artifact is returned, not written.
 
@@ -103,7 +107,7 @@ async def profile(
                         calls += await subject.asked(workload, [number])
     xplanes = sorted((folder / "traces").rglob("*.xplane.pb"))
     files = [*xplanes, *sorted((folder / "traces").rglob("*.trace.json.gz"))]
-    trace = read_trace(xplanes[0]) if xplanes else Trace([], [])
+    trace = read_trace(xplanes[0]) if xplanes else DeviceTrace([], [])
     marks = [mark for mark in trace.marks if mark.name == REQUEST]  # a server's trace has none
     points = []
     for place, workload in enumerate(workloads):

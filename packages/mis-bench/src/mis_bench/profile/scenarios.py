@@ -8,7 +8,7 @@ from mis_bench.workload import CANONICAL, Workload, WorkloadNameError, build_wor
 _BATCH_SIZES = (1, 8, 32, 128, 512)
 
 
-class Plan(NamedTuple):
+class ScenarioPlan(NamedTuple):
     """What a scenario asks, one workload after the other."""
 
     scenario: Scenario
@@ -23,15 +23,15 @@ class Plan(NamedTuple):
 
 
 _PLANS = (
-    Plan("end-to-end", (CANONICAL,), timed=3, profiled=2),
-    Plan("single", ("single-100-1-20",), timed=20, profiled=2),
-    Plan("batch-scaling", ("batch-100-512-20",), timed=5, profiled=1),
-    Plan("memory", (CANONICAL,), timed=2, profiled=0),
-    Plan("kernels", (CANONICAL,), timed=0, profiled=2),
+    ScenarioPlan("end-to-end", (CANONICAL,), timed=3, profiled=2),
+    ScenarioPlan("single", ("single-100-1-20",), timed=20, profiled=2),
+    ScenarioPlan("batch-scaling", ("batch-100-512-20",), timed=5, profiled=1),
+    ScenarioPlan("memory", (CANONICAL,), timed=2, profiled=0),
+    ScenarioPlan("kernels", (CANONICAL,), timed=0, profiled=2),
 )
 
 
-def plan_of(scenario: Scenario, workload: str | None, timed: int | None) -> Plan:
+def plan_of(scenario: Scenario, workload: str | None, timed: int | None) -> ScenarioPlan:
     """Return what a scenario asks, with another workload or another number of timed requests if these are given.
 
     Raises:

@@ -70,14 +70,14 @@ class Mark(NamedTuple):
     end_ns: float
 
 
-class Trace(NamedTuple):
+class DeviceTrace(NamedTuple):
     """A trace, each part by time."""
 
     operations: Sequence[Operation]
     marks: Sequence[Mark]
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> DeviceTrace:
     """Read an `*.xplane.pb` file.
 
     Raises:
@@ -92,7 +92,7 @@ def read_trace(path: Path) -> Trace:
         raise ProfileError(f"{path} cannot be read as a trace: {error}") from None
 
 
-def _trace(space: Any, programs: Programs) -> Trace:
+def _trace(space: Any, programs: Programs) -> DeviceTrace:
     operations: list[Operation] = []
     marks: list[Mark] = []
     for plane in space.planes:
@@ -103,7 +103,7 @@ def _trace(space: Any, programs: Programs) -> Trace:
         operations += _of_cpu(plane.name, events, programs)
         marks += [Mark(each.name, each.start_ns, each.end_ns) for each in events if each.name.startswith(_MARKS)]
     leaves = [each for each in operations if each.kind not in _CONTAINERS]
-    return Trace(sorted(leaves, key=lambda x: x.begin_ns), sorted(marks, key=lambda x: x.begin_ns))
+    return DeviceTrace(sorted(leaves, key=lambda x: x.begin_ns), sorted(marks, key=lambda x: x.begin_ns))
 
 
 def _of_cpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[Operation]:

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from mis_bench.report.documents import passed
 from mis_bench.report.page import Section
-from mis_bench.report.sources import Measured, Sources
+from mis_bench.report.sources import Measured, ReportSources
 from mis_bench.table import Table, number
 from mis_bench.targets.target import About
 
 
-def overview(sources: Sources) -> Section:
+def overview(sources: ReportSources) -> Section:
     """Return the first section: a line for every folder and file, with what came of it and its command."""
     rows = [
         *(
@@ -25,7 +25,7 @@ def overview(sources: Sources) -> Section:
     return Section("Overview", tables=[Table("Sources", header, [[*row, began.get(row[0], "-")] for row in rows])])
 
 
-def sections(sources: Sources) -> Iterator[Section]:
+def sections(sources: ReportSources) -> Iterator[Section]:
     """Yield the sections on environments, and on targets with their settings."""
     environments: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name, artifact in sources.artifacts:
@@ -51,7 +51,7 @@ def _outcome(each: Measured) -> str:
     return f"{verdict}; {'winner' if best.wins else 'fastest'}: {best.name}, {number(best.speed)} items/s"
 
 
-def _abouts(sources: Sources) -> Iterator[tuple[str, About]]:
+def _abouts(sources: ReportSources) -> Iterator[tuple[str, About]]:
     for each in sources.measured:
         yield from ((opened.target, opened.about) for opened in each.results.opened if opened.about)
     yield from ((model.about.name, model.about) for _, each in sources.validations for model in each.models)

@@ -7,12 +7,12 @@ from mis_bench.profile.tables import tables
 from mis_bench.report.page import Section
 from mis_bench.report.plots import Axis, Plot, Series, draw
 from mis_bench.report.results import short
-from mis_bench.report.sources import Sources
+from mis_bench.report.sources import ReportSources
 from mis_bench.table import Table, number
 from mis_bench.validation.gates import Validation
 
 
-def sections(sources: Sources) -> Iterator[Section]:
+def sections(sources: ReportSources) -> Iterator[Section]:
     """Yield the sections for which there is something."""
     if sources.validations:
         yield _validation(sources.validations)
@@ -48,7 +48,7 @@ def _validation(documents: Sequence[tuple[str, Validation]]) -> Section:
     return Section("Validation", plots, gates, text)
 
 
-def _device_time(sources: Sources) -> Section:
+def _device_time(sources: ReportSources) -> Section:
     shares = {
         f"{each.target.name}, {each.scenario} ({file})": {stage.name: each.share(stage) for stage in each.stages}
         for file, each in sources.profiles

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from mis_bench.artifact import Artifact, ArtifactError, first_fault, read_artifact
-from mis_bench.estimate import Estimate
+from mis_bench.estimate import ServingEstimate
 from mis_bench.figures import Row
 from mis_bench.profile.records import Profile
 from mis_bench.records import PLAN, RECORDS, SUMMARY, Plan, Results, read_results
@@ -31,13 +31,13 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class ReportSources:
     """Everything of a report, by the names of folders and files, in the order of the command line."""
 
     measured: list[Measured] = field(default_factory=list)
     validations: list[tuple[str, Validation]] = field(default_factory=list)
     profiles: list[tuple[str, Profile]] = field(default_factory=list)
-    estimates: list[tuple[str, Estimate]] = field(default_factory=list)
+    estimates: list[tuple[str, ServingEstimate]] = field(default_factory=list)
 
     @property
     def artifacts(self) -> list[tuple[str, Plan | Validation | Profile]]:
@@ -45,14 +45,14 @@ class Sources:
         return [*((each.name, each.results.plan) for each in self.measured), *self.validations, *self.profiles]
 
 
-def read_sources(paths: Iterable[Path]) -> Sources:
+def read_sources(paths: Iterable[Path]) -> ReportSources:
     """Read results, documents and estimates, and all of them in folders, whose other files are passed over.
 
     Raises:
         ArtifactError: a file that was named, or that claims to be ours, is broken or of no use for a report; or there
             is nothing to report.
     """
-    found = Sources()
+    found = ReportSources()
     for path, is_named in dict(_files(paths)).items():
         if path.name == PLAN:
             results = read_results(path.parent)
@@ -63,7 +63,7 @@ def read_sources(paths: Iterable[Path]) -> Sources:
                 found.validations.append((path.name, validation))
             case Profile() as profile:
                 found.profiles.append((path.name, profile))
-            case Estimate() as estimate:
+            case ServingEstimate() as estimate:
                 found.estimates.append((path.name, estimate))
             case _ if is_named:
                 raise ArtifactError(f"{path}: a report shows no files of this kind.")
@@ -81,7 +81,7 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
             yield (path.with_name(PLAN) if path.name in (RECORDS, SUMMARY) else path), True
 
 
-def _document(path: Path, is_named: bool) -> Artifact | Estimate | None:
+def _document(path: Path, is_named: bool) -> Artifact | ServingEstimate | None:
     """Read a document or an estimate; None of a file that was not named and is neither."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -90,7 +90,7 @@ def _document(path: Path, is_named: bool) -> Artifact | Estimate | None:
     known = fields if isinstance(fields, dict) else {}
     if {"topology", "roofline_share"} <= known.keys():
         try:
-            return Estimate.model_validate(known)
+            return ServingEstimate.model_validate(known)
         except ValidationError as error:
             raise ArtifactError(f"{path}: {first_fault(error)}") from None
     is_ours = known.get("schema_version") in (Validation.SCHEMA, Profile.SCHEMA)

@@ -17,12 +17,12 @@ from jaxtyping import Float, Int64
 
 from mis_bench.targets.target import (
     About,
-    Answer,
     CallFailed,
     Capabilities,
     Layout,
     Reply,
     Target,
+    TargetReply,
     TargetUnavailable,
     fitting,
     is_out_of_memory,
@@ -83,7 +83,7 @@ class Blocking:
             raise unsupported(workload.task, self.about.backend, "it only scores.")
         return workload, layout
 
-    async def call(self, request: tuple[Workload, Layout]) -> Answer:
+    async def call(self, request: tuple[Workload, Layout]) -> TargetReply:
         """Ask in a thread; raises `CallFailed`."""
         return await self._in_thread(partial(_timed, self._target, *request))
 
@@ -182,7 +182,7 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _timed(target: BlockingTarget, workload: Workload, layout: Layout) -> Answer:
+def _timed(target: BlockingTarget, workload: Workload, layout: Layout) -> TargetReply:
     sent = time.perf_counter()
     try:
         reply = target.score(workload, layout)
@@ -190,7 +190,7 @@ def _timed(target: BlockingTarget, workload: Workload, layout: Layout) -> Answer
         raise _failure(error) from error
     done = time.perf_counter()
     fitting(reply.scores, workload)
-    return Answer(reply, sent, done)
+    return TargetReply(reply, sent, done)
 
 
 def _failure(error: Exception) -> CallFailed:

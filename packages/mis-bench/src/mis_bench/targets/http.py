@@ -18,10 +18,10 @@ from mis_bench.targets.asking import Asking, Json, Tasks
 from mis_bench.targets.spec import Options, is_secret, read_options
 from mis_bench.targets.target import (
     About,
-    Answer,
     CallFailed,
     Capabilities,
     Layout,
+    TargetReply,
     TargetUnavailable,
     is_out_of_memory,
     unsupported,
@@ -124,14 +124,14 @@ class Server:
         named = [body | {"model": self.about.model} for body in asking.bodies(workload)]
         return Request(workload, asking, tuple(json.dumps(body, separators=(",", ":")).encode() for body in named))
 
-    async def call(self, request: Request) -> Answer:
+    async def call(self, request: Request) -> TargetReply:
         """Send the bodies, one after another; raises `CallFailed`."""
         bodies = [self._salted(body) for body in request.bodies]
         sent = time.perf_counter()
         replies = [await self._send("POST", request.asking.path, body) for body in bodies]
         done = time.perf_counter()
         answers = [self._decoded(reply, request.asking.answer_type) for reply in replies]
-        return Answer(request.asking.reply(answers, request.workload), sent, done)
+        return TargetReply(request.asking.reply(answers, request.workload), sent, done)
 
     async def forget(self) -> None:
         """Change the cache salt of requests to come, or flush the cache; raises `CallFailed` if neither works."""

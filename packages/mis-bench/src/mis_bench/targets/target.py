@@ -48,7 +48,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TargetReply:
     """A reply and its times, of `time.perf_counter`.
 
     Attributes:
@@ -121,7 +121,7 @@ class Target(Protocol):
     def prepare(self, workload: Workload, layout: Layout = {}) -> Prepared:  # noqa: B006 - nobody changes it
         """Encode a request; raises `CallFailed` (`rejected`) if this target cannot be asked that."""
 
-    async def call(self, request: Prepared) -> Answer:
+    async def call(self, request: Prepared) -> TargetReply:
         """Ask, and wait as long as it takes; raises `CallFailed` without a finite score for each item and label."""
 
     async def forget(self) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mis_bench.loop import Asked, drive
+from mis_bench.loop import DueRequest, drive
 from mis_bench.targets.target import CallFailed, Layout, Scores, Target
 from mis_bench.workload import Workload, build_workload
 
@@ -54,7 +54,7 @@ def build_cases(vocab_size: int | None = None, preferred: int | None = None) -> 
     return Cases((fixed, ragged, steps, *softmaxes), (fixed, ragged, even), free[0], vocab_size)
 
 
-class Scored(NamedTuple):
+class ScoredCase(NamedTuple):
     """Scores, and the milliseconds that they took."""
 
     scores: Scores
@@ -62,7 +62,7 @@ class Scored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Scorer:
+class CaseScorer:
     """A way to ask a target.
 
     Attributes:
@@ -77,20 +77,20 @@ class Scorer:
     layout: Layout = field(default_factory=dict)
     splits: bool = False
 
-    async def ask(self, workload: Workload, *, anew: bool = False) -> Scored:
+    async def ask(self, workload: Workload, *, anew: bool = False) -> ScoredCase:
         """Ask; if `anew`, the query is forgotten before, which is not timed. Raises `CallFailed`."""
         parts = [replace(workload, items=(item,)) for item in workload.items] if self.splits else [workload]
-        found: list[Scored] = []
+        found: list[ScoredCase] = []
         for part in parts:
             if anew or self.splits:
                 await self.target.forget()
             found += await self.at_once([part])
-        return Scored(np.concatenate([each.scores for each in found]), sum(each.ms for each in found))
+        return ScoredCase(np.concatenate([each.scores for each in found]), sum(each.ms for each in found))
 
-    async def at_once(self, workloads: Sequence[Workload], callers: int = 1) -> list[Scored]:
+    async def at_once(self, workloads: Sequence[Workload], callers: int = 1) -> list[ScoredCase]:
         """Ask several requests, so many under way at a time; raises `CallFailed`."""
         requests = [
-            Asked(number, each.num_items, each.num_tokens, [self.target.prepare(each, self.layout)])
+            DueRequest(number, each.num_items, each.num_tokens, [self.target.prepare(each, self.layout)])
             for number, each in enumerate(workloads)
         ]
         sent, _ = await drive(self.target, requests, max_concurrency=callers, timeout_s=self.timeout_s)
@@ -98,5 +98,5 @@ class Scorer:
         for each in sent:
             if each.scores is None:
                 raise CallFailed(each.error or "error", each.message)
-            found.append(Scored(each.scores, 1e3 * (each.done_s - each.sent_s)))
+            found.append(ScoredCase(each.scores, 1e3 * (each.done_s - each.sent_s)))
         return found

@@ -48,7 +48,7 @@ SPEEDUP, SPEEDUP_ITEMS = 3.0, 32
 _HOLDS = {"at most": operator.le, "at least": operator.ge, "above": operator.gt}
 
 
-class Gate(Part):
+class GatedFigure(Part):
     """One figure against its threshold."""
 
     name: str
@@ -85,7 +85,7 @@ class ModelValidation(Part):
     model: str
     dtype: Dtype = Field(description="What it computes in; decides the thresholds.")
     about: About
-    gates: list[Gate]
+    gates: list[GatedFigure]
     timings: list[Timing]
 
     @property

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mis_bench.targets.target import CallFailed, Scores
-from mis_bench.validation.cases import Scorer
-from mis_bench.validation.gates import ISOLATION, Gate
+from mis_bench.validation.cases import CaseScorer
+from mis_bench.validation.gates import ISOLATION, GatedFigure
 from mis_bench.workload import Workload
 
 _APPENDED = 13  # the token that the runbook appends
@@ -87,7 +87,7 @@ def variants(case: Workload) -> dict[str, list[Variant]]:
     }  # fmt: skip
 
 
-async def isolation(scorer: Scorer, cases: Sequence[Workload], on_gate: Callable[[str], None]) -> list[Gate]:
+async def isolation(scorer: CaseScorer, cases: Sequence[Workload], on_gate: Callable[[str], None]) -> list[GatedFigure]:
     """Measure isolation, in each way to disturb, and whether a changed item's own score does change.
 
     A scorer that overlooks changes proves nothing by keeping scores.
@@ -97,7 +97,7 @@ async def isolation(scorer: Scorer, cases: Sequence[Workload], on_gate: Callable
         cases: Requests of at least two items.
         on_gate: Told the name of each gate before it is measured.
     """
-    gates: list[Gate] = []
+    gates: list[GatedFigure] = []
     before: list[Scores] = []
     mutated: list[_Moved] = []
     for kind in KINDS:
@@ -116,13 +116,13 @@ async def isolation(scorer: Scorer, cases: Sequence[Workload], on_gate: Callable
             most, where = max(kept)
         except CallFailed as error:
             most, where = None, str(error)
-        gates.append(Gate(name=name, threshold=ISOLATION, measured=most, detail=where if most != 0 else ""))
+        gates.append(GatedFigure(name=name, threshold=ISOLATION, measured=most, detail=where if most != 0 else ""))
     least, where = min(mutated, default=(None, "no changed item was scored"))
     name = "sensitivity.mutated_item_min_abs_diff"
-    return [*gates, Gate(name=name, rule="above", threshold=0.0, measured=least, detail=where)]
+    return [*gates, GatedFigure(name=name, rule="above", threshold=0.0, measured=least, detail=where)]
 
 
-async def _among_others(scorer: Scorer, case: Workload, before: Scores) -> list[_Moved]:
+async def _among_others(scorer: CaseScorer, case: Workload, before: Scores) -> list[_Moved]:
     """Repeat the request between others of its query, and of other queries."""
     await scorer.target.forget()
     possible = variants(case)

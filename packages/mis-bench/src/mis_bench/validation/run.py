@@ -14,7 +14,7 @@ import numpy as np
 from mis_bench.targets import registry
 from mis_bench.targets.spec import TargetSpec
 from mis_bench.targets.target import About, CallFailed, Scores, Target, TargetUnavailable
-from mis_bench.validation.cases import Cases, Scorer
+from mis_bench.validation.cases import Cases, CaseScorer
 from mis_bench.validation.gates import (
     EQUIVALENCE,
     FIGURES,
@@ -24,7 +24,7 @@ from mis_bench.validation.gates import (
     SPEEDUP_ITEMS,
     TYPES,
     Dtype,
-    Gate,
+    GatedFigure,
     ModelValidation,
     Timing,
 )
@@ -41,7 +41,7 @@ Limits = Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ValidatedTarget:
     """What is validated.
 
     Attributes:
@@ -81,7 +81,7 @@ class Subject:
 
 
 async def validate(
-    subject: Subject, cases: Cases, counts: Sequence[int], on_gate: Callable[[str], None] = lambda _: None
+    subject: ValidatedTarget, cases: Cases, counts: Sequence[int], on_gate: Callable[[str], None] = lambda _: None
 ) -> ModelValidation:
     """Measure what every gate judges.
 
@@ -99,7 +99,7 @@ async def validate(
     timings: list[Timing] = []
     async with subject.opened(subject.spec, subject.options) as target:
         dtype = _computed(target.about, subject.dtype)
-        multi = Scorer(target, subject.timeout_s)
+        multi = CaseScorer(target, subject.timeout_s)
         serial = replace(multi, layout={"scoring_algorithm": "serial"}) if is_engine else replace(multi, splits=True)
         gates = await isolation(multi, cases.isolated, on_gate)
 
@@ -137,7 +137,7 @@ async def validate(
             except CallFailed as error:
                 speedup, why = None, str(error)
             if count >= SPEEDUP_ITEMS:
-                gates.append(Gate(name=name, rule="at least", threshold=SPEEDUP, measured=speedup, detail=why))
+                gates.append(GatedFigure(name=name, rule="at least", threshold=SPEEDUP, measured=speedup, detail=why))
     return ModelValidation(model=subject.model, dtype=dtype, about=target.about, gates=gates, timings=timings)
 
 
@@ -152,7 +152,7 @@ def _computed(about: About, given: Dtype | None) -> Dtype:
     return "int8" if about.options.get("quantization") == "int8" else cast("Dtype", computed)
 
 
-async def _answers(scorer: Scorer, cases: Sequence[Workload]) -> Answers:
+async def _answers(scorer: CaseScorer, cases: Sequence[Workload]) -> Answers:
     try:
         found = [(await scorer.ask(case)).scores for case in cases]
     except CallFailed as error:
@@ -160,16 +160,18 @@ async def _answers(scorer: Scorer, cases: Sequence[Workload]) -> Answers:
     return found if min(each.min() for each in found) > 0 else "a probability is 0, and has no logarithm"
 
 
-async def _answers_of(subject: Subject, spec: str, options: Mapping[str, str], cases: Sequence[Workload]) -> Answers:
+async def _answers_of(
+    subject: ValidatedTarget, spec: str, options: Mapping[str, str], cases: Sequence[Workload]
+) -> Answers:
     """Ask another target, which is open only for that."""
     try:
         async with subject.opened(spec, options) as target:
-            return await _answers(Scorer(target, timeout_s=3600.0), cases)
+            return await _answers(CaseScorer(target, timeout_s=3600.0), cases)
     except TargetUnavailable as error:
         return str(error)
 
 
-async def _pytorch(subject: Subject, dtype: Dtype, cases: Sequence[Workload]) -> tuple[Answers, Limits]:
+async def _pytorch(subject: ValidatedTarget, dtype: Dtype, cases: Sequence[Workload]) -> tuple[Answers, Limits]:
     """Return PyTorch's scores in float32, and what its own rounding allows a model in another type; else nothing."""
     if subject.waiver:
         return subject.waiver, ()
@@ -206,16 +208,18 @@ def _difference(expected: Answers, actual: Answers, cases: Sequence[Workload]) -
     )
 
 
-def _compare(name: str, limits: Limits, expected: Answers, actual: Answers, cases: Sequence[Workload]) -> list[Gate]:
+def _compare(
+    name: str, limits: Limits, expected: Answers, actual: Answers, cases: Sequence[Workload]
+) -> list[GatedFigure]:
     """Return a gate for each figure; `name` has `{}` for the figure's own name."""
     found = _difference(expected, actual, cases)
     return [
-        Gate(name=name.format(figure), threshold=limit, measured=value, detail=found.detail)
+        GatedFigure(name=name.format(figure), threshold=limit, measured=value, detail=found.detail)
         for figure, limit, value in zip(FIGURES, limits, found.figures or [None] * len(FIGURES), strict=True)
     ]
 
 
-def _sensitivity(found: Answers, cases: Sequence[Workload], limits: Limits) -> Gate:
+def _sensitivity(found: Answers, cases: Sequence[Workload], limits: Limits) -> GatedFigure:
     """Give every item the scores of the one before it, which must be noticed: flat scores pass every comparison."""
     swapped = found if isinstance(found, str) else [np.roll(each, 1, axis=0) for each in found]
     (_, mean, _) = _compare("sensitivity.swapped_items_{}", limits, found, swapped, cases)
@@ -231,7 +235,7 @@ def _order_agreement(expected: Sequence[Scores], actual: Sequence[Scores]) -> fl
     return float((np.concatenate(mine) == np.concatenate(wanted)).mean())
 
 
-async def _timed(multi: Scorer, serial: Scorer, cases: Cases, count: int) -> Timing:
+async def _timed(multi: CaseScorer, serial: CaseScorer, cases: Cases, count: int) -> Timing:
     """Time items at once and one at a time, with requests that are new in every round."""
     times = []
     for number in range(_WARM_UPS + _ROUNDS):

@@ -25,7 +25,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "coll
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class HloOperation:
     """One instruction that takes time.
 
     Attributes:
@@ -50,7 +50,7 @@ class Operation:
     devices: int = 1
 
 
-def read_operations(text: str) -> list[Operation]:
+def read_operations(text: str) -> list[HloOperation]:
     """Return the operations of a program's text, those in loops with their number of executions.
 
     Raises:
@@ -62,7 +62,9 @@ def read_operations(text: str) -> list[Operation]:
     return list(_walk(found, entry, 1, exchanged=False))
 
 
-def _walk(computations: dict[str, list[Instruction]], name: str, times: int, *, exchanged: bool) -> Iterator[Operation]:
+def _walk(
+    computations: dict[str, list[Instruction]], name: str, times: int, *, exchanged: bool
+) -> Iterator[HloOperation]:
     for index, instruction in enumerate(computations[name]):
         line, kind = instruction.line, instruction.kind
         if kind == "while" and _is_exchange(line):
@@ -77,7 +79,7 @@ def _walk(computations: dict[str, list[Instruction]], name: str, times: int, *, 
             yield from _walk(computations, called, times, exchanged=exchanged)
         elif kind in _COPIES:
             beside = _beside(computations[name], index)
-            yield Operation(instruction.name, COPY, scope(line), beside, times, exchanged, _copied(line))
+            yield HloOperation(instruction.name, COPY, scope(line), beside, times, exchanged, _copied(line))
         else:
             yield from _operation(instruction, times, exchanged=exchanged)
 
@@ -120,7 +122,7 @@ def _trips(computations: dict[str, list[Instruction]], loop: Instruction) -> int
     return int(bounds[0])
 
 
-def _operation(instruction: Instruction, times: int, *, exchanged: bool) -> Iterator[Operation]:
+def _operation(instruction: Instruction, times: int, *, exchanged: bool) -> Iterator[HloOperation]:
     line, kind = instruction.line, instruction.kind
     target = _TARGET.search(line)
     if target is not None and target.group(1) == KERNEL:
@@ -131,9 +133,9 @@ def _operation(instruction: Instruction, times: int, *, exchanged: bool) -> Iter
     where = scope(line)
     if kind.startswith(COLLECTIVES):
         if not kind.endswith("-done"):
-            yield Operation(instruction.name, kind, where, None, times, exchanged, _bytes(line), _group_size(line))
+            yield HloOperation(instruction.name, kind, where, None, times, exchanged, _bytes(line), _group_size(line))
         return
-    yield Operation(instruction.name, kind, where, known, times, exchanged)
+    yield HloOperation(instruction.name, kind, where, known, times, exchanged)
 
 
 def _bytes(line: str) -> int:

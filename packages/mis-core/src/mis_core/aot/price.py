@@ -3,14 +3,14 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from mis_core.aot.hlo import COPY, Operation
+from mis_core.aot.hlo import COPY, HloOperation
 from mis_kernels.aot.chips import Chip
 from mis_kernels.aot.price import price_copy, price_exchange
 from mis_kernels.aot.ranges import Range
 
 
 def price_program(
-    operations: Iterable[Operation], clock_hz: float, chip: Chip, *, exchanges: int = 0
+    operations: Iterable[HloOperation], clock_hz: float, chip: Chip, *, exchanges: int = 0
 ) -> dict[str, Range]:
     """Price everything but kernels; return seconds by stage.
 

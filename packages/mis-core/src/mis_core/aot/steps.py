@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from mis_core.aot.hlo import KERNEL, Operation, read_operations
+from mis_core.aot.hlo import KERNEL, HloOperation, read_operations
 from mis_core.aot.price import price_program
 from mis_core.aot.programs import compile_head, compile_step
 from mis_core.aot.traffic import plan_requests
@@ -39,7 +39,7 @@ from mis_kernels.aot.price import (
 )
 from mis_kernels.aot.programs import ProductSize
 from mis_kernels.aot.ranges import Range, total
-from mis_kernels.aot.targets import TARGETS, Target, mesh
+from mis_kernels.aot.targets import TARGETS, Topology, mesh
 from mis_kernels.backends import Backend
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.tiles import count_tiles
@@ -49,10 +49,10 @@ from mis_kernels.target import compiling_for
 _CONTEXTS = 8
 
 
-class Program(NamedTuple):
+class StepProgram(NamedTuple):
     """A compiled program: its operations, and the bytes of its arguments and temporaries on each device."""
 
-    operations: list[Operation]
+    operations: list[HloOperation]
     memory_bytes: tuple[int, int]
 
 
@@ -63,7 +63,7 @@ def main(job: Mapping[str, Any]) -> dict[str, Any]:
         return _priced(job, target)
 
 
-def _priced(job: Mapping[str, Any], target: Target) -> dict[str, Any]:
+def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
     config, data, tensor = PUBLISHED[job["model"]], job["dp"], job["tp"]
     devices = np.array(mesh(target).devices).reshape(-1)[: data * tensor]
     on = Mesh(devices.reshape(data, tensor), (DATA, TENSOR))
@@ -146,7 +146,7 @@ def _price_products(
 
 
 def _price_head(
-    operations: list[Operation], job: Mapping[str, Any], config: ModelConfig, chip: Chip, clock: float
+    operations: list[HloOperation], job: Mapping[str, Any], config: ModelConfig, chip: Chip, clock: float
 ) -> Range:
     """Return the seconds of one call of a program of the head, with its kernel if it has one."""
     found = total(price_program(operations, clock, chip).values())
@@ -174,11 +174,11 @@ def _plan(
     return shape, pages, plan_requests(requests, shape, pages)
 
 
-def _read(compiled: jax.stages.Compiled) -> Program:
+def _read(compiled: jax.stages.Compiled) -> StepProgram:
     memory, text = compiled.memory_analysis(), compiled.as_text()
     assert memory is not None, "the TPU compiler reports memory"
     assert text is not None, "the TPU compiler writes its program"
-    return Program(read_operations(text), (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
+    return StepProgram(read_operations(text), (memory.argument_size_in_bytes, memory.temp_size_in_bytes))
 
 
 def _written_tokens(arrays: StepArrays) -> int:

@@ -10,7 +10,7 @@ from mis_core.ragged import ramp
 from mis_core.scheduler.decoding import written_pages
 from mis_core.scheduler.plan import KEPT, LONG_ITEM, PAGE_SIZE, PLACES, ShardPlan, StepPlan, StepShape
 from mis_kernels import lay_out
-from mis_kernels.backends import Backend, LaidOut, Limits
+from mis_kernels.backends import Backend, LaidOut, StepLimits
 from mis_kernels.segments import NOWHERE, IntArray
 
 EXCHANGED = LONG_ITEM
@@ -50,7 +50,7 @@ def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int,
         scored: Its scored rows.
     """
     contexts, longest = (PLACES, 1) if plan.is_decoding else (shape.contexts, LONG_ITEM)
-    limits = Limits(contexts, shape.pages_per_context * PAGE_SIZE, longest, decoding=plan.is_decoding)
+    limits = StepLimits(contexts, shape.pages_per_context * PAGE_SIZE, longest, decoding=plan.is_decoding)
     capacity = backend.tile_capacity(tokens, limits)
     writes = _page_writes(plan, tokens)
     devices = np.arange(len(plan.shards))

@@ -36,7 +36,7 @@ from mis_core.runner.buckets import (
 from mis_core.runner.dense import context_buckets, with_short_contexts
 from mis_core.runner.memory import Resident
 from mis_core.runner.reads import make_reads
-from mis_core.runner.sampling import COUNTED, SAMPLED_ROWS, DrawArrays, Drawn
+from mis_core.runner.sampling import COUNTED, SAMPLED_ROWS, DrawArrays, DrawnTokens
 from mis_core.runner.step import CACHE, KeyValueCache, decode, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, PLACES, StepPlan, StepShape
 from mis_core.scheduler.reading import Draws, Reading, Values
@@ -58,7 +58,7 @@ class Running:
     logits: list[Array]
     normalisers: list[Array]
     top: list[tuple[Array, Array, Array]]
-    drawn: list[Drawn]
+    drawn: list[DrawnTokens]
 
     def wait(self) -> list[Values]:
         """Wait for the device; return the values of each reading."""
@@ -68,7 +68,7 @@ class Running:
             shards = len(self.plan.shards)
             pairs, normalisers = _Parts(self.logits, shards), _Parts(self.normalisers, shards)
             top_ids, top_logits, top_normalisers = (_Parts([part[n] for part in self.top], shards) for n in (0, 1, 2))
-            drawn = [_Parts([part[n] for part in self.drawn], shards) for n in range(len(Drawn._fields))]
+            drawn = [_Parts([part[n] for part in self.drawn], shards) for n in range(len(DrawnTokens._fields))]
         values: list[Values] = []
         for reading in self.plan.readings:
             at, (rows, labels), top, draws = reading.shard, reading.label_ids.shape, reading.top_tokens, reading.draws
@@ -270,7 +270,7 @@ class Runner:
         parts = _turns(rows, self._backend.normalised_rows)
         return [self._reads.most_probable(self._weights, self._reads.choose_rows(hidden, part)) for part in parts]
 
-    def _drawn(self, hidden: Array, rows: list[np.ndarray], draws: list[list[Draws]]) -> list[Drawn]:
+    def _drawn(self, hidden: Array, rows: list[np.ndarray], draws: list[list[Draws]]) -> list[DrawnTokens]:
         for shard, mine in enumerate(draws):
             for each in mine:
                 if each.written is not None and each.places is not None:
@@ -281,7 +281,7 @@ class Runner:
             for turn, part in enumerate(_turns(rows, SAMPLED_ROWS))
         ]
 
-    def _draw(self, hidden: Array, most: int, draws: list[list[Draws]], turn: int) -> Drawn:
+    def _draw(self, hidden: Array, most: int, draws: list[list[Draws]], turn: int) -> DrawnTokens:
         """Draw the tokens of one turn of rows, of which the fullest shard has at most so many."""
         begin = turn * SAMPLED_ROWS
         count = np.array([sum(len(each.rows) for each in mine) for mine in draws]) - begin

@@ -95,7 +95,7 @@ class DrawArrays(NamedTuple):
         return arrays
 
 
-class Drawn(NamedTuple):
+class DrawnTokens(NamedTuple):
     """What was drawn.
 
     Attributes:
@@ -147,7 +147,7 @@ def next_tokens(
     counts: Int32[Array, "places vocab"],
     *,
     group: int,
-) -> tuple[Drawn, Int32[Array, " places"], Int32[Array, "places vocab"]]:
+) -> tuple[DrawnTokens, Int32[Array, " places"], Int32[Array, "places vocab"]]:
     """Draw a token from each row of logits.
 
     Args:
@@ -164,16 +164,16 @@ def next_tokens(
     with jax.named_scope("next_tokens"):
         rows = len(logits)
 
-        def draw(number: Array, drawn: Drawn) -> Drawn:
+        def draw(number: Array, drawn: DrawnTokens) -> DrawnTokens:
             def mine(values: Any) -> Array:
                 return lax.dynamic_slice_in_dim(jnp.asarray(values), number * group, group)
 
             new = _draw(mine(logits), jax.tree.map(mine, how), counts)
             both = zip(drawn, new, strict=True)
-            return Drawn(*(lax.dynamic_update_slice_in_dim(*each, number * group, 0) for each in both))
+            return DrawnTokens(*(lax.dynamic_update_slice_in_dim(*each, number * group, 0) for each in both))
 
         zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows), jnp.zeros(rows)
-        empty = Drawn(*zeros, *_no_tokens(logits))
+        empty = DrawnTokens(*zeros, *_no_tokens(logits))
         drawn = lax.fori_loop(0, -(-count[0] // group), draw, empty)
         last = last.at[how.places].set(drawn.ids, mode="drop")
         counted = jnp.where(_penalises(how), how.places, PLACES)
@@ -199,7 +199,7 @@ def count_written(
     return counts.at[place[0]].set(kept, mode="drop")
 
 
-def _draw(logits: Float32[Array, "rows vocab"], how: DrawArrays, counts: Int32[Array, "places vocab"]) -> Drawn:
+def _draw(logits: Float32[Array, "rows vocab"], how: DrawArrays, counts: Int32[Array, "places vocab"]) -> DrawnTokens:
     changes = _penalises(how) | (how.bias != 0).any(1)
     changed = lax.cond(changes.any(), _changed, lambda logits, how, counts: logits, logits, how, counts)
     draws = how.temperature > 0
@@ -208,7 +208,7 @@ def _draw(logits: Float32[Array, "rows vocab"], how: DrawArrays, counts: Int32[A
     highest = logits.max(1, keepdims=True)
     log_sums = (highest + jnp.log(jnp.exp(logits - highest).sum(1, keepdims=True)))[:, 0]
     top = lax.cond((how.top_tokens > 0).any(), _most_probable, _no_tokens, logits)
-    return Drawn(ids, jnp.take_along_axis(logits, ids[:, None], 1)[:, 0], log_sums, *top)
+    return DrawnTokens(ids, jnp.take_along_axis(logits, ids[:, None], 1)[:, 0], log_sums, *top)
 
 
 def _penalises(how: DrawArrays) -> Bool[Array, " rows"]:

@@ -40,7 +40,7 @@ class RequestSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AlgorithmChoice:
     """The layout of a request.
 
     Attributes:
@@ -54,7 +54,7 @@ class Choice:
     reason: str
 
 
-def choose(algorithm: str, mask: str, size: RequestSize) -> Choice:
+def choose(algorithm: str, mask: str, size: RequestSize) -> AlgorithmChoice:
     """Choose a layout.
 
     Args:
@@ -65,18 +65,18 @@ def choose(algorithm: str, mask: str, size: RequestSize) -> Choice:
     """
     dense = mask == "dense"
     if algorithm != "auto":
-        return Choice(algorithm, dense and algorithm == "packed", "asked for")
+        return AlgorithmChoice(algorithm, dense and algorithm == "packed", "asked for")
     costs = {name: cost(name, size) for name in ("prefill_extend", "packed", "serial")}
     best = min(costs, key=lambda name: (round(costs[name]), list(costs).index(name)))
     if dense:
-        return Choice("packed", True, "a dense mask was asked for, which only packed has")
+        return AlgorithmChoice("packed", True, "a dense mask was asked for, which only packed has")
     listed = ", ".join(f"{name} {value:.0f}" for name, value in costs.items())
     reason = (
         f"estimated cost in token equivalents: {listed} "
         f"(query {size.query_tokens} to compute and {size.cached_tokens} cached, {size.num_items} items of "
         f"{size.num_item_tokens / max(size.num_items, 1):.0f} tokens, budget {size.token_budget})"
     )
-    return Choice(best, False, reason)
+    return AlgorithmChoice(best, False, reason)
 
 
 def cost(algorithm: str, size: RequestSize) -> float:

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from mis_core.scheduler.algorithm import Choice
+from mis_core.scheduler.algorithm import AlgorithmChoice
 from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.homes import QueryLock
 from mis_core.scheduler.parts import PagedItems, QueryPrefill, ShortItems
@@ -29,7 +29,7 @@ class Work:
         self,
         answer: Answer,
         request: ScoreRequest,
-        choice: Choice,
+        choice: AlgorithmChoice,
         lock: QueryLock,
         most_items: int | None,
         most_reads: int,

@@ -50,7 +50,7 @@ CHOICE_ORDERS = ("given", "independent")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class AskedQuestion:
     """A question that is asked.
 
     Attributes:
@@ -79,7 +79,7 @@ class ParsedDecision:
     """
 
     request: ScoreRequest | None
-    questions: tuple[Asked | RefusalAnswer, ...]
+    questions: tuple[AskedQuestion | RefusalAnswer, ...]
 
     @property
     def requests(self) -> tuple[ScoreRequest, ...]:
@@ -123,14 +123,16 @@ def parse_decision(
     prompter = Prompter(tokenizer.chat_template, conversation, tokenizer.meter)
     codes = Codes(tokenizer.within(None), prompter, limits.vocab_size)
 
-    def ask(index: int, question: Question) -> Asked:
-        return Asked(question, question.orders(is_rotated=is_rotated), codes.labels(question, f"questions[{index}]"))
+    def ask(index: int, question: Question) -> AskedQuestion:
+        return AskedQuestion(
+            question, question.orders(is_rotated=is_rotated), codes.labels(question, f"questions[{index}]")
+        )
 
     asked = errors.read_each(questions, ask)
     _check_counts(asked, limits)
     joined, asked = _join(asked, errors, prompter, tokenizer, limits)
     request = None if joined is None else ScoreRequest(*joined, _label_matrix(asked), cache_salt=cache_salt)
-    each: list[Asked | RefusalAnswer] = [*asked]
+    each: list[AskedQuestion | RefusalAnswer] = [*asked]
     for error in errors.sorted().errors:  # by rising places, so that those before are complete
         why = QuestionError(error.code, error.message, error.param)
         each.insert(error.index, RefusalAnswer(_name(sources[error.index]), why))
@@ -215,7 +217,7 @@ def _read_cache_salt(fields: Mapping[str, object]) -> str | None:
     return "prompt_cache_key:" + hashlib.sha256(json.dumps([salt, key]).encode()).hexdigest()
 
 
-def _check_counts(asked: Sequence[Asked], limits: Limits) -> None:
+def _check_counts(asked: Sequence[AskedQuestion], limits: Limits) -> None:
     items, labels = sum(len(each.orders) for each in asked), max((len(each.labels[0]) for each in asked), default=0)
     if items > limits.max_items:
         message = f"{items} questions, each choice once for each of its orders; at most {limits.max_items} are allowed."
@@ -230,8 +232,8 @@ def _check_counts(asked: Sequence[Asked], limits: Limits) -> None:
 
 
 def _join(
-    asked: list[Asked], errors: ItemErrors, prompter: Prompter, tokenizer: Tokenizer, limits: Limits
-) -> tuple[Joined | None, list[Asked]]:
+    asked: list[AskedQuestion], errors: ItemErrors, prompter: Prompter, tokenizer: Tokenizer, limits: Limits
+) -> tuple[Joined | None, list[AskedQuestion]]:
     """Tokenise the prompts; return their segments, None if there are none, and the questions that fit."""
     if not asked:
         return None, asked
@@ -289,7 +291,7 @@ def _join(
     return joined, asked
 
 
-def _label_matrix(asked: Sequence[Asked]) -> Int32[np.ndarray, "items labels"]:
+def _label_matrix(asked: Sequence[AskedQuestion]) -> Int32[np.ndarray, "items labels"]:
     """Return a row of labels for each item, filled up with -1."""
     rows = [each.labels[1] for each in asked for _ in each.orders]
     matrix = np.full((len(rows), max(map(len, rows))), -1, np.int32)

@@ -25,7 +25,7 @@ from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.price import HBM, LATENCY, price_grid_step
 from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.schedules import read_grid, read_schedule
-from mis_kernels.aot.targets import Target, mesh
+from mis_kernels.aot.targets import Topology, mesh
 
 VMEM_FLAG = "--xla_tpu_scoped_vmem_limit_kib=65536"
 _CYCLES = re.compile(r'"estimated_cycles":"(\d{1,15})"')
@@ -164,7 +164,7 @@ PUBLISHED = (
 )  # fmt: skip
 
 
-def estimate(published: Published, target: Target, dump: Path) -> Range:
+def estimate(published: Published, target: Topology, dump: Path) -> Range:
     """Compile a program for its target and price it; in a process that compiles for that target and dumps there."""
     on = mesh(target, 1)
     replicated = NamedSharding(on, PartitionSpec())

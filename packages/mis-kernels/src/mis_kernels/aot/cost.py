@@ -9,7 +9,7 @@ from mis_kernels.aot.price import TILE_KINDS, price_attention
 from mis_kernels.aot.programs import ITEM, PAGE_SIZE, extend_step, prefill_step
 from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.schedules import AttentionSchedule
-from mis_kernels.aot.targets import Target
+from mis_kernels.aot.targets import Topology
 from mis_kernels.backends.tpu.norm_rope import BLOCK_TOKENS
 from mis_kernels.backends.tpu.tiles import TpuBlocks, count_tiles
 from mis_kernels.heads import HeadShape
@@ -30,7 +30,7 @@ class Cost(NamedTuple):
 
 
 def canonical_cost(
-    target: Target, heads: HeadShape, blocks: TpuBlocks, schedule: AttentionSchedule, layers: int = LAYERS
+    target: Topology, heads: HeadShape, blocks: TpuBlocks, schedule: AttentionSchedule, layers: int = LAYERS
 ) -> Cost:
     """Count the tiles of the request's steps and price them by the schedule."""
     per_block = blocks.tokens // ITEM
@@ -52,7 +52,7 @@ def canonical_cost(
     return Cost(dict(zip(TILE_KINDS, (int(n) for n in counts), strict=True)), visited, layer * layers)
 
 
-def explain(target: Target, heads: HeadShape, blocks: TpuBlocks, schedule: AttentionSchedule) -> str:
+def explain(target: Topology, heads: HeadShape, blocks: TpuBlocks, schedule: AttentionSchedule) -> str:
     """Return the figure with what it is made of."""
     cost = canonical_cost(target, heads, blocks, schedule)
     rows = blocks.tokens * heads.group
@@ -78,7 +78,7 @@ def explain(target: Target, heads: HeadShape, blocks: TpuBlocks, schedule: Atten
     )
 
 
-def explain_glue(target: Target, heads: HeadShape, row: dict[str, Any]) -> str:
+def explain_glue(target: Topology, heads: HeadShape, row: dict[str, Any]) -> str:
     """Return the cycles per token and layer of norm, projection, and the norm and RoPE kernel, with their formula."""
     step, tokens, estimated = row["bundles"]["step"], row["tokens"], row["xla_cycles"]
     total = estimated / tokens + step * heads.kv_heads / BLOCK_TOKENS

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 
-class Target(NamedTuple):
+class Topology(NamedTuple):
     """One compile-only topology.
 
     Attributes:
@@ -29,20 +29,20 @@ class Target(NamedTuple):
     clock_ghz: float
 
 
-TARGETS: dict[str, Target] = {
-    "v5e": Target("v5e", "v5e:1x1", "v5litepod-1", 1.5),
-    "v5e:2x4": Target("v5e", "v5e:2x4", "v5litepod-8", 1.5),
-    "v6e:1x1": Target("v6e", "v6e:1x1", "v6e-1", 1.75),
-    "v6e:2x2": Target("v6e", "v6e:2x2", "v6e-4", 1.75),
-    "v6e:2x4": Target("v6e", "v6e:2x4", "v6e-8", 1.75),
-    "v7x": Target("v7x", "tpu7x:1x1x1", "tpu7x-2", 2.2),
-    "v7x:2x2x1": Target("v7x", "tpu7x:2x2x1", "tpu7x-8", 2.2),
+TARGETS: dict[str, Topology] = {
+    "v5e": Topology("v5e", "v5e:1x1", "v5litepod-1", 1.5),
+    "v5e:2x4": Topology("v5e", "v5e:2x4", "v5litepod-8", 1.5),
+    "v6e:1x1": Topology("v6e", "v6e:1x1", "v6e-1", 1.75),
+    "v6e:2x2": Topology("v6e", "v6e:2x2", "v6e-4", 1.75),
+    "v6e:2x4": Topology("v6e", "v6e:2x4", "v6e-8", 1.75),
+    "v7x": Topology("v7x", "tpu7x:1x1x1", "tpu7x-2", 2.2),
+    "v7x:2x2x1": Topology("v7x", "tpu7x:2x2x1", "tpu7x-8", 2.2),
 }
 _DUMPING = ("kernels", "glue", "head", "products", "calibration")  # jobs that read schedules
 SINGLE_CHIP = ("v5e", "v6e:1x1", "v7x")
 
 
-def environment(target: Target, dump_to: str | None) -> dict[str, str]:
+def environment(target: Topology, dump_to: str | None) -> dict[str, str]:
     """Return the environment of a process that compiles for `target`, with schedules dumped to a folder if named."""
     dump = f" --xla_jf_dump_to={dump_to} --xla_jf_dump_llo_text=true" if dump_to else ""
     return {
@@ -56,7 +56,7 @@ def environment(target: Target, dump_to: str | None) -> dict[str, str]:
     }
 
 
-def mesh(target: Target, devices: int | None = None) -> Mesh:
+def mesh(target: Topology, devices: int | None = None) -> Mesh:
     """Return a mesh over the first `devices` compile-only devices, with one axis `tensor`."""
     from jax.experimental import topologies  # loads the compiler
 

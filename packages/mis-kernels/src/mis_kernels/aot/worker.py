@@ -30,7 +30,7 @@ from mis_kernels.aot.programs import (
     sharded_program,
 )
 from mis_kernels.aot.schedules import read_attention, read_bodies, read_grid, read_loop, read_schedule
-from mis_kernels.aot.targets import TARGETS, Target, mesh
+from mis_kernels.aot.targets import TARGETS, Topology, mesh
 from mis_kernels.backends.tpu.projection import strips_of, strips_together
 from mis_kernels.backends.tpu.tiles import block_sizes, vmem_bytes
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
@@ -51,7 +51,7 @@ def _compile(program: Program, on: Mesh) -> tuple[Any, dict[str, Any]]:
     return compiled, {"name": program.name, "seconds": time.perf_counter() - begin, **sizes}
 
 
-def kernels(target: Target, shapes: list[HeadShape], dump: Path) -> list[dict[str, Any]]:
+def kernels(target: Topology, shapes: list[HeadShape], dump: Path) -> list[dict[str, Any]]:
     """Compile the kernel alone for each head shape; report its schedule and its memory."""
     rows = []
     for heads in shapes:
@@ -64,7 +64,7 @@ def kernels(target: Target, shapes: list[HeadShape], dump: Path) -> list[dict[st
     return rows
 
 
-def glue(target: Target, shapes: list[HeadShape], dump: Path, embed: int | None) -> list[dict[str, Any]]:
+def glue(target: Topology, shapes: list[HeadShape], dump: Path, embed: int | None) -> list[dict[str, Any]]:
     """Compile the norm and RoPE kernel for each head shape; report its longest straight run, one grid step.
 
     With `embed`, compile it behind norm and projection, and report the cycles that XLA estimates for these.
@@ -78,13 +78,13 @@ def glue(target: Target, shapes: list[HeadShape], dump: Path, embed: int | None)
     return rows
 
 
-def layers(target: Target, shapes: list[HeadShape]) -> list[dict[str, Any]]:
+def layers(target: Topology, shapes: list[HeadShape]) -> list[dict[str, Any]]:
     """Compile the op inside scanned layers for each head shape."""
     steps = {heads: extend_step(STEP_TOKENS, block_sizes(chip=target.chip, **heads._asdict())) for heads in shapes}
     return [_compile(layers_program(heads, step), mesh(target, 1))[1] for heads, step in steps.items()]
 
 
-def growth(target: Target) -> list[dict[str, Any]]:
+def growth(target: Topology) -> list[dict[str, Any]]:
     """Compile growing steps: memory must grow with the tokens, never with their square."""
     rows = []
     blocks = block_sizes(chip=target.chip, **GROWTH_HEADS._asdict())
@@ -95,14 +95,14 @@ def growth(target: Target) -> list[dict[str, Any]]:
     return rows
 
 
-def sharded(target: Target, models: list[str]) -> list[dict[str, Any]]:
+def sharded(target: Topology, models: list[str]) -> list[dict[str, Any]]:
     """Compile the kernel under `shard_map` over all devices of the topology."""
     on = mesh(target)
     programs = {model: sharded_program(HEAD_SHAPES[model], target.chip, on, STEP_TOKENS) for model in models}
     return [_compile(each, on)[1] | {"name": f"{model} {each.name}"} for model, each in programs.items()]
 
 
-def head(target: Target, sizes: list[tuple[int, int, int]], dump: Path) -> list[dict[str, Any]]:
+def head(target: Topology, sizes: list[tuple[int, int, int]], dump: Path) -> list[dict[str, Any]]:
     """Compile the log-sum-exp for rows, width and vocabulary; report a grid step's schedule."""
     rows = []
     for size in sizes:
@@ -113,7 +113,7 @@ def head(target: Target, sizes: list[tuple[int, int, int]], dump: Path) -> list[
     return rows
 
 
-def products(target: Target, sizes: list[ProductSize], dump: Path) -> list[dict[str, Any]]:
+def products(target: Topology, sizes: list[ProductSize], dump: Path) -> list[dict[str, Any]]:
     """Compile products with quantised weights; report the schedules of steps that quantise rows, and of the others."""
     rows = []
     for size in sizes:
@@ -129,7 +129,7 @@ def products(target: Target, sizes: list[ProductSize], dump: Path) -> list[dict[
     return rows
 
 
-def calibration(target: Target, number: int, dump: Path) -> list[dict[str, Any]]:
+def calibration(target: Topology, number: int, dump: Path) -> list[dict[str, Any]]:
     """Price a program whose time is published."""
     return [{"estimate": dataclasses.astuple(estimate(PUBLISHED[number], target, dump))}]
 

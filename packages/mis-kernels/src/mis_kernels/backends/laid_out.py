@@ -8,7 +8,7 @@ import jax
 from mis_kernels.segments import Segments
 
 
-class Limits(NamedTuple):
+class StepLimits(NamedTuple):
     """The most that a step of one compiled shape may hold.
 
     Attributes:

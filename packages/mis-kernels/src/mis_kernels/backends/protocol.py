@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from mis_kernels import quantized
-from mis_kernels.backends.laid_out import LaidOut, Limits
+from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.backends.xla import norms, pages, rope, tiles
 from mis_kernels.backends.xla.attention import xla_attention
 from mis_kernels.heads import HeadShape
@@ -139,7 +139,7 @@ class Backend:
         """Return the same backend as it best lays out steps whose every row has a context of its own."""
         return self
 
-    def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
+    def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
         """Return the lengths of the tile lists that fit every step of `tokens` new tokens within the limits."""
         return tiles.tile_capacity(tokens, limits)
 

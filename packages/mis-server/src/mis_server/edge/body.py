@@ -5,7 +5,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mis_core.errors import RequestError
-from mis_server.edge.body_bytes import Room
+from mis_server.edge.body_bytes import BodyRoom
 from mis_server.errors import error_reply
 
 
@@ -59,7 +59,7 @@ def announced_bytes(headers: Headers, max_bytes: int) -> int | None:
     return int(text) if text.isdecimal() and int(text) <= max_bytes else None
 
 
-async def read_json_body(request: Request, room: Room) -> bytes:
+async def read_json_body(request: Request, room: BodyRoom) -> bytes:
     """Return the body of a request that says that it is JSON.
 
     Args:

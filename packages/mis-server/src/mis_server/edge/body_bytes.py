@@ -9,7 +9,7 @@ from mis_server.edge.memory import allowed_memory
 _SHARE_OF_MEMORY = 10  # the default is this part of it
 
 
-class Room:
+class BodyRoom:
     """What one body holds, inside `with BodyBytes.room()`."""
 
     def __init__(self, bodies: "BodyBytes") -> None:
@@ -61,7 +61,7 @@ class BodyBytes:
         self.used = 0
 
     @contextlib.contextmanager
-    def room(self, announced: int | None) -> Iterator[Room]:
+    def room(self, announced: int | None) -> Iterator[BodyRoom]:
         """Surround all that is done with a body.
 
         Args:
@@ -70,7 +70,7 @@ class BodyBytes:
         Raises:
             RequestError: on entering; `queue_full`, before any of the body is read.
         """
-        room = Room(self)
+        room = BodyRoom(self)
         room.hold(announced or 0)
         try:
             yield room

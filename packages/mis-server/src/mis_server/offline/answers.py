@@ -11,7 +11,7 @@ import pyarrow.parquet
 
 from mis_core.errors import ConfigError
 from mis_server.offline.asked import ERROR_COLUMN, ID_COLUMN
-from mis_server.offline.rows import Row
+from mis_server.offline.rows import InputRow
 
 _SCORES = pa.list_(pa.list_(pa.float32()))
 _ERROR = pa.struct([("code", pa.string()), ("message", pa.string())])
@@ -76,12 +76,12 @@ def _is_binary(type: pa.DataType) -> bool:
     return pa.types.is_binary(type) or pa.types.is_large_binary(type) or pa.types.is_binary_view(type)
 
 
-def columns(rows: list[Row]) -> tuple[pa.Array, pa.Array]:
+def columns(rows: list[InputRow]) -> tuple[pa.Array, pa.Array]:
     """Return the scores and the errors of rows that have one of both."""
     return pa.array([row.scores for row in rows], _SCORES), pa.array([row.error for row in rows], _ERROR)
 
 
-def table_of(rows: list[Row], schema: Schema) -> pa.Table:
+def table_of(rows: list[InputRow], schema: Schema) -> pa.Table:
     """Return the answers to rows."""
     scores, errors = columns(rows)
     table = {schema.score_column: scores, ERROR_COLUMN: errors}
@@ -97,7 +97,7 @@ def parquet_of(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _id_column(rows: list[Row], type: pa.DataType) -> pa.Array:
+def _id_column(rows: list[InputRow], type: pa.DataType) -> pa.Array:
     """Return ids in order: those of a table as they are; of JSON, where they may be of several types, their text."""
     null = pa.nulls(1, type)
 

@@ -12,7 +12,7 @@ SCORE_COLUMN, ERROR_COLUMN, ID_COLUMN = "scores", "error", "id"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class OfflineQuery:
     """What is asked of every row.
 
     Attributes:
@@ -64,12 +64,14 @@ class Asked:
         return body
 
 
-def decisive(asked: Asked, config: EngineConfig) -> dict[str, Any]:
+def decisive(asked: OfflineQuery, config: EngineConfig) -> dict[str, Any]:
     """Return everything that an output depends on, except the type, which the engine may choose, and the input.
 
     A later version may take another recipe of rerank for the same model, so what chooses them is part of it.
     """
-    unimportant = {name for name, each in Asked.__dataclass_fields__.items() if "changes_scores" in each.metadata}
+    unimportant = {
+        name for name, each in OfflineQuery.__dataclass_fields__.items() if "changes_scores" in each.metadata
+    }
     engine = (
         "model", "revision", "tokenizer_path", "quantization", "context_length", "rerank_template", "chat_template",
         "multi_item_scoring_delimiter",

@@ -19,16 +19,16 @@ from tqdm import tqdm
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
-from mis_server.offline.asked import Asked, decisive
+from mis_server.offline.asked import OfflineQuery, decisive
 from mis_server.offline.inputs import STANDARD_INPUT, Input, Survey, check_parquet, opened
 from mis_server.offline.output import Output, is_standard_output, note_of, output_of
 from mis_server.offline.places import Place, check_apart, engine_places
-from mis_server.offline.rows import Row, batches, write_lines
+from mis_server.offline.rows import InputRow, batches, write_lines
 from mis_server.offline.scorer import BATCHES_IN_FLIGHT, Scorer, running_scorer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(Asked):
+class Job(OfflineQuery):
     """A file to score.
 
     Attributes:
@@ -92,7 +92,7 @@ def score_file(job: Job, config: EngineConfig, *, overwrite: bool = False, progr
 
 
 async def _score(
-    job: Job, config: EngineConfig, rows: Iterator[Row], output: Output, new_bar: Callable[[], tqdm]
+    job: Job, config: EngineConfig, rows: Iterator[InputRow], output: Output, new_bar: Callable[[], tqdm]
 ) -> int:
     """Write the rows; return how many of them have an error."""
     async with running_scorer(job, config) as scorer:
@@ -101,9 +101,9 @@ async def _score(
             return await _append(job, scorer, rows, output, bar)
 
 
-async def _append(job: Job, scorer: Scorer, rows: Iterator[Row], output: Output, bar: tqdm) -> int:
+async def _append(job: Job, scorer: Scorer, rows: Iterator[InputRow], output: Output, bar: tqdm) -> int:
     errors = 0
-    waiting: deque[tuple[list[Row], asyncio.Task[None]]] = deque()
+    waiting: deque[tuple[list[InputRow], asyncio.Task[None]]] = deque()
 
     async def write_first() -> None:
         nonlocal errors

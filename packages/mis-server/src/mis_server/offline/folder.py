@@ -45,7 +45,7 @@ def _is_link(fs: pa.fs.FileSystem, path: str) -> bool:
     return isinstance(fs, pa.fs.LocalFileSystem) and Path(path).is_symlink()
 
 
-class Output:
+class JobFolder:
     """The output's folder: its parts, and the note of what they were made with."""
 
     def __init__(self, folder: str, format: str, made_with: dict[str, Any]) -> None:

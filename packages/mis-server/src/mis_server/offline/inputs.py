@@ -15,7 +15,7 @@ from typing import BinaryIO, Protocol, cast
 
 from mis_core.errors import ConfigError
 from mis_server.offline.places import is_kept, status_of
-from mis_server.offline.rows import Row, read_line
+from mis_server.offline.rows import InputRow, read_line
 from mis_server.offline.text import Lines
 
 STANDARD_INPUT = "-"
@@ -45,7 +45,7 @@ class Input(Protocol):
         """Read all of it."""
         ...
 
-    def rows(self, query: str | None, expected: Survey, skip: int = 0) -> Iterator[Row]:
+    def rows(self, query: str | None, expected: Survey, skip: int = 0) -> Iterator[InputRow]:
         """Yield the rows but the first, and check at the end that they are those of the survey."""
         ...
 
@@ -68,7 +68,7 @@ class LinesInput:
             pass
         return Survey(lines.count, lines.digest())
 
-    def rows(self, query: str | None, expected: Survey, skip: int = 0) -> Iterator[Row]:
+    def rows(self, query: str | None, expected: Survey, skip: int = 0) -> Iterator[InputRow]:
         """Yield the rows, and check at the end that they are those of the survey.
 
         Args:

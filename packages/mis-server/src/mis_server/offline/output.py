@@ -17,12 +17,12 @@ from typing import BinaryIO, Protocol
 
 from mis_core.errors import ConfigError
 from mis_server.offline.places import is_kept
-from mis_server.offline.rows import ERROR, Row
+from mis_server.offline.rows import ERROR, InputRow
 
 STANDARD_OUTPUT = "-"
 NOTE_SUFFIX = ".job"
 
-ToLines = Callable[[list[Row]], bytes]
+ToLines = Callable[[list[InputRow]], bytes]
 
 _NOTE = re.compile(rb"[0-9a-f]{32} [a-z0-9]*")  # a fingerprint and a type
 _NOTE_BYTES = 64  # no note has more
@@ -48,7 +48,7 @@ class Output(Protocol):
         """Say that what is there belongs to no input, so that nothing continues it."""
         ...
 
-    async def append(self, rows: list[Row]) -> None:
+    async def append(self, rows: list[InputRow]) -> None:
         """Write rows that have their scores or their errors."""
         ...
 
@@ -76,7 +76,7 @@ class Stream:
     def void(self) -> None:
         """Do nothing, as it is not continued."""
 
-    async def append(self, rows: list[Row]) -> None:
+    async def append(self, rows: list[InputRow]) -> None:
         """Write lines, for the next program to read; while it does not, others have the event loop."""
         left = memoryview(self._lines(rows))
         with _writing(self._name):
@@ -172,7 +172,7 @@ class OutputFile:
         with _writing(str(self._path)):
             self._write_note("0" * len(self._fingerprint), self._made_in)
 
-    async def append(self, rows: list[Row]) -> None:
+    async def append(self, rows: list[InputRow]) -> None:
         """Write lines, so that they stay whatever ends the run."""
         assert self._file is not None, "opened"
         with _writing(str(self._path)):

@@ -13,9 +13,9 @@ import pyarrow as pa
 from mis_core.errors import ConfigError
 from mis_server.offline.answers import Schema, id_type, parquet_of, table_of
 from mis_server.offline.asked import ERROR_COLUMN
-from mis_server.offline.folder import Output as Folder
+from mis_server.offline.folder import JobFolder
 from mis_server.offline.inputs import Input, Survey, check_unchanged
-from mis_server.offline.rows import Row
+from mis_server.offline.rows import InputRow
 from mis_server.offline.tables import Parquet
 
 _PART_ROWS = 16_384  # scored again at most, if the process is killed
@@ -46,7 +46,7 @@ class ParquetInput:
         digest = hashlib.file_digest(self._file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         return Survey(self._parquet.footer.num_rows, digest)
 
-    def rows(self, query: str | None, expected: Survey, skip: int = 0) -> Iterator[Row]:
+    def rows(self, query: str | None, expected: Survey, skip: int = 0) -> Iterator[InputRow]:
         """Yield the rows, and check at the end that they are those of the survey.
 
         Args:
@@ -73,7 +73,7 @@ class OutputFolder:
             schema: Of every part.
         """
         self._name = name
-        self._folder = Folder(name, "parquet", made_with)
+        self._folder = JobFolder(name, "parquet", made_with)
         self._schema = schema
         self._first = 0  # row of the next part
         self._waiting: list[pa.Table] = []
@@ -121,7 +121,7 @@ class OutputFolder:
         """Say that the rows belong to no input, so that nothing continues them."""
         self._folder.void()
 
-    async def append(self, rows: list[Row]) -> None:
+    async def append(self, rows: list[InputRow]) -> None:
         """Take rows; they are written when they are enough for a part."""
         self._waiting.append(table_of(rows, self._schema))
         num_rows, num_bytes = self._num_rows(), sum(table.nbytes for table in self._waiting)

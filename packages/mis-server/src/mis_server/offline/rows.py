@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mis_server.offline.asked import SCORE_COLUMN, Asked
+from mis_server.offline.asked import SCORE_COLUMN, OfflineQuery
 from mis_server.offline.text import MAX_LINE_BYTES, is_too_long, without_mark
 
 ERROR = b'{"error":'
@@ -16,7 +16,7 @@ _BYTES_PER_TOKEN = 4  # of common text; batches only have to be about as large a
 
 
 @dataclass(slots=True)
-class Row:
+class InputRow:
     """A row of the input, and later its answer.
 
     Attributes:
@@ -36,22 +36,22 @@ class Row:
     error: dict[str, str] | None = None
 
 
-def read_line(text: bytes, query: str | None) -> Row:
+def read_line(text: bytes, query: str | None) -> InputRow:
     """Read a line of JSON: a text, a list of token ids, or an object with `item` or `items`, `query` and `id`."""
     if is_too_long(text):
         message = f"The line is longer than {MAX_LINE_BYTES} bytes."
-        return Row(query, [], error={"code": "request_too_large", "message": message})
+        return InputRow(query, [], error={"code": "request_too_large", "message": message})
     try:
         value = msgspec.json.decode(without_mark(text))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Row(query, [], error={"code": "invalid_json", "message": "The line is not JSON."})
+        return InputRow(query, [], error={"code": "invalid_json", "message": "The line is not JSON."})
     return read_row(value if isinstance(value, dict) else {"item": value}, query)
 
 
-def read_row(values: Mapping[str, Any], query: str | None) -> Row:
+def read_row(values: Mapping[str, Any], query: str | None) -> InputRow:
     """Read a row's values by name; `query` is for rows without their own."""
     own = values.get("query")
-    row = Row(query if own is None else own, [values.get("item")], id=values.get("id"))
+    row = InputRow(query if own is None else own, [values.get("item")], id=values.get("id"))
     items = values.get("items")
     if items is not None:
         row.items, row.is_list = (items, True) if isinstance(items, list) else ([], True)
@@ -68,7 +68,7 @@ def read_row(values: Mapping[str, Any], query: str | None) -> Row:
     return row
 
 
-def write_line(row: Row, score_column: str = SCORE_COLUMN) -> bytes:
+def write_line(row: InputRow, score_column: str = SCORE_COLUMN) -> bytes:
     """Return the line of JSON for a row that is scored or has an error; `score_column` names its scores."""
     fields: dict[str, Any] = {"error": row.error}
     if row.error is None:
@@ -79,7 +79,7 @@ def write_line(row: Row, score_column: str = SCORE_COLUMN) -> bytes:
     return msgspec.json.encode(fields, enc_hook=_of_arrow) + b"\n"
 
 
-def write_lines(rows: Iterable[Row], score_column: str = SCORE_COLUMN) -> bytes:
+def write_lines(rows: Iterable[InputRow], score_column: str = SCORE_COLUMN) -> bytes:
     """Return the lines of JSON for rows, as `write_line`."""
     return b"".join(write_line(row, score_column) for row in rows)
 
@@ -90,9 +90,9 @@ def _of_arrow(id: Any) -> Any:
     return json_value(id)
 
 
-def batches(rows: Iterable[Row], asked: Asked) -> Iterator[list[Row]]:
+def batches(rows: Iterable[InputRow], asked: OfflineQuery) -> Iterator[list[InputRow]]:
     """Yield runs of rows with one query, of at most `batch_size` items and about `batch_tokens` tokens."""
-    batch: list[Row] = []
+    batch: list[InputRow] = []
     items = tokens = 0
     for row in rows:
         more, longer = len(row.items), sum(map(_tokens, row.items))

@@ -15,8 +15,8 @@ from mis_core.process.quarantine import RequestRefused
 from mis_core.scoring.service import SCORE
 from mis_core.tasks.rerank import RERANK
 from mis_core.tokenization import Tokenizer
-from mis_server.offline.asked import Asked
-from mis_server.offline.rows import Row
+from mis_server.offline.asked import OfflineQuery
+from mis_server.offline.rows import InputRow
 from mis_server.service import ModelService
 from mis_server.settings import ServerConfig
 from mis_server.tokenizers.pool import TokenizerPool
@@ -37,7 +37,7 @@ class Scorer:
         dtype: The type that the engine computes in.
     """
 
-    def __init__(self, asked: Asked, service: ModelService, dtype: str) -> None:
+    def __init__(self, asked: OfflineQuery, service: ModelService, dtype: str) -> None:
         self.dtype = dtype
         self._asked = asked
         self._service = service
@@ -57,7 +57,7 @@ class Scorer:
         except RequestError as error:
             raise ConfigError(error.message, error.param or "labels") from None
 
-    async def score(self, rows: list[Row]) -> None:
+    async def score(self, rows: list[InputRow]) -> None:
         """Give every row of a batch that shares a query its scores or its error.
 
         Raises:
@@ -80,7 +80,7 @@ class Scorer:
         for row in good:
             row.scores, begin = scores[begin : begin + len(row.items)], begin + len(row.items)
 
-    async def _ask(self, rows: list[Row]) -> list[list[float]]:
+    async def _ask(self, rows: list[InputRow]) -> list[list[float]]:
         """Return a value for each label, for each item of the rows."""
         body = msgspec.json.encode(self._asked.body(rows[0].query, [item for row in rows for item in row.items]))
         for _ in range(_ATTEMPTS - 1):
@@ -99,7 +99,7 @@ class Scorer:
 
 
 @contextlib.asynccontextmanager
-async def running_scorer(asked: Asked, config: EngineConfig) -> AsyncIterator[Scorer]:
+async def running_scorer(asked: OfflineQuery, config: EngineConfig) -> AsyncIterator[Scorer]:
     """Start an engine process and tokenizers, and check what is asked with them.
 
     Raises:

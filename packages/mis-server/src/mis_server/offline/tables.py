@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from mis_core.errors import ConfigError
-from mis_server.offline.rows import Row, read_row
+from mis_server.offline.rows import InputRow, read_row
 
 SUFFIX = ".parquet"
 SCORED = ("query", "item", "items")
@@ -64,7 +64,7 @@ class Parquet:
                 raise ConfigError(f"{name} has {schema.names.count(each)} columns that are called {each}.", option)
         self.id_type = schema.field("id").type if "id" in schema.names else None
 
-    def rows(self, groups: list[int], begin: int, end: int, query: str | None) -> Iterator[Row]:
+    def rows(self, groups: list[int], begin: int, end: int, query: str | None) -> Iterator[InputRow]:
         """Yield some rows; few of them are in memory at once.
 
         Args:
@@ -84,7 +84,7 @@ class Parquet:
                 yield from read_table(batch.slice(max(0, begin - row), max(0, end - max(row, begin))), query)
                 row += batch.num_rows
 
-    def rows_from(self, begin: int, query: str | None) -> Iterator[Row]:
+    def rows_from(self, begin: int, query: str | None) -> Iterator[InputRow]:
         """Yield the rows from a row of the file on; otherwise as `rows`."""
         group = before = 0
         while group < self.footer.num_row_groups and before + self.footer.row_group(group).num_rows <= begin:
@@ -102,7 +102,7 @@ class Parquet:
             raise ConfigError(message, self._option) from None
 
 
-def read_table(table: pa.Table | pa.RecordBatch, query: str | None) -> list[Row]:
+def read_table(table: pa.Table | pa.RecordBatch, query: str | None) -> list[InputRow]:
     """Return the rows of a table with columns named as in `COLUMNS`; `query` is for rows without their own."""
     columns = {name: _read_column(name, table.column(name)) for name in COLUMNS if name in table.schema.names}
     rows = []
@@ -110,7 +110,7 @@ def read_table(table: pa.Table | pa.RecordBatch, query: str | None) -> list[Row]
         values = {name: column[index] for name, column in columns.items()}
         unreadable = [value for value in values.values() if isinstance(value, _Unreadable)]
         if unreadable:
-            rows.append(Row(query, [], id=values.get("id"), error=unreadable[0].error))
+            rows.append(InputRow(query, [], id=values.get("id"), error=unreadable[0].error))
         else:
             rows.append(read_row(values, query))
     return rows

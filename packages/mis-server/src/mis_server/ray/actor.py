@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from mis_core.config import EngineConfig
-from mis_server.offline.asked import Asked
-from mis_server.offline.rows import Row, batches
+from mis_server.offline.asked import OfflineQuery
+from mis_server.offline.rows import InputRow, batches
 from mis_server.offline.scorer import BATCHES_IN_FLIGHT, Scorer, running_scorer
 
 
 class Host:
     """Holds an engine process, which is started when rows arrive, restarted when it ends, and ends with the actor."""
 
-    def __init__(self, asked: Asked, config: EngineConfig) -> None:
+    def __init__(self, asked: OfflineQuery, config: EngineConfig) -> None:
         self._asked = asked
         self._config = config
         self._starting = asyncio.Lock()
@@ -30,7 +30,7 @@ class Host:
                 self._scorer = await self._running.enter_async_context(running_scorer(self._asked, self._config))
             return self._scorer
 
-    async def score(self, rows: list[Row]) -> None:
+    async def score(self, rows: list[InputRow]) -> None:
         """Give every row its scores or its error. Rows of a query are computed together, wherever they stand.
 
         Raises:
@@ -64,9 +64,9 @@ def for_actors(config: EngineConfig) -> EngineConfig:
     return dataclasses.replace(config, **absolute)
 
 
-def grouped(rows: Iterable[Row]) -> list[Row]:
+def grouped(rows: Iterable[InputRow]) -> list[InputRow]:
     """Return rows with those of a query next to each other, queries in order of their first row."""
-    by_query: dict[object, list[Row]] = {}
+    by_query: dict[object, list[InputRow]] = {}
     for row in rows:
         key = row.query if isinstance(row.query, str) else (repr(row.query),)  # lists have no hash
         by_query.setdefault(key, []).append(row)

@@ -10,7 +10,7 @@ from ray.data import ActorPoolStrategy, Dataset
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server.offline.answers import columns
-from mis_server.offline.asked import ERROR_COLUMN, SCORE_COLUMN, Asked
+from mis_server.offline.asked import ERROR_COLUMN, SCORE_COLUMN, OfflineQuery
 from mis_server.offline.tables import SCORED, read_table
 from mis_server.ray.actor import Host, for_actors
 
@@ -88,7 +88,7 @@ def score_dataset(
     """
     new = {"score_column": score_column, "error_column": error_column}
     _check_names(new, _known_names(dataset))
-    asked = Asked(
+    asked = OfflineQuery(
         query=query,
         labels=tuple(labels),
         label_token_ids=tuple(label_token_ids),
@@ -127,7 +127,7 @@ def _check_names(new: dict[str, str], names: Sequence[str]) -> None:
 class _BatchScorer:
     """The actor's part of `score_dataset`."""
 
-    def __init__(self, asked: Asked, config: EngineConfig, new: dict[str, str]) -> None:
+    def __init__(self, asked: OfflineQuery, config: EngineConfig, new: dict[str, str]) -> None:
         self._asked = asked
         self._host = Host(asked, config)
         self._new = new

@@ -17,19 +17,19 @@ import ray.data
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError
 from mis_server.offline.answers import Schema, id_type, parquet_of, table_of
-from mis_server.offline.asked import Asked, decisive
-from mis_server.offline.folder import Output, everywhere, file_system
+from mis_server.offline.asked import OfflineQuery, decisive
+from mis_server.offline.folder import JobFolder, everywhere, file_system
 from mis_server.offline.places import LOCAL, Place, check_apart, engine_places
-from mis_server.offline.rows import Row, write_lines
+from mis_server.offline.rows import InputRow, write_lines
 from mis_server.ray.actor import Host, for_actors
 from mis_server.ray.dataset import Actors
-from mis_server.ray.parts import Part, Source, digest, plan, read_rows, reads, sources
+from mis_server.ray.parts import DatasetPart, Source, digest, plan, read_rows, reads, sources
 
 _MOST_BLOCKS = 20_000  # parts of larger runs share them
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class JobFiles:
     """What is read and written.
 
     Attributes:
@@ -63,8 +63,8 @@ class Counts:
 
 
 def score_files(
-    files: Files,
-    asked: Asked,
+    files: JobFiles,
+    asked: OfflineQuery,
     config: EngineConfig,
     actors: Actors,
     *,
@@ -94,7 +94,7 @@ def score_files(
     planned = plan(fs, found, files.part_bytes)
     schema = Schema(asked.score_column, id_type(planned.id_types)) if files.format == "parquet" else None
     made_with = decisive(asked, config) | {"part_bytes": files.part_bytes, "input": digest(fs, found)}
-    output = Output(files.output, files.format, made_with)
+    output = JobFolder(files.output, files.format, made_with)
     written = output.check(config.dtype, overwrite=overwrite)
     missing = [part for part in planned.parts if part.name not in written]
     rows = errors = 0
@@ -107,7 +107,7 @@ def score_files(
     return Counts(rows, errors, len(missing), len(planned.parts) - len(missing))
 
 
-def check_output(files: Files, found: list[Source], config: EngineConfig) -> None:
+def check_output(files: JobFiles, found: list[Source], config: EngineConfig) -> None:
     """Refuse an output that is read, or that the next run would read.
 
     Args:
@@ -130,10 +130,10 @@ def check_output(files: Files, found: list[Source], config: EngineConfig) -> Non
 
 
 def _run(
-    missing: list[Part],
+    missing: list[DatasetPart],
     actors: Actors,
-    output: Output,
-    asked: tuple[Files, Asked, EngineConfig],
+    output: JobFolder,
+    asked: tuple[JobFiles, OfflineQuery, EngineConfig],
     schema: Schema | None,
 ) -> tuple[int, int]:
     """Score parts; return how many rows there were, and how many have an error."""
@@ -179,7 +179,7 @@ class _Agreement:
     Ray may start it again elsewhere: what it knows is in the folder.
     """
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: JobFolder) -> None:
         self._output = output
 
     def agree(self, dtype: str) -> tuple[str, str]:
@@ -195,10 +195,10 @@ class _PartScorer:
 
     def __init__(
         self,
-        files: Files,
-        asked: Asked,
+        files: JobFiles,
+        asked: OfflineQuery,
         config: EngineConfig,
-        output: Output,
+        output: JobFolder,
         agreement: Any,
         schema: Schema | None,
     ) -> None:
@@ -216,7 +216,7 @@ class _PartScorer:
         for described in batch["item"].to_pylist():
             rows, failure = [], ""
             try:
-                rows = await self._score(msgspec.json.decode(described, type=Part))
+                rows = await self._score(msgspec.json.decode(described, type=DatasetPart))
             except MisError as error:
                 failure = _describe(error)
             done["rows"].append(len(rows))
@@ -224,7 +224,7 @@ class _PartScorer:
             done["failure"].append(failure)
         return done
 
-    async def _score(self, part: Part) -> list[Row]:
+    async def _score(self, part: DatasetPart) -> list[InputRow]:
         await self._check_type()
         fs, _ = file_system(self._files.input)
         rows = await asyncio.to_thread(read_rows, fs, part, self._asked.query)
@@ -232,7 +232,7 @@ class _PartScorer:
         await asyncio.to_thread(self._publish, part, rows)
         return rows
 
-    def _publish(self, part: Part, rows: list[Row]) -> None:
+    def _publish(self, part: DatasetPart, rows: list[InputRow]) -> None:
         if self._schema is None:
             content = write_lines(rows, self._asked.score_column)
         else:

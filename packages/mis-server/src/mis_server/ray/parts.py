@@ -19,7 +19,7 @@ import pyarrow.fs
 
 from mis_core.errors import ConfigError
 from mis_server.offline import tables, text
-from mis_server.offline.rows import Row, read_line
+from mis_server.offline.rows import InputRow, read_line
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", tables.SUFFIX)
 MAX_EXPANDED_BYTES = 1024**3
@@ -33,7 +33,7 @@ _TAIL_BYTES = 65_536  # read at once while a line goes on behind its part
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DatasetPart:
     """What is scored and written as one.
 
     Attributes:
@@ -146,7 +146,7 @@ def digest(fs: pa.fs.FileSystem, files: list[Source]) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What a run has to do.
 
     Attributes:
@@ -154,11 +154,11 @@ class Plan:
         id_types: For each file its path, and the type of its ids: of JSON lines text; None where it has no ids.
     """
 
-    parts: list[Part]
+    parts: list[DatasetPart]
     id_types: list[tuple[str, pa.DataType | None]]
 
 
-def plan(fs: pa.fs.FileSystem, files: list[Source], part_bytes: int) -> Plan:
+def plan(fs: pa.fs.FileSystem, files: list[Source], part_bytes: int) -> RunPlan:
     """Cut files into parts of about so many bytes, of Parquet uncompressed ones.
 
     Raises:
@@ -171,21 +171,21 @@ def plan(fs: pa.fs.FileSystem, files: list[Source], part_bytes: int) -> Plan:
         for source, each in zip(files, found, strict=True)
         for part in each.parts
     ]
-    return Plan(parts, [named for each in found for named in each.id_types])
+    return RunPlan(parts, [named for each in found for named in each.id_types])
 
 
-def _plan(fs: pa.fs.FileSystem, part_bytes: int, source: Source) -> Plan:
+def _plan(fs: pa.fs.FileSystem, part_bytes: int, source: Source) -> RunPlan:
     if not source.name.endswith(tables.SUFFIX):
-        return Plan(list(_text_parts(fs, source, part_bytes)), [(source.path, pa.string())])
+        return RunPlan(list(_text_parts(fs, source, part_bytes)), [(source.path, pa.string())])
     try:
         with fs.open_input_file(source.path) as file:
             parquet = tables.Parquet(file, source.path, "input")
-            return Plan(list(_parquet_parts(source, parquet.footer, part_bytes)), [(source.path, parquet.id_type)])
+            return RunPlan(list(_parquet_parts(source, parquet.footer, part_bytes)), [(source.path, parquet.id_type)])
     except OSError as error:
         raise ConfigError(f"{source.path} cannot be read: {str(error).splitlines()[0]}", "input") from None
 
 
-def _text_parts(fs: pa.fs.FileSystem, source: Source, part_bytes: int) -> Iterator[Part]:
+def _text_parts(fs: pa.fs.FileSystem, source: Source, part_bytes: int) -> Iterator[DatasetPart]:
     """Yield runs of bytes; of a compressed file, and of one without lines, one part."""
     with fs.open_input_file(source.path) as file:
         head = file.read(text.HEAD_BYTES)
@@ -193,7 +193,7 @@ def _text_parts(fs: pa.fs.FileSystem, source: Source, part_bytes: int) -> Iterat
         end = source.size if text.is_compressed(head) else _end_of_lines(file, source.size)
     step = max(1, end) if text.is_compressed(head) else part_bytes
     for begin in range(0, max(1, end), step):
-        yield Part(source.path, _name(source, begin), begin, min(begin + step, end))
+        yield DatasetPart(source.path, _name(source, begin), begin, min(begin + step, end))
 
 
 def _end_of_lines(file: pa.NativeFile, end: int) -> int:
@@ -212,17 +212,17 @@ def _end_of_lines(file: pa.NativeFile, end: int) -> int:
     return 0
 
 
-def _parquet_parts(source: Source, footer: Any, part_bytes: int) -> Iterator[Part]:
+def _parquet_parts(source: Source, footer: Any, part_bytes: int) -> Iterator[DatasetPart]:
     """Yield slices of large row groups, and runs of small ones; of a file without rows, one part without any."""
     if not footer.num_rows:
-        yield Part(source.path, _name(source, 0), 0, 0)
+        yield DatasetPart(source.path, _name(source, 0), 0, 0)
         return
     row, waiting = 0, []
     for number in range(footer.num_row_groups + 1):
         group = footer.row_group(number) if number < footer.num_row_groups else None
         if waiting and (group is None or sum(size for *_, size in waiting) + group.total_byte_size > part_bytes):
             begin, rows = waiting[0][1], sum(rows for _, _, rows, _ in waiting)
-            yield Part(source.path, _name(source, begin), 0, rows, tuple(number for number, *_ in waiting))
+            yield DatasetPart(source.path, _name(source, begin), 0, rows, tuple(number for number, *_ in waiting))
             waiting = []
         if group is None:
             return
@@ -233,7 +233,7 @@ def _parquet_parts(source: Source, footer: Any, part_bytes: int) -> Iterator[Par
             step = max(1, group.num_rows * part_bytes // size)
             for begin in range(0, group.num_rows, step):
                 name = _name(source, row + begin)
-                yield Part(source.path, name, begin, min(begin + step, group.num_rows), (number,))
+                yield DatasetPart(source.path, name, begin, min(begin + step, group.num_rows), (number,))
         row += group.num_rows
 
 
@@ -241,7 +241,7 @@ def _name(source: Source, begin: int) -> str:
     return f"{source.name}/{begin:015d}"
 
 
-def read_rows(fs: pa.fs.FileSystem, part: Part, query: str | None) -> list[Row]:
+def read_rows(fs: pa.fs.FileSystem, part: DatasetPart, query: str | None) -> list[InputRow]:
     """Return the rows of a part; `query` is for rows without their own.
 
     Raises:
@@ -255,7 +255,7 @@ def read_rows(fs: pa.fs.FileSystem, part: Part, query: str | None) -> list[Row]:
     return rows
 
 
-def _rows(file: pa.NativeFile, part: Part, query: str | None) -> list[Row]:
+def _rows(file: pa.NativeFile, part: DatasetPart, query: str | None) -> list[InputRow]:
     if not part.path.endswith(tables.SUFFIX):
         is_compressed = text.is_compressed(file.read(text.HEAD_BYTES))
         file.seek(0)
@@ -265,7 +265,7 @@ def _rows(file: pa.NativeFile, part: Part, query: str | None) -> list[Row]:
     return list(parquet.rows(list(part.groups), part.begin, part.end, query))
 
 
-def _expanded_lines(file: pa.NativeFile, part: Part) -> Iterator[bytes]:
+def _expanded_lines(file: pa.NativeFile, part: DatasetPart) -> Iterator[bytes]:
     size = 0
     for line in text.Lines(file, part.path, "input"):
         size += len(line)
@@ -275,7 +275,7 @@ def _expanded_lines(file: pa.NativeFile, part: Part) -> Iterator[bytes]:
         yield line
 
 
-def _lines(file: pa.NativeFile, part: Part) -> list[bytes]:
+def _lines(file: pa.NativeFile, part: DatasetPart) -> list[bytes]:
     """Return the lines that begin in a part: after its first newline, or after one right before it.
 
     A line that is too long comes without its end.

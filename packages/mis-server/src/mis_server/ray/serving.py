@@ -24,7 +24,7 @@ from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
 from mis_server.edge.admission import Admission
 from mis_server.edge.body import BodyLimit, announced_bytes
-from mis_server.edge.body_bytes import BodyBytes, Room
+from mis_server.edge.body_bytes import BodyBytes, BodyRoom
 from mis_server.edge.keys import OPEN_PATHS, ApiKey
 from mis_server.errors import error_reply
 from mis_server.ray.actor import for_actors
@@ -88,7 +88,7 @@ def application(args: dict[str, Any]) -> serve.Application:
         **_scaling(replicas),
         **router,
     )
-    gate = serve.deployment(serve.ingress()(Gate)).options(
+    gate = serve.deployment(serve.ingress()(RequestGate)).options(
         name="gates",
         num_replicas=replicas.gates,
         max_ongoing_requests=most * (replicas.max_replicas or replicas.min_replicas),
@@ -210,7 +210,7 @@ class Replica:
         await self._running.aclose()
 
 
-class Gate:
+class RequestGate:
     """Reads a request and asks the replica that has its query. Bodies and keys are checked before they are read."""
 
     def __init__(self, replicas: Any, settings: ServerConfig) -> None:
@@ -261,7 +261,7 @@ class Gate:
             message = "The replica ended before it answered; try again."
             await error_reply("engine_unavailable", message)(scope, receive, send)
 
-    async def _read(self, receive: Receive, room: Room) -> bytes:
+    async def _read(self, receive: Receive, room: BodyRoom) -> bytes:
         """Return the body.
 
         Raises:

@@ -14,7 +14,7 @@ from mis_core.tasks.complete import COMPLETE, CompletionResult, ParsedCompletion
 from mis_core.tasks.writing import GenerateChunk, GeneratedChoice
 from mis_core.tokenization import Tokenizer
 from mis_server.answering import Answering
-from mis_server.routes.token_logprobs import Entries, Places, Spelled
+from mis_server.routes.token_logprobs import Entries, Spelled, TextOffsets
 from mis_server.schemas.chat import ChatUsage, Finish
 from mis_server.schemas.completions import CompletionBody, CompletionChoice, CompletionReply
 from mis_server.service import ServiceOfApp, event_reply, in_thread_if_large, json_reply
@@ -83,7 +83,7 @@ class _Pieces:
         self._tokenizer = tokenizer
         self._text = text
         self._entries = entries
-        self._places = Places(len(text))
+        self._places = TextOffsets(len(text))
 
     def add(self, chunk: GenerateChunk, wants_logprobs: bool) -> tuple[str, Entries]:
         text, self._text = self._text + chunk.text, ""
@@ -141,7 +141,7 @@ def _encoded(parsed: ParsedCompletion, index: int, text: str, entries: Entries, 
 
 def _told(choice: GeneratedChoice, spelled: Spelled, place: int) -> Entries:
     """Return what is said of an answer's tokens, which begins at a place of the text."""
-    places = spelled.places(choice.token_ids, Places(place))
+    places = spelled.places(choice.token_ids, TextOffsets(place))
     arrays = choice.token_ids, choice.token_logprobs, choice.top_ids, choice.top_logprobs
     return Entries.of(spelled, *arrays, places)
 
@@ -174,7 +174,7 @@ def _echoed(parsed: ParsedCompletion, result: CompletionResult, spelled: Spelled
     if result.prompt is None:
         return text, Entries.none()
     starts = parsed.text_starts
-    places = spelled.places(ids, Places(0)) if starts is None else starts[begin:end]
+    places = spelled.places(ids, TextOffsets(0)) if starts is None else starts[begin:end]
     told = result.prompt
     tops = told.top_ids[begin:end], told.top_logprobs[begin:end]
     return text, Entries.of(spelled, ids, told.logprobs[begin:end], *tops, places, has_first=False)

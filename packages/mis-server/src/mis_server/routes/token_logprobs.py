@@ -37,7 +37,7 @@ class Spelled:
         """Return the text of tokens that follow each other."""
         return b"".join(self._data[self._at(ids)].tolist()).decode(errors="replace")
 
-    def places(self, ids: Int32[np.ndarray, " tokens"], places: "Places") -> Int64[np.ndarray, " tokens"]:
+    def places(self, ids: Int32[np.ndarray, " tokens"], places: "TextOffsets") -> Int64[np.ndarray, " tokens"]:
         """Return where tokens that follow each other begin."""
         return np.array([places.advance(data) for data in self._data[self._at(ids)]], np.int64)
 
@@ -45,7 +45,7 @@ class Spelled:
         return np.searchsorted(self._ids, ids)
 
 
-class Places:
+class TextOffsets:
     """Counts the characters of a text while its tokens are taken one by one, as they are decoded to that text."""
 
     def __init__(self, begin: int) -> None:

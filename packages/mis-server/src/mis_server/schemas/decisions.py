@@ -153,7 +153,7 @@ class Level(_Part):
     description: str | None = None
 
 
-class Score(_Question):
+class ScoreQuestion(_Question):
     """How much is it?"""
 
     type: Literal["score"]
@@ -178,7 +178,7 @@ class DecisionBody(BaseModel):
     input: Annotated[str, Field(min_length=1)] | Annotated[list[_Entry], Field(min_length=1)] = Field(
         description="What the questions are about: a text, or messages, tool calls and their outputs; no images."
     )
-    questions: Annotated[list[Predicate | Choice | Score], Field(min_length=1, max_length=400)]
+    questions: Annotated[list[Predicate | Choice | ScoreQuestion], Field(min_length=1, max_length=400)]
     model: str | None = Field(default=None, description="The served model; any other name is refused.")
     choice_order: Literal["given", "independent"] = Field(
         default="given",

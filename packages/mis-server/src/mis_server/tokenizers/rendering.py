@@ -45,7 +45,7 @@ class TakesLong(Exception):
     """A rendering takes longer than `BRIEF_S`; it may be done where nobody waits behind it."""
 
 
-class Failed(Exception):
+class RenderingFailed(Exception):
     """There is no result; the message says why."""
 
 
@@ -107,10 +107,10 @@ class Renderer:
             self._left_s = 0.0
             if self._is_brief:
                 raise TakesLong from None
-            raise Failed(f"it takes more than {LONGEST_S:g} s of processor time.") from None
+            raise RenderingFailed(f"it takes more than {LONGEST_S:g} s of processor time.") from None
         self._left_s = done.left_s
         if done.text is None:
-            raise Failed(done.reason)
+            raise RenderingFailed(done.reason)
         return done.text
 
     def _ask(self, work: Callable[[], str], limits: _Limits) -> _Done:
@@ -164,7 +164,7 @@ class WatchedTemplate(ChatTemplate, frozen=True):
         render = partial(plain.unguarded, messages, add_generation_prompt=add_generation_prompt, **variables)
         try:
             return self.renderer.run(render, count_characters([*messages, variables]))
-        except Failed as error:
+        except RenderingFailed as error:
             raise refused(str(error)) from None
 
     def find_fault(self) -> str | None:
@@ -173,7 +173,7 @@ class WatchedTemplate(ChatTemplate, frozen=True):
         plain = ChatTemplate(self.source)
         try:
             fault = self.renderer.run(partial(_fault, plain), len(self.source))
-        except Failed as error:
+        except RenderingFailed as error:
             return str(error)
         return fault or plain.find_fault()
 

@@ -24,7 +24,7 @@ TOKENS, ITEM, PAGES, DTYPE = 2048, 20, 2048, "bfloat16"
 MODELS = ("qwen3-1.7b", "qwen2.5-0.5b", "qwen2.5-1.5b", "llama-3.2-1b", "smollm2-135m")
 
 
-class Step(NamedTuple):
+class ModelStep(NamedTuple):
     """A step of a model.
 
     Attributes:
@@ -47,16 +47,16 @@ class Step(NamedTuple):
         return f"{self.model} {'decoding' if self.decodes else f'{TOKENS} tokens'}, {self.room}"
 
 
-def steps_of(model: str) -> list[Step]:
+def steps_of(model: str) -> list[ModelStep]:
     """Return a model's steps: of segments and of single tokens, the former with room for little and for much."""
     return [
-        Step(model, "8 contexts", 8, 128),
-        Step(model, "1 short context", 1, 32),
-        Step(model, "64 contexts", 64, 128, decodes=True),
+        ModelStep(model, "8 contexts", 8, 128),
+        ModelStep(model, "1 short context", 1, 32),
+        ModelStep(model, "64 contexts", 64, 128, decodes=True),
     ]
 
 
-def jobs(quick: bool) -> Iterator[tuple[str, Step]]:
+def jobs(quick: bool) -> Iterator[tuple[str, ModelStep]]:
     """Yield what is compiled: a chip and a step."""
     for chip in ["h100"] if quick else TARGETS:
         yield from ((chip, step) for step in steps_of("qwen3-0.6b"))
@@ -64,7 +64,7 @@ def jobs(quick: bool) -> Iterator[tuple[str, Step]]:
         yield from (("h100", step) for model in MODELS for step in steps_of(model))
 
 
-def compiled(chip: str, step: Step, attention: str | None) -> dict[str, Any]:
+def compiled(chip: str, step: ModelStep, attention: str | None) -> dict[str, Any]:
     """Compile one step; return what is reported of it."""
     config, begin = PUBLISHED[step.model], time.perf_counter()
     mesh = Mesh(np.array(device(chip)).reshape(1, 1), (DATA, TENSOR))

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from mis_kernels.backends import LaidOut, Limits, choose
+from mis_kernels.backends import LaidOut, StepLimits, choose
 from mis_kernels.heads import HeadShape
 from mis_kernels.operations import lay_out, segment_attention
 from mis_kernels.segments import NOWHERE
@@ -20,7 +20,7 @@ DTYPE = "bfloat16"
 DECODED = 64
 
 
-class Step(NamedTuple):
+class AttentionStep(NamedTuple):
     """A step in which items lie behind contexts, or in which each token has its own.
 
     Attributes:
@@ -39,23 +39,23 @@ class Step(NamedTuple):
 
 
 STEPS = (
-    Step("items", 2048, 1, 2000),
-    Step("decoding", DECODED, DECODED, 8000, decodes=True),
+    AttentionStep("items", 2048, 1, 2000),
+    AttentionStep("decoding", DECODED, DECODED, 8000, decodes=True),
 )
 GROWTH = (
-    Step("one tile", 64, 1, 60),
-    Step("more tokens", 8192, 1, 2000),
-    Step("more contexts", 2048, 8, 2000),
-    Step("longer contexts", 2048, 8, 8000),
+    AttentionStep("one tile", 64, 1, 60),
+    AttentionStep("more tokens", 8192, 1, 2000),
+    AttentionStep("more contexts", 2048, 8, 2000),
+    AttentionStep("longer contexts", 2048, 8, 8000),
 )
 """All that a step may have more of."""
 
 
-def laid_out(step: Step, heads: HeadShape) -> LaidOut:
+def laid_out(step: AttentionStep, heads: HeadShape) -> LaidOut:
     """Lay a step out for the backend that fits what code is made for, its lists as long as they must be."""
     backend = choose(heads, DTYPE)
     pages = -(-step.context // PAGE_SIZE)
-    limits = Limits(step.contexts, pages * PAGE_SIZE, 256, step.decodes)
+    limits = StepLimits(step.contexts, pages * PAGE_SIZE, 256, step.decodes)
     backend = backend.for_decoding() if step.decodes else backend
     length = 1 if step.decodes else ITEM
     count = step.tokens // length
@@ -75,7 +75,9 @@ def laid_out(step: Step, heads: HeadShape) -> LaidOut:
     )
 
 
-def compile_attention(step: Step, heads: HeadShape, chip: str, on: jax.sharding.Sharding) -> jax.stages.Compiled:
+def compile_attention(
+    step: AttentionStep, heads: HeadShape, chip: str, on: jax.sharding.Sharding
+) -> jax.stages.Compiled:
     """Compile the operation for a chip."""
 
     def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> Array:

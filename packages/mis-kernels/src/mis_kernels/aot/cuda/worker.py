@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import SingleDeviceSharding
 
 from mis_kernels.aot.cuda.launches import read_launches
-from mis_kernels.aot.cuda.programs import GROWTH, STEPS, Step, compile_attention
+from mis_kernels.aot.cuda.programs import GROWTH, STEPS, AttentionStep, compile_attention
 from mis_kernels.aot.cuda.targets import TARGETS, device
 from mis_kernels.heads import HEAD_SHAPES, HeadShape, device_head_shapes
 
@@ -17,7 +17,7 @@ QUICK_HEADS = [HEAD_SHAPES["qwen3-0.6b"], HEAD_SHAPES["qwen2.5-0.5b"].on_device(
 OTHER_HEADS = [HeadShape(8, 4, 256), HeadShape(6, 2, 96)]  # wide ones, and a width and a group that are padded
 
 
-def jobs(quick: bool) -> Iterator[tuple[str, Step, HeadShape]]:
+def jobs(quick: bool) -> Iterator[tuple[str, AttentionStep, HeadShape]]:
     """Yield what is compiled: a chip, a step and heads."""
     shapes = QUICK_HEADS if quick else [*device_head_shapes(), *OTHER_HEADS]
     for chip in TARGETS:
@@ -25,7 +25,7 @@ def jobs(quick: bool) -> Iterator[tuple[str, Step, HeadShape]]:
         yield from ((chip, step, QUICK_HEADS[0]) for step in GROWTH)
 
 
-def compiled(chip: str, step: Step, heads: HeadShape) -> dict[str, Any]:
+def compiled(chip: str, step: AttentionStep, heads: HeadShape) -> dict[str, Any]:
     """Compile one program; return what is reported of it."""
     begin = time.perf_counter()
     program = compile_attention(step, heads, chip, SingleDeviceSharding(device(chip)))

@@ -5,7 +5,7 @@ from typing import Self
 
 from mis_kernels.backends.gpu.attention import gpu_attention, is_lowered
 from mis_kernels.backends.gpu.tiles import GpuBlocks, build_tiles, tile_capacity
-from mis_kernels.backends.laid_out import LaidOut, Limits
+from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.backends.protocol import Backend
 from mis_kernels.heads import HeadShape
 from mis_kernels.segments import Segments
@@ -51,7 +51,7 @@ class GpuBackend(Backend):
         """A program for each token, which then visits one context."""
         return dataclasses.replace(self, blocks=self.blocks._replace(tokens=1))
 
-    def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
+    def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
         """Return the lengths of the lists of visits and of own tiles."""
         return tile_capacity(tokens, limits, self.blocks)
 

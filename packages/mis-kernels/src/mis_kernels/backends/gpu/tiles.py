@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from mis_kernels.backends.laid_out import Limits
+from mis_kernels.backends.laid_out import StepLimits
 from mis_kernels.backends.xla.tiles import fit, own_tiles
 from mis_kernels.heads import HeadShape
 from mis_kernels.segments import MIN_TOKENS, IntArray, Segments
@@ -74,7 +74,7 @@ class GpuTiles:
     blocks: GpuBlocks = dataclasses.field(metadata={"static": True})
 
 
-def tile_capacity(tokens: int, limits: Limits, blocks: GpuBlocks) -> tuple[int, int]:
+def tile_capacity(tokens: int, limits: StepLimits, blocks: GpuBlocks) -> tuple[int, int]:
     """Return how many visits, and how many own tiles of one block, a step within the limits may need."""
     visits = tokens // blocks.tokens * min(limits.contexts, blocks.tokens)
     # A segment takes less than twice its keys, see `own_tiles`.

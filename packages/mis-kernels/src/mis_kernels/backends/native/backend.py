@@ -6,7 +6,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float32, Shaped
 
-from mis_kernels.backends.laid_out import LaidOut, Limits
+from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.backends.native import calls, int8, library, packed
 from mis_kernels.backends.native import logits as head
 from mis_kernels.backends.native.int8 import TiledWeight
@@ -130,7 +130,7 @@ class NativeBackend(NativeProductsBackend):
         """Powers of two; tile registers take rows as they always did."""
         return () if library.has_tiles() else (1, 2, 4, 8, 16, 32)
 
-    def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
+    def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
         """No tiles."""
         return ()
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from mis_kernels.backends.laid_out import LaidOut, Limits
+from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.backends.protocol import Backend
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits
@@ -63,7 +63,7 @@ class ReferenceBackend(Backend):
     name = "reference"
     platforms = ("cpu", "gpu", "tpu")
 
-    def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
+    def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
         """No tiles."""
         return ()
 

@@ -7,7 +7,7 @@ import jax
 from jax.experimental.layout import Format, Layout
 from jaxtyping import Array, Float, Float32
 
-from mis_kernels.backends.laid_out import LaidOut, Limits
+from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.backends.protocol import Backend, FoldedNorm, HeadTurns, Weight
 from mis_kernels.backends.tpu import head, products, projection
 from mis_kernels.backends.tpu.attention import tpu_attention
@@ -61,7 +61,7 @@ class TpuBackend(Backend):
         strip = min(self.blocks.strip, tokens * self.heads.group)
         return dataclasses.replace(self, blocks=dataclasses.replace(self.blocks, tokens=tokens, strip=strip))
 
-    def tile_capacity(self, tokens: int, limits: Limits) -> tuple[int, ...]:
+    def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
         """Return the length of the tile list."""
         contexts = limits.contexts if limits.decoding else 1
         return (tile_capacity(tokens, limits.context_tokens, self.blocks, contexts),)

@@ -17,7 +17,7 @@ import math
 import jax
 import numpy as np
 
-from mis_kernels.backends.laid_out import Limits
+from mis_kernels.backends.laid_out import StepLimits
 from mis_kernels.ragged import ramp
 from mis_kernels.segments import MIN_TOKENS, IntArray, Segments
 
@@ -67,7 +67,7 @@ def own_block(tokens: int) -> int:
     return math.gcd(OWN_BLOCK, row_block(tokens))
 
 
-def tile_capacity(tokens: int, limits: Limits) -> tuple[int, int]:
+def tile_capacity(tokens: int, limits: StepLimits) -> tuple[int, int]:
     """Return how many context tiles, and how many own tiles of one block, a step within the limits may need."""
     blocks = tokens // row_block(tokens)
     contexts = limits.contexts
