@@ -21,7 +21,7 @@ from mis_core.process.client import EngineClient
 from mis_core.process.wire import Ready
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app, has_playground
-from mis_server.edge.memory import return_freed_memory
+from mis_server.edge.memory import return_freed_memory, return_memory_between
 from mis_server.edge.protocol import Protocol
 from mis_server.edge.tls import tls_context
 from mis_server.service import ModelService
@@ -58,6 +58,7 @@ async def serve(settings: ServerConfig) -> None:
                 http = _HttpServer(uvicorn_config(settings, app))
                 serving = asyncio.create_task(http.serve(sockets=[listener]))
                 starting = asyncio.create_task(_started(client, tokenizers))
+                trimming = asyncio.create_task(return_memory_between(), name="memory")
                 try:
                     await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
                     if starting.done():
@@ -74,6 +75,7 @@ async def serve(settings: ServerConfig) -> None:
                         logger.info("Stopped.")
                 finally:
                     starting.cancel()
+                    trimming.cancel()
                     http.should_exit = True
                     await serving
                     # The engine gets the rest of the shutdown time; no request is waiting for it any more.

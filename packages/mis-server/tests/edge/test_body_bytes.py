@@ -202,6 +202,37 @@ def test_memory_of_large_bodies_is_given_back(gives_back: bool) -> None:
     assert (kept_mib < 16) == gives_back
 
 
+_BETWEEN = """
+import asyncio, os, sys
+from pathlib import Path
+from mis_server.edge.memory import return_memory_between
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+async def main() -> None:
+    before = resident()
+    blocks = [bytes(10_000) for _ in range(6000)]
+    last = bytes(10_000)
+    blocks.clear()
+    kept = resident() - before
+    try:
+        await asyncio.wait_for(return_memory_between(0.1), 0.5)
+    except TimeoutError:
+        sys.stdout.write(f"{kept} {resident() - before}")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc, whose allocator keeps memory")
+def test_memory_between_blocks_that_stay_is_given_back() -> None:
+    found = subprocess.run([sys.executable, "-c", _BETWEEN], capture_output=True, text=True, check=True).stdout
+    kept_mib, then_mib = map(int, found.split())
+    assert kept_mib > 40
+    assert then_mib < 10
+
+
 def test_the_default_follows_from_memory_and_the_largest_body(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mis_server.edge.body_bytes.allowed_memory", lambda: 1000)
     assert BodyBytes(None, 10).most == 100
