@@ -39,8 +39,9 @@ serve() { # start a server of a checkpoint, which writes its log to a file
         echo "Something answers at $URL already; stop it, name another URL, or leave out MODEL." >&2
         exit 1
     fi
+    # On a CPU one step with dense masks takes minutes, in which the watchdog must see no fault.
     mis-server serve "$1" --port "${URL##*:}" --mask-impl dense --disable-radix-cache --request-timeout 3600 \
-        >"$2" 2>&1 &
+        --watchdog-timeout 3600 >"$2" 2>&1 &
     server=$!
     trap 'kill "$server" 2>/dev/null && wait "$server" || true' EXIT
 }
