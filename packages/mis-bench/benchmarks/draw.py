@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mis_core.requests import Sampling
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, next_tokens
 from mis_core.scheduler.plan import PLACES
 from mis_core.scheduler.reading import Draws
-from mis_core.scoring.request import Sampling
 from mis_kernels.backends import choose
 from mis_kernels.heads import HeadShape
 

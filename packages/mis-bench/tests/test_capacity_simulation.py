@@ -12,9 +12,9 @@ from token_machine import TokenMachine
 from mis_bench.capacity.queries import draw_queries, expected_hit_rate, zipf_shares
 from mis_bench.capacity.replica import ReplicaShape, RequestShape, SimulatedReplica
 from mis_bench.capacity.simulation import Loss, Outcome, Scenario, simulate
+from mis_core.requests import Layout, ScoreRequest
 from mis_core.scheduler.plan import StepShape
 from mis_core.scheduler.scheduler import Scheduler
-from mis_core.scoring.request import Layout, ScoreRequest
 
 REQUEST = RequestShape(query_tokens=512, item_tokens=128)  # of 8 pages, which lie together
 RNG_SEED = 3

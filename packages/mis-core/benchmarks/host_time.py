@@ -22,13 +22,13 @@ import numpy as np
 
 from mis_core.models.parallel import backend_for, one_device
 from mis_core.models.published import PUBLISHED
+from mis_core.requests import Layout
 from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import token_buckets
 from mis_core.scheduler.plan import StepShape
 from mis_core.scheduler.reading import Values
 from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import Layout
 from mis_core.scoring.scores import finish_score
 from mis_core.scoring.validation import parse_score_request
 from mis_kernels.backends import Backend

@@ -13,10 +13,9 @@ import pytest
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
-from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.client import EngineClient, EngineFault
 from mis_core.process.quarantine import RequestRefused
-from mis_core.scoring.request import EngineOutput, Sampling, ScoreRequest
+from mis_core.requests import EngineOutput, GenerateRequest, NewToken, Sampling, ScoreRequest
 
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
 

@@ -25,7 +25,7 @@ from mis_core.process.wire import (
     encode_frame,
     payload_size,
 )
-from mis_core.scoring.request import ScoreRequest
+from mis_core.requests import ScoreRequest
 
 SCRIPTED = Path(__file__).with_name("scripted_engine.py")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mis_core import Engine, RequestError
-from mis_core.generation.request import FinishReason, NewToken
+from mis_core.requests import FinishReason, NewToken
 from mis_core.tasks.generate import parse_generation
 from mis_core.tasks.writing import Writing
 from mis_testing.tolerances import TINY_LOGITS

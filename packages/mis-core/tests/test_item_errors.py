@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scoring.item_errors import ItemErrors
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.scores import finish_score
 from mis_core.scoring.validation import parse_score_request
 from mis_core.tokenization import Tokenizer

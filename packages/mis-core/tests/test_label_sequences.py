@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp
 
 from mis_core.errors import RequestError
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.scores import finish_score
 from mis_core.scoring.validation import parse_score_request
 from mis_core.tokenization import Tokenizer

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp
 
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scoring.item_errors import SortedItems
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.parsed import ParsedScore
-from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.scores import finish_score
 from mis_core.scoring.validation import parse_score_request
 

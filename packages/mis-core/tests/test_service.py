@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mis_core.errors import EngineUnavailable, RequestError
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.parsed import ParsedScore
-from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.service import SCORE, Answered, Fields, InlineService, Task, ThreadedService, run_blocking
 from mis_core.tokenization import Tokenizer
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from mis_core.checkpoints import Sign, Signs
-from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.wire import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
@@ -35,7 +34,7 @@ from mis_core.process.wire import (
     encode_frame,
     payload_size,
 )
-from mis_core.scoring.request import EngineOutput, Sampling, ScoreRequest
+from mis_core.requests import EngineOutput, GenerateRequest, NewToken, Sampling, ScoreRequest
 
 IDS = st.integers(0, 2**63 - 1)
 TOKENS = st.integers(-1, 2**31 - 1)

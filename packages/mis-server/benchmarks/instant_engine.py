@@ -27,7 +27,7 @@ from mis_core.process.wire import (
     encode_frame,
     payload_size,
 )
-from mis_core.scoring.request import EngineOutput
+from mis_core.requests import EngineOutput
 
 SLEEP_MS = "INSTANT_ENGINE_SLEEP_MS"
 _READY = Ready(vocab_size=2048, context_length=4096)

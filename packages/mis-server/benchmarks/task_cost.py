@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 import numpy as np
 
+from mis_core.requests import ScoreRequest
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import ScoreRequest
 from mis_core.scoring.service import Task
 from mis_core.tasks.decide import DECIDE
 from mis_core.tasks.rerank import RERANK

@@ -18,11 +18,10 @@ import uvicorn
 from pydantic import BaseModel, ConfigDict
 
 from mis_core.config import EngineConfig
-from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.client import Reader
 from mis_core.process.wire import Ready
 from mis_core.ragged import rows_at
-from mis_core.scoring.request import EngineOutput, ScoreRequest
+from mis_core.requests import EngineOutput, GenerateRequest, NewToken, ScoreRequest
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
 from mis_server.serving import uvicorn_config

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mis_core import EngineUnavailable
-from mis_core.generation.request import NewToken
 from mis_core.process.client import Reader
+from mis_core.requests import NewToken
 from mis_core.tasks.sampling import Stops
 from mis_core.tasks.writing import GenerateChunk, GeneratedChoice, Writing
 from mis_server.answering import Answering, write_all

@@ -21,10 +21,9 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from starlette.testclient import TestClient
 
 from mis_core.config import EngineConfig
-from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.client import Reader
 from mis_core.process.wire import Ready
-from mis_core.scoring.request import EngineOutput, ScoreRequest
+from mis_core.requests import EngineOutput, GenerateRequest, NewToken, ScoreRequest
 from mis_server.app import create_app
 from mis_server.errors import ERRORS
 from mis_server.settings import ServerConfig

@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError, RequestError
-from mis_core.scoring.request import EngineOutput, ScoreRequest, ScoreResult, Usage
+from mis_core.requests import EngineOutput, ScoreRequest
+from mis_core.scoring.result import ScoreResult, Usage
 
 if TYPE_CHECKING:
     from mis_core.engine import Engine

@@ -13,7 +13,9 @@ from mis_core.aot.traffic import plan_requests
 from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.buckets import token_buckets
+from mis_core.scheduler import plan
 from mis_core.scheduler.plan import StepShape
+from mis_kernels.aot import targets
 from mis_kernels.aot.chips import CHIPS
 
 PROGRAM = Path(__file__).with_name("program.hlo").read_text()
@@ -22,6 +24,10 @@ PROGRAM = Path(__file__).with_name("program.hlo").read_text()
 def canonical(number: int) -> dict[str, object]:
     query = [1 + (number + place) % 999 for place in range(2000)]
     return {"query": query, "items": [[7 + item] * 20 for item in range(500)], "label_token_ids": [1, 2]}
+
+
+def test_kernels_are_compiled_for_the_engines_pages() -> None:
+    assert targets.PAGE_SIZE == plan.PAGE_SIZE
 
 
 def test_a_program_is_read_with_its_loops_kernels_and_collectives() -> None:

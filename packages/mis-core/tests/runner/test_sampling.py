@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from mis_core.requests import MAX_TOP_TOKENS, Sampling
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, DrawnTokens, next_tokens
 from mis_core.scheduler.plan import PLACES
 from mis_core.scheduler.reading import Draws
-from mis_core.scoring.request import MAX_TOP_TOKENS, Sampling
 from mis_testing.bits import assert_bits_equal
 
 VOCAB = 3_000

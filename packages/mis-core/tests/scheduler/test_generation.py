@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from test_scheduler import Driver, assert_right, request_of, tokens
 from token_machine import value_of
 
-from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.requests import GenerateRequest, NewToken, Sampling
 from mis_core.scheduler.plan import PAGE_SIZE, PLACES, StepShape
 from mis_core.scheduler.waiting import PASSES
-from mis_core.scoring.request import Sampling
 
 SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
 _numbers = itertools.count(1_000_000)

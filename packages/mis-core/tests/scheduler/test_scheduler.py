@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_machine import TokenMachine, value_of
 
-from mis_core.generation.request import NewToken
+from mis_core.requests import EngineOutput, Layout, NewToken, Sampling, ScoreRequest
 from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
 from mis_core.scheduler.reading import Values
 from mis_core.scheduler.scheduler import Scheduler
-from mis_core.scoring.request import EngineOutput, Layout, Sampling, ScoreRequest
 
 SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
 PAGES = 60

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduler import SHAPE, Driver, assert_right, cases, request_of, tokens
 
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scheduler.plan import KEPT
 from mis_core.scheduler.spreading import ShardState, rank_homes
-from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 FOUR = dataclasses.replace(SHAPE, shards=4)
 ALL = (0, 1, 2, 3)

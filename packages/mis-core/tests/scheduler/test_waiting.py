@@ -18,7 +18,7 @@ from test_generation import SHAPE, generation_of
 from test_scheduler import Driver, request_of, tokens
 from token_machine import TokenMachine, values_of
 
-from mis_core.generation.request import GenerateRequest
+from mis_core.requests import GenerateRequest, Layout, ScoreRequest
 from mis_core.scheduler import decoding, scheduler, waiting
 from mis_core.scheduler.duplicates import without_duplicates
 from mis_core.scheduler.plan import StepPlan, StepShape
@@ -26,7 +26,6 @@ from mis_core.scheduler.reading import Values
 from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scheduler.sequence import Generation
 from mis_core.scheduler.waiting import Asked
-from mis_core.scoring.request import Layout, ScoreRequest
 
 FEW = 10
 PLACES = 4  # fewer than there are, so that more is seen in less time

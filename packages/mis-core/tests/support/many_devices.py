@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from mis_core import Engine
-from mis_core.scoring.request import Sampling, ScoreRequest
+from mis_core.requests import Sampling, ScoreRequest
 
 # Lengths of which no step is left with less than half of its tokens: every other size would be compiled, too.
 QUERY = np.random.default_rng(0).integers(0, 300, 700).tolist()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from mis_core.errors import RequestError
+from mis_core.requests import EngineOutput
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import EngineOutput
 from mis_core.tasks.chat import CHAT, FIELDS, IGNORED, ParsedChat
 from mis_core.tasks.messages import MAX_MESSAGES, read_messages
 from mis_core.tasks.sampling import Stops, sampling_keys

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.tasks.complete import COMPLETE, FIELDS, IGNORED, CompletionResult, ParsedCompletion, best_choices
 from mis_core.tasks.sampling import sampling_keys
 from mis_core.tasks.sharing import Prompts

@@ -13,8 +13,8 @@ from scipy.special import expit, softmax
 from transformers import AutoTokenizer
 
 from mis_core.errors import RequestError
+from mis_core.requests import EngineOutput
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import EngineOutput
 from mis_core.tasks.ranking import RankedText, Ranking
 from mis_core.tasks.rerank import ParsedRerank, finish_rerank, parse_rerank
 from mis_core.tokenization import Meter, Tokenizer

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
-from mis_core.scoring.request import MAX_BIASES
+from mis_core.requests import MAX_BIASES
 from mis_core.tasks.sampling import (
     MAX_DRAWS,
     MAX_STOP_IDS,

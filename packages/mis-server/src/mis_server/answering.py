@@ -6,8 +6,8 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
-from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.client import Reader
+from mis_core.requests import GenerateRequest, NewToken
 from mis_core.scoring.service import Answered
 from mis_core.tasks.writing import Drawn, GenerateChunk, GeneratedChoice, ParsedText, Writing
 

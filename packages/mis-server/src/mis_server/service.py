@@ -13,10 +13,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from mis_core.errors import EngineUnavailable
-from mis_core.generation.request import NewToken
 from mis_core.process.client import EngineClient
+from mis_core.requests import EngineOutput, NewToken, ScoreRequest
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.service import Answered, Parsed, ParsedType, Service, Task, all_or_none
 from mis_core.tasks.recognition import describe_rerank, rerank_recipe
 from mis_core.tasks.served import check_task, tasks_of

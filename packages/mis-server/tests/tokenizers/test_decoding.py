@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
+from mis_core.requests import ScoreRequest
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import ScoreRequest
 from mis_core.scoring.token_rows import TokenRows
 from mis_core.scoring.validation import parse_score_request
 from mis_server.tokenizers.decoding import decode_body, decode_object

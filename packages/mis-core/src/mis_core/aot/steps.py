@@ -46,8 +46,6 @@ from mis_kernels.backends.tpu.tiles import count_tiles
 from mis_kernels.segments import NOWHERE
 from mis_kernels.target import compiling_for
 
-_CONTEXTS = 8
-
 
 class StepProgram(NamedTuple):
     """A compiled program: its operations, and the bytes of its arguments and temporaries on each device."""
@@ -162,13 +160,8 @@ def _plan(
     """Return the room of a step, the pages of the cache on each device, and the steps of all requests."""
     longest = max(len(body["query"]) + max(map(len, body["items"])) for body in requests)
     context_pages = -(-longest // PAGE_SIZE) + 1
-    shape = StepShape(
-        tokens=step_tokens,
-        scored=max(256, step_tokens // 8),
-        contexts=_CONTEXTS,
-        pages_per_context=context_pages,
-        alignment=backend.alignment,
-        shards=shards,
+    shape = StepShape.of_budget(
+        step_tokens, pages_per_context=context_pages, alignment=backend.alignment, shards=shards
     )
     pages = (len(requests) + 2) * context_pages
     return shape, pages, plan_requests(requests, shape, pages)

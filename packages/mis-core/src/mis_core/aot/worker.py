@@ -37,7 +37,7 @@ def compile_one(topology: str, model: str, data: int, tensor: int, *, decodes: b
     with compiling_for(target.chip):
         spread = spread_heads(config, tensor)
         backend = backend_for(spread, jnp.dtype("bfloat16"), on)
-        shape = StepShape(TOKENS, 256, 8, CONTEXT_PAGES, backend.alignment, data)
+        shape = StepShape.of_budget(TOKENS, pages_per_context=CONTEXT_PAGES, alignment=backend.alignment, shards=data)
         room = USED * CHIPS[target.chip].memory - weight_bytes(config) / tensor
         page = 2 * 2 * PAGE_SIZE * config.layers * spread.kv_heads // tensor * backend.cache_head_dim
         pages = min(int(room / page), MOST_PAGES)

@@ -19,11 +19,11 @@ from mis_core.engine.compilations import Compilations, keep_compiled
 from mis_core.engine.loop import EngineLoop, Listener
 from mis_core.engine.writer import Writer
 from mis_core.errors import ConfigError, ModelError, RequestError
-from mis_core.generation.request import GenerateRequest
 from mis_core.hub import resolve
 from mis_core.models.config import read_model_config
 from mis_core.models.parallel import make_mesh, spread_heads
 from mis_core.models.weights import load_decoder
+from mis_core.requests import EngineOutput, GenerateRequest, Layout, ScoreRequest
 from mis_core.runner.buckets import token_buckets
 from mis_core.runner.dense import DenseMemory
 from mis_core.runner.memory import Resident, cache_pages, token_budget
@@ -31,7 +31,7 @@ from mis_core.runner.runner import Runner
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
 from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest, ScoreResult
+from mis_core.scoring.result import ScoreResult
 from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_blocking
 from mis_core.tasks.classify import CLASSIFY, ClassifyResult
 from mis_core.tasks.decide import DECIDE
@@ -44,8 +44,6 @@ from mis_core.tokenization import Tokenizer
 from mis_kernels.backends import explain, fastest_dtype
 
 logger = logging.getLogger(__name__)
-
-_CONTEXTS = 8  # different queries and long items in a step, on each device
 
 
 class Engine:
@@ -95,10 +93,8 @@ class Engine:
         logger.info("Steps are computed by %s.", explain(decoder.backend.heads, dtype))
         budget = token_budget(config, spread, mesh)
         pages, self.context_length = cache_pages(config, spread, mesh, budget)
-        shape = StepShape(
-            tokens=budget,
-            scored=max(256, budget // 8),
-            contexts=_CONTEXTS,
+        shape = StepShape.of_budget(
+            budget,
             pages_per_context=-(-self.context_length // PAGE_SIZE),
             alignment=decoder.backend.alignment,
             shards=config.dp_size,

@@ -17,12 +17,11 @@ from contextvars import copy_context
 import jax
 
 from mis_core.errors import EngineUnavailable
-from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.requests import EngineOutput, GenerateRequest, NewToken, ScoreRequest
 from mis_core.runner.memory import Resident
 from mis_core.runner.runner import Runner, Running
 from mis_core.scheduler.plan import StepPlan
 from mis_core.scheduler.scheduler import Scheduler
-from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 logger = logging.getLogger(__name__)
 

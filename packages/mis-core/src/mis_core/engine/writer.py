@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from mis_core.engine.loop import Listener
-from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.requests import GenerateRequest, NewToken
 from mis_core.scoring.limits import Limits
 from mis_core.tasks.generate import ParsedGeneration, parse_generation
 from mis_core.tasks.writing import GenerateChunk, Writing

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, MisError
-from mis_core.generation.request import GenerateRequest
 from mis_core.process.engine_process import STOP_S, EngineFault, EngineProcess, Reader, RequestLost
 from mis_core.process.quarantine import Quarantine
 from mis_core.process.wire import MalformedFrame, Operate, Operation, Ready
-from mis_core.scoring.request import EngineOutput, ScoreRequest
+from mis_core.requests import EngineOutput, GenerateRequest, ScoreRequest
 
 __all__ = ["ENGINE_COMMAND", "EngineClient", "EngineFault", "Reader", "RequestLost"]
 

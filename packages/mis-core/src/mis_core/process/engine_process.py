@@ -13,7 +13,6 @@ from typing import Any
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
-from mis_core.generation.request import GenerateRequest, NewToken
 from mis_core.process.lifeline import Lifeline
 from mis_core.process.wire import (
     HEADER_BYTES,
@@ -36,7 +35,7 @@ from mis_core.process.wire import (
     encode_frame,
     payload_size,
 )
-from mis_core.scoring.request import EngineOutput, ScoreRequest
+from mis_core.requests import EngineOutput, GenerateRequest, NewToken, ScoreRequest
 
 STOP_S = 5.0
 

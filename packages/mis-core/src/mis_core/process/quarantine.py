@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mis_core.generation.request import GenerateRequest
-from mis_core.scoring.request import ScoreRequest
+from mis_core.requests import GenerateRequest, ScoreRequest
 
 _REFUSED_AFTER = 2  # ends that count
 _FEW = 4  # requests in flight

@@ -9,10 +9,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from mis_core.errors import EngineUnavailable, RequestError
-from mis_core.generation.request import NewToken
 from mis_core.process.channel import Channel
 from mis_core.process.wire import Errored, Generate, Operate, Operated, Rejected, Score, Scored, Wrote, encode_frame
-from mis_core.scoring.request import EngineOutput
+from mis_core.requests import EngineOutput, NewToken
 
 if TYPE_CHECKING:
     from mis_core.engine import Engine

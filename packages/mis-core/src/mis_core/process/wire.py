@@ -23,8 +23,16 @@ from jaxtyping import Float32, Int32
 
 from mis_core.checkpoints import NO_SIGNS, Signs
 from mis_core.config import Activation
-from mis_core.generation.request import FinishReason, GenerateRequest, NewToken
-from mis_core.scoring.request import MAX_BIASES, MAX_TOP_TOKENS, EngineOutput, Sampling, ScoreRequest
+from mis_core.requests import (
+    MAX_BIASES,
+    MAX_TOP_TOKENS,
+    EngineOutput,
+    FinishReason,
+    GenerateRequest,
+    NewToken,
+    Sampling,
+    ScoreRequest,
+)
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024

@@ -3,9 +3,7 @@
 import numpy as np
 
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, PLACES, ShardPlan, StepPlan, StepShape
-
-SMALLEST_STEP = 64
-"""Fewer rows take another path in products on XLA:CPU and would change a row's bits."""
+from mis_kernels.segments import MIN_TOKENS
 
 PAIRS = 1024
 """(row, label) pairs of one call of the label head, on each device along `data`."""
@@ -13,7 +11,7 @@ PAIRS = 1024
 
 def token_buckets(budget: int) -> list[int]:
     """Return the step sizes to compile: powers of two, one and a half times those from 512 on, and the budget."""
-    powers = [SMALLEST_STEP << n for n in range(20) if SMALLEST_STEP << n < budget]
+    powers = [MIN_TOKENS << n for n in range(20) if MIN_TOKENS << n < budget]
     between = [power * 3 // 2 for power in powers if power >= 2 * LONG_ITEM and power * 3 // 2 < budget]
     return sorted([*powers, *between, budget])
 

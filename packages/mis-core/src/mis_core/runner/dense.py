@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from mis_core.errors import ConfigError, RequestError
+from mis_core.requests import ScoreRequest
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
-from mis_core.scoring.request import ScoreRequest
 from mis_kernels.backends import Backend
 from mis_kernels.backends.reference.dense import DENSE_BYTES, DenseSize
 

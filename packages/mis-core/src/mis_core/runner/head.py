@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float32, Int32
 
 from mis_core.models.decoder import Decoder
-from mis_core.scoring.request import MAX_TOP_TOKENS
+from mis_core.requests import MAX_TOP_TOKENS
 from mis_kernels import from_bits, row_sum
 
 _BLOCK = 64  # logits of which the most probable tokens are searched by their maximum first

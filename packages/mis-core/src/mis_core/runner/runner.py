@@ -25,14 +25,7 @@ from tqdm import tqdm
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, few_rows
 from mis_core.runner.arrays import step_arrays
-from mis_core.runner.buckets import (
-    PAIRS,
-    SMALLEST_STEP,
-    empty_decode_step,
-    empty_dense_step,
-    full_step,
-    token_buckets,
-)
+from mis_core.runner.buckets import PAIRS, empty_decode_step, empty_dense_step, full_step, token_buckets
 from mis_core.runner.dense import context_buckets, with_short_contexts
 from mis_core.runner.memory import Resident
 from mis_core.runner.reads import make_reads
@@ -40,6 +33,7 @@ from mis_core.runner.sampling import COUNTED, SAMPLED_ROWS, DrawArrays, DrawnTok
 from mis_core.runner.step import CACHE, KeyValueCache, decode, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, PLACES, StepPlan, StepShape
 from mis_core.scheduler.reading import Draws, Reading, Values
+from mis_kernels.segments import MIN_TOKENS
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +173,7 @@ class Runner:
         one = [np.zeros(1, np.int32)] * self.shape.shards
         for size in tqdm(token_buckets(self.shape.tokens), desc="Compiling steps", unit="shape", disable=not progress):
             began = time.perf_counter()
-            plan = full_step(dataclasses.replace(self.shape, tokens=size), context=0, item=SMALLEST_STEP)
+            plan = full_step(dataclasses.replace(self.shape, tokens=size), context=0, item=MIN_TOKENS)
             hidden = self._hidden(plan, size)
             self._pairs(hidden, one, one)[0].block_until_ready()
             self._normalised(hidden, one)[0].block_until_ready()

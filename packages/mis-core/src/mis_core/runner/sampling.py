@@ -25,9 +25,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
 from mis_core.models.decoder import Decoder
+from mis_core.requests import MAX_BIASES, MAX_TOP_TOKENS
 from mis_core.scheduler.plan import PLACES
 from mis_core.scheduler.reading import Draws
-from mis_core.scoring.request import MAX_BIASES, MAX_TOP_TOKENS
 from mis_kernels.backends import Backend
 
 SAMPLED_ROWS = 64

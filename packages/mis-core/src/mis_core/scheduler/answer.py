@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scheduler.reading import Reading, Values
-from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 
 class Answer:

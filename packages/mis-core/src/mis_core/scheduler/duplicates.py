@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.ragged import offsets, ramp, rows_at
-from mis_core.scoring.request import ScoreRequest
+from mis_core.requests import ScoreRequest
 
 # Drawn per process: nobody outside can make different items look alike, and the tokens are compared anyway.
 _RNG = np.random.default_rng(secrets.randbits(128))

@@ -14,11 +14,11 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.ragged import ramp, rows_at
+from mis_core.requests import ScoreRequest
 from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.homes import QueryLock
 from mis_core.scheduler.placements import QUERY, Placements
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, Owner, Room, StepBuilder, Writes
-from mis_core.scoring.request import ScoreRequest
 
 
 class QueryPrefill:

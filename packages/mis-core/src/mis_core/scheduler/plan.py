@@ -7,7 +7,7 @@ Nothing here loops over items.
 
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int32
@@ -18,6 +18,9 @@ from mis_core.scheduler.reading import Reading
 PAGE_SIZE = 64
 LONG_ITEM = 256
 """Longest segment, in tokens, that keeps its K/V among the new tokens of its step."""
+
+_CONTEXTS = 8
+"""Different queries and long items in a step, on each device."""
 
 PLACES = 64
 """Most rows of a decode step on each device: as many sequences are written at a time."""
@@ -49,6 +52,12 @@ class StepShape:
     pages_per_context: int
     alignment: int = 1
     shards: int = 1
+
+    @classmethod
+    def of_budget(cls, tokens: int, *, pages_per_context: int, alignment: int, shards: int) -> Self:
+        """Return the room of steps of so many tokens on each device, as the engine has it."""
+        scored = max(LONG_ITEM, tokens // 8)
+        return cls(tokens, scored, _CONTEXTS, pages_per_context, alignment, shards)
 
     @property
     def whole_tokens(self) -> int:

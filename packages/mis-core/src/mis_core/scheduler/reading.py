@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from mis_core.scoring.request import Sampling, ScoreRequest
+from mis_core.requests import Sampling, ScoreRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.cache import CacheStatistics, PrefixCache
-from mis_core.generation.request import GenerateRequest, NewToken
+from mis_core.requests import EngineOutput, GenerateRequest, Layout, NewToken, ScoreRequest, query_as_item
 from mis_core.scheduler.algorithm import RequestSize, choose
 from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.decoding import Places
@@ -35,7 +35,6 @@ from mis_core.scheduler.sequence import Generation, Sequence
 from mis_core.scheduler.spreading import ShardState, rank_homes
 from mis_core.scheduler.waiting import PASSES, Asked, WaitingLine
 from mis_core.scheduler.work import Work
-from mis_core.scoring.request import EngineOutput, Layout, ScoreRequest, query_as_item
 
 logger = logging.getLogger(__name__)
 

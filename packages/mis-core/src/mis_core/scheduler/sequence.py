@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32
 
-from mis_core.generation.request import FinishReason, GenerateRequest, NewToken
+from mis_core.requests import FinishReason, GenerateRequest, NewToken
 from mis_core.scheduler.homes import Home, QueryLock
 from mis_core.scheduler.parts import QueryPrefill
 from mis_core.scheduler.placements import Placements

@@ -14,8 +14,8 @@ from itertools import islice
 import numpy as np
 from jaxtyping import Int32
 
+from mis_core.requests import ScoreRequest
 from mis_core.scheduler.sequence import Generation
-from mis_core.scoring.request import ScoreRequest
 
 PASSES = 64
 """Requests that may begin before a sequence that came earlier and finds no pages."""

@@ -4,13 +4,13 @@ import time
 
 import numpy as np
 
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scheduler.algorithm import AlgorithmChoice
 from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.homes import QueryLock
 from mis_core.scheduler.parts import PagedItems, QueryPrefill, ShortItems
 from mis_core.scheduler.placements import Placements
 from mis_core.scheduler.plan import LONG_ITEM, StepBuilder
-from mis_core.scoring.request import EngineOutput, ScoreRequest
 
 _ANY = 1 << 62  # items in a step
 

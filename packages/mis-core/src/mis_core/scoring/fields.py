@@ -8,7 +8,7 @@ import numpy as np
 
 from mis_core.config import ALGORITHMS, MASKS
 from mis_core.errors import RequestError
-from mis_core.scoring.request import Layout
+from mis_core.requests import Layout
 
 ON_ERROR = ("request", "item")
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
 from mis_core.ragged import offsets, rows_at
-from mis_core.scoring.request import ScoreRequest
+from mis_core.requests import ScoreRequest
 from mis_core.scoring.token_rows import TokenRows
 from mis_core.tokenization import Joined
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from mis_core.requests import ScoreRequest
 from mis_core.scoring.item_errors import SortedItems
 from mis_core.scoring.label_sequences import LabelSequences
-from mis_core.scoring.request import ScoreRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

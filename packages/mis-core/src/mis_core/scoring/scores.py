@@ -6,8 +6,9 @@ import numpy as np
 from jaxtyping import Float32, Int32
 from scipy.special import softmax
 
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scoring.parsed import ParsedScore
-from mis_core.scoring.request import EngineOutput, ScoreRequest, ScoreResult, Usage
+from mis_core.scoring.result import ScoreResult, Usage
 
 _LOWEST = float(np.finfo(np.float32).min)
 

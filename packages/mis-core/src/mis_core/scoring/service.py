@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from mis_core.errors import RequestError
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.parsed import ParsedScore
-from mis_core.scoring.request import EngineOutput, ScoreRequest, ScoreResult
+from mis_core.scoring.result import ScoreResult
 from mis_core.scoring.scores import finish_score
 from mis_core.scoring.validation import parse_score_request
 from mis_core.tokenization import Meter, Tokenizer, TooMuchWork

@@ -8,13 +8,13 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from mis_core.errors import RequestError
+from mis_core.requests import ScoreRequest
 from mis_core.scoring.fields import read_bool, read_layout, read_on_error, read_optional_text, read_temperature, shown
 from mis_core.scoring.inputs import check_item_count, check_total, read_inputs
 from mis_core.scoring.label_sequences import LabelSequences
 from mis_core.scoring.labels import check_label_count, label_matrix, read_labels
 from mis_core.scoring.limits import Limits
 from mis_core.scoring.parsed import ParsedScore
-from mis_core.scoring.request import ScoreRequest
 from mis_core.scoring.token_rows import TokenRows
 from mis_core.tokenization import NOTHING, Tokenizer
 

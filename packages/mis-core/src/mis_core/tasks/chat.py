@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.errors import RequestError
-from mis_core.generation.request import NewToken
+from mis_core.requests import MAX_TOP_TOKENS, EngineOutput, NewToken, ScoreRequest
 from mis_core.scoring.fields import kind, read_optional_text, readable
 from mis_core.scoring.labels import check_label_count, label_matrix, read_labels
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import MAX_TOP_TOKENS, EngineOutput, ScoreRequest, Usage
+from mis_core.scoring.result import Usage
 from mis_core.scoring.scores import normalised
 from mis_core.scoring.service import Task
 from mis_core.scoring.validation import check_characters, check_names

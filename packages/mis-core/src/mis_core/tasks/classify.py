@@ -10,9 +10,10 @@ from scipy.special import expit, softmax
 
 from mis_core.config import Activation
 from mis_core.errors import RequestError
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scoring.fields import kind, read_bool, read_optional_text, readable
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import EngineOutput, ScoreRequest, Usage
+from mis_core.scoring.result import Usage
 from mis_core.scoring.service import Task
 from mis_core.scoring.token_rows import ROW_TYPES, TokenRows, read_rows
 from mis_core.scoring.validation import check_characters, check_names

@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
 from mis_core.errors import RequestError
-from mis_core.generation.request import NewToken
 from mis_core.ragged import offsets
+from mis_core.requests import MAX_TOP_TOKENS, EngineOutput, NewToken, ScoreRequest
 from mis_core.scoring.fields import read_bool, read_optional_text
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import MAX_TOP_TOKENS, EngineOutput, ScoreRequest, Usage
+from mis_core.scoring.result import Usage
 from mis_core.scoring.scores import normalised
 from mis_core.scoring.service import Task
 from mis_core.scoring.token_rows import TokenRows

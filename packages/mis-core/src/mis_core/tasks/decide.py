@@ -14,11 +14,11 @@ from jaxtyping import Float64, Int32, Int64
 
 from mis_core.errors import RequestError
 from mis_core.ragged import offsets
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scoring.fields import kind, read_on_error, read_optional_text, shown
 from mis_core.scoring.item_errors import ItemErrors
 from mis_core.scoring.labels import check_label_count
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.scores import label_logprobs, label_softmax
 from mis_core.scoring.service import Fields, Task
 from mis_core.scoring.validation import check_characters, check_names

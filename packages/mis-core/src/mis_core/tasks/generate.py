@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mis_core.errors import RequestError
+from mis_core.requests import MAX_TOP_TOKENS
 from mis_core.scoring.fields import read_bool, read_optional_text
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import MAX_TOP_TOKENS, Usage
+from mis_core.scoring.result import Usage
 from mis_core.scoring.token_rows import TokenRows
 from mis_core.scoring.validation import check_names
 from mis_core.tasks.openai_fields import read_whole

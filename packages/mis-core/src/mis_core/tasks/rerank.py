@@ -12,10 +12,10 @@ from jaxtyping import Float64, Int32, Int64
 from scipy.special import expit
 
 from mis_core.errors import RequestError
+from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scoring.fields import kind, read_on_error, read_optional_text, readable
 from mis_core.scoring.item_errors import ItemErrors, SortedItems
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import EngineOutput, ScoreRequest
 from mis_core.scoring.scores import label_softmax
 from mis_core.scoring.service import Fields, Task
 from mis_core.scoring.validation import check_characters, check_names

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.errors import RequestError
+from mis_core.requests import MAX_BIASES, Sampling
 from mis_core.scoring.fields import kind, readable
-from mis_core.scoring.request import MAX_BIASES, Sampling
 from mis_core.scoring.token_rows import ROW_TYPES, read_row
 from mis_core.tasks.openai_fields import as_number, read_flag, read_number, read_whole
 from mis_core.tokenization import Tokenizer

@@ -7,9 +7,8 @@ from typing import overload
 import numpy as np
 
 from mis_core.errors import RequestError
-from mis_core.generation.request import GenerateRequest
+from mis_core.requests import GenerateRequest, Sampling
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.request import Sampling
 from mis_core.tasks.sharing import Prompts
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from mis_core.ragged import offsets, ramp, rows_at
-from mis_core.scoring.request import Sampling, ScoreRequest
+from mis_core.requests import Sampling, ScoreRequest
 
 MAX_GROUPS = 256
 """Most groups of one request: each is an engine request, which costs more than the few tokens of a short prompt."""

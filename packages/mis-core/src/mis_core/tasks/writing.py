@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from mis_core.generation.request import FinishReason, NewToken
+from mis_core.requests import FinishReason, NewToken
 from mis_core.scoring.service import Parsed
 from mis_core.tasks.sampling import Stops
 from mis_core.tasks.sequences import Sequences

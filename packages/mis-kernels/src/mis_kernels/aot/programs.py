@@ -10,6 +10,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from mis_kernels.aot.targets import PAGE_SIZE
 from mis_kernels.backends import ANY_HEADS, HeadTurns, LaidOut
 from mis_kernels.backends.tpu import projection
 from mis_kernels.backends.tpu.attention import tpu_attention
@@ -25,7 +26,6 @@ from mis_kernels.heads import HeadShape
 from mis_kernels.operations import lay_out, segment_attention
 from mis_kernels.quantized import QuantizedWeight, block_of
 
-PAGE_SIZE = 64
 CONTEXT = 2000
 ITEM = 20
 LAYERS = 2

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
+PAGE_SIZE = 64
+"""Tokens of a page of the caches that code is compiled for: as many as the engine's have, which a test holds."""
+
 
 class Topology(NamedTuple):
     """One compile-only topology.

@@ -11,7 +11,7 @@ from starlette.responses import Response
 import mis_core
 import mis_server
 from mis_core.errors import EngineUnavailable
-from mis_core.scoring.request import ScoreRequest
+from mis_core.requests import ScoreRequest
 from mis_server.schemas.operations import FlatServerInfo, Load, ModelInfo, ServerInfo, Status, Version
 from mis_server.service import ModelService, ServiceOfApp
 from mis_server.telemetry.metrics import CONTENT_TYPE

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 from jax import Array
 
+from mis_kernels.aot.targets import PAGE_SIZE
 from mis_kernels.backends import LaidOut, StepLimits, choose
 from mis_kernels.heads import HeadShape
 from mis_kernels.operations import lay_out, segment_attention
 from mis_kernels.segments import NOWHERE
 from mis_kernels.target import compiling_for
 
-PAGE_SIZE = 64
 PAGES = 65_536
 """Of a cache as large as a GPU's: 8 GiB with 8 heads of 128. Above 4 GiB addresses take 64 bits, and more registers."""
 ITEM = 20

@@ -1,17 +1,23 @@
-"""The words that travel through MIS: a request for scores, what the device answers, and the result.
+"""The words that all parts of MIS share: what is asked of the engine, and what it answers.
 
 A request is flat arrays and offsets (CSR), never one object per item, so that 500 items cost the
-host as much Python as 5. `validation` is the only producer of a `ScoreRequest`; everything after it
+host as much Python as 5. Tasks are the only producers of requests; everything after them
 may trust the invariants stated here.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.ragged import offsets
-from mis_core.scoring.item_errors import ItemError
+
+MAX_TOP_TOKENS = 20
+MAX_BIASES = 300
+
+FinishReason = Literal["stop", "length"]
+"""Why a sequence ended: by a token or text that ends it, or because it may not be longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +38,6 @@ class Layout:
         """Return what is said here and, for the rest, what another says."""
         chunk_size = other.chunk_size if self.chunk_size is None else self.chunk_size
         return Layout(self.algorithm or other.algorithm, self.mask or other.mask, chunk_size)
-
-
-MAX_TOP_TOKENS = 20
-MAX_BIASES = 300
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,44 +217,43 @@ class EngineOutput:
     next_logits: Float32[np.ndarray, " items"] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one request, in tokens."""
+@dataclass(frozen=True, slots=True, eq=False)
+class GenerateRequest:
+    """A prompt, and how it goes on. Valid by construction: prompt and new tokens fit the context.
 
-    prompt_tokens: int
-    cached_tokens: int = 0
+    Attributes:
+        prompt: At least one token, `[prompt_tokens]`.
+        max_new_tokens: Most tokens that are written, at least 1.
+        sampling: How each is drawn; its keys are one, `[1, 2]`.
+        end_ids: Tokens that end the sequence; they are its last.
+        top_tokens: How many of the most probable tokens are wanted in place of each, at most `MAX_TOP_TOKENS`.
+        cache_salt: Requests share cached prefixes only with requests of the same salt.
+    """
+
+    prompt: Int32[np.ndarray, " prompt_tokens"]
+    max_new_tokens: int
+    sampling: Sampling
+    end_ids: frozenset[int] = frozenset()
+    top_tokens: int = 0
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScoreResult:
-    """Scores in the order of the request's items and labels.
+class NewToken:
+    """One token of a sequence. Log-probabilities are natural, of the model's own distribution.
 
     Attributes:
-        scores: `[items, labels]`; with per-item label lists of different lengths, rows end in NaN; the row of an item
-            that was not scored is NaN.
-        token_logprobs: Full-vocabulary natural log-probabilities, shaped like `scores`, or None.
-        usage: Token counts.
-        timings_ms: Milliseconds by stage: `tokenize`, `queue` (until the first step has room), `plan`
-            (host time for layouts), `device` (from the first step to the last value), `finish`.
-        algorithm: Layout that was used: `serial`, `packed` or `prefill_extend`.
-        reason: Why, in one sentence.
-        steps: Device calls that computed some part of the request.
-        segments: Runs of new tokens behind the query.
-        contexts: Different beginnings of the query that they see.
-        query_tokens: Tokens of the longest of these.
-        placements: As in `EngineOutput`, with items of the request as they were sent in place of segments.
-        errors: Why items were not scored, for a request that wants the others.
+        token_id: The token.
+        logprob: Its log-probability, before bias, penalties and temperature.
+        top_ids: The most probable tokens in its place, best first, `[top_tokens]`.
+        top_logprobs: Their log-probabilities.
+        finish_reason: Why it is the last one; None: more follow.
+        cached_tokens: Tokens of the prompt that were found in the prefix cache when the sequence began.
     """
 
-    scores: Float32[np.ndarray, "items labels"]
-    token_logprobs: Float32[np.ndarray, "items labels"] | None
-    usage: Usage
-    timings_ms: dict[str, float] = field(default_factory=dict)
-    algorithm: str = ""
-    reason: str = ""
-    steps: int = 0
-    segments: int = 0
-    contexts: int = 0
-    query_tokens: int = 0
-    placements: Int32[np.ndarray, "placements 6"] | None = None
-    errors: tuple[ItemError, ...] = ()
+    token_id: int
+    logprob: float
+    top_ids: Int32[np.ndarray, " top_tokens"]
+    top_logprobs: Float32[np.ndarray, " top_tokens"]
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
