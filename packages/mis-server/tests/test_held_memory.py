@@ -15,28 +15,35 @@ from mis_core.process.client import EngineFault
 LARGE = 1 << 20  # bytes of a body; nothing else here is as large
 
 
-@pytest.fixture(autouse=True)
-def no_collections() -> Iterator[None]:
+class Bodies:
+    """Bodies that are still there, but for large bytes that were there before."""
+
+    def __init__(self) -> None:
+        self._before = {id(each) for each, _ in self._large()}
+
+    def holders(self) -> list[str]:
+        """Types of what refers to them."""
+        return [holder for each, holder in self._large() if id(each) not in self._before]
+
+    def assert_freed(self) -> None:
+        end = time.monotonic() + 5
+        while time.monotonic() < end and self.holders():
+            time.sleep(0.1)
+        assert self.holders() == []
+
+    def _large(self) -> Iterator[tuple[bytes, str]]:
+        for holder in gc.get_objects():
+            for each in gc.get_referents(holder):
+                if type(each) is bytes and len(each) > LARGE:
+                    yield each, type(holder).__name__
+
+
+@pytest.fixture
+def bodies() -> Iterator[Bodies]:
     gc.collect()
     gc.disable()
-    yield
+    yield Bodies()
     gc.enable()
-
-
-def held() -> list[str]:
-    """What refers to a body that is still there."""
-    return [
-        str(each)[:200]
-        for each in gc.get_objects()
-        if any(type(held) is bytes and len(held) > LARGE for held in gc.get_referents(each))
-    ]
-
-
-def assert_freed() -> None:
-    end = time.monotonic() + 5
-    while time.monotonic() < end and held():
-        time.sleep(0.1)
-    assert held() == []
 
 
 BODIES: dict[str, str] = {
@@ -64,43 +71,48 @@ def post(http: httpx.Client, path: str, more: str = "", **headers: str) -> int:
 
 
 @pytest.mark.parametrize("path", [*COMPUTED, "/tokenize"])
-def test_an_answered_or_refused_request_holds_nothing(http: httpx.Client, path: str) -> None:
+def test_an_answered_or_refused_request_holds_nothing(http: httpx.Client, bodies: Bodies, path: str) -> None:
     assert post(http, path) in (200, 400)
     assert post(http, path, ', "unknown": 1') == 400
-    assert_freed()
+    bodies.assert_freed()
 
 
 @pytest.mark.parametrize("path", COMPUTED)
-def test_a_failed_request_holds_nothing(http: httpx.Client, pretended: Any, path: str) -> None:
+def test_a_failed_request_holds_nothing(http: httpx.Client, bodies: Bodies, pretended: Any, path: str) -> None:
     pretended.error, pretended.faulty_at = EngineFault("f"), 1
     assert post(http, path) == 500
-    assert_freed()
+    bodies.assert_freed()
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_stream_that_fails_holds_nothing(http: httpx.Client, pretended: Any, path: str) -> None:
+def test_a_stream_that_fails_holds_nothing(http: httpx.Client, bodies: Bodies, pretended: Any, path: str) -> None:
     pretended.error, pretended.faulty_at = EngineFault("f"), 1
     assert post(http, path, ', "stream": true') == 200
-    assert_freed()
+    bodies.assert_freed()
 
 
 @pytest.mark.parametrize("path", COMPUTED)
-def test_a_late_request_holds_nothing(http: httpx.Client, pretended: Any, path: str) -> None:
+def test_a_late_request_holds_nothing(http: httpx.Client, bodies: Bodies, pretended: Any, path: str) -> None:
     pretended.hangs, pretended.faulty_at = True, 1
     assert post(http, path, **{"x-request-timeout": "0.3"}) == 504
-    assert_freed()
+    bodies.assert_freed()
 
 
-@pytest.mark.parametrize("path", COMPUTED)
-def test_a_request_whose_client_leaves_holds_nothing(http: httpx.Client, pretended: Any, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [*(pytest.param(*each.values, "", marks=each.marks) for each in COMPUTED), ("/v1/completions", ', "stream": true')],
+)
+def test_a_request_whose_client_leaves_holds_nothing(
+    http: httpx.Client, bodies: Bodies, pretended: Any, path: str, more: str
+) -> None:
     pretended.hangs, pretended.faulty_at = True, 1
-    body = BODIES[path].encode() + b" " * LARGE + b"}"
+    body = (BODIES[path] + more).encode() + b" " * LARGE + b"}"
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=60) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
         connection.sendall(body)
         del body
         assert pretended.started.wait(60)
-        assert held()
+        assert bodies.holders()
     assert pretended.was_cancelled.wait(60)
-    assert_freed()
+    bodies.assert_freed()

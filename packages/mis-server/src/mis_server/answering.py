@@ -10,6 +10,7 @@ from mis_core.process.client import Reader
 from mis_core.requests import GenerateRequest, NewToken
 from mis_core.scoring.service import Answered
 from mis_core.tasks.writing import Drawn, GenerateChunk, GeneratedChoice, ParsedText, Writing
+from mis_server.errors import forget_frames
 
 _AHEAD = 256  # chunks that a client has not read yet, above which no further sequence is begun
 _AT_A_TIME = 16  # sequences of one request in the engine
@@ -93,7 +94,11 @@ class Answering(Generic[ParsedType, Result]):
                     await receive(self.writing.pop(chunk.index))
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        try:
+            error = task.exception()
+        except asyncio.CancelledError as cancelled:  # left with the task, it would hold the frames that hold the task
+            forget_frames(cancelled)
+            error = asyncio.CancelledError()
         if self._begun.done():
             self._told.put_nowait(error)
         elif error is not None:

@@ -188,7 +188,7 @@ before = resident()
 bodies, between = [], []
 for _ in range(60):
     bodies.append(bytearray(3 << 20))
-    between.append(bytes(2000))
+    between.append(bytes(100_000))
 bodies.clear()
 sys.stdout.write(str(resident() - before))
 """

@@ -54,6 +54,12 @@ def process_id(tokenizer: Tokenizer) -> int:
     return os.getpid()
 
 
+def num_threads(tokenizer: Tokenizer) -> int:
+    import scipy.special  # noqa: F401
+
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
 def renders_at_once(tokenizer: Tokenizer) -> bool:
     return "transformers" in sys.modules
 
@@ -342,6 +348,29 @@ def test_memory_of_a_large_body_is_given_back(opened: Callable[[], Any], monkeyp
         assert pids[0] == pids[1] != pids[2]
 
     uvloop.run(main())
+
+
+@pytest.mark.parametrize("run", PARALLEL)
+def test_a_process_that_ends_between_jobs_is_one_refusal_and_replaced(opened: Callable[[], Any], run: Run) -> None:
+    async def main() -> None:
+        async with opened() as pool:
+            os.kill(await pool.small(process_id, 0), signal.SIGKILL)
+            await asyncio.sleep(0.5)
+            with pytest.raises(EngineUnavailable):
+                await pool.small(process_id, 0)
+            assert await pool.small(process_id, 0)
+
+    run(main())
+
+
+def test_no_process_makes_threads_for_every_processor(opened: Callable[[], Any]) -> None:
+    """Each would take 42 MB of what a job may have."""
+
+    async def main() -> None:
+        async with opened() as pool:
+            assert await pool.small(num_threads, 0) == 1
+
+    asyncio.run(main())
 
 
 def test_nothing_is_held_of_work_that_is_done_or_has_failed(opened: Callable[[], Any]) -> None:

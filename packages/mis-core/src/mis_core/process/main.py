@@ -83,6 +83,7 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
     opened.set_result(table)
     timeout_s = EngineConfig(**first.options).watchdog_timeout
     threading.Thread(target=table.watch, args=(timeout_s,), name="watchdog", daemon=True).start()
+    threading.Thread(target=table.trim_when_idle, name="memory", daemon=True).start()
     table.wait()
     engine.close()
     return 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.channel import Channel
+from mis_core.process.heap import TRIM_S, trim
 from mis_core.process.wire import Errored, Generate, Operate, Operated, Rejected, Score, Scored, Wrote, encode_frame
 from mis_core.requests import EngineOutput, NewToken
 
@@ -90,6 +91,13 @@ class RequestTable:
             elif time.monotonic() - since > timeout_s:
                 logger.critical("No progress for %.0f s with %d requests waiting.", timeout_s, len(self._cancels))
                 os._exit(_HUNG)
+
+    def trim_when_idle(self) -> None:
+        """Return free memory to the system while nothing is asked; steps would ask for it again. Never returns."""
+        while True:
+            time.sleep(TRIM_S)
+            if not self._cancels:
+                trim()
 
     def _finish(self, id: int, future: Future[EngineOutput]) -> None:
         if not future.cancelled():

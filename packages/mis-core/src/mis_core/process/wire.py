@@ -188,6 +188,9 @@ class Scored(_Message, frozen=True):
             raise ValueError(f"{_shape(drawn)} tokens are drawn, but {_shape(output.next_logits)} have values.")
 
 
+_NO_IDS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
+
+
 class Wrote(_Message, frozen=True):
     """What a step adds to sequences, one token to each, in columns: a message for each would cost more than its token.
 
@@ -231,9 +234,11 @@ class Wrote(_Message, frozen=True):
         begin = 0
         columns = self.ids, self.token_ids, self.logprobs, self.top_counts, self.finish_reasons, self.cached_tokens
         for number, token_id, logprob, count, reason, cached in zip(*columns, strict=True):
-            tops = slice(begin, begin + count)
-            begin += count
-            yield number, NewToken(token_id, logprob, self.top_ids[tops], self.top_logprobs[tops], reason, cached)
+            ids, logprobs = _NO_IDS, _NO_LOGPROBS
+            if count:  # copies: whoever keeps a token must not keep those of all
+                ids, logprobs = (each[begin : begin + count].copy() for each in (self.top_ids, self.top_logprobs))
+                begin += count
+            yield number, NewToken(token_id, logprob, ids, logprobs, reason, cached)
 
     def __post_init__(self) -> None:
         """Refuse columns that do not fit each other, as `Score` does."""

@@ -23,8 +23,8 @@ class Permit:
     def allocate(self, tokens: int, sequences: int = 0) -> None:
         """Claim room for what a request computes, once it is known; leaving `with` frees it.
 
-        Each may have half of what the others leave, as with bodies (`BodyBytes`): however many large requests are under
-        way, there is room for small ones.
+        Each may have half of what the others leave, as with bodies (`BodyBytes`), and one that is alone and larger
+        counts as half of all: however many large requests are under way, there is room for small ones.
 
         Args:
             tokens: The most tokens that are computed, those to be generated included.
@@ -38,9 +38,10 @@ class Permit:
             raise RequestError("queue_full", f"{admission.tokens} tokens are under way; try again later.")
         if sequences and admission.sequences and 2 * sequences > admission.max_sequences - admission.sequences:
             raise RequestError("queue_full", f"{admission.sequences} sequences are under way; try again later.")
-        self.tokens, self.sequences = tokens, sequences
-        admission.tokens += tokens
-        admission.sequences += sequences
+        self.tokens = min(tokens, -(-admission.max_tokens // 2))
+        self.sequences = min(sequences, -(-admission.max_sequences // 2))
+        admission.tokens += self.tokens
+        admission.sequences += self.sequences
 
 
 class Admission:

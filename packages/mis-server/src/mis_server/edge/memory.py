@@ -5,6 +5,8 @@ import ctypes
 import os
 from pathlib import Path
 
+from mis_core.process.heap import TRIM_S, trim
+
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
@@ -12,7 +14,6 @@ _OWN = Path("/proc/self/cgroup")
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE_BYTES = 256 * 1024
 _ARENAS = 2
-_TRIM_S = 10.0
 
 
 def return_freed_memory() -> None:
@@ -30,19 +31,11 @@ def return_freed_memory() -> None:
     mallopt(_M_ARENA_MAX, _ARENAS)
 
 
-async def return_memory_between(period_s: float = _TRIM_S) -> None:
-    """Return memory that is free between small blocks that are not, again and again; without glibc, do nothing.
-
-    The heap of a process that had thousands of small objects ends in one that stays, and the C library returns only
-    what lies behind the last one: after some attacks, 40 MiB were free and not returned. See malloc_trim(3).
-    """
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return
+async def return_memory_between(period_s: float = TRIM_S) -> None:
+    """Return memory that is free between small blocks that are not, again and again."""
     while True:
         await asyncio.sleep(period_s)
-        await asyncio.to_thread(trim, 0)  # some milliseconds, without the interpreter's lock
+        await asyncio.to_thread(trim)
 
 
 def allowed_memory(own: Path = _OWN, root: Path = _CGROUPS) -> int:

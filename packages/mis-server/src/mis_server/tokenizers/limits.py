@@ -17,6 +17,8 @@ _S_PER_BYTE = 1e-6  # of the body
 _JOB_BYTES = 1 << 30
 _BYTES_PER_BYTE = 256  # of the body; a text that is one token for each character takes 212, one of ideographs 640 each
 
+_OWN_BYTES, _ = resource.getrlimit(resource.RLIMIT_DATA)  # what the process was started with
+
 _REASONS = {
     signal.SIGPROF: "takes far more time than texts of this length may take",
     signal.SIGABRT: "takes more memory than it may, or has failed",
@@ -24,7 +26,7 @@ _REASONS = {
 
 
 class JobLimits:
-    """The limits of one process."""
+    """The limits of one process. Between jobs it has those that it was started with."""
 
     def begin(self, size: int) -> None:
         """Begin a job.
@@ -36,7 +38,7 @@ class JobLimits:
         if has is not None:
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             most = has + _JOB_BYTES + _BYTES_PER_BYTE * size
-            allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            allowed = most if _OWN_BYTES == resource.RLIM_INFINITY else min(most, _OWN_BYTES)
             resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
         signal.setitimer(signal.ITIMER_PROF, _JOB_S + _S_PER_BYTE * size)
 
@@ -54,7 +56,7 @@ class JobLimits:
 def lift_memory_limit() -> None:
     """Take away the limit of a job, which a forked process has inherited."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (_OWN_BYTES, hard))
 
 
 def refusal(number: int) -> RequestError | None:

@@ -182,12 +182,11 @@ class TokenizerPool:
         logger.error("A tokenizer process could not be started: %s.", reason)
         if self.failures < _ENOUGH_FAILURES:
             return
-        unavailable = TokenizersUnavailable(_UNAVAILABLE)
         if self._compiled is not None and not self._compiled.done():
-            _refuse(self._compiled, unavailable)
+            _refuse(self._compiled, TokenizersUnavailable(_UNAVAILABLE))
         for jobs in (self._small, self._large):
             while not jobs.empty():
-                _fail(jobs.get_nowait(), unavailable)
+                _fail(jobs.get_nowait(), TokenizersUnavailable(_UNAVAILABLE))
 
 
 async def _do_next(
@@ -228,7 +227,7 @@ def _finish(job: _Job, running: asyncio.Task[Any]) -> bool:
     """Answer a job that is done; return whether its process can be used again."""
     error = running.exception()
     if isinstance(error, ProcessEnded):
-        logger.warning("A tokenizer process ended while it worked on a request.")
+        logger.warning("A tokenizer process ended while it worked on a request%s.", error.described)
         _fail(job, EngineUnavailable("A tokenizer process ended while it worked on this request."))
         return False
     if error is not None:

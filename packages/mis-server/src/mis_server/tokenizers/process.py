@@ -28,6 +28,8 @@ _HEADER_BYTES = 8
 _READ_AHEAD_BYTES = 1024 * 1024
 _INLINE_BYTES = 65_536  # of a result; a longer one may hold objects enough to hold up the event loop
 _MOST_THREADS = 8  # of the library; each takes memory, of which a job has little
+# NumPy and SciPy each map 42 MB for every processor that their OpenBLAS sees: on 26 of them, all that a job may have.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 _COMMAND = (sys.executable, "-P", "-m", "mis_server.tokenizers.process")
 
 Result = TypeVar("Result")
@@ -43,6 +45,11 @@ class ProcessEnded(Exception):
     def __init__(self, signal: int) -> None:
         super().__init__(signal)
         self.signal = signal
+
+    @property
+    def described(self) -> str:
+        """How it ended, to stand behind a sentence; empty if not by a signal."""
+        return f": {signal.Signals(self.signal).name}" if self.signal else ""
 
 
 class TokenizerProcess:
@@ -94,7 +101,7 @@ class TokenizerProcess:
         try:
             process = await asyncio.create_subprocess_exec(
                 *_COMMAND, str(fd), pass_fds=(fd,), stdin=PIPE, stdout=PIPE, start_new_session=True,
-                limit=_READ_AHEAD_BYTES,
+                limit=_READ_AHEAD_BYTES, env=_ONE_THREAD | os.environ,
             )  # fmt: skip
         except BaseException:
             lifeline.close()
@@ -149,6 +156,8 @@ class TokenizerProcess:
         assert stdin is not None
         assert stdout is not None
         try:
+            if stdin.is_closing():  # it has ended between jobs; uvloop's own error would be another one
+                raise ConnectionResetError
             for part in _frame(message):
                 stdin.write(part)
             await stdin.drain()

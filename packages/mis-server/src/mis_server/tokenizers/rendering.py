@@ -96,7 +96,7 @@ class Renderer:
             characters: Size of what it works on; memory and length may grow with it.
 
         Raises:
-            Failed: it fails, or takes too much time or memory, or its result is too long; says why.
+            RenderingFailed: it fails, or takes too much time or memory, or its result is too long; says why.
             TakesLong: it takes more time than a brief job has.
         """
         memory = _MEMORY_BYTES + _BYTES_PER_CHARACTER * characters
