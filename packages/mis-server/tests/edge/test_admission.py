@@ -67,18 +67,18 @@ def test_large_requests_leave_room_for_small_ones() -> None:
                     permit.allocate(10 * size, size)
                     break
         stack.enter_context(queue.permit()).allocate(2, 1)
-        assert queue.tokens < queue.max_tokens
-        assert queue.sequences < queue.max_sequences
+        assert queue.claimed.tokens < queue.max_tokens
+        assert queue.claimed.sequences < queue.max_sequences
 
 
 def test_sequences_are_counted_beside_tokens() -> None:
     queue = Admission(max_requests=10, max_tokens=100, max_sequences=10)
     with queue.permit() as first, queue.permit() as second, queue.permit() as third:
         first.allocate(1, 11)  # it is alone
-        with pytest.raises(RequestError, match="5 sequences are under way") as caught:
+        with pytest.raises(RequestError, match="11 sequences are under way") as caught:
             second.allocate(1, 3)
         assert caught.value.code == "queue_full"
-        assert (queue.tokens, queue.sequences) == (1, 5)
+        assert (queue.tokens, queue.sequences) == (1, 11)
         third.allocate(9)  # scores write nothing
     assert (queue.tokens, queue.sequences) == (0, 0)
     with queue.permit() as first, queue.permit() as second:

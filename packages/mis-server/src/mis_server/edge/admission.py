@@ -4,6 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from mis_core.errors import RequestError
 
@@ -12,12 +13,27 @@ _BODIES = 4  # bodies that may be arriving, for each request that may be under w
 _MEMORY_S = 30.0  # how far the estimate of tokens per second looks back
 
 
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What requests count as: each as half of all at most."""
+
+    tokens: int = 0
+    sequences: int = 0
+
+    def __add__(self, other: "_Claim") -> "_Claim":
+        return _Claim(self.tokens + other.tokens, self.sequences + other.sequences)
+
+    def __sub__(self, other: "_Claim") -> "_Claim":
+        return _Claim(self.tokens - other.tokens, self.sequences - other.sequences)
+
+
 class Permit:
     """Lets one request be under way, inside `with Admission.permit()`."""
 
     def __init__(self, admission: "Admission") -> None:
         self.tokens = 0
         self.sequences = 0
+        self.claim = _Claim()
         self._admission = admission
 
     def allocate(self, tokens: int, sequences: int = 0) -> None:
@@ -33,15 +49,16 @@ class Permit:
         Raises:
             RequestError: `queue_full`.
         """
-        admission = self._admission
-        if admission.tokens and 2 * tokens > admission.max_tokens - admission.tokens:
+        admission, claimed = self._admission, self._admission.claimed
+        if admission.tokens and 2 * tokens > admission.max_tokens - claimed.tokens:
             raise RequestError("queue_full", f"{admission.tokens} tokens are under way; try again later.")
-        if sequences and admission.sequences and 2 * sequences > admission.max_sequences - admission.sequences:
+        if sequences and admission.sequences and 2 * sequences > admission.max_sequences - claimed.sequences:
             raise RequestError("queue_full", f"{admission.sequences} sequences are under way; try again later.")
-        self.tokens = min(tokens, -(-admission.max_tokens // 2))
-        self.sequences = min(sequences, -(-admission.max_sequences // 2))
-        admission.tokens += self.tokens
-        admission.sequences += self.sequences
+        self.tokens, self.sequences = tokens, sequences
+        self.claim = _Claim(min(tokens, admission.max_tokens // 2), min(sequences, admission.max_sequences // 2))
+        admission.tokens += tokens
+        admission.sequences += sequences
+        admission.claimed += self.claim
 
 
 class Admission:
@@ -55,6 +72,7 @@ class Admission:
         self.requests = 0
         self.tokens = 0
         self.sequences = 0
+        self.claimed = _Claim()
         self._rate = 0.0  # tokens answered per second, smoothed
         self._last_answer = time.monotonic()
 
@@ -100,6 +118,7 @@ class Admission:
             self.requests -= 1
             self.tokens -= permit.tokens
             self.sequences -= permit.sequences
+            self.claimed -= permit.claim
 
     def retry_after_s(self) -> int:
         """Estimate in how many seconds half of what is under way will be answered, from 1 to 60."""
