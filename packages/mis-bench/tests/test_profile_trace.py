@@ -73,6 +73,42 @@ def tpu_trace() -> bytes:
     return encoded((1, device), (1, host))
 
 
+def gpu_trace() -> bytes:
+    """A trace of kernels in a CUDA graph, as a GPU tells them, with a copy that belongs to no program."""
+    scope = f"{BODY}/attention"
+    module = encoded(
+        (1, "jit_step"),
+        (3, encoded((1, "main"), instruction("gemm_fusion.5", "fusion", f"{scope}/qkv/dot_general"),
+                    instruction("pallas_call.1", "custom-call", f"{scope}/attention_gpu/segment_attention/pallas_call"),
+                    instruction("loop_fusion.2", "fusion", f"{BODY}/mlp/gate_up/mul"))),
+    )  # fmt: skip
+    spans = [("gemm_fusion_5", "command_buffer_9", 0, 10), ("segment_attention", "command_buffer_9", 10, 60),
+             ("a_librarys_product", "command_buffer_9", 70, 10), ("loop_fusion_2", "loop_fusion.2", 80, 20),
+             ("MemcpyH2D", "", 100, 5)]  # fmt: skip
+    stats = {"hlo_op": 1, "hlo_module": 2, "program_id": 3}
+    events = []
+    for number, (_, operation, begin, length) in enumerate(spans, 1):
+        told = ((1, 1), (5, operation)), ((1, 2), (5, "jit_step")), ((1, 3), (4, 7))
+        told = [(4, encoded(*stat)) for stat in told] if operation else []
+        events.append((4, encoded((1, number), (2, begin * 1000), (3, length * 1000), *told)))
+    names = [(4, encoded((1, n), (2, encoded((1, n), (2, name))))) for n, (name, *_) in enumerate(spans, 1)]
+    stat_names = [(5, encoded((1, n), (2, encoded((1, n), (2, name))))) for name, n in stats.items()]
+    device = encoded((2, "/device:GPU:0"), (3, encoded((2, "Stream #14(Compute)"), *events)), *names, *stat_names)
+    described = encoded((1, 7), (2, "jit_step(7)"), (5, encoded((1, 1), (6, encoded((1, module))))))
+    return encoded((1, device), (1, encoded((2, "/host:metadata"), (4, encoded((1, 7), (2, described))))))
+
+
+def test_kernels_of_a_cuda_graph_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "x.xplane.pb"
+    path.write_bytes(gpu_trace())
+    trace = read_trace(path)
+    assert {each.name: each.ms for each in by_stage(trace.operations)} == {
+        "qkv": pytest.approx(1e-5), "attention": pytest.approx(6e-5), "gate_up": pytest.approx(2e-5),
+        "unattributed": pytest.approx(1e-5),
+    }  # fmt: skip
+    assert [each.name for each in by_operation(trace.operations)][:2] == ["segment_attention", "loop_fusion.2"]
+
+
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> DeviceTrace:
     path = tmp_path_factory.mktemp("trace") / "x.xplane.pb"

@@ -5,11 +5,12 @@ import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import numpy as np
 import pytest
 
 from mis_core import Engine
-from mis_core.errors import EngineUnavailable
+from mis_core.errors import ConfigError, EngineUnavailable
 from mis_core.scoring.validation import parse_score_request
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
@@ -141,3 +142,30 @@ def test_a_failing_step_takes_only_those_it_computed(warm: Engine, monkeypatch: 
     assert again.usage.cached_tokens == 0
     assert_bits_equal(again.scores, expected)
     warm.check()
+
+
+def test_a_new_cache_replaces_the_old_one_and_is_never_beside_it(warm: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = warm._loop._runner
+    assert runner is not None
+    old, allocate = runner._cache, runner._empty_cache
+    freed: list[bool] = []
+
+    def allocated() -> tuple[jax.Array, jax.Array]:
+        freed.extend(array.is_deleted() for array in old)
+        return allocate()
+
+    def fails(plan: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(runner, "_empty_cache", allocated)
+    monkeypatch.setattr(runner, "run", fails)
+    with pytest.raises(EngineUnavailable):
+        warm.score([1, 2], [[3]], LABELS)
+    monkeypatch.undo()
+    assert warm.score([1, 2], [[3]], LABELS).scores.shape == (1, 2)
+    assert freed == [True, True]
+
+
+def test_a_cache_that_memory_does_not_hold_is_a_mistake_of_the_options(warm: Engine) -> None:
+    with pytest.raises(ConfigError, match=r"cache of 10000000000\d+ tokens could not be allocated"):
+        Engine.from_pretrained(warm.directory, max_total_tokens=10**13, context_length=512, skip_warmup=True)

@@ -48,9 +48,9 @@ Programs = Mapping[int, Mapping[str, tuple[str, str]]]
 class Operation(NamedTuple):
     """One run of an operation of a compiled program, by the trace's clock."""
 
-    device: str  # plane of the trace: `/device:TPU:0`, or `/host:CPU`
+    device: str  # plane of the trace: `/device:TPU:0` or `/device:GPU:0`, or `/host:CPU`
     program: str  # `jit_step` for instance
-    name: str  # of its instruction
+    name: str  # of its instruction, or of its kernel
     kind: str  # opcode, `fusion` for instance; empty if the trace has no such program
     scope: str  # such as `jit(step)/layers/while/body/mlp/down/dot_general`; empty of what the compiler made
     begin_ns: float
@@ -99,6 +99,9 @@ def _trace(space: Any, programs: Programs) -> DeviceTrace:
         if plane.name.startswith("/device:TPU"):
             operations += _of_tpu(plane.name, {line.name: list(line.events) for line in plane.lines}, programs)
             continue
+        if plane.name.startswith("/device:GPU"):
+            operations += _of_gpu(plane.name, [event for line in plane.lines for event in line.events], programs)
+            continue
         events = [event for line in plane.lines for event in line.events if not event.name.startswith("$")]  # Python's
         operations += _of_cpu(plane.name, events, programs)
         marks += [Mark(each.name, each.start_ns, each.end_ns) for each in events if each.name.startswith(_MARKS)]
@@ -116,6 +119,32 @@ def _of_cpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[
             kind, scope = programs.get(int(stats.get("program_id", 0)), {}).get(name, ("", ""))
             end = max(event.end_ns, ends.get(stats.get("_p"), 0.0))
             yield Operation(device, program, name, kind, scope, event.start_ns, end)
+
+
+def _of_gpu(device: str, events: Iterable[Any], programs: Programs) -> Iterator[Operation]:
+    """Yield a GPU's kernels. Those of a CUDA graph tell the graph as their operation, but have names of their own."""
+    kernels = {number: _by_kernel(program) for number, program in programs.items()}
+    for event in events:
+        stats = dict(event.stats)
+        if "hlo_op" in stats:
+            number, name = int(stats.get("program_id", 0)), str(stats["hlo_op"])
+            found = programs.get(number, {}).get(name)
+            if found is None:
+                name = event.name
+                found = kernels.get(number, {}).get(name, ("", ""))
+            program = str(stats.get("hlo_module", ""))
+            yield Operation(device, program, name, *found, event.start_ns, event.end_ns)
+
+
+def _by_kernel(program: Mapping[str, tuple[str, str]]) -> Mapping[str, tuple[str, str]]:
+    """Return kind and scope by the names that kernels have: the instruction's, or the one that Pallas was given."""
+    found: dict[str, tuple[str, str]] = {}
+    for name, (kind, scope) in program.items():
+        found.setdefault(re.sub(r"\W", "_", name), (kind, scope))
+        parts = scope.split("/")
+        if kind == "custom-call" and len(parts) > 1 and parts[-1] == "pallas_call":
+            found.setdefault(parts[-2], (kind, scope))
+    return found
 
 
 def _of_tpu(device: str, lines: Mapping[str, Sequence[Any]], programs: Programs) -> Iterator[Operation]:

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Int32
 from tqdm import tqdm
 
+from mis_core.errors import ConfigError
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, few_rows
 from mis_core.runner.arrays import step_arrays
@@ -114,6 +115,9 @@ class Runner:
             mesh: Devices with axes `DATA` and `TENSOR`.
             shape: Room of a step; the decoder's backend says the alignment.
             pages: Pages of the KV cache on each device along `DATA`, each of `PAGE_SIZE` tokens in every layer.
+
+        Raises:
+            ConfigError: a device does not have the memory.
         """
         self.mesh, self.shape, self.pages = mesh, shape, pages
         self._graph, self._weights = nnx.split(decoder)
@@ -125,7 +129,10 @@ class Runner:
             PAGE_SIZE,
             self._backend.cache_head_dim,
         )
-        self._cache = self._empty_cache()
+        try:
+            self._cache = self._empty_cache()
+        except jax.errors.JaxRuntimeError as error:
+            raise _no_room(pages * mesh.shape[DATA]) from error
         self._last, self._counts, self._logits = self._empty_places()
         self._decoding = self._backend.for_decoding()
         self._decode_sizes = [*few_rows(config, mesh.shape[TENSOR], self._backend), PLACES]
@@ -140,9 +147,10 @@ class Runner:
         self._reads = make_reads(self._graph, self._weights, mesh)
 
     def _empty_cache(self) -> KeyValueCache:
+        """Allocate keys and values, and wait: a device that lacks the room says so later, in the first step."""
         sharding = NamedSharding(self.mesh, CACHE)
         zeros = jax.jit(lambda: jnp.zeros(self._cache_shape, self._backend.storage_dtype), out_shardings=sharding)
-        return zeros(), zeros()
+        return jax.block_until_ready((zeros(), zeros()))
 
     def _empty_places(self) -> tuple[Array, Array, Array]:
         """Return the last token of each place on all devices, how often each was written there, and room for logits."""
@@ -156,6 +164,8 @@ class Runner:
 
     def reset(self) -> None:
         """Replace the cache by an empty one, after an error that may have lost it."""
+        for array in self._cache:  # a device has no room for two
+            array.delete()
         self._cache = self._empty_cache()
         self._last, self._counts, self._logits = self._empty_places()
 
@@ -298,6 +308,14 @@ class Runner:
             places[shard] = place
             is_first = np.full(shards, begin == 0, np.int32)
             self._counts = self._reads.count_written(self._counts, places, tokens.reshape(-1), is_first)
+
+
+def _no_room(pages: int) -> ConfigError:
+    return ConfigError(
+        f"the KV cache of {pages * PAGE_SIZE} tokens could not be allocated; lower max_total_tokens or "
+        "mem_fraction_static, or free the memory of the device.",
+        "max_total_tokens",
+    )
 
 
 def _rows(reading: Reading) -> Int32[np.ndarray, " rows"]:
