@@ -22,7 +22,7 @@ import numpy as np
 
 from mis_core.requests import Sampling
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, next_tokens
-from mis_core.scheduler.plan import PLACES
+from mis_core.scheduler.plan import SLOTS
 from mis_core.scheduler.reading import Draws
 from mis_kernels.backends import choose
 from mis_kernels.heads import HeadShape
@@ -74,11 +74,11 @@ def main() -> None:
     sys.stdout.write(f"{backend.name}: head of {stored.nbytes / 1e6:.0f} MB, read in {read:.1f} ms\n")
     multiply = jax.jit(backend.logits)
     draw = jax.jit(partial(next_tokens, group=backend.drawn_rows), donate_argnums=(3, 4))
-    places = [jnp.zeros(PLACES, jnp.int32), jnp.zeros((PLACES, options.vocab), jnp.int32)]
+    slots = [jnp.zeros(SLOTS, jnp.int32), jnp.zeros((SLOTS, options.vocab), jnp.int32)]
     logits = jnp.asarray(3 * rng.standard_normal((SAMPLED_ROWS, options.vocab), np.float32))
 
     def drawn(*arrays: Any) -> Any:
-        tokens, *places[:] = draw(logits, *arrays, *places)
+        tokens, *slots[:] = draw(logits, *arrays, *slots)
         return tokens
 
     for rows in options.rows:

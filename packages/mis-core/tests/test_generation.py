@@ -233,4 +233,4 @@ def test_many_sequences_and_many_that_are_left(engine: Engine) -> None:
         chunks.close()
     assert_free(engine)
     assert not engine._loop._listeners
-    assert not len(engine._loop._scheduler._places)
+    assert not engine._loop._scheduler._homes[0].slots

@@ -6,7 +6,7 @@ may trust the invariants stated here.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float32, Int32
@@ -201,7 +201,10 @@ class EngineOutput:
         top_logits: Their head values, `[rows, top_tokens]`.
         next_ids: The token drawn after each item, `[items]`; None where none is.
         next_logits: Their head values, before bias and temperature, `[items]`.
+        is_last: Nothing more comes of the request.
     """
+
+    is_last: ClassVar[bool] = True
 
     logits: Float32[np.ndarray, "rows labels"]
     log_sum_exp: Float32[np.ndarray, " rows"] | None
@@ -257,3 +260,8 @@ class NewToken:
     top_logprobs: Float32[np.ndarray, " top_tokens"]
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing more comes of the sequence."""
+        return self.finish_reason is not None

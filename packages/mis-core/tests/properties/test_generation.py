@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from mis_core import Engine
 from mis_core.requests import Sampling, ScoreRequest
-from mis_core.scheduler.sequence import Sequence
 from mis_core.tasks.generate import GenerateResult
 from mis_core.tasks.writing import GenerateChunk, GeneratedChoice
 from mis_testing import tiny_checkpoint
@@ -65,9 +64,9 @@ def given_up(engines: list[Engine], monkeypatch: pytest.MonkeyPatch) -> list[int
     scheduler, numbers = engines[1]._loop._scheduler, []
     preempt = scheduler._preempt
 
-    def counted(sequence: Sequence) -> None:
-        numbers.append(sequence.id)
-        preempt(sequence)
+    def counted(id: int) -> None:
+        numbers.append(id)
+        preempt(id)
 
     monkeypatch.setattr(scheduler, "_preempt", counted)
     return numbers
@@ -170,11 +169,11 @@ def test_scores_beside_sixteen_running_sequences(engines: list[Engine]) -> None:
 
         writing = [pool.submit(write, stream) for stream in streams]
         try:
-            while len(engines[0]._loop._scheduler._places) < 16:
+            while len(engines[0]._loop._scheduler._homes[0].slots) < 16:
                 time.sleep(0.01)
             for _ in range(2):  # the second time queries are cached
                 found = [score(engines[0], *each) for each in asked]
-                assert len(engines[0]._loop._scheduler._places) == 16
+                assert len(engines[0]._loop._scheduler._homes[0].slots) == 16
                 for values, expected in zip(found, alone, strict=True):
                     for mine, theirs in zip(values, expected, strict=True):
                         assert_bits_equal(mine, theirs)

@@ -11,24 +11,24 @@ from mis_core.models.config import read_model_config
 from mis_core.models.parallel import make_mesh
 from mis_core.models.weights import load_decoder
 from mis_core.runner.runner import Runner
-from mis_core.scheduler.plan import PLACES, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.plan import SLOTS, ShardPlan, StepPlan, StepShape
 from mis_kernels.backends.native import library
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 
-PAGES = 2 * PLACES
+PAGES = 2 * SLOTS
 SHAPE = StepShape(tokens=256, scored=256, contexts=8, pages_per_context=2)
 FEW = (1, 2, 4, 8, 16, 32)
 
 
 def plan(rows: int) -> StepPlan:
     """A row for each place from the last on, each behind a context of another length."""
-    places = (PLACES - 1 - np.arange(rows)).astype(np.int32)
-    table = np.zeros((PLACES, 2), np.int32)
-    table[:rows] = 2 * places[:, None] + np.arange(2)
-    lens, numbers = (places * 2).astype(np.int32), np.arange(rows, dtype=np.int32)
+    slots = (SLOTS - 1 - np.arange(rows)).astype(np.int32)
+    table = np.zeros((SLOTS, 2), np.int32)
+    table[:rows] = 2 * slots[:, None] + np.arange(2)
+    lens, numbers = (slots * 2).astype(np.int32), np.arange(rows, dtype=np.int32)
     ones = np.ones(rows, np.int32)
-    shard = ShardPlan(places, lens, numbers, ones, numbers, lens, ones.astype(bool), table, numbers)
+    shard = ShardPlan(slots, lens, numbers, ones, numbers, lens, ones.astype(bool), table, numbers)
     return StepPlan((shard,), (), is_decoding=True)
 
 
@@ -40,7 +40,7 @@ def runner(path: Path, quantization: str) -> Runner:
     shape, dtype = made._cache[0].shape, made._cache[0].dtype
     caches = [jnp.asarray(random.standard_normal(shape), jnp.bfloat16) for _ in range(2)]
     made._cache = tuple(jax.lax.bitcast_convert_type(cache, dtype) for cache in caches)
-    made._last = jnp.asarray(random.integers(0, 300, PLACES), jnp.int32)
+    made._last = jnp.asarray(random.integers(0, 300, SLOTS), jnp.int32)
     return made
 
 
@@ -53,9 +53,9 @@ def test_a_row_has_the_bits_that_it_has_among_64(
     family: str, quantization: str, sizes: tuple[int, ...], tmp_path: Path
 ) -> None:
     made = runner(tiny_checkpoint(tmp_path / family, family, head_dim=32), quantization)
-    assert made._decode_sizes == [*FEW, PLACES]
-    whole = np.asarray(made._hidden(plan(PLACES), PLACES), np.float32)
-    assert len(np.unique(whole, axis=0)) == PLACES
+    assert made._decode_sizes == [*FEW, SLOTS]
+    whole = np.asarray(made._hidden(plan(SLOTS), SLOTS), np.float32)
+    assert len(np.unique(whole, axis=0)) == SLOTS
     for size in sizes:
         for rows in {size, size // 2 + 1}:  # full, and as few as are padded to it
             assert made._size(plan(rows)) == size

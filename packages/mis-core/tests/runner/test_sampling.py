@@ -9,14 +9,14 @@ import pytest
 
 from mis_core.requests import MAX_TOP_TOKENS, Sampling
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays, DrawnTokens, next_tokens
-from mis_core.scheduler.plan import PLACES
+from mis_core.scheduler.plan import SLOTS
 from mis_core.scheduler.reading import Draws
 from mis_testing.bits import assert_bits_equal
 
 VOCAB = 3_000
 _random = np.random.default_rng(5)
 LOGITS = (2 * _random.standard_normal((SAMPLED_ROWS, VOCAB))).astype(np.float32)
-WRITTEN = _random.integers(0, 3, (PLACES, VOCAB)).astype(np.int32)
+WRITTEN = _random.integers(0, 3, (SLOTS, VOCAB)).astype(np.int32)
 BIASES = {"bias_ids": np.array([7, 2_999], np.int32), "bias": np.array([9.0, -3.0], np.float32)}
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -34,7 +34,7 @@ _programs = {group: jax.jit(partial(next_tokens, group=group)) for group in (1, 
 
 
 def run(logits: np.ndarray, count: int, how: DrawArrays, group: int = 1) -> tuple[DrawnTokens, jax.Array, jax.Array]:
-    return _programs[group](logits, np.array([count], np.int32), how, np.full(PLACES, -1, np.int32), WRITTEN)
+    return _programs[group](logits, np.array([count], np.int32), how, np.full(SLOTS, -1, np.int32), WRITTEN)
 
 
 def draw(rows: list[int], kinds: list[int], tops: list[int] | None = None, group: int = 1) -> DrawnTokens:
@@ -48,7 +48,7 @@ def draw(rows: list[int], kinds: list[int], tops: list[int] | None = None, group
         draws.append(Draws(one, one, keys, one + 50, Sampling(keys, **KINDS[kind]), one, top_tokens=top))
     drawn, last, counts = run(logits, len(rows), DrawArrays.of(draws, 0, SAMPLED_ROWS), group)
     ids = np.asarray(drawn.ids)[: len(rows)]
-    expected_last, expected_counts = np.full(PLACES, -1), WRITTEN.copy()
+    expected_last, expected_counts = np.full(SLOTS, -1), WRITTEN.copy()
     expected_last[rows] = ids
     penalised = [at for at, kind in enumerate(kinds) if {"presence_penalty", "frequency_penalty"} & KINDS[kind].keys()]
     expected_counts[np.array(rows)[penalised], ids[penalised]] += 1

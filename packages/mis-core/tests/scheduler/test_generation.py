@@ -12,7 +12,7 @@ from test_scheduler import Driver, assert_right, request_of, tokens
 from token_machine import value_of
 
 from mis_core.requests import GenerateRequest, NewToken, Sampling
-from mis_core.scheduler.plan import PAGE_SIZE, PLACES, StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, StepShape
 from mis_core.scheduler.waiting import PASSES
 
 SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
@@ -89,16 +89,16 @@ def test_the_next_turn_finds_what_was_written() -> None:
     assert generate(driver, generation_of(whole, 3, cache_salt="other"))[0][0].cached_tokens == 0
 
 
-def test_more_sequences_than_places_wait_for_one_and_hold_up_no_scores() -> None:
+def test_more_sequences_than_slots_wait_for_one_and_hold_up_no_scores() -> None:
     driver = Driver(SHAPE, pages=200)
-    requests = [generation_of(tokens(number, 5), 80, key=number) for number in range(PLACES + 6)]
+    requests = [generation_of(tokens(number, 5), 80, key=number) for number in range(SLOTS + 6)]
     numbers = submit(driver, *requests)
     score = request_of(tokens(1, 100), [tokens(2, 9)])
     driver.submit(score)
     for _ in range(60):
         driver.step()
     assert len(driver.answers) == 1
-    assert not any(number in driver.tokens for number in numbers[PLACES:])
+    assert not any(number in driver.tokens for number in numbers[SLOTS:])
     finish(driver)
     assert_right(score, *driver.answers.values())
     for number, request in zip(numbers, requests, strict=True):

@@ -19,16 +19,18 @@ from test_scheduler import Driver, request_of, tokens
 from token_machine import TokenMachine, values_of
 
 from mis_core.requests import GenerateRequest, Layout, ScoreRequest
-from mis_core.scheduler import decoding, scheduler, waiting
+from mis_core.scheduler import decoding, homes, scheduler, waiting
 from mis_core.scheduler.duplicates import without_duplicates
+from mis_core.scheduler.generation_run import Generation
+from mis_core.scheduler.opening import Opening
 from mis_core.scheduler.plan import StepPlan, StepShape
 from mis_core.scheduler.reading import Values
+from mis_core.scheduler.run import Waiting
 from mis_core.scheduler.scheduler import Scheduler
-from mis_core.scheduler.sequence import Generation
-from mis_core.scheduler.waiting import Asked
+from mis_core.scheduler.score_run import WaitingScore
 
 FEW = 10
-PLACES = 4  # fewer than there are, so that more is seen in less time
+SLOTS = 4  # fewer than there are, so that more is seen in less time
 
 
 class Drawer(TokenMachine):
@@ -55,7 +57,7 @@ class InAList(Scheduler):
         self._most_tried = tried
 
     def submit(self, id: int, request: ScoreRequest) -> None:
-        self._waiting.append(Asked(id, *without_duplicates(request), 0.0))
+        self._waiting.append(WaitingScore(id, *without_duplicates(request), 0.0))
 
     def generate(self, id: int, request: GenerateRequest) -> None:
         self._waiting.append(Generation(id, request))
@@ -71,22 +73,24 @@ class InAList(Scheduler):
         finally:
             self._waiting = line
 
-    def _preempt(self, sequence: Any) -> None:
-        self._end(sequence.id, count=False)
-        self._waiting.appendleft(sequence.generation)
+    def _preempt(self, id: int) -> None:
+        entry = self._runs[id].waiting
+        self._end(id, count=False)
+        self._waiting.appendleft(entry)
 
     def _admit(self) -> None:
-        waiting_tokens = self._waiting_tokens(self._running)
-        passed: list[Generation] = []
+        is_alone = not self._turns and not self._has_sequences and len(self._waiting) == 1
+        opening = Opening(self._homes, self._shape, self._layout, self._waiting_tokens(self._turns), is_alone)
+        passed: list[Waiting] = []
         tried = 0
         for each in list(self._waiting):
-            if len(self._running) >= self._max_running:
+            if len(self._turns) >= self._max_running:
                 return
-            if isinstance(each, Generation) and tried >= self._most_tried and self._has_place:
+            if isinstance(each, Generation) and tried >= self._most_tried and self._has_slot:
                 passed.append(each)
                 continue
-            work = self._try(each, waiting_tokens)
-            if work is None:
+            run = self._try(each, opening)
+            if run is None:
                 if not isinstance(each, Generation) or not self._passes(each):
                     return
                 passed.append(each)
@@ -94,17 +98,21 @@ class InAList(Scheduler):
                 continue
             for generation in passed:
                 generation.passes += 1
-            self._running.append(work)
+            self._begin(run)
             self._waiting.remove(each)
-            for shard in work.shards:
-                waiting_tokens[shard] += work.remaining_tokens / len(work.shards)
+            for home in run.homes:
+                opening.waiting_tokens[home.shard] += run.remaining_tokens / len(run.homes)
 
-    def _passes(self, generation: Generation) -> bool:
-        if not self._has_place:
+    @property
+    def _has_slot(self) -> bool:
+        return any(home.has_slot for home in self._homes)
+
+    def _passes(self, waits: Waiting) -> bool:
+        if not self._has_slot:
             return True
-        if not self._unread:
-            generation.passes = 0
-        return generation.passes < waiting.PASSES
+        if all(isinstance(run.waiting, Generation) for run in self._runs.values()):
+            waits.passes = 0
+        return waits.passes < waiting.PASSES
 
 
 @dataclass(frozen=True)
@@ -196,7 +204,8 @@ def assert_plans_of_a_list(
         patch.setattr(waiting, "TRIED", tried)
         patch.setattr(waiting, "PASSES", passes)
         patch.setattr(scheduler, "PASSES", passes)
-        patch.setattr(decoding, "PLACES", PLACES)
+        patch.setattr(decoding, "SLOTS", SLOTS)
+        patch.setattr(homes, "SLOTS", SLOTS)
         driver = driver_of(Scheduler(shape, pages, Layout(), **options), shape)
         listed = driver_of(InAList(shape, pages, Layout(), tried=tried, **options), shape)
         for one, other in zip(steps_of(driver, arrivals), steps_of(listed, arrivals), strict=True):
@@ -220,7 +229,7 @@ def test_steps_are_those_of_a_list_that_is_walked_more_examples(**drawn: Any) ->
 
 @pytest.mark.parametrize("tried", [1, 10**6])
 def test_those_that_passed_are_counted_alike(tried: int) -> None:
-    """A flood of requests passes sequences that wait for places, then for pages, until no more may."""
+    """A flood of requests passes sequences that wait for slots, then for pages, until no more may."""
     flood = [Arrival(step, step, 65, 0, 3, None) for step in range(2, 24)]
     long = [Arrival(1, seed, 1300, 20, 1, None) for seed in range(4)]
     assert_plans_of_a_list([Arrival(0, 1, 64, 60, 5, None), *long, *flood], 28, 1, True, 256, tried, 9)
@@ -251,8 +260,8 @@ def events_in(work: Callable[[], object]) -> tuple[int, int]:
 
 
 def busy(kind: str, count: int) -> Driver:
-    """Return a driver on which some run, and others wait for places, for pages or for a turn."""
-    run, pages, most = {"places": (64, 300, 256), "pages": (20, 45, 256), "requests": (20, 300, 4)}[kind]
+    """Return a driver on which some run, and others wait for slots, for pages or for a turn."""
+    run, pages, most = {"slots": (64, 300, 256), "pages": (20, 45, 256), "requests": (20, 300, 4)}[kind]
     driver = driver_of(Scheduler(SHAPE, pages, Layout(), max_running=most), SHAPE)
     for number in range(run):  # one after the other ends, so that others begin
         driver.scheduler.generate(number, generation_of(tokens(number, 30), 20 + number, number))
@@ -269,7 +278,7 @@ def busy(kind: str, count: int) -> Driver:
 
 
 @pytest.mark.parametrize("many", [2_000, pytest.param(100_000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("kind", ["places", "pages", "requests"])
+@pytest.mark.parametrize("kind", ["slots", "pages", "requests"])
 def test_a_step_costs_the_same_however_many_wait(kind: str, many: int) -> None:
     costs = []
     for count in (FEW, many):
@@ -294,6 +303,6 @@ def test_a_step_costs_the_same_however_many_wait(kind: str, many: int) -> None:
 def test_forgetting_one_that_waits_costs_the_same_however_many_do() -> None:
     costs = []
     for count in (FEW, 2_000):
-        forget = busy("places", count).scheduler.cancel
+        forget = busy("slots", count).scheduler.cancel
         costs.append(events_in(partial(forget, 1008)))
     assert costs[0] == costs[1]

@@ -10,7 +10,7 @@ import hashlib
 import numpy as np
 
 from mis_core.scheduler.decoding import written_pages
-from mis_core.scheduler.plan import KEPT, PAGE_SIZE, PLACES, ShardPlan, StepPlan
+from mis_core.scheduler.plan import KEPT, PAGE_SIZE, SLOTS, ShardPlan, StepPlan
 from mis_core.scheduler.reading import Reading, Values
 
 UNWRITTEN = -7
@@ -26,7 +26,7 @@ class TokenMachine:
 
     def __init__(self, pages: int, shards: int = 1) -> None:
         self.memory = np.full((shards, pages, PAGE_SIZE), UNWRITTEN)
-        self.last = np.full((shards, PLACES), UNWRITTEN)
+        self.last = np.full((shards, SLOTS), UNWRITTEN)
         self.computed_tokens = 0
 
     def run(self, plan: StepPlan) -> list[Values]:
@@ -40,14 +40,14 @@ class TokenMachine:
         seen = [self._values(shard, self.memory[number]) for number, shard in enumerate(plan.shards)]
         values = [values_of(reading, seen[reading.shard]) for reading in plan.readings]
         for reading, read in zip(plan.readings, values, strict=True):
-            if reading.draws is not None and reading.draws.places is not None:
-                self.last[reading.shard, reading.draws.places] = read.next_ids
+            if reading.draws is not None and reading.draws.slots is not None:
+                self.last[reading.shard, reading.draws.slots] = read.next_ids
         return values
 
     def _write_rows(self, number: int, shard: ShardPlan) -> ShardPlan:
-        """Write each row of a decode step to its slot; return the shard with its tokens."""
+        """Write each row of a decode step to its page; return the shard with its tokens."""
         assert (shard.starts == np.arange(len(shard.starts))).all(), "rows lie side by side"
-        assert len(set(shard.token_ids.tolist())) == len(shard.starts), "each row has a place of its own"
+        assert len(set(shard.token_ids.tolist())) == len(shard.starts), "each row has a slot of its own"
         assert (shard.lens == 1).all()
         tokens, pages = self.last[number, shard.token_ids], written_pages(shard)
         assert (tokens != UNWRITTEN).all()

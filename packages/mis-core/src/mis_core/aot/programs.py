@@ -17,7 +17,7 @@ from mis_core.runner.buckets import PAIRS
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays
 from mis_core.runner.step import CACHE, decode, make_step
-from mis_core.scheduler.plan import PAGE_SIZE, PLACES, StepPlan, StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, StepPlan, StepShape
 from mis_kernels.backends import Backend
 from mis_kernels.quantized import QuantizedWeight, block_of
 
@@ -58,12 +58,12 @@ def compile_step(
     cache = on_mesh(cache_shape, backend.storage_dtype, CACHE)
     step = make_step(graph, abstract, mesh, pages, backend)
     if plan.is_decoding:
-        arrays = step_arrays(backend.for_decoding(), shape, plan, PLACES, PLACES)
+        arrays = step_arrays(backend.for_decoding(), shape, plan, SLOTS, SLOTS)
     else:
         arrays = step_arrays(backend, shape, plan, shape.tokens, min(shape.scored, shape.tokens))
     arrays = jax.tree.map(lambda x: on_mesh(x.shape, x.dtype, P(DATA)), arrays)
     if plan.is_decoding:
-        last = on_mesh((PLACES * mesh.shape[DATA],), jnp.dtype("int32"), P(DATA))
+        last = on_mesh((SLOTS * mesh.shape[DATA],), jnp.dtype("int32"), P(DATA))
         decoding = jax.jit(partial(decode, step), donate_argnums=1)
         return decoding.lower(abstract, (cache, cache), arrays, last).compile()
     return jax.jit(step, donate_argnums=1).lower(abstract, (cache, cache), arrays).compile()
@@ -119,7 +119,7 @@ def compile_vocabulary_reads(
 
     how = DrawArrays.of([], 0, SAMPLED_ROWS * mesh.shape[DATA])
     devices, on_each = mesh.shape[DATA], NamedSharding(mesh, P(DATA))
-    shapes = (devices,), (PLACES * devices,), (PLACES * devices, config.head_rows)
+    shapes = (devices,), (SLOTS * devices,), (SLOTS * devices, config.head_rows)
     count, last, counts = (jax.ShapeDtypeStruct(shape, jnp.int32, sharding=on_each) for shape in shapes)
     logits = jax.ShapeDtypeStruct((SAMPLED_ROWS * devices, config.head_rows), jnp.float32, sharding=on_each)
     reads = make_reads(graph, abstract, mesh)

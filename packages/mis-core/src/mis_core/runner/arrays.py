@@ -8,7 +8,7 @@ from jaxtyping import Int32
 
 from mis_core.ragged import ramp
 from mis_core.scheduler.decoding import written_pages
-from mis_core.scheduler.plan import KEPT, LONG_ITEM, PAGE_SIZE, PLACES, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.plan import KEPT, LONG_ITEM, PAGE_SIZE, SLOTS, ShardPlan, StepPlan, StepShape
 from mis_kernels import lay_out
 from mis_kernels.backends import Backend, LaidOut, StepLimits
 from mis_kernels.segments import NOWHERE, IntArray
@@ -49,7 +49,7 @@ def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int,
         tokens: Size of the compiled step.
         scored: Its scored rows.
     """
-    contexts, longest = (PLACES, 1) if plan.is_decoding else (shape.contexts, LONG_ITEM)
+    contexts, longest = (SLOTS, 1) if plan.is_decoding else (shape.contexts, LONG_ITEM)
     limits = StepLimits(contexts, shape.pages_per_context * PAGE_SIZE, longest, decoding=plan.is_decoding)
     capacity = backend.tile_capacity(tokens, limits)
     writes = _page_writes(plan, tokens)

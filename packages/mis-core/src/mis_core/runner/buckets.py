@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, PLACES, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, SLOTS, ShardPlan, StepPlan, StepShape
 from mis_kernels.segments import MIN_TOKENS
 
 PAIRS = 1024
@@ -44,8 +44,8 @@ def full_step(shape: StepShape, context: int, item: int) -> StepPlan:
 
 
 def empty_decode_step(shape: StepShape) -> StepPlan:
-    """Plan a decode step in which nobody has a place."""
-    shard = _empty(PLACES, shape.pages_per_context)
+    """Plan a decode step in which nobody has a slot."""
+    shard = _empty(SLOTS, shape.pages_per_context)
     return StepPlan((shard,) * shape.shards, (), is_decoding=True)
 
 

@@ -103,7 +103,7 @@ def most_probable(
 def _candidates(
     logits: Float32[Array, "rows vocab"],
 ) -> tuple[Int32[Array, "rows values"], Float32[Array, "rows values"]]:
-    """Return places, rising, and values among which the highest `MAX_TOP_TOKENS` are, the first of equal ones.
+    """Return indices, rising, and values among which the highest `MAX_TOP_TOKENS` are, the first of equal ones.
 
     They lie in the blocks whose maxima are the highest: each of these has one that comes before all of any other
     block. Sorting a chunk whole costs a CPU more than multiplying it.
@@ -113,5 +113,5 @@ def _candidates(
     blocks = padded.reshape(rows, -1, _BLOCK)
     _, chosen = lax.top_k(blocks.max(2), min(MAX_TOP_TOKENS, blocks.shape[1]))
     chosen = jnp.sort(chosen, 1)[:, :, None]
-    places = chosen.astype(jnp.int32) * _BLOCK + jnp.arange(_BLOCK, dtype=jnp.int32)
-    return places.reshape(rows, -1), jnp.take_along_axis(blocks, chosen, 1).reshape(rows, -1)
+    indices = chosen.astype(jnp.int32) * _BLOCK + jnp.arange(_BLOCK, dtype=jnp.int32)
+    return indices.reshape(rows, -1), jnp.take_along_axis(blocks, chosen, 1).reshape(rows, -1)

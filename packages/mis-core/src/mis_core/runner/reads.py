@@ -29,7 +29,7 @@ class Reads(NamedTuple):
         hold_logits: By number of rows, `(weights, rows of hidden, logits)`, see `mis_core.runner.sampling`; logits are
             donated.
         next_tokens: `(logits, count, how, last, counts)`, without a state; the last two are donated.
-        count_written: `(counts, place, tokens, is_first)`, without a state; `counts` are donated.
+        count_written: `(counts, slot, tokens, is_first)`, without a state; `counts` are donated.
     """
 
     choose_rows: Wrapped

@@ -32,7 +32,7 @@ from mis_core.runner.memory import Resident
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import COUNTED, SAMPLED_ROWS, DrawArrays, DrawnTokens
 from mis_core.runner.step import CACHE, KeyValueCache, decode, make_step
-from mis_core.scheduler.plan import PAGE_SIZE, PLACES, StepPlan, StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, StepPlan, StepShape
 from mis_core.scheduler.reading import Draws, Reading, Values
 from mis_kernels.segments import MIN_TOKENS
 
@@ -133,9 +133,9 @@ class Runner:
             self._cache = self._empty_cache()
         except jax.errors.JaxRuntimeError as error:
             raise _no_room(pages * mesh.shape[DATA]) from error
-        self._last, self._counts, self._logits = self._empty_places()
+        self._last, self._counts, self._logits = self._empty_slots()
         self._decoding = self._backend.for_decoding()
-        self._decode_sizes = [*few_rows(config, mesh.shape[TENSOR], self._backend), PLACES]
+        self._decode_sizes = [*few_rows(config, mesh.shape[TENSOR], self._backend), SLOTS]
         steps = {
             dense: make_step(self._graph, self._weights, mesh, pages, self._backend, dense_mask=dense)
             for dense in (False, True)
@@ -152,22 +152,22 @@ class Runner:
         zeros = jax.jit(lambda: jnp.zeros(self._cache_shape, self._backend.storage_dtype), out_shardings=sharding)
         return jax.block_until_ready((zeros(), zeros()))
 
-    def _empty_places(self) -> tuple[Array, Array, Array]:
-        """Return the last token of each place on all devices, how often each was written there, and room for logits."""
+    def _empty_slots(self) -> tuple[Array, Array, Array]:
+        """Return the last token of each slot on all devices, how often each was written there, and room for logits."""
         sharding, devices = NamedSharding(self.mesh, P(DATA)), self.mesh.shape[DATA]
 
         def zeros(dtype: type, *shape: int) -> Array:
             return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)()
 
-        counts = zeros(jnp.int32, PLACES * devices, self._vocab_size)
-        return zeros(jnp.int32, PLACES * devices), counts, zeros(jnp.float32, SAMPLED_ROWS * devices, self._vocab_size)
+        counts = zeros(jnp.int32, SLOTS * devices, self._vocab_size)
+        return zeros(jnp.int32, SLOTS * devices), counts, zeros(jnp.float32, SAMPLED_ROWS * devices, self._vocab_size)
 
     def reset(self) -> None:
         """Replace the cache by an empty one, after an error that may have lost it."""
         for array in self._cache:  # a device has no room for two
             array.delete()
         self._cache = self._empty_cache()
-        self._last, self._counts, self._logits = self._empty_places()
+        self._last, self._counts, self._logits = self._empty_slots()
 
     def warm_up(self, *, dense_mask: bool, progress: bool = True) -> dict[str, float]:
         """Compile every shape, so that no request waits for the compiler.
@@ -192,7 +192,7 @@ class Runner:
                 jax.block_until_ready(self._reads.most_probable(self._weights, chosen[0]))
                 for rows in self._reads.hold_logits:
                     jax.block_until_ready(self._draw(chosen[1], rows, [[]] * self.shape.shards, 0))
-                self._count(0, PLACES, np.zeros(0, np.int32))
+                self._count(0, SLOTS, np.zeros(0, np.int32))
             seconds[f"{size} tokens"] = round(time.perf_counter() - began, 3)
         for size in self._decode_sizes:
             began = time.perf_counter()
@@ -216,10 +216,10 @@ class Runner:
         return [self._reads.choose_rows(hidden, part) for count in counts for part in _turns(rows, count)]
 
     def memory(self) -> dict[str, Resident]:
-        """Return what stays on the devices: the weights by their path in the model, the cache, what places hold."""
+        """Return what stays on the devices: the weights by their path in the model, the cache, what slots hold."""
         weights = {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(self._weights)}
         arrays = {**weights, "cache/keys": self._cache[0], "cache/values": self._cache[1]}
-        arrays |= {"places/last": self._last, "places/counts": self._counts, "places/logits": self._logits}
+        arrays |= {"slots/last": self._last, "slots/counts": self._counts, "slots/logits": self._logits}
         leaves, _ = jax.tree.flatten_with_path(arrays)
         return {jax.tree_util.keystr(path, simple=True, separator="/"): Resident.of(array) for path, array in leaves}
 
@@ -277,8 +277,8 @@ class Runner:
     def _drawn(self, hidden: Array, rows: list[np.ndarray], draws: list[list[Draws]]) -> list[DrawnTokens]:
         for shard, mine in enumerate(draws):
             for each in mine:
-                if each.written is not None and each.places is not None:
-                    self._count(shard, int(each.places[0]), each.written)
+                if each.written is not None and each.slots is not None:
+                    self._count(shard, int(each.slots[0]), each.written)
         most = max(sum(len(each.rows) for each in mine) for mine in draws)
         return [
             self._draw(self._reads.choose_rows(hidden, part), most - turn * SAMPLED_ROWS, draws, turn)
@@ -297,17 +297,17 @@ class Runner:
         drawn, self._last, self._counts = self._reads.next_tokens(self._logits, *arrays)
         return drawn
 
-    def _count(self, shard: int, place: int, written: Int32[np.ndarray, " written"]) -> None:
-        """Have it counted what the sequence that is new to a place has written."""
+    def _count(self, shard: int, slot: int, written: Int32[np.ndarray, " written"]) -> None:
+        """Have it counted what the sequence that is new to a slot has written."""
         shards = self.mesh.shape[DATA]
         for begin in range(0, max(len(written), 1), COUNTED):
             part = written[begin : begin + COUNTED]
             tokens = np.full((shards, COUNTED), -1, np.int32)
             tokens[shard, : len(part)] = part
-            places = np.full(shards, PLACES, np.int32)
-            places[shard] = place
+            slots = np.full(shards, SLOTS, np.int32)
+            slots[shard] = slot
             is_first = np.full(shards, begin == 0, np.int32)
-            self._counts = self._reads.count_written(self._counts, places, tokens.reshape(-1), is_first)
+            self._counts = self._reads.count_written(self._counts, slots, tokens.reshape(-1), is_first)
 
 
 def _no_room(pages: int) -> ConfigError:

@@ -10,7 +10,7 @@ Drawing is the Gumbel-max trick; top-p keeps the smallest set of most probable t
 (arXiv 2407.01082) those with a share of the highest probability. They apply in the order top-k, top-p, min-p, behind
 the temperature.
 
-Sequences that are written have places, whose last tokens stay on the device: a decode step reads them there. For those
+Sequences that are written have slots, whose last tokens stay on the device: a decode step reads them there. For those
 whose tokens are penalised, it is counted there how often each was written.
 """
 
@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from mis_core.models.decoder import Decoder
 from mis_core.requests import MAX_BIASES, MAX_TOP_TOKENS
-from mis_core.scheduler.plan import PLACES
+from mis_core.scheduler.plan import SLOTS
 from mis_core.scheduler.reading import Draws
 from mis_kernels.backends import Backend
 
@@ -34,7 +34,7 @@ SAMPLED_ROWS = 64
 """Rows of one call, on each device along `DATA`."""
 
 COUNTED = 256
-"""Written tokens of a sequence that is new to its place that are counted in one call."""
+"""Written tokens of a sequence that is new to its slot that are counted in one call."""
 
 _BEST = 256  # weights that are sorted
 _ONE = 0x3F800000  # bits of 1.0: those of floats from 0 to 1 are integers in the same order
@@ -43,7 +43,7 @@ _ONE = 0x3F800000  # bits of 1.0: those of floats from 0 to 1 are integers in th
 class DrawArrays(NamedTuple):
     """How the next token of each row is drawn; see `Sampling`. Biases are filled up with 0 for token 0.
 
-    A row without a place has `PLACES`.
+    A row without a slot has `SLOTS`.
     """
 
     keys: Int32[np.ndarray, "rows words"]
@@ -56,7 +56,7 @@ class DrawArrays(NamedTuple):
     min_p: Float32[np.ndarray, " rows"]
     presence: Float32[np.ndarray, " rows"]
     frequency: Float32[np.ndarray, " rows"]
-    places: Int32[np.ndarray, " rows"]
+    slots: Int32[np.ndarray, " rows"]
     top_tokens: Int32[np.ndarray, " rows"]
 
     @classmethod
@@ -74,7 +74,7 @@ class DrawArrays(NamedTuple):
             min_p=np.zeros(size, np.float32),
             presence=np.zeros(size, np.float32),
             frequency=np.zeros(size, np.float32),
-            places=np.full(size, PLACES, np.int32),
+            slots=np.full(size, SLOTS, np.int32),
             top_tokens=np.zeros(size, np.int32),
         )
         for each, end in zip(draws, ends, strict=True):
@@ -90,8 +90,8 @@ class DrawArrays(NamedTuple):
             arrays.top_k[here], arrays.min_p[here] = sampling.top_k, sampling.min_p
             arrays.presence[here], arrays.frequency[here] = sampling.presence_penalty, sampling.frequency_penalty
             arrays.top_tokens[here] = each.top_tokens
-            if each.places is not None:
-                arrays.places[here] = each.places[there]
+            if each.slots is not None:
+                arrays.slots[here] = each.slots[there]
         return arrays
 
 
@@ -117,7 +117,7 @@ class DrawnTokens(NamedTuple):
 def hold_logits(
     decoder: Decoder, hidden: Array, logits: Float32[Array, "rows vocab"], *, rows: int, tensor_cut: bool
 ) -> Float32[Array, "rows vocab"]:
-    """Return `logits` with those of the first rows of `hidden` in their place.
+    """Return `logits` with the first rows replaced by those of `hidden`.
 
     Args:
         decoder: The model.
@@ -143,19 +143,19 @@ def next_tokens(
     logits: Float32[Array, "rows vocab"],
     count: Int32[Array, "1"],
     how: DrawArrays,
-    last: Int32[Array, " places"],
-    counts: Int32[Array, "places vocab"],
+    last: Int32[Array, " slots"],
+    counts: Int32[Array, "slots vocab"],
     *,
     group: int,
-) -> tuple[DrawnTokens, Int32[Array, " places"], Int32[Array, "places vocab"]]:
+) -> tuple[DrawnTokens, Int32[Array, " slots"], Int32[Array, "slots vocab"]]:
     """Draw a token from each row of logits.
 
     Args:
         logits: Rows, of which no more than `count` are read.
         count: How many rows are drawn from, the first ones.
         how: How each is drawn.
-        last: The last token of each place.
-        counts: How often each token was written at each place whose sequence penalises that.
+        last: The last token of each slot.
+        counts: How often each token was written at each slot whose sequence penalises that.
         group: Rows drawn from at a time; divides the number of rows.
 
     Returns:
@@ -175,31 +175,31 @@ def next_tokens(
         zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows), jnp.zeros(rows)
         empty = DrawnTokens(*zeros, *_no_tokens(logits))
         drawn = lax.fori_loop(0, -(-count[0] // group), draw, empty)
-        last = last.at[how.places].set(drawn.ids, mode="drop")
-        counted = jnp.where(_penalises(how), how.places, PLACES)
+        last = last.at[how.slots].set(drawn.ids, mode="drop")
+        counted = jnp.where(_penalises(how), how.slots, SLOTS)
         return drawn, last, counts.at[counted, drawn.ids].add(1, mode="drop")
 
 
 def count_written(
-    counts: Int32[Array, "places vocab"],
-    place: Int32[Array, " count"],
+    counts: Int32[Array, "slots vocab"],
+    slot: Int32[Array, " count"],
     tokens: Int32[Array, " tokens"],
     is_first: Int32[Array, " count"],
-) -> Int32[Array, "places vocab"]:
-    """Count tokens that were written by the sequence that is new to a place.
+) -> Int32[Array, "slots vocab"]:
+    """Count tokens that were written by the sequence that is new to a slot.
 
     Args:
-        counts: How often each token was written at each place.
-        place: The place; `PLACES`: none.
+        counts: How often each token was written at each slot.
+        slot: The slot; `SLOTS`: none.
         tokens: Tokens, filled up with -1.
         is_first: 1 where nothing is counted yet.
     """
-    kept = counts.at[place[0]].get(mode="clip") * (1 - is_first[0])
+    kept = counts.at[slot[0]].get(mode="clip") * (1 - is_first[0])
     kept = kept.at[jnp.where(tokens < 0, len(kept), tokens)].add(1, mode="drop")
-    return counts.at[place[0]].set(kept, mode="drop")
+    return counts.at[slot[0]].set(kept, mode="drop")
 
 
-def _draw(logits: Float32[Array, "rows vocab"], how: DrawArrays, counts: Int32[Array, "places vocab"]) -> DrawnTokens:
+def _draw(logits: Float32[Array, "rows vocab"], how: DrawArrays, counts: Int32[Array, "slots vocab"]) -> DrawnTokens:
     changes = _penalises(how) | (how.bias != 0).any(1)
     changed = lax.cond(changes.any(), _changed, lambda logits, how, counts: logits, logits, how, counts)
     draws = how.temperature > 0
@@ -216,10 +216,10 @@ def _penalises(how: DrawArrays) -> Bool[Array, " rows"]:
 
 
 def _first_highest(values: Float32[Array, "rows vocab"]) -> Int32[Array, " rows"]:
-    """Return the place of each row's highest value, the first of equals. `argmax` of XLA:CPU is four times slower."""
+    """Return the index of each row's highest value, the first of equals. `argmax` of XLA:CPU is four times slower."""
     vocab = values.shape[1]
-    places = jnp.where(values == values.max(1, keepdims=True), jnp.arange(vocab, dtype=jnp.int32), vocab - 1)
-    return places.min(1)
+    indices = jnp.where(values == values.max(1, keepdims=True), jnp.arange(vocab, dtype=jnp.int32), vocab - 1)
+    return indices.min(1)
 
 
 def _most_probable(
@@ -236,11 +236,11 @@ def _no_tokens(logits: Float32[Array, "rows vocab"]) -> tuple[Int32[Array, "rows
 
 
 def _changed(
-    logits: Float32[Array, "rows vocab"], how: DrawArrays, counts: Int32[Array, "places vocab"]
+    logits: Float32[Array, "rows vocab"], how: DrawArrays, counts: Int32[Array, "slots vocab"]
 ) -> Float32[Array, "rows vocab"]:
     """Return logits with biases, and less the penalties."""
     biased = logits.at[jnp.arange(len(logits))[:, None], how.bias_ids].add(how.bias)
-    written = counts.at[how.places].get(mode="fill", fill_value=0).astype(jnp.float32)
+    written = counts.at[how.slots].get(mode="fill", fill_value=0).astype(jnp.float32)
     return biased - how.frequency[:, None] * written - how.presence[:, None] * (written > 0)
 
 

@@ -28,9 +28,9 @@ CACHE = P(TENSOR, DATA)
 def decode(
     step: "Step", weights: Any, cache: KeyValueCache, arrays: StepArrays, last: Array
 ) -> tuple[Array, KeyValueCache]:
-    """Run a step whose token ids are places; `last` are the last tokens of all, `[devices * places]`."""
-    places = jnp.asarray(arrays.token_ids)
-    token_ids = jnp.take_along_axis(last.reshape(len(places), -1), places, axis=1)
+    """Run a step whose token ids are slots; `last` are the last tokens of all, `[devices * slots]`."""
+    slots = jnp.asarray(arrays.token_ids)
+    token_ids = jnp.take_along_axis(last.reshape(len(slots), -1), slots, axis=1)
     return step(weights, cache, arrays._replace(token_ids=token_ids))
 
 

@@ -10,22 +10,19 @@ from mis_core.scheduler.reading import Reading, Values
 
 
 class Answer:
-    """Owns the readings of a request without duplicates; the values of its rows come in any order.
+    """Collects the values of a request without duplicates, whose rows come in any order.
 
-    `places` has for every row of the original request its place among the request's, or is None if they are the same.
+    `distinct` has for every row of the original request its number among the request's, or is None if they are the
+    same.
 
     Attributes:
-        id: The request's number.
         request: What is read.
-        is_cancelled: Whether nobody waits for it any more.
     """
 
-    def __init__(self, id: int, request: ScoreRequest, places: Int32[np.ndarray, " rows"] | None) -> None:
+    def __init__(self, request: ScoreRequest, distinct: Int32[np.ndarray, " rows"] | None) -> None:
         rows, items, top = request.num_reads, request.num_items, request.top_tokens
-        self.id = id
         self.request = request
-        self.is_cancelled = False
-        self._places = places
+        self._distinct = distinct
         self._unread = rows
         self._read = Values(
             logits=np.empty((rows, request.label_ids.shape[1]), np.float32),
@@ -44,13 +41,9 @@ class Answer:
     @property
     def originals(self) -> Int32[np.ndarray, " items"] | None:
         """For each item the first of the original request that is the same; None: they are the same items."""
-        if self._places is None:
+        if self._distinct is None:
             return None
-        return np.unique(self._places, return_index=True)[1].astype(np.int32)
-
-    def reading(self, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int) -> Reading:
-        """Return what is read at some rows of the request, see `Reading`."""
-        return Reading.of(self, self.request, rows, shard=shard, first=first)
+        return np.unique(self._distinct, return_index=True)[1].astype(np.int32)
 
     def store(self, reading: Reading, values: Values) -> None:
         """Store what was read at some rows."""
@@ -68,14 +61,14 @@ class Answer:
         """Return the values of all rows of the original request, and what else is said about it."""
         read = self._read
 
-        def placed(values: np.ndarray | None) -> np.ndarray | None:
-            return values if values is None or self._places is None else values[self._places]
+        def repeated(values: np.ndarray | None) -> np.ndarray | None:
+            return values if values is None or self._distinct is None else values[self._distinct]
 
         return EngineOutput(
-            read.logits if self._places is None else read.logits[self._places],
-            placed(read.log_sum_exp),
-            top_ids=placed(read.top_ids),
-            top_logits=placed(read.top_logits),
+            read.logits if self._distinct is None else read.logits[self._distinct],
+            repeated(read.log_sum_exp),
+            top_ids=repeated(read.top_ids),
+            top_logits=repeated(read.top_logits),
             next_ids=read.next_ids,
             next_logits=read.next_logits,
             **about,

@@ -14,7 +14,7 @@ _RNG = np.random.default_rng(secrets.randbits(128))
 
 
 def without_duplicates(request: ScoreRequest) -> tuple[ScoreRequest, Int32[np.ndarray, " items"] | None]:
-    """Return the request with each distinct item once, and for every item its place among them.
+    """Return the request with each distinct item once, and for every item its number among them.
 
     Items are identical if their tokens, their context and their labels are. They are grouped by a random
     linear hash of their tokens (Carter and Wegman, J. Comput. Syst. Sci. 18, 1979), then compared token
@@ -43,8 +43,8 @@ def without_duplicates(request: ScoreRequest) -> tuple[ScoreRequest, Int32[np.nd
     if not _are_equal(request, first[group], lens):
         return request, None  # a collision of 64-bit hashes: compute every item, as if there were no duplicates
     kept = np.sort(first)
-    place = np.searchsorted(kept, first[group]).astype(np.int32)
-    return _chosen(request, kept, lens), place
+    numbers = np.searchsorted(kept, first[group]).astype(np.int32)
+    return _chosen(request, kept, lens), numbers
 
 
 def _are_equal(request: ScoreRequest, first: np.ndarray, lens: np.ndarray) -> bool:

@@ -5,46 +5,107 @@ them. A cut request computes a chunk of its query on any shard and writes it on 
 every item, finds all tokens before it wherever it is computed.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
 
 from mis_core.cache import PrefixCache
-from mis_core.scheduler.plan import KEPT, PAGE_SIZE, Writes
+from mis_core.scheduler.plan import KEPT, PAGE_SIZE, SLOTS, Writes
+from mis_core.scheduler.reading import Owner
 
 
 @runtime_checkable
 class NeedsPages(Protocol):
-    """A running request."""
+    """A request whose segments are being planned."""
 
     def missing_pages(self, shard: int) -> int:
         """Return the most pages of a shard that it will still allocate."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@runtime_checkable
+class Decodes(Owner, Protocol):
+    """A sequence with a row in decode steps.
+
+    Attributes:
+        slot: Its row.
+        age: Rises from one run to the next.
+    """
+
+    slot: int
+    age: int
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether it has a row in the next decode step."""
+
+    @property
+    def needs_page(self) -> bool:
+        """Whether its next token begins a page that it does not have yet."""
+
+    @property
+    def pages(self) -> Int32[np.ndarray, " pages"]:
+        """Its pages, in order."""
+
+    def add_page(self) -> None:
+        """Allocate the page that it needs; there is one."""
+
+    def decode(self) -> int:
+        """Plan its next row, for which it has a page; return the row's position."""
+
+
+class Vacancy(NamedTuple):
+    """What a shard has left. A request that finds too little finds too little until one of the three changes."""
+
+    headroom: int
+    cached_pages: int
+    free_slots: int
+
+
 class Home:
-    """The pages of one shard.
+    """The pages and slots of one shard, and who has begun there.
 
     Attributes:
         shard: Its number.
-        cache: Who has which of them.
-        running: All requests that run, here or elsewhere.
+        cache: Who has which of its pages.
+        planning: Requests here whose segments are not all planned.
+        slots: Sequences that have begun here, by their row in decode steps.
     """
 
-    shard: int
-    cache: PrefixCache
-    running: Collection[NeedsPages]
+    def __init__(self, shard: int, cache: PrefixCache) -> None:
+        self.shard = shard
+        self.cache = cache
+        self.planning: set[NeedsPages] = set()
+        self.slots: dict[int, Decodes] = {}
+        self._free_slots = list(range(SLOTS))[::-1]
 
     @property
     def headroom(self) -> int:
-        """Pages beyond what all running requests may still need: why none of them ever waits for a page.
+        """Pages beyond what all requests here may still need: why none of them ever waits for a page.
 
         Negative while pages wait for the end of a step to be free again.
         """
-        return self.cache.available - sum(each.missing_pages(self.shard) for each in self.running)
+        return self.cache.available - sum(each.missing_pages(self.shard) for each in self.planning)
+
+    @property
+    def vacancy(self) -> Vacancy:
+        """What is left."""
+        return Vacancy(self.headroom, self.cache.statistics.cached_pages, len(self._free_slots))
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether a sequence can begin."""
+        return bool(self._free_slots)
+
+    def take_slot(self) -> int:
+        """Return a slot for a sequence; there is one."""
+        return self._free_slots.pop()
+
+    def free_slot(self, slot: int) -> None:
+        """Take a slot back."""
+        self.slots.pop(slot, None)
+        self._free_slots.append(slot)
 
 
 class QueryLock:

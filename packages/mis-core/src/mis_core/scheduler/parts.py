@@ -15,10 +15,10 @@ from jaxtyping import Int32
 
 from mis_core.ragged import ramp, rows_at
 from mis_core.requests import ScoreRequest
-from mis_core.scheduler.answer import Answer
 from mis_core.scheduler.homes import QueryLock
 from mis_core.scheduler.placements import QUERY, Placements
-from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, Owner, Room, StepBuilder, Writes
+from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, Room, StepBuilder, Writes
+from mis_core.scheduler.reading import Owner
 
 
 class QueryPrefill:
@@ -30,12 +30,12 @@ class QueryPrefill:
         is_in_step: Whether the step being planned computes some of it.
     """
 
-    def __init__(self, lock: QueryLock, answer: Owner, placements: Placements, num_reads: int) -> None:
+    def __init__(self, lock: QueryLock, owner: Owner, placements: Placements, num_reads: int) -> None:
         self.lock = lock
         self.shards = tuple(home.shard for home in lock.homes)
         self.is_in_step = False
         self._placements = placements
-        self._answer = answer
+        self._owner = owner
         self._num_reads = num_reads
 
     @property
@@ -63,7 +63,7 @@ class QueryPrefill:
             writes=writes,
         )
         self._placements.add(room, np.array([QUERY], np.int32), lens, context_lens)
-        chunk.read(builder, room, self._answer, int(row[0]), count)
+        chunk.read(builder, room, self._owner, int(row[0]), count)
         return count
 
 
@@ -79,7 +79,7 @@ class ShortItems:
         request: ScoreRequest,
         items: Int32[np.ndarray, " short_items"],
         query: QueryPrefill,
-        answer: Answer,
+        owner: Owner,
         placements: Placements,
     ) -> None:
         self.in_step = 0
@@ -87,7 +87,7 @@ class ShortItems:
         self._request = request
         self._items = items
         self._query = query
-        self._answer = answer
+        self._owner = owner
         self._lens = np.diff(request.item_starts)[items]
         self._ends = np.cumsum(self._lens)
         self._first_reads = request.read_starts[items]
@@ -137,7 +137,7 @@ class ShortItems:
         within = ramp(read_lens)
         rows = np.repeat(last_rows + 1 - read_lens, read_lens) + within
         reads = np.repeat(self._first_reads[first:last], read_lens) + within
-        builder.read(self._answer, room, rows.astype(np.int32), reads.astype(np.int32))
+        builder.read(self._owner, room, rows.astype(np.int32), reads.astype(np.int32))
         self._next = last
         self.in_step += len(items)
         return int(lens.sum())
@@ -177,7 +177,7 @@ class PagedItems:
         request: ScoreRequest,
         items: Int32[np.ndarray, " paged_items"],
         query: QueryPrefill,
-        answer: Answer,
+        owner: Owner,
         placements: Placements,
         *,
         shares_query: bool,
@@ -187,7 +187,7 @@ class PagedItems:
         self._request = request
         self._items = items
         self._query = query
-        self._answer = answer
+        self._owner = owner
         context_lens = request.context_lens[items]
         # Query tokens that each item computes again: those behind the last page it shares.
         self._repeated = context_lens % PAGE_SIZE if shares_query else context_lens
@@ -243,7 +243,7 @@ class PagedItems:
             writes=current.writes(count),
         )
         self._placements.add(room, self._items[self._next : self._next + 1], lens, context_lens)
-        chunk.read(builder, room, self._answer, int(row[0]), count)
+        chunk.read(builder, room, self._owner, int(row[0]), count)
         current.done += count
         self.in_step += 1
         if current.done == len(current.tokens):
@@ -313,11 +313,11 @@ class _Chunk:
         rest, most = self.length - self.done, min(room.tokens, limit, self.unread + room.scored)
         return rest if rest <= most else most - most % PAGE_SIZE
 
-    def read(self, builder: StepBuilder, room: Room, answer: Owner, last_row: int, count: int) -> None:
+    def read(self, builder: StepBuilder, room: Room, owner: Owner, last_row: int, count: int) -> None:
         """Have those of the chunk's `count` tokens read that are to be, the last of which is in `last_row`."""
         num_rows = count - self.unread
         if num_rows > 0:
             before = max(self.done - (self.length - self.num_reads), 0)
             numbers = np.arange(num_rows, dtype=np.int32)
             rows, reads = last_row + 1 - num_rows + numbers, self.first_read + before + numbers
-            builder.read(answer, room, rows.astype(np.int32), reads.astype(np.int32))
+            builder.read(owner, room, rows.astype(np.int32), reads.astype(np.int32))

@@ -7,13 +7,13 @@ Nothing here loops over items.
 
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from typing import Self
 
 import numpy as np
 from jaxtyping import Bool, Int32
 
 from mis_core.ragged import ramp
-from mis_core.scheduler.reading import Reading
+from mis_core.scheduler.reading import Owner, Reading
 
 PAGE_SIZE = 64
 LONG_ITEM = 256
@@ -22,11 +22,11 @@ LONG_ITEM = 256
 _CONTEXTS = 8
 """Different queries and long items in a step, on each device."""
 
-PLACES = 64
-"""Most rows of a decode step on each device: as many sequences are written at a time."""
+SLOTS = 64
+"""Most rows of a decode step on each device: as many sequences are generated at a time."""
 
 KEPT = -1
-"""In place of a page that has its K/V already and is not written again."""
+"""Instead of a page that has its K/V already and is not written again."""
 
 Writes = dict[int, Int32[np.ndarray, " count"]]
 """By shard, the pages there that a segment's runs of `PAGE_SIZE` tokens go to, or `KEPT`."""
@@ -125,8 +125,8 @@ class StepPlan:
         readings: What to read afterwards.
         writes: What goes to pages.
         dense_mask: Whether materialised masks are asked for.
-        is_decoding: Whether its rows are sequences that have places. Then `token_ids` are places, whose last tokens
-            are meant; each is written to its slot of its context's page, and `writes` are empty.
+        is_decoding: Whether its rows are sequences that have slots. Then `token_ids` are slots, whose last tokens
+            are meant; each is written to its position in its context's page, and `writes` are empty.
     """
 
     shards: tuple[ShardPlan, ...]
@@ -226,14 +226,6 @@ class Room:
     start: int
     tokens: int
     scored: int
-
-
-@runtime_checkable
-class Owner(Protocol):
-    """Whoever waits for the values of a request."""
-
-    def reading(self, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int) -> Reading:
-        """Return what is read at some rows of its request, see `Reading`."""
 
 
 class StepBuilder:

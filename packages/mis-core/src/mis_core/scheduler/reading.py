@@ -1,12 +1,31 @@
 """What is read at rows of a step, and the values that come back."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from mis_core.requests import Sampling, ScoreRequest
+from mis_core.requests import EngineOutput, NewToken, Sampling, ScoreRequest
+
+
+@runtime_checkable
+class Owner(Protocol):
+    """Whoever waits for the values of a request.
+
+    Attributes:
+        id: The request's number.
+        is_cancelled: Whether it waits no longer; values that still come are dropped.
+    """
+
+    id: int
+    is_cancelled: bool
+
+    def reading(self, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int) -> "Reading":
+        """Return what is read at some rows of its request, see `Reading`."""
+
+    def store(self, reading: "Reading", values: "Values") -> EngineOutput | NewToken | None:
+        """Take the values of a reading; return the answer or the token that they complete."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,10 +38,10 @@ class Draws:
         keys: Two words of a random key for each, `[draws, 2]`.
         positions: Position of each token in its sequence, `[draws]`.
         sampling: How all of them are drawn.
-        places: Places of the sequences that they belong to, `[draws]`; None: of none.
-        written: Tokens that the one sequence has written before, whose place is new to it; None: it has the place
+        slots: Slots of the sequences that they belong to, `[draws]`; None: of none.
+        written: Tokens that the one sequence has written before, whose slot is new to it; None: it has the slot
             already, or penalises nothing.
-        top_tokens: How many of the most probable tokens are wanted in place of each; see `Values.top_ids`.
+        top_tokens: How many of the most probable tokens are wanted besides each; see `Values.top_ids`.
     """
 
     rows: Int32[np.ndarray, " draws"]
@@ -30,7 +49,7 @@ class Draws:
     keys: Int32[np.ndarray, "draws words"]
     positions: Int32[np.ndarray, " draws"]
     sampling: Sampling
-    places: Int32[np.ndarray, " draws"] | None = None
+    slots: Int32[np.ndarray, " draws"] | None = None
     written: Int32[np.ndarray, " written"] | None = None
     top_tokens: int = 0
 
@@ -50,7 +69,7 @@ class Reading:
         draws: Where next tokens are drawn; None: nowhere.
     """
 
-    owner: Any
+    owner: Owner
     rows: Int32[np.ndarray, " rows"]
     shard: int
     first: int
@@ -60,7 +79,9 @@ class Reading:
     draws: Draws | None = None
 
     @classmethod
-    def of(cls, owner: Any, request: ScoreRequest, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int) -> Self:
+    def of(
+        cls, owner: Owner, request: ScoreRequest, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int
+    ) -> Self:
         """Return the reading of some rows of the owner's request, which are numbered as its outputs are."""
         labels = request.label_ids
         label_ids = np.broadcast_to(labels, (len(rows), labels.shape[1])) if len(labels) == 1 else labels[rows]

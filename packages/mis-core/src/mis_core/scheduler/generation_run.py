@@ -1,67 +1,73 @@
-"""One sequence that is written: its prompt on its way through steps of segments, then a token in each decode step."""
+"""One sequence: as it waits, its prompt on its way through steps, then a token in each decode step."""
 
 import itertools
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int32
 
 from mis_core.requests import FinishReason, GenerateRequest, NewToken
 from mis_core.scheduler.homes import Home, QueryLock
+from mis_core.scheduler.opening import Opening
 from mis_core.scheduler.parts import QueryPrefill
 from mis_core.scheduler.placements import Placements
 from mis_core.scheduler.plan import PAGE_SIZE, StepBuilder
 from mis_core.scheduler.reading import Draws, Reading, Values
+from mis_core.scheduler.run import Run, Waiting
 
 _NO_LABELS = np.zeros((1, 0), np.int32)
 
 
 @dataclass(slots=True, eq=False)
-class Generation:
+class Generation(Waiting):
     """What is known of a sequence, whether it runs or waits.
 
     Attributes:
-        id: The request's number.
         request: The prompt and how it goes on.
-        new_tokens: What was written and read.
+        new_tokens: What was generated and read.
         cached: Tokens of the prompt found in the prefix cache when it first began; None: it has not.
-        order: Rises from one arrival to the next; lower for those that lost their pages.
-        passes: Requests that came later and began while it waited for pages, as far as they are counted.
-        counted: Requests that had begun when they were.
-        tried: The room there was when it last found none.
     """
 
-    id: int
+    can_be_passed: ClassVar[bool] = True
+
     request: GenerateRequest
     new_tokens: list[int] = field(default_factory=list)
     cached: int | None = None
-    order: int = 0
-    passes: int = 0
-    counted: int = 0
-    tried: list[tuple[int, int, int]] | None = None
 
     @property
     def tokens(self) -> Int32[np.ndarray, " tokens"]:
-        """The prompt, and what was written and read."""
+        """The prompt, and what was generated and read."""
         return np.concatenate([self.request.prompt, np.array(self.new_tokens, np.int32)])
 
-    @property
-    def written(self) -> int:
-        """Tokens written and read."""
-        return len(self.new_tokens)
+    def begin(self, opening: Opening) -> Run | None:
+        """Begin on the cheapest shard that has a slot and pages, or return None if none has."""
+        request = self.request
+        for (home,) in opening.rank(self.tokens, request.max_new_tokens, request.cache_salt):
+            if not home.has_slot:
+                continue
+            run = GenerationRun(self, home)
+            # One page more for each that is there already, so that it does not lose its own at once.
+            if run.missing_pages(home.shard) + len(home.slots) <= home.headroom:
+                home.slots[run.slot] = run
+                return run
+            run.drop(count=False)
+        return None
 
 
-class Sequence:
-    """One run of a generation, from the time it gets a place until it ends or must give up its pages.
+class GenerationRun:
+    """One run of a generation, from the time it gets a slot until it ends or must give up its pages.
 
-    Whole pages of what it begins with are shared; the last 1 to `PAGE_SIZE` tokens, and all that it writes, are in
+    Whole pages of what it begins with are shared; the last 1 to `PAGE_SIZE` tokens, and all that it generates, are in
     pages of its own, which it takes one by one.
 
     Attributes:
         id: The request's number.
         generation: What is known of it.
+        waiting: The same.
         home: Its shard.
-        place: Its row in decode steps.
+        homes: The same, alone.
+        slot: Its row in decode steps.
         age: Rises from one run to the next.
         is_cancelled: Whether nobody waits for what is still read.
         dense_mask: It never asks for materialised masks.
@@ -69,11 +75,12 @@ class Sequence:
 
     _ages = itertools.count()
 
-    def __init__(self, generation: Generation, home: Home, place: int) -> None:
+    def __init__(self, generation: Generation, home: Home) -> None:
         self.id = generation.id
-        self.generation = generation
+        self.waiting = self.generation = generation
         self.home = home
-        self.place = place
+        self.homes = (home,)
+        self.slot = home.take_slot()
         self.age = next(self._ages)
         self.is_cancelled = False
         self.dense_mask = False
@@ -86,12 +93,7 @@ class Sequence:
         self._query = QueryPrefill(lock, self, Placements(), 0)
         self._pages: list[int] = []
         self._length = 0  # tokens in pages, once the prompt is planned
-        self._drawn = generation.written  # tokens read or planned
-
-    @property
-    def shards(self) -> tuple[int, ...]:
-        """Its shard."""
-        return (self.home.shard,)
+        self._drawn = len(generation.new_tokens)  # tokens read or planned
 
     @property
     def is_planned(self) -> bool:
@@ -140,7 +142,7 @@ class Sequence:
         return added
 
     def end_step(self) -> None:
-        """Nothing of it ends with a step."""
+        """Do nothing: a sequence frees no page before it ends."""
 
     def add_page(self) -> None:
         """Allocate the page that it needs; there is one."""
@@ -162,13 +164,13 @@ class Sequence:
             keys=request.sampling.keys,
             positions=np.array([self._length], np.int32),
             sampling=request.sampling,
-            places=np.array([self.place], np.int32),
+            slots=np.array([self.slot], np.int32),
             written=self._tokens[len(request.prompt) :] if is_new and request.sampling.penalises else None,
             top_tokens=request.top_tokens,
         )
         return Reading(self, rows, shard, first, _NO_LABELS, normalise=False, draws=draws)
 
-    def store(self, values: Values) -> NewToken:
+    def store(self, reading: Reading, values: Values) -> NewToken:
         """Take the values of its next reading."""
         generation, request = self.generation, self.generation.request
         assert values.next_ids is not None
@@ -179,7 +181,7 @@ class Sequence:
         reason: FinishReason | None = None
         if token in request.end_ids:
             reason = "stop"
-        elif generation.written == request.max_new_tokens:
+        elif len(generation.new_tokens) == request.max_new_tokens:
             reason = "length"
         top_ids = np.zeros(0, np.int32) if values.top_ids is None else values.top_ids[0]
         top_logits = np.zeros(0, np.float32) if values.top_logits is None else values.top_logits[0]
@@ -187,12 +189,13 @@ class Sequence:
         return NewToken(token, logprob, top_ids, top_logits - normaliser, reason, generation.cached or 0)
 
     def drop(self, *, count: bool = True) -> None:
-        """Give up its pages, between steps; full ones whose tokens are known join the prefix cache.
+        """Give up its slot and pages, between steps; full ones whose tokens are known join the prefix cache.
 
         Args:
             count: Whether what was found and computed of its prompt enters the cache's statistics.
         """
         self.is_cancelled = True
+        self.home.free_slot(self.slot)
         cache, tokens = self.home.cache, self.generation.tokens
         full = max(min(self._length, len(tokens)) // PAGE_SIZE, self._shared)
         pages = np.array(self._pages, np.int32)
@@ -212,8 +215,9 @@ class Sequence:
         if not lock.match():
             return self._query.add(builder, limit)
         tail, shared = self._tail, self._shared * PAGE_SIZE
-        room = builder.find_room(self, self.shards, paged=True, least=len(tail), scored=1)
-        if room is None or limit < len(tail) or self.home.headroom < 0:
+        home = self.home
+        room = builder.find_room(self, [home.shard], paged=True, least=len(tail), scored=1)
+        if room is None or limit < len(tail) or home.headroom < 0:
             return 0
         if not self._pages:
             self.add_page()
@@ -223,7 +227,7 @@ class Sequence:
             token_ids=tail,
             lens=np.array([len(tail)], np.int32),
             context_lens=np.array([shared], np.int32),
-            writes={self.home.shard: np.array(self._pages, np.int32)},
+            writes={home.shard: np.array(self._pages, np.int32)},
         )
         self._length = len(self._tokens)
         builder.read(self, room, rows, np.zeros(1, np.int32))
