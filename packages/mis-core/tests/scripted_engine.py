@@ -64,7 +64,7 @@ class ScriptedEngine:
         normalisers = np.full(request.num_items, 7, np.float32) if request.needs_log_sum_exp else None
         return EngineOutput(logits.astype(np.float32), normalisers, cached_tokens=2, timings_ms={"device": 1.5})
 
-    def write(self, request: GenerateRequest, listener: Listener, key: int) -> Callable[[], None]:
+    def submit_generation(self, request: GenerateRequest, listener: Listener, key: int) -> Callable[[], None]:
         """Count on from the last token of the prompt; scripts come to pass at the third token."""
         ended = threading.Event()
         self._device.submit(self._count_on, request, listener, key, ended)

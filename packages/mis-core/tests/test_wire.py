@@ -20,6 +20,7 @@ from mis_core.process.wire import (
     Errored,
     Failed,
     Generate,
+    Generated,
     MalformedFrame,
     Operate,
     Operated,
@@ -28,7 +29,6 @@ from mis_core.process.wire import (
     Score,
     Scored,
     Shutdown,
-    Wrote,
     decode_for_engine,
     decode_for_front,
     encode_frame,
@@ -152,8 +152,8 @@ def test_generations_survive_bit_by_bit(id: int, request: GenerateRequest) -> No
 
 @given(told=st.lists(st.tuples(IDS, new_tokens()), min_size=1, max_size=5))
 def test_tokens_of_a_step_survive_bit_by_bit(told: list[tuple[int, NewToken]]) -> None:
-    message = decode_for_front(payload(encode_frame(Wrote.of(told))))
-    assert isinstance(message, Wrote)
+    message = decode_for_front(payload(encode_frame(Generated.of(told))))
+    assert isinstance(message, Generated)
     for (got_number, got), (number, token) in zip(message.tokens(), told, strict=True):
         assert got_number == number
         assert_same_fields(got, token)
@@ -175,8 +175,8 @@ def test_tokens_of_a_step_survive_bit_by_bit(told: list[tuple[int, NewToken]]) -
 def test_tokens_in_columns_that_do_not_fit_are_refused(changes: dict[str, Any]) -> None:
     tops = np.arange(2, dtype=np.int32)
     told = [(number, NewToken(7, -0.5, tops[:number], tops[:number].astype(np.float32))) for number in (0, 2)]
-    content = msgspec.msgpack.decode(payload(encode_frame(Wrote.of(told))))
-    assert isinstance(decode_for_front(msgspec.msgpack.encode(content)), Wrote)
+    content = msgspec.msgpack.decode(payload(encode_frame(Generated.of(told))))
+    assert isinstance(decode_for_front(msgspec.msgpack.encode(content)), Generated)
     with pytest.raises(MalformedFrame):
         decode_for_front(msgspec.msgpack.encode(content | changes))
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from mis_core.checkpoints import open_checkpoint
 from mis_core.config import EngineConfig
 from mis_core.engine.compilations import Compilations, keep_compiled
+from mis_core.engine.generation import GenerationService
 from mis_core.engine.loop import EngineLoop, Listener
-from mis_core.engine.writer import Writer
 from mis_core.errors import ConfigError, ModelError, RequestError
 from mis_core.hub import resolve
 from mis_core.models.config import read_model_config
@@ -140,7 +140,7 @@ class Engine:
         self._inline, self._threaded = (
             service(self.submit, self.limits, lambda: self.tokenizer) for service in (InlineService, ThreadedService)
         )
-        self._writer = Writer(self.write, self.limits, lambda: self.tokenizer)
+        self._generations = GenerationService(self.submit_generation, self.limits, lambda: self.tokenizer)
 
     @classmethod
     def from_pretrained(cls, model: str | Path, *, progress: bool = True, **options: Any) -> Self:
@@ -273,16 +273,16 @@ class Engine:
             ModelError: the checkpoint has no tokenizer, which says where answers end.
             EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
         """
-        parsed, writing = self._writer.parse({"prompt": prompt, "max_new_tokens": max_new_tokens, **options})
-        for _ in self._writer.write(parsed, writing):
+        parsed, writing = self._generations.parse({"prompt": prompt, "max_new_tokens": max_new_tokens, **options})
+        for _ in self._generations.generate(parsed, writing):
             pass
         return finish_generation(parsed, writing)
 
     async def generate_async(self, prompt: Any, max_new_tokens: int = NEW_TOKENS, **options: Any) -> GenerateResult:
         """`generate` for asyncio: the event loop stays free, and cancelling the task frees the device."""
         fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
-        parsed, writing = await asyncio.to_thread(self._writer.parse, fields)
-        async with aclosing(self._writer.write_async(parsed, writing)) as chunks:
+        parsed, writing = await asyncio.to_thread(self._generations.parse, fields)
+        async with aclosing(self._generations.generate_async(parsed, writing)) as chunks:
             async for _ in chunks:
                 pass
         return finish_generation(parsed, writing)
@@ -296,15 +296,15 @@ class Engine:
         need be: nobody waits for a reader.
         """
         fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
-        return self._writer.write(*self._writer.parse(fields))
+        return self._generations.generate(*self._generations.parse(fields))
 
     async def stream_async(
         self, prompt: Any, max_new_tokens: int = NEW_TOKENS, **options: Any
     ) -> AsyncGenerator[GenerateChunk]:
         """`stream` for asyncio."""
         fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
-        parsed, writing = await asyncio.to_thread(self._writer.parse, fields)
-        async with aclosing(self._writer.write_async(parsed, writing)) as chunks:
+        parsed, writing = await asyncio.to_thread(self._generations.parse, fields)
+        async with aclosing(self._generations.generate_async(parsed, writing)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -318,13 +318,13 @@ class Engine:
         self._dense_memory.check(request)
         return self._loop.submit(request)
 
-    def write(self, request: GenerateRequest, listener: Listener, key: int) -> Callable[[], None]:
-        """Queue a validated sequence to be written; return what ends it early, which frees what it holds.
+    def submit_generation(self, request: GenerateRequest, listener: Listener, key: int) -> Callable[[], None]:
+        """Queue a validated sequence; return what ends it early, which frees what it holds.
 
         Args:
             request: The prompt, and how it goes on.
-            listener: Is told its tokens as they come, or why no more come; in the engine's thread, so it must not wait.
-            key: What the listener is told with them; it may listen to other sequences, too.
+            listener: Gets its tokens as they come, or why no more come; see `Listener`.
+            key: Comes with each of them; the listener may listen to other sequences, too.
 
         Raises:
             EngineUnavailable: the engine is closed.

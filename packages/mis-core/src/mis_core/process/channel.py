@@ -24,7 +24,7 @@ class Channel:
         with self._sending:
             self._connection.sendall(frame)
 
-    def tell(self, frame: bytes) -> None:
+    def post(self, frame: bytes) -> None:
         """Write one encoded message; a front that is gone ends this process through its reader."""
         with contextlib.suppress(OSError):
             self.send(frame)

@@ -105,7 +105,7 @@ class EngineClient:
                 raise
 
     async def generate(self, request: GenerateRequest, reader: Reader) -> None:
-        """Write a validated sequence, until it has ended. Cancelling the caller frees the engine's work.
+        """Generate a validated sequence, until it has ended. Cancelling the caller frees the engine's work.
 
         Args:
             request: The sequence.

@@ -21,6 +21,7 @@ from mis_core.process.wire import (
     Errored,
     Failed,
     Generate,
+    Generated,
     MalformedFrame,
     Operate,
     Operated,
@@ -30,7 +31,6 @@ from mis_core.process.wire import (
     Scored,
     Shutdown,
     ToFront,
-    Wrote,
     decode_for_front,
     encode_frame,
     payload_size,
@@ -55,8 +55,8 @@ class RequestLost(EngineUnavailable):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Written:
-    """A sequence that is being written."""
+class _Generating:
+    """A sequence that is being generated."""
 
     reader: Reader
     ended: asyncio.Future[None]
@@ -70,7 +70,7 @@ class EngineProcess:
     ) -> None:
         self.answers: dict[int, asyncio.Future[Any]] = {}
         self.requests: dict[int, ScoreRequest | GenerateRequest] = {}
-        self._written: dict[int, _Written] = {}
+        self._generating: dict[int, _Generating] = {}
         self._process = process
         self._lifeline = lifeline
         self._reader = reader
@@ -79,7 +79,7 @@ class EngineProcess:
     @property
     def in_flight(self) -> int:
         """Number of requests that wait for an answer, or for more of it."""
-        return len(self.answers) + len(self._written)
+        return len(self.answers) + len(self._generating)
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "EngineProcess":
@@ -148,7 +148,7 @@ class EngineProcess:
             del self.requests[id]
 
     async def generate(self, id: int, request: GenerateRequest, reader: Reader) -> None:
-        """Send a sequence to be written and wait until it has ended.
+        """Send a sequence to be generated and wait until it has ended.
 
         Args:
             id: Never used before.
@@ -156,19 +156,19 @@ class EngineProcess:
             reader: Called with each token as it comes; what it raises ends the sequence and is raised here.
         """
         frame = _frame_of(Generate(id, request))
-        written = self._written[id] = _Written(reader, asyncio.get_running_loop().create_future())
+        generating = self._generating[id] = _Generating(reader, asyncio.get_running_loop().create_future())
         self.requests[id] = request
         try:
             self._send(frame)
             await self._writer.drain()
-            await written.ended
+            await generating.ended
         except ConnectionError:
             raise EngineUnavailable("The engine ended.") from None
         except asyncio.CancelledError:
             self._send(encode_frame(Cancel(id)))
             raise
         finally:
-            del self._written[id], self.requests[id]
+            del self._generating[id], self.requests[id]
 
     async def operate(self, operate: Operate) -> dict[str, float]:
         """Send an operation and wait until it is done."""
@@ -206,7 +206,7 @@ class EngineProcess:
 
     async def stop(self, within_s: float = STOP_S) -> None:
         """Fail what is in flight, then stop the process: politely, then by force."""
-        for waiting in (*self.answers, *self._written):
+        for waiting in (*self.answers, *self._generating):
             self._fail(waiting, EngineUnavailable("The engine ended before it answered."))
         self._send(encode_frame(Shutdown()))
         try:
@@ -227,9 +227,9 @@ class EngineProcess:
     def _deliver(self, message: ToFront) -> Iterator[None]:
         """Deliver a message piece by piece; there may be a pause after each."""
         match message:
-            case Wrote():
+            case Generated():
                 for number, token in message.tokens():
-                    self._tell(number, token)
+                    self._deliver_token(number, token)
                     yield
                 return
             case Scored(id=id, output=value) | Operated(id=id, values=value):
@@ -246,23 +246,23 @@ class EngineProcess:
                 raise MalformedFrame(f"{type(message).__name__} after the start.")
         yield
 
-    def _tell(self, id: int, token: NewToken) -> None:
-        written = self._written.get(id)
-        if written is None or written.ended.done():  # cancelled meanwhile
+    def _deliver_token(self, id: int, token: NewToken) -> None:
+        generating = self._generating.get(id)
+        if generating is None or generating.ended.done():  # cancelled meanwhile
             return
         try:
-            is_read = written.reader(token)
+            is_read = generating.reader(token)
         except Exception as error:
             self._send(encode_frame(Cancel(id)))
-            written.ended.set_exception(error)
+            generating.ended.set_exception(error)
             return
         if token.finish_reason is None and not is_read:
             self._send(encode_frame(Cancel(id)))
         if token.finish_reason is not None or not is_read:
-            written.ended.set_result(None)
+            generating.ended.set_result(None)
 
     def _fail(self, id: int, error: Exception) -> None:
-        answer = self._written[id].ended if id in self._written else self.answers.get(id)
+        answer = self._generating[id].ended if id in self._generating else self.answers.get(id)
         if answer is not None and not answer.done():
             answer.set_exception(error)
 

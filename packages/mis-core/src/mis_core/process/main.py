@@ -79,7 +79,7 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
         signs=limits.signs,
         created=engine.created,
     )
-    channel.tell(encode_frame(ready))
+    channel.post(encode_frame(ready))
     opened.set_result(table)
     timeout_s = EngineConfig(**first.options).watchdog_timeout
     threading.Thread(target=table.watch, args=(timeout_s,), name="watchdog", daemon=True).start()
@@ -93,11 +93,11 @@ def _load(channel: Channel, make_engine: EngineFactory, configure: Configure) ->
     try:
         return make_engine(EngineConfig(**configure.options))
     except MisError as error:
-        channel.tell(encode_frame(Failed(message=error.message)))
+        channel.post(encode_frame(Failed(message=error.message)))
     except Exception as error:
         logger.exception("The engine could not start.")
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_CHARACTERS]
-        channel.tell(encode_frame(Failed(message=f"The engine could not start: {reason}", fault=True)))
+        channel.post(encode_frame(Failed(message=f"The engine could not start: {reason}", fault=True)))
     return None
 
 
@@ -109,7 +109,7 @@ def _read_messages(channel: Channel, opened: Future[RequestTable]) -> None:
                 case Score():
                     opened.result().add(message)
                 case Generate():
-                    opened.result().write(message)
+                    opened.result().generate(message)
                 case Cancel():
                     opened.result().cancel(message.id)
                 case Operate():

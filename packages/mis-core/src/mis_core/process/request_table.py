@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.channel import Channel
 from mis_core.process.heap import TRIM_S, trim
-from mis_core.process.wire import Errored, Generate, Operate, Operated, Rejected, Score, Scored, Wrote, encode_frame
+from mis_core.process.wire import Errored, Generate, Generated, Operate, Operated, Rejected, Score, Scored, encode_frame
 from mis_core.requests import EngineOutput, NewToken
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ class RequestTable:
             self._cancels[score.id] = future.cancel
         future.add_done_callback(lambda done: self._finish(score.id, done))
 
-    def write(self, generate: Generate) -> None:
-        """Have the engine write a sequence; its tokens are sent as they come."""
+    def generate(self, generate: Generate) -> None:
+        """Submit a sequence to the engine; its tokens are sent as they come."""
         try:
             with self._changed:  # its last token may come before this returns
-                self._cancels[generate.id] = self._engine.write(generate.request, self._tell, generate.id)
+                self._cancels[generate.id] = self._engine.submit_generation(generate.request, self._send, generate.id)
         except Exception as error:
             self._answer(generate.id, error)
 
@@ -103,16 +103,16 @@ class RequestTable:
         if not future.cancelled():
             error = future.exception()
             if error is None:
-                self._channel.tell(encode_frame(Scored(id, future.result())))
+                self._channel.post(encode_frame(Scored(id, future.result())))
             else:
                 self._answer(id, error)
         self._forget(id)
 
-    def _tell(self, told: Sequence[tuple[int, NewToken | Exception]]) -> None:
-        tokens = [(number, token) for number, token in told if isinstance(token, NewToken)]
+    def _send(self, outputs: Sequence[tuple[int, NewToken | Exception]]) -> None:
+        tokens = [(number, token) for number, token in outputs if isinstance(token, NewToken)]
         if tokens:
-            self._channel.tell(encode_frame(Wrote.of(tokens)))
-        for number, token in told:
+            self._channel.post(encode_frame(Generated.of(tokens)))
+        for number, token in outputs:
             if isinstance(token, Exception):
                 self._answer(number, token)
             if isinstance(token, Exception) or token.finish_reason is not None:
@@ -138,7 +138,7 @@ class RequestTable:
         except Exception as error:
             self._answer(operate.id, error)
         else:
-            self._channel.tell(encode_frame(Operated(operate.id, values)))
+            self._channel.post(encode_frame(Operated(operate.id, values)))
 
     def _answer(self, id: int, error: BaseException) -> None:
         if isinstance(error, RequestError):
@@ -146,4 +146,4 @@ class RequestTable:
         else:  # a poisoned request must not take its neighbours along
             logger.error("Request %d failed.", id, exc_info=error)
             frame = encode_frame(Errored(id=id, is_lost=isinstance(error, EngineUnavailable)))
-        self._channel.tell(frame)
+        self._channel.post(frame)

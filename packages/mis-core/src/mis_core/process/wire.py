@@ -7,7 +7,7 @@ in an error, not in a wrong score.
 
     front to engine     Configure, then Score, Generate, Cancel and Operate, then Shutdown
     engine to front     Ready or Failed, then one of Scored, Rejected, Errored for each Score,
-                        Wrote for the tokens of a step, or Rejected or Errored at a Generate's end,
+                        Generated for the tokens of a step, or Rejected or Errored at a Generate's end,
                         and Operated or Rejected for each Operate
 
 This module does no I/O: `engine_process`, in the front, and `channel`, in the engine process, read and write frames.
@@ -191,7 +191,7 @@ class Scored(_Message, frozen=True):
 _NO_IDS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
-class Wrote(_Message, frozen=True):
+class Generated(_Message, frozen=True):
     """What a step adds to sequences, one token to each, in columns: a message for each would cost more than its token.
 
     Attributes:
@@ -282,7 +282,7 @@ class Operated(_Message, frozen=True):
 
 
 ToEngine = Configure | Score | Generate | Cancel | Operate | Shutdown
-ToFront = Ready | Failed | Scored | Wrote | Rejected | Errored | Operated
+ToFront = Ready | Failed | Scored | Generated | Rejected | Errored | Operated
 _AnyMessage = TypeVar("_AnyMessage")
 
 _DTYPES = ("<i4", "<f4")

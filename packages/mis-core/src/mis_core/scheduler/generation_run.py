@@ -80,7 +80,7 @@ class GenerationRun:
         self.waiting = self.generation = generation
         self.home = home
         self.homes = (home,)
-        self.slot = home.take_slot()
+        self.slot = home.reserve_slot()
         self.age = next(self._ages)
         self.is_cancelled = False
         self.dense_mask = False

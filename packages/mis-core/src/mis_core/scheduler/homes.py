@@ -98,7 +98,7 @@ class Home:
         """Whether a sequence can begin."""
         return bool(self._free_slots)
 
-    def take_slot(self) -> int:
+    def reserve_slot(self) -> int:
         """Return a slot for a sequence; there is one."""
         return self._free_slots.pop()
 

@@ -19,7 +19,7 @@ KINDS = ("full", "limited", "masked", "near", "anew", "near anew")
 """Tiles in the order of their loops; the last two are those of rows that are computed anew."""
 
 
-class Run(NamedTuple):
+class BundleRun(NamedTuple):
     """A straight run of bundles between labels and branches.
 
     Attributes:
@@ -70,7 +70,7 @@ class GridSchedule(NamedTuple):
     around: Around
 
 
-def read_schedule(folder: Path, kernel: str, chip: str) -> list[Run]:
+def read_schedule(folder: Path, kernel: str, chip: str) -> list[BundleRun]:
     """Read the newest schedule of a kernel from a dump folder, in the program's order, and empty the folder.
 
     Raises:
@@ -85,15 +85,15 @@ def read_schedule(folder: Path, kernel: str, chip: str) -> list[Run]:
     return runs
 
 
-def _runs(lines: Iterable[str], chip: str) -> Iterable[Run]:
+def _runs(lines: Iterable[str], chip: str) -> Iterable[BundleRun]:
     bundles: list[str] = []
     depth = 0
 
-    def run() -> Run:
+    def run() -> BundleRun:
         branch = _BRANCH.search(bundles[-1])
         regions = frozenset(int(n) for line in bundles for n in _REGION.findall(line))
         target = int(branch.group(1)) if branch else None
-        return Run(len(bundles), depth, _busy(bundles, chip), target, regions)
+        return BundleRun(len(bundles), depth, _busy(bundles, chip), target, regions)
 
     for line in lines:
         match = _BUNDLE.match(line)
@@ -127,7 +127,7 @@ def _busy(bundles: list[str], chip: str) -> int:
     return time - len(bundles)
 
 
-def read_attention(runs: list[Run]) -> AttentionSchedule:
+def read_attention(runs: list[BundleRun]) -> AttentionSchedule:
     """Find the parts of the attention kernel among its runs: bodies of tiles are the longest in the innermost loops.
 
     Raises:
@@ -155,7 +155,7 @@ def read_attention(runs: list[Run]) -> AttentionSchedule:
     )
 
 
-def read_grid(runs: list[Run], bodies: int = 1) -> GridSchedule:
+def read_grid(runs: list[BundleRun], bodies: int = 1) -> GridSchedule:
     """Find the parts of a kernel whose step takes one of some bodies, its longest runs; return their mean."""
     found = read_bodies(runs, bodies)
     return GridSchedule(
@@ -163,7 +163,7 @@ def read_grid(runs: list[Run], bodies: int = 1) -> GridSchedule:
     )
 
 
-def read_bodies(runs: list[Run], bodies: int) -> list[GridSchedule]:
+def read_bodies(runs: list[BundleRun], bodies: int) -> list[GridSchedule]:
     """Find the parts of a kernel whose step takes one of some bodies, its longest runs; return each, longest first."""
     largest = sorted(range(len(runs)), key=lambda i: -runs[i].bundles)[:bodies]
     branches = set().union(*(span for span in _skipped(runs) if not any(body in span for body in largest)))
@@ -172,7 +172,7 @@ def read_bodies(runs: list[Run], bodies: int) -> list[GridSchedule]:
     return [GridSchedule(runs[i].bundles, runs[i].busy, around) for i in largest]
 
 
-def read_loop(runs: list[Run], turns: int) -> list[GridSchedule]:
+def read_loop(runs: list[BundleRun], turns: int) -> list[GridSchedule]:
     """Find the parts of a kernel whose step begins with a run that some steps skip, and goes on with one and a loop.
 
     Args:
@@ -198,7 +198,7 @@ def read_loop(runs: list[Run], turns: int) -> list[GridSchedule]:
     ]
 
 
-def _skipped(runs: list[Run]) -> Iterable[range]:
+def _skipped(runs: list[BundleRun]) -> Iterable[range]:
     """Return the runs that each forward branch skips, longest first."""
     spans = []
     for index, run in enumerate(runs):
@@ -209,14 +209,14 @@ def _skipped(runs: list[Run]) -> Iterable[range]:
     return sorted(spans, key=len, reverse=True)
 
 
-def _around(runs: list[Run], index: int, depth: int) -> range:
+def _around(runs: list[BundleRun], index: int, depth: int) -> range:
     """Return the loop of this depth that a run lies in."""
     begin = next(n for n in range(index, -1, -1) if n == 0 or runs[n - 1].depth < depth)
     end = next(n for n in range(index, len(runs)) if n + 1 == len(runs) or runs[n + 1].depth < depth)
     return range(begin, end + 1)
 
 
-def _least_and_most(runs: list[Run], indices: list[int], branches: set[int]) -> Around:
+def _least_and_most(runs: list[BundleRun], indices: list[int], branches: set[int]) -> Around:
     bundles = [runs[i].bundles for i in indices]
     skippable = sum(runs[i].bundles for i in indices if i in branches)
     return Around(sum(bundles) - skippable, sum(bundles))

@@ -1,4 +1,4 @@
-"""Generations from their fields to their tokens, told as they come: in a thread that waits, or to an event loop."""
+"""Generations from their fields to their tokens as they come: in a thread that waits, or in an event loop."""
 
 import asyncio
 import queue
@@ -16,11 +16,11 @@ from mis_core.tokenization import Tokenizer
 Start = Callable[[GenerateRequest, Listener, int], Callable[[], None]]
 """Begins a sequence, and returns what ends it early; see `EngineLoop.generate`."""
 
-_Told = Sequence[tuple[int, NewToken | Exception]]  # what a step adds to choices
+_Tokens = Sequence[tuple[int, NewToken | Exception]]  # what a step adds to choices
 
 
-class Writer:
-    """Parses generations, has them written, and ends what nobody reads any more."""
+class GenerationService:
+    """Parses generations, has them generated, and ends what nobody reads any more."""
 
     def __init__(self, start: Start, limits: Limits, tokenizer: Callable[[], Tokenizer]) -> None:
         self._start = start
@@ -33,30 +33,30 @@ class Writer:
         parsed = parse_generation(fields, tokenizer, self._limits)
         return parsed, Writing(tokenizer, parsed.stops, len(parsed.requests))
 
-    def write(self, parsed: ParsedGeneration, writing: Writing) -> Generator[GenerateChunk]:
+    def generate(self, parsed: ParsedGeneration, writing: Writing) -> Generator[GenerateChunk]:
         """Yield what tokens add as they come; closing the iterator early frees what they hold."""
-        told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
-        cancels = self._begin(parsed, told.put)
+        tokens: queue.SimpleQueue[_Tokens] = queue.SimpleQueue()
+        cancels = self._begin(parsed, tokens.put)
         try:
             while not writing.is_complete:
-                yield from _add(writing, cancels, told.get())
+                yield from _add(writing, cancels, tokens.get())
         finally:
             for cancel in cancels:
                 cancel()
 
-    async def write_async(self, parsed: ParsedGeneration, writing: Writing) -> AsyncGenerator[GenerateChunk]:
-        """`write` for asyncio."""
-        told: asyncio.Queue[_Told] = asyncio.Queue()
+    async def generate_async(self, parsed: ParsedGeneration, writing: Writing) -> AsyncGenerator[GenerateChunk]:
+        """`generate` for asyncio."""
+        tokens: asyncio.Queue[_Tokens] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def tell(tokens: _Told) -> None:
+        def listen(new: _Tokens) -> None:
             with suppress(RuntimeError):  # the event loop is closed, and nobody reads any more
-                loop.call_soon_threadsafe(told.put_nowait, tokens)
+                loop.call_soon_threadsafe(tokens.put_nowait, new)
 
-        cancels = self._begin(parsed, tell)
+        cancels = self._begin(parsed, listen)
         try:
             while not writing.is_complete:
-                for chunk in _add(writing, cancels, await told.get()):
+                for chunk in _add(writing, cancels, await tokens.get()):
                     yield chunk
         finally:
             for cancel in cancels:
@@ -74,8 +74,8 @@ class Writer:
         return cancels
 
 
-def _add(writing: Writing, cancels: list[Callable[[], None]], told: _Told) -> Generator[GenerateChunk]:
-    for index, token in told:
+def _add(writing: Writing, cancels: list[Callable[[], None]], tokens: _Tokens) -> Generator[GenerateChunk]:
+    for index, token in tokens:
         if isinstance(token, Exception):
             raise token
         chunk = writing.add(index, token)
