@@ -11,9 +11,9 @@ import pytest
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.parsed import ParsedScore
-from mis_core.scoring.service import SCORE, Answered, Fields, InlineService, Task, ThreadedService, run_blocking
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.service import SCORE, Answered, Fields, InlineService, Task, ThreadedService, run_blocking
+from mis_core.tasks.score.parsed import ParsedScore
 from mis_core.tokenization import Tokenizer
 
 LIMITS = Limits(context_length=64, vocab_size=100)

@@ -15,8 +15,8 @@ import pytest
 
 from mis_core.config import EngineConfig
 from mis_core.process.wire import Ready
-from mis_core.scoring.service import Task
-from mis_core.tasks.rerank import RERANK
+from mis_core.tasks.path.service import Task
+from mis_core.tasks.rerank.task import RERANK
 from mis_core.tokenization import Meter, Tokenizer
 from mis_server import serving as serving_module
 from mis_server.service import ModelService, event_reply

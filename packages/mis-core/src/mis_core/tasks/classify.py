@@ -11,13 +11,13 @@ from scipy.special import expit, softmax
 from mis_core.config import Activation
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.scoring.fields import kind, read_bool, read_optional_text, readable
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.result import Usage
-from mis_core.scoring.service import Task
-from mis_core.scoring.token_rows import ROW_TYPES, TokenRows, read_rows
-from mis_core.scoring.validation import check_characters, check_names
-from mis_core.tasks.openai_fields import check_ignored, check_model, read_flag, refuse_unsupported
+from mis_core.tasks.fields.openai import check_ignored, check_model, read_flag, refuse_unsupported
+from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_rows
+from mis_core.tasks.fields.values import kind, read_bool, read_optional_text, readable
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.service import Task
+from mis_core.tasks.score.result import Usage
+from mis_core.tasks.score.task import check_characters, check_names
 from mis_core.tasks.served import check_task
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.joined import whole_sequences
