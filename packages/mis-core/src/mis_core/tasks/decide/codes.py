@@ -44,12 +44,12 @@ class Codes:
         self._codes: dict[int, str] = {}
         self._codes_left = iter(_CODES)
 
-    def labels(self, question: Question, place: str) -> Labels:
+    def labels(self, question: Question, path: str) -> Labels:
         """Return the words for yes and no for a predicate, otherwise one code for each option.
 
         Args:
             question: The question.
-            place: Where it is, for errors.
+            path: Where it is, for errors.
 
         Raises:
             RequestError: `too_few_label_tokens`.
@@ -58,7 +58,7 @@ class Codes:
         found = self._find_codes(question, wanted) if question.options else self._find_words(question)
         if len(found) < wanted:
             answers = f"{wanted} options" if question.options else "yes and no"
-            message = f"{place}: this model's vocabulary has no single tokens for {answers} behind the prompt."
+            message = f"{path}: this model's vocabulary has no single tokens for {answers} behind the prompt."
             raise RequestError("too_few_label_tokens", message, "questions")
         return list(found.values())[:wanted], np.array(list(found)[:wanted], np.int32)
 

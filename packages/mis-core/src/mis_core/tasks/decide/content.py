@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from mis_core.errors import RequestError
-from mis_core.tasks.fields.field import Placed
+from mis_core.tasks.fields.field import Field
 from mis_core.tasks.fields.values import readable
 
 MAX_PARTS = 10_000
@@ -19,7 +19,7 @@ OUTPUT = ("output_text", "refusal")
 _FIELD = {"input_text": "text", "output_text": "text", "refusal": "refusal", "input_json": "data"}
 
 
-def read_content(content: Placed, kinds: tuple[str, ...], *, may_break: bool = True) -> str:
+def read_content(content: Field, kinds: tuple[str, ...], *, may_break: bool = True) -> str:
     """Read a text or a list of parts, whose texts become its lines.
 
     Args:
@@ -37,11 +37,11 @@ def read_content(content: Placed, kinds: tuple[str, ...], *, may_break: bool = T
     return "\n".join(_read_part(part, kinds, may_break) for part in content.elements(0, MAX_PARTS))
 
 
-def _read_part(part: Placed, kinds: tuple[str, ...], may_break: bool) -> str:
+def _read_part(part: Field, kinds: tuple[str, ...], may_break: bool) -> str:
     if part.member("type") == "input_image":
-        message = f"{part.place} is an image; the model reads text only. Leave it out, or describe it in words."
-        raise RequestError("unsupported_parameter", message, part.place)
-    name = Placed(part.member("type"), f"{part.place}.type").one_of(*kinds)
+        message = f"{part.path} is an image; the model reads text only. Leave it out, or describe it in words."
+        raise RequestError("unsupported_parameter", message, part.path)
+    name = Field(part.member("type"), f"{part.path}.type").one_of(*kinds)
     has_breakpoint = name == "input_text" and may_break
     fields = part.members(("type", _FIELD[name]), ("prompt_cache_breakpoint",) if has_breakpoint else ())
     if "prompt_cache_breakpoint" in fields:
@@ -50,7 +50,7 @@ def _read_part(part: Placed, kinds: tuple[str, ...], may_break: bool) -> str:
     return _read_json(value) if name == "input_json" else value.text()
 
 
-def _read_json(data: Placed) -> str:
+def _read_json(data: Field) -> str:
     """Return an object, or a list of objects, as compact JSON."""
     objects = data.value if isinstance(data.value, (list, tuple)) else [data.value]
     if not all(isinstance(each, Mapping) for each in objects):
@@ -60,13 +60,13 @@ def _read_json(data: Placed) -> str:
         text = json.dumps(data.value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:  # from Python: what JSON does not have
         raise data.error(f"is not JSON: {str(error)[:200]}.") from None
-    size = len(readable(text, data.place, data.error("").code).encode())
+    size = len(readable(text, data.path, data.error("").code).encode())
     if size > MAX_JSON_BYTES:
         raise data.error(f"has {size} bytes as compact JSON; at most {MAX_JSON_BYTES} are allowed.")
     return text
 
 
-def _check_extent(data: Placed) -> None:
+def _check_extent(data: Field) -> None:
     """Refuse JSON that is too deep or has too many values; objects and lists are values, too."""
     level: list[object] = [data.value]
     values = levels = 0

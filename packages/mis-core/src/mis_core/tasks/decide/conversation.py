@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from mis_core.errors import RequestError
 from mis_core.tasks.decide.content import OUTPUT, TEXT, TEXT_OR_JSON, read_content
-from mis_core.tasks.fields.field import Placed
+from mis_core.tasks.fields.field import Field
 
 MAX_MESSAGES = 10_000
 
@@ -31,7 +31,7 @@ def read_conversation(value: object) -> list[Message]:
     Raises:
         RequestError: `missing_input`, `empty_input`, `invalid_input`, `unknown_parameter` or `unsupported_parameter`.
     """
-    source = Placed(value, "input")
+    source = Field(value, "input")
     if value is None:
         raise RequestError("missing_input", "The field input is required: a text or a list of messages.", "input")
     if isinstance(value, (str, list, tuple)) and not value:
@@ -42,25 +42,25 @@ def read_conversation(value: object) -> list[Message]:
     return [_read_entry(entry, calls) for entry in source.elements(1, MAX_MESSAGES)]
 
 
-def _read_entry(entry: Placed, calls: dict[tuple[str, str], str]) -> Message:
+def _read_entry(entry: Field, calls: dict[tuple[str, str], str]) -> Message:
     """Read a message or a record; `calls` are the names of tools by type and id of the calls before."""
     given = entry.member("type")
     name = "message" if given is None else given
-    kind = Placed(name, f"{entry.place}.type").one_of("message", *_CALLS, *_OUTPUTS)
+    kind = Field(name, f"{entry.path}.type").one_of("message", *_CALLS, *_OUTPUTS)
     if kind == "message":
         return _read_message(entry)
     return _read_call(entry, kind, calls) if kind in _CALLS else _read_output(entry, kind, calls)
 
 
-def _read_message(entry: Placed) -> Message:
-    role = Placed(entry.member("role"), f"{entry.place}.role").one_of(*_CONTENT)
+def _read_message(entry: Field) -> Message:
+    role = Field(entry.member("role"), f"{entry.path}.role").one_of(*_CONTENT)
     fields = entry.members(("role", "content"), ("type", "phase") if role == "assistant" else ("type",))
     if "phase" in fields:
         fields["phase"].one_of("commentary", "final_answer")
     return Message(role=_ROLES.get(role, role), content=read_content(fields["content"], _CONTENT[role]))
 
 
-def _read_call(entry: Placed, kind: str, calls: dict[tuple[str, str], str]) -> Message:
+def _read_call(entry: Field, kind: str, calls: dict[tuple[str, str], str]) -> Message:
     argument = _CALLS[kind]
     fields = entry.members(("type", "call_id", "name", argument), ("id", "namespace", "status"))
     _check_record(fields)
@@ -73,7 +73,7 @@ def _read_call(entry: Placed, kind: str, calls: dict[tuple[str, str], str]) -> M
     return Message(role="assistant", content=f"Call {call_id} of {tool}:\n{fields[argument].text()}")
 
 
-def _read_output(entry: Placed, kind: str, calls: dict[tuple[str, str], str]) -> Message:
+def _read_output(entry: Field, kind: str, calls: dict[tuple[str, str], str]) -> Message:
     fields = entry.members(("type", "call_id", "output"), ("id", "status"))
     _check_record(fields)
     call_id = fields["call_id"].text()
@@ -83,7 +83,7 @@ def _read_output(entry: Placed, kind: str, calls: dict[tuple[str, str], str]) ->
     return Message(role="user", content=f"Output {call_id} of {tool}:\n{read_content(fields['output'], TEXT)}")
 
 
-def _check_record(fields: dict[str, Placed]) -> None:
+def _check_record(fields: dict[str, Field]) -> None:
     if "id" in fields:
         fields["id"].text()
     if "status" in fields:

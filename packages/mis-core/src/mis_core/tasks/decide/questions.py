@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from mis_core.tasks.decide.content import TEXT_OR_JSON, read_content
-from mis_core.tasks.fields.field import Placed
+from mis_core.tasks.fields.field import Field
 from mis_core.tasks.fields.values import kind
 
 MAX_QUESTIONS = 400
@@ -107,13 +107,13 @@ class Question:
         return [ordered[begin:] + ordered[:begin] for begin in begins]
 
 
-def read_question(source: Placed) -> Question:
+def read_question(source: Field) -> Question:
     """Read an element of the field `questions`.
 
     Raises:
         RequestError: `invalid_questions`, `unknown_parameter`, or `unsupported_parameter` for images.
     """
-    name = Placed(source.member("type"), f"{source.place}.type").one_of("predicate", "choice", "score")
+    name = Field(source.member("type"), f"{source.path}.type").one_of("predicate", "choice", "score")
     lists = {"predicate": (), "choice": ("choices",), "score": ("levels",)}[name]
     fields = source.members(("type", "instructions", *lists), ("name",))
     options: tuple[Option, ...] = ()
@@ -129,7 +129,7 @@ def read_question(source: Placed) -> Question:
     )
 
 
-def _read_choices(choices: Placed) -> tuple[Option, ...]:
+def _read_choices(choices: Field) -> tuple[Option, ...]:
     options: dict[tuple[bool, str], Option] = {}
     for choice in choices.elements(2, MAX_CHOICES):
         fields = choice.members(("value",), ("description",))
@@ -143,12 +143,12 @@ def _read_choices(choices: Placed) -> tuple[Option, ...]:
     return tuple(options.values())
 
 
-def _read_level(level: Placed) -> Option:
+def _read_level(level: Field) -> Option:
     fields = level.members(("label",), ("description",))
     return Option(fields["label"].text(), _description(fields))
 
 
-def _description(fields: dict[str, Placed]) -> str | None:
+def _description(fields: dict[str, Field]) -> str | None:
     return fields["description"].text() if "description" in fields else None
 
 

@@ -28,7 +28,7 @@ from mis_core.tasks.decide.codes import Codes, Labels
 from mis_core.tasks.decide.conversation import read_conversation
 from mis_core.tasks.decide.prompts import Prompter
 from mis_core.tasks.decide.questions import MAX_QUESTIONS, Question, read_question
-from mis_core.tasks.fields.field import Placed
+from mis_core.tasks.fields.field import Field
 from mis_core.tasks.fields.item_errors import ItemErrors
 from mis_core.tasks.fields.labels import check_label_count
 from mis_core.tasks.fields.openai import check_ignored, check_model
@@ -185,7 +185,7 @@ def _has_text(fields: Fields) -> bool:
 DECIDE: Task[ParsedDecision, Decision] = Task("decide", _has_text, parse_decision, finish_decision)
 
 
-def _read_sources(fields: Mapping[str, object]) -> list[Placed]:
+def _read_sources(fields: Mapping[str, object]) -> list[Field]:
     value = fields.get("questions")
     if value is None:
         raise RequestError("missing_questions", "The field questions is required: a list of questions.", "questions")
@@ -196,7 +196,7 @@ def _read_sources(fields: Mapping[str, object]) -> list[Placed]:
     if len(value) > MAX_QUESTIONS:
         message = f"{len(value)} questions; at most {MAX_QUESTIONS} are allowed."
         raise RequestError("too_many_items", message, "questions")
-    return Placed(value, "questions").elements(1, MAX_QUESTIONS)
+    return Field(value, "questions").elements(1, MAX_QUESTIONS)
 
 
 def _read_choice_order(fields: Mapping[str, object]) -> str:
@@ -300,7 +300,7 @@ def _label_matrix(asked: Sequence[AskedQuestion]) -> Int32[np.ndarray, "items la
     return matrix
 
 
-def _name(source: Placed) -> str | None:
+def _name(source: Field) -> str | None:
     """Return the name of a question that may be wrong in any way."""
     name = source.value.get("name") if isinstance(source.value, Mapping) else None
     return name if isinstance(name, str) else None

@@ -1,4 +1,4 @@
-"""Values inside a body that know where they are, for bodies that are nested."""
+"""Fields of nested bodies: values that know their path."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from mis_core.tasks.fields.values import kind, readable, shown
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A value and where it is in a body, such as `input[0].content`; reads it, or refuses it by that place.
+class Field:
+    """A value and where it is in a body, such as `input[0].content`; reads it, or refuses it by that path.
 
-    Errors have the code `invalid_` and the name of the outermost field, and the place as `param`.
+    Errors have the code `invalid_` and the name of the outermost field, and the path as `param`.
     """
 
     value: object
-    place: str
+    path: str
 
     def error(self, message: str) -> RequestError:
-        """Make the error that refuses this value; the place comes before the message."""
-        field = self.place.partition(".")[0].partition("[")[0]
-        return RequestError(f"invalid_{field}", f"{self.place} {message}", self.place)
+        """Make the error that refuses this value; the path comes before the message."""
+        field = self.path.partition(".")[0].partition("[")[0]
+        return RequestError(f"invalid_{field}", f"{self.path} {message}", self.path)
 
-    def members(self, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, "Placed"]:
+    def members(self, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, "Field"]:
         """Read an object; members that are null and not required are left out.
 
         Raises:
@@ -34,9 +34,9 @@ class Placed:
         known = (*required, *optional)
         for name in self.value:
             if name not in known:
-                message = f"{self.place} has an unknown field {shown(name)}. Known fields: {', '.join(known)}."
-                raise RequestError("unknown_parameter", message, f"{self.place}.{str(name)[:64]}")
-        found = {name: Placed(value, f"{self.place}.{name}") for name, value in self.value.items()}
+                message = f"{self.path} has an unknown field {shown(name)}. Known fields: {', '.join(known)}."
+                raise RequestError("unknown_parameter", message, f"{self.path}.{str(name)[:64]}")
+        found = {name: Field(value, f"{self.path}.{name}") for name, value in self.value.items()}
         for name in required:
             if name not in found:
                 raise self.error(f"needs the field {name}.")
@@ -52,7 +52,7 @@ class Placed:
             raise self.error(f"must be an object, not {kind(self.value)}.")
         return self.value.get(name)
 
-    def elements(self, least: int, most: int) -> list["Placed"]:
+    def elements(self, least: int, most: int) -> list["Field"]:
         """Read a list with so many elements.
 
         Raises:
@@ -62,7 +62,7 @@ class Placed:
             raise self.error(f"must be a list, not {kind(self.value)}.")
         if not least <= len(self.value) <= most:
             raise self.error(f"has {len(self.value)} elements; it must have {least} to {most}.")
-        return [Placed(value, f"{self.place}[{index}]") for index, value in enumerate(self.value)]
+        return [Field(value, f"{self.path}[{index}]") for index, value in enumerate(self.value)]
 
     def text(self) -> str:
         """Read a text.
@@ -72,7 +72,7 @@ class Placed:
         """
         if not isinstance(self.value, str):
             raise self.error(f"must be a text, not {kind(self.value)}.")
-        return readable(self.value, self.place, self.error("").code)
+        return readable(self.value, self.path, self.error("").code)
 
     def one_of(self, *allowed: str) -> str:
         """Read a text that is one of a few.

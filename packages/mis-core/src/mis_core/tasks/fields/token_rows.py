@@ -1,7 +1,7 @@
 """Token ids as callers send them, to flat arrays: lists, tuples or NumPy arrays of integers.
 
 Python booleans and floats are not integers here. The common case, lists of `int`, is checked without
-a Python loop over tokens; only a refusal looks for the place to name.
+a Python loop over tokens; only a refusal looks for the path to name.
 """
 
 import itertools
@@ -69,11 +69,11 @@ class TokenRows:
         """
         is_above = self.above(size)
         if is_above.any():
-            raise self.exceeds(self.place(int(np.argmax(is_above))), size, name)
+            raise self.exceeds(self.path(int(np.argmax(is_above))), size, name)
 
-    def exceeds(self, place: str, size: int, name: str = "vocabulary size") -> RequestError:
+    def exceeds(self, path: str, size: int, name: str = "vocabulary size") -> RequestError:
         """Return the error of an id outside the vocabulary, or of a row outside a head."""
-        return RequestError("token_id_exceeds_vocab", f"{place} is not below the {name} {size}.", self.param)
+        return RequestError("token_id_exceeds_vocab", f"{path} is not below the {name} {size}.", self.param)
 
     def first_columns(self, is_token: Bool[np.ndarray, " tokens"]) -> Int64[np.ndarray, " rows"]:
         """Return where each row has the first of some tokens; -1 where it has none."""
@@ -89,7 +89,7 @@ class TokenRows:
         """Length of the longest row; there is one."""
         return int(self.lens.max()) if self.is_nested else len(self.values)
 
-    def place(self, index: int) -> str:
+    def path(self, index: int) -> str:
         """Write where an index into `values` is in the request, such as `items[3][2]`."""
         if not self.is_nested:
             return f"{self.param}[{index}]"
@@ -102,7 +102,7 @@ def read_row(param: str, row: Sequence[object] | np.ndarray) -> TokenRows:
     """Read a field that is one list of token ids.
 
     Raises:
-        RequestError: `invalid_token_id_type` or `negative_token_id`; names the place.
+        RequestError: `invalid_token_id_type` or `negative_token_id`; names the path.
     """
     return _read(param, row, np.array([len(row)]), is_nested=False)
 
@@ -111,7 +111,7 @@ def read_rows(param: str, rows: Sequence[Sequence[object] | np.ndarray]) -> Toke
     """Read a field that is a list of lists of token ids.
 
     Raises:
-        RequestError: `invalid_token_id_type` or `negative_token_id`; names the place.
+        RequestError: `invalid_token_id_type` or `negative_token_id`; names the path.
     """
     if np.ndarray in set(map(type, rows)) and any(isinstance(row, np.ndarray) and row.ndim != 1 for row in rows):
         raise RequestError("invalid_token_id_type", f"Every array in {param} must have one dimension.", param)
@@ -126,8 +126,8 @@ def _read(param: str, flat: Sequence[object] | np.ndarray, lens: np.ndarray, is_
         _check_integers(param, flat, lens, is_nested)
     rows = TokenRows(param, _to_int64(flat), lens, is_nested)
     if rows.values.size and rows.values.min() < 0:
-        place = rows.place(int(np.argmax(rows.values < 0)))
-        raise RequestError("negative_token_id", f"{place} is negative; token ids begin at 0.", param)
+        path = rows.path(int(np.argmax(rows.values < 0)))
+        raise RequestError("negative_token_id", f"{path} is negative; token ids begin at 0.", param)
     return rows
 
 
@@ -142,9 +142,9 @@ def _check_integers(param: str, flat: Iterable[object], lens: np.ndarray, is_nes
     wrong = {kind for kind in kinds if not issubclass(kind, (int, np.integer)) or issubclass(kind, bool)}
     for index, value in enumerate(flat):
         if type(value) in wrong:
-            place = TokenRows(param, np.empty(0, np.int64), lens, is_nested).place(index)
+            path = TokenRows(param, np.empty(0, np.int64), lens, is_nested).path(index)
             name = type(value).__name__
-            raise RequestError("invalid_token_id_type", f"{place} must be an integer token id, not {name}.", param)
+            raise RequestError("invalid_token_id_type", f"{path} must be an integer token id, not {name}.", param)
 
 
 def _to_int64(row: Sequence[object] | np.ndarray) -> np.ndarray:

@@ -277,7 +277,7 @@ def _read_id_list(index: int, item: object) -> TokenRows:
 def _check_kinds(
     items: list[object], wanted: tuple[type, ...], other: tuple[type, ...], name: str, first: int = 0
 ) -> None:
-    """Refuse items that are not all of the query's kind; the place of the first is given."""
+    """Refuse items that are not all of the query's kind; the index of the first is given."""
     kinds = set(map(type, items))
     if any(issubclass(each, other) for each in kinds):
         raise RequestError("mixed_input_types", "query and items must both be text or both be token ids.", "items")

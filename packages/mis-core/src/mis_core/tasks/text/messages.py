@@ -57,75 +57,75 @@ def count_characters(messages: Sequence[Mapping[str, Any]]) -> int:
     return count
 
 
-def _read_message(place: str, message: object) -> dict[str, Any]:
+def _read_message(path: str, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise _invalid(f"{place} must be an object with role and content, not {kind(message)}.")
+        raise _invalid(f"{path} must be an object with role and content, not {kind(message)}.")
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise _invalid(f"{place}.role must be one of {', '.join(_ROLES)}.")
+        raise _invalid(f"{path}.role must be one of {', '.join(_ROLES)}.")
     for name, value in message.items():
         if name not in _KNOWN.get(role, _EVERY):
-            raise RequestError("unknown_parameter", f"{place} has the unknown field {shown(name)}.", "messages")
+            raise RequestError("unknown_parameter", f"{path} has the unknown field {shown(name)}.", "messages")
         if name in _UNSUPPORTED and value is not None:
-            raise _unsupported(f"{place}.{name} is not supported here.")
+            raise _unsupported(f"{path}.{name} is not supported here.")
     read: dict[str, Any] = {"role": _ROLES[role]}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if message.get(name) is not None:
-            read[name] = _text(f"{place}.{name}", message[name])
+            read[name] = _text(f"{path}.{name}", message[name])
     content = message.get("content")
     if message.get("tool_calls"):
-        read["tool_calls"] = _read_calls(f"{place}.tool_calls", message["tool_calls"])
+        read["tool_calls"] = _read_calls(f"{path}.tool_calls", message["tool_calls"])
     if content is None and role == "assistant" and message.get("refusal") is not None:
         content = message["refusal"]
     if content is None and "tool_calls" in read:
         content = ""
-    return read | {"content": _read_content(f"{place}.content", content)}
+    return read | {"content": _read_content(f"{path}.content", content)}
 
 
-def _read_content(place: str, content: object) -> str:
+def _read_content(path: str, content: object) -> str:
     if not isinstance(content, (list, tuple)):
-        return _text(place, content)
+        return _text(path, content)
     if len(content) > MAX_PARTS:
-        raise _invalid(f"{place} has {len(content)} parts; at most {MAX_PARTS} are allowed.")
-    return "\n".join(_read_part(f"{place}[{index}]", part) for index, part in enumerate(content))
+        raise _invalid(f"{path} has {len(content)} parts; at most {MAX_PARTS} are allowed.")
+    return "\n".join(_read_part(f"{path}[{index}]", part) for index, part in enumerate(content))
 
 
-def _read_part(place: str, part: object) -> str:
+def _read_part(path: str, part: object) -> str:
     if not isinstance(part, Mapping):
-        raise _invalid(f"{place} must be an object with type and text, not {kind(part)}.")
+        raise _invalid(f"{path} must be an object with type and text, not {kind(part)}.")
     form = part.get("type")
     if form in _OTHER_PARTS:
-        raise _unsupported(f"{place} is of the type {form}; only text is supported here.")
+        raise _unsupported(f"{path} is of the type {form}; only text is supported here.")
     if not isinstance(form, str) or form not in _TEXT_PARTS:
-        raise _invalid(f"{place}.type must be text.")
-    return _text(f"{place}.{_TEXT_PARTS[form]}", part.get(_TEXT_PARTS[form]))
+        raise _invalid(f"{path}.type must be text.")
+    return _text(f"{path}.{_TEXT_PARTS[form]}", part.get(_TEXT_PARTS[form]))
 
 
-def _read_calls(place: str, calls: object) -> list[dict[str, Any]]:
+def _read_calls(path: str, calls: object) -> list[dict[str, Any]]:
     if not isinstance(calls, (list, tuple)) or len(calls) > MAX_PARTS:
-        raise _invalid(f"{place} must be a list of at most {MAX_PARTS} calls.")
-    return [_read_call(f"{place}[{index}]", call) for index, call in enumerate(calls)]
+        raise _invalid(f"{path} must be a list of at most {MAX_PARTS} calls.")
+    return [_read_call(f"{path}[{index}]", call) for index, call in enumerate(calls)]
 
 
-def _read_call(place: str, call: object) -> dict[str, Any]:
+def _read_call(path: str, call: object) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise _invalid(f"{place} must be a call of a function, with its name and arguments.")
-    text = _text(f"{place}.function.arguments", function.get("arguments"))
+        raise _invalid(f"{path} must be a call of a function, with its name and arguments.")
+    text = _text(f"{path}.function.arguments", function.get("arguments"))
     try:
         arguments = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise _invalid(f"{place}.function.arguments must be the text of a JSON object.")
-    name = _text(f"{place}.function.name", function.get("name"))
+        raise _invalid(f"{path}.function.arguments must be the text of a JSON object.")
+    name = _text(f"{path}.function.name", function.get("name"))
     read: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return read if call.get("id") is None else read | {"id": _text(f"{place}.id", call["id"])}
+    return read if call.get("id") is None else read | {"id": _text(f"{path}.id", call["id"])}
 
 
-def _text(place: str, value: object) -> str:
+def _text(path: str, value: object) -> str:
     if not isinstance(value, str):
-        raise _invalid(f"{place} must be a text, not {kind(value)}.")
+        raise _invalid(f"{path} must be a text, not {kind(value)}.")
     return readable(value, "messages", "invalid_messages")
 
 
