@@ -16,8 +16,9 @@ from mis_core.errors import RequestError
 from mis_core.tasks.classify import CLASSIFY
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.service import SCORE, Task
+from mis_core.tasks.path.task import Task
 from mis_core.tasks.rerank.task import RERANK
+from mis_core.tasks.score.task import SCORE
 from mis_core.tasks.served import TASKS, tasks_of
 from mis_core.tasks.text.chat import CHAT
 from mis_core.tasks.text.completion import COMPLETE

@@ -23,7 +23,7 @@ import numpy as np
 from mis_core.requests import ScoreRequest
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.service import Task
+from mis_core.tasks.path.task import Task
 from mis_core.tasks.rerank.task import RERANK
 from mis_core.tokenization import Tokenizer
 from mis_testing.checkpoint import divided_checkpoint

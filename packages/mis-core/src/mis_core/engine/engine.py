@@ -34,10 +34,11 @@ from mis_core.tasks.classify import CLASSIFY, ClassifyResult
 from mis_core.tasks.decide.answers import Decision
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.service import SCORE, InlineService, ThreadedService, run_blocking
+from mis_core.tasks.path.service import InlineService, ThreadedService, run_blocking
 from mis_core.tasks.recipes.recognition import describe_rerank
 from mis_core.tasks.rerank.task import RERANK, Ranking
 from mis_core.tasks.score.result import ScoreResult
+from mis_core.tasks.score.task import SCORE
 from mis_core.tasks.text.generation import NEW_TOKENS, GenerateResult, finish_generation
 from mis_core.tasks.text.writing import GenerateChunk
 from mis_core.tokenization import Tokenizer

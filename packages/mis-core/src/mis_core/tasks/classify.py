@@ -13,12 +13,11 @@ from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.fields.openai import check_ignored, check_model, read_flag, refuse_unsupported
 from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_rows
-from mis_core.tasks.fields.values import kind, read_bool, read_optional_text, readable
+from mis_core.tasks.fields.values import check_characters, check_names, kind, read_bool, read_optional_text, readable
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.service import Task
-from mis_core.tasks.score.result import Usage
-from mis_core.tasks.score.task import check_characters, check_names
+from mis_core.tasks.path.task import Task
 from mis_core.tasks.served import check_task
+from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.joined import whole_sequences
 
@@ -135,7 +134,7 @@ def _has_text(fields: Mapping[str, object]) -> bool:
     return isinstance(value, str) or (isinstance(value, (list, tuple)) and any(isinstance(each, str) for each in value))
 
 
-CLASSIFY: Task[ParsedClassify, ClassifyResult] = Task("classify", _has_text, parse_classify, finish_classify)
+CLASSIFY: Task[ParsedClassify, ClassifyResult] = Task("classify", parse_classify, finish_classify, _has_text)
 
 
 def _read_activation(fields: Mapping[str, object]) -> bool:

@@ -9,8 +9,9 @@ import numpy as np
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.token_rows import TokenRows
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.service import ParsedType, Task
-from mis_core.tasks.score.task import FIELDS, LAYOUT_FIELDS
+from mis_core.tasks.path.task import ParsedType, Task
+from mis_core.tasks.score.options import LAYOUT_FIELDS
+from mis_core.tasks.score.task import FIELDS
 from mis_core.tokenization import Meter, Tokenizer
 
 try:

@@ -7,8 +7,7 @@ import msgspec
 
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.token_rows import read_row
-from mis_core.tasks.fields.values import read_optional_text
-from mis_core.tasks.score.task import check_characters
+from mis_core.tasks.fields.values import check_characters, read_optional_text
 from mis_core.tokenization import Tokenizer
 from mis_server.tokenizers.decoding import decode_object
 

@@ -29,14 +29,13 @@ from mis_core.tasks.decide.conversation import read_conversation
 from mis_core.tasks.decide.prompts import Prompter
 from mis_core.tasks.decide.questions import MAX_QUESTIONS, Question, read_question
 from mis_core.tasks.fields.field import Field
-from mis_core.tasks.fields.item_errors import ItemErrors
+from mis_core.tasks.fields.item_errors import ItemErrors, read_on_error
 from mis_core.tasks.fields.labels import check_label_count
 from mis_core.tasks.fields.openai import check_ignored, check_model
-from mis_core.tasks.fields.values import kind, read_on_error, read_optional_text, shown
+from mis_core.tasks.fields.values import check_characters, check_names, kind, read_optional_text, shown
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.service import Fields, Task
-from mis_core.tasks.score.scores import label_logprobs, label_softmax
-from mis_core.tasks.score.task import check_characters, check_names
+from mis_core.tasks.path.task import Task
+from mis_core.tasks.probabilities import label_logprobs, label_softmax
 from mis_core.tasks.served import check_task
 from mis_core.tokenization import Joined, Tokenizer
 
@@ -178,11 +177,7 @@ def _probabilities(
     return probabilities, np.minimum(over_all.sum(axis=1), 1.0)  # rounded, they may come out above
 
 
-def _has_text(fields: Fields) -> bool:
-    return True
-
-
-DECIDE: Task[ParsedDecision, Decision] = Task("decide", _has_text, parse_decision, finish_decision)
+DECIDE: Task[ParsedDecision, Decision] = Task("decide", parse_decision, finish_decision)
 
 
 def _read_sources(fields: Mapping[str, object]) -> list[Field]:

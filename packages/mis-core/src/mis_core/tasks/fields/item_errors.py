@@ -4,7 +4,7 @@
 an item that cannot be scored gets an `ItemError`, and the rest are scored as if it had not been sent.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,6 +12,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from mis_core.errors import RequestError
+from mis_core.tasks.fields.values import kind, shown
+
+ON_ERROR = ("request", "item")
 
 Item = TypeVar("Item")
 Read = TypeVar("Read")
@@ -136,3 +139,19 @@ class ItemErrors:
         if not self.per_item:
             raise error
         self._errors.append(ItemError(index, error.code, error.message, self._param))
+
+
+def read_on_error(body: Mapping[str, object]) -> bool:
+    """Return whether single items may be refused.
+
+    Raises:
+        RequestError: `invalid_on_error`.
+    """
+    value = body.get("on_error", "request")
+    if not isinstance(value, str):
+        raise RequestError("invalid_on_error", f"on_error must be a text, not {kind(value)}.", "on_error")
+    if value not in ON_ERROR:
+        raise RequestError(
+            "invalid_on_error", f"on_error must be one of {', '.join(ON_ERROR)}, not {shown(value)}.", "on_error"
+        )
+    return value == "item"

@@ -1,16 +1,11 @@
 """Reads single fields of a request's body, or says what is wrong with them."""
 
-import math
-from collections.abc import Mapping
-from typing import cast
+import difflib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mis_core.config import ALGORITHMS, MASKS
 from mis_core.errors import RequestError
-from mis_core.requests import Layout
-
-ON_ERROR = ("request", "item")
 
 
 def read_bool(body: Mapping[str, object], name: str, *, default: bool = False) -> bool:
@@ -25,22 +20,6 @@ def read_bool(body: Mapping[str, object], name: str, *, default: bool = False) -
     return bool(value)
 
 
-def read_on_error(body: Mapping[str, object]) -> bool:
-    """Return whether single items may be refused.
-
-    Raises:
-        RequestError: `invalid_on_error`.
-    """
-    value = body.get("on_error", "request")
-    if not isinstance(value, str):
-        raise RequestError("invalid_on_error", f"on_error must be a text, not {kind(value)}.", "on_error")
-    if value not in ON_ERROR:
-        raise RequestError(
-            "invalid_on_error", f"on_error must be one of {', '.join(ON_ERROR)}, not {shown(value)}.", "on_error"
-        )
-    return value == "item"
-
-
 def read_optional_text(body: Mapping[str, object], name: str) -> str | None:
     """Read a field that is a text or missing.
 
@@ -53,45 +32,6 @@ def read_optional_text(body: Mapping[str, object], name: str) -> str | None:
     if not isinstance(value, str):
         raise RequestError(f"invalid_{name}_type", f"{name} must be a text, not {kind(value)}.", name)
     return readable(value, name, f"invalid_{name}_type")
-
-
-def read_temperature(body: Mapping[str, object], apply_softmax: bool) -> float:
-    """Read the temperature, above 0.
-
-    Raises:
-        RequestError: `invalid_temperature`.
-    """
-    value = body.get("temperature", 1.0)
-    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    try:
-        temperature = float(cast(float, value)) if is_number else math.nan
-    except OverflowError:
-        temperature = math.inf
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise RequestError("invalid_temperature", "temperature must be a finite number above 0.", "temperature")
-    if temperature != 1.0 and not apply_softmax:
-        raise RequestError("invalid_temperature", "A temperature other than 1 needs apply_softmax.", "temperature")
-    return temperature
-
-
-def read_layout(body: Mapping[str, object]) -> Layout:
-    """Read the fields by which a request chooses its layout.
-
-    Raises:
-        RequestError: `invalid_` and the name of the field.
-    """
-    for name, allowed in (("scoring_algorithm", ALGORITHMS), ("mask_impl", MASKS)):
-        value = body.get(name)
-        if value is not None and value not in allowed:
-            raise RequestError(f"invalid_{name}", f"{name} must be one of {', '.join(allowed)}.", name)
-    name = "multi_item_scoring_chunk_size"
-    size = body.get(name)
-    if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0):
-        raise RequestError(f"invalid_{name}", f"{name} must be a whole number, 0 for as many items as fit.", name)
-    algorithm, mask = cast(str | None, body.get("scoring_algorithm")), cast(str | None, body.get("mask_impl"))
-    if mask == "dense" and algorithm not in (None, "auto", "packed"):
-        raise RequestError("invalid_mask_impl", "mask_impl dense needs scoring_algorithm packed.", "mask_impl")
-    return Layout(algorithm, mask, None if size is None else int(size))
 
 
 def readable(text: str, param: str, code: str) -> str:
@@ -115,3 +55,36 @@ def kind(value: object) -> str:
 def shown(value: object) -> str:
     """Return a value as a message repeats it: cut off where it is long."""
     return repr(str(value)[:64])
+
+
+def check_names(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
+    """Refuse fields that are not known, with the one that may be meant.
+
+    Raises:
+        RequestError: `unknown_parameter`.
+    """
+    for name in body:
+        if name not in fields:
+            near = difflib.get_close_matches(str(name)[:64], fields, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known fields: {', '.join(fields)}."
+            raise RequestError("unknown_parameter", f"Unknown field {shown(name)}. {hint}", str(name)[:64])
+
+
+def check_characters(most: int, **texts: Sequence[str]) -> None:
+    """Refuse more text than may be tokenised, before any is.
+
+    Args:
+        most: Characters of all texts together.
+        texts: Texts by the name of their field.
+
+    Raises:
+        RequestError: `too_many_tokens`; names the longest field.
+    """
+    counts = {name: sum(map(len, field)) for name, field in texts.items()}
+    count = sum(counts.values())
+    if count > most:
+        raise RequestError(
+            "too_many_tokens",
+            f"{count} characters of text; at most {most} are allowed.",
+            max(counts, key=lambda name: counts[name]),
+        )

@@ -1,7 +1,6 @@
 """The path of every request: parse, submit, finish.
 
-A `Task` is one kind of request: how its fields become what the engine computes, and how the engine's outputs become
-its result. A `Service` takes requests of any task along the path and says where each part runs: `InlineService` and
+A `Service` takes requests of any `Task` along the path and says where each part runs: `InlineService` and
 `ThreadedService` with an engine in this process; the HTTP server has its own. A new kind of request is a new task,
 not a new path.
 """
@@ -9,73 +8,20 @@ not a new path.
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
-from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.score.parsed import ParsedScore
-from mis_core.tasks.score.result import ScoreResult
-from mis_core.tasks.score.scores import finish_score
-from mis_core.tasks.score.task import parse_score_request
-from mis_core.tokenization import Meter, Tokenizer, TooMuchWork
+from mis_core.tasks.path.task import Fields, ParsedType, Result, Task
+from mis_core.tokenization import Tokenizer
 
-Fields = Mapping[str, object]
 Queue = Callable[[ScoreRequest], Future[EngineOutput]]
 """Queues a request in an engine; cancelling the future frees what it holds."""
 
-
-@runtime_checkable
-class Parsed(Protocol):
-    """What a task has made of the fields of a request: what the engine computes, and whatever its result needs."""
-
-    @property
-    def requests(self) -> tuple[ScoreRequest, ...]:
-        """What the engine computes; nothing if each of its items is wrong in itself."""
-
-
 Source = TypeVar("Source")
-ParsedType = TypeVar("ParsedType", bound=Parsed)
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Task(Generic[ParsedType, Result]):
-    """One kind of request. Its functions are pure and can be pickled, so that they may run anywhere.
-
-    Attributes:
-        name: What people call it, such as `score`.
-        has_text: Whether these fields need a tokenizer.
-        parse: Validates fields and tokenises their texts; the last argument are the model names that requests may
-            give, None for any. Raises `RequestError`, or what the tokenizer's meter raises.
-        finish: Turns the engine's outputs, one for each of the parsed `requests`, into the result.
-    """
-
-    name: str
-    has_text: Callable[[Fields], bool]
-    parse: Callable[[Fields, Tokenizer | None, Limits, tuple[str, ...] | None], ParsedType]
-    finish: Callable[[ParsedType, tuple[EngineOutput, ...]], Result]
-
-    def read(
-        self, fields: Fields, tokenizer: Tokenizer | None, limits: Limits, models: tuple[str, ...] | None
-    ) -> ParsedType:
-        """Parse; what would cost more than the limits allow is refused before it is done.
-
-        Raises:
-            RequestError: the request breaks the contract, or is too much work.
-        """
-        metered = None if tokenizer is None else tokenizer.metered(Meter(limits.max_work))
-        try:
-            return self.parse(fields, metered, limits, models)
-        except TooMuchWork as error:
-            message = (
-                f"Its texts must be read so many times that they cost more than {error.most} characters. Send fewer "
-                "or shorter ones at a time, or token ids."
-            )
-            raise RequestError("too_many_tokens", message) from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,13 +40,6 @@ class Answered(Generic[ParsedType, Result]):
     outputs: tuple[EngineOutput, ...]
     result: Result
     timings_ms: dict[str, float]
-
-
-def _score_has_text(fields: Fields) -> bool:
-    return isinstance(fields.get("query"), str) or fields.get("labels") is not None
-
-
-SCORE: Task[ParsedScore, ScoreResult] = Task("score", _score_has_text, parse_score_request, finish_score)
 
 
 class Service(ABC, Generic[Source]):

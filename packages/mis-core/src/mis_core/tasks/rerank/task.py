@@ -13,11 +13,12 @@ from scipy.special import expit
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.tasks.fields.item_errors import ItemErrors, SortedItems
+from mis_core.tasks.fields.item_errors import ItemErrors, SortedItems, read_on_error
 from mis_core.tasks.fields.openai import check_ignored, check_model, read_flag, read_whole, refuse_unsupported
-from mis_core.tasks.fields.values import kind, read_on_error, read_optional_text, readable
+from mis_core.tasks.fields.values import check_characters, check_names, kind, read_optional_text, readable
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.service import Fields, Task
+from mis_core.tasks.path.task import Task
+from mis_core.tasks.probabilities import label_softmax
 from mis_core.tasks.recipes.recognition import rerank_labels, rerank_recipe
 from mis_core.tasks.rerank.prompts import RerankPrompt, rerank_prompt
 from mis_core.tasks.rerank.ranking import (
@@ -31,8 +32,6 @@ from mis_core.tasks.rerank.ranking import (
     RerankMeta,
     RerankUsage,
 )
-from mis_core.tasks.score.scores import label_softmax
-from mis_core.tasks.score.task import check_characters, check_names
 from mis_core.tasks.served import check_task
 from mis_core.tokenization import Joined, Refuse, Tokenizer
 
@@ -159,11 +158,7 @@ def finish_rerank(parsed: ParsedRerank, outputs: tuple[EngineOutput, ...]) -> Ra
     )
 
 
-def _has_text(fields: Fields) -> bool:
-    return True
-
-
-RERANK: Task[ParsedRerank, Ranking] = Task("rerank", _has_text, parse_rerank, finish_rerank)
+RERANK: Task[ParsedRerank, Ranking] = Task("rerank", parse_rerank, finish_rerank)
 
 
 def _relevance(request: ScoreRequest, output: EngineOutput) -> Float64[np.ndarray, " items"]:

@@ -14,9 +14,8 @@ from jaxtyping import Float32, Int32, Int64
 from mis_core.ragged import offsets, rows_at
 from mis_core.requests import ScoreRequest
 from mis_core.tasks.fields.token_rows import TokenRows
+from mis_core.tasks.probabilities import LOWEST
 from mis_core.tokenization import Joined
-
-_LOWEST = float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +93,7 @@ class LabelSequences:
         for label in np.flatnonzero(~is_single).tolist():
             logprobs[:, label] = reads[:, row : row + self.lens[label], 0].sum(axis=1)
             row += self.lens[label]
-        return np.maximum(logprobs, _LOWEST).astype(np.float32)
+        return np.maximum(logprobs, LOWEST).astype(np.float32)
 
     @property
     def _is_single(self) -> np.ndarray:

@@ -6,14 +6,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.tasks.fields.item_errors import ItemError
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one request, in tokens."""
-
-    prompt_tokens: int
-    cached_tokens: int = 0
+from mis_core.tasks.usage import Usage
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,39 +1,35 @@
-"""From the fields of a score request to what the engine computes, or to the error that says what to change.
+"""The task `score`: from the fields of a request to what the engine computes, or to the error that says what to change.
 
 Checks run in the order of the error table of the HTTP reference,
 cheap ones before any text is tokenised; status codes are not known here.
 """
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Int32
 
 from mis_core.errors import RequestError
 from mis_core.requests import ScoreRequest
-from mis_core.tasks.fields.labels import check_label_count, label_matrix, read_labels
+from mis_core.tasks.fields.item_errors import SortedItems, read_on_error
+from mis_core.tasks.fields.labels import Labels, check_label_count, label_matrix, read_labels
 from mis_core.tasks.fields.token_rows import TokenRows
-from mis_core.tasks.fields.values import (
-    read_bool,
-    read_layout,
-    read_on_error,
-    read_optional_text,
-    read_temperature,
-    shown,
-)
+from mis_core.tasks.fields.values import check_characters, check_names
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.score.inputs import check_item_count, check_total, read_inputs
+from mis_core.tasks.path.task import Fields, Task
+from mis_core.tasks.score.inputs import IdInputs, TextInputs, check_item_count, check_total, read_inputs
 from mis_core.tasks.score.label_sequences import LabelSequences
+from mis_core.tasks.score.options import LAYOUT_FIELDS, ScoreOptions, read_layout, read_options
 from mis_core.tasks.score.parsed import ParsedScore
-from mis_core.tokenization import NOTHING, Tokenizer
-
-LAYOUT_FIELDS = ("scoring_algorithm", "mask_impl", "multi_item_scoring_chunk_size")
-"""Fields of a request that chooses its layout, where the engine lets it."""
+from mis_core.tasks.score.result import ScoreResult
+from mis_core.tasks.score.scores import finish_score
+from mis_core.tokenization import NOTHING, Joined, Tokenizer
 
 FIELDS = (
     "query", "items", "label_token_ids", "labels", "apply_softmax", "item_first", "temperature",
     "return_token_logprobs", "model", "cache_salt", "add_special_tokens", "on_error", "return_layout",
 )  # fmt: skip
 """Every field of a request."""
-
 
 _PAIRS = ("queries", "documents", "text_1", "text_2", "data_1", "data_2")
 """Fields of the route that has the same path in vLLM: one relevance for each pair."""
@@ -61,71 +57,39 @@ def parse_score_request(
     _check_not_pairs(body)
     check_names(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
     inputs = read_inputs(body, tokenizer, limits, per_item=read_on_error(body))
-    num_items = inputs.errors.count
-    labels = read_labels(body, num_items, limits.head_labels)
-    check_characters(limits.max_text_characters, **inputs.texts, labels=labels.texts)
-    check_label_count(len(labels.texts), "labels", limits)  # before each is looked up
-    if tokenizer is None and (inputs.texts or (labels.texts and not limits.head_labels)):
-        raise RequestError("invalid_query_type", "This engine has no tokenizer: send token ids, not text.", "query")
-    is_head = bool(limits.head_labels)
-    label_ids = labels.look_up(tokenizer, limits.head_labels) if is_head else labels.look_up_sequences(tokenizer)
+    given = read_labels(body, inputs.errors.count, limits.head_labels)
+    _check_texts(inputs, given, tokenizer, limits)
+    labels = given.look_up(tokenizer, limits.head_labels) if limits.head_labels else given.look_up_sequences(tokenizer)
     inputs = inputs.below(limits.vocab_size)
-    label_ids.check_below(limits.head_rows, "number of rows of the head," if is_head else "vocabulary size")
-    sequences = LabelSequences.of(label_ids) if labels.texts and label_ids.is_nested else None
-    apply_softmax, item_first, return_token_logprobs, return_layout = (
-        read_bool(body, name) for name in ("apply_softmax", "item_first", "return_token_logprobs", "return_layout")
-    )
-    add_special_tokens = read_bool(body, "add_special_tokens", default=True)
-    cache_salt, model = read_optional_text(body, "cache_salt"), read_optional_text(body, "model")
-    if model is not None and served_models is not None and model not in served_models:
-        raise RequestError("model_not_found", f"Model {shown(model)} is not served here.", "model")
-    temperature = read_temperature(body, apply_softmax)
-    _check_counts(num_items, label_ids, sequences, limits)
+    labels.check_below(limits.head_rows, "number of rows of the head," if limits.head_labels else "vocabulary size")
+    sequences = LabelSequences.of(labels) if given.texts and labels.is_nested else None
+    options = read_options(body, served_models)
+    _check_counts(inputs.errors.count, labels, sequences, limits)
     layout = read_layout(body)
-    joined = NOTHING
     if inputs.errors.any_left and limits.delimiter is not None:
-        inputs = inputs.as_ids(item_first, add_special_tokens).delimited(limits.delimiter, item_first)
-    if inputs.errors.any_left:
-        appended = 0 if sequences is None else int(sequences.appended.max())
-        joined = inputs.join(item_first, add_special_tokens, limits, appended)
+        inputs = inputs.as_ids(options.item_first, options.add_special_tokens)
+        inputs = inputs.delimited(limits.delimiter, options.item_first)
+    joined = _join(inputs, sequences, options, limits)
     items = inputs.errors.sorted()
-    if sequences is not None:
-        check_total(sequences.count_tokens(joined), limits)
-        matrix = sequences.first_tokens
-    else:
-        matrix = label_matrix(label_ids)[items.kept] if label_ids.is_nested else label_matrix(label_ids)
     request = ScoreRequest(
         *joined,
-        matrix,
-        apply_softmax=apply_softmax,
-        temperature=temperature,
-        return_token_logprobs=return_token_logprobs,
-        return_layout=return_layout,
-        cache_salt=cache_salt,
+        _label_ids(labels, sequences, items),
+        apply_softmax=options.apply_softmax,
+        temperature=options.temperature,
+        return_token_logprobs=options.return_token_logprobs,
+        return_layout=options.return_layout,
+        cache_salt=options.cache_salt,
         layout=layout,
-        empty_items=0 if item_first else inputs.num_empty,
+        empty_items=0 if options.item_first else inputs.num_empty,
     )
     return ParsedScore(request, items, sequences)
 
 
-def check_characters(most: int, **texts: Sequence[str]) -> None:
-    """Refuse more text than may be tokenised, before any is.
+def _has_text(fields: Fields) -> bool:
+    return isinstance(fields.get("query"), str) or fields.get("labels") is not None
 
-    Args:
-        most: Characters of all texts together.
-        texts: Texts by the name of their field.
 
-    Raises:
-        RequestError: `too_many_tokens`; names the longest field.
-    """
-    counts = {name: sum(map(len, field)) for name, field in texts.items()}
-    count = sum(counts.values())
-    if count > most:
-        raise RequestError(
-            "too_many_tokens",
-            f"{count} characters of text; at most {most} are allowed.",
-            max(counts, key=lambda name: counts[name]),
-        )
+SCORE: Task[ParsedScore, ScoreResult] = Task("score", parse_score_request, finish_score, _has_text)
 
 
 def _check_not_pairs(body: Mapping[str, object]) -> None:
@@ -139,17 +103,12 @@ def _check_not_pairs(body: Mapping[str, object]) -> None:
         )
 
 
-def check_names(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
-    """Refuse fields that are not known, with the one that may be meant.
-
-    Raises:
-        RequestError: `unknown_parameter`.
-    """
-    for name in body:
-        if name not in fields:
-            near = difflib.get_close_matches(str(name)[:64], fields, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known fields: {', '.join(fields)}."
-            raise RequestError("unknown_parameter", f"Unknown field {shown(name)}. {hint}", str(name)[:64])
+def _check_texts(inputs: IdInputs | TextInputs, labels: Labels, tokenizer: Tokenizer | None, limits: Limits) -> None:
+    """Refuse texts that cannot be tokenised, and more than may be, before any is."""
+    check_characters(limits.max_text_characters, **inputs.texts, labels=labels.texts)
+    check_label_count(len(labels.texts), "labels", limits)
+    if tokenizer is None and (inputs.texts or (labels.texts and not limits.head_labels)):
+        raise RequestError("invalid_query_type", "This engine has no tokenizer: send token ids, not text.", "query")
 
 
 def _check_counts(num_items: int, labels: TokenRows, sequences: LabelSequences | None, limits: Limits) -> None:
@@ -165,3 +124,26 @@ def _check_counts(num_items: int, labels: TokenRows, sequences: LabelSequences |
             "are allowed. Split the items over several requests.",
             labels.param,
         )
+
+
+def _join(
+    inputs: IdInputs | TextInputs, sequences: LabelSequences | None, options: ScoreOptions, limits: Limits
+) -> Joined:
+    """Tokenise, and make the segments of the items that nothing is wrong with."""
+    joined = NOTHING
+    if inputs.errors.any_left:
+        appended = 0 if sequences is None else int(sequences.appended.max())
+        joined = inputs.join(options.item_first, options.add_special_tokens, limits, appended)
+    if sequences is not None:
+        check_total(sequences.count_tokens(joined), limits)
+    return joined
+
+
+def _label_ids(
+    labels: TokenRows, sequences: LabelSequences | None, items: SortedItems
+) -> Int32[np.ndarray, "label_rows labels"]:
+    """Return the labels of the items that are scored; of labels of several tokens, where each begins."""
+    if sequences is not None:
+        return sequences.first_tokens
+    matrix = label_matrix(labels)
+    return matrix[items.kept] if labels.is_nested else matrix

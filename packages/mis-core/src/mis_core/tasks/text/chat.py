@@ -21,17 +21,16 @@ from mis_core.tasks.fields.openai import (
     read_whole,
     refuse_unsupported,
 )
-from mis_core.tasks.fields.values import kind, read_optional_text, readable
+from mis_core.tasks.fields.values import check_characters, check_names, kind, read_optional_text, readable
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.service import Task
-from mis_core.tasks.score.result import Usage
-from mis_core.tasks.score.scores import normalised
-from mis_core.tasks.score.task import check_characters, check_names
+from mis_core.tasks.path.task import Task
+from mis_core.tasks.probabilities import normalised
 from mis_core.tasks.served import check_task
 from mis_core.tasks.text.messages import count_characters, read_messages
 from mis_core.tasks.text.prompt_groups import Prompts
 from mis_core.tasks.text.sampling import SAMPLING_FIELDS, Stops, read_draws, read_sampling, read_stops
 from mis_core.tasks.text.sequences import Sequences, check_new_tokens, check_sequences, no_sequences
+from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer, join_ids
 
 IGNORED = (
@@ -241,11 +240,7 @@ def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatRe
     return result
 
 
-def _has_text(fields: Mapping[str, object]) -> bool:
-    return True
-
-
-CHAT: Task[ParsedChat, ChatResult] = Task("chat", _has_text, parse_chat, finish_chat)
+CHAT: Task[ParsedChat, ChatResult] = Task("chat", parse_chat, finish_chat)
 
 
 def _read_max_tokens(fields: Mapping[str, object]) -> int | None:

@@ -22,18 +22,17 @@ from mis_core.tasks.fields.openai import (
     refuse_unsupported,
 )
 from mis_core.tasks.fields.token_rows import TokenRows
-from mis_core.tasks.fields.values import read_bool, read_optional_text
+from mis_core.tasks.fields.values import check_names, read_bool, read_optional_text
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.service import Task
-from mis_core.tasks.score.result import Usage
-from mis_core.tasks.score.scores import normalised
-from mis_core.tasks.score.task import check_names
+from mis_core.tasks.path.task import Task
+from mis_core.tasks.probabilities import normalised
 from mis_core.tasks.served import check_task
 from mis_core.tasks.text.prompt_field import check_lengths, read_prompts, tokenize_prompts
 from mis_core.tasks.text.prompt_groups import Group, Prompts
 from mis_core.tasks.text.sampling import MAX_DRAWS, SAMPLING_FIELDS, Stops, read_draws, read_sampling, read_stops
 from mis_core.tasks.text.sequences import Sequences, check_new_tokens, check_sequences, no_sequences
 from mis_core.tasks.text.writing import GeneratedChoice
+from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 
 NEW_TOKENS = 16
@@ -288,7 +287,7 @@ def _has_text(fields: Mapping[str, object]) -> bool:
 
 
 COMPLETE: Task[ParsedCompletion, CompletionResult] = Task(
-    "complete", _needs_tokenizer, parse_completion, finish_completion
+    "complete", parse_completion, finish_completion, _needs_tokenizer
 )
 
 

@@ -7,15 +7,14 @@ from mis_core.errors import RequestError
 from mis_core.requests import MAX_TOP_TOKENS
 from mis_core.tasks.fields.openai import read_whole
 from mis_core.tasks.fields.token_rows import TokenRows
-from mis_core.tasks.fields.values import read_bool, read_optional_text
+from mis_core.tasks.fields.values import check_names, read_bool, read_optional_text
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.score.result import Usage
-from mis_core.tasks.score.task import check_names
 from mis_core.tasks.served import check_task
 from mis_core.tasks.text.prompt_field import read_prompts, tokenize_prompts
 from mis_core.tasks.text.sampling import SAMPLING_FIELDS, Stops, read_draws, read_sampling, read_stops
 from mis_core.tasks.text.sequences import Sequences, check_new_tokens, check_sequences
 from mis_core.tasks.text.writing import GeneratedChoice, Writing
+from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 
 FIELDS = ("prompt", "max_new_tokens", *SAMPLING_FIELDS, "logprobs", "cache_salt", "add_special_tokens")

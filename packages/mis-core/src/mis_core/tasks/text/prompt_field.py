@@ -7,9 +7,8 @@ import numpy as np
 
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_row, read_rows
-from mis_core.tasks.fields.values import kind, readable
+from mis_core.tasks.fields.values import check_characters, kind, readable
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.score.task import check_characters
 from mis_core.tasks.text.prompt_groups import MAX_GROUPS, Prompts
 from mis_core.tokenization import Tokenizer
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.requests import FinishReason, NewToken
-from mis_core.tasks.path.service import Parsed
+from mis_core.tasks.path.task import Parsed
 from mis_core.tasks.text.sampling import Stops
 from mis_core.tasks.text.sequences import Sequences
 from mis_core.tokenization import Tokenizer
