@@ -18,9 +18,9 @@ from click.testing import CliRunner
 import mis_server
 from mis_core.config import EngineConfig
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.scoring.item_errors import SortedItems
-from mis_core.scoring.parsed import ParsedScore
-from mis_core.scoring.service import Answered
+from mis_core.tasks.fields.item_errors import SortedItems
+from mis_core.tasks.path.service import Answered
+from mis_core.tasks.score.parsed import ParsedScore
 from mis_server.cli import main
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import _ENGINE, _FRONT, Metrics

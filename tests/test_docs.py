@@ -8,8 +8,10 @@ import pytest
 import mis_server.cli
 from documented_commands import commands
 from mis_core.config import EngineConfig
-from mis_core.tasks import classify, complete, decide
-from mis_core.tasks.chat import FIELDS, IGNORED, UNSUPPORTED
+from mis_core.tasks import classify
+from mis_core.tasks.decide import task as decide
+from mis_core.tasks.text import completion as complete
+from mis_core.tasks.text.chat import FIELDS, IGNORED, UNSUPPORTED
 from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
 from mis_server.compatibility import ACCEPTED, WHY_WITHOUT_LIMIT

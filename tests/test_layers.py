@@ -5,8 +5,10 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +35,23 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def longest_chain(graph: grimp.ImportGraph, package: str) -> list[str]:
+    """Return rooms of a package, its modules and packages, each of which imports the next: as many as possible.
+
+    Raises:
+        CycleError: rooms import each other.
+    """
+    rooms: dict[str, set[str]] = {room: set() for room in graph.find_children(package)}
+    for room, below in rooms.items():
+        for module in {room, *graph.find_descendants(room)}:
+            imported = graph.find_modules_directly_imported_by(module)
+            below |= {other for other in rooms for each in imported if f"{each}.".startswith(f"{other}.")} - {room}
+    chains: dict[str, list[str]] = {}
+    for room in TopologicalSorter(rooms).static_order():
+        chains[room] = [room, *max((chains[each] for each in rooms[room]), key=len, default=[])]
+    return max(chains.values(), key=len)
+
+
 def plant(tree: Path, path: str, line: str) -> None:
     module = tree / "packages" / path
     module.write_text(f"{module.read_text() if module.exists() else ''}\n{line}\n")
@@ -48,16 +67,28 @@ def test_every_package_is_under_contract() -> None:
     assert sorted(contracts["root_packages"]) == [package.replace("-", "_") for package in PACKAGES]
 
 
+def test_rooms_of_the_core_lie_in_seven_floors_at_most() -> None:
+    graph = grimp.build_graph("mis_core", cache_dir=None)
+    chain = longest_chain(graph, "mis_core")
+    assert len(chain) <= 7, " imports ".join(chain)
+    for above, below in (("errors", "deep"), ("deep", "deeper")):
+        graph.add_import(importer=f"mis_core.{above}", imported=f"mis_core.{below}")
+    assert longest_chain(graph, "mis_core") == [*chain, "mis_core.deep", "mis_core.deeper"]
+    graph.add_import(importer="mis_core.deeper", imported="mis_core.deep")
+    with pytest.raises(CycleError):
+        longest_chain(graph, "mis_core")
+
+
 @pytest.mark.parametrize(
     ("path", "line", "contract"),
     [
-        ("mis-core/src/mis_core/scoring/validation.py", "import jax", "The host half of mis_core knows no JAX"),
+        ("mis-core/src/mis_core/tasks/score/task.py", "import jax", "The host half of mis_core knows no JAX"),
         (
             "mis-core/src/mis_core/process/client.py",
             "from mis_kernels import lay_out",
             "The host half of mis_core knows no JAX",
         ),
-        ("mis-core/src/mis_core/scheduler/plan.py", "import mis_core.scoring.labels", "Steps are planned and run"),
+        ("mis-core/src/mis_core/scheduler/plan.py", "import mis_core.tasks.fields.labels", "Steps are planned and run"),
         ("mis-core/src/mis_core/__init__.py", "import jax", "`import mis_core` itself loads nothing heavy"),
         ("mis-core/src/mis_core/engine/engine.py", "import fastapi", "Only mis_server knows HTTP"),
         ("mis-kernels/src/mis_kernels/segments.py", "import mis_core.config", "Packages only import those below them"),
@@ -65,8 +96,10 @@ def test_every_package_is_under_contract() -> None:
         ("mis-server/src/mis_server/app.py", "from mis_core.engine import Engine", "The front process knows neither"),
         ("mis-server/src/mis_server/app.py", "import jax.numpy", "The front process knows neither"),
         ("mis-testing/src/mis_testing/oracle.py", "import mis_kernels", "An oracle does not import its subject"),
-        ("mis-core/src/mis_core/errors.py", "import mis_core.process.wire", "Rooms of mis_core"),
-        ("mis-core/src/mis_core/newcomer.py", "", "Rooms of mis_core"),
+        ("mis-core/src/mis_core/errors.py", "import mis_core.process.wire", "Rooms of mis_core only"),
+        ("mis-core/src/mis_core/newcomer.py", "", "Rooms of mis_core only"),
+        ("mis-core/src/mis_core/tasks/newcomer.py", "", "Rooms of mis_core.tasks"),
+        ("mis-core/src/mis_core/tasks/limits.py", "import mis_core.tasks.text.chat", "Rooms of mis_core.tasks"),
         ("mis-kernels/src/mis_kernels/newcomer.py", "", "Rooms of mis_kernels"),
         ("mis-kernels/src/mis_kernels/segments.py", "import mis_kernels.backends", "Rooms of mis_kernels"),
         (

@@ -21,7 +21,7 @@ from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, ModelError, RequestError
 from mis_core.process.main import run
 from mis_core.requests import EngineOutput, GenerateRequest, NewToken, ScoreRequest
-from mis_core.scoring.limits import Limits
+from mis_core.tasks.limits import Limits
 
 Listener = Callable[[Sequence[tuple[int, NewToken | Exception]]], None]
 

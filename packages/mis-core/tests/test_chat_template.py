@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from mis_core.checkpoints import open_checkpoint
 from mis_core.errors import ModelError, RequestError
-from mis_core.scoring.limits import Limits
+from mis_core.tasks.limits import Limits
 from mis_core.tasks.served import check_task
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate

@@ -11,7 +11,7 @@ import pytest
 
 from mis_core import Engine
 from mis_core.errors import ConfigError, EngineUnavailable
-from mis_core.scoring.validation import parse_score_request
+from mis_core.tasks.score.task import parse_score_request
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 from mis_testing.compilations import count_compilations

@@ -10,8 +10,8 @@ import pytest
 
 from mis_core import Engine, RequestError
 from mis_core.requests import FinishReason, NewToken
-from mis_core.tasks.generate import parse_generation
-from mis_core.tasks.writing import Writing
+from mis_core.tasks.text.generation import parse_generation
+from mis_core.tasks.text.writing import Writing
 from mis_testing.tolerances import TINY_LOGITS
 
 PROMPT = list(range(20, 90))

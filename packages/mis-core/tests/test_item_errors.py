@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.scoring.item_errors import ItemErrors
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.scores import finish_score
-from mis_core.scoring.validation import parse_score_request
+from mis_core.tasks.fields.item_errors import ItemErrors
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.score.scores import finish_score
+from mis_core.tasks.score.task import parse_score_request
 from mis_core.tokenization import Tokenizer
 
 LIMITS = Limits(context_length=16, vocab_size=100, max_items=40, delimiter=None)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from mis_core.errors import RequestError
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.service import SCORE, InlineService, run_blocking
-from mis_core.tasks.rerank import RERANK
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.service import InlineService, run_blocking
+from mis_core.tasks.rerank.task import RERANK
+from mis_core.tasks.score.task import SCORE
 from mis_core.tokenization import Meter, Tokenizer, TooMuchWork
 from mis_testing.tokenizer import build_tokenizer
 

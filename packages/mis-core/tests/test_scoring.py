@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp
 
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.scoring.item_errors import SortedItems
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.parsed import ParsedScore
-from mis_core.scoring.scores import finish_score
-from mis_core.scoring.validation import parse_score_request
+from mis_core.tasks.fields.item_errors import SortedItems
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.score.parsed import ParsedScore
+from mis_core.tasks.score.scores import finish_score
+from mis_core.tasks.score.task import parse_score_request
 
 VOCABULARY = 50
 LIMITS = Limits(context_length=64, vocab_size=VOCABULARY)

@@ -11,9 +11,11 @@ import pytest
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.parsed import ParsedScore
-from mis_core.scoring.service import SCORE, Answered, Fields, InlineService, Task, ThreadedService, run_blocking
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.service import Answered, InlineService, ThreadedService, run_blocking
+from mis_core.tasks.path.task import Fields, Task
+from mis_core.tasks.score.parsed import ParsedScore
+from mis_core.tasks.score.task import SCORE
 from mis_core.tokenization import Tokenizer
 
 LIMITS = Limits(context_length=64, vocab_size=100)
@@ -47,7 +49,7 @@ def largest_label(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> tup
     return threading.current_thread().name, int(parsed.request.label_ids.max())
 
 
-LARGEST: Task[ParsedScore, tuple[str, int]] = Task("largest", SCORE.has_text, SCORE.parse, largest_label)
+LARGEST: Task[ParsedScore, tuple[str, int]] = Task("largest", SCORE.parse, largest_label, SCORE.has_text)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Thrice:
 
 
 THRICE: Task[Thrice, int] = Task(
-    "thrice", SCORE.has_text, lambda *given: Thrice(SCORE.parse(*given).request), lambda parsed, outputs: len(outputs)
+    "thrice", lambda *given: Thrice(SCORE.parse(*given).request), lambda parsed, outputs: len(outputs), SCORE.has_text
 )
 
 

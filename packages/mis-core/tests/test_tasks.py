@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mis_core.errors import RequestError
-from mis_core.scoring.limits import Limits
+from mis_core.tasks.limits import Limits
 from mis_core.tasks.served import TASKS, check_task, tasks_of
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mis_core.errors import RequestError
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.validation import FIELDS, parse_score_request
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.score.task import FIELDS, parse_score_request
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.encoder import Encoder
 

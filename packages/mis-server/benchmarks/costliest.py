@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from mis_core.errors import RequestError
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.service import SCORE, Task
-from mis_core.tasks.chat import CHAT
 from mis_core.tasks.classify import CLASSIFY
-from mis_core.tasks.complete import COMPLETE
-from mis_core.tasks.decide import DECIDE
-from mis_core.tasks.rerank import RERANK
+from mis_core.tasks.decide.task import DECIDE
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.task import Task
+from mis_core.tasks.rerank.task import RERANK
+from mis_core.tasks.score.task import SCORE
 from mis_core.tasks.served import tasks_of
+from mis_core.tasks.text.chat import CHAT
+from mis_core.tasks.text.completion import COMPLETE
 from mis_core.tokenization import Meter, Tokenizer, TooMuchWork
 from mis_server.tokenizers.pool import SMALL
 

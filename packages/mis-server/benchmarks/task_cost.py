@@ -21,10 +21,10 @@ import httpx
 import numpy as np
 
 from mis_core.requests import ScoreRequest
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.service import Task
-from mis_core.tasks.decide import DECIDE
-from mis_core.tasks.rerank import RERANK
+from mis_core.tasks.decide.task import DECIDE
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.task import Task
+from mis_core.tasks.rerank.task import RERANK
 from mis_core.tokenization import Tokenizer
 from mis_testing.checkpoint import divided_checkpoint
 from mis_testing.corpus import corpus

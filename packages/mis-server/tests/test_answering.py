@@ -11,8 +11,8 @@ import pytest
 from mis_core import EngineUnavailable
 from mis_core.process.client import Reader
 from mis_core.requests import NewToken
-from mis_core.tasks.sampling import Stops
-from mis_core.tasks.writing import GenerateChunk, GeneratedChoice, Writing
+from mis_core.tasks.text.sampling import Stops
+from mis_core.tasks.text.writing import GenerateChunk, GeneratedChoice, Writing
 from mis_server.answering import Answering, write_all
 
 NONE = np.zeros(0, np.int32)

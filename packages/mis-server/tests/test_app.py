@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 import mis_server
-from mis_core.scoring.validation import FIELDS
+from mis_core.tasks.score.task import FIELDS
 
 
 @pytest.fixture

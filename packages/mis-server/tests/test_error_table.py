@@ -12,7 +12,7 @@ import pytest
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineFault
-from mis_core.tasks.chat import IGNORED
+from mis_core.tasks.text.chat import IGNORED
 from mis_server.errors import ERRORS
 
 Body = Callable[..., dict[str, Any]]

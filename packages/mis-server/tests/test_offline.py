@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from mis_core import Engine
 from mis_core.config import EngineConfig
-from mis_core.tasks.recipes import RECIPES
+from mis_core.tasks.recipes.recipe import RECIPES
 from mis_kernels.backends.native import library as native
 from mis_server.cli import main
 from mis_server.offline.asked import OfflineQuery, decisive

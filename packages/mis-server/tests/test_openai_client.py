@@ -13,8 +13,8 @@ import pytest
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineFault
 from mis_core.process.quarantine import RequestRefused
-from mis_core.tasks import complete
-from mis_core.tasks.chat import FIELDS
+from mis_core.tasks.text import completion as complete
+from mis_core.tasks.text.chat import FIELDS
 from mis_testing.server import RunningServer
 
 Body = Callable[..., dict[str, Any]]

@@ -15,8 +15,8 @@ import pytest
 
 from mis_core.config import EngineConfig
 from mis_core.process.wire import Ready
-from mis_core.scoring.service import Task
-from mis_core.tasks.rerank import RERANK
+from mis_core.tasks.path.task import Task
+from mis_core.tasks.rerank.task import RERANK
 from mis_core.tokenization import Meter, Tokenizer
 from mis_server import serving as serving_module
 from mis_server.service import ModelService, event_reply
@@ -31,7 +31,7 @@ def parsing_thread(*arguments: object) -> Any:
 
 def test_small_bodies_of_many_ids_are_parsed_beside_the_event_loop(pretended: Any, tokenizers: Any) -> None:
     service = ModelService(pretended, ServerConfig(engine=EngineConfig(model="m")), tokenizers)
-    task: Task[Any, None] = Task("complete", lambda fields: False, parsing_thread, lambda parsed, outputs: None)
+    task: Task[Any, None] = Task("complete", parsing_thread, lambda parsed, outputs: None, lambda fields: False)
 
     async def parse(prompts: int) -> object:
         return await service.parse(task, json.dumps({"prompt": [[1]] * prompts}).encode())

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from mis_core.scoring.limits import Limits
+from mis_core.tasks.limits import Limits
 from mis_core.tasks.served import tasks_of
 from mis_core.tokenization import Tokenizer
 

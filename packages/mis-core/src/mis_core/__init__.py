@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from mis_core.errors import ConfigError, EngineUnavailable, MisError, ModelError, RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.scoring.result import ScoreResult, Usage
+from mis_core.tasks.score.result import ScoreResult
+from mis_core.tasks.usage import Usage
 
 if TYPE_CHECKING:
     from mis_core.engine import Engine

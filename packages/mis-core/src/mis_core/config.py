@@ -17,7 +17,7 @@ ALGORITHMS = ("auto", "serial", "packed", "prefill_extend")
 MASKS = ("auto", "segment", "dense")
 
 RERANK_RECIPES = ("qwen3-reranker", "mxbai-rerank-v2", "generic", "plain")
-"""Names that `rerank_template` may have instead of a file; `mis_core.tasks.recipes` says what they are."""
+"""Names that `rerank_template` may have instead of a file; `mis_core.tasks.recipes.recipe` says what they are."""
 
 Activation = Literal["softmax", "sigmoid", "identity"]
 """What makes probabilities of the values of a classification head; identity: they are used as they are."""

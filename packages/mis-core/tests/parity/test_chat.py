@@ -8,8 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from mis_core import Engine
-from mis_core.scoring.limits import Limits
-from mis_core.tasks.chat import CHAT, ChatResult
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.text.chat import CHAT, ChatResult
 from mis_testing.bits import assert_bits_equal
 from mis_testing.tolerances import TINY_LOGITS
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mis_core import Engine
-from mis_core.scoring.limits import Limits
-from mis_core.tasks.complete import COMPLETE, CompletionResult
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.text.completion import COMPLETE, CompletionResult
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 from mis_testing.options import SMALL_ENGINE

@@ -14,8 +14,8 @@ from scipy.special import softmax
 from transformers import AutoTokenizer
 
 from mis_core import Engine
-from mis_core.tasks.decide import DECIDE
-from mis_core.tasks.decisions import ChoiceAnswer, PredicateAnswer, ScoreAnswer
+from mis_core.tasks.decide.answers import ChoiceAnswer, PredicateAnswer, ScoreAnswer
+from mis_core.tasks.decide.task import DECIDE
 from mis_testing import tiny_checkpoint
 from mis_testing.options import SMALL_ENGINE
 from mis_testing.tolerances import TINY_PROBABILITIES

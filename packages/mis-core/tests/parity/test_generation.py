@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mis_core import Engine
-from mis_core.tasks.writing import GeneratedChoice
+from mis_core.tasks.text.writing import GeneratedChoice
 from mis_testing import tiny_checkpoint
 from mis_testing.options import SMALL_ENGINE
 from mis_testing.shapes import FAMILIES

@@ -10,7 +10,7 @@ from scipy import stats
 
 from mis_core import Engine
 from mis_core.requests import EngineOutput, Layout, Sampling, ScoreRequest
-from mis_core.scoring.scores import normalised
+from mis_core.tasks.probabilities import normalised
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 from mis_testing.options import SMALL_ENGINE

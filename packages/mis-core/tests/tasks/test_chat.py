@@ -12,10 +12,10 @@ from transformers import AutoTokenizer
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput
-from mis_core.scoring.limits import Limits
-from mis_core.tasks.chat import CHAT, FIELDS, IGNORED, ParsedChat
-from mis_core.tasks.messages import MAX_MESSAGES, read_messages
-from mis_core.tasks.sampling import Stops, sampling_keys
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.text.chat import CHAT, FIELDS, IGNORED, ParsedChat
+from mis_core.tasks.text.messages import MAX_MESSAGES, read_messages
+from mis_core.tasks.text.sampling import Stops, sampling_keys
 from mis_core.tokenization import Tokenizer
 from mis_testing import tiny_checkpoint
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mis_core.errors import RequestError
-from mis_core.tasks.conversation import read_conversation
+from mis_core.tasks.decide.conversation import read_conversation
 
 BREAK = {"mode": "explicit"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "find", "arguments": '{"a": 1}'}

@@ -15,9 +15,9 @@ from scipy.special import softmax
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.scoring.limits import Limits
-from mis_core.tasks.decide import AskedQuestion, ParsedDecision, finish_decision, parse_decision
-from mis_core.tasks.decisions import ChoiceAnswer, PredicateAnswer, RefusalAnswer, ScoreAnswer
+from mis_core.tasks.decide.answers import ChoiceAnswer, PredicateAnswer, RefusalAnswer, ScoreAnswer
+from mis_core.tasks.decide.task import AskedQuestion, ParsedDecision, finish_decision, parse_decision
+from mis_core.tasks.limits import Limits
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate
 

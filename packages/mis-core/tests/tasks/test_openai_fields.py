@@ -3,7 +3,7 @@
 import pytest
 
 from mis_core.errors import RequestError
-from mis_core.tasks.openai_fields import check_ignored, check_model, read_flag, refuse_unsupported
+from mis_core.tasks.fields.openai import check_ignored, check_model, read_flag, refuse_unsupported
 
 IGNORED = ("frequency_penalty", "metadata", "store", "user")
 

@@ -14,10 +14,10 @@ from transformers import AutoTokenizer
 from mis_core.checkpoints import open_checkpoint
 from mis_core.config import RERANK_RECIPES, EngineConfig
 from mis_core.errors import ModelError, RequestError
-from mis_core.scoring.limits import Limits
-from mis_core.tasks.recipes import RECIPES, recipes_digest
-from mis_core.tasks.recognition import describe_rerank, rerank_recipe
-from mis_core.tasks.rerank import parse_rerank
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.recipes.recipe import RECIPES, recipes_digest
+from mis_core.tasks.recipes.recognition import describe_rerank, rerank_recipe
+from mis_core.tasks.rerank.task import parse_rerank
 from mis_core.tasks.served import tasks_of
 from mis_core.tokenization import Tokenizer
 from mis_testing import tiny_checkpoint

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput
-from mis_core.scoring.limits import Limits
-from mis_core.tasks.ranking import RankedText, Ranking
-from mis_core.tasks.rerank import ParsedRerank, finish_rerank, parse_rerank
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.rerank.ranking import RankedText, Ranking
+from mis_core.tasks.rerank.task import ParsedRerank, finish_rerank, parse_rerank
 from mis_core.tokenization import Meter, Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate
 from mis_testing import tiny_checkpoint

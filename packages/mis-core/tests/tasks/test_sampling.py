@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
 from mis_core.requests import MAX_BIASES
-from mis_core.tasks.sampling import (
+from mis_core.tasks.text.sampling import (
     MAX_DRAWS,
     MAX_STOP_IDS,
     MAX_STOPS,

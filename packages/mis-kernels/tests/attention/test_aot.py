@@ -14,8 +14,8 @@ from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.schedules import (
     Around,
     AttentionSchedule,
+    BundleRun,
     GridSchedule,
-    Run,
     read_attention,
     read_grid,
     read_loop,
@@ -50,10 +50,10 @@ def test_a_schedule_is_cut_at_labels_and_branches(tmp_path: Path) -> None:
     ]
     (tmp_path / "1-segment_attention.1-72-final_bundles.txt").write_text("\n".join(lines))
     assert read_schedule(tmp_path, "segment_attention", "v6e") == [
-        Run(1),
-        Run(2, depth=1, target=7),
-        Run(1, depth=1, regions=frozenset({6, 7})),
-        Run(1, depth=2),
+        BundleRun(1),
+        BundleRun(2, depth=1, target=7),
+        BundleRun(1, depth=1, regions=frozenset({6, 7})),
+        BundleRun(1, depth=2),
     ]
     assert not list(tmp_path.iterdir())
     with pytest.raises(FileNotFoundError, match="no schedule of segment_attention"):
@@ -72,40 +72,40 @@ def test_a_schedule_is_cut_at_labels_and_branches(tmp_path: Path) -> None:
 def test_matrix_units_without_a_queue_push_back(tmp_path: Path, chip: str, product: str, busy: int) -> None:
     (tmp_path / "1-k.1-72-final_bundles.txt").write_text("\n".join(bundle("", product) for _ in range(4)))
     [run] = read_schedule(tmp_path, "k", chip)
-    assert run == Run(4, busy=busy)
+    assert run == BundleRun(4, busy=busy)
 
 
-def loop(body: int, *, behind: int, depth: int = 2) -> list[Run]:
+def loop(body: int, *, behind: int, depth: int = 2) -> list[BundleRun]:
     """A loop over tiles: its head, a branch over a loop over pages, and the body."""
     skip = 100 + body
     return [
-        Run(10, depth, target=skip),
-        Run(3, depth + 1),
-        Run(4, depth),
-        Run(5, depth, regions=frozenset({skip})),
-        Run(body, depth, busy=body // 10, target=behind),
+        BundleRun(10, depth, target=skip),
+        BundleRun(3, depth + 1),
+        BundleRun(4, depth),
+        BundleRun(5, depth, regions=frozenset({skip})),
+        BundleRun(body, depth, busy=body // 10, target=behind),
     ]
 
 
 def test_the_parts_of_the_attention_kernel_are_found() -> None:
     runs = [
-        Run(99),
-        Run(20, 1, target=1),
-        Run(30, 1, target=9),
+        BundleRun(99),
+        BundleRun(20, 1, target=1),
+        BundleRun(30, 1, target=9),
         *loop(1200, behind=2),
-        Run(6, 1),
+        BundleRun(6, 1),
         *loop(1100, behind=3),
-        Run(6, 1),
+        BundleRun(6, 1),
         *loop(1300, behind=4),
-        Run(6, 1),
+        BundleRun(6, 1),
         *loop(700, behind=7),
-        Run(40, 1, regions=frozenset({9}), target=5),  # what is computed anew is skipped
-        Run(70, 1),
+        BundleRun(40, 1, regions=frozenset({9}), target=5),  # what is computed anew is skipped
+        BundleRun(70, 1),
         *loop(2000, behind=6),
-        Run(6, 1),
+        BundleRun(6, 1),
         *loop(1200, behind=8),
-        Run(80, 1),
-        Run(50, 1, regions=frozenset({1, 5})),
+        BundleRun(80, 1),
+        BundleRun(50, 1, regions=frozenset({1, 5})),
     ]
     assert read_attention(runs) == AttentionSchedule(
         tiles={"full": 1200, "limited": 1100, "masked": 1300, "near": 700, "anew": 2000, "near anew": 1200},
@@ -117,15 +117,22 @@ def test_the_parts_of_the_attention_kernel_are_found() -> None:
 
 
 def test_a_grid_step_is_its_body_and_what_surrounds_it() -> None:
-    runs = [Run(9), Run(20, 1, target=1), Run(30, 1), Run(5, 1, regions=frozenset({1})), Run(700, 1, busy=8), Run(6, 1)]
+    runs = [
+        BundleRun(9),
+        BundleRun(20, 1, target=1),
+        BundleRun(30, 1),
+        BundleRun(5, 1, regions=frozenset({1})),
+        BundleRun(700, 1, busy=8),
+        BundleRun(6, 1),
+    ]
     assert read_grid(runs) == GridSchedule(700, 8, Around(20 + 5 + 6, 20 + 30 + 5 + 6))
-    assert read_grid([*runs, Run(500, 1, busy=2)], bodies=2) == GridSchedule(600, 5, Around(31, 61))
+    assert read_grid([*runs, BundleRun(500, 1, busy=2)], bodies=2) == GridSchedule(600, 5, Around(31, 61))
 
 
 def test_a_grid_step_that_loops_is_its_loops_turns_and_what_some_steps_skip() -> None:
     runs = [
-        Run(9), Run(20, 1), Run(30, 1, target=1), Run(5, 1, target=2, busy=1), Run(600, 1, busy=3),
-        Run(7, 1, regions=frozenset({2})), Run(300, 1, busy=2), Run(200, 2, busy=5), Run(6, 1, regions=frozenset({1})),
+        BundleRun(9), BundleRun(20, 1), BundleRun(30, 1, target=1), BundleRun(5, 1, target=2, busy=1), BundleRun(600, 1, busy=3),
+        BundleRun(7, 1, regions=frozenset({2})), BundleRun(300, 1, busy=2), BundleRun(200, 2, busy=5), BundleRun(6, 1, regions=frozenset({1})),
     ]  # fmt: skip
     around = Around(20 + 30 + 5 + 7 + 6, 20 + 30 + 5 + 7 + 6)
     assert read_loop(runs, 4) == [
@@ -146,7 +153,7 @@ def test_published_times_are_held_against_estimates() -> None:
 
 def test_a_kernel_without_its_tiles_is_refused() -> None:
     with pytest.raises(ValueError, match="no 6 tiles"):
-        read_attention([Run(10, 1), Run(20, 2)])
+        read_attention([BundleRun(10, 1), BundleRun(20, 2)])
 
 
 def test_a_regression_is_more_than_five_percent() -> None:

@@ -8,8 +8,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from mis_core.process.client import Reader
 from mis_core.requests import GenerateRequest, NewToken
-from mis_core.scoring.service import Answered
-from mis_core.tasks.writing import Drawn, GenerateChunk, GeneratedChoice, ParsedText, Writing
+from mis_core.tasks.path.service import Answered
+from mis_core.tasks.text.writing import Drawn, GenerateChunk, GeneratedChoice, ParsedText, Writing
 from mis_server.errors import forget_frames
 
 _AHEAD = 256  # chunks that a client has not read yet, above which no further sequence is begun

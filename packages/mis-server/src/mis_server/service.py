@@ -15,11 +15,12 @@ from starlette.responses import Response, StreamingResponse
 from mis_core.errors import EngineUnavailable
 from mis_core.process.client import EngineClient
 from mis_core.requests import EngineOutput, NewToken, ScoreRequest
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.service import Answered, Parsed, ParsedType, Service, Task, all_or_none
-from mis_core.tasks.recognition import describe_rerank, rerank_recipe
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.service import Answered, Service, all_or_none
+from mis_core.tasks.path.task import Parsed, ParsedType, Task
+from mis_core.tasks.recipes.recognition import describe_rerank, rerank_recipe
 from mis_core.tasks.served import check_task, tasks_of
-from mis_core.tasks.writing import Drawn, ParsedText, Writing
+from mis_core.tasks.text.writing import Drawn, ParsedText, Writing
 from mis_core.tokenization import TooMuchWork
 from mis_server.answering import Answering, write_all
 from mis_server.edge.admission import Admission, Permit

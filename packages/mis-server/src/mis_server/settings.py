@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mis_core.config import EngineConfig, option
 from mis_core.errors import ConfigError
-from mis_core.scoring.limits import Limits
+from mis_core.tasks.limits import Limits
 
 _AT_LEAST_ONE = (
     "max_items_per_request",

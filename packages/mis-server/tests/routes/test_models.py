@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from mis_core.scoring.service import SCORE
+from mis_core.tasks.score.task import SCORE
 from mis_core.tokenization import Tokenizer
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
 from mis_core.requests import ScoreRequest
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.token_rows import TokenRows
-from mis_core.scoring.validation import parse_score_request
+from mis_core.tasks.fields.token_rows import TokenRows
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.score.task import parse_score_request
 from mis_server.tokenizers.decoding import decode_body, decode_object
 
 LIMITS = Limits(context_length=64, vocab_size=100, max_items=8, max_labels=4)

@@ -20,8 +20,8 @@ import pytest
 import uvloop
 
 from mis_core.errors import EngineUnavailable, RequestError
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.service import SCORE
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.score.task import SCORE
 from mis_core.tokenization import Tokenizer
 from mis_server.errors import TokenizersUnavailable
 from mis_server.tokenizers import pool as tokenizer_pool

@@ -21,10 +21,11 @@ from mis_bench.workload import Task, Workload
 from mis_core import Engine
 from mis_core.config import EngineConfig
 from mis_core.errors import MisError
-from mis_core.scoring.service import SCORE, InlineService, run_blocking
-from mis_core.tasks.complete import COMPLETE
-from mis_core.tasks.decide import DECIDE
-from mis_core.tasks.rerank import RERANK
+from mis_core.tasks.decide.task import DECIDE
+from mis_core.tasks.path.service import InlineService, run_blocking
+from mis_core.tasks.rerank.task import RERANK
+from mis_core.tasks.score.task import SCORE
+from mis_core.tasks.text.completion import COMPLETE
 
 _TASKS: Mapping[Task, Any] = {"score": SCORE, "rerank": RERANK, "decisions": DECIDE, "loglikelihoods": COMPLETE}
 

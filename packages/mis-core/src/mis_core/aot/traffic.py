@@ -9,8 +9,8 @@ from mis_core.requests import Layout
 from mis_core.scheduler.plan import StepPlan, StepShape
 from mis_core.scheduler.reading import Values
 from mis_core.scheduler.scheduler import Scheduler
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.validation import parse_score_request
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.score.task import parse_score_request
 
 _LIMITS = Limits(context_length=1 << 20, vocab_size=1 << 20)
 

@@ -30,16 +30,17 @@ from mis_core.runner.memory import Resident, cache_pages, token_budget
 from mis_core.runner.runner import Runner
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
 from mis_core.scheduler.scheduler import Scheduler
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.result import ScoreResult
-from mis_core.scoring.service import SCORE, InlineService, ThreadedService, run_blocking
 from mis_core.tasks.classify import CLASSIFY, ClassifyResult
-from mis_core.tasks.decide import DECIDE
-from mis_core.tasks.decisions import Decision
-from mis_core.tasks.generate import NEW_TOKENS, GenerateResult, finish_generation
-from mis_core.tasks.recognition import describe_rerank
-from mis_core.tasks.rerank import RERANK, Ranking
-from mis_core.tasks.writing import GenerateChunk
+from mis_core.tasks.decide.answers import Decision
+from mis_core.tasks.decide.task import DECIDE
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.service import InlineService, ThreadedService, run_blocking
+from mis_core.tasks.recipes.recognition import describe_rerank
+from mis_core.tasks.rerank.task import RERANK, Ranking
+from mis_core.tasks.score.result import ScoreResult
+from mis_core.tasks.score.task import SCORE
+from mis_core.tasks.text.generation import NEW_TOKENS, GenerateResult, finish_generation
+from mis_core.tasks.text.writing import GenerateChunk
 from mis_core.tokenization import Tokenizer
 from mis_kernels.backends import explain, fastest_dtype
 

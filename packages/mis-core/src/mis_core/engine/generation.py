@@ -8,9 +8,9 @@ from typing import Any
 
 from mis_core.engine.loop import Listener
 from mis_core.requests import GenerateRequest, NewToken
-from mis_core.scoring.limits import Limits
-from mis_core.tasks.generate import ParsedGeneration, parse_generation
-from mis_core.tasks.writing import GenerateChunk, Writing
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.text.generation import ParsedGeneration, parse_generation
+from mis_core.tasks.text.writing import GenerateChunk, Writing
 from mis_core.tokenization import Tokenizer
 
 Start = Callable[[GenerateRequest, Listener, int], Callable[[], None]]

@@ -11,14 +11,13 @@ from scipy.special import expit, softmax
 from mis_core.config import Activation
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.scoring.fields import kind, read_bool, read_optional_text, readable
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.result import Usage
-from mis_core.scoring.service import Task
-from mis_core.scoring.token_rows import ROW_TYPES, TokenRows, read_rows
-from mis_core.scoring.validation import check_characters, check_names
-from mis_core.tasks.openai_fields import check_ignored, check_model, read_flag, refuse_unsupported
+from mis_core.tasks.fields.openai import check_ignored, check_model, read_flag, refuse_unsupported
+from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_rows
+from mis_core.tasks.fields.values import check_characters, check_names, kind, read_bool, read_optional_text, readable
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.task import Task
 from mis_core.tasks.served import check_task
+from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.joined import whole_sequences
 
@@ -135,7 +134,7 @@ def _has_text(fields: Mapping[str, object]) -> bool:
     return isinstance(value, str) or (isinstance(value, (list, tuple)) and any(isinstance(each, str) for each in value))
 
 
-CLASSIFY: Task[ParsedClassify, ClassifyResult] = Task("classify", _has_text, parse_classify, finish_classify)
+CLASSIFY: Task[ParsedClassify, ClassifyResult] = Task("classify", parse_classify, finish_classify, _has_text)
 
 
 def _read_activation(fields: Mapping[str, object]) -> bool:

@@ -1,8 +1,8 @@
 """Which tasks a model has: the one place that knows."""
 
 from mis_core.errors import RequestError
-from mis_core.scoring.limits import Limits
-from mis_core.tasks.recognition import rerank_recipe
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.recipes.recognition import rerank_recipe
 from mis_core.tokenization import Tokenizer
 
 TASKS = ("score", "rerank", "decide", "complete", "chat", "classify")

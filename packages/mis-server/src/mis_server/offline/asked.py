@@ -5,7 +5,7 @@ from typing import Any
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
-from mis_core.tasks.recipes import recipes_digest
+from mis_core.tasks.recipes.recipe import recipes_digest
 
 SCORE_COLUMN, ERROR_COLUMN, ID_COLUMN = "scores", "error", "id"
 """What an output's columns are called; that of the scores may have another name."""

@@ -12,8 +12,8 @@ from mis_core.errors import ConfigError, EngineUnavailable, RequestError
 from mis_core.hub import resolve
 from mis_core.process.client import EngineClient, EngineFault
 from mis_core.process.quarantine import RequestRefused
-from mis_core.scoring.service import SCORE
-from mis_core.tasks.rerank import RERANK
+from mis_core.tasks.rerank.task import RERANK
+from mis_core.tasks.score.task import SCORE
 from mis_core.tokenization import Tokenizer
 from mis_server.offline.asked import OfflineQuery
 from mis_server.offline.rows import InputRow

@@ -11,8 +11,8 @@ from jaxtyping import Float32, Int32
 from numpy import ndarray
 from starlette.responses import Response
 
-from mis_core.tasks.chat import CHAT, ChatResult, ParsedChat
-from mis_core.tasks.writing import GeneratedChoice
+from mis_core.tasks.text.chat import CHAT, ChatResult, ParsedChat
+from mis_core.tasks.text.writing import GeneratedChoice
 from mis_core.tokenization import Tokenizer
 from mis_server.answering import Answering
 from mis_server.schemas.chat import (

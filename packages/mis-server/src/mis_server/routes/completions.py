@@ -10,8 +10,8 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mis_core.tasks.complete import COMPLETE, CompletionResult, ParsedCompletion, best_choices
-from mis_core.tasks.writing import GenerateChunk, GeneratedChoice
+from mis_core.tasks.text.completion import COMPLETE, CompletionResult, ParsedCompletion, best_choices
+from mis_core.tasks.text.writing import GenerateChunk, GeneratedChoice
 from mis_core.tokenization import Tokenizer
 from mis_server.answering import Answering
 from mis_server.routes.token_logprobs import Entries, Spelled, TextOffsets

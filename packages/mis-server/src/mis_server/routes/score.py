@@ -7,9 +7,9 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mis_core.scoring.parsed import ParsedScore
-from mis_core.scoring.result import ScoreResult
-from mis_core.scoring.service import SCORE
+from mis_core.tasks.score.parsed import ParsedScore
+from mis_core.tasks.score.result import ScoreResult
+from mis_core.tasks.score.task import SCORE
 from mis_server.schemas.score import Placement, PromptTokensDetails, ScoreBody, ScoreLayout, ScoreReply, ScoreUsage
 from mis_server.service import ModelService, in_thread_if_large, json_reply
 

@@ -38,7 +38,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatBody(SamplingBody):
-    """Describes the body in the OpenAPI document; `mis_core.tasks.chat` checks what arrives.
+    """Describes the body in the OpenAPI document; `mis_core.tasks.text.chat` checks what arrives.
 
     Further fields of OpenAI's are accepted without effect, or refused by name.
     """

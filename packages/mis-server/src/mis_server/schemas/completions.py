@@ -18,7 +18,7 @@ _TokenLists = Annotated[list[_Tokens], Field(min_length=1)]
 
 
 class CompletionBody(SamplingBody):
-    """Describes the body in the OpenAPI document; `mis_core.tasks.complete` checks what arrives.
+    """Describes the body in the OpenAPI document; `mis_core.tasks.text.completion` checks what arrives.
 
     Further fields of OpenAI's are accepted without effect, or refused by name.
     """

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mis_core.tasks.decisions import Answer, DecisionUsage
+from mis_core.tasks.decide.answers import Answer, DecisionUsage
 
 _QUESTIONS: list[Any] = [
     {"type": "predicate", "name": "refund", "instructions": "The customer wants money back."},
@@ -171,7 +171,7 @@ _Entry = UserMessage | SystemMessage | AssistantMessage | FunctionCall | CustomT
 
 
 class DecisionBody(BaseModel):
-    """Describes the body in the OpenAPI document; `mis_core.tasks.decide` checks what arrives."""
+    """Describes the body in the OpenAPI document; `mis_core.tasks.decide.task` checks what arrives."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [_EXAMPLE]})
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mis_core.scoring.item_errors import ItemError
-from mis_core.tasks.ranking import RankedText, RerankMeta, RerankUsage
+from mis_core.tasks.fields.item_errors import ItemError
+from mis_core.tasks.rerank.ranking import RankedText, RerankMeta, RerankUsage
 from mis_server.schemas.score import Absent, absent
 
 _EXAMPLE: dict[str, Any] = {"query": "Do cats sleep?", "documents": ["Cats sleep all day.", "It rains."], "top_n": 1}
@@ -21,7 +21,7 @@ class Document(BaseModel):
 
 
 class RerankBody(BaseModel):
-    """Describes the body in the OpenAPI document; `mis_core.tasks.rerank` checks what arrives."""
+    """Describes the body in the OpenAPI document; `mis_core.tasks.rerank.task` checks what arrives."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [_EXAMPLE]})
 

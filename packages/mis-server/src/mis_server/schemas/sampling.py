@@ -14,7 +14,7 @@ class StreamOptions(BaseModel):
 
 
 class SamplingBody(BaseModel):
-    """Describes these fields in the OpenAPI document; `mis_core.tasks.sampling` checks what arrives."""
+    """Describes these fields in the OpenAPI document; `mis_core.tasks.text.sampling` checks what arrives."""
 
     temperature: float | None = Field(default=1.0, ge=0, le=2, description="0: the most probable token.")
     top_p: float | None = Field(default=1.0, ge=0, le=1, description="Draw from the most probable of this mass.")

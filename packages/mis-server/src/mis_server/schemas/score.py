@@ -7,7 +7,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from mis_core.scoring.item_errors import ItemError
+from mis_core.tasks.fields.item_errors import ItemError
 
 TokenId = Annotated[int, Field(ge=0)]
 _Text = Annotated[str, Field(min_length=1)]
@@ -44,7 +44,7 @@ _REPLY_EXAMPLE: dict[str, Any] = {
 
 
 class ScoreBody(BaseModel):
-    """Describes the body in the OpenAPI document; `mis_core.scoring.validation` checks what arrives."""
+    """Describes the body in the OpenAPI document; `mis_core.tasks.score.task` checks what arrives."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": _EXAMPLES})
 

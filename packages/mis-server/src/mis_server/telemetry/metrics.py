@@ -10,8 +10,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from mis_core.scoring.scores import label_logprobs
-from mis_core.scoring.service import Answered
+from mis_core.tasks.path.service import Answered
+from mis_core.tasks.probabilities import label_logprobs
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

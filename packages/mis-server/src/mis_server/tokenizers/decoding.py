@@ -7,10 +7,11 @@ import msgspec
 import numpy as np
 
 from mis_core.errors import RequestError
-from mis_core.scoring.limits import Limits
-from mis_core.scoring.service import ParsedType, Task
-from mis_core.scoring.token_rows import TokenRows
-from mis_core.scoring.validation import FIELDS, LAYOUT_FIELDS
+from mis_core.tasks.fields.token_rows import TokenRows
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.task import ParsedType, Task
+from mis_core.tasks.score.options import LAYOUT_FIELDS
+from mis_core.tasks.score.task import FIELDS
 from mis_core.tokenization import Meter, Tokenizer
 
 try:

@@ -173,7 +173,11 @@ class TokenizerProcess:
 
 def _load(tokenizer: Tokenizer) -> None:
     """Import what jobs need, so that nobody's first one takes longer than the next."""
-    from mis_core.tasks import chat, classify, complete, decide, rerank  # noqa: F401
+    from mis_core.tasks import classify  # noqa: F401
+    from mis_core.tasks.decide import task as decide  # noqa: F401
+    from mis_core.tasks.rerank import task as rerank  # noqa: F401
+    from mis_core.tasks.text import chat  # noqa: F401
+    from mis_core.tasks.text import completion as complete  # noqa: F401
     from mis_server.tokenizers import decoding, tokens  # noqa: F401
 
 

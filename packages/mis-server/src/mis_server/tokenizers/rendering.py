@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from mis_core.tasks.messages import count_characters
+from mis_core.tasks.text.messages import count_characters
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate, reason_of, refused
 from mis_server.tokenizers.limits import lift_memory_limit

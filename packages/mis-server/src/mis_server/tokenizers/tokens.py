@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mis_core.errors import RequestError
-from mis_core.scoring.fields import read_optional_text
-from mis_core.scoring.token_rows import read_row
-from mis_core.scoring.validation import check_characters
+from mis_core.tasks.fields.token_rows import read_row
+from mis_core.tasks.fields.values import check_characters, read_optional_text
 from mis_core.tokenization import Tokenizer
 from mis_server.tokenizers.decoding import decode_object
 

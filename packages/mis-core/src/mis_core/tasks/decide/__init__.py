@@ -1,0 +1,1 @@
+"""The task `decide`: many questions about one input."""

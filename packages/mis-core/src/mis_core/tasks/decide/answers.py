@@ -1,0 +1,186 @@
+"""Answers of decisions: from the probabilities of labels to what a question is answered with."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float64
+
+from mis_core.tasks.decide.questions import Question
+
+
+@dataclass(frozen=True, slots=True)
+class PredicateAnswer:
+    """How likely it is that a statement is true.
+
+    Attributes:
+        name: Of the question, or None.
+        probability: Of yes, among yes and no.
+        label_mass: Probability of yes and no together over the whole vocabulary.
+        type: Kind of the question.
+    """
+
+    name: str | None
+    probability: float
+    label_mass: float
+    type: Literal["predicate"] = "predicate"
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceProbability:
+    """A choice and its probability among all choices."""
+
+    value: str | bool
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceAnswer:
+    """Which choice is the most probable.
+
+    Attributes:
+        name: Of the question, or None.
+        choice: Value of the most probable choice, the one that is read first among equals.
+        confidence: Its probability.
+        probabilities: Of all choices, in the order they were given.
+        label_mass: Probability of all codes together over the whole vocabulary.
+        type: Kind of the question.
+    """
+
+    name: str | None
+    choice: str | bool
+    confidence: float
+    probabilities: tuple[ChoiceProbability, ...]
+    label_mass: float
+    type: Literal["choice"] = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class LevelProbability:
+    """A level, its place counted from 0, and its probability among all levels."""
+
+    label: str
+    value: int
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreAnswer:
+    """Where on the levels the input is.
+
+    Attributes:
+        name: Of the question, or None.
+        score: Expected place of the level, counted from 0.
+        confidence: 1 where one level has all probability; 0 where they spread as equal ones do, or wider.
+        probabilities: Of all levels, in their order.
+        label_mass: Probability of all codes together over the whole vocabulary.
+        type: Kind of the question.
+    """
+
+    name: str | None
+    score: float
+    confidence: float
+    probabilities: tuple[LevelProbability, ...]
+    label_mass: float
+    type: Literal["score"] = "score"
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionError:
+    """Why a question has no answer."""
+
+    code: str
+    message: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalAnswer:
+    """A question that cannot be answered, where the others are all the same; only with `on_error` `item`.
+
+    Attributes:
+        name: Of the question, or None.
+        error: Why it cannot be answered.
+        type: `refusal`.
+    """
+
+    name: str | None
+    error: QuestionError
+    type: Literal["refusal"] = "refusal"
+
+
+Answer = PredicateAnswer | ChoiceAnswer | ScoreAnswer | RefusalAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class InputTokensDetails:
+    """Where input tokens came from; what is written to the cache is not counted."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTokensDetails:
+    """There is no reasoning."""
+
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionUsage:
+    """Token counts; what all questions share counts once."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    total_tokens: int
+    output_tokens: int = 0
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Answers in the order of the questions."""
+
+    answers: tuple[Answer, ...]
+    usage: DecisionUsage
+
+
+def answer(
+    question: Question,
+    orders: Sequence[Sequence[int]],
+    probabilities: Float64[np.ndarray, "rows labels"],
+    label_mass: float,
+) -> Answer:
+    """Answer a question.
+
+    Args:
+        question: The question.
+        orders: The orders in which its options were read.
+        probabilities: Of its labels, a row for each of these, which sums to 1; they are averaged by option.
+        label_mass: Probability of all its labels together over the whole vocabulary.
+    """
+    if question.kind == "predicate":
+        return PredicateAnswer(question.name, float(probabilities[0, 0]), label_mass)
+    by_option = np.zeros(len(question.options))
+    for order, row in zip(orders, probabilities, strict=True):
+        by_option[order] += row
+    by_option /= len(orders)
+    if question.kind == "score":
+        return _score(question, by_option, label_mass)
+    best = max(orders[0], key=lambda index: by_option[index])
+    values = [option.value for option in question.options]
+    each = tuple(map(ChoiceProbability, values, by_option.tolist()))
+    return ChoiceAnswer(question.name, values[best], float(by_option[best]), each, label_mass)
+
+
+def _score(question: Question, probabilities: np.ndarray, label_mass: float) -> ScoreAnswer:
+    places = np.arange(len(probabilities))
+    expected = float(probabilities @ places)
+    spread = math.sqrt(float(probabilities @ (places - expected) ** 2))
+    confidence = max(0.0, 1 - spread / float(np.std(places)))
+    labels = [str(option.value) for option in question.options]
+    each = tuple(map(LevelProbability, labels, places.tolist(), probabilities.tolist()))
+    return ScoreAnswer(question.name, expected, confidence, each, label_mass)

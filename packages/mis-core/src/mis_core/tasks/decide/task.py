@@ -1,0 +1,301 @@
+"""The task `decide`: many questions about one input, each answered by the next token, in one packed request.
+
+The query is the rendered conversation; an item is a question and what the template writes after it. With
+`choice_order: "independent"` a choice is as many items as its options have orders.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int32, Int64
+
+from mis_core.errors import RequestError
+from mis_core.ragged import offsets
+from mis_core.requests import EngineOutput, ScoreRequest
+from mis_core.tasks.decide.answers import (
+    Answer,
+    Decision,
+    DecisionUsage,
+    InputTokensDetails,
+    QuestionError,
+    RefusalAnswer,
+    answer,
+)
+from mis_core.tasks.decide.codes import Codes, Labels
+from mis_core.tasks.decide.conversation import read_conversation
+from mis_core.tasks.decide.prompts import Prompter
+from mis_core.tasks.decide.questions import MAX_QUESTIONS, Question, read_question
+from mis_core.tasks.fields.field import Field
+from mis_core.tasks.fields.item_errors import ItemErrors, read_on_error
+from mis_core.tasks.fields.labels import check_label_count
+from mis_core.tasks.fields.openai import check_ignored, check_model
+from mis_core.tasks.fields.values import check_characters, check_names, kind, read_optional_text, shown
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.task import Task
+from mis_core.tasks.probabilities import label_logprobs, label_softmax
+from mis_core.tasks.served import check_task
+from mis_core.tokenization import Joined, Tokenizer
+
+FIELDS = (
+    "input", "questions", "model", "prompt_cache_key", "prompt_cache_options", "safety_identifier", "cache_salt",
+    "on_error", "choice_order",
+)  # fmt: skip
+"""Every field of a request."""
+
+CHOICE_ORDERS = ("given", "independent")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedQuestion:
+    """A question that is asked.
+
+    Attributes:
+        question: The question.
+        orders: The orders in which its options are read, each an item of the request.
+        labels: Its labels, in the order they are read.
+    """
+
+    question: Question
+    orders: list[list[int]]
+    labels: Labels
+
+    @property
+    def texts(self) -> list[str]:
+        """What the model reads, a text for each order."""
+        return [self.question.text(self.labels[0], order) for order in self.orders]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParsedDecision:
+    """What the engine computes, and for each question what was asked, or why it was not.
+
+    Attributes:
+        request: Its items are those of the first question that is asked, then those of the next; None if none is.
+        questions: All questions in their order.
+    """
+
+    request: ScoreRequest | None
+    questions: tuple[AskedQuestion | RefusalAnswer, ...]
+
+    @property
+    def requests(self) -> tuple[ScoreRequest, ...]:
+        """What the engine computes: one request, or nothing if no question can be answered."""
+        return () if self.request is None else (self.request,)
+
+
+def parse_decision(
+    fields: Mapping[str, object],
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    served_models: tuple[str, ...] | None = None,
+) -> ParsedDecision:
+    """Validate the fields of a request, and make and tokenise its prompts.
+
+    Args:
+        fields: The JSON object of `POST /v1/decisions`, or keyword arguments of the same names.
+        tokenizer: The model's.
+        limits: What the request may ask for.
+        served_models: Names that the field `model` may have; None allows every name.
+
+    Raises:
+        RequestError: the request breaks the contract.
+    """
+    check_names(fields, FIELDS)
+    check_task("decide", tokenizer, limits)
+    assert tokenizer is not None, "as checked"
+    check_model(fields, served_models)
+    conversation = read_conversation(fields.get("input"))
+    sources = _read_sources(fields)
+    errors = ItemErrors("questions", len(sources), per_item=read_on_error(fields))
+    is_rotated = _read_choice_order(fields) == "independent"
+    check_ignored(fields, ("prompt_cache_options", "safety_identifier"))
+    cache_salt = _read_cache_salt(fields)
+    questions = errors.read_each(sources, lambda _, source: read_question(source))
+    check_characters(
+        limits.max_text_characters,
+        input=[message["content"] for message in conversation],
+        questions=[text for question in questions for text in question.texts],
+    )
+    prompter = Prompter(tokenizer.chat_template, conversation, tokenizer.meter)
+    codes = Codes(tokenizer.within(None), prompter, limits.vocab_size)
+
+    def ask(index: int, question: Question) -> AskedQuestion:
+        return AskedQuestion(
+            question, question.orders(is_rotated=is_rotated), codes.labels(question, f"questions[{index}]")
+        )
+
+    asked = errors.read_each(questions, ask)
+    _check_counts(asked, limits)
+    joined, asked = _join(asked, errors, prompter, tokenizer, limits)
+    request = None if joined is None else ScoreRequest(*joined, _label_matrix(asked), cache_salt=cache_salt)
+    each: list[AskedQuestion | RefusalAnswer] = [*asked]
+    for error in errors.sorted().errors:  # by rising places, so that those before are complete
+        why = QuestionError(error.code, error.message, error.param)
+        each.insert(error.index, RefusalAnswer(_name(sources[error.index]), why))
+    return ParsedDecision(request, tuple(each))
+
+
+def finish_decision(parsed: ParsedDecision, outputs: tuple[EngineOutput, ...]) -> Decision:
+    """Turn what the engine computed into answers.
+
+    The probability of a label is the softmax over the labels of its item, as that of a score with `apply_softmax`.
+
+    Raises:
+        FloatingPointError: the engine's values are not finite.
+    """
+    probabilities, masses = np.zeros((0, 0)), np.zeros(0)
+    tokens = cached_tokens = 0
+    if parsed.request is not None:
+        (output,) = outputs
+        probabilities, masses = _probabilities(parsed.request, output)
+        tokens, cached_tokens = parsed.request.prompt_tokens, output.cached_tokens
+    answers: list[Answer] = []
+    begin = 0
+    for each in parsed.questions:
+        if isinstance(each, RefusalAnswer):
+            answers.append(each)
+            continue
+        rows = slice(begin, begin + len(each.orders))
+        begin = rows.stop
+        own = probabilities[rows, : len(each.labels[0])]
+        answers.append(answer(each.question, each.orders, own, float(masses[rows].mean())))
+    return Decision(tuple(answers), DecisionUsage(tokens, InputTokensDetails(cached_tokens), tokens))
+
+
+def _probabilities(
+    request: ScoreRequest, output: EngineOutput
+) -> tuple[Float64[np.ndarray, "items labels"], Float64[np.ndarray, " items"]]:
+    """Return the probability of each label of each item, and that of all its labels over the whole vocabulary."""
+    is_label = request.label_ids >= 0
+    if not np.isfinite(output.logits[is_label]).all():
+        raise FloatingPointError("The engine returned values that are not finite.")
+    probabilities = label_softmax(output.logits, request.label_ids).astype(np.float64)
+    over_all = np.exp(label_logprobs(output).astype(np.float64)) * is_label
+    return probabilities, np.minimum(over_all.sum(axis=1), 1.0)  # rounded, they may come out above
+
+
+DECIDE: Task[ParsedDecision, Decision] = Task("decide", parse_decision, finish_decision)
+
+
+def _read_sources(fields: Mapping[str, object]) -> list[Field]:
+    value = fields.get("questions")
+    if value is None:
+        raise RequestError("missing_questions", "The field questions is required: a list of questions.", "questions")
+    if not isinstance(value, (list, tuple)):
+        raise RequestError("invalid_questions", f"questions must be a list, not {kind(value)}.", "questions")
+    if not value:
+        raise RequestError("empty_questions", "questions must hold at least one question.", "questions")
+    if len(value) > MAX_QUESTIONS:
+        message = f"{len(value)} questions; at most {MAX_QUESTIONS} are allowed."
+        raise RequestError("too_many_items", message, "questions")
+    return Field(value, "questions").elements(1, MAX_QUESTIONS)
+
+
+def _read_choice_order(fields: Mapping[str, object]) -> str:
+    value = fields.get("choice_order", "given")
+    if not isinstance(value, str) or value not in CHOICE_ORDERS:
+        given = shown(value) if isinstance(value, str) else kind(value)
+        message = f"choice_order must be one of {', '.join(CHOICE_ORDERS)}, not {given}."
+        raise RequestError("invalid_choice_order", message, "choice_order")
+    return value
+
+
+def _read_cache_salt(fields: Mapping[str, object]) -> str | None:
+    """Read who shares cached prefixes: requests of the same `cache_salt` and `prompt_cache_key`."""
+    check_ignored(fields, ("prompt_cache_key",))
+    salt, key = read_optional_text(fields, "cache_salt"), fields.get("prompt_cache_key")
+    if key is None:
+        return salt
+    return "prompt_cache_key:" + hashlib.sha256(json.dumps([salt, key]).encode()).hexdigest()
+
+
+def _check_counts(asked: Sequence[AskedQuestion], limits: Limits) -> None:
+    items, labels = sum(len(each.orders) for each in asked), max((len(each.labels[0]) for each in asked), default=0)
+    if items > limits.max_items:
+        message = f"{items} questions, each choice once for each of its orders; at most {limits.max_items} are allowed."
+        raise RequestError("too_many_items", message, "questions")
+    check_label_count(labels, "questions", limits)
+    if items * labels > limits.max_scores:
+        message = (
+            f"{items} questions with up to {labels} answers make {items * labels} scores; at most {limits.max_scores} "
+            "are allowed. Ask fewer questions at a time."
+        )
+        raise RequestError("too_many_labels", message, "questions")
+
+
+def _join(
+    asked: list[AskedQuestion], errors: ItemErrors, prompter: Prompter, tokenizer: Tokenizer, limits: Limits
+) -> tuple[Joined | None, list[AskedQuestion]]:
+    """Tokenise the prompts; return their segments, None if there are none, and the questions that fit."""
+    if not asked:
+        return None, asked
+    most = limits.max_text_characters
+    shared, rests = prompter.prompts([text for each in asked for text in each.texts], most)
+    check_characters(most, input=[shared], questions=rests)
+    most_tokens = limits.context_length
+    starts = offsets(np.array([len(each.orders) for each in asked]))[:-1]
+    rows = np.arange(len(asked))
+
+    def refuse(is_bad: np.ndarray, error: Callable[[int, int], RequestError]) -> Int64[np.ndarray, " rows"]:
+        """Refuse the questions of some prompts; what is left is joined once more."""
+        nonlocal rows
+
+        def first(row: int, index: int) -> RequestError:
+            return error(int(starts[row] + is_bad[starts[row] :].argmax()), index)
+
+        rows = errors.refuse(np.logical_or.reduceat(is_bad, starts), first)
+        return np.arange(len(is_bad))
+
+    try:
+        joined = tokenizer.join(
+            shared,
+            rests,
+            item_first=not shared,
+            add_special_tokens=False,
+            context_length=most_tokens,
+            max_characters=most,
+            fields=("input", "questions"),
+            refuse=refuse,
+        )
+    except RequestError as error:
+        if error.code == "context_length_exceeded":
+            message = f"The input alone has more tokens than the context holds, which is {most_tokens}."
+            raise RequestError(error.code, message, "input") from None
+        raise
+    lens = joined.context_lens + np.diff(joined.item_starts)
+    longest = np.maximum.reduceat(lens, starts)
+
+    def too_long(row: int, index: int) -> RequestError:
+        message = (
+            f"questions[{index}]: input and question have {longest[row]} tokens together; the context holds "
+            f"{most_tokens}."
+        )
+        return RequestError("context_length_exceeded", message, "questions")
+
+    if len(rows) == len(asked):
+        rows = errors.refuse(longest > most_tokens, too_long)
+    if len(rows) < len(asked):
+        return _join([asked[row] for row in rows], errors, prompter, tokenizer, limits)
+    tokens = len(joined.query) + len(joined.item_tokens)
+    if tokens > limits.max_request_tokens:
+        message = f"Input and questions have {tokens} tokens; at most {limits.max_request_tokens} are allowed."
+        raise RequestError("too_many_tokens", message, "questions")
+    return joined, asked
+
+
+def _label_matrix(asked: Sequence[AskedQuestion]) -> Int32[np.ndarray, "items labels"]:
+    """Return a row of labels for each item, filled up with -1."""
+    rows = [each.labels[1] for each in asked for _ in each.orders]
+    matrix = np.full((len(rows), max(map(len, rows))), -1, np.int32)
+    for row, ids in zip(matrix, rows, strict=True):
+        row[: len(ids)] = ids
+    return matrix
+
+
+def _name(source: Field) -> str | None:
+    """Return the name of a question that may be wrong in any way."""
+    name = source.value.get("name") if isinstance(source.value, Mapping) else None
+    return name if isinstance(name, str) else None

@@ -1,0 +1,157 @@
+"""What is wrong with single items of a request: it refuses the whole request, or those items only.
+
+`on_error` is a field of every request with items, whatever they are called: items, documents, questions. With "item",
+an item that cannot be scored gets an `ItemError`, and the rest are scored as if it had not been sent.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+
+from mis_core.errors import RequestError
+from mis_core.tasks.fields.values import kind, shown
+
+ON_ERROR = ("request", "item")
+
+Item = TypeVar("Item")
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True, slots=True)
+class ItemError:
+    """Why an item was not scored.
+
+    Attributes:
+        index: Its place in the request.
+        code: Machine-readable reason, as of a `RequestError`.
+        message: What is wrong, for people.
+        param: The field that holds the items.
+    """
+
+    index: int
+    code: str
+    message: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SortedItems:
+    """Which items of a request are scored, and why the others are not.
+
+    Attributes:
+        count: Items of the request.
+        kept: Places of those that are scored, `[kept]`, rising.
+        per_item: Whether the request wants the rest where some are wrong.
+        errors: One for each of the others, in their order.
+    """
+
+    count: int
+    kept: Int64[np.ndarray, " kept"]
+    per_item: bool = False
+    errors: tuple[ItemError, ...] = ()
+
+    def spread(self, values: Float32[np.ndarray, "kept columns"]) -> Float32[np.ndarray, "items columns"]:
+        """Return a row for every item of the request: NaN for those that were not scored."""
+        if not self.errors:
+            return values
+        rows = np.full((self.count, values.shape[1]), np.nan, np.float32)
+        rows[self.kept] = values
+        return rows
+
+
+class ItemErrors:
+    """Sorts the items of one request out while it is read.
+
+    Attributes:
+        count: Items of the request.
+        kept: Places of the items that nothing is wrong with so far, `[kept]`.
+        per_item: Whether the rest is scored where items are wrong; otherwise, the first that is wrong is raised.
+    """
+
+    def __init__(self, param: str, count: int, *, per_item: bool) -> None:
+        """Begin with all items.
+
+        Args:
+            param: The field that holds them.
+            count: How many there are.
+            per_item: What `read_on_error` says.
+        """
+        self.count = count
+        self.kept = np.arange(count)
+        self.per_item = per_item
+        self._param = param
+        self._errors: list[ItemError] = []
+
+    @property
+    def any_left(self) -> bool:
+        """Whether there are items that nothing is wrong with so far."""
+        return len(self.kept) > 0
+
+    def read_each(self, items: Sequence[Item], read: Callable[[int, Item], Read]) -> list[Read]:
+        """Read the kept items one by one, and keep those for which that raises no `RequestError`.
+
+        Args:
+            items: As many as are kept.
+            read: Reads an item; is given its place in the request, too.
+
+        Raises:
+            RequestError: of the first item that is wrong, unless `per_item`.
+        """
+        results: list[Read] = []
+        is_bad = np.zeros(len(items), bool)
+        for row, index in enumerate(self.kept.tolist()):
+            try:
+                results.append(read(index, items[row]))
+            except RequestError as error:
+                self._add(index, error)
+                is_bad[row] = True
+        self.kept = self.kept[~is_bad]
+        return results
+
+    def refuse(
+        self, is_bad: Bool[np.ndarray, " kept"], error: Callable[[int, int], RequestError]
+    ) -> Int64[np.ndarray, " rows"]:
+        """Refuse some of the kept items; return the rows of the others among them.
+
+        Args:
+            is_bad: Which.
+            error: Makes the error of one, from its row and its place in the request.
+
+        Raises:
+            RequestError: of the first item that is wrong, unless `per_item`.
+        """
+        for row in np.flatnonzero(is_bad).tolist():
+            index = int(self.kept[row])
+            self._add(index, error(row, index))
+        self.kept = self.kept[~is_bad]
+        return np.flatnonzero(~is_bad)
+
+    def sorted(self) -> SortedItems:
+        """Return the items as they are sorted out now."""
+        return SortedItems(
+            self.count, self.kept, self.per_item, tuple(sorted(self._errors, key=lambda error: error.index))
+        )
+
+    def _add(self, index: int, error: RequestError) -> None:
+        if not self.per_item:
+            raise error
+        self._errors.append(ItemError(index, error.code, error.message, self._param))
+
+
+def read_on_error(body: Mapping[str, object]) -> bool:
+    """Return whether single items may be refused.
+
+    Raises:
+        RequestError: `invalid_on_error`.
+    """
+    value = body.get("on_error", "request")
+    if not isinstance(value, str):
+        raise RequestError("invalid_on_error", f"on_error must be a text, not {kind(value)}.", "on_error")
+    if value not in ON_ERROR:
+        raise RequestError(
+            "invalid_on_error", f"on_error must be one of {', '.join(ON_ERROR)}, not {shown(value)}.", "on_error"
+        )
+    return value == "item"

@@ -1,0 +1,90 @@
+"""Reads single fields of a request's body, or says what is wrong with them."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mis_core.errors import RequestError
+
+
+def read_bool(body: Mapping[str, object], name: str, *, default: bool = False) -> bool:
+    """Read a field that is true or false.
+
+    Raises:
+        RequestError: `invalid_NAME_type`.
+    """
+    value = body.get(name, default)
+    if not isinstance(value, (bool, np.bool_)):
+        raise RequestError(f"invalid_{name}_type", f"{name} must be true or false, not {kind(value)}.", name)
+    return bool(value)
+
+
+def read_optional_text(body: Mapping[str, object], name: str) -> str | None:
+    """Read a field that is a text or missing.
+
+    Raises:
+        RequestError: `invalid_NAME_type`.
+    """
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise RequestError(f"invalid_{name}_type", f"{name} must be a text, not {kind(value)}.", name)
+    return readable(value, name, f"invalid_{name}_type")
+
+
+def readable(text: str, param: str, code: str) -> str:
+    """Return a text; refuse what is no Unicode: JSON can spell half of a surrogate pair.
+
+    Raises:
+        RequestError: of the code.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(code, f"{param} holds an unpaired surrogate, which is not text.", param) from None
+    return text
+
+
+def kind(value: object) -> str:
+    """Return the name of a value's type, for a message."""
+    return "null" if value is None else type(value).__name__
+
+
+def shown(value: object) -> str:
+    """Return a value as a message repeats it: cut off where it is long."""
+    return repr(str(value)[:64])
+
+
+def check_names(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
+    """Refuse fields that are not known, with the one that may be meant.
+
+    Raises:
+        RequestError: `unknown_parameter`.
+    """
+    for name in body:
+        if name not in fields:
+            near = difflib.get_close_matches(str(name)[:64], fields, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known fields: {', '.join(fields)}."
+            raise RequestError("unknown_parameter", f"Unknown field {shown(name)}. {hint}", str(name)[:64])
+
+
+def check_characters(most: int, **texts: Sequence[str]) -> None:
+    """Refuse more text than may be tokenised, before any is.
+
+    Args:
+        most: Characters of all texts together.
+        texts: Texts by the name of their field.
+
+    Raises:
+        RequestError: `too_many_tokens`; names the longest field.
+    """
+    counts = {name: sum(map(len, field)) for name, field in texts.items()}
+    count = sum(counts.values())
+    if count > most:
+        raise RequestError(
+            "too_many_tokens",
+            f"{count} characters of text; at most {most} are allowed.",
+            max(counts, key=lambda name: counts[name]),
+        )

@@ -1,0 +1,1 @@
+"""The path of every request, whatever its task: parse, submit, finish."""

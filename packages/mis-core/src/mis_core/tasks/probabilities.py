@@ -1,0 +1,42 @@
+"""From logits to probabilities, on the host, in float64: finite logits never make NaN or infinity."""
+
+import numpy as np
+from jaxtyping import Float32, Int32
+from scipy.special import softmax
+
+from mis_core.requests import EngineOutput
+
+LOWEST = float(np.finfo(np.float32).min)
+"""Stands for the log-probability of what is impossible."""
+
+
+def label_logprobs(output: EngineOutput) -> Float32[np.ndarray, "items labels"]:
+    """Return full-vocabulary natural log-probabilities of the labels.
+
+    Raises:
+        ValueError: the output has no `log_sum_exp`.
+    """
+    if output.log_sum_exp is None:
+        raise ValueError("The request needs log_sum_exp, and the engine's output has none.")
+    return normalised(output.logits, output.log_sum_exp)
+
+
+def normalised(
+    logits: Float32[np.ndarray, "rows values"], log_sum_exp: Float32[np.ndarray, " rows"]
+) -> Float32[np.ndarray, "rows values"]:
+    """Return natural log-probabilities: finite, and at most 0."""
+    logprobs = np.subtract(logits, log_sum_exp[:, None], dtype=np.float64)
+    # The normaliser is rounded: the likeliest token must not come out above probability 1.
+    return np.minimum(np.maximum(logprobs, LOWEST), 0.0).astype(np.float32)
+
+
+def label_softmax(
+    logits: Float32[np.ndarray, "items labels"],
+    label_ids: Int32[np.ndarray, "label_rows labels"],
+    temperature: float = 1.0,
+) -> Float32[np.ndarray, "items labels"]:
+    """Return the softmax of each item's labels after division by the temperature; 0 where there is no label."""
+    values = np.where(label_ids >= 0, logits.astype(np.float64), -np.inf)
+    below_best = values - values.max(axis=1, keepdims=True)  # first: a small temperature then overflows to -inf only
+    with np.errstate(over="ignore"):
+        return softmax(below_best / temperature, axis=1).astype(np.float32)

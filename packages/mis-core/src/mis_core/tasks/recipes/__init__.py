@@ -1,0 +1,1 @@
+"""Recipes of rerank: what rerankers read, and which recipe a model has."""

@@ -1,0 +1,1 @@
+"""The task `rerank`: how well each of many documents answers a query."""

@@ -1,0 +1,1 @@
+"""The task `score`: the probabilities of labels at the end of `query + item`."""

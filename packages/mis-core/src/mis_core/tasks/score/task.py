@@ -1,0 +1,149 @@
+"""The task `score`: from the fields of a request to what the engine computes, or to the error that says what to change.
+
+Checks run in the order of the error table of the HTTP reference,
+cheap ones before any text is tokenised; status codes are not known here.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Int32
+
+from mis_core.errors import RequestError
+from mis_core.requests import ScoreRequest
+from mis_core.tasks.fields.item_errors import SortedItems, read_on_error
+from mis_core.tasks.fields.labels import Labels, check_label_count, label_matrix, read_labels
+from mis_core.tasks.fields.token_rows import TokenRows
+from mis_core.tasks.fields.values import check_characters, check_names
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.task import Fields, Task
+from mis_core.tasks.score.inputs import IdInputs, TextInputs, check_item_count, check_total, read_inputs
+from mis_core.tasks.score.label_sequences import LabelSequences
+from mis_core.tasks.score.options import LAYOUT_FIELDS, ScoreOptions, read_layout, read_options
+from mis_core.tasks.score.parsed import ParsedScore
+from mis_core.tasks.score.result import ScoreResult
+from mis_core.tasks.score.scores import finish_score
+from mis_core.tokenization import NOTHING, Joined, Tokenizer
+
+FIELDS = (
+    "query", "items", "label_token_ids", "labels", "apply_softmax", "item_first", "temperature",
+    "return_token_logprobs", "model", "cache_salt", "add_special_tokens", "on_error", "return_layout",
+)  # fmt: skip
+"""Every field of a request."""
+
+_PAIRS = ("queries", "documents", "text_1", "text_2", "data_1", "data_2")
+"""Fields of the route that has the same path in vLLM: one relevance for each pair."""
+
+
+def parse_score_request(
+    body: Mapping[str, object],
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    served_models: tuple[str, ...] | None = None,
+) -> ParsedScore:
+    """Validate the fields of a request, and tokenise its texts.
+
+    Args:
+        body: The JSON object of `POST /v1/score`, or keyword arguments of the same names. From Python,
+            tuples and integer arrays are as good as lists, and NumPy integers as `int`. Ids that were
+            read before come as `TokenRows`, nested for `items`, not for `query`; none is empty as a whole.
+        tokenizer: Needed for requests with text only.
+        limits: What the request may ask for.
+        served_models: Names that the field `model` may have; None allows every name.
+
+    Raises:
+        RequestError: the request breaks the contract; `code` and `param` say where.
+    """
+    _check_not_pairs(body)
+    check_names(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
+    inputs = read_inputs(body, tokenizer, limits, per_item=read_on_error(body))
+    given = read_labels(body, inputs.errors.count, limits.head_labels)
+    _check_texts(inputs, given, tokenizer, limits)
+    labels = given.look_up(tokenizer, limits.head_labels) if limits.head_labels else given.look_up_sequences(tokenizer)
+    inputs = inputs.below(limits.vocab_size)
+    labels.check_below(limits.head_rows, "number of rows of the head," if limits.head_labels else "vocabulary size")
+    sequences = LabelSequences.of(labels) if given.texts and labels.is_nested else None
+    options = read_options(body, served_models)
+    _check_counts(inputs.errors.count, labels, sequences, limits)
+    layout = read_layout(body)
+    if inputs.errors.any_left and limits.delimiter is not None:
+        inputs = inputs.as_ids(options.item_first, options.add_special_tokens)
+        inputs = inputs.delimited(limits.delimiter, options.item_first)
+    joined = _join(inputs, sequences, options, limits)
+    items = inputs.errors.sorted()
+    request = ScoreRequest(
+        *joined,
+        _label_ids(labels, sequences, items),
+        apply_softmax=options.apply_softmax,
+        temperature=options.temperature,
+        return_token_logprobs=options.return_token_logprobs,
+        return_layout=options.return_layout,
+        cache_salt=options.cache_salt,
+        layout=layout,
+        empty_items=0 if options.item_first else inputs.num_empty,
+    )
+    return ParsedScore(request, items, sequences)
+
+
+def _has_text(fields: Fields) -> bool:
+    return isinstance(fields.get("query"), str) or fields.get("labels") is not None
+
+
+SCORE: Task[ParsedScore, ScoreResult] = Task("score", parse_score_request, finish_score, _has_text)
+
+
+def _check_not_pairs(body: Mapping[str, object]) -> None:
+    name = next((name for name in _PAIRS if name in body), None)
+    if name is not None:
+        raise RequestError(
+            "unknown_parameter",
+            f"{name} belongs to vLLM's score, one relevance for each pair: POST /v1/rerank ranks documents for a query "
+            "here. /v1/score wants query, items, and label_token_ids or labels.",
+            name,
+        )
+
+
+def _check_texts(inputs: IdInputs | TextInputs, labels: Labels, tokenizer: Tokenizer | None, limits: Limits) -> None:
+    """Refuse texts that cannot be tokenised, and more than may be, before any is."""
+    check_characters(limits.max_text_characters, **inputs.texts, labels=labels.texts)
+    check_label_count(len(labels.texts), "labels", limits)
+    if tokenizer is None and (inputs.texts or (labels.texts and not limits.head_labels)):
+        raise RequestError("invalid_query_type", "This engine has no tokenizer: send token ids, not text.", "query")
+
+
+def _check_counts(num_items: int, labels: TokenRows, sequences: LabelSequences | None, limits: Limits) -> None:
+    check_item_count(num_items, limits)
+    count = labels.longest if sequences is None else len(sequences.lens)
+    check_label_count(count, labels.param, limits)
+    scores = num_items * (count if sequences is None else sequences.num_reads * sequences.width)
+    if scores > limits.max_scores:
+        what = "scores" if sequences is None else "values that are read, as some have several tokens"
+        raise RequestError(
+            "too_many_labels",
+            f"{num_items} items with up to {count} labels make {scores} {what}; at most {limits.max_scores} "
+            "are allowed. Split the items over several requests.",
+            labels.param,
+        )
+
+
+def _join(
+    inputs: IdInputs | TextInputs, sequences: LabelSequences | None, options: ScoreOptions, limits: Limits
+) -> Joined:
+    """Tokenise, and make the segments of the items that nothing is wrong with."""
+    joined = NOTHING
+    if inputs.errors.any_left:
+        appended = 0 if sequences is None else int(sequences.appended.max())
+        joined = inputs.join(options.item_first, options.add_special_tokens, limits, appended)
+    if sequences is not None:
+        check_total(sequences.count_tokens(joined), limits)
+    return joined
+
+
+def _label_ids(
+    labels: TokenRows, sequences: LabelSequences | None, items: SortedItems
+) -> Int32[np.ndarray, "label_rows labels"]:
+    """Return the labels of the items that are scored; of labels of several tokens, where each begins."""
+    if sequences is not None:
+        return sequences.first_tokens
+    matrix = label_matrix(labels)
+    return matrix[items.kept] if labels.is_nested else matrix

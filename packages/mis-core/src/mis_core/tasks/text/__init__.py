@@ -1,0 +1,1 @@
+"""Tasks that answer with text: completions, chats, and generation in Python."""
