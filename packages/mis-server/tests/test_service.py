@@ -18,8 +18,9 @@ from mis_core.process.wire import Ready
 from mis_core.scoring.service import Task
 from mis_core.tasks.rerank import RERANK
 from mis_core.tokenization import Meter, Tokenizer
-from mis_server import serving as serving_module
-from mis_server.service import ModelService, event_reply
+from mis_server import model as model_module
+from mis_server.model import Model
+from mis_server.service import event_reply
 from mis_server.serving import serve
 from mis_server.settings import ServerConfig
 from mis_server.tokenizers.pool import SMALL
@@ -30,11 +31,11 @@ def parsing_thread(*arguments: object) -> Any:
 
 
 def test_small_bodies_of_many_ids_are_parsed_beside_the_event_loop(pretended: Any, tokenizers: Any) -> None:
-    service = ModelService(pretended, ServerConfig(engine=EngineConfig(model="m")), tokenizers)
+    model = Model(EngineConfig(model="m"), pretended, tokenizers)
     task: Task[Any, None] = Task("complete", lambda fields: False, parsing_thread, lambda parsed, outputs: None)
 
     async def parse(prompts: int) -> object:
-        return await service.parse(task, json.dumps({"prompt": [[1]] * prompts}).encode())
+        return await model.parse(task, json.dumps({"prompt": [[1]] * prompts}).encode())
 
     assert asyncio.run(parse(20_000)) != threading.get_ident()
     assert asyncio.run(parse(20)) == threading.get_ident()
@@ -70,16 +71,16 @@ def test_what_small_bodies_cost_is_bounded_in_their_lane(pretended: Any, tokeniz
                 lanes.append((lane, meter.cost))
 
     pretended.info = Ready(vocab_size=1024, context_length=40_960, architecture="Qwen3ForCausalLM", summary={})
-    service = ModelService(pretended, ServerConfig(engine=EngineConfig(model="m")), cast(Any, Lanes()))
+    model = Model(EngineConfig(model="m"), pretended, cast(Any, Lanes()))
     query = "cat " * 17_000
     body = {"query": query, "documents": [f"of three words {number}" for number in range(800)]}
-    parsed = asyncio.run(service.parse(RERANK, json.dumps(body).encode()))
+    parsed = asyncio.run(model.parse(RERANK, json.dumps(body).encode()))
     assert parsed.request.num_items == 800
     (small, cost), (large, whole) = lanes
     assert (small, large) == ("small", "large")
     assert cost <= SMALL < whole < 8 * SMALL
     lanes.clear()
-    asyncio.run(service.parse(RERANK, json.dumps(body | {"query": "cats?"}).encode()))
+    asyncio.run(model.parse(RERANK, json.dumps(body | {"query": "cats?"}).encode()))
     assert [lane for lane, _ in lanes] == ["small"]
 
 
@@ -95,9 +96,9 @@ def test_a_body_has_few_requests_in_the_engine_at_a_time(tokenizers: Any) -> Non
             return request
 
     engine = Counting()
-    service = ModelService(cast(Any, engine), ServerConfig(engine=EngineConfig(model="m")), tokenizers)
+    model = Model(EngineConfig(model="m"), cast(Any, engine), tokenizers)
     requests = cast(Any, tuple(range(200)))
-    assert asyncio.run(service.submit(requests)) == requests
+    assert asyncio.run(model.submit(requests)) == requests
     assert engine.most == 16
 
 
@@ -155,5 +156,5 @@ def test_collecting_garbage_does_not_look_at_what_stays_for_ever(
             await serving
 
     pretended.wait_ready, pretended.close = wait_ready, close
-    monkeypatch.setattr(serving_module, "EngineClient", opened)
+    monkeypatch.setattr(model_module, "EngineClient", opened)
     asyncio.run(main())

@@ -9,17 +9,13 @@ import msgspec
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, EngineUnavailable, RequestError
-from mis_core.hub import resolve
-from mis_core.process.client import EngineClient, EngineFault
+from mis_core.process.client import EngineFault
 from mis_core.process.quarantine import RequestRefused
 from mis_core.scoring.service import SCORE
 from mis_core.tasks.rerank import RERANK
-from mis_core.tokenization import Tokenizer
+from mis_server.model import Model, running_model
 from mis_server.offline.asked import OfflineQuery
 from mis_server.offline.rows import InputRow
-from mis_server.service import ModelService
-from mis_server.settings import ServerConfig
-from mis_server.tokenizers.pool import TokenizerPool
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +33,10 @@ class Scorer:
         dtype: The type that the engine computes in.
     """
 
-    def __init__(self, asked: OfflineQuery, service: ModelService, dtype: str) -> None:
+    def __init__(self, asked: OfflineQuery, model: Model, dtype: str) -> None:
         self.dtype = dtype
         self._asked = asked
-        self._service = service
+        self._model = model
 
     async def check(self) -> None:
         """Refuse options that would be wrong with every row.
@@ -51,9 +47,9 @@ class Scorer:
         body = msgspec.json.encode(self._asked.body("a", ["a"]))
         try:
             if self._asked.rerank:
-                await self._service.parse(RERANK, body)
+                await self._model.parse(RERANK, body)
             else:
-                await self._service.parse(SCORE, body)
+                await self._model.parse(SCORE, body)
         except RequestError as error:
             raise ConfigError(error.message, error.param or "labels") from None
 
@@ -87,35 +83,30 @@ class Scorer:
             with contextlib.suppress(EngineUnavailable):
                 return await self._answer(body)
             async with asyncio.timeout(_RESTART_S):
-                while not self._service.client.ready:
+                while not self._model.client.ready:
                     await asyncio.sleep(0.1)
         return await self._answer(body)
 
     async def _answer(self, body: bytes) -> list[list[float]]:
         if not self._asked.rerank:
-            return (await self._service.answer(SCORE, body)).result.scores.tolist()
-        ranked = (await self._service.answer(RERANK, body)).result.results
+            return (await self._model.answer(SCORE, body)).result.scores.tolist()
+        ranked = (await self._model.answer(RERANK, body)).result.results
         return [[document.relevance_score] for document in sorted(ranked, key=lambda document: document.index)]
 
 
 @contextlib.asynccontextmanager
 async def running_scorer(asked: OfflineQuery, config: EngineConfig) -> AsyncIterator[Scorer]:
-    """Start an engine process and tokenizers, and check what is asked with them.
+    """Bring the model up, and check what is asked with it.
 
     Raises:
         ConfigError: an option would be wrong with every row.
         ModelError: the model cannot be served as it stands.
         EngineUnavailable: the engine could not start.
     """
-    local = await asyncio.to_thread(resolve, config)
-    tokenizer = await asyncio.to_thread(Tokenizer.of, local)
-    async with EngineClient(local) as client:
-        info = await client.wait_ready()
-        async with TokenizerPool(tokenizer) as tokenizers:
-            await tokenizers.compiled()
-            service = ModelService(client, ServerConfig(engine=config), tokenizers)
-            scorer = Scorer(asked, service, str(info.summary["dtype"]))
-            await scorer.check()
-            if asked.rerank:
-                logger.info("Rerank: %s", service.described_rerank)
-            yield scorer
+    async with running_model(config) as model:
+        info = await model.wait_ready()
+        scorer = Scorer(asked, model, str(info.summary["dtype"]))
+        await scorer.check()
+        if asked.rerank:
+            logger.info("Rerank: %s", model.described_rerank)
+        yield scorer

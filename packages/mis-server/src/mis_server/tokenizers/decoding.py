@@ -43,7 +43,7 @@ def decode_object(body: bytes) -> Mapping[str, Any]:
 
 
 def parse_body(
-    task: Task[ParsedType, Any], body: bytes, limits: Limits, models: tuple[str, ...], tokenizer: Tokenizer
+    task: Task[ParsedType, Any], body: bytes, limits: Limits, models: tuple[str, ...] | None, tokenizer: Tokenizer
 ) -> ParsedType:
     """Validate and tokenise a body of the given task; runs in tokenizer processes.
 
@@ -54,7 +54,12 @@ def parse_body(
 
 
 def parse_within(
-    task: Task[ParsedType, Any], body: bytes, limits: Limits, models: tuple[str, ...], most: int, tokenizer: Tokenizer
+    task: Task[ParsedType, Any],
+    body: bytes,
+    limits: Limits,
+    models: tuple[str, ...] | None,
+    most: int,
+    tokenizer: Tokenizer,
 ) -> ParsedType:
     """Do the same as `parse_body`, if it costs no more than `most`, as `Meter` counts it.
 
