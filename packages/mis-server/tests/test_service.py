@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import gc
 import json
 import threading
@@ -11,11 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from mis_core.config import EngineConfig
+from mis_core.errors import RequestError
 from mis_core.process.wire import Ready
-from mis_core.scoring.service import Task
+from mis_core.requests import ScoreRequest
+from mis_core.scoring.service import SCORE, Task
 from mis_core.tasks.rerank import RERANK
 from mis_core.tokenization import Meter, Tokenizer
 from mis_server import model as model_module
@@ -82,6 +86,58 @@ def test_what_small_bodies_cost_is_bounded_in_their_lane(pretended: Any, tokeniz
     lanes.clear()
     asyncio.run(model.parse(RERANK, json.dumps(body | {"query": "cats?"}).encode()))
     assert [lane for lane, _ in lanes] == ["small"]
+
+
+def nested(depth: int) -> list[Any]:
+    """Lists as deep as a line of a file may have them."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+SCORED = {"query": "Good? ", "items": ["one", "", "häßlich \U0001f600"], "labels": ["yes", "no"], "apply_softmax": True}
+IDS = {"query": [1, 2], "items": [[3], [], [4, 5]], "label_token_ids": [6, 7]}
+
+
+@pytest.mark.parametrize(
+    ("task", "fields"),
+    [
+        (SCORE, SCORED),
+        (SCORE, IDS),
+        (SCORE, IDS | {"labels": ["yes"], "label_token_ids": None}),
+        (SCORE, IDS | {"items": [[3]] * 20_000}),
+        (SCORE, IDS | {"items": [[3]] * 20_001}),
+        (SCORE, IDS | {"items": [[3], [-1]]}),
+        (SCORE, IDS | {"items": [[3], [1 << 63], [1 << 70]]}),
+        (SCORE, IDS | {"items": [[3], nested(600)]}),
+        (SCORE, SCORED | {"items": ["one", [2]]}),
+        (SCORE, SCORED | {"items": ["one", {"text": "two"}]}),
+        (SCORE, SCORED | {"items": ["one", nested(600)]}),
+        (SCORE, SCORED | {"items": ["word " * 5000]}),
+        (SCORE, SCORED | {"items": ["words " * 800_000]}),
+        (SCORE, SCORED | {"query": 3.5}),
+        (SCORE, SCORED | {"temperature": 0.5, "apply_softmax": False}),
+        (RERANK, {"query": "Which? ", "documents": ["of cats", {"text": "of dogs"}, "of the sea"]}),
+        (RERANK, {"query": "Which? ", "documents": [["of cats"], nested(600)]}),
+        (RERANK, {"query": [1, 2], "documents": [[1, 2]]}),
+    ],
+)
+def test_fields_are_read_as_their_json_is(
+    pretended: Any, tokenizers: Any, task: Task[Any, Any], fields: dict[str, Any]
+) -> None:
+    """The offline command has fields, and its rows have had the errors of bodies from the beginning."""
+    model = Model(EngineConfig(model="m"), pretended, tokenizers)
+
+    def outcome(source: Any) -> Any:
+        try:
+            request = asyncio.run(model.parse(task, source)).request
+        except RequestError as error:
+            return error.code, error.message, error.param
+        values = ((field.name, getattr(request, field.name)) for field in dataclasses.fields(ScoreRequest))
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values}
+
+    assert outcome(fields) == outcome(json.dumps(fields).encode())
 
 
 def test_a_body_has_few_requests_in_the_engine_at_a_time(tokenizers: Any) -> None:

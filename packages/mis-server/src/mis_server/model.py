@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import marshal
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -16,11 +17,11 @@ from mis_core.process.client import EngineClient
 from mis_core.process.wire import Ready
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scoring.limits import Limits
-from mis_core.scoring.service import ParsedType, Service, Task, all_or_none
+from mis_core.scoring.service import Fields, ParsedType, Service, Task, all_or_none
 from mis_core.tasks.recognition import describe_rerank, rerank_recipe
 from mis_core.tasks.served import check_task, tasks_of
 from mis_core.tokenization import Tokenizer, TooMuchWork
-from mis_server.tokenizers.decoding import decode_body, parse_body, parse_within
+from mis_server.tokenizers.decoding import decode_body, parse_body, parse_fields, parse_within
 from mis_server.tokenizers.pool import SMALL, TokenizerPool
 from mis_server.tokenizers.rendering import TakesLong
 
@@ -32,8 +33,8 @@ _AT_A_TIME = 16  # engine requests of one body; together they fill a step
 Result = TypeVar("Result")
 
 
-class Model(Service[bytes]):
-    """A model with all its tasks. The source of a request is its body.
+class Model(Service[bytes | Fields]):
+    """A model with all its tasks. The source of a request is a body of JSON, or its fields as Python has them.
 
     Attributes:
         client: The engine process.
@@ -74,14 +75,19 @@ class Model(Service[bytes]):
         info, _ = await asyncio.gather(self.client.wait_ready(), self.tokenizers.compiled())
         return info
 
-    async def parse(self, task: Task[ParsedType, Any], source: bytes) -> ParsedType:
-        """Validate a body: here if it is small and has no text, else in a tokenizer process, which can be killed.
+    async def parse(self, task: Task[ParsedType, Any], source: bytes | Fields) -> ParsedType:
+        """Validate a request: here if it is small or fields, and has no text; else where it can be killed.
 
         Raises:
             RequestError: the request breaks the contract.
             EngineUnavailable: the engine was never ready.
         """
         limits = self.limits
+        if not isinstance(source, bytes):
+            if not task.has_text(source):
+                return await asyncio.to_thread(task.parse, source, None, limits, self._names)
+            fields = marshal.dumps(dict(source))  # it goes as deep as JSON does, and pickle half as deep
+            return await self.tokenizers.large(partial(parse_fields, task, fields, limits, self._names), len(fields))
         if len(source) <= SMALL:
             fields = decode_body(source)
             if not task.has_text(fields):

@@ -1,17 +1,20 @@
-"""Scores batches of rows with an engine process, as the server would, without HTTP."""
+"""Scores batches of rows with an engine process, as the server would, without HTTP.
+
+A batch is one request, so it may ask for what `Limits` allows by default; no option changes that. The processes that
+tokenise it bound its time and memory as those of a body of its size. What else a server bounds has no part here: the
+bytes of bodies, what may wait, deadlines.
+"""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-import msgspec
-
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, EngineUnavailable, RequestError
 from mis_core.process.client import EngineFault
 from mis_core.process.quarantine import RequestRefused
-from mis_core.scoring.service import SCORE
+from mis_core.scoring.service import SCORE, Fields
 from mis_core.tasks.rerank import RERANK
 from mis_server.model import Model, running_model
 from mis_server.offline.asked import OfflineQuery
@@ -44,12 +47,12 @@ class Scorer:
         Raises:
             ConfigError: names the option.
         """
-        body = msgspec.json.encode(self._asked.body("a", ["a"]))
+        fields = self._asked.fields("a", ["a"])
         try:
             if self._asked.rerank:
-                await self._model.parse(RERANK, body)
+                await self._model.parse(RERANK, fields)
             else:
-                await self._model.parse(SCORE, body)
+                await self._model.parse(SCORE, fields)
         except RequestError as error:
             raise ConfigError(error.message, error.param or "labels") from None
 
@@ -78,19 +81,19 @@ class Scorer:
 
     async def _ask(self, rows: list[InputRow]) -> list[list[float]]:
         """Return a value for each label, for each item of the rows."""
-        body = msgspec.json.encode(self._asked.body(rows[0].query, [item for row in rows for item in row.items]))
+        fields = self._asked.fields(rows[0].query, [item for row in rows for item in row.items])
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(EngineUnavailable):
-                return await self._answer(body)
+                return await self._answer(fields)
             async with asyncio.timeout(_RESTART_S):
                 while not self._model.client.ready:
                     await asyncio.sleep(0.1)
-        return await self._answer(body)
+        return await self._answer(fields)
 
-    async def _answer(self, body: bytes) -> list[list[float]]:
+    async def _answer(self, fields: Fields) -> list[list[float]]:
         if not self._asked.rerank:
-            return (await self._model.answer(SCORE, body)).result.scores.tolist()
-        ranked = (await self._model.answer(RERANK, body)).result.results
+            return (await self._model.answer(SCORE, fields)).result.scores.tolist()
+        ranked = (await self._model.answer(RERANK, fields)).result.results
         return [[document.relevance_score] for document in sorted(ranked, key=lambda document: document.index)]
 
 

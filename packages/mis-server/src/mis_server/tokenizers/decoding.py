@@ -1,5 +1,6 @@
 """From the bytes of a body to its fields, and to a request."""
 
+import marshal
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -51,6 +52,13 @@ def parse_body(
         RequestError: the request breaks the contract, or is more work than its limits allow.
     """
     return task.read(decode_body(body), tokenizer, limits, models)
+
+
+def parse_fields(
+    task: Task[ParsedType, Any], fields: bytes, limits: Limits, models: tuple[str, ...] | None, tokenizer: Tokenizer
+) -> ParsedType:
+    """Do the same as `parse_body` with fields that `marshal` has written."""
+    return task.read(marshal.loads(fields), tokenizer, limits, models)
 
 
 def parse_within(
