@@ -13,7 +13,6 @@ from mis_core.tasks.decide import task as decide
 from mis_core.tasks.text import completion as complete
 from mis_core.tasks.text.chat import FIELDS, IGNORED, UNSUPPORTED
 from mis_core.tokenization import Tokenizer
-from mis_server.app import create_app
 from mis_server.compatibility import ACCEPTED, WHY_WITHOUT_LIMIT
 from mis_server.edge.keys import ADMIN_PATHS, OPEN_PATHS
 from mis_server.errors import ERRORS
@@ -25,6 +24,7 @@ from mis_server.schemas.score import ScoreBody
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import _ENGINE, _FRONT, Metrics
 from mis_server.tokenizers.pool import TokenizerPool
+from served_app import served_app
 
 HTTP = Path(__file__).parent.parent / "docs" / "reference" / "http"
 
@@ -63,7 +63,7 @@ def test_every_metric_is_in_the_table() -> None:
 
 def test_every_route_is_in_the_index(checkpoint: Path) -> None:
     settings = ServerConfig(engine=EngineConfig(model="m"))
-    app = create_app(_NoEngine(), settings, TokenizerPool(Tokenizer.from_pretrained(checkpoint)))
+    app = served_app(_NoEngine(), settings, TokenizerPool(Tokenizer.from_pretrained(checkpoint)))
     routes = {path.replace("{model_id}", "{id}") for path in app.openapi()["paths"]} | {"/openapi.json", "/playground"}
     keys = {}
     for row in rows("index.md"):

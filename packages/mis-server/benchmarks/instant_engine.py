@@ -64,11 +64,11 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def _serve() -> None:
-    from mis_server import serving
+    from mis_server import model
     from mis_server.cli import main
 
     command = (sys.executable, __file__)
-    serving.EngineClient = functools.partial(serving.EngineClient, command=command)  # pyrefly: ignore[bad-assignment]
+    model.EngineClient = functools.partial(model.EngineClient, command=command)  # pyrefly: ignore[bad-assignment]
     main()
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import httpx
 import numpy as np
@@ -23,9 +23,9 @@ from mis_core.process.wire import Ready
 from mis_core.ragged import rows_at
 from mis_core.requests import EngineOutput, GenerateRequest, NewToken, ScoreRequest
 from mis_core.tokenization import Tokenizer
-from mis_server.app import create_app
 from mis_server.serving import uvicorn_config
 from mis_server.settings import ServerConfig
+from served_app import served_app
 
 
 class PretendedEngine:
@@ -180,7 +180,7 @@ def connected(
     engine = EngineConfig(model="some/model", **(engine_options or {}))
     settings = ServerConfig(engine=engine, shutdown_timeout=1, **options)
     with ExitStack() as stack:
-        url = stack.enter_context(listening(settings, create_app(cast(Any, pretended), settings, tokenizers)))
+        url = stack.enter_context(listening(settings, served_app(pretended, settings, tokenizers)))
         # Certificates, which plain HTTP does not need, would be read for every client.
         yield stack.enter_context(httpx.Client(base_url=url, trust_env=False, verify=False, timeout=120))
 

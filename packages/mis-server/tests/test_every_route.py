@@ -5,7 +5,7 @@ import fnmatch
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import numpy as np
@@ -15,10 +15,10 @@ from fastapi import FastAPI
 from mis_core.config import EngineConfig
 from mis_core.process.wire import Ready
 from mis_core.tokenization import Tokenizer
-from mis_server.app import create_app
 from mis_server.settings import ServerConfig
 from mis_testing.tokenizer import write_larger_tokenizer
 from route_bodies import BODIES, LABEL, PREDICATE, SAME, SHOWING, TEXT, WITHOUT_TEXT, Body, paths, serves
+from served_app import served_app
 
 Place = tuple[str | int, ...]
 
@@ -27,7 +27,7 @@ BEYOND = "<|beyond|>"
 
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
-    return create_app(cast(Any, None), ServerConfig(engine=EngineConfig(model="m")), cast(Any, None))
+    return served_app(None, ServerConfig(engine=EngineConfig(model="m")), None)
 
 
 def test_every_route_is_here(app: FastAPI) -> None:

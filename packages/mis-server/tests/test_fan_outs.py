@@ -9,12 +9,11 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from fastapi import FastAPI
 
 from mis_core.config import EngineConfig
-from mis_server.app import create_app
 from mis_server.settings import ServerConfig
 from route_bodies import BODIES, SHOWING, TEXT, WITHOUT_TEXT, Body, paths, serves
+from served_app import served_app
 
 ITEMS, LABELS, SEQUENCES, TOKENS = 20, 6, 12, 4000
 LIMITS = {
@@ -80,7 +79,7 @@ def fan_outs_of(path: str) -> list[Callable[[int], Body]]:
 
 
 def test_every_route_is_here() -> None:
-    app: FastAPI = create_app(None, ServerConfig(engine=EngineConfig(model="m")), None)  # type: ignore[arg-type]
+    app = served_app(None, ServerConfig(engine=EngineConfig(model="m")), None)
     for path in paths(app, "POST") - WITHOUT_TEXT:
         assert path in BODIES.keys() | SHOWING.keys()
         fan_outs_of(path)

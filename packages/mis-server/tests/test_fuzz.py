@@ -24,9 +24,9 @@ from mis_core.config import EngineConfig
 from mis_core.process.client import Reader
 from mis_core.process.wire import Ready
 from mis_core.requests import EngineOutput, GenerateRequest, NewToken, ScoreRequest
-from mis_server.app import create_app
 from mis_server.errors import ERRORS
 from mis_server.settings import ServerConfig
+from served_app import served_app
 
 
 class Answering:
@@ -75,13 +75,13 @@ CONFIG = ServerConfig(
 
 @pytest.fixture(scope="module", name="app")
 def _app(tokenizers: Any) -> Any:
-    return create_app(Answering(), CONFIG, tokenizers)
+    return served_app(Answering(), CONFIG, tokenizers)
 
 
 @pytest.fixture(scope="module")
 def with_head(tokenizers: Any) -> Any:
     """An application of a model with a classification head."""
-    return create_app(Answering(head_labels=("no", "yes")), CONFIG, tokenizers)
+    return served_app(Answering(head_labels=("no", "yes")), CONFIG, tokenizers)
 
 
 # A request of the right form may still be wrong: an id above the vocabulary, labels given twice.

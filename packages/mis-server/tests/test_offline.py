@@ -70,6 +70,7 @@ def test_lines_of_all_kinds_are_answered_in_order(score: Any, engine: Engine) ->
         ({"items": "text"}, "invalid_items_type"),
         ({"items": ["e", 5]}, "invalid_items_type"),
         ({"items": ["e"], "item": "f"}, "invalid_items_type"),
+        ("[" * 700 + "]" * 700, "mixed_input_types"),
     ]
     lines = (
         [json.dumps(text) for text in texts[:30]]
@@ -84,14 +85,14 @@ def test_lines_of_all_kinds_are_answered_in_order(score: Any, engine: Engine) ->
     def want(query: str, items: list[str]) -> list[list[float]]:
         return engine.score(query=query, items=items, labels=["yes", "no"], apply_softmax=True).scores.tolist()
 
-    assert rows[:30] + rows[45:] == [{"scores": scores} for scores in want("Good? ", texts)]
+    assert rows[:30] + rows[46:] == [{"scores": scores} for scores in want("Good? ", texts)]
     (own,) = want("Own: ", ["d"])
     assert rows[30:33] == [
         {"scores": want("Good? ", ["a", "b", "c"]), "id": 1},
         {"scores": [own], "id": "x"},
         {"scores": own, "id": [2, "y"]},
     ]
-    assert [row["error"]["code"] for row in rows[33:45]] == [code for _, code in wrong]
+    assert [row["error"]["code"] for row in rows[33:46]] == [code for _, code in wrong]
     assert rows[39]["id"] == 9
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import gc
 import json
 import threading
@@ -11,15 +12,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from mis_core.config import EngineConfig
+from mis_core.errors import RequestError
 from mis_core.process.wire import Ready
+from mis_core.requests import ScoreRequest
 from mis_core.tasks.path.task import Task
 from mis_core.tasks.rerank.task import RERANK
+from mis_core.tasks.score.task import SCORE
 from mis_core.tokenization import Meter, Tokenizer
-from mis_server import serving as serving_module
-from mis_server.service import ModelService, event_reply
+from mis_server import model as model_module
+from mis_server.model import Model
+from mis_server.service import event_reply
 from mis_server.serving import serve
 from mis_server.settings import ServerConfig
 from mis_server.tokenizers.pool import SMALL
@@ -30,11 +36,11 @@ def parsing_thread(*arguments: object) -> Any:
 
 
 def test_small_bodies_of_many_ids_are_parsed_beside_the_event_loop(pretended: Any, tokenizers: Any) -> None:
-    service = ModelService(pretended, ServerConfig(engine=EngineConfig(model="m")), tokenizers)
+    model = Model(EngineConfig(model="m"), pretended, tokenizers)
     task: Task[Any, None] = Task("complete", parsing_thread, lambda parsed, outputs: None, lambda fields: False)
 
     async def parse(prompts: int) -> object:
-        return await service.parse(task, json.dumps({"prompt": [[1]] * prompts}).encode())
+        return await model.parse(task, json.dumps({"prompt": [[1]] * prompts}).encode())
 
     assert asyncio.run(parse(20_000)) != threading.get_ident()
     assert asyncio.run(parse(20)) == threading.get_ident()
@@ -70,17 +76,69 @@ def test_what_small_bodies_cost_is_bounded_in_their_lane(pretended: Any, tokeniz
                 lanes.append((lane, meter.cost))
 
     pretended.info = Ready(vocab_size=1024, context_length=40_960, architecture="Qwen3ForCausalLM", summary={})
-    service = ModelService(pretended, ServerConfig(engine=EngineConfig(model="m")), cast(Any, Lanes()))
+    model = Model(EngineConfig(model="m"), pretended, cast(Any, Lanes()))
     query = "cat " * 17_000
     body = {"query": query, "documents": [f"of three words {number}" for number in range(800)]}
-    parsed = asyncio.run(service.parse(RERANK, json.dumps(body).encode()))
+    parsed = asyncio.run(model.parse(RERANK, json.dumps(body).encode()))
     assert parsed.request.num_items == 800
     (small, cost), (large, whole) = lanes
     assert (small, large) == ("small", "large")
     assert cost <= SMALL < whole < 8 * SMALL
     lanes.clear()
-    asyncio.run(service.parse(RERANK, json.dumps(body | {"query": "cats?"}).encode()))
+    asyncio.run(model.parse(RERANK, json.dumps(body | {"query": "cats?"}).encode()))
     assert [lane for lane, _ in lanes] == ["small"]
+
+
+def nested(depth: int) -> list[Any]:
+    """Lists as deep as a line of a file may have them."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+SCORED = {"query": "Good? ", "items": ["one", "", "häßlich \U0001f600"], "labels": ["yes", "no"], "apply_softmax": True}
+IDS = {"query": [1, 2], "items": [[3], [], [4, 5]], "label_token_ids": [6, 7]}
+
+
+@pytest.mark.parametrize(
+    ("task", "fields"),
+    [
+        (SCORE, SCORED),
+        (SCORE, IDS),
+        (SCORE, IDS | {"labels": ["yes"], "label_token_ids": None}),
+        (SCORE, IDS | {"items": [[3]] * 20_000}),
+        (SCORE, IDS | {"items": [[3]] * 20_001}),
+        (SCORE, IDS | {"items": [[3], [-1]]}),
+        (SCORE, IDS | {"items": [[3], [1 << 63], [1 << 70]]}),
+        (SCORE, IDS | {"items": [[3], nested(600)]}),
+        (SCORE, SCORED | {"items": ["one", [2]]}),
+        (SCORE, SCORED | {"items": ["one", {"text": "two"}]}),
+        (SCORE, SCORED | {"items": ["one", nested(600)]}),
+        (SCORE, SCORED | {"items": ["word " * 5000]}),
+        (SCORE, SCORED | {"items": ["words " * 800_000]}),
+        (SCORE, SCORED | {"query": 3.5}),
+        (SCORE, SCORED | {"temperature": 0.5, "apply_softmax": False}),
+        (RERANK, {"query": "Which? ", "documents": ["of cats", {"text": "of dogs"}, "of the sea"]}),
+        (RERANK, {"query": "Which? ", "documents": [["of cats"], nested(600)]}),
+        (RERANK, {"query": [1, 2], "documents": [[1, 2]]}),
+    ],
+)
+def test_fields_are_read_as_their_json_is(
+    pretended: Any, tokenizers: Any, task: Task[Any, Any], fields: dict[str, Any]
+) -> None:
+    """The offline command has fields, and its rows have had the errors of bodies from the beginning."""
+    model = Model(EngineConfig(model="m"), pretended, tokenizers)
+
+    def outcome(source: Any) -> Any:
+        try:
+            request = asyncio.run(model.parse(task, source)).request
+        except RequestError as error:
+            return error.code, error.message, error.param
+        values = ((field.name, getattr(request, field.name)) for field in dataclasses.fields(ScoreRequest))
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values}
+
+    assert outcome(fields) == outcome(json.dumps(fields).encode())
 
 
 def test_a_body_has_few_requests_in_the_engine_at_a_time(tokenizers: Any) -> None:
@@ -95,9 +153,9 @@ def test_a_body_has_few_requests_in_the_engine_at_a_time(tokenizers: Any) -> Non
             return request
 
     engine = Counting()
-    service = ModelService(cast(Any, engine), ServerConfig(engine=EngineConfig(model="m")), tokenizers)
+    model = Model(EngineConfig(model="m"), cast(Any, engine), tokenizers)
     requests = cast(Any, tuple(range(200)))
-    assert asyncio.run(service.submit(requests)) == requests
+    assert asyncio.run(model.submit(requests)) == requests
     assert engine.most == 16
 
 
@@ -155,5 +213,5 @@ def test_collecting_garbage_does_not_look_at_what_stays_for_ever(
             await serving
 
     pretended.wait_ready, pretended.close = wait_ready, close
-    monkeypatch.setattr(serving_module, "EngineClient", opened)
+    monkeypatch.setattr(model_module, "EngineClient", opened)
     asyncio.run(main())

@@ -131,8 +131,10 @@ def test_a_grid_step_is_its_body_and_what_surrounds_it() -> None:
 
 def test_a_grid_step_that_loops_is_its_loops_turns_and_what_some_steps_skip() -> None:
     runs = [
-        BundleRun(9), BundleRun(20, 1), BundleRun(30, 1, target=1), BundleRun(5, 1, target=2, busy=1), BundleRun(600, 1, busy=3),
-        BundleRun(7, 1, regions=frozenset({2})), BundleRun(300, 1, busy=2), BundleRun(200, 2, busy=5), BundleRun(6, 1, regions=frozenset({1})),
+        BundleRun(9), BundleRun(20, 1), BundleRun(30, 1, target=1), BundleRun(5, 1, target=2, busy=1),
+        BundleRun(600, 1, busy=3),
+        BundleRun(7, 1, regions=frozenset({2})), BundleRun(300, 1, busy=2), BundleRun(200, 2, busy=5),
+        BundleRun(6, 1, regions=frozenset({1})),
     ]  # fmt: skip
     around = Around(20 + 30 + 5 + 7 + 6, 20 + 30 + 5 + 7 + 6)
     assert read_loop(runs, 4) == [

@@ -4,31 +4,29 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 import mis_server
-from mis_core.process.client import EngineClient
 from mis_server.edge.body import BodyLimit
 from mis_server.edge.browsers import EXPOSED_HEADERS, Browsers, Cors, is_loopback
 from mis_server.edge.head import Heads
 from mis_server.edge.keys import OPEN_PATHS, ApiKey
 from mis_server.edge.request_ids import RequestIds
 from mis_server.errors import install_error_handlers
+from mis_server.model import Model
 from mis_server.playground import read_files
 from mis_server.routes import admin, chat, classify, completions, decisions, models, operations, rerank, score, tokens
 from mis_server.routes.playground import router_of
 from mis_server.schemas.errors import ErrorReply
-from mis_server.service import ModelService
+from mis_server.service import HttpService
 from mis_server.settings import ServerConfig
-from mis_server.tokenizers.pool import TokenizerPool
 
 
-def create_app(client: EngineClient, settings: ServerConfig, tokenizers: TokenizerPool) -> FastAPI:
+def create_app(model: Model, settings: ServerConfig) -> FastAPI:
     """Build the application. It takes HTTP only: neither WebSockets nor ASGI's lifespan.
 
     Args:
-        client: The engine; the caller starts and closes it.
+        model: What it serves, of `mis_server.model.running_model`, which starts and closes it.
         settings: Names, keys and limits.
-        tokenizers: Where texts become tokens; the caller starts and closes them.
     """
-    service = ModelService(client, settings, tokenizers)
+    service = HttpService(model, settings)
     page = read_files() if has_playground(settings) else {}
     app = FastAPI(
         title="MIS",

@@ -1,10 +1,9 @@
-"""What the routes share: one served model, and the path of every request with a body to its engine process."""
+"""What the routes share: one served model, and the path of every request with a body to it."""
 
 import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -13,31 +12,20 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from mis_core.errors import EngineUnavailable
-from mis_core.process.client import EngineClient
-from mis_core.requests import EngineOutput, NewToken, ScoreRequest
-from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.service import Answered, Service, all_or_none
+from mis_core.requests import NewToken
+from mis_core.tasks.path.service import Answered
 from mis_core.tasks.path.task import Parsed, ParsedType, Task
-from mis_core.tasks.recipes.recognition import describe_rerank, rerank_recipe
-from mis_core.tasks.served import check_task, tasks_of
 from mis_core.tasks.text.writing import Drawn, ParsedText, Writing
-from mis_core.tokenization import TooMuchWork
 from mis_server.answering import Answering, write_all
 from mis_server.edge.admission import Admission, Permit
 from mis_server.edge.body import announced_bytes, read_json_body
 from mis_server.edge.body_bytes import BodyBytes
 from mis_server.edge.deadline import deadline, requested_seconds
 from mis_server.errors import error_body, forget_frames
+from mis_server.model import Model
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import Metrics, WritingClock
-from mis_server.tokenizers.decoding import decode_body, parse_body, parse_within
-from mis_server.tokenizers.pool import SMALL, TokenizerPool
-from mis_server.tokenizers.rendering import TakesLong
 
-_INLINE_VALUES = 32_768  # computed or encoded in little more time than it takes to wake a thread
-_AMPLIFIED = 16  # a small body may cost the tokenizer so much for each of its bytes, as `Meter` counts it,
-_LEAST = 16_384  # or this much if that is more: 65 ms for the worst text
-_AT_A_TIME = 16  # engine requests of one body; together they fill a step
 _STATISTICS_S = 2.0
 
 Result = TypeVar("Result")
@@ -45,13 +33,20 @@ TextType = TypeVar("TextType", bound=ParsedText)
 DrawnType = TypeVar("DrawnType", bound=Drawn)
 
 
-class ModelService(Service[bytes]):
-    """One served model. The source of a request is its body."""
+class HttpService:
+    """A served model over HTTP: what a request with a body passes before the model gets it.
 
-    def __init__(self, client: EngineClient, settings: ServerConfig, tokenizers: TokenizerPool) -> None:
-        self.client = client
+    Attributes:
+        model: The model.
+        settings: Names, keys and limits.
+        admission: How much may be under way.
+        bodies: How many bytes of bodies may be.
+        metrics: What is counted.
+    """
+
+    def __init__(self, model: Model, settings: ServerConfig) -> None:
+        self.model = model
         self.settings = settings
-        self.tokenizers = tokenizers
         self.admission = Admission(
             settings.max_queued_requests, settings.max_queued_tokens, settings.max_queued_sequences
         )
@@ -68,11 +63,11 @@ class ModelService(Service[bytes]):
             EngineUnavailable: the engine cannot answer now, or ended before it answered.
             ClientDisconnect: the client is gone.
         """
-        self._check(task)
+        self.model.check(task)
 
         async def work(body: bytes, permit: Permit) -> Answered[ParsedType, Result]:
             began = time.perf_counter()
-            answered = await self.answer(task, body, lambda parsed: permit.allocate(_prompt_tokens(parsed)))
+            answered = await self.model.answer(task, body, lambda parsed: permit.allocate(_prompt_tokens(parsed)))
             self.metrics.answered(task.name, answered, time.perf_counter() - began)
             return answered
 
@@ -86,12 +81,12 @@ class ModelService(Service[bytes]):
         Raises:
             RequestError, EngineUnavailable, ClientDisconnect: as `handle`.
         """
-        self._check(task)
+        self.model.check(task)
 
         async def answer(answering: Answering[TextType, DrawnType]) -> None:
             async def work(body: bytes, permit: Permit) -> None:
                 clock = WritingClock(self.metrics)
-                answered = await self.answer(task, body, lambda parsed: permit.allocate(*_written(parsed)))
+                answered = await self.model.answer(task, body, lambda parsed: permit.allocate(*_written(parsed)))
                 await self._write(answered, answering, clock)
                 self.metrics.answered(task.name, answered, clock.seconds)
                 sequences = answered.parsed.sequences
@@ -109,7 +104,7 @@ class ModelService(Service[bytes]):
         clock: WritingClock,
     ) -> None:
         parsed, drawn = answered.parsed, answered.result.tokens
-        writing = Writing(self.tokenizers.tokenizer, parsed.stops, len(parsed.sequences) or len(drawn))
+        writing = Writing(self.model.tokenizers.tokenizer, parsed.stops, len(parsed.sequences) or len(drawn))
         answering.begin(answered, writing)
 
         def tell(index: int, token: NewToken) -> bool:
@@ -122,12 +117,7 @@ class ModelService(Service[bytes]):
         for index, token in enumerate(drawn):
             await answering.room()
             tell(index, token)
-        await write_all(self.client.generate, parsed.sequences, tell, answering.room)
-
-    def _check(self, task: Task[Any, Any]) -> None:
-        if not self.client.ready:
-            raise EngineUnavailable("The engine is not ready.")
-        check_task(task.name, self.tokenizers.tokenizer, self._limits())
+        await write_all(self.model.client.generate, parsed.sequences, tell, answering.room)
 
     async def with_body(self, request: Request, work: Callable[[bytes, Permit], Awaitable[Result]]) -> Result:
         """Read the body of an HTTP request and call `work` with it and a permit, all within the deadline.
@@ -147,77 +137,23 @@ class ModelService(Service[bytes]):
                 with self.admission.permit() as permit:
                     return await work(body, permit)
 
-    async def parse(self, task: Task[ParsedType, Any], source: bytes) -> ParsedType:
-        """Validate a body: here if it is small and has no text, else in a tokenizer process, which can be killed.
-
-        Raises:
-            RequestError: the request breaks the contract.
-            EngineUnavailable: the engine was never ready.
-        """
-        limits, models = self._limits(), (self.settings.model_name,)
-        if len(source) <= SMALL:
-            fields = decode_body(source)
-            if not task.has_text(fields):
-                return await in_thread_if_large(len(source), task.parse, fields, None, limits, models)
-            # A short text that is tokenised again with each of many items is a long job, too.
-            most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL)
-            work = partial(parse_within, task, source, limits, models, most)
-            with contextlib.suppress(TooMuchWork, TakesLong):
-                return await self.tokenizers.small(work, len(source))
-        return await self.tokenizers.large(partial(parse_body, task, source, limits, models), len(source))
-
-    async def submit(self, requests: tuple[ScoreRequest, ...]) -> tuple[EngineOutput, ...]:
-        """Have the engine process compute requests, some at a time: the engine gives everybody's the same turns."""
-        if len(requests) == 1:
-            return (await self.client.score(requests[0]),)
-        turns = asyncio.Semaphore(_AT_A_TIME)
-
-        async def compute(request: ScoreRequest) -> EngineOutput:
-            async with turns:
-                return await self.client.score(request)
-
-        return await all_or_none([compute(request) for request in requests])
-
-    async def finish(
-        self, task: Task[ParsedType, Result], parsed: ParsedType, outputs: tuple[EngineOutput, ...]
-    ) -> Result:
-        """Turn the engine's outputs into the result."""
-        return await in_thread_if_large(sum(output.logits.size for output in outputs), task.finish, parsed, outputs)
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """Names of the tasks that the served model has; none until the engine is ready."""
-        return () if self.client.info is None else tasks_of(self.tokenizers.tokenizer, self._limits())
-
-    @property
-    def recipe(self) -> str | None:
-        """Name of the recipe that rerank takes; None if the model has no such task, or the engine is not ready."""
-        if "rerank" not in self.tasks:
-            return None
-        return rerank_recipe(self.tokenizers.tokenizer, self._limits()).name
-
-    @property
-    def described_rerank(self) -> str:
-        """A line for the log: the recipe of rerank, or why there is none. Raises until the engine is ready."""
-        return describe_rerank(self.tokenizers.tokenizer, self._limits())
-
     @property
     def requests_waiting(self) -> int:
         """Number of requests whose bodies have arrived but which are not in the engine."""
-        return max(self.admission.requests - self.client.in_flight, 0)
+        return max(self.admission.requests - self.model.client.in_flight, 0)
 
     async def statistics(self) -> dict[str, float]:
         """Return the engine's counts, or the last known ones if it does not answer soon."""
         try:
             async with asyncio.timeout(_STATISTICS_S):
-                self._statistics = await self.client.operate("statistics")
+                self._statistics = await self.model.client.operate("statistics")
         except (TimeoutError, EngineUnavailable):
             pass
         self.metrics.engine.update(self._statistics)
-        info = self.client.info
+        info = self.model.client.info
         self.metrics.engine.front = {
-            "up": float(self.client.ready),
-            "restarts": self.client.restarts,
+            "up": float(self.model.client.ready),
+            "restarts": self.model.client.restarts,
             "requests_waiting": self.requests_waiting,
             "tokens_under_way": self.admission.tokens,
             "sequences_under_way": self.admission.sequences,
@@ -225,34 +161,6 @@ class ModelService(Service[bytes]):
         if info is not None:
             self.metrics.engine.front["step_budget"] = float(info.summary.get("step_tokens", 0))
         return self._statistics
-
-    def _limits(self) -> Limits:
-        info, settings = self.client.info, self.settings
-        if info is None:
-            raise EngineUnavailable("The engine is not ready.")
-        return Limits(
-            context_length=info.context_length,
-            vocab_size=info.vocab_size,
-            max_items=settings.max_items_per_request,
-            max_labels=settings.max_labels_per_request,
-            max_request_tokens=settings.max_request_tokens,
-            max_text_characters=settings.max_text_characters,
-            max_sequences=settings.max_sequences_per_request,
-            delimiter=settings.engine.multi_item_scoring_delimiter,
-            layouts=settings.engine.enable_request_layout,
-            head_labels=info.head_labels,
-            head_activation=info.head_activation,
-            architecture=info.architecture,
-            signs=info.signs,
-            rerank_recipe=settings.engine.rerank_recipe,
-        )
-
-
-async def in_thread_if_large(values: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Call a function that computes or encodes so many values, where it does not hold up the event loop."""
-    if values <= _INLINE_VALUES:
-        return work(*arguments)
-    return await asyncio.to_thread(work, *arguments)
 
 
 def json_reply(reply: Any, answered: Answered[Any, Any]) -> Response:
@@ -300,9 +208,9 @@ def _timing(answered: Answered[Any, Any]) -> dict[str, str]:
     return {"server-timing": ", ".join(stages)}
 
 
-async def _service(request: Request) -> ModelService:
+async def _service(request: Request) -> HttpService:
     return request.app.state.service
 
 
-ServiceOfApp = Annotated[ModelService, Depends(_service)]
+ServiceOfApp = Annotated[HttpService, Depends(_service)]
 """A route's parameter of this type is the app's service."""

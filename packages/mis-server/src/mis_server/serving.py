@@ -16,17 +16,14 @@ import uvicorn
 from fastapi import FastAPI
 
 from mis_core.errors import ConfigError
-from mis_core.hub import resolve
-from mis_core.process.client import EngineClient
 from mis_core.process.wire import Ready
-from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app, has_playground
 from mis_server.edge.memory import return_freed_memory, return_memory_between
 from mis_server.edge.protocol import Protocol
 from mis_server.edge.tls import tls_context
-from mis_server.service import ModelService
+from mis_server.model import running_model
+from mis_server.service import HttpService
 from mis_server.settings import ServerConfig
-from mis_server.tokenizers.pool import TokenizerPool
 
 logger = logging.getLogger(__name__)
 
@@ -50,42 +47,33 @@ async def serve(settings: ServerConfig) -> None:
     _cancel_on_sigterm()
     tls_context(settings)  # reports errors before the model is loaded
     with listen(settings) as listener:
-        config = await asyncio.to_thread(resolve, settings.engine)
-        async with EngineClient(config) as client:
-            tokenizer = await asyncio.to_thread(Tokenizer.of, config)
-            async with TokenizerPool(tokenizer) as tokenizers:
-                app = create_app(client, settings, tokenizers)
-                http = _HttpServer(uvicorn_config(settings, app))
-                serving = asyncio.create_task(http.serve(sockets=[listener]))
-                starting = asyncio.create_task(_started(client, tokenizers))
-                trimming = asyncio.create_task(return_memory_between(), name="memory")
-                try:
-                    await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
-                    if starting.done():
-                        info = starting.result()
-                        # What stays for ever is looked at for the last time: to look at all of it again, whenever
-                        # requests have made many objects, would hold up the event loop.
-                        gc.collect()
-                        gc.freeze()
-                        url = _url(listener, "http" if settings.ssl_certfile is None else "https")
-                        took = time.monotonic() - began
-                        lines = _summary(settings, app.state.service, info, url)
-                        logger.info("Ready at %s after %.1f s.\n%s", url, took, lines)
-                        await serving
-                        logger.info("Stopped.")
-                finally:
-                    starting.cancel()
-                    trimming.cancel()
-                    http.should_exit = True
+        async with running_model(settings.engine, name=settings.model_name, **settings.limits) as model:
+            app = create_app(model, settings)
+            http = _HttpServer(uvicorn_config(settings, app))
+            serving = asyncio.create_task(http.serve(sockets=[listener]))
+            starting = asyncio.create_task(model.wait_ready())
+            trimming = asyncio.create_task(return_memory_between(), name="memory")
+            try:
+                await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
+                if starting.done():
+                    info = starting.result()
+                    # What stays for ever is looked at for the last time: to look at all of it again, whenever
+                    # requests have made many objects, would hold up the event loop.
+                    gc.collect()
+                    gc.freeze()
+                    url = _url(listener, "http" if settings.ssl_certfile is None else "https")
+                    took = time.monotonic() - began
+                    lines = _summary(settings, app.state.service, info, url)
+                    logger.info("Ready at %s after %.1f s.\n%s", url, took, lines)
                     await serving
-                    # The engine gets the rest of the shutdown time; no request is waiting for it any more.
-                    await client.close(max(0.0, http.told_to_stop + settings.shutdown_timeout - time.monotonic()))
-
-
-async def _started(client: EngineClient, tokenizers: TokenizerPool) -> Ready:
-    """Wait until everything is ready for the first time; raises what `serve` does."""
-    info, _ = await asyncio.gather(client.wait_ready(), tokenizers.compiled())
-    return info
+                    logger.info("Stopped.")
+            finally:
+                starting.cancel()
+                trimming.cancel()
+                http.should_exit = True
+                await serving
+                # The engine gets the rest of the shutdown time; no request is waiting for it any more.
+                await model.client.close(max(0.0, http.told_to_stop + settings.shutdown_timeout - time.monotonic()))
 
 
 def _cancel_on_sigterm() -> None:
@@ -162,12 +150,12 @@ def listen(settings: ServerConfig) -> socket.socket:
     return listener
 
 
-def _summary(settings: ServerConfig, service: ModelService, info: Ready, url: str) -> str:
+def _summary(settings: ServerConfig, service: HttpService, info: Ready, url: str) -> str:
     """Return what an operator wants to see at startup, one line each."""
     lines = {
         "model": settings.model_name,
         **info.summary,
-        "rerank": service.described_rerank,
+        "rerank": service.model.described_rerank,
         "API key": "required" if settings.api_key is not None else "none: open to everyone who can reach it",
         "playground": f"{url}/playground" if has_playground(settings) else "off",
         "limits": f"{settings.max_items_per_request} items, {settings.max_labels_per_request} labels, "

@@ -160,6 +160,17 @@ class ServerConfig:
                 raise ConfigError(f"{name} must not be empty; omit it for the default.", name)
 
     @property
+    def limits(self) -> dict[str, int]:
+        """What one request may ask for: fields of `Limits`."""
+        return {
+            "max_items": self.max_items_per_request,
+            "max_labels": self.max_labels_per_request,
+            "max_request_tokens": self.max_request_tokens,
+            "max_text_characters": self.max_text_characters,
+            "max_sequences": self.max_sequences_per_request,
+        }
+
+    @property
     def origins(self) -> tuple[str, ...]:
         """Origins of web pages that may call this server."""
         return tuple(map(str.strip, (self.cors_allowed_origins or "").split(","))) if self.cors_allowed_origins else ()

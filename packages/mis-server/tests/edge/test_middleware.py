@@ -9,9 +9,9 @@ import pytest
 from fastapi import FastAPI
 
 from mis_core.config import EngineConfig
-from mis_server.app import create_app
 from mis_server.edge.keys import OPEN_PATHS
 from mis_server.settings import ServerConfig
+from served_app import served_app
 
 Body = Callable[..., dict[str, Any]]
 Connect = Callable[..., httpx.Client]
@@ -64,7 +64,7 @@ def paths(app: FastAPI) -> Iterator[tuple[str, str]]:
 
 
 def test_the_key_guards_every_route_but_the_open_ones(guarded: httpx.Client, pretended: Any, tokenizers: Any) -> None:
-    app = create_app(pretended, ServerConfig(engine=EngineConfig(model="m")), tokenizers)
+    app = served_app(pretended, ServerConfig(engine=EngineConfig(model="m")), tokenizers)
     seen = set()
     for method, path in paths(app):
         seen.add(path)

@@ -93,9 +93,10 @@ class Tokenizer:
             ModelError: a file is missing or broken; it is named.
         """
         most = config.max_checkpoint_file_bytes
-        stored = open_checkpoint(config.tokenizer, most)
+        model = open_checkpoint(config.model, most)
+        stored = model if config.tokenizer == config.model else open_checkpoint(config.tokenizer, most)
         loaded = cls.from_pretrained(stored, config.chat_template, config.rerank_file)
-        rows = open_checkpoint(config.model, most).settings().get("vocab_size")
+        rows = model.settings().get("vocab_size")
         if not isinstance(rows, int):
             return loaded  # such a model is refused where its weights are loaded
         beyond = sum(token >= rows for token in loaded._backend.get_vocab().values())

@@ -46,11 +46,11 @@ class OfflineQuery:
             )
             raise ConfigError(message, "score_column")
 
-    def body(self, query: Any, items: list[Any]) -> dict[str, Any]:
+    def fields(self, query: Any, items: list[Any]) -> dict[str, Any]:
         """Return the fields of a request, as `POST /v1/score` or `/v1/rerank` has them."""
         if self.rerank:
             return {"query": query, "documents": items}
-        body: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "query": query,
             "items": items,
             "apply_softmax": self.apply_softmax,
@@ -58,10 +58,10 @@ class OfflineQuery:
             "temperature": self.temperature,
         }
         if self.labels:
-            body["labels"] = list(self.labels)
+            fields["labels"] = list(self.labels)
         if self.label_token_ids:
-            body["label_token_ids"] = list(self.label_token_ids)
-        return body
+            fields["label_token_ids"] = list(self.label_token_ids)
+        return fields
 
 
 def decisive(asked: OfflineQuery, config: EngineConfig) -> dict[str, Any]:

@@ -1,25 +1,25 @@
-"""Scores batches of rows with an engine process, as the server would, without HTTP."""
+"""Scores batches of rows with an engine process, as the server would, without HTTP.
+
+A batch is one request, so it may ask for what `Limits` allows by default; no option changes that. The processes that
+tokenise it bound its time and memory as those of a body of its size. What else a server bounds has no part here: the
+bytes of bodies, what may wait, deadlines.
+"""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-import msgspec
-
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, EngineUnavailable, RequestError
-from mis_core.hub import resolve
-from mis_core.process.client import EngineClient, EngineFault
+from mis_core.process.client import EngineFault
 from mis_core.process.quarantine import RequestRefused
+from mis_core.tasks.path.task import Fields
 from mis_core.tasks.rerank.task import RERANK
 from mis_core.tasks.score.task import SCORE
-from mis_core.tokenization import Tokenizer
+from mis_server.model import Model, running_model
 from mis_server.offline.asked import OfflineQuery
 from mis_server.offline.rows import InputRow
-from mis_server.service import ModelService
-from mis_server.settings import ServerConfig
-from mis_server.tokenizers.pool import TokenizerPool
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ class Scorer:
         dtype: The type that the engine computes in.
     """
 
-    def __init__(self, asked: OfflineQuery, service: ModelService, dtype: str) -> None:
+    def __init__(self, asked: OfflineQuery, model: Model, dtype: str) -> None:
         self.dtype = dtype
         self._asked = asked
-        self._service = service
+        self._model = model
 
     async def check(self) -> None:
         """Refuse options that would be wrong with every row.
@@ -48,12 +48,12 @@ class Scorer:
         Raises:
             ConfigError: names the option.
         """
-        body = msgspec.json.encode(self._asked.body("a", ["a"]))
+        fields = self._asked.fields("a", ["a"])
         try:
             if self._asked.rerank:
-                await self._service.parse(RERANK, body)
+                await self._model.parse(RERANK, fields)
             else:
-                await self._service.parse(SCORE, body)
+                await self._model.parse(SCORE, fields)
         except RequestError as error:
             raise ConfigError(error.message, error.param or "labels") from None
 
@@ -82,40 +82,35 @@ class Scorer:
 
     async def _ask(self, rows: list[InputRow]) -> list[list[float]]:
         """Return a value for each label, for each item of the rows."""
-        body = msgspec.json.encode(self._asked.body(rows[0].query, [item for row in rows for item in row.items]))
+        fields = self._asked.fields(rows[0].query, [item for row in rows for item in row.items])
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(EngineUnavailable):
-                return await self._answer(body)
+                return await self._answer(fields)
             async with asyncio.timeout(_RESTART_S):
-                while not self._service.client.ready:
+                while not self._model.client.ready:
                     await asyncio.sleep(0.1)
-        return await self._answer(body)
+        return await self._answer(fields)
 
-    async def _answer(self, body: bytes) -> list[list[float]]:
+    async def _answer(self, fields: Fields) -> list[list[float]]:
         if not self._asked.rerank:
-            return (await self._service.answer(SCORE, body)).result.scores.tolist()
-        ranked = (await self._service.answer(RERANK, body)).result.results
+            return (await self._model.answer(SCORE, fields)).result.scores.tolist()
+        ranked = (await self._model.answer(RERANK, fields)).result.results
         return [[document.relevance_score] for document in sorted(ranked, key=lambda document: document.index)]
 
 
 @contextlib.asynccontextmanager
 async def running_scorer(asked: OfflineQuery, config: EngineConfig) -> AsyncIterator[Scorer]:
-    """Start an engine process and tokenizers, and check what is asked with them.
+    """Bring the model up, and check what is asked with it.
 
     Raises:
         ConfigError: an option would be wrong with every row.
         ModelError: the model cannot be served as it stands.
         EngineUnavailable: the engine could not start.
     """
-    local = await asyncio.to_thread(resolve, config)
-    tokenizer = await asyncio.to_thread(Tokenizer.of, local)
-    async with EngineClient(local) as client:
-        info = await client.wait_ready()
-        async with TokenizerPool(tokenizer) as tokenizers:
-            await tokenizers.compiled()
-            service = ModelService(client, ServerConfig(engine=config), tokenizers)
-            scorer = Scorer(asked, service, str(info.summary["dtype"]))
-            await scorer.check()
-            if asked.rerank:
-                logger.info("Rerank: %s", service.described_rerank)
-            yield scorer
+    async with running_model(config) as model:
+        info = await model.wait_ready()
+        scorer = Scorer(asked, model, str(info.summary["dtype"]))
+        await scorer.check()
+        if asked.rerank:
+            logger.info("Rerank: %s", model.described_rerank)
+        yield scorer

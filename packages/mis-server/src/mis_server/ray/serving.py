@@ -18,19 +18,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, RequestError
-from mis_core.hub import resolve
-from mis_core.process.client import EngineClient
-from mis_core.tokenization import Tokenizer
 from mis_server.app import create_app
 from mis_server.edge.admission import Admission
 from mis_server.edge.body import BodyLimit, announced_bytes
 from mis_server.edge.body_bytes import BodyBytes, BodyRoom
 from mis_server.edge.keys import OPEN_PATHS, ApiKey
 from mis_server.errors import error_reply
+from mis_server.model import running_model
 from mis_server.ray.actor import for_actors
 from mis_server.ray.routing import routing_key
 from mis_server.settings import ServerConfig
-from mis_server.tokenizers.pool import TokenizerPool
 
 logger = logging.getLogger(__name__)
 
@@ -166,15 +163,13 @@ class Replica:
                 self._app = await self._start()
 
     async def _start(self) -> ASGIApp:
-        config = await asyncio.to_thread(resolve, self._settings.engine)
-        client = await self._running.enter_async_context(EngineClient(config))
-        tokenizer = await asyncio.to_thread(Tokenizer.of, config)
-        await client.wait_ready()
-        tokenizers = await self._running.enter_async_context(TokenizerPool(tokenizer))
-        await tokenizers.compiled()
-        app = create_app(client, self._settings, tokenizers)
-        logger.info("Rerank: %s", app.state.service.described_rerank)
-        return app
+        settings = self._settings
+        model = await self._running.enter_async_context(
+            running_model(settings.engine, name=settings.model_name, **settings.limits)
+        )
+        await model.wait_ready()
+        logger.info("Rerank: %s", model.described_rerank)
+        return create_app(model, settings)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what `TokenPolicy` looks at."""

@@ -13,7 +13,7 @@ router = APIRouter(tags=["administration"])
 @router.post("/flush_cache")
 async def flush_cache(service: ServiceOfApp) -> Flushed:
     """Empty the prefix cache, except for what requests are using."""
-    flushed = await service.client.operate("flush_cache")
+    flushed = await service.model.client.operate("flush_cache")
     return Flushed(freed_pages=int(flushed["freed_pages"]))
 
 
@@ -21,12 +21,12 @@ async def flush_cache(service: ServiceOfApp) -> Flushed:
 async def start_profile(service: ServiceOfApp) -> Profiling:
     """Start a JAX profile of the engine, in a new folder under `--profile-dir`."""
     name = time.strftime("%Y-%m-%d-%H-%M-%S")
-    await service.client.operate("start_profile", f"{service.settings.profile_dir}/{name}")
+    await service.model.client.operate("start_profile", f"{service.settings.profile_dir}/{name}")
     return Profiling(status="started", folder=name)
 
 
 @router.post("/stop_profile")
 async def stop_profile(service: ServiceOfApp) -> Status:
     """Stop the profile; the reply comes when it is written."""
-    await service.client.operate("stop_profile")
+    await service.model.client.operate("stop_profile")
     return Status(status="stopped")

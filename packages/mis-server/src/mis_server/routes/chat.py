@@ -15,6 +15,7 @@ from mis_core.tasks.text.chat import CHAT, ChatResult, ParsedChat
 from mis_core.tasks.text.writing import GeneratedChoice
 from mis_core.tokenization import Tokenizer
 from mis_server.answering import Answering
+from mis_server.model import in_thread_if_large
 from mis_server.schemas.chat import (
     AnswerMessage,
     ChatBody,
@@ -28,7 +29,7 @@ from mis_server.schemas.chat import (
     TokenLogprob,
     TopLogprob,
 )
-from mis_server.service import ServiceOfApp, event_reply, in_thread_if_large, json_reply
+from mis_server.service import ServiceOfApp, event_reply, json_reply
 
 router = APIRouter(tags=["chat"])
 
@@ -47,7 +48,7 @@ async def chat(request: Request, service: ServiceOfApp) -> Response:
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
     answering = await service.write(CHAT, request)
-    answered, tokenizer = answering.answered, service.tokenizers.tokenizer
+    answered, tokenizer = answering.answered, service.model.tokenizers.tokenizer
     name, created, model = f"chatcmpl-{request.state.request_id}", int(time.time()), service.settings.model_name
     if answered.parsed.stream:
         usage = None if answered.parsed.include_usage else msgspec.UNSET

@@ -6,9 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mis_core.tasks.classify import CLASSIFY, ClassifyResult
+from mis_server.model import in_thread_if_large
 from mis_server.schemas.classify import Classification, ClassifyBody, ClassifyReply
 from mis_server.schemas.score import PromptTokensDetails, ScoreUsage
-from mis_server.service import ServiceOfApp, in_thread_if_large, json_reply
+from mis_server.service import ServiceOfApp, json_reply
 
 router = APIRouter(tags=["classify"])
 

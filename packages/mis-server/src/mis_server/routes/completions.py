@@ -14,10 +14,11 @@ from mis_core.tasks.text.completion import COMPLETE, CompletionResult, ParsedCom
 from mis_core.tasks.text.writing import GenerateChunk, GeneratedChoice
 from mis_core.tokenization import Tokenizer
 from mis_server.answering import Answering
+from mis_server.model import in_thread_if_large
 from mis_server.routes.token_logprobs import Entries, Spelled, TextOffsets
 from mis_server.schemas.chat import ChatUsage, Finish
 from mis_server.schemas.completions import CompletionBody, CompletionChoice, CompletionReply
-from mis_server.service import ServiceOfApp, event_reply, in_thread_if_large, json_reply
+from mis_server.service import ServiceOfApp, event_reply, json_reply
 
 router = APIRouter(tags=["completions"])
 
@@ -36,7 +37,7 @@ async def complete(request: Request, service: ServiceOfApp) -> Response:
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
     answering = await service.write(COMPLETE, request)
-    parsed, tokenizer = answering.answered.parsed, service.tokenizers.tokenizer
+    parsed, tokenizer = answering.answered.parsed, service.model.tokenizers.tokenizer
     reply = CompletionReply(
         id=f"cmpl-{request.state.request_id}",
         created=int(time.time()),

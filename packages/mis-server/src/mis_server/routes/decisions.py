@@ -6,9 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mis_core.tasks.decide.task import DECIDE
+from mis_server.model import in_thread_if_large
 from mis_server.schemas.bodies import described
 from mis_server.schemas.decisions import DecisionBody, DecisionReply
-from mis_server.service import ServiceOfApp, in_thread_if_large, json_reply
+from mis_server.service import ServiceOfApp, json_reply
 
 router = APIRouter()
 

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from mis_core.errors import RequestError
 from mis_server.schemas.operations import ModelCard, ModelList
-from mis_server.service import ModelService, ServiceOfApp
+from mis_server.service import HttpService, ServiceOfApp
 
 router = APIRouter()
 
@@ -23,13 +23,13 @@ async def get_model(model_id: str, service: ServiceOfApp) -> ModelCard:
     return _card(service)
 
 
-def _card(service: ModelService) -> ModelCard:
-    info = service.client.info
+def _card(service: HttpService) -> ModelCard:
+    info = service.model.client.info
     return ModelCard(
         id=service.settings.model_name,
         created=0 if info is None else info.created,
         root=service.settings.engine.model,
         max_model_len=None if info is None else info.context_length,
-        tasks=list(service.tasks),
-        recipe=service.recipe,
+        tasks=list(service.model.tasks),
+        recipe=service.model.recipe,
     )

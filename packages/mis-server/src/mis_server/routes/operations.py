@@ -13,7 +13,7 @@ import mis_server
 from mis_core.errors import EngineUnavailable
 from mis_core.requests import ScoreRequest
 from mis_server.schemas.operations import FlatServerInfo, Load, ModelInfo, ServerInfo, Status, Version
-from mis_server.service import ModelService, ServiceOfApp
+from mis_server.service import HttpService, ServiceOfApp
 from mis_server.telemetry.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["operations"])
@@ -32,9 +32,9 @@ async def health() -> Status:
 @router.get("/ready")
 async def ready(service: ServiceOfApp) -> Status:
     """Answer 200 if requests can be scored now, 503 otherwise."""
-    if not service.client.ready:
+    if not service.model.client.ready:
         raise EngineUnavailable("The engine is not ready.")
-    service.tokenizers.check()
+    service.model.tokenizers.check()
     return Status(status="ready")
 
 
@@ -43,7 +43,7 @@ async def health_generate(service: ServiceOfApp) -> Status:
     """Score one token on the device; answer 503 if that fails or takes more than 30 s."""
     try:
         async with asyncio.timeout(_GENERATE_S):
-            await service.client.score(_ONE_TOKEN)
+            await service.model.client.score(_ONE_TOKEN)
     except TimeoutError:
         raise EngineUnavailable("The engine does not answer.") from None
     return Status(status="ok")
@@ -84,8 +84,8 @@ async def get_server_info(service: ServiceOfApp) -> FlatServerInfo:
 @router.get("/get_model_info")
 async def model_info(service: ServiceOfApp) -> ModelInfo:
     """Describe the served model with the names of SGLang."""
-    info = service.client.info
-    tasks = service.tasks
+    info = service.model.client.info
+    tasks = service.model.tasks
     return ModelInfo(
         model_path=service.settings.engine.model,
         tokenizer_path=service.settings.engine.tokenizer,
@@ -108,7 +108,7 @@ async def load(service: ServiceOfApp) -> Load:
     )
 
 
-def _settings(service: ModelService) -> dict[str, Any]:
+def _settings(service: HttpService) -> dict[str, Any]:
     """Return every setting, the engine's too, except secrets."""
     settings = {
         field.name: getattr(service.settings, field.name)
@@ -118,8 +118,8 @@ def _settings(service: ModelService) -> dict[str, Any]:
     return settings | dataclasses.asdict(service.settings.engine)
 
 
-def _loaded(service: ModelService) -> dict[str, str | int | float]:
-    info = service.client.info
+def _loaded(service: HttpService) -> dict[str, str | int | float]:
+    info = service.model.client.info
     return {} if info is None else dict(info.summary)
 
 

@@ -7,9 +7,10 @@ from starlette.responses import Response
 from mis_core.tasks.path.service import Answered
 from mis_core.tasks.rerank.ranking import Ranking
 from mis_core.tasks.rerank.task import RERANK, ParsedRerank
+from mis_server.model import in_thread_if_large
 from mis_server.schemas.bodies import described
 from mis_server.schemas.rerank import RerankBody, RerankReply, RerankResult
-from mis_server.service import ServiceOfApp, in_thread_if_large, json_reply
+from mis_server.service import ServiceOfApp, json_reply
 
 router = APIRouter()
 

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from mis_core.tasks.score.parsed import ParsedScore
 from mis_core.tasks.score.result import ScoreResult
 from mis_core.tasks.score.task import SCORE
+from mis_server.model import in_thread_if_large
 from mis_server.schemas.score import Placement, PromptTokensDetails, ScoreBody, ScoreLayout, ScoreReply, ScoreUsage
-from mis_server.service import ModelService, in_thread_if_large, json_reply
+from mis_server.service import HttpService, json_reply
 
 router = APIRouter()
 
@@ -27,7 +28,7 @@ async def score(request: Request) -> Response:
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
-    service: ModelService = request.app.state.service  # resolving a dependency costs a tenth of a small request
+    service: HttpService = request.app.state.service  # resolving a dependency costs a tenth of a small request
     answered = await service.handle(SCORE, request)
     result = answered.result
     scores, logprobs = await in_thread_if_large(result.scores.size, _encode_both, answered.parsed, result)
@@ -49,8 +50,8 @@ async def score(request: Request) -> Response:
     return json_reply(reply, answered)
 
 
-async def _layout(service: ModelService, result: ScoreResult) -> ScoreLayout:
-    info, rows = service.client.info, result.placements
+async def _layout(service: HttpService, result: ScoreResult) -> ScoreLayout:
+    info, rows = service.model.client.info, result.placements
     return ScoreLayout(
         algorithm=result.algorithm,
         reason=result.reason,

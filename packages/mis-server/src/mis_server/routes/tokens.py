@@ -12,7 +12,7 @@ from starlette.responses import Response
 from mis_core.tokenization import Tokenizer
 from mis_server.edge.admission import Permit
 from mis_server.schemas.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
-from mis_server.service import ModelService, ServiceOfApp
+from mis_server.service import HttpService, ServiceOfApp
 from mis_server.tokenizers import tokens as work
 from mis_server.tokenizers.pool import SMALL
 
@@ -32,7 +32,7 @@ async def tokenize(request: Request, service: ServiceOfApp) -> Response:
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
-    info = service.client.info
+    info = service.model.client.info
     tokens = await _do(request, service, work.tokenize)
     return _json(
         TokenizeReply(
@@ -47,18 +47,18 @@ async def tokenize(request: Request, service: ServiceOfApp) -> Response:
 @router.post("/detokenize", openapi_extra=_body(DetokenizeBody), response_model=DetokenizeReply)
 async def detokenize(request: Request, service: ServiceOfApp) -> Response:
     """Return the text of token ids. The header `x-request-timeout` is that of `/tokenize`."""
-    info = service.client.info
+    info = service.model.client.info
     text = await _do(request, service, work.detokenize, None if info is None else info.vocab_size)
     return _json(DetokenizeReply(msgspec.Raw(text)))
 
 
-async def _do(request: Request, service: ModelService, function: Callable[..., Result], *more: int | None) -> Result:
+async def _do(request: Request, service: HttpService, function: Callable[..., Result], *more: int | None) -> Result:
     settings = service.settings
     limits = settings.max_text_characters, settings.max_request_tokens
 
     async def tokenized(body: bytes, permit: Permit) -> Result:
         job: Callable[[Tokenizer], Result] = partial(function, body, settings.model_name, *limits, *more)
-        lane = service.tokenizers.small if len(body) <= SMALL else service.tokenizers.large
+        lane = service.model.tokenizers.small if len(body) <= SMALL else service.model.tokenizers.large
         return await lane(job, len(body))
 
     return await service.with_body(request, tokenized)

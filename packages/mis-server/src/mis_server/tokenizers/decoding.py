@@ -1,5 +1,6 @@
 """From the bytes of a body to its fields, and to a request."""
 
+import marshal
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -44,7 +45,7 @@ def decode_object(body: bytes) -> Mapping[str, Any]:
 
 
 def parse_body(
-    task: Task[ParsedType, Any], body: bytes, limits: Limits, models: tuple[str, ...], tokenizer: Tokenizer
+    task: Task[ParsedType, Any], body: bytes, limits: Limits, models: tuple[str, ...] | None, tokenizer: Tokenizer
 ) -> ParsedType:
     """Validate and tokenise a body of the given task; runs in tokenizer processes.
 
@@ -54,8 +55,20 @@ def parse_body(
     return task.read(decode_body(body), tokenizer, limits, models)
 
 
+def parse_fields(
+    task: Task[ParsedType, Any], fields: bytes, limits: Limits, models: tuple[str, ...] | None, tokenizer: Tokenizer
+) -> ParsedType:
+    """Do the same as `parse_body` with fields that `marshal` has written."""
+    return task.read(marshal.loads(fields), tokenizer, limits, models)
+
+
 def parse_within(
-    task: Task[ParsedType, Any], body: bytes, limits: Limits, models: tuple[str, ...], most: int, tokenizer: Tokenizer
+    task: Task[ParsedType, Any],
+    body: bytes,
+    limits: Limits,
+    models: tuple[str, ...] | None,
+    most: int,
+    tokenizer: Tokenizer,
 ) -> ParsedType:
     """Do the same as `parse_body`, if it costs no more than `most`, as `Meter` counts it.
 

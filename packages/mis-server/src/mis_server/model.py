@@ -1,0 +1,190 @@
+"""A served model: its engine process and its tokenizers, which serve every task. Knows no HTTP.
+
+`mis-server serve`, `mis-server score` and the actors of Ray each have one.
+"""
+
+import asyncio
+import contextlib
+import marshal
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from mis_core.config import EngineConfig
+from mis_core.errors import EngineUnavailable
+from mis_core.hub import resolve
+from mis_core.process.client import EngineClient
+from mis_core.process.wire import Ready
+from mis_core.requests import EngineOutput, ScoreRequest
+from mis_core.tasks.limits import Limits
+from mis_core.tasks.path.service import Service, all_or_none
+from mis_core.tasks.path.task import Fields, ParsedType, Task
+from mis_core.tasks.recipes.recognition import describe_rerank, rerank_recipe
+from mis_core.tasks.served import check_task, tasks_of
+from mis_core.tokenization import Tokenizer, TooMuchWork
+from mis_server.tokenizers.decoding import decode_body, parse_body, parse_fields, parse_within
+from mis_server.tokenizers.pool import SMALL, TokenizerPool
+from mis_server.tokenizers.rendering import TakesLong
+
+_INLINE_VALUES = 32_768  # computed or encoded in little more time than it takes to wake a thread
+_AMPLIFIED = 16  # a small body may cost the tokenizer so much for each of its bytes, as `Meter` counts it,
+_LEAST = 16_384  # or this much if that is more: 65 ms for the worst text
+_AT_A_TIME = 16  # engine requests of one body; together they fill a step
+
+Result = TypeVar("Result")
+
+
+class Model(Service[bytes | Fields]):
+    """A model with all its tasks. The source of a request is a body of JSON, or its fields as Python has them.
+
+    Attributes:
+        client: The engine process.
+        tokenizers: Where texts become tokens.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        client: EngineClient,
+        tokenizers: TokenizerPool,
+        *,
+        name: str | None = None,
+        **limits: int,
+    ) -> None:
+        """Take what `running_model` starts, and closes.
+
+        Args:
+            config: The engine's options.
+            client: The engine process.
+            tokenizers: Where texts become tokens.
+            name: What requests may call the model; None: whatever they like.
+            limits: Fields of `Limits` that are not to be its defaults.
+        """
+        self.client = client
+        self.tokenizers = tokenizers
+        self._config = config
+        self._names = None if name is None else (name,)
+        self._limits = limits
+
+    async def wait_ready(self) -> Ready:
+        """Wait until all of it is ready for the first time; return what the engine says about its model.
+
+        Raises:
+            ModelError: the model cannot be served as it stands.
+            EngineUnavailable: the engine, or the tokenizer processes, could not start.
+        """
+        info, _ = await asyncio.gather(self.client.wait_ready(), self.tokenizers.compiled())
+        return info
+
+    async def parse(self, task: Task[ParsedType, Any], source: bytes | Fields) -> ParsedType:
+        """Validate a request: here if it is small or fields, and has no text; else where it can be killed.
+
+        Raises:
+            RequestError: the request breaks the contract.
+            EngineUnavailable: the engine was never ready.
+        """
+        limits = self.limits
+        if not isinstance(source, bytes):
+            if not task.has_text(source):
+                return await asyncio.to_thread(task.parse, source, None, limits, self._names)
+            fields = marshal.dumps(dict(source))  # it goes as deep as JSON does, and pickle half as deep
+            return await self.tokenizers.large(partial(parse_fields, task, fields, limits, self._names), len(fields))
+        if len(source) <= SMALL:
+            fields = decode_body(source)
+            if not task.has_text(fields):
+                return await in_thread_if_large(len(source), task.parse, fields, None, limits, self._names)
+            # A short text that is tokenised again with each of many items is a long job, too.
+            most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL)
+            work = partial(parse_within, task, source, limits, self._names, most)
+            with contextlib.suppress(TooMuchWork, TakesLong):
+                return await self.tokenizers.small(work, len(source))
+        return await self.tokenizers.large(partial(parse_body, task, source, limits, self._names), len(source))
+
+    async def submit(self, requests: tuple[ScoreRequest, ...]) -> tuple[EngineOutput, ...]:
+        """Have the engine process compute requests, some at a time: the engine gives everybody's the same turns."""
+        if len(requests) == 1:
+            return (await self.client.score(requests[0]),)
+        turns = asyncio.Semaphore(_AT_A_TIME)
+
+        async def compute(request: ScoreRequest) -> EngineOutput:
+            async with turns:
+                return await self.client.score(request)
+
+        return await all_or_none([compute(request) for request in requests])
+
+    async def finish(
+        self, task: Task[ParsedType, Result], parsed: ParsedType, outputs: tuple[EngineOutput, ...]
+    ) -> Result:
+        """Turn the engine's outputs into the result."""
+        return await in_thread_if_large(sum(output.logits.size for output in outputs), task.finish, parsed, outputs)
+
+    def check(self, task: Task[Any, Any]) -> None:
+        """Refuse a request that cannot be answered now, whatever it asks.
+
+        Raises:
+            EngineUnavailable: the engine cannot answer now.
+            RequestError: the model does not have this task.
+        """
+        if not self.client.ready:
+            raise EngineUnavailable("The engine is not ready.")
+        check_task(task.name, self.tokenizers.tokenizer, self.limits)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks that the model has; none until the engine is ready."""
+        return () if self.client.info is None else tasks_of(self.tokenizers.tokenizer, self.limits)
+
+    @property
+    def recipe(self) -> str | None:
+        """Name of the recipe that rerank takes; None if the model has no such task, or the engine is not ready."""
+        return rerank_recipe(self.tokenizers.tokenizer, self.limits).name if "rerank" in self.tasks else None
+
+    @property
+    def described_rerank(self) -> str:
+        """A line for the log: the recipe of rerank, or why there is none. Raises until the engine is ready."""
+        return describe_rerank(self.tokenizers.tokenizer, self.limits)
+
+    @property
+    def limits(self) -> Limits:
+        """What one request may ask for; raises EngineUnavailable until the engine is ready."""
+        info, config = self.client.info, self._config
+        if info is None:
+            raise EngineUnavailable("The engine is not ready.")
+        return Limits(
+            context_length=info.context_length,
+            vocab_size=info.vocab_size,
+            delimiter=config.multi_item_scoring_delimiter,
+            layouts=config.enable_request_layout,
+            head_labels=info.head_labels,
+            head_activation=info.head_activation,
+            architecture=info.architecture,
+            signs=info.signs,
+            rerank_recipe=config.rerank_recipe,
+            **self._limits,
+        )
+
+
+@contextlib.asynccontextmanager
+async def running_model(config: EngineConfig, *, name: str | None = None, **limits: int) -> AsyncIterator[Model]:
+    """Bring a model up, and end its processes at the end. It starts in the background: see `Model.wait_ready`.
+
+    Args:
+        config: The engine's options.
+        name: As of `Model`.
+        limits: As of `Model`.
+
+    Raises:
+        ConfigError, ModelError: the model or its tokenizer cannot be served as it stands.
+    """
+    local = await asyncio.to_thread(resolve, config)
+    async with EngineClient(local) as client:
+        tokenizer = await asyncio.to_thread(Tokenizer.of, local)  # while the engine starts
+        async with TokenizerPool(tokenizer) as tokenizers:
+            yield Model(config, client, tokenizers, name=name, **limits)
+
+
+async def in_thread_if_large(values: int, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function that computes or encodes so many values, where it does not hold up the event loop."""
+    if values <= _INLINE_VALUES:
+        return work(*arguments)
+    return await asyncio.to_thread(work, *arguments)
