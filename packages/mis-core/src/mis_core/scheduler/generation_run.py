@@ -77,7 +77,8 @@ class GenerationRun:
 
     def __init__(self, generation: Generation, home: Home) -> None:
         self.id = generation.id
-        self.waiting = self.generation = generation
+        self.waiting: Waiting = generation
+        self.generation = generation
         self.home = home
         self.homes = (home,)
         self.slot = home.reserve_slot()

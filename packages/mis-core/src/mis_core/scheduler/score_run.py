@@ -113,7 +113,7 @@ class ScoreRun:
             most_reads: Rows that can be read in a step; an item that reads more is computed in chunks.
         """
         self.id = waiting.id
-        self.waiting = waiting
+        self.waiting: Waiting = waiting
         self.choice = choice
         self.homes = lock.homes
         self.dense_mask = choice.dense_mask
