@@ -80,7 +80,7 @@ class GenerationRun:
         self.waiting: Waiting = generation
         self.generation = generation
         self.home = home
-        self.homes = (home,)
+        self.homes: tuple[Home, ...] = (home,)
         self.slot = home.reserve_slot()
         self.age = next(self._ages)
         self.is_cancelled = False
