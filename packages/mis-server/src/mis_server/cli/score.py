@@ -19,7 +19,7 @@ _COUNT, _SHARE = click.IntRange(min=1), click.FloatRange(min=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions:
+class OfflineOptions:
     """The options of the command without those of the engine, in the order of `--help`."""
 
     items: str | None = declared(
@@ -93,7 +93,7 @@ def _score(**given: Any) -> None:
     Each line is a text, a list of token ids, or an object with `item` or `items` and, optionally, `query` and `id`. The
     output has one line for each. To resume an interrupted run, start it again.
     """
-    engine, options = read_engine(given), read(ScoreOptions, given)
+    engine, options = read_engine(given), read(OfflineOptions, given)
     if not (options.labels or options.label_token_ids or options.rerank):
         raise click.UsageError("--labels is missing: texts such as ' yes' ' no', or --label-token-ids.")
     log_to_stderr("human", "warning")
@@ -102,7 +102,7 @@ def _score(**given: Any) -> None:
         raise SystemExit(2)
 
 
-def _score_here(options: ScoreOptions, engine: EngineConfig) -> int:
+def _score_here(options: OfflineOptions, engine: EngineConfig) -> int:
     items, output = options.items, options.output
     if items is None:
         raise click.UsageError("Missing option '--items'.")
@@ -133,7 +133,7 @@ def _beside(items: Path, format: str) -> Path:
     return plain.parent / f"{plain.stem}.scores.{format}"
 
 
-def _score_there(options: ScoreOptions, address: str, engine: EngineConfig) -> int:
+def _score_there(options: OfflineOptions, address: str, engine: EngineConfig) -> int:
     if not options.input:
         raise click.UsageError("Missing option '--input', which --ray needs.")
     if not options.output:
@@ -170,5 +170,5 @@ def _cluster(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-SCORE = Command("score", _score, [*options_of(ScoreOptions), *options_of(EngineConfig)])
+SCORE = Command("score", _score, [*options_of(OfflineOptions), *options_of(EngineConfig)])
 """The command."""
