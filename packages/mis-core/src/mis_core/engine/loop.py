@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _UNDER_WAY = 2
 
 Listener = Callable[[Sequence[tuple[int, NewToken | Exception]]], None]
-"""Is told once in each step what comes of the sequences that it listens to: the key of each with its next token, or why
+"""Gets, once in each step, what comes of the sequences that it listens to: the key of each with its next token, or why
 no more come. It is called in the engine's thread, so it must not wait."""
 
 
@@ -74,12 +74,12 @@ class EngineLoop:
         return future
 
     def generate(self, request: GenerateRequest, listener: Listener, key: int) -> Callable[[], None]:
-        """Queue a sequence to be written; return what ends it early, which frees what it holds.
+        """Queue a sequence; return what ends it early, which frees what it holds.
 
         Args:
             request: The prompt, and how it goes on.
-            listener: Is told its tokens; may listen to others, too.
-            key: What the listener is told with them.
+            listener: Gets its tokens; may listen to others, too.
+            key: Comes with each of them.
 
         Raises:
             EngineUnavailable: the engine is closed.
@@ -175,20 +175,20 @@ class EngineLoop:
         self.progress += 1
         with self._changed, jax.profiler.TraceAnnotation("mis.answer"):
             answered: list[tuple[Future[EngineOutput], EngineOutput]] = []
-            told: dict[Listener, list[tuple[int, NewToken | Exception]]] = defaultdict(list)
+            new: dict[Listener, list[tuple[int, NewToken | Exception]]] = defaultdict(list)
             for number, output in self._scheduler.complete(running.plan, values):
                 if isinstance(output, NewToken):
                     listener, key = self._listeners[number]
-                    told[listener].append((key, output))
+                    new[listener].append((key, output))
                     if output.finish_reason is not None:
                         del self._listeners[number]
                 else:
                     answered.append((self._futures.pop(number), output))
-            self._counts["written_tokens"] += sum(map(len, told.values()))
+            self._counts["written_tokens"] += sum(map(len, new.values()))
         for future, output in answered:
             with suppress(InvalidStateError):  # cancelled meanwhile
                 future.set_result(output)
-        for listener, tokens in told.items():
+        for listener, tokens in new.items():
             listener(tokens)
 
     def _fail(self, numbers: Callable[[], list[int]], message: str) -> None:

@@ -129,8 +129,8 @@ class Runner:
             PAGE_SIZE,
             self._backend.cache_head_dim,
         )
-        try:
-            self._cache = self._empty_cache()
+        try:  # waiting for it, since a device that lacks the room would say so in the first step
+            self._cache = jax.block_until_ready(self._empty_cache())
         except jax.errors.JaxRuntimeError as error:
             raise _no_room(pages * mesh.shape[DATA]) from error
         self._last, self._counts, self._logits = self._empty_slots()
@@ -147,10 +147,9 @@ class Runner:
         self._reads = make_reads(self._graph, self._weights, mesh)
 
     def _empty_cache(self) -> KeyValueCache:
-        """Allocate keys and values, and wait: a device that lacks the room says so later, in the first step."""
         sharding = NamedSharding(self.mesh, CACHE)
         zeros = jax.jit(lambda: jnp.zeros(self._cache_shape, self._backend.storage_dtype), out_shardings=sharding)
-        return jax.block_until_ready((zeros(), zeros()))
+        return zeros(), zeros()
 
     def _empty_slots(self) -> tuple[Array, Array, Array]:
         """Return the last token of each slot on all devices, how often each was written there, and room for logits."""

@@ -10,7 +10,7 @@ Drawing is the Gumbel-max trick; top-p keeps the smallest set of most probable t
 (arXiv 2407.01082) those with a share of the highest probability. They apply in the order top-k, top-p, min-p, behind
 the temperature.
 
-Sequences that are written have slots, whose last tokens stay on the device: a decode step reads them there. For those
+Sequences that are generated have slots, whose last tokens stay on the device: a decode step reads them there. For those
 whose tokens are penalised, it is counted there how often each was written.
 """
 

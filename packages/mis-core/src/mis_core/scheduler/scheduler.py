@@ -3,7 +3,7 @@
 Requests wait in order of arrival until a shard has room for all they may need; so a request that runs
 never waits for pages, and none can block another for ever. Then it stays on that shard; one that is alone
 may get all of them. Those that run on a shard take turns: every step gives each the same share of its
-tokens, then what is left to whoever wants more. Sequences that are written get a token each in decode steps, which
+tokens, then what is left to whoever wants more. Sequences that are generated get a token each in decode steps, which
 take turns with all others.
 
 A sequence takes pages as it grows, so the pages that another one waits for may be held for long. Therefore `PASSES`

@@ -45,7 +45,7 @@ class WaitingScore(Waiting):
         request, query = self.request, self._shared_query
         anew, more_tokens = request.query_reads > 0, len(request.item_tokens)
         for homes in opening.rank(query, more_tokens, request.cache_salt, anew=anew, may_be_cut=True):
-            run = self._begin_on(homes, opening)
+            run = self._begin_on(homes, query, opening)
             if all(run.missing_pages(home.shard) <= home.headroom for home in homes):
                 logger.debug("request %d: %s, %s", self.id, run.choice.algorithm, run.choice.reason)
                 return run
@@ -58,8 +58,8 @@ class WaitingScore(Waiting):
         request = self.request
         return request.query if request.query_reads else request.query[: int(request.context_lens.max())]
 
-    def _begin_on(self, homes: list[Home], opening: Opening) -> "ScoreRun":
-        shape, request, query = opening.shape, self.request, self._shared_query
+    def _begin_on(self, homes: list[Home], query: Int32[np.ndarray, " tokens"], opening: Opening) -> "ScoreRun":
+        shape, request = opening.shape, self.request
         layout = request.layout.over(opening.layout)
         lock = QueryLock(homes, query, request.cache_salt, anew=request.query_reads > 0)
         if layout.algorithm != "serial":

@@ -18,6 +18,11 @@ _MANY = "Many machines"
 _COUNT, _SHARE = click.IntRange(min=1), click.FloatRange(min=0)
 
 
+def _without_mark(ctx: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """Remove the byte order mark of a file whose text a shell put here."""
+    return text and text.removeprefix("\ufeff")
+
+
 @dataclass(frozen=True, kw_only=True)
 class OfflineOptions:
     """The options of the command without those of the engine, in the order of `--help`."""
@@ -32,7 +37,7 @@ class OfflineOptions:
         "JSONL file of scores, or - for standard output; for Parquet, and with --ray, a folder; default: next to the "
         "items.",
     )
-    query: str | None = declared(None, "Query text of lines without their own.")
+    query: str | None = declared(None, "Query text of lines without their own.", callback=_without_mark)
     labels: tuple[str, ...] = declared((), "Label texts of any length, such as ' yes' ' no'.")
     label_token_ids: tuple[int, ...] = declared((), "Labels as token ids.")
     apply_softmax: bool = declared(False, "Return a softmax over the labels.", show_default=False)
@@ -77,10 +82,6 @@ class OfflineOptions:
     actor_cpus: float = declared(1.0, "Cores that an actor reserves.", group=_MANY, type=_SHARE)
     actor_gpus: float = declared(0.0, "GPUs that an actor reserves.", group=_MANY, type=_SHARE)
     actor_tpus: float = declared(0.0, "TPU chips that an actor reserves.", group=_MANY, type=_SHARE)
-
-    def __post_init__(self) -> None:
-        if self.query is not None:  # as a file's text is where a shell put it here
-            object.__setattr__(self, "query", self.query.removeprefix("\ufeff"))
 
     def format_for(self, path: str | None) -> str:
         """Return how scores are written, by the end of a path unless it is said."""
