@@ -227,6 +227,13 @@ def test_steps_are_those_of_a_list_that_is_walked_more_examples(**drawn: Any) ->
     assert_plans_of_a_list(**drawn)
 
 
+def test_a_sequence_begins_when_its_prompt_gets_cached_in_pages_of_another() -> None:
+    """As many pages are free and cached as when it found no room, but now its own prompt is among the cached."""
+    scores = [Arrival(20, 0, 1, 0, 1, None), Arrival(0, 0, 1, 0, 1, None), Arrival(9, 1, 1300, 0, 12, None)]
+    sequences = [Arrival(0, 0, 1, 70, 12, 46), Arrival(25, 4, 700, 20, 12, 20)]
+    assert_plans_of_a_list([*scores[:2], sequences[0], scores[2], sequences[1]], 26, 1, True, 4, 8, 5)
+
+
 @pytest.mark.parametrize("tried", [1, 10**6])
 def test_those_that_passed_are_counted_alike(tried: int) -> None:
     """A flood of requests passes sequences that wait for slots, then for pages, until no more may."""

@@ -56,10 +56,18 @@ class Decodes(Owner, Protocol):
 
 
 class Vacancy(NamedTuple):
-    """What a shard has left. A request that finds too little finds too little until one of the three changes."""
+    """What a shard has left. A request that finds too little finds too little until one of these changes.
+
+    Attributes:
+        headroom: Pages that nobody will need.
+        cached_pages: Pages of its prefix cache.
+        evicted_pages: Pages that were evicted so far: as many may be cached as before, and others.
+        free_slots: Slots that no sequence has.
+    """
 
     headroom: int
     cached_pages: int
+    evicted_pages: int
     free_slots: int
 
 
@@ -91,7 +99,8 @@ class Home:
     @property
     def vacancy(self) -> Vacancy:
         """What is left."""
-        return Vacancy(self.headroom, self.cache.statistics.cached_pages, len(self._free_slots))
+        cache = self.cache.statistics
+        return Vacancy(self.headroom, cache.cached_pages, cache.evicted_pages, len(self._free_slots))
 
     @property
     def has_slot(self) -> bool:
