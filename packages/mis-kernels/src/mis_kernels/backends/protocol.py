@@ -20,6 +20,7 @@ from mis_kernels import quantized
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.backends.xla import norms, pages, rope, tiles
 from mis_kernels.backends.xla.attention import xla_attention
+from mis_kernels.backends.xla.head import head_logits
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedRows, QuantizedWeight
 from mis_kernels.segments import Segments
@@ -303,16 +304,7 @@ class Backend:
             hidden: Rows.
             weight: The head as it is stored.
         """
-        vocab = weight.shape[0]
-        chunk = min(self.vocab_chunk, vocab)
-
-        def fill(index: Array, logits: Array) -> Array:
-            start = jnp.minimum(index * chunk, vocab - chunk)  # the last chunk reaches back and writes the same again
-            part = from_bits(lax.dynamic_slice_in_dim(weight, start, chunk))
-            new = lax.dot_general(hidden, part, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-            return lax.dynamic_update_slice_in_dim(logits, new, start, 1)
-
-        return lax.fori_loop(0, -(-vocab // chunk), fill, jnp.zeros((len(hidden), vocab), jnp.float32))
+        return head_logits(hidden, weight, self.vocab_chunk)
 
     def takes_few_rows(self, embed: int) -> bool:
         """Whether `logits` give a row of so many elements the same bits in any number of rows, not only in 64."""
