@@ -98,7 +98,7 @@ def _stream(
 
     start = (0.0, 1.0) if len(chunks.weight) == 1 else (-jnp.inf, 0.0)
     highest, total = (jnp.full(len(hidden), each, jnp.float32) for each in start)
-    (kept, highest, total), _ = lax.scan(add, (kept, highest, total), jnp.arange(chunks.count))
+    (kept, highest, total), _ = lax.scan(add, (kept, highest, total), jnp.arange(chunks.num_chunks))
     return kept, highest + jnp.log(total)
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from mis_kernels.backends.native import library
 from mis_kernels.quantized import QuantizedRows, QuantizedWeight
 from mis_kernels.storage import to_bits
+from mis_kernels.weights import FoldedNorm
 
 _COLUMNS, _DEPTH = 16, 4
 
@@ -36,9 +37,9 @@ class TiledWeight(QuantizedWeight):
         """Whether each layer has two weights, a gate and what it gates."""
         return self.values.ndim == 5
 
-    def __getitem__(self, key: Any) -> Self:
-        """Return one of a layer's pair, or with `[...]` itself."""
-        return self if key is ... else dataclasses.replace(self, matrix=self.matrix + key)
+    def __getitem__(self, key: int) -> Self:
+        """Return one of a layer's pair."""
+        return dataclasses.replace(self, matrix=self.matrix + key)
 
     def at_layer(self, layer: Int32[Array, ""]) -> Self:
         """Return one layer's weight or pair, without a copy."""
@@ -50,10 +51,29 @@ class TiledWeight(QuantizedWeight):
         cuts = {"values": PartitionSpec(*stack, columns, depth), "scales": PartitionSpec(*stack, columns)}
         return dataclasses.replace(self, **cuts)
 
+    def operand(self, x: Array) -> QuantizedRows:
+        """Quantise in one pass over the rows."""
+        return quantize_rows(x, self.block)
+
+    def product(self, rows: QuantizedRows) -> Array:
+        """Multiply bytes, four summands at a time."""
+        return product(rows, self)
+
+    def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+        """Gate products before they leave the cache, if nothing comes in between."""
+        if bias is None and norm is None:
+            return product(self.operand(x), self, gated=True).astype(x.dtype)
+        return super().gated_linear(x, bias, norm)
+
 
 def fits(depth: int, columns: int) -> bool:
     """Whether weights with so many summands and columns on each device can be tiled: tiles and vectors are whole."""
     return depth % _COLUMNS == columns % _COLUMNS == 0
+
+
+def pack(weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
+    """Tile a stack in host memory if it `fits`."""
+    return tile(weight) if fits(depth, columns) else weight
 
 
 def tile(weight: QuantizedWeight) -> TiledWeight:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int32, UInt16
 
 from mis_kernels.backends.native import library
 from mis_kernels.storage import from_bits, to_bits
+from mis_kernels.weights import FoldedNorm, Weight
 
 ROWS = 32
 """Rows of activations come in multiples of this where tile registers take them."""
@@ -25,7 +26,7 @@ _TILE_COLUMNS, _TILE_DEPTH = 16, 32
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PackedWeight:
+class PackedWeight(Weight):
     """A stack of weights `[in, out]`, or of pairs of such weights, in tiles.
 
     Attributes:
@@ -51,9 +52,16 @@ class PackedWeight:
         """Whether each layer has two weights, a gate and what it gates."""
         return self.tiles.ndim == 5
 
-    def __getitem__(self, key: object) -> "PackedWeight":
-        """Return itself, so that `parameter[...]` reads as it does for arrays."""
-        return self
+    def linear(self, x: Array, residual: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+        """Add the residual before rounding."""
+        assert norm is None, "norms are not folded here"
+        return packed_linear(x, self, residual)
+
+    def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+        """Gate products before they leave the cache."""
+        assert bias is None, "packed weights are gated before a bias could be added"
+        assert norm is None, "norms are not folded here"
+        return packed_linear(x, self)
 
 
 def fits(*dimensions: int) -> bool:

@@ -26,7 +26,7 @@ class HeadChunks(NamedTuple):
         return cls(weight, min(most, len(weight)))
 
     @property
-    def count(self) -> int:
+    def num_chunks(self) -> int:
         """How many there are."""
         return -(-len(self.weight) // self.size)
 
@@ -49,4 +49,4 @@ def head_logits(
         start, new = chunks.logits(hidden, index)  # what is repeated is written again
         return lax.dynamic_update_slice_in_dim(logits, new, start, 1)
 
-    return lax.fori_loop(0, chunks.count, fill, jnp.zeros((len(hidden), len(weight)), jnp.float32))
+    return lax.fori_loop(0, chunks.num_chunks, fill, jnp.zeros((len(hidden), len(weight)), jnp.float32))
