@@ -12,6 +12,7 @@ from mis_kernels.backends.tpu import products, projection
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
+from mis_kernels.operations import project
 from mis_kernels.quantized import QuantizedWeight, block_of, quantize
 from mis_kernels.target import compiling_for
 from mis_kernels.weights import FoldedNorm, HeadTurns
@@ -57,7 +58,7 @@ def computed(
     def run(x: jax.Array, weight: QuantizedWeight, arrays: tuple, bias: jax.Array | None) -> tuple:
         norm = FoldedNorm((x.astype(jnp.float32) ** 2).sum(1, keepdims=True), EPSILON) if folded else None
         packed = backend.pack_quantized(weight, *weight.values.shape[-2:])
-        return backend.project(x, packed.at_layer(LAYER), HeadTurns(*arrays, EPSILON), bias, norm)
+        return project(x, packed.at_layer(LAYER), HeadTurns(*arrays, EPSILON), bias, norm, backend=backend)
 
     with compiling_for(interpret=interpret):
         made = jax.jit(run, compiler_options=EMULATED)(x, weight, turns[:-1], bias)
@@ -169,7 +170,7 @@ def test_the_backend_projects_in_one_kernel_where_that_is_faster(chip: str, fuse
         turns = jax.eval_shape(lambda: turns_of(64, heads)[:-1])
         text = str(
             jax.make_jaxpr(
-                lambda x, weight, turns: backend.project(x, weight.at_layer(LAYER), HeadTurns(*turns, EPSILON))
+                lambda x, weight, turns: project(x, weight.at_layer(LAYER), HeadTurns(*turns, EPSILON), backend=backend)
             )(rows_of(64), weight, turns)
         )
     assert ("quantized_projection" in text) == fused

@@ -110,7 +110,7 @@ class Weight(ABC):
         bias: Float[Array, "kv_heads group_plus_two head_dim"] | None,
         norm: FoldedNorm | None,
     ) -> tuple[Array, Array, Array] | None:
-        """Return what `Backend.project` does, in one pass; None: products and what follows are best made apart."""
+        """Return what `operations.project` does, in one pass; None: the product is best made by itself."""
         return None
 
 

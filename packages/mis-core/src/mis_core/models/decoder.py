@@ -22,6 +22,7 @@ from mis_core.models.parallel import PRODUCTS, add_product, gather_columns
 from mis_core.models.rope import frequencies
 from mis_kernels import from_bits, rotary_tables, to_bits
 from mis_kernels.backends import Backend
+from mis_kernels.operations import project
 from mis_kernels.weights import FoldedNorm, HeadTurns, layer_of, materialised, weight_of
 
 Cache = Any
@@ -120,7 +121,7 @@ class DecoderLayer(nnx.Module):
         norms = (self.q_norm[...], self.k_norm[...]) if config.family.qk_norm else (None, None)
         turns = HeadTurns(*tables, *norms, config.norm_epsilon)
         bias = self.qkv_bias[...] if config.qkv_bias else None
-        return self.backend.project(normed.rows, self.qkv.get_value(), turns, bias, normed.norm)
+        return project(normed.rows, self.qkv.get_value(), turns, bias, normed.norm, backend=self.backend)
 
 
 def _at_layer(path: tuple, stack: Any, layer: Array) -> Any:

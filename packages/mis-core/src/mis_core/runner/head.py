@@ -16,7 +16,7 @@ from jaxtyping import Array, Float32, Int32
 from mis_core.models.decoder import Decoder
 from mis_core.requests import MAX_TOP_TOKENS
 from mis_kernels import from_bits, row_sum
-from mis_kernels.backends.xla.head import HeadChunks
+from mis_kernels.backends.xla.head import chunk_logits
 
 Kept = TypeVar("Kept")
 
@@ -76,29 +76,25 @@ def _stream(
 ) -> tuple[Kept, Float32[Array, " rows"]]:
     """Go through the vocabulary once; return what is kept of it, and the log-sum-exp of each row.
 
-    A head with one row is a logistic classifier's, whose other class has the logit 0: it counts, so that the
-    probability is the sigmoid of the logit.
-
-    Args:
-        decoder: The model.
-        hidden: Rows.
-        keep: Takes what is kept so far, the first token of a chunk, and its logits; those of tokens that an earlier
-            chunk had are minus infinity.
-        kept: What is kept of nothing.
+    `keep` takes what is kept so far, the first token of a chunk, and its logits; those of tokens that an earlier chunk
+    had are minus infinity. A head with one row is a logistic classifier's, whose other class has the logit 0: it
+    counts, so that the probability is the sigmoid of the logit.
     """
-    chunks = HeadChunks.of(decoder.head_weight, decoder.backend.vocab_chunk)
+    weight = decoder.head_weight
+    vocab = len(weight)
+    chunk = min(decoder.backend.vocab_chunk, vocab)
 
     def add(carry: tuple[Kept, Array, Array], index: Array) -> tuple[tuple[Kept, Array, Array], None]:
         kept, highest, total = carry
-        start, logits = chunks.logits(hidden, index)
-        logits = jnp.where(start + jnp.arange(chunks.size) >= index * chunks.size, logits, -jnp.inf)
+        start, logits = chunk_logits(hidden, weight, chunk, index)
+        logits = jnp.where(start + jnp.arange(chunk) >= index * chunk, logits, -jnp.inf)
         new = jnp.maximum(highest, logits.max(1))
         total = total * jnp.exp(highest - new) + row_sum(jnp.exp(logits - new[:, None]))[:, 0]
         return (keep(kept, start, logits), new, total), None
 
-    start = (0.0, 1.0) if len(chunks.weight) == 1 else (-jnp.inf, 0.0)
+    start = (0.0, 1.0) if vocab == 1 else (-jnp.inf, 0.0)
     highest, total = (jnp.full(len(hidden), each, jnp.float32) for each in start)
-    (kept, highest, total), _ = lax.scan(add, (kept, highest, total), jnp.arange(chunks.num_chunks))
+    (kept, highest, total), _ = lax.scan(add, (kept, highest, total), jnp.arange(-(-vocab // chunk)))
     return kept, highest + jnp.log(total)
 
 

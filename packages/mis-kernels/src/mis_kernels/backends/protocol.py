@@ -18,7 +18,7 @@ from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.segments import Segments
-from mis_kernels.weights import FoldedNorm, HeadTurns, StoredWeight, Weight
+from mis_kernels.weights import StoredWeight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,29 +147,6 @@ class Backend(ABC):
     @abstractmethod
     def placement(self, weight: StoredWeight, cuts: Any) -> Any:
         """Return how a stored stack lies on devices, a tree like it: as it is cut, in the fastest order."""
-
-    @abstractmethod
-    def project(
-        self,
-        x: Float[Array, "tokens in"],
-        weight: Weight,
-        turns: HeadTurns,
-        bias: Float[Array, "kv_heads group_plus_two head_dim"] | None = None,
-        norm: FoldedNorm | None = None,
-    ) -> tuple[
-        Float[Array, "tokens heads head_dim"],
-        Float[Array, "tokens kv_heads head_dim"],
-        Float[Array, "tokens kv_heads head_dim"],
-    ]:
-        """Return queries, keys and values of tokens; queries and keys normalised and rotated.
-
-        Args:
-            x: Activations.
-            weight: Per KV head its query heads, then its key, then its value, as columns.
-            turns: Of the tokens.
-            bias: Added to the product.
-            norm: In front of the product; only of backends that fold norms.
-        """
 
     @abstractmethod
     def log_sum_exp(

@@ -14,11 +14,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32
 
 from mis_kernels.backends.native import library
+from mis_kernels.backends.native.packed import TILE_COLUMNS, cut_tiles, tiled
 from mis_kernels.quantized import QuantizedRows, QuantizedWeight
 from mis_kernels.storage import to_bits
 from mis_kernels.weights import FoldedNorm
 
-_COLUMNS, _DEPTH = 16, 4
+_DEPTH = 4
 
 
 @jax.tree_util.register_dataclass
@@ -47,9 +48,8 @@ class TiledWeight(QuantizedWeight):
 
     def partition(self, partition: PartitionSpec) -> Self:
         """Return the cuts of tiles and scales, where `[*stack, in, out]` is cut like `partition`."""
-        *stack, depth, columns = (*partition, *[None] * (self.values.ndim - 1 - len(partition)))
-        cuts = {"values": PartitionSpec(*stack, columns, depth), "scales": PartitionSpec(*stack, columns)}
-        return dataclasses.replace(self, **cuts)
+        values, scales = cut_tiles(partition, self.values.ndim - 1)
+        return dataclasses.replace(self, values=values, scales=scales)
 
     def operand(self, x: Array) -> QuantizedRows:
         """Quantise in one pass over the rows."""
@@ -68,7 +68,7 @@ class TiledWeight(QuantizedWeight):
 
 def fits(depth: int, columns: int) -> bool:
     """Whether weights with so many summands and columns on each device can be tiled: tiles and vectors are whole."""
-    return depth % _COLUMNS == columns % _COLUMNS == 0
+    return depth % TILE_COLUMNS == columns % TILE_COLUMNS == 0
 
 
 def pack(weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
@@ -78,13 +78,7 @@ def pack(weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
 
 def tile(weight: QuantizedWeight) -> TiledWeight:
     """Reorder a stack of weights in host memory: by 16 columns, then by 4 summands."""
-    *stack, depth, columns = weight.values.shape
-    parts = weight.values.reshape(*stack, depth // _DEPTH, _DEPTH, columns // _COLUMNS, _COLUMNS)
-    first = len(stack)
-    order = (*range(first), first + 2, first, first + 3, first + 1)
-    tiles = (columns // _COLUMNS, depth // _DEPTH, _COLUMNS * _DEPTH)
-    values = np.ascontiguousarray(parts.transpose(order)).reshape(*stack, *tiles)
-    return TiledWeight(values, weight.scales, weight.block)
+    return TiledWeight(tiled(weight.values, _DEPTH, together=_DEPTH), weight.scales, weight.block)
 
 
 def quantize_rows(x: Float[Array, "rows in"], block: int) -> QuantizedRows:

@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Shaped
@@ -16,7 +15,7 @@ from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.segments import Segments
 from mis_kernels.target import platform
-from mis_kernels.weights import FoldedNorm, HeadTurns, StoredWeight, Weight
+from mis_kernels.weights import StoredWeight
 
 
 class XlaBackend(Backend):
@@ -44,11 +43,6 @@ class XlaBackend(Backend):
         return cls(heads, dtype)
 
     @property
-    def few_rows(self) -> tuple[int, ...]:
-        """None."""
-        return ()
-
-    @property
     def storage_dtype(self) -> jnp.dtype:
         """Integers as wide, or the type itself."""
         return jnp.dtype(jnp.uint16 if self.keeps_bits and self.dtype == "bfloat16" else self.dtype)
@@ -62,6 +56,11 @@ class XlaBackend(Backend):
     def alignment(self) -> int:
         """That of tiles."""
         return tiles.ALIGNMENT
+
+    @property
+    def few_rows(self) -> tuple[int, ...]:
+        """None."""
+        return ()
 
     def for_decoding(self) -> Self:
         """Change nothing."""
@@ -96,20 +95,6 @@ class XlaBackend(Backend):
     def placement(self, weight: StoredWeight, cuts: Any) -> Any:
         """Leave the order to the compiler."""
         return cuts
-
-    def project(
-        self, x: Array, weight: Weight, turns: HeadTurns, bias: Array | None = None, norm: FoldedNorm | None = None
-    ) -> tuple[Array, Array, Array]:
-        """Multiply, add, normalise and rotate, one after the other but for weights that do all of it."""
-        made = weight.project(x, self.heads, turns, bias, norm)
-        if made is not None:
-            return made
-        with jax.named_scope("qkv"):
-            qkv = weight.linear(x, norm=norm)
-            qkv = qkv.reshape(len(qkv), -1, self.heads.group + 2, self.heads.head_dim)
-            qkv = qkv if bias is None else qkv + bias
-        with jax.named_scope(f"norm_rope_{self.name}"):
-            return self.norm_rope(qkv, *turns)
 
     def log_sum_exp(self, hidden: Array, weight: Array) -> Array | None:
         """Leave it to the caller."""
