@@ -23,6 +23,7 @@ from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.xla.backend import XlaBackend, XlaCpuBackend
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
 from mis_kernels.target import CUDA_CAPABILITIES, compiling_for
+from mis_kernels.weights import weight_of
 
 PAGE = 64
 LIMITS = StepLimits(contexts=4, context_tokens=1280, segment_tokens=256)
@@ -122,8 +123,8 @@ def test_packed_weights_are_cut_like_plain_ones(cut: P, packed: P) -> None:
     backend = NativeBackend(ANY_HEADS, "bfloat16")
     weight = np.random.default_rng(0).integers(0, 2**16, (3, 128, 64)).astype(np.uint16)
     stored = backend.pack(weight)
-    assert backend.partition(stored, cut).tiles == packed
-    assert backend.partition(weight, cut) is cut
+    assert weight_of(stored).partition(cut).tiles == packed
+    assert weight_of(weight).partition(cut) is cut
     axis = [number for number, name in enumerate(cut) if name]
     for axis_of_tiles in [number for number, name in enumerate(packed) if name]:
         parts = np.split(weight, 2, axis[0]), np.split(stored.tiles, 2, axis_of_tiles)
@@ -135,8 +136,8 @@ def test_a_plain_layer_is_a_slice_and_a_packed_one_an_index() -> None:
     backend = NativeBackend(ANY_HEADS, "bfloat16")
     weight = np.arange(3 * 64 * 32, dtype=np.uint16).reshape(3, 64, 32)
     stored = backend.pack(weight)
-    assert backend.at_layer(stored, jnp.int32(1)).tiles is stored.tiles
-    found = backend.at_layer(jnp.asarray(weight), jnp.int32(1))
+    assert stored.at_layer(jnp.int32(1)).tiles is stored.tiles
+    found = weight_of(jnp.asarray(weight)).at_layer(jnp.int32(1)).values
     np.testing.assert_array_equal(np.asarray(found).view(np.uint16), weight[1])
     assert [backend.packs(64, 96, gate_bias=bias) for bias in (False, True)] == [True, False]
     assert not backend.packs(64, 48, gate_bias=False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.sharding import PartitionSpec as P
 
-from mis_kernels.backends import ANY_HEADS, FoldedNorm
+from mis_kernels.backends import ANY_HEADS
 from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_kernels.quantized import (
     LARGEST,
@@ -24,6 +24,7 @@ from mis_kernels.quantized import (
     quantize_rows,
     quantized_product,
 )
+from mis_kernels.weights import FoldedNorm
 
 SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 9))
 MATRICES = hnp.arrays(np.float32, SHAPES, elements=st.floats(-1e6, 1e6, width=32, allow_subnormal=False))
@@ -91,9 +92,9 @@ def test_every_product_of_a_layer_takes_them(dtype: str) -> None:
 
     @jax.jit
     def products(x: jax.Array, stored: QuantizedWeight) -> tuple[jax.Array, jax.Array]:
-        second = backend.at_layer(stored, jnp.int32(1))
-        gated = backend.gated_linear(x, stored[...], jnp.asarray(residual[:2]), norm)
-        return backend.linear(x, second, jnp.asarray(residual).astype(x.dtype), norm), gated
+        second = stored.at_layer(jnp.int32(1))
+        gated = stored[...].gated_linear(x, jnp.asarray(residual[:2]), norm)
+        return second.linear(x, jnp.asarray(residual).astype(x.dtype), norm), gated
 
     found, gated = (np.asarray(each, np.float32) for each in products(x, stored))
     exact = wide @ weight[1] * factor
@@ -120,9 +121,8 @@ def test_turning_shares_what_stands_out() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_rows_bits_do_not_depend_on_the_others(dtype: str) -> None:
     x, weight = matrices(192, 96, 160)
-    backend = XlaCpuBackend(ANY_HEADS, dtype)
     stored = jax.tree.map(jnp.asarray, quantize(weight, 32)[0])
-    linear = jax.jit(lambda x, stored: backend.linear(x.astype(dtype), stored).astype(jnp.float32))
+    linear = jax.jit(lambda x, stored: stored.linear(x.astype(dtype)).astype(jnp.float32))
     whole = np.asarray(linear(x, stored))
     for first in range(0, 192, 64):
         among = np.concatenate([x[first : first + 64][::-1], x[:64] * 1000])
@@ -134,7 +134,7 @@ def test_a_rows_bits_do_not_depend_on_the_others(dtype: str) -> None:
     ("cut", "scales"), [(P(None, None, "t"), P(None, "t")), (P(None, "t"), P(None, None)), (P(), P(None, None))]
 )
 def test_scales_are_cut_with_the_channels(cut: P, scales: P) -> None:
-    found: Any = XlaCpuBackend(ANY_HEADS, "float32").partition(quantize(np.ones((3, 8, 4), np.float32)), cut)
+    found: Any = quantize(np.ones((3, 8, 4), np.float32)).partition(cut)
     assert (found.values, found.scales) == (cut, scales)
 
 

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from kernel_cases import EMULATED, SMALL
-from mis_kernels.backends import ANY_HEADS, Backend, FoldedNorm
+from mis_kernels.backends import ANY_HEADS, Backend
 from mis_kernels.backends.tpu import products
 from mis_kernels.backends.tpu.backend import TpuBackend
+from mis_kernels.backends.tpu.weights import KernelWeight
+from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.quantized import QuantizedWeight, block_of, quantize
 from mis_kernels.target import compiling_for
+from mis_kernels.weights import FoldedNorm
 from mis_testing.bits import assert_bits_equal
 
-TPU, PLAIN = TpuBackend(ANY_HEADS, "bfloat16", SMALL), Backend(ANY_HEADS, "bfloat16")
+TPU, PLAIN = TpuBackend(ANY_HEADS, "bfloat16", SMALL), XlaBackend(ANY_HEADS, "bfloat16")
 LAYERS, LAYER, EPSILON = 3, jnp.int32(1), 1e-6
 
 
@@ -35,16 +38,21 @@ def norm_of(x: jax.Array) -> FoldedNorm:
     return FoldedNorm((x.astype(jnp.float32) ** 2).sum(1, keepdims=True), EPSILON)
 
 
+def layer_of(backend: Backend, weight: QuantizedWeight) -> QuantizedWeight:
+    """One layer of a stack as a backend multiplies with it."""
+    return backend.pack_quantized(weight, *weight.values.shape[-2:]).at_layer(LAYER)
+
+
 def computed(backend: Backend, x: jax.Array, weight: QuantizedWeight, interpret: bool, **others: Any) -> np.ndarray:
     """What a backend makes of rows and one layer of a stack."""
     gated = weight.values.ndim == 4
 
     def run(x: jax.Array, weight: QuantizedWeight, others: dict[str, Any]) -> jax.Array:
-        here = backend.at_layer(weight, LAYER)
+        here = layer_of(backend, weight)
         norm = norm_of(x) if others.get("normed") is not None else None
         if gated:
-            return backend.gated_linear(x, here, norm=norm)
-        return backend.linear(x, here, others.get("residual"), norm)
+            return here.gated_linear(x, norm=norm)
+        return here.linear(x, others.get("residual"), norm)
 
     with compiling_for(interpret=interpret):
         return np.asarray(jax.jit(run, compiler_options=EMULATED)(x, weight, others), np.float32)
@@ -79,7 +87,7 @@ def test_gates_with_biases_are_left_to_xla(interpret: bool) -> None:
     weight, x = stack(256, 128, pair=True), rows_of(64, 256)
     bias = jnp.asarray(np.random.default_rng(4).normal(size=(2, 128)), jnp.bfloat16)
     with compiling_for(interpret=interpret):
-        found, expected = (each.gated_linear(x, each.at_layer(weight, LAYER), bias) for each in (TPU, PLAIN))
+        found, expected = (layer_of(each, weight).gated_linear(x, bias) for each in (TPU, PLAIN))
     assert_close(np.asarray(found, np.float32), np.asarray(expected, np.float32))
 
 
@@ -119,7 +127,7 @@ def test_a_row_of_zeros_gives_zeros(interpret: bool) -> None:
 @pytest.mark.parametrize("sizes", [(96, 128), (128, 96)])
 def test_weights_that_fill_no_lanes_are_left_to_xla(sizes: tuple[int, int]) -> None:
     with compiling_for("v6e"):
-        assert isinstance(TPU.at_layer(stack(*sizes), LAYER), QuantizedWeight)
+        assert not isinstance(layer_of(TPU, stack(*sizes)), KernelWeight)
 
 
 @pytest.mark.parametrize("rows", [64, 288, 320, 768, 1280, 2048, 2304, 4096])

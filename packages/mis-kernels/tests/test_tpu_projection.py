@@ -7,13 +7,15 @@ import pytest
 
 from kernel_cases import EMULATED, SMALL
 from mis_kernels import rotary_tables
-from mis_kernels.backends import Backend, FoldedNorm, HeadTurns
+from mis_kernels.backends import Backend
 from mis_kernels.backends.tpu import products, projection
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
+from mis_kernels.operations import project
 from mis_kernels.quantized import QuantizedWeight, block_of, quantize
 from mis_kernels.target import compiling_for
+from mis_kernels.weights import FoldedNorm, HeadTurns
 from mis_testing.bits import assert_bits_equal
 
 LAYERS, LAYER, EPSILON = 2, jnp.int32(1), 1e-6
@@ -55,7 +57,8 @@ def computed(
 ) -> list[np.ndarray]:
     def run(x: jax.Array, weight: QuantizedWeight, arrays: tuple, bias: jax.Array | None) -> tuple:
         norm = FoldedNorm((x.astype(jnp.float32) ** 2).sum(1, keepdims=True), EPSILON) if folded else None
-        return backend.project(x, backend.at_layer(weight, LAYER), HeadTurns(*arrays, EPSILON), bias, norm)
+        packed = backend.pack_quantized(weight, *weight.values.shape[-2:])
+        return project(x, packed.at_layer(LAYER), HeadTurns(*arrays, EPSILON), bias, norm, backend=backend)
 
     with compiling_for(interpret=interpret):
         made = jax.jit(run, compiler_options=EMULATED)(x, weight, turns[:-1], bias)
@@ -163,10 +166,11 @@ def test_the_backend_projects_in_one_kernel_where_that_is_faster(chip: str, fuse
     with compiling_for(chip):
         backend = TpuBackend.create(heads, "bfloat16")
         weight = jax.eval_shape(lambda: stack(heads))
+        weight = backend.pack_quantized(weight, *weight.values.shape[-2:])
         turns = jax.eval_shape(lambda: turns_of(64, heads)[:-1])
         text = str(
             jax.make_jaxpr(
-                lambda x, weight, turns: backend.project(x, backend.at_layer(weight, LAYER), HeadTurns(*turns, EPSILON))
+                lambda x, weight, turns: project(x, weight.at_layer(LAYER), HeadTurns(*turns, EPSILON), backend=backend)
             )(rows_of(64), weight, turns)
         )
     assert ("quantized_projection" in text) == fused

@@ -13,9 +13,11 @@ from jax.sharding import PartitionSpec
 
 from mis_core import Engine
 from mis_kernels import backends
-from mis_kernels.backends import Backend, FoldedNorm, LaidOut, StepLimits, Weight, explain
+from mis_kernels.backends import LaidOut, StepLimits, explain
+from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.heads import HeadShape
 from mis_kernels.segments import Segments
+from mis_kernels.weights import FoldedNorm, UnfusedWeight
 from mis_testing.options import SMALL_ENGINE
 from mis_testing.tolerances import TINY_PROBABILITIES
 
@@ -24,16 +26,34 @@ ROWS = 16
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Turned:
+class Turned(UnfusedWeight):
     """Weights of a product, their columns first: `[*stack, out, in]`."""
 
     columns: Any
 
-    def __getitem__(self, key: object) -> "Turned":
-        return self
+    def __getitem__(self, key: Any) -> "Turned":
+        return Turned(self.columns[key])
+
+    def at_layer(self, layer: Array) -> "Turned":
+        return self[layer]
+
+    def partition(self, partition: PartitionSpec) -> "Turned":
+        *stack, rows, columns = (*partition, *[None] * (self.columns.ndim - len(partition)))
+        return Turned(PartitionSpec(*stack, columns, rows))
+
+    def product(self, rows: Array) -> Array:
+        return jnp.dot(rows, self.columns.T, preferred_element_type=jnp.float32)
+
+    def linear(self, x: Array, residual: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+        ToyBackend.calls.add("linear")
+        return super().linear(x, residual, norm)
+
+    def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+        ToyBackend.calls.add("gated_linear")
+        return super().gated_linear(x, bias, norm)
 
 
-class ToyBackend(Backend):
+class ToyBackend(XlaBackend):
     """Attends in blocks of `ROWS` rows over whole contexts, and multiplies with turned weights."""
 
     name = "toy"
@@ -91,25 +111,6 @@ class ToyBackend(Backend):
 
     def pack(self, weight: np.ndarray) -> Turned:
         return Turned(np.ascontiguousarray(weight.swapaxes(-1, -2)))
-
-    def partition(self, weight: Weight, partition: PartitionSpec) -> Any:
-        if not isinstance(weight, Turned):
-            return partition
-        *stack, rows, columns = (*partition, *[None] * (weight.columns.ndim - len(partition)))
-        return Turned(PartitionSpec(*stack, columns, rows))
-
-    def at_layer(self, weight: Weight, layer: Array) -> Weight:
-        return Turned(weight.columns[layer]) if isinstance(weight, Turned) else super().at_layer(weight, layer)
-
-    def linear(self, x: Array, weight: Weight, residual: Array | None = None, norm: FoldedNorm | None = None) -> Array:
-        self.calls.add("linear")
-        return super().linear(x, weight.columns.T, residual, norm)
-
-    def gated_linear(
-        self, x: Array, gate_up: Weight, bias: Array | None = None, norm: FoldedNorm | None = None
-    ) -> Array:
-        self.calls.add("gated_linear")
-        return super().gated_linear(x, gate_up.columns.swapaxes(1, 2), bias, norm)
 
 
 QUERY = np.random.default_rng(0).integers(5, 90, 150).tolist()

@@ -12,6 +12,7 @@ from mis_kernels.heads import HeadShape
 from mis_kernels.ragged import ramp
 from mis_kernels.segments import MIN_TOKENS, NOWHERE, Segments
 from mis_kernels.storage import to_bits
+from mis_kernels.weights import FoldedNorm, HeadTurns, Weight
 
 
 def lay_out(
@@ -147,6 +148,39 @@ def write_pages(
         return backend.write_pages(pages, new, writes)
     slots = (jnp.asarray(segments.context_len) - 1) % pages.shape[2]  # a paged token sees itself last
     return backend.write_rows(pages, new, writes, slots)
+
+
+def project(
+    x: Float[Array, "tokens in"],
+    weight: Weight,
+    turns: HeadTurns,
+    bias: Float[Array, "kv_heads group_plus_two head_dim"] | None = None,
+    norm: FoldedNorm | None = None,
+    *,
+    backend: Backend,
+) -> tuple[
+    Float[Array, "tokens heads head_dim"],
+    Float[Array, "tokens kv_heads head_dim"],
+    Float[Array, "tokens kv_heads head_dim"],
+]:
+    """Return queries, keys and values of tokens; queries and keys normalised and rotated.
+
+    Args:
+        x: Activations.
+        weight: Per KV head its query heads, then its key, then its value, as columns.
+        turns: Of the tokens.
+        bias: Added to the product.
+        norm: In front of the product; only of backends that fold norms.
+        backend: Who normalises and rotates what the weight leaves to it.
+    """
+    made = weight.project(x, backend.heads, turns, bias, norm)
+    if made is not None:
+        return made
+    with jax.named_scope("qkv"):
+        qkv = weight.linear(x, norm=norm)
+        qkv = qkv.reshape(len(qkv), -1, backend.heads.group + 2, backend.heads.head_dim)
+        qkv = qkv if bias is None else qkv + bias
+    return norm_rope(qkv, *turns, backend=backend)
 
 
 def norm_rope(

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32, Shaped
+
+from mis_kernels.weights import UnfusedWeight, layer_of, materialised
 
 LARGEST = 127
 """Magnitude of the largest integer; -128 is left out, so that ranges are symmetric."""
@@ -41,7 +42,7 @@ class QuantizedRows(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class QuantizedWeight:
+class QuantizedWeight(UnfusedWeight):
     """A weight, or a stack of weights: `values * scales`, scales along the channels, for rows that are turned likewise.
 
     Attributes:
@@ -55,17 +56,25 @@ class QuantizedWeight:
     block: int = dataclasses.field(default=1, metadata={"static": True})
 
     def __getitem__(self, key: Any) -> Self:
-        """Return a part of the stack; `[...]` is all of it, as for arrays."""
+        """Return a part of the stack, or one of a pair; `[...]` is all of it, as for arrays."""
         return jax.tree.map(lambda each: each[key], self)
 
     def at_layer(self, layer: Int32[Array, ""]) -> Self:
         """Return one element of the stack's first axis."""
-        return jax.tree.map(lambda each: lax.dynamic_index_in_dim(each, layer, 0, keepdims=False), self)
+        return jax.tree.map(lambda each: layer_of(each, layer), self)
 
     def partition(self, partition: PartitionSpec) -> Self:
         """Return the cuts of both arrays, in a tree like this one, where the weight is cut like `partition`."""
         *stack, _, columns = (*partition, *[None] * (self.values.ndim - len(partition)))
         return dataclasses.replace(self, values=partition, scales=PartitionSpec(*stack, columns))
+
+    def operand(self, x: Float[Array, "rows in"]) -> QuantizedRows:
+        """Quantise each row by itself, once for all products."""
+        return materialised(quantize_rows(x, self.block))
+
+    def product(self, rows: QuantizedRows) -> Float32[Array, "rows out"]:
+        """Multiply integers."""
+        return quantized_product(rows, self)
 
 
 def block_of(depth: int) -> int:

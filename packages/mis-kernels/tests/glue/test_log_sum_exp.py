@@ -7,8 +7,7 @@ import pytest
 from scipy.special import logsumexp
 
 from kernel_cases import EMULATED, SMALL
-from mis_kernels.backends import ANY_HEADS
-from mis_kernels.backends.protocol import Backend
+from mis_kernels.backends import ANY_HEADS, Backend
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.xla.backend import XlaCpuBackend

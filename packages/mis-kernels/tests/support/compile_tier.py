@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 from mis_kernels import segment_attention, write_pages
 from mis_kernels.aot.targets import TARGETS, mesh
-from mis_kernels.backends.protocol import HeadTurns
 from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.tpu.products import LayerOfStack, tpu_quantized_product
@@ -25,6 +24,7 @@ from mis_kernels.backends.tpu.projection import tpu_quantized_projection
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.target import compiling_for
+from mis_kernels.weights import HeadTurns
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 

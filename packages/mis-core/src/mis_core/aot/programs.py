@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -139,10 +140,10 @@ def _abstract_weights(
     def on_mesh(path: tuple, leaf: jax.ShapeDtypeStruct) -> Any:
         weight = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         if quantization != "none" and path[-1] in PRODUCTS:
-            depth = NamedSharding(mesh, partition(path)).shard_shape(leaf.shape)[-2]
-            values = jax.ShapeDtypeStruct(leaf.shape, jnp.int8)
-            scales = jax.ShapeDtypeStruct((*leaf.shape[:-2], leaf.shape[-1]), jnp.float32)
-            weight = QuantizedWeight(values, scales, block_of(depth))
+            depth, columns = NamedSharding(mesh, partition(path)).shard_shape(leaf.shape)[-2:]
+            values = np.broadcast_to(np.int8(0), leaf.shape)  # takes no memory
+            scales = np.broadcast_to(np.float32(0), (*leaf.shape[:-2], leaf.shape[-1]))
+            weight = backend.pack_quantized(QuantizedWeight(values, scales, block_of(depth)), depth, columns)
         return jax.tree.map(
             lambda each, placed: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=placed),
             weight,

@@ -18,10 +18,12 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from mis_core.models.config import ModelConfig
-from mis_core.models.parallel import add_product, gather_columns
+from mis_core.models.parallel import PRODUCTS, add_product, gather_columns
 from mis_core.models.rope import frequencies
 from mis_kernels import from_bits, rotary_tables, to_bits
-from mis_kernels.backends import Backend, FoldedNorm, HeadTurns
+from mis_kernels.backends import Backend
+from mis_kernels.operations import project
+from mis_kernels.weights import FoldedNorm, HeadTurns, layer_of, materialised, weight_of
 
 Cache = Any
 """KV cache: any pytree that `attend` takes and returns."""
@@ -96,16 +98,15 @@ class DecoderLayer(nnx.Module):
                 x, attended = x[rows], attended[rows]
             with jax.named_scope("out"):
                 bias = self.out_bias[...] if self.config.attention_bias else None
-                x = add_product(self.backend, x, attended, self.out[...], bias)
+                x = add_product(x, attended, self.out.get_value(), bias)
         with jax.named_scope("mlp"):
             normed = self._normed(x, squares_of(x, self.backend), "mlp_norm")
             with jax.named_scope("gate_up"):
                 bias = self.gate_up_bias[...] if self.config.mlp_bias else None
-                gated = self.backend.gated_linear(normed.rows, self.gate_up[...], bias, normed.norm)
-                gated = self.backend.materialised(gated)
+                gated = materialised(self.gate_up.get_value().gated_linear(normed.rows, bias, normed.norm))
             with jax.named_scope("down"):
                 bias = self.down_bias[...] if self.config.mlp_bias else None
-                x = add_product(self.backend, x, gated, self.down[...], bias)
+                x = add_product(x, gated, self.down.get_value(), bias)
             return x, squares_of(x, self.backend), cache
 
     def _normed(self, x: Array, squares: Array | None, name: str) -> Normed:
@@ -113,14 +114,19 @@ class DecoderLayer(nnx.Module):
             if squares is not None:
                 return Normed(x, FoldedNorm(squares, self.config.norm_epsilon))
             weight = getattr(self, name)[...]
-            return Normed(self.backend.materialised(self.backend.rms_norm(x, weight, self.config.norm_epsilon)), None)
+            return Normed(materialised(self.backend.rms_norm(x, weight, self.config.norm_epsilon)), None)
 
     def _project(self, normed: Normed, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         config = self.config
         norms = (self.q_norm[...], self.k_norm[...]) if config.family.qk_norm else (None, None)
         turns = HeadTurns(*tables, *norms, config.norm_epsilon)
         bias = self.qkv_bias[...] if config.qkv_bias else None
-        return self.backend.project(normed.rows, self.qkv[...], turns, bias, normed.norm)
+        return project(normed.rows, self.qkv.get_value(), turns, bias, normed.norm, backend=self.backend)
+
+
+def _at_layer(path: tuple, stack: Any, layer: Array) -> Any:
+    """Return one layer's part of a stacked parameter: what multiplies, or an array."""
+    return weight_of(stack).at_layer(layer) if path[-1] in PRODUCTS else layer_of(stack, layer)
 
 
 def squares_of(x: Float[Array, "tokens embed"], backend: Backend) -> Float32[Array, "tokens 1"] | None:
@@ -180,7 +186,7 @@ class Decoder(nnx.Module):
             x: Array, squares: Array | None, cache: Cache, index: Array, rows: Array | None = None
         ) -> tuple[Array, Array | None, Cache]:
             flat = nnx.to_flat_state(stacked)
-            weights = {path: leaf.replace(self.backend.at_layer(leaf.get_value(), index)) for path, leaf in flat}
+            weights = {path: leaf.replace(_at_layer(path, leaf.get_value(), index)) for path, leaf in flat}
             turns = self._turns(tables, index)
             return nnx.merge(graph, nnx.from_flat_state(weights))(x, squares, turns, attend, cache, index, rows)
 

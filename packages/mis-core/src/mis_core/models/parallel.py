@@ -18,8 +18,9 @@ from jax.sharding import PartitionSpec as P
 
 from mis_core.errors import ConfigError
 from mis_core.models.config import ModelConfig
-from mis_kernels.backends import Backend, Weight, choose
+from mis_kernels.backends import Backend, choose
 from mis_kernels.heads import HeadShape
+from mis_kernels.weights import StoredWeight, Weight, weight_of
 
 DATA = "data"
 """Mesh axis that new tokens are cut over; weights and cache are the same along it."""
@@ -47,9 +48,9 @@ def partition(path: tuple[Any, ...]) -> P:
     return P(None, TENSOR) if path[0] in ("embedding", "head") else P()
 
 
-def placement(path: tuple[Any, ...], weight: Weight, mesh: Mesh, backend: Backend) -> Any:
+def placement(path: tuple[Any, ...], weight: StoredWeight, mesh: Mesh, backend: Backend) -> Any:
     """Return how the parameter at a path of the decoder, as it is stored, lies on devices: a tree like it."""
-    cuts = jax.tree.map(lambda cut: NamedSharding(mesh, cut), backend.partition(weight, partition(path)))
+    cuts = jax.tree.map(lambda cut: NamedSharding(mesh, cut), weight_of(weight).partition(partition(path)))
     return backend.placement(weight, cuts) if path[-1] in PRODUCTS else cuts
 
 
@@ -89,7 +90,7 @@ def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
     return dataclasses.replace(config, heads=heads.heads, kv_heads=heads.kv_heads)
 
 
-def add_product(backend: Backend, residual: Array, x: Array, weight: Weight, bias: Array | None = None) -> Array:
+def add_product(residual: Array, x: Array, weight: Weight, bias: Array | None = None) -> Array:
     """Add the product with a weight that was cut by row to a residual; within a `shard_map` over `TENSOR`.
 
     The bias, which every device has whole, joins the residual: it must not be summed over the devices.
@@ -97,8 +98,8 @@ def add_product(backend: Backend, residual: Array, x: Array, weight: Weight, bia
     if bias is not None:
         residual = residual + bias
     if lax.axis_size(TENSOR) == 1:  # a sum of one part would still be a copy
-        return backend.linear(x, weight, residual)
-    return residual + lax.psum(backend.linear(x, weight), TENSOR)
+        return weight.linear(x, residual)
+    return residual + lax.psum(weight.linear(x), TENSOR)
 
 
 def gather_columns(x: Array) -> Array:

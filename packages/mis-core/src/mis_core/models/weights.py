@@ -22,8 +22,9 @@ from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import NORM_OF, Decoder
 from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, placement, spread_heads
-from mis_kernels.backends import Backend, Weight
+from mis_kernels.backends import Backend
 from mis_kernels.quantized import block_of, quantize
+from mis_kernels.weights import StoredWeight
 
 # Buffers that some exporters store though they follow from the configuration.
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"
@@ -236,12 +237,12 @@ class _Store:
     quantization: str
     packs: bool
 
-    def put(self, path: tuple, weight: np.ndarray) -> Weight:
+    def put(self, path: tuple, weight: np.ndarray) -> StoredWeight:
         """Move the parameter at a path of the decoder to the devices."""
         stored = self._stored(path, weight)
         return jax.device_put(stored, placement(path, stored, self.mesh, self.backend))
 
-    def _stored(self, path: tuple, weight: np.ndarray) -> Weight:
+    def _stored(self, path: tuple, weight: np.ndarray) -> StoredWeight:
         if path[-1] not in PRODUCTS:
             return weight.view(self.backend.storage_dtype)
         if self.quantization == "int8":

@@ -5,6 +5,9 @@ labels needs nothing else. Normalisers stream over the vocabulary with a running
 softmax's, arXiv 1805.02867), and so do the most probable tokens, with the best so far. `sampling` draws next tokens.
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -13,6 +16,9 @@ from jaxtyping import Array, Float32, Int32
 from mis_core.models.decoder import Decoder
 from mis_core.requests import MAX_TOP_TOKENS
 from mis_kernels import from_bits, row_sum
+from mis_kernels.backends.xla.head import chunk_logits
+
+Kept = TypeVar("Kept")
 
 _BLOCK = 64  # logits of which the most probable tokens are searched by their maximum first
 
@@ -34,33 +40,14 @@ def log_sum_exp(
 ) -> Float32[Array, " rows"]:
     """Return the log of the sum of the exponentials of all logits of some rows of `hidden`.
 
-    A head with one row is a logistic classifier's, whose other class has the logit 0: it counts, so that the
-    probability is the sigmoid of the logit. Where a head is cut, each device has parts of every logit.
+    Where a head is cut, each device has parts of every logit.
     """
-    weight, backend = decoder.head_weight, decoder.backend
-    vocab = weight.shape[0]
-    chunk = min(backend.vocab_chunk, vocab)
     with jax.named_scope("log_sum_exp"):
         hidden = hidden[rows]
-        fused = None if tensor_cut else backend.log_sum_exp(hidden, from_bits(weight))
+        fused = None if tensor_cut else decoder.backend.log_sum_exp(hidden, from_bits(decoder.head_weight))
         if fused is not None:
             return fused
-
-    def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
-        highest, total = carry
-        start = jnp.minimum(index * chunk, vocab - chunk)  # the last chunk reaches back and masks what it repeats
-        part = from_bits(lax.dynamic_slice_in_dim(weight, start, chunk))
-        logits = lax.dot_general(hidden, part, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-        fresh = start + jnp.arange(chunk) >= index * chunk
-        logits = jnp.where(fresh, logits, -jnp.inf)
-        new = jnp.maximum(highest, logits.max(1))
-        return (new, total * jnp.exp(highest - new) + row_sum(jnp.exp(logits - new[:, None]))[:, 0]), None
-
-    with jax.named_scope("log_sum_exp"):
-        highest, total = (0.0, 1.0) if vocab == 1 else (-jnp.inf, 0.0)
-        start = jnp.full(hidden.shape[0], highest), jnp.full(hidden.shape[0], total)
-        (highest, total), _ = lax.scan(add, start, jnp.arange(-(-vocab // chunk)))
-        return highest + jnp.log(total)
+        return _stream(decoder, hidden, lambda kept, start, logits: kept, ())[1]
 
 
 def most_probable(
@@ -70,34 +57,45 @@ def most_probable(
 
     Among equals the lower id comes first. Where the vocabulary is smaller, ids of -1 fill.
     """
+
+    def keep(best: tuple[Array, Array], start: Array, logits: Array) -> tuple[Array, Array]:
+        ids, logits = _candidates(logits)
+        ids = jnp.concatenate([best[0], start + ids], 1)
+        highest, at = lax.top_k(jnp.concatenate([best[1], logits], 1), MAX_TOP_TOKENS)  # takes the first among equals
+        return jnp.take_along_axis(ids, at, 1), highest
+
+    with jax.named_scope("most_probable"):
+        shape = len(hidden), MAX_TOP_TOKENS
+        none = jnp.full(shape, -1, jnp.int32), jnp.full(shape, -jnp.inf, jnp.float32)
+        (ids, logits), sums = _stream(decoder, hidden, keep, none)
+        return ids, logits, sums
+
+
+def _stream(
+    decoder: Decoder, hidden: Array, keep: Callable[[Kept, Array, Array], Kept], kept: Kept
+) -> tuple[Kept, Float32[Array, " rows"]]:
+    """Go through the vocabulary once; return what is kept of it, and the log-sum-exp of each row.
+
+    `keep` takes what is kept so far, the first token of a chunk, and its logits; those of tokens that an earlier chunk
+    had are minus infinity. A head with one row is a logistic classifier's, whose other class has the logit 0: it
+    counts, so that the probability is the sigmoid of the logit.
+    """
     weight = decoder.head_weight
-    vocab = weight.shape[0]
+    vocab = len(weight)
     chunk = min(decoder.backend.vocab_chunk, vocab)
 
-    def add(carry: tuple[Array, ...], index: Array) -> tuple[tuple[Array, ...], None]:
-        best_ids, best, highest, total = carry
-        start = jnp.minimum(index * chunk, vocab - chunk)  # the last chunk reaches back and masks what it repeats
-        part = from_bits(lax.dynamic_slice_in_dim(weight, start, chunk))
-        logits = lax.dot_general(hidden, part, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    def add(carry: tuple[Kept, Array, Array], index: Array) -> tuple[tuple[Kept, Array, Array], None]:
+        kept, highest, total = carry
+        start, logits = chunk_logits(hidden, weight, chunk, index)
         logits = jnp.where(start + jnp.arange(chunk) >= index * chunk, logits, -jnp.inf)
         new = jnp.maximum(highest, logits.max(1))
         total = total * jnp.exp(highest - new) + row_sum(jnp.exp(logits - new[:, None]))[:, 0]
-        ids, logits = _candidates(logits)
-        ids = jnp.concatenate([best_ids, start + ids], 1)
-        best, at = lax.top_k(jnp.concatenate([best, logits], 1), MAX_TOP_TOKENS)  # takes the first among equals
-        return (jnp.take_along_axis(ids, at, 1), best, new, total), None
+        return (keep(kept, start, logits), new, total), None
 
-    with jax.named_scope("most_probable"):
-        rows = len(hidden)
-        highest, total = (0.0, 1.0) if vocab == 1 else (-jnp.inf, 0.0)  # see `log_sum_exp`
-        empty = (
-            jnp.full((rows, MAX_TOP_TOKENS), -1, jnp.int32),
-            jnp.full((rows, MAX_TOP_TOKENS), -jnp.inf, jnp.float32),
-            jnp.full(rows, highest, jnp.float32),
-            jnp.full(rows, total, jnp.float32),
-        )
-        (ids, logits, highest, total), _ = lax.scan(add, empty, jnp.arange(-(-vocab // chunk)))
-        return ids, logits, highest + jnp.log(total)
+    start = (0.0, 1.0) if vocab == 1 else (-jnp.inf, 0.0)
+    highest, total = (jnp.full(len(hidden), each, jnp.float32) for each in start)
+    (kept, highest, total), _ = lax.scan(add, (kept, highest, total), jnp.arange(-(-vocab // chunk)))
+    return kept, highest + jnp.log(total)
 
 
 def _candidates(

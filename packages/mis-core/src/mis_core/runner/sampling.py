@@ -29,6 +29,7 @@ from mis_core.requests import MAX_BIASES, MAX_TOP_TOKENS
 from mis_core.scheduler.plan import SLOTS
 from mis_core.scheduler.reading import Draws
 from mis_kernels.backends import Backend
+from mis_kernels.backends.xla.head import head_logits
 
 SAMPLED_ROWS = 64
 """Rows of one call, on each device along `DATA`."""
@@ -128,7 +129,7 @@ def hold_logits(
     """
     with jax.named_scope("hold_logits"):
         backend = decoder.backend
-        multiply = partial(Backend.logits, backend) if tensor_cut else backend.logits
+        multiply = partial(head_logits, most=backend.vocab_chunk) if tensor_cut else backend.logits
         return lax.dynamic_update_slice_in_dim(logits, multiply(hidden[:rows], decoder.head_weight), 0, 0)
 
 

@@ -17,6 +17,7 @@ from mis_core.runner.arrays import EXCHANGED, StepArrays
 from mis_core.scheduler.plan import PAGE_SIZE
 from mis_kernels import segment_attention, write_pages
 from mis_kernels.backends import Backend, LaidOut
+from mis_kernels.weights import weight_of
 
 KeyValueCache = tuple[Array, Array]
 """Keys and values, each `[kv_heads, devices * layers * pages, page_size, head_dim]`, cut as `CACHE` says."""
@@ -37,10 +38,10 @@ def decode(
 Step = Callable[[Any, KeyValueCache, StepArrays], tuple[Array, KeyValueCache]]
 
 
-def weight_partitions(weights: Any, backend: Backend) -> Any:
+def weight_partitions(weights: Any) -> Any:
     """Return the partition of every array of a decoder's state."""
     flat = nnx.to_flat_state(weights)
-    cut = {path: leaf.replace(backend.partition(leaf.get_value(), partition(path))) for path, leaf in flat}
+    cut = {path: leaf.replace(weight_of(leaf.get_value()).partition(partition(path))) for path, leaf in flat}
     return nnx.from_flat_state(cut)
 
 
@@ -101,7 +102,7 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
     return jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(weight_partitions(weights, backend), (CACHE, CACHE), P(DATA)),
+        in_specs=(weight_partitions(weights), (CACHE, CACHE), P(DATA)),
         out_specs=(P(DATA), (CACHE, CACHE)),
         check_vma=False,  # loops carry values that start out the same everywhere
     )

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mis_kernels.aot.targets import PAGE_SIZE
-from mis_kernels.backends import ANY_HEADS, HeadTurns, LaidOut
+from mis_kernels.backends import ANY_HEADS, LaidOut
 from mis_kernels.backends.tpu import projection
 from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.backend import TpuBackend
@@ -25,6 +25,7 @@ from mis_kernels.backends.xla.pages import write_pages
 from mis_kernels.heads import HeadShape
 from mis_kernels.operations import lay_out, segment_attention
 from mis_kernels.quantized import QuantizedWeight, block_of
+from mis_kernels.weights import HeadTurns
 
 CONTEXT = 2000
 ITEM = 20

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mis_kernels.backends.gpu import backend as gpu
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.backends.native import backend as native
-from mis_kernels.backends.protocol import Backend, FoldedNorm, HeadTurns, Weight
+from mis_kernels.backends.protocol import Backend
 from mis_kernels.backends.reference import backend as reference
 from mis_kernels.backends.reference import dense
 from mis_kernels.backends.tpu import backend as tpu
@@ -13,8 +13,7 @@ from mis_kernels.backends.xla import backend as xla
 from mis_kernels.heads import HeadShape
 
 __all__ = [
-    "ANY_HEADS", "REGISTRY", "Backend", "FoldedNorm", "HeadTurns", "LaidOut", "StepLimits", "Weight",
-    "choose", "explain", "fastest_dtype",
+    "ANY_HEADS", "REGISTRY", "Backend", "LaidOut", "StepLimits", "choose", "explain", "fastest_dtype",
 ]  # fmt: skip
 
 REGISTRY: list[type[Backend]] = [

@@ -6,7 +6,7 @@ from typing import Self
 from mis_kernels.backends.gpu.attention import gpu_attention, is_lowered
 from mis_kernels.backends.gpu.tiles import GpuBlocks, build_tiles, tile_capacity
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
-from mis_kernels.backends.protocol import Backend
+from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.heads import HeadShape
 from mis_kernels.segments import Segments
 from mis_kernels.target import cuda_capability
@@ -16,7 +16,7 @@ LEAST_CAPABILITY = 8.0
 
 
 @dataclasses.dataclass(frozen=True)
-class GpuBackend(Backend):
+class GpuBackend(XlaBackend):
     """Attention in one launch a layer."""
 
     name = "gpu"

@@ -14,10 +14,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32
 
 from mis_kernels.backends.native import library
+from mis_kernels.backends.native.packed import TILE_COLUMNS, cut_tiles, tiled
 from mis_kernels.quantized import QuantizedRows, QuantizedWeight
 from mis_kernels.storage import to_bits
+from mis_kernels.weights import FoldedNorm
 
-_COLUMNS, _DEPTH = 16, 4
+_DEPTH = 4
 
 
 @jax.tree_util.register_dataclass
@@ -36,9 +38,9 @@ class TiledWeight(QuantizedWeight):
         """Whether each layer has two weights, a gate and what it gates."""
         return self.values.ndim == 5
 
-    def __getitem__(self, key: Any) -> Self:
-        """Return one of a layer's pair, or with `[...]` itself."""
-        return self if key is ... else dataclasses.replace(self, matrix=self.matrix + key)
+    def __getitem__(self, key: int) -> Self:
+        """Return one of a layer's pair."""
+        return dataclasses.replace(self, matrix=self.matrix + key)
 
     def at_layer(self, layer: Int32[Array, ""]) -> Self:
         """Return one layer's weight or pair, without a copy."""
@@ -46,25 +48,37 @@ class TiledWeight(QuantizedWeight):
 
     def partition(self, partition: PartitionSpec) -> Self:
         """Return the cuts of tiles and scales, where `[*stack, in, out]` is cut like `partition`."""
-        *stack, depth, columns = (*partition, *[None] * (self.values.ndim - 1 - len(partition)))
-        cuts = {"values": PartitionSpec(*stack, columns, depth), "scales": PartitionSpec(*stack, columns)}
-        return dataclasses.replace(self, **cuts)
+        values, scales = cut_tiles(partition, self.values.ndim - 1)
+        return dataclasses.replace(self, values=values, scales=scales)
+
+    def operand(self, x: Array) -> QuantizedRows:
+        """Quantise in one pass over the rows."""
+        return quantize_rows(x, self.block)
+
+    def product(self, rows: QuantizedRows) -> Array:
+        """Multiply bytes, four summands at a time."""
+        return product(rows, self)
+
+    def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+        """Gate products before they leave the cache, if nothing comes in between."""
+        if bias is None and norm is None:
+            return product(self.operand(x), self, gated=True).astype(x.dtype)
+        return super().gated_linear(x, bias, norm)
 
 
 def fits(depth: int, columns: int) -> bool:
     """Whether weights with so many summands and columns on each device can be tiled: tiles and vectors are whole."""
-    return depth % _COLUMNS == columns % _COLUMNS == 0
+    return depth % TILE_COLUMNS == columns % TILE_COLUMNS == 0
+
+
+def pack(weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
+    """Tile a stack in host memory if it `fits`."""
+    return tile(weight) if fits(depth, columns) else weight
 
 
 def tile(weight: QuantizedWeight) -> TiledWeight:
     """Reorder a stack of weights in host memory: by 16 columns, then by 4 summands."""
-    *stack, depth, columns = weight.values.shape
-    parts = weight.values.reshape(*stack, depth // _DEPTH, _DEPTH, columns // _COLUMNS, _COLUMNS)
-    first = len(stack)
-    order = (*range(first), first + 2, first, first + 3, first + 1)
-    tiles = (columns // _COLUMNS, depth // _DEPTH, _COLUMNS * _DEPTH)
-    values = np.ascontiguousarray(parts.transpose(order)).reshape(*stack, *tiles)
-    return TiledWeight(values, weight.scales, weight.block)
+    return TiledWeight(tiled(weight.values, _DEPTH, together=_DEPTH), weight.scales, weight.block)
 
 
 def quantize_rows(x: Float[Array, "rows in"], block: int) -> QuantizedRows:

@@ -12,20 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int32, UInt16
+from jaxtyping import Array, Float, Int32, Shaped, UInt16
 
 from mis_kernels.backends.native import library
 from mis_kernels.storage import from_bits, to_bits
+from mis_kernels.weights import FoldedNorm, Weight
 
 ROWS = 32
 """Rows of activations come in multiples of this where tile registers take them."""
 
-_TILE_COLUMNS, _TILE_DEPTH = 16, 32
+TILE_COLUMNS, _TILE_DEPTH = 16, 32
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PackedWeight:
+class PackedWeight(Weight):
     """A stack of weights `[in, out]`, or of pairs of such weights, in tiles.
 
     Attributes:
@@ -43,17 +44,23 @@ class PackedWeight:
 
     def partition(self, partition: PartitionSpec) -> "PackedWeight":
         """Return the cuts of the tiles, in a tree like this one, where `[*stack, in, out]` is cut like `partition`."""
-        *stack, depth, columns = (*partition, *[None] * (self.tiles.ndim - 1 - len(partition)))
-        return PackedWeight(PartitionSpec(*stack, columns, depth))
+        return PackedWeight(cut_tiles(partition, self.tiles.ndim - 1)[0])
 
     @property
     def is_pair(self) -> bool:
         """Whether each layer has two weights, a gate and what it gates."""
         return self.tiles.ndim == 5
 
-    def __getitem__(self, key: object) -> "PackedWeight":
-        """Return itself, so that `parameter[...]` reads as it does for arrays."""
-        return self
+    def linear(self, x: Array, residual: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+        """Add the residual before rounding."""
+        assert norm is None, "norms are not folded here"
+        return packed_linear(x, self, residual)
+
+    def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
+        """Gate products before they leave the cache."""
+        assert bias is None, "packed weights are gated before a bias could be added"
+        assert norm is None, "norms are not folded here"
+        return packed_linear(x, self)
 
 
 def fits(*dimensions: int) -> bool:
@@ -67,12 +74,24 @@ def pack(weight: UInt16[np.ndarray, "*stack in out"]) -> UInt16[np.ndarray, "*st
     Args:
         weight: Both dimensions are multiples of 32.
     """
-    *stack, depth, columns = weight.shape
-    parts = weight.reshape(*stack, depth // _TILE_DEPTH, _TILE_DEPTH // 2, 2, columns // _TILE_COLUMNS, _TILE_COLUMNS)
-    first = len(stack)
-    order = (*range(first), first + 3, first, first + 1, first + 4, first + 2)
-    tiles = (columns // _TILE_COLUMNS, depth // _TILE_DEPTH, _TILE_COLUMNS * _TILE_DEPTH)
+    return tiled(weight, _TILE_DEPTH, together=2)
+
+
+def tiled(
+    weight: Shaped[np.ndarray, "*stack in out"], depth: int, together: int
+) -> Shaped[np.ndarray, "*stack out_tiles in_tiles values"]:
+    """Reorder a stack by 16 columns, then by `depth` summands, of which some stay together."""
+    *stack, rows, columns = weight.shape
+    tiles = (columns // TILE_COLUMNS, rows // depth, TILE_COLUMNS * depth)
+    parts = weight.reshape(*stack, tiles[1], depth // together, together, tiles[0], TILE_COLUMNS)
+    order = (*range(len(stack)), *(len(stack) + axis for axis in (3, 0, 1, 4, 2)))
     return np.ascontiguousarray(parts.transpose(order)).reshape(*stack, *tiles)
+
+
+def cut_tiles(partition: PartitionSpec, ndim: int) -> tuple[PartitionSpec, PartitionSpec]:
+    """Return how the tiles of a stack `[*stack, in, out]` that is cut like `partition` are cut, and its columns."""
+    *stack, depth, columns = (*partition, *[None] * (ndim - len(partition)))
+    return PartitionSpec(*stack, columns, depth), PartitionSpec(*stack, columns)
 
 
 def packed_linear(
@@ -95,7 +114,7 @@ def packed_linear(
     has_tiles = library.has_tiles()
     if has_tiles and len(x) % ROWS:
         raise ValueError(f"x: {len(x)} rows; pad to a multiple of {ROWS}")
-    columns = weight.tiles.shape[-3] * _TILE_COLUMNS
+    columns = weight.tiles.shape[-3] * TILE_COLUMNS
     call = jax.ffi.ffi_call("mis_packed_linear", jax.ShapeDtypeStruct((len(x), columns), jnp.uint16))
     layer = jnp.reshape(weight.layer, 1).astype(jnp.int32)
     added = jnp.zeros((0, 0), jnp.uint16) if residual is None else to_bits(residual)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
-from mis_kernels.backends.protocol import Backend
+from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits
 
@@ -57,7 +57,7 @@ def reference_attention(
         return jnp.einsum("hqk,khd->qhd", weights, keys_of(v_pages, v)).astype(q.dtype)
 
 
-class ReferenceBackend(Backend):
+class ReferenceBackend(XlaBackend):
     """Attends densely; takes segments that were laid out for any backend."""
 
     name = "reference"

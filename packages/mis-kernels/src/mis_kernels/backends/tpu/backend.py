@@ -8,23 +8,23 @@ from jax.experimental.layout import Format, Layout
 from jaxtyping import Array, Float, Float32
 
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
-from mis_kernels.backends.protocol import Backend, FoldedNorm, HeadTurns, Weight
-from mis_kernels.backends.tpu import head, products, projection
+from mis_kernels.backends.tpu import head, products
 from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.fetch import LANES
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.tpu.pages import write_pages, write_rows
-from mis_kernels.backends.tpu.products import LayerOfStack, tpu_quantized_product
-from mis_kernels.backends.tpu.projection import tpu_quantized_projection
 from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes, build_tpu_tiles, tile_capacity
+from mis_kernels.backends.tpu.weights import KernelWeight
+from mis_kernels.backends.xla.backend import XlaBackend
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.segments import Segments
 from mis_kernels.target import tpu_chip
+from mis_kernels.weights import StoredWeight
 
 
 @dataclasses.dataclass(frozen=True)
-class TpuBackend(Backend):
+class TpuBackend(XlaBackend):
     """The kernels, with block sizes for a chip and its heads.
 
     A cache's heads fill lanes: XLA stores an array of narrower rows in another order, and would copy the whole cache
@@ -77,48 +77,22 @@ class TpuBackend(Backend):
         """Fuse the product and the sum where rows fill lanes, both ways."""
         return head.tpu_log_sum_exp(hidden, weight) if head.fits(len(hidden), *weight.shape) else None
 
-    def placement(self, weight: Weight, cuts: Any) -> Any:
+    def placement(self, weight: StoredWeight, cuts: Any) -> Any:
         """On v7x, tiles of 16 rows: its products read them, and XLA would copy all weights into such in every step.
 
         So it does with weights that are cut over devices: of their parts it takes tiles of 8 only.
         """
-        if isinstance(weight, QuantizedWeight) or weight.dtype.itemsize != 2 or tpu_chip() != "v7x":
-            return cuts
-        if not cuts.is_fully_replicated:
-            return cuts
-        return Format(Layout(tuple(range(weight.ndim)), tiling=((16, LANES), (2, 1))), cuts)
 
-    def at_layer(self, weight: Weight, layer: Array) -> Weight:
-        """Point to a layer of a quantised stack, without a copy, if the kernel of its products takes it."""
-        if isinstance(weight, QuantizedWeight) and products.fits(*weight.values.shape[-2:]):
-            return LayerOfStack(weight, layer)
-        return super().at_layer(weight, layer)
+        def placed(each: Any, cut: Any) -> Any:
+            if each.dtype.itemsize != 2 or tpu_chip() != "v7x" or not cut.is_fully_replicated:
+                return cut
+            return Format(Layout(tuple(range(each.ndim)), tiling=((16, LANES), (2, 1))), cut)
 
-    def linear(self, x: Array, weight: Weight, residual: Array | None = None, norm: FoldedNorm | None = None) -> Array:
-        """Multiply with a quantised weight in one pass."""
-        if isinstance(weight, LayerOfStack):
-            return tpu_quantized_product(x, weight, residual, None if norm is None else norm.epsilon)
-        return super().linear(x, weight, residual, norm)
+        return jax.tree.map(placed, weight, cuts)
 
-    def project(
-        self, x: Array, weight: Weight, turns: HeadTurns, bias: Array | None = None, norm: FoldedNorm | None = None
-    ) -> tuple[Array, Array, Array]:
-        """Project with a quantised weight, normalise and rotate in one pass."""
-        if isinstance(weight, LayerOfStack) and projection.is_faster(self.heads, tpu_chip()):
-            epsilon = None if norm is None else norm.epsilon
-            with jax.named_scope("qkv"):
-                return tpu_quantized_projection(x, weight, bias, self.heads, turns, epsilon)
-        return super().project(x, weight, turns, bias, norm)
-
-    def gated_linear(
-        self, x: Array, gate_up: Weight, bias: Array | None = None, norm: FoldedNorm | None = None
-    ) -> Array:
-        """Gate products with quantised weights in one pass."""
-        if isinstance(gate_up, LayerOfStack):
-            if bias is None:
-                return tpu_quantized_product(x, gate_up, epsilon=None if norm is None else norm.epsilon)
-            gate_up = gate_up.stack.at_layer(gate_up.layer)  # the kernel has no place for biases
-        return super().gated_linear(x, gate_up, bias, norm)
+    def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
+        """Have kernels multiply with it if it fills lanes."""
+        return KernelWeight(**vars(weight)) if products.fits(depth, columns) else weight
 
     attend = staticmethod(tpu_attention)
     write_pages = staticmethod(write_pages)

@@ -5,10 +5,8 @@ quantised rows in VMEM while it reads the weight once, some columns at a time; w
 of a piece is worked on while the matrix units compute other pieces. A folded norm's sum of squares is taken on the way.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
-from types import EllipsisType
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -36,9 +34,7 @@ _QUANTISED_BYTES = 16 * 2**20
 VMEM_LIMIT = 56 * 2**20
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class LayerOfStack:
+class LayerOfStack(NamedTuple):
     """One layer of a stack of quantised weights, without a copy.
 
     Attributes:
@@ -48,10 +44,6 @@ class LayerOfStack:
 
     stack: QuantizedWeight
     layer: Any
-
-    def __getitem__(self, key: EllipsisType) -> Self:
-        """Return itself, so that `parameter[...]` reads as it does for arrays."""
-        return self
 
 
 class ProductSizes(NamedTuple):

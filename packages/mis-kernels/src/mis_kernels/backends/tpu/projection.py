@@ -17,12 +17,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from mis_kernels.backends.protocol import HeadTurns
 from mis_kernels.backends.tpu import products
 from mis_kernels.backends.tpu.fetch import LANES, Ref, Scalar, in_hbm
 from mis_kernels.backends.tpu.products import PIECE, STRIP, TILE_ROWS, LayerOfStack, ProductSizes, block_turns
 from mis_kernels.heads import HeadShape
 from mis_kernels.target import target
+from mis_kernels.weights import HeadTurns
 
 PAIRS = 4
 """Pairs of strips in a turn of the loop, if there are enough: behind one another they hide what each waits for."""

@@ -1,26 +1,123 @@
-"""Plain XLA as it comes."""
+"""Plain XLA as a backend, and what the others leave to it."""
 
+from typing import Any, ClassVar, Self
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Shaped
+
+from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.backends.protocol import Backend
+from mis_kernels.backends.xla import norms, pages, rope, tiles
+from mis_kernels.backends.xla.attention import xla_attention
+from mis_kernels.backends.xla.head import head_logits
+from mis_kernels.heads import HeadShape
+from mis_kernels.quantized import QuantizedWeight
+from mis_kernels.segments import Segments
+from mis_kernels.target import platform
+from mis_kernels.weights import StoredWeight
 
 
 class XlaBackend(Backend):
-    """On accelerators."""
+    """Plain XLA, as it computes on accelerators.
+
+    Attributes:
+        platforms: Where it runs: `cpu`, `gpu`, `tpu`.
+        lanes: Heads of a KV cache are as wide as a multiple of this.
+        keeps_bits: Whether weights and caches of 16 bits are kept as integers (see `mis_kernels.storage`).
+    """
 
     name = "xla"
-    platforms = ("gpu", "tpu")
+    platforms: ClassVar[tuple[str, ...]] = ("gpu", "tpu")
+    lanes: ClassVar[int] = 1
+    keeps_bits: ClassVar[bool] = False
+
+    @classmethod
+    def misfit(cls, heads: HeadShape, dtype: str) -> str | None:
+        """It fits every model on its platforms."""
+        return None if platform() in cls.platforms else f"runs on {' and '.join(cls.platforms)} only"
+
+    @classmethod
+    def create(cls, heads: HeadShape, dtype: str) -> Self:
+        """Choose nothing more."""
+        return cls(heads, dtype)
+
+    @property
+    def storage_dtype(self) -> jnp.dtype:
+        """Integers as wide, or the type itself."""
+        return jnp.dtype(jnp.uint16 if self.keeps_bits and self.dtype == "bfloat16" else self.dtype)
+
+    @property
+    def cache_head_dim(self) -> int:
+        """Whole lanes."""
+        return -(-self.heads.head_dim // self.lanes) * self.lanes
+
+    @property
+    def alignment(self) -> int:
+        """That of tiles."""
+        return tiles.ALIGNMENT
+
+    @property
+    def few_rows(self) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+    def for_decoding(self) -> Self:
+        """Change nothing."""
+        return self
+
+    def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
+        """Return the lengths of the lists of context tiles and of own tiles."""
+        return tiles.tile_capacity(tokens, limits)
+
+    def lay_out(self, segments: Segments, page_size: int, capacity: tuple[int, ...] | None = None) -> LaidOut:
+        """Cut rows into `BlockTiles`."""
+        return LaidOut(**vars(segments), tiles=tiles.build_tiles(segments, capacity))
+
+    attend = staticmethod(xla_attention)
+    write_pages = staticmethod(pages.write_pages)
+    write_rows = staticmethod(pages.write_rows)
+    rms_norm = staticmethod(norms.rms_norm)
+    norm_rope = staticmethod(rope.norm_rope)
+
+    def packs(self, *dimensions: int, gate_bias: bool) -> bool:
+        """Pack nothing."""
+        return False
+
+    def pack(self, weight: Shaped[np.ndarray, "*stack in out"]) -> StoredWeight:
+        """Return the plain weight."""
+        return weight.view(self.storage_dtype)
+
+    def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
+        """Change nothing."""
+        return weight
+
+    def placement(self, weight: StoredWeight, cuts: Any) -> Any:
+        """Leave the order to the compiler."""
+        return cuts
+
+    def log_sum_exp(self, hidden: Array, weight: Array) -> Array | None:
+        """Leave it to the caller."""
+        return None
+
+    def logits(self, hidden: Array, weight: Shaped[Array, "vocab embed"]) -> Float32[Array, "rows vocab"]:
+        """Multiply with some of the head's rows at a time."""
+        return head_logits(hidden, weight, self.vocab_chunk)
+
+    def takes_few_rows(self, embed: int) -> bool:
+        """They do not."""
+        return False
 
 
-class XlaCpuBackend(Backend):
+class XlaCpuBackend(XlaBackend):
     """On CPUs, which move and multiply float32 and integers faster than bfloat16."""
 
-    name = "xla"
     platforms = ("cpu",)
     fastest_dtype = "float32"
     normalised_rows = 128
     drawn_rows = 1
     vocab_chunk = 8192
     keeps_bits = True
-    recomputes_operands = False
 
 
 BACKENDS = (XlaCpuBackend, XlaBackend)
