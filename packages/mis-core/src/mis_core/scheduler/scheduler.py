@@ -23,8 +23,7 @@ from mis_core.requests import EngineOutput, GenerateRequest, Layout, NewToken, S
 from mis_core.scheduler.decoding import plan_decoding
 from mis_core.scheduler.duplicates import without_duplicates
 from mis_core.scheduler.generation_run import Generation
-from mis_core.scheduler.homes import Home
-from mis_core.scheduler.opening import Opening
+from mis_core.scheduler.homes import Home, Opening
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan, StepShape
 from mis_core.scheduler.reading import Values
 from mis_core.scheduler.run import Run, Waiting
@@ -142,7 +141,7 @@ class Scheduler:
                     sequence.add_page()
                 else:
                     self._preempt(max(home.slots.values(), key=lambda each: each.age).id)
-        return plan_decoding(self._homes, self._shape)
+        return plan_decoding(self._homes, self._shape) if decoding else None
 
     def _segments(self) -> StepPlan | None:
         if not self._turns:
