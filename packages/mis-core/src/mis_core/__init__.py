@@ -20,7 +20,7 @@ from mis_core.tasks.usage import Usage
 if TYPE_CHECKING:
     from mis_core.engine import Engine
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "ConfigError",

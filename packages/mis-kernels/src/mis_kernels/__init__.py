@@ -24,7 +24,7 @@ from mis_kernels.operations import lay_out, norm_rope, segment_attention, write_
 from mis_kernels.segments import Segments
 from mis_kernels.storage import from_bits, to_bits
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Block",

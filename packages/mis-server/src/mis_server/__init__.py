@@ -1,3 +1,3 @@
 """MIS over HTTP: the command line, the routes and the errors. Knows no JAX; the engine has its own process."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

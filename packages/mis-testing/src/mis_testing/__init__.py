@@ -8,6 +8,6 @@ imports this package: its extra `random` makes checkpoints of random weights.
 from mis_testing.checkpoint import tiny_checkpoint
 from mis_testing.shapes import SHAPES, CheckpointShape
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["SHAPES", "CheckpointShape", "__version__", "tiny_checkpoint"]
