@@ -32,16 +32,16 @@ class TestTheChoice:
         assert rank_homes(50, 50, [state(free=3), state(free=5), state(free=4)], is_alone=True)[0] == (1,)
 
     @pytest.mark.parametrize(("query", "items", "is_alone"), [(2000, 10_000, False), (100, 500, True)])
-    def test_nothing_is_cut_that_is_small_or_not_alone(self, query: int, items: int, is_alone: bool) -> None:
+    def test_nothing_is_spread_that_is_small_or_not_alone(self, query: int, items: int, is_alone: bool) -> None:
         assert ALL not in rank_homes(query, items, [state()] * 4, is_alone=is_alone)[:4]
 
-    def test_a_large_one_that_is_alone_is_cut_whatever_one_shard_has_of_its_query(self) -> None:
+    def test_a_large_one_that_is_alone_is_spread_whatever_one_shard_has_of_its_query(self) -> None:
         assert rank_homes(2000, 10_000, [state(), state(cached=2000), state(), state()], is_alone=True)[0] == ALL
 
     def test_a_hit_on_one_shard_is_used_where_the_query_is_what_costs(self) -> None:
         assert rank_homes(9000, 500, [state(), state(cached=9000), state(), state()], is_alone=True)[0] == (1,)
 
-    def test_one_shard_is_never_cut(self) -> None:
+    def test_one_shard_is_never_spread(self) -> None:
         assert rank_homes(2000, 10_000, [state()], is_alone=True) == [(0,)]
 
 
@@ -58,14 +58,14 @@ def shards_of(answer: EngineOutput) -> set[int]:
     return set(answer.placements[:, 1].tolist())
 
 
-def test_requests_that_come_together_are_spread_and_exchange_nothing() -> None:
+def test_requests_that_come_together_go_to_different_shards_and_exchange_nothing() -> None:
     driver = Driver(FOUR)
     answers = driver.run(*(large(seed) for seed in range(8)))
     assert sorted(sorted(shards_of(answer)) for answer in answers) == [[n] for n in ALL for _ in range(2)]
     assert not any(plan.exchanged_rows for plan in driver.plans)
 
 
-def test_only_what_is_alone_and_large_is_cut() -> None:
+def test_only_what_is_alone_and_large_is_spread() -> None:
     driver = Driver(FOUR)
     driver.submit(large(1))
     driver.step()
@@ -80,7 +80,7 @@ def test_only_what_is_alone_and_large_is_cut() -> None:
         assert_right(request, driver.answers[number])
 
 
-def test_a_cut_request_exchanges_its_query_only_and_never_again() -> None:
+def test_a_spread_request_exchanges_its_query_only_and_never_again() -> None:
     driver = Driver(FOUR)
     (cold,) = driver.run(large(1))
     exchanged = [plan.exchanged_rows for plan in driver.plans]
@@ -93,7 +93,7 @@ def test_a_cut_request_exchanges_its_query_only_and_never_again() -> None:
     assert driver.scheduler.cache.cache_missed_tokens == 500  # once for all shards
 
 
-def test_shards_take_turns_at_the_query_of_a_cut_request() -> None:
+def test_shards_take_turns_at_the_query_of_a_spread_request() -> None:
     (answer,) = Driver(FOUR).run(request_of(tokens(1, 1000), [tokens(2, 300)], return_layout=True))
     assert answer.placements is not None
     query = answer.placements[answer.placements[:, 3] == -1]
@@ -107,15 +107,15 @@ def test_a_hit_on_one_shard_is_used_there() -> None:
     assert (shards_of(third), third.cached_tokens) == (shards_of(first), 200)
 
 
-def test_a_hit_on_one_shard_is_computed_again_by_a_request_that_is_cut() -> None:
+def test_a_hit_on_one_shard_is_computed_again_by_a_request_that_is_spread() -> None:
     driver = Driver(FOUR)
     query, items = tokens(1, 500), [tokens(n, 20 + n % 3) for n in range(100)]
     (first,) = driver.run(request_of(query, items[:1], return_layout=True))
     (home,) = shards_of(first)
     before = len(driver.plans)
-    cut = request_of(query, items, return_layout=True)
-    (answer,) = driver.run(cut)
-    assert_right(cut, answer)
+    spread = request_of(query, items, return_layout=True)
+    (answer,) = driver.run(spread)
+    assert_right(spread, answer)
     assert (shards_of(answer), answer.cached_tokens) == (set(ALL), 0)
     writes = [writes.pages for plan in driver.plans[before:] for writes in plan.writes]
     assert len(writes) == 2
@@ -152,7 +152,7 @@ def test_requests_begin_in_order_of_arrival_when_some_shard_has_room() -> None:
     pages=st.sampled_from([26, 200]),
     cancelled=st.sets(st.integers(0, 4)),
 )
-def test_whatever_is_cut_or_cancelled_no_page_is_lost_and_every_item_sees_its_query(
+def test_whatever_is_spread_or_cancelled_no_page_is_lost_and_every_item_sees_its_query(
     batches, shards, pages, cancelled
 ) -> None:
     driver = Driver(dataclasses.replace(SHAPE, shards=shards), pages=pages)
@@ -176,7 +176,7 @@ def test_whatever_is_cut_or_cancelled_no_page_is_lost_and_every_item_sees_its_qu
 
 @settings(max_examples=8, deadline=None)
 @given(batch=st.lists(cases, min_size=2, max_size=5))
-def test_requests_that_run_together_are_never_cut(batch) -> None:
+def test_requests_that_run_together_are_never_spread(batch) -> None:
     driver = Driver(FOUR, pages=200)
     requests = [dataclasses.replace(case.request(), return_layout=True) for case in batch]
     for request, answer in zip(requests, driver.run(*requests), strict=True):

@@ -32,10 +32,10 @@ class FreePages:
     def __iter__(self) -> Iterator[int]:
         """Yield them, by number."""
         return (
-            group * GROUP + place
+            group * GROUP + index
             for group, mask in enumerate(self._masks)
-            for place in range(GROUP)
-            if mask >> place & 1
+            for index in range(GROUP)
+            if mask >> index & 1
         )
 
     @property
@@ -45,8 +45,8 @@ class FreePages:
 
     def add(self, page: int) -> None:
         """Take a page back."""
-        group, place = divmod(page, GROUP)
-        self._masks[group] |= 1 << place
+        group, index = divmod(page, GROUP)
+        self._masks[group] |= 1 << index
         self._count += 1
         if self._masks[group] == _WHOLE:
             self._partial.pop(group, None)
@@ -55,14 +55,14 @@ class FreePages:
             self._partial[group] = None
 
     def draw(self, count: int, first: int) -> list[int]:
-        """Give out pages for the places `first`, `first + 1` and so on of a context; so many are free.
+        """Give out pages number `first`, `first + 1` and so on of a context; so many are free.
 
-        Places that make a whole group get one, as long as there are any.
+        Pages that make a whole group get one, as long as there are any.
         """
         pages: list[int] = []
         while len(pages) < count:
-            place = first + len(pages)
-            if self._whole and place % GROUP == 0 and count - len(pages) >= GROUP:
+            index = first + len(pages)
+            if self._whole and index % GROUP == 0 and count - len(pages) >= GROUP:
                 group = self._whole.popitem()[0]
                 self._masks[group] = 0
                 self._count -= GROUP
@@ -86,5 +86,5 @@ class FreePages:
 
 
 def groups_within(first: int, count: int) -> int:
-    """Return how many whole groups the places from `first` on make."""
+    """Return how many whole groups the pages from `first` on make."""
     return max((first + count) // GROUP - -(-first // GROUP), 0)

@@ -227,15 +227,15 @@ class PrefixCache:
             tokens: All tokens of the context, in whole pages.
             salt: Only requests of the same salt share pages.
             pages: Pages of the last of these tokens, which steps that are planned write.
-            first: Place of the first of them; those before are in the tree, and locked.
+            first: Number of the first of them in the context; those before are in the tree, and locked.
         """
         lock = self.lock(tokens, salt)
         if not lock.is_kept:
             self.free(pages)
             return
         self.match(lock)
-        for place, page in enumerate(pages.tolist(), first):
-            if place < len(lock.path):
+        for index, page in enumerate(pages.tolist(), first):
+            if index < len(lock.path):
                 self._free.add(page)
                 continue
             digest, content = self._next(lock)

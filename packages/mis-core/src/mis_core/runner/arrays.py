@@ -28,7 +28,7 @@ class StepArrays(NamedTuple):
         exchanged_writes: Pages of this device that runs of all others go to, by device that computes them,
             `[devices, devices, runs]`.
         exchanges: How many times `EXCHANGED` rows are exchanged, `[devices]`; the same for all devices, 0 without a
-            cut request.
+            spread request.
     """
 
     token_ids: IntArray

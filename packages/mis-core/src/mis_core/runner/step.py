@@ -68,7 +68,7 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
         here: StepArrays = jax.tree.map(lambda x: x[0], arrays)
 
         def exchange(cache: KeyValueCache, new: KeyValueCache, segments: LaidOut, first_page: Array) -> KeyValueCache:
-            """Write what the other devices computed of cut requests."""
+            """Write what the other devices computed of spread requests."""
             rows = min(EXCHANGED, len(new[0]))
             runs = rows // PAGE_SIZE
             # TPUs would keep three dimensions in a layout that costs a copy.

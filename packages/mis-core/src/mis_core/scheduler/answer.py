@@ -88,7 +88,7 @@ class Placements:
 
     def __init__(self) -> None:
         self.num_steps = 0
-        self._placed: list[np.ndarray] = []
+        self._runs: list[np.ndarray] = []
         self._is_in_step = False
 
     def add(
@@ -108,7 +108,7 @@ class Placements:
         """
         rows = room.start + np.cumsum(lens) - lens
         steps, shards = np.full_like(segments, self.num_steps), np.full_like(segments, room.shard)
-        self._placed.append(np.stack([steps, shards, rows, segments, lens, context_lens], axis=1))
+        self._runs.append(np.stack([steps, shards, rows, segments, lens, context_lens], axis=1))
         self._is_in_step = True
 
     def end_step(self) -> None:
@@ -122,7 +122,7 @@ class Placements:
         Args:
             originals: The number that each segment goes by in the request as it was sent; None: its own.
         """
-        rows = np.concatenate(self._placed).astype(np.int32)
+        rows = np.concatenate(self._runs).astype(np.int32)
         if originals is not None:
             segments = rows[:, 3]
             rows[:, 3] = np.where(segments == QUERY, QUERY, originals[segments])

@@ -1,8 +1,8 @@
-"""Where a request has its pages: on one shard or, if it is cut, on all of them.
+"""Where a request has its pages: on one shard or, if it is spread, on all of them.
 
 Every device along the mesh axis `data` has pages of its own, numbered from 0, and a prefix cache that says what is in
-them. A cut request computes a chunk of its query on any shard and writes it on every one, so that the next chunk, and
-every item, finds all tokens before it wherever it is computed.
+them. A spread request computes a chunk of its query on any shard and writes it on every one, so that the next chunk and
+every item find all tokens before them wherever they are computed.
 """
 
 from collections.abc import Sequence
@@ -220,7 +220,7 @@ class Opening:
         salt: str | None,
         *,
         anew: bool = False,
-        may_be_cut: bool = False,
+        may_spread: bool = False,
     ) -> list[list[Home]]:
         """Return the sets of shards that a request may get, the cheapest first; see `rank_homes`.
 
@@ -229,7 +229,7 @@ class Opening:
             more_tokens: How many more it computes.
             salt: Of its cache entries.
             anew: Whether its query is computed even where it is cached.
-            may_be_cut: Whether it may get all shards, if it is alone.
+            may_spread: Whether it may get all shards, if it is alone.
         """
         if len(self.homes) == 1:
             return [[*self.homes]]
@@ -237,5 +237,5 @@ class Opening:
         for home, tokens in zip(self.homes, self.waiting_tokens, strict=True):
             cached = home.cache.count_cached(home.cache.lock(query, salt, anew=anew))
             states.append(ShardState(tokens, cached, home.cache.statistics.free_pages))
-        ranked = rank_homes(len(query), more_tokens, states, is_alone=self.is_alone and may_be_cut)
+        ranked = rank_homes(len(query), more_tokens, states, is_alone=self.is_alone and may_spread)
         return [[self.homes[shard] for shard in shards] for shards in ranked]

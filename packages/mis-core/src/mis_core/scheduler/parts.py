@@ -300,7 +300,7 @@ class _Chunk:
         return max(self.length - self.num_reads - self.done, 0)
 
     def find_room(self, builder: StepBuilder, context: Hashable, shards: Collection[int]) -> Room | None:
-        """Find room for a page at least, or for all that is left. Shards of a cut request take turns."""
+        """Find room for a page at least, or for all that is left. Shards of a spread request take turns."""
         least = min(self.length - self.done, PAGE_SIZE)
         scored = max(least - self.unread, 0)
         room = builder.find_room(context, shards, paged=True, least=least, scored=scored)

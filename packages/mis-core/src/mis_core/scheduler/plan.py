@@ -108,7 +108,7 @@ class PageWrites:
     Attributes:
         shard: The shard that computes it.
         start: Its first row there, a multiple of `PAGE_SIZE`.
-        pages: The pages that it goes to, of that shard and, if its request is cut, of the others.
+        pages: The pages that it goes to, of that shard and, if its request is spread, of the others.
     """
 
     shard: int

@@ -41,7 +41,7 @@ class Run(NeedsPages, Owner, Protocol):
 
     Attributes:
         waiting: Its entry while it waited.
-        homes: Where it has its pages; more than one if it is cut.
+        homes: Where it has its pages; more than one if it is spread.
         dense_mask: Whether it asks for materialised masks.
     """
 

@@ -42,7 +42,7 @@ class WaitingScore(Waiting):
         """Begin on the cheapest shards that have room for it, or return None if none have."""
         request, query = self.request, self._shared_query
         anew, more_tokens = request.query_reads > 0, len(request.item_tokens)
-        for homes in opening.rank(query, more_tokens, request.cache_salt, anew=anew, may_be_cut=True):
+        for homes in opening.rank(query, more_tokens, request.cache_salt, anew=anew, may_spread=True):
             run = self._begin_on(homes, query, opening)
             if all(run.missing_pages(home.shard) <= home.headroom for home in homes):
                 logger.debug("request %d: %s, %s", self.id, run.choice.algorithm, run.choice.reason)
@@ -86,7 +86,7 @@ class ScoreRun:
         id: The request's number.
         waiting: The request, as it came.
         choice: Its layout.
-        homes: Where it has its pages; more than one if it is cut.
+        homes: Where it has its pages; more than one if it is spread.
         is_cancelled: Whether nobody waits for it any more.
         timings_ms: Milliseconds by stage.
     """

@@ -6,14 +6,14 @@ The cost is in *token equivalents*, as in `algorithm`: how many tokens pass thro
     all shards = (query tokens that are not cached on every shard + item tokens) / shards + EXCHANGE
 
 So a request goes where its query is cached, unless it would wait there longer than the query takes to compute again.
-Other requests would leave no chip idle; so one is cut only if there are none, neither running nor waiting.
+Other requests would leave no chip idle; so one is spread only if there are none, neither running nor waiting.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 EXCHANGE = 512.0
-"""What cutting costs besides: what shards send each other, and steps too small to fill them; not measured."""
+"""What spreading costs besides: what shards send each other, and steps too small to fill them; not measured."""
 
 
 @dataclass(frozen=True, slots=True)

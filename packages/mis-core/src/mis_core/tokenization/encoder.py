@@ -150,8 +150,8 @@ def begin_with(tokens: np.ndarray, lens: np.ndarray, before: list[int]) -> Bool[
     """Whether rows that lie one after the other begin with some ids; none does with no ids."""
     found = np.full(len(lens), bool(before)) & (lens >= len(before))
     begins = (np.cumsum(lens) - lens)[found]
-    for place, token in enumerate(before):
-        found[found] = tokens[begins + place] == token
+    for index, token in enumerate(before):
+        found[found] = tokens[begins + index] == token
         begins = (np.cumsum(lens) - lens)[found]
     return found
 

@@ -100,14 +100,14 @@ def cut_segments(
         head_len: Tokens at the beginning known to be the query's own.
     """
     tail = query[head_len:]
-    place = ramp(lens)
-    equal = place < len(tail)
-    equal[equal] = tail[place[equal]] == tokens[equal]
-    shared = np.minimum.reduceat(np.where(equal, np.repeat(lens, lens), place), offsets(lens)[:-1])
+    index = ramp(lens)
+    equal = index < len(tail)
+    equal[equal] = tail[index[equal]] == tokens[equal]
+    shared = np.minimum.reduceat(np.where(equal, np.repeat(lens, lens), index), offsets(lens)[:-1])
     shared = np.minimum(shared, lens - 1)
     return Joined(
         query=query,
-        item_tokens=tokens[place >= np.repeat(shared, lens)],
+        item_tokens=tokens[index >= np.repeat(shared, lens)],
         item_starts=offsets(lens - shared),
         context_lens=(head_len + shared).astype(np.int32),
     )

@@ -63,7 +63,7 @@ def _byte_of_character() -> dict[str, int]:
     """Return the bytes that characters of a byte-level vocabulary stand for, by GPT-2's rule."""
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in shown} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
 
 _STEPS: dict[str, Callable[[dict[str, Any]], Callable[[str], str | bytes]]] = {

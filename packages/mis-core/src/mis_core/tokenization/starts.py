@@ -43,7 +43,7 @@ class Starts:
 
 
 def _leading_spaces(token: str) -> int:
-    return next((place for place, each in enumerate(token) if each != _SPACE and not each.isspace()), len(token))
+    return next((index for index, each in enumerate(token) if each != _SPACE and not each.isspace()), len(token))
 
 
 def _flat(state: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -80,9 +80,9 @@ class Vocabulary:
         is_unknown = self._unknown(tokens)
         if is_unknown is None:
             return None
-        places = np.flatnonzero(is_unknown)
-        rows, first = np.unique(np.searchsorted(np.cumsum(lens), places, side="right"), return_index=True)
-        found = dict(zip(rows.tolist(), tokens[places[first]].tolist(), strict=True))
+        unknown = np.flatnonzero(is_unknown)
+        rows, first = np.unique(np.searchsorted(np.cumsum(lens), unknown, side="right"), return_index=True)
+        found = dict(zip(rows.tolist(), tokens[unknown[first]].tolist(), strict=True))
         is_bad = np.zeros(len(lens), bool)
         is_bad[rows] = True
         return refuse(is_bad, lambda row, index: self._error(f"{field}[{index}]", found[row], field))
