@@ -1,4 +1,4 @@
-"""Command line: `python -m mis_kernels.aot [compile] [--topology ...] [--quick]`, `... cost`, `... calibrate`."""
+"""Command line: `python -m mis_kernels.aot [compile] [--topology ...] [--quick]`, `... calibrate`."""
 
 import argparse
 import sys
@@ -7,13 +7,10 @@ from typing import Any
 
 from mis_kernels.aot import baseline
 from mis_kernels.aot.calibration import PUBLISHED, table
-from mis_kernels.aot.cost import EMBED, MODEL, explain, explain_glue
-from mis_kernels.aot.price import schedule_of
 from mis_kernels.aot.programs import ProductSize
 from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, run_job
 from mis_kernels.backends.tpu.projection import is_faster
-from mis_kernels.backends.tpu.tiles import block_sizes
 from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, device_head_shapes
 
 BASELINE = Path(__file__).parent.parent / "aot_baseline.json"
@@ -88,16 +85,6 @@ def _line(name: str, row: dict[str, Any]) -> str:
     return f"{name:8} {row['name']:48} {row['seconds']:5.1f} s  {memory}" + (f", bundles: {bundles}" if bundles else "")
 
 
-def print_cost(name: str) -> int:
-    """Compile the kernels of the canonical model and print what its request costs."""
-    target, heads = TARGETS[name], HEAD_SHAPES[MODEL]
-    [row] = run_job(name, {"what": "kernels", "heads": [heads]})
-    blocks = block_sizes(chip=target.chip, **heads._asdict())
-    [glue] = run_job(name, {"what": "glue", "heads": [heads], "embed": EMBED})
-    print(explain(target, heads, blocks, schedule_of(row["schedule"])), explain_glue(target, heads, glue), sep="\n")
-    return 0
-
-
 def print_calibration() -> int:
     """Compile the programs whose times are published and print both."""
     jobs = ({"what": "calibration", "number": n, "flags": f" {each.flags}"} for n, each in enumerate(PUBLISHED))
@@ -109,13 +96,11 @@ def print_calibration() -> int:
 def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m mis_kernels.aot", description="Compile for TPUs without a TPU.")
-    parser.add_argument("command", nargs="?", choices=("compile", "cost", "calibrate"), default="compile")
+    parser.add_argument("command", nargs="?", choices=("compile", "calibrate"), default="compile")
     parser.add_argument("--topology", choices=sorted(TARGETS), action="append", help="default: all; repeat for several")
     parser.add_argument("--quick", action="store_true", help="two head shapes per chip, a few minutes in all")
     parser.add_argument("--update-baseline", action="store_true", help="store the figures instead of comparing")
     arguments = parser.parse_args()
-    if arguments.command == "cost":
-        return print_cost((arguments.topology or ["v6e:1x1"])[0])
     if arguments.command == "calibrate":
         return print_calibration()
     return compile_all(arguments.topology or list(TARGETS), arguments.quick, arguments.update_baseline)

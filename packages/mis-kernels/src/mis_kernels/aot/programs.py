@@ -20,7 +20,6 @@ from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
 from mis_kernels.backends.tpu.products import LayerOfStack, ProductSizes, tpu_quantized_product
 from mis_kernels.backends.tpu.projection import tpu_quantized_projection
 from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes
-from mis_kernels.backends.xla.norms import rms_norm
 from mis_kernels.backends.xla.pages import write_pages
 from mis_kernels.heads import HeadShape
 from mis_kernels.operations import lay_out, segment_attention
@@ -153,26 +152,18 @@ def layers_program(heads: HeadShape, segments: LaidOut) -> Program:
     return Program(name, step, (x, (cache, cache), qkv, out, _shapes(segments)), donated=(1,))
 
 
-def glue_program(heads: HeadShape, tokens: int, embed: int | None = None) -> Program:
-    """Return the kernel that normalises and rotates queries and keys; with `embed`, behind norm and projection."""
+def glue_program(heads: HeadShape, tokens: int) -> Program:
+    """Return the kernel that normalises and rotates queries and keys."""
     dim, kv_heads, parts = heads.head_dim, heads.kv_heads, heads.group + 2
     table, weight = jax.ShapeDtypeStruct((tokens, dim), jnp.float32), jax.ShapeDtypeStruct((dim,), DTYPE)
-    weights = (table, table, weight, weight)
     name = f"glue kv{kv_heads} g{heads.group} d{dim} {DTYPE}"
 
     def kernel(qkv: Array, cos: Array, sin: Array, q_norm: Array, k_norm: Array) -> tuple[Array, ...]:
         made = tpu_norm_rope(qkv.reshape(tokens, kv_heads, parts, dim), cos, sin, q_norm, k_norm, 1e-6)
         return tuple(x.reshape(tokens, -1) for x in made)  # as the attention kernel takes them
 
-    if embed is None:
-        return Program(name, kernel, (jax.ShapeDtypeStruct((tokens, kv_heads * parts * dim), DTYPE), *weights))
-
-    def behind(x: Array, norm: Array, projection: Array, *rest: Array) -> tuple[Array, ...]:
-        qkv = jnp.dot(rms_norm(x, norm, 1e-6), projection, preferred_element_type=jnp.float32)
-        return kernel(qkv.astype(x.dtype), *rest)
-
-    shapes = (tokens, embed), (embed,), (embed, kv_heads * parts * dim)
-    return Program(f"norm, projection, {name}", behind, (*(jax.ShapeDtypeStruct(s, DTYPE) for s in shapes), *weights))
+    qkv = jax.ShapeDtypeStruct((tokens, kv_heads * parts * dim), DTYPE)
+    return Program(name, kernel, (qkv, table, table, weight, weight))
 
 
 def head_program(rows: int, embed: int, vocab: int) -> Program:

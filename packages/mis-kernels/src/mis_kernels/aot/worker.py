@@ -6,7 +6,6 @@ needs another process. The result goes to standard output as one JSON object.
 
 import dataclasses
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -40,15 +39,15 @@ GROWTH_TOKENS = (2048, 8192, 32768)
 GROWTH_HEADS = HEAD_SHAPES["qwen3-0.6b"]
 
 
-def _compile(program: Program, on: Mesh) -> tuple[Any, dict[str, Any]]:
-    """Compile; return the result, and what is reported of every program."""
+def _compile(program: Program, on: Mesh) -> dict[str, Any]:
+    """Compile; return what is reported of every program."""
     begin = time.perf_counter()
     shardings = program.shardings or NamedSharding(on, PartitionSpec())
     jitted = jax.jit(program.function, in_shardings=shardings, donate_argnums=program.donated)
     compiled: Any = jitted.lower(*program.arguments).compile()
     memory = compiled.memory_analysis()
     sizes = {"arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes}
-    return compiled, {"name": program.name, "seconds": time.perf_counter() - begin, **sizes}
+    return {"name": program.name, "seconds": time.perf_counter() - begin, **sizes}
 
 
 def kernels(target: Topology, shapes: list[HeadShape], dump: Path) -> list[dict[str, Any]]:
@@ -56,7 +55,7 @@ def kernels(target: Topology, shapes: list[HeadShape], dump: Path) -> list[dict[
     rows = []
     for heads in shapes:
         blocks = block_sizes(chip=target.chip, **heads._asdict())
-        _, row = _compile(kernel_program(heads, blocks, extend_step(STEP_TOKENS, blocks)), mesh(target, 1))
+        row = _compile(kernel_program(heads, blocks, extend_step(STEP_TOKENS, blocks)), mesh(target, 1))
         vmem = vmem_bytes(blocks, group=heads.group, head_dim=heads.head_dim, itemsize=2)
         schedule = read_attention(read_schedule(dump, "segment_attention", target.chip))
         around = {"tile": schedule.tile.most, "page": schedule.page, "block": schedule.block.most}
@@ -64,24 +63,20 @@ def kernels(target: Topology, shapes: list[HeadShape], dump: Path) -> list[dict[
     return rows
 
 
-def glue(target: Topology, shapes: list[HeadShape], dump: Path, embed: int | None) -> list[dict[str, Any]]:
-    """Compile the norm and RoPE kernel for each head shape; report its longest straight run, one grid step.
-
-    With `embed`, compile it behind norm and projection, and report the cycles that XLA estimates for these.
-    """
+def glue(target: Topology, shapes: list[HeadShape], dump: Path) -> list[dict[str, Any]]:
+    """Compile the norm and RoPE kernel for each head shape; report its longest straight run, one grid step."""
     rows = []
     for heads in shapes:
-        compiled, row = _compile(glue_program(heads, STEP_TOKENS, embed), mesh(target, 1))
+        row = _compile(glue_program(heads, STEP_TOKENS), mesh(target, 1))
         row["bundles"] = {"step": max(run.bundles for run in read_schedule(dump, "norm_rope", target.chip))}
-        estimated = sum(int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', compiled.as_text()))
-        rows.append(row | ({"xla_cycles": estimated, "tokens": STEP_TOKENS} if embed else {}))
+        rows.append(row)
     return rows
 
 
 def layers(target: Topology, shapes: list[HeadShape]) -> list[dict[str, Any]]:
     """Compile the op inside scanned layers for each head shape."""
     steps = {heads: extend_step(STEP_TOKENS, block_sizes(chip=target.chip, **heads._asdict())) for heads in shapes}
-    return [_compile(layers_program(heads, step), mesh(target, 1))[1] for heads, step in steps.items()]
+    return [_compile(layers_program(heads, step), mesh(target, 1)) for heads, step in steps.items()]
 
 
 def growth(target: Topology) -> list[dict[str, Any]]:
@@ -90,7 +85,7 @@ def growth(target: Topology) -> list[dict[str, Any]]:
     blocks = block_sizes(chip=target.chip, **GROWTH_HEADS._asdict())
     for tokens in GROWTH_TOKENS:
         for kind, segments in (("extend", extend_step(tokens, blocks)), ("prefill", prefill_step(tokens, blocks))):
-            _, row = _compile(layers_program(GROWTH_HEADS, segments), mesh(target, 1))
+            row = _compile(layers_program(GROWTH_HEADS, segments), mesh(target, 1))
             rows.append(row | {"name": f"growth {kind} {tokens} tokens", "tokens": tokens})
     return rows
 
@@ -99,14 +94,14 @@ def sharded(target: Topology, models: list[str]) -> list[dict[str, Any]]:
     """Compile the kernel under `shard_map` over all devices of the topology."""
     on = mesh(target)
     programs = {model: sharded_program(HEAD_SHAPES[model], target.chip, on, STEP_TOKENS) for model in models}
-    return [_compile(each, on)[1] | {"name": f"{model} {each.name}"} for model, each in programs.items()]
+    return [_compile(each, on) | {"name": f"{model} {each.name}"} for model, each in programs.items()]
 
 
 def head(target: Topology, sizes: list[tuple[int, int, int]], dump: Path) -> list[dict[str, Any]]:
     """Compile the log-sum-exp for rows, width and vocabulary; report a grid step's schedule."""
     rows = []
     for size in sizes:
-        _, row = _compile(head_program(*size), mesh(target, 1))
+        row = _compile(head_program(*size), mesh(target, 1))
         # A step is one of the vocabulary's blocks: the last has a body of its own.
         step = read_grid(read_schedule(dump, "log_sum_exp", target.chip), bodies=2)
         rows.append(row | {"bundles": {"step": step.body}, "schedule": step._asdict()})
@@ -117,7 +112,7 @@ def products(target: Topology, sizes: list[ProductSize], dump: Path) -> list[dic
     """Compile products with quantised weights; report the schedules of steps that quantise rows, and of the others."""
     rows = []
     for size in sizes:
-        _, row = _compile(product_program(size), mesh(target, 1))
+        row = _compile(product_program(size), mesh(target, 1))
         runs, cut = read_schedule(dump, size.kernel, target.chip), size.grid_sizes(PRODUCT_ROWS)
         if size.heads:
             strips = strips_of(cut, size.heads)
@@ -142,7 +137,7 @@ def main(job: dict[str, Any]) -> list[dict[str, Any]]:
         case "kernels":
             return kernels(target, shapes, Path(job["dump"]))
         case "glue":
-            return glue(target, shapes, Path(job["dump"]), job.get("embed"))
+            return glue(target, shapes, Path(job["dump"]))
         case "head":
             return head(target, [tuple(size) for size in job["sizes"]], Path(job["dump"]))
         case "products":
