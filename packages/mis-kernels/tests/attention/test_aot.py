@@ -8,7 +8,8 @@ import pytest
 
 from mis_kernels.aot import baseline
 from mis_kernels.aot.__main__ import BASELINE
-from mis_kernels.aot.calibration import PUBLISHED, table
+from mis_kernels.aot.calibration import PUBLISHED, published_program, table
+from mis_kernels.aot.programs import kernel_program
 from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.schedules import (
     Around,
@@ -20,7 +21,8 @@ from mis_kernels.aot.schedules import (
     read_loop,
     read_schedule,
 )
-from mis_kernels.aot.targets import TARGETS, environment, run_job
+from mis_kernels.aot.targets import TARGETS, environment
+from mis_kernels.aot.worker import run_job
 from mis_kernels.heads import HEAD_SHAPES, device_head_shapes
 
 
@@ -188,16 +190,16 @@ def test_the_stored_baseline_covers_every_heads_and_meets_the_targets() -> None:
 
 @pytest.mark.tpu_aot
 def test_the_kernel_compiles_for_v6e() -> None:
-    [row] = run_job("v6e:1x1", {"what": "kernels", "heads": [HEAD_SHAPES["qwen3-0.6b"]]})
+    [row] = run_job("v6e:1x1", kernel_program, [HEAD_SHAPES["qwen3-0.6b"]])
     assert row["bundles"]["full"] > 0
 
 
 @pytest.mark.tpu_aot
 def test_a_published_time_is_met() -> None:
     """Splash attention on v6e: a kernel like ours, by somebody else."""
-    number = len(PUBLISHED) - 1
-    [row] = run_job(PUBLISHED[number].target, {"what": "calibration", "number": number})
-    assert row["estimate"][1] == pytest.approx(PUBLISHED[number].seconds, rel=0.15)
+    published = PUBLISHED[-1]
+    [row] = run_job(published.target, published_program, [published])
+    assert row["estimate"].expected == pytest.approx(published.seconds, rel=0.15)
 
 
 @pytest.mark.tpu_aot

@@ -2,14 +2,27 @@
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mis_kernels.aot import baseline
-from mis_kernels.aot.calibration import PUBLISHED, table
-from mis_kernels.aot.programs import ProductSize
-from mis_kernels.aot.ranges import Range
-from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, run_job
+from mis_kernels.aot.calibration import PUBLISHED, published_program, table
+from mis_kernels.aot.programs import (
+    GROWTH,
+    ProductSize,
+    Program,
+    Row,
+    glue_program,
+    growth_program,
+    head_program,
+    kernel_program,
+    layers_program,
+    product_program,
+    sharded_program,
+)
+from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, Topology
+from mis_kernels.aot.worker import run_job
 from mis_kernels.backends.tpu.projection import is_faster
 from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, device_head_shapes
 
@@ -33,33 +46,40 @@ PRODUCTS = [
 ]
 
 
-def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
+class Job(NamedTuple):
+    """Programs of one kind, and whether schedules are read of them."""
+
+    make: Callable[[Topology, Any], Program]
+    items: Sequence[Any]
+    dumps: bool = True
+
+
+def jobs(name: str, quick: bool) -> list[Job]:
     """Return what is compiled for a target."""
     if name not in SINGLE_CHIP:
         cut = [model for model, shape in HEAD_SHAPES.items() if all(map(shape.divides, TENSOR_PARALLEL))]
         models = ["qwen3-0.6b", "qwen2.5-1.5b"] if quick else cut
-        return [{"what": "sharded", "models": models}]
+        return [Job(sharded_program, models, dumps=False)]
     shapes = QUICK_HEADS if quick else device_head_shapes()
-    growth = [] if quick else [{"what": "growth"}]
     products, chip = QUICK_PRODUCTS if quick else PRODUCTS, TARGETS[name].chip
     return [
-        {"what": "kernels", "heads": shapes},
-        {"what": "glue", "heads": shapes},
-        {"what": "head", "sizes": QUICK_SIZES if quick else SIZES},
-        {"what": "products", "sizes": [each for each in products if each.heads is None or is_faster(each.heads, chip)]},
-        {"what": "layers", "heads": shapes},
-        *growth,
+        Job(kernel_program, shapes),
+        Job(glue_program, shapes),
+        Job(head_program, QUICK_SIZES if quick else SIZES),
+        Job(product_program, [each for each in products if each.heads is None or is_faster(each.heads, chip)]),
+        Job(layers_program, shapes, dumps=False),
+        *([] if quick else [Job(growth_program, GROWTH, dumps=False)]),
     ]
 
 
 def compile_all(names: list[str], quick: bool, update: bool) -> int:
     """Compile, print a table, compare with the baseline; return the exit status."""
-    results: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[Row]] = {}
     problems = []
     for name in names:
         for job in jobs(name, quick):
             try:
-                rows = run_job(name, job)
+                rows = run_job(name, job.make, job.items, dumps=job.dumps)
             except RuntimeError as error:
                 problems.append(str(error))
                 continue
@@ -78,7 +98,7 @@ def compile_all(names: list[str], quick: bool, update: bool) -> int:
     return 1 if problems else 0
 
 
-def _line(name: str, row: dict[str, Any]) -> str:
+def _line(name: str, row: Row) -> str:
     bundles = ", ".join(f"{kind} {n}" for kind, n in row.get("bundles", {}).items())
     vmem = f", VMEM {row['vmem'] / 2**20:.1f} MiB" if "vmem" in row else ""
     memory = f"arguments {row['arguments'] / 2**20:.1f} MiB, temporaries {row['temporaries'] / 2**20:.1f} MiB{vmem}"
@@ -87,9 +107,8 @@ def _line(name: str, row: dict[str, Any]) -> str:
 
 def print_calibration() -> int:
     """Compile the programs whose times are published and print both."""
-    jobs = ({"what": "calibration", "number": n, "flags": f" {each.flags}"} for n, each in enumerate(PUBLISHED))
-    found = [run_job(each.target, job)[0]["estimate"] for each, job in zip(PUBLISHED, jobs, strict=True)]
-    print(table([Range(*seconds) for seconds in found]))
+    found = (run_job(each.target, published_program, [each], flags=f" {each.flags}") for each in PUBLISHED)
+    print(table([row["estimate"] for (row,) in found]))
     return 0
 
 
