@@ -18,7 +18,7 @@ from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
-from mis_kernels.backends.tpu.products import LayerOfStack, ProductSizes, tpu_quantized_product
+from mis_kernels.backends.tpu.products import ProductSizes, tpu_quantized_product
 from mis_kernels.backends.tpu.projection import tpu_quantized_projection
 from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes, vmem_bytes
 from mis_kernels.backends.xla.pages import write_pages
@@ -288,7 +288,7 @@ def product_program(target: Topology, size: ProductSize) -> Program:
     epsilon = 1e-6 if size.normed else None
 
     def product(x: Array, weight: QuantizedWeight, layer: Array, *residual: Array) -> Array:
-        return tpu_quantized_product(x, LayerOfStack(weight, layer), *residual, epsilon=epsilon)
+        return tpu_quantized_product(x, weight, layer, *residual, epsilon=epsilon)
 
     name = f"{size.parts} x {size.depth} x {size.columns}"
     if size.heads is None:
@@ -302,7 +302,7 @@ def product_program(target: Topology, size: ProductSize) -> Program:
         x: Array, weight: QuantizedWeight, layer: Array, cos: Array, sin: Array, q_norm: Array, k_norm: Array
     ) -> tuple[Array, Array, Array]:
         turns = HeadTurns(cos, sin, q_norm, k_norm, 1e-6)
-        return tpu_quantized_projection(x, LayerOfStack(weight, layer), None, heads, turns, epsilon)
+        return tpu_quantized_projection(x, weight, layer, None, heads, turns, epsilon)
 
     name, arguments = f"int8 projection {name}, heads of {heads.head_dim}", (x, weight, layer, table, table, norm, norm)
     return Program(name, project, arguments, kernel="quantized_projection", report=size.report)
