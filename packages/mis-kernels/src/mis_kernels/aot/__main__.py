@@ -2,16 +2,15 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from mis_kernels.aot import baseline
 from mis_kernels.aot.calibration import PUBLISHED, published_program, table
 from mis_kernels.aot.programs import (
     GROWTH,
     ProductSize,
-    Program,
     Row,
     glue_program,
     growth_program,
@@ -21,7 +20,7 @@ from mis_kernels.aot.programs import (
     product_program,
     sharded_program,
 )
-from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, Topology
+from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS
 from mis_kernels.aot.worker import run_job
 from mis_kernels.backends.tpu.projection import is_faster
 from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, device_head_shapes
@@ -46,29 +45,22 @@ PRODUCTS = [
 ]
 
 
-class Job(NamedTuple):
-    """Programs of one kind, and whether schedules are read of them."""
-
-    make: Callable[[Topology, Any], Program]
-    items: Sequence[Any]
-    dumps: bool = True
-
-
-def jobs(name: str, quick: bool) -> list[Job]:
-    """Return what is compiled for a target."""
+def jobs(name: str, quick: bool) -> list[Callable[[], list[Row]]]:
+    """Return what compiles programs for a target, in a process each."""
     if name not in SINGLE_CHIP:
         cut = [model for model, shape in HEAD_SHAPES.items() if all(map(shape.divides, TENSOR_PARALLEL))]
         models = ["qwen3-0.6b", "qwen2.5-1.5b"] if quick else cut
-        return [Job(sharded_program, models, dumps=False)]
+        return [partial(run_job, name, sharded_program, models, dumps=False)]
     shapes = QUICK_HEADS if quick else device_head_shapes()
     products, chip = QUICK_PRODUCTS if quick else PRODUCTS, TARGETS[name].chip
+    products = [each for each in products if each.heads is None or is_faster(each.heads, chip)]
     return [
-        Job(kernel_program, shapes),
-        Job(glue_program, shapes),
-        Job(head_program, QUICK_SIZES if quick else SIZES),
-        Job(product_program, [each for each in products if each.heads is None or is_faster(each.heads, chip)]),
-        Job(layers_program, shapes, dumps=False),
-        *([] if quick else [Job(growth_program, GROWTH, dumps=False)]),
+        partial(run_job, name, kernel_program, shapes),
+        partial(run_job, name, glue_program, shapes),
+        partial(run_job, name, head_program, QUICK_SIZES if quick else SIZES),
+        partial(run_job, name, product_program, products),
+        partial(run_job, name, layers_program, shapes, dumps=False),
+        *([] if quick else [partial(run_job, name, growth_program, GROWTH, dumps=False)]),
     ]
 
 
@@ -79,7 +71,7 @@ def compile_all(names: list[str], quick: bool, update: bool) -> int:
     for name in names:
         for job in jobs(name, quick):
             try:
-                rows = run_job(name, job.make, job.items, dumps=job.dumps)
+                rows = job()
             except RuntimeError as error:
                 problems.append(str(error))
                 continue
@@ -87,15 +79,7 @@ def compile_all(names: list[str], quick: bool, update: bool) -> int:
             for row in rows:
                 print(_line(name, row), flush=True)
             problems += [f"{name}: {what}" for what in baseline.superlinear(rows)]
-    found = baseline.figures(results)
-    if update:
-        baseline.store(BASELINE, found)
-    else:
-        problems += baseline.regressions(baseline.load(BASELINE), found)
-    for problem in problems:
-        print(f"FAILED {problem}", file=sys.stderr)
-    print(f"{sum(map(len, results.values()))} programs compiled, {len(problems)} problems")
-    return 1 if problems else 0
+    return baseline.judge(BASELINE, results, problems, update=update)
 
 
 def _line(name: str, row: Row) -> str:

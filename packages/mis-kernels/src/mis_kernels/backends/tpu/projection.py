@@ -19,11 +19,12 @@ from jaxtyping import Array, Float, Int32
 
 from mis_kernels.backends.tpu import products
 from mis_kernels.backends.tpu.fetch import LANES, Ref, Scalar, in_hbm
+from mis_kernels.backends.tpu.norm_rope import swapped
 from mis_kernels.backends.tpu.products import PIECE, STRIP, TILE_ROWS, ProductSizes, block_turns
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.target import target
-from mis_kernels.weights import HeadTurns
+from mis_kernels.weights import HeadTurns, QueriesKeysValues
 
 PAIRS = 4
 """Pairs of strips in a turn of the loop, if there are enough: behind one another they hide what each waits for."""
@@ -62,11 +63,7 @@ def tpu_quantized_projection(
     heads: HeadShape,
     turns: HeadTurns,
     epsilon: float | None = None,
-) -> tuple[
-    Float[Array, "tokens heads head_dim"],
-    Float[Array, "tokens kv_heads head_dim"],
-    Float[Array, "tokens kv_heads head_dim"],
-]:
+) -> QueriesKeysValues:
     """Multiply with one layer's weight, add the bias, normalise and rotate, all in float32; round once.
 
     A row's bits depend on it alone.
@@ -202,7 +199,7 @@ def projection_kernel(
 
         for which in range(group + 1):
             part, n = slice(which * dim, (which + 1) * dim), 2 * (which == group)
-            turned = product[:, part] * tables[n, own] + _swapped(product[:, part]) * tables[n + 1, own]
+            turned = product[:, part] * tables[n, own] + swapped(product[:, part]) * tables[n + 1, own]
             turned = scaled(turned) if head_epsilon is None else turned * factors[:, part]
             to, lane = (k, head * dim) if which == group else (q, head * (group * dim) + which * dim)
             to[own, pl.ds(pl.multiple_of(lane, LANES), dim)] = turned.astype(to.dtype)
@@ -226,8 +223,3 @@ def projection_kernel(
 def _across(x: Array, width: int) -> Array:
     """Repeat what fills all lanes."""
     return x if x.shape[1] == 1 else jnp.concatenate([x] * (width // LANES), axis=1)
-
-
-def _swapped(x: Array) -> Array:
-    half = x.shape[1] // 2
-    return pltpu.roll(x, half, 1) if x.shape[1] == LANES else jnp.concatenate([x[:, half:], x[:, :half]], axis=1)
