@@ -1,4 +1,4 @@
-"""For every test of the workspace: one folder for what is compiled, no deadlines, and skips that are looked at."""
+"""For every test of the workspace: tiers, one folder for what is compiled, no deadlines, skips that are looked at."""
 
 import functools
 import gc
@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,6 +14,7 @@ from time import monotonic
 from typing import TypeVar
 
 import pytest
+from _pytest.main import wrap_session
 from hypothesis import settings
 
 # A machine that is busy with something else must not fail a test: timings belong to benchmarks.
@@ -22,6 +24,28 @@ settings.load_profile("workspace")
 # JAX, PyTorch and all tests are a million objects that stay; looking through them at Python's pace takes a tenth of the
 # time of tests that do not compile.
 gc.set_threshold(20_000, 20, 20)
+
+TIERS: dict[str, tuple[set[str], set[str]]] = {
+    "quick": ({"quick"}, {"full"}),
+    "cpu": (set(), {"full", "tpu_aot"}),
+    "full": (set(), {"tpu_aot"}),
+    "tpu": ({"tpu"}, set()),
+    "gpu": ({"gpu"}, set()),
+    "tpu_aot": ({"tpu_aot"}, set()),
+}
+"""Tests of a session `tests_*`, and of `tpu_aot`: they have the first marks, and none of the others."""
+
+_OF_FILES = {"quick", "tpu_aot"}  # marks that only the files of tests give, not what they import
+
+LIMITS = {
+    "SSE4_2": ("SSE41", "avx"),
+    "AVX": ("AVX", "avx2"),
+    "AVX2": ("AVX2", "avx512f"),
+    "AVX512": ("AVX512_CORE", "avx512_vnni"),
+    "AVX512_VNNI": ("AVX512_CORE_VNNI", "avx512_bf16"),
+    "AVX512_BF16": ("AVX512_CORE_BF16", "amx_tile"),
+}
+"""Instruction sets by XLA's names, each with oneDNN's name and what Linux calls the first instructions beyond it."""
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
@@ -34,12 +58,47 @@ _looked = [0.0]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--strict-skips`."""
+    """Add options that sessions of the noxfile use."""
+    parser.addoption("--tier", choices=TIERS, help="run the tests of this tier only")
+    parser.addoption("--tiers", action="store_true", help="run nothing: count how many tests of a file each tier has")
+    parser.addoption("--max-isa", choices=LIMITS, help="run as on a CPU that has this instruction set at most")
     parser.addoption(
         "--strict-skips",
         action="store_true",
         help="fail tests that are skipped for want of something that could be installed, not of a machine",
     )
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | pytest.ExitCode | None:
+    """Print the table of `--tiers`."""
+    return wrap_session(config, _print_tiers) if config.getoption("tiers") else None
+
+
+def _print_tiers(config: pytest.Config, session: pytest.Session) -> None:
+    session.perform_collect()
+    counts: dict[str, Counter[str]] = {}
+    for item in session.items:
+        counts.setdefault(item.nodeid.partition("::")[0], Counter()).update(t for t in TIERS if _is_in(item, t))
+    counts["all"] = sum(counts.values(), Counter())
+    width, write = max(map(len, counts)), config.get_terminal_writer().line
+    write(" " * width + "".join(f"{tier:>8}" for tier in TIERS))
+    for file, found in counts.items():
+        write(file.ljust(width) + "".join(f"{found[tier] or '-':>8}" for tier in TIERS))
+
+
+def _is_in(item: pytest.Item, tier: str) -> bool:
+    marks = {mark.name for mark in item.iter_markers()}
+    wanted, unwanted = TIERS[tier]
+    return wanted <= marks and not unwanted & marks
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files without a test of the tier, where their text tells: it would take longer than the tests."""
+    wanted = TIERS[config.getoption("tier")][0] & _OF_FILES if config.getoption("tier") else set()
+    if not (wanted and collection_path.name.startswith("test_") and collection_path.is_file()):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return None if any(f"mark.{mark}" in text for mark in wanted) else True
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,6 +107,8 @@ def pytest_configure(config: pytest.Config) -> None:
     A folder that the environment names stays; nox names one. Counting compilations is not harmed: JAX reports a step
     that it reads from this folder as it does a compiled one.
     """
+    if isa := config.getoption("max_isa"):
+        _limit(isa)
     if _SHARED not in os.environ:
         folder = tempfile.mkdtemp(prefix="mis-compiled-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -57,8 +118,20 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse tests of the TPU tier that elsewhere would not emulate its kernels, but test something else."""
+def _limit(isa: str) -> None:
+    """Have XLA, PyTorch's oneDNN and the native library do without larger instruction sets, if the CPU has such."""
+    of_onednn, beyond = LIMITS[isa]
+    if beyond not in Path("/proc/cpuinfo").read_text().split():
+        pytest.exit(f"this CPU has nothing beyond {isa}: run without the limit", returncode=0)
+    limited = {"XLA_FLAGS": f"--xla_cpu_max_isa={isa}", "ONEDNN_MAX_CPU_ISA": of_onednn, "MIS_MAX_ISA": isa}
+    os.environ.update(limited)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the tier; refuse those of TPUs that elsewhere would not emulate, but test something else."""
+    if tier := config.getoption("tier"):
+        config.hook.pytest_deselected(items=[item for item in items if not _is_in(item, tier)])
+        items[:] = [item for item in items if _is_in(item, tier)]
     for item in items:
         if item.get_closest_marker("tpu") and "interpret" not in getattr(item, "fixturenames", ()):
             raise pytest.UsageError(f"{item.nodeid}: a test marked tpu takes the fixture `interpret`")

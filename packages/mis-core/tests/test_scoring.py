@@ -13,6 +13,8 @@ from mis_core.tasks.score.parsed import ParsedScore
 from mis_core.tasks.score.scores import finish_score
 from mis_core.tasks.score.task import parse_score_request
 
+pytestmark = pytest.mark.quick
+
 VOCABULARY = 50
 LIMITS = Limits(context_length=64, vocab_size=VOCABULARY)
 

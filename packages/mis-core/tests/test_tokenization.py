@@ -16,6 +16,8 @@ from transformers import AutoTokenizer
 from mis_core.errors import ModelError, RequestError
 from mis_core.tokenization import Tokenizer, cut_segments, encoder, join_ids
 
+pytestmark = pytest.mark.quick
+
 SHARING = ["qwen", "llama3", "gpt2", "smollm", "o200k", "deepseek", "prefixed", "llama2", "mistral", "gemma", "unigram"]
 
 

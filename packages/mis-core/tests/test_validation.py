@@ -13,6 +13,8 @@ from mis_core.tasks.score.task import FIELDS, parse_score_request
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.encoder import Encoder
 
+pytestmark = pytest.mark.quick
+
 LIMITS = Limits(context_length=32, vocab_size=1000, max_items=5, max_labels=4, max_request_tokens=60)
 GOOD = {"query": [1, 2, 3], "items": [[4], [5, 6]], "label_token_ids": [7, 8]}
 TEXT = {"query": "Is it a dog?", "items": [" yes", " no"], "labels": [" yes", " no"]}

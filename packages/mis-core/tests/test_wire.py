@@ -36,6 +36,8 @@ from mis_core.process.wire import (
 )
 from mis_core.requests import EngineOutput, GenerateRequest, NewToken, Sampling, ScoreRequest
 
+pytestmark = pytest.mark.quick
+
 IDS = st.integers(0, 2**63 - 1)
 TOKENS = st.integers(-1, 2**31 - 1)
 

@@ -1,5 +1,5 @@
 // Logits of all tokens of a vocabulary, for x86-64 CPUs with AVX-512 and its products in bfloat16.
-// The contract is that of mis_kernels.backends.native.logits.
+// The contract is that of mis_kernels.backends.native.calls.logits.
 //
 // Weights lie as they were stored, a row for each token, since the first layer reads them, too. So a register holds
 // sums of every 16th pair of summands of one logit; they are added up at the end, always in the same order.

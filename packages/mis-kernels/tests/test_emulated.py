@@ -16,6 +16,7 @@ from emulation import CPU, EVERYTHING, KERNELS, NEEDED, SINGLE, compiled, enviro
 from kernel_cases import Case
 
 ROOT = KERNELS.parents[1]
+pytestmark = pytest.mark.skipif("MIS_MAX_ISA" in os.environ, reason="needs a CPU without a limit: sets its own")
 SMALLEST = 2.0**-126  # of the normal numbers
 HAS_AVX512, HAS_AMX = CPU >= NEEDED, NEEDED | {"amx_tile", "amx_bf16", "amx_int8"} <= CPU
 NEEDS_AVX512 = pytest.mark.skipif(not HAS_AVX512, reason="needs a CPU with AVX-512 in bfloat16, to compare with")

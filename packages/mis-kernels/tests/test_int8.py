@@ -76,9 +76,7 @@ def test_sums_are_those_of_numpy(shape: tuple[int, int, int]) -> None:
     x = np.random.default_rng(1).integers(-127, 128, (rows, depth))
     given = QuantizedRows(jnp.asarray(x + 128, jnp.uint8), jnp.ones((rows, 1)))
     tiled = on_device(int8.tile(weight))
-    pair = jax.jit(lambda rows, w: [int8.product(rows, w.at_layer(jnp.int32(2))[half]) for half in (0, 1)])(
-        given, tiled
-    )
+    pair = jax.jit(lambda rows, w: [w.at_layer(jnp.int32(2))[half].product(rows) for half in (0, 1)])(given, tiled)
     for half, found in enumerate(pair):
         np.testing.assert_array_equal(found, x.astype(np.int32) @ weight.values[2, half].astype(np.int32) / 2)
 
@@ -120,7 +118,7 @@ def test_a_rows_bits_do_not_depend_on_the_others(shape: tuple[int, int, int]) ->
     x, weight = integers(*shape, block_of(shape[1]))
     x = x * np.pi
     tiled = on_device(int8.tile(weight)).at_layer(jnp.int32(1))
-    gated = jax.jit(lambda x, w: int8.product(int8.quantize_rows(x, w.block), w, gated=True))
+    gated = jax.jit(lambda x, w: w.product(int8.quantize_rows(x, w.block), gated=True))
     whole = np.asarray(gated(x, tiled))
     for first in (0, 5, shape[0] - 7):
         among = np.concatenate([x[:11] * 100, x[first : first + 7][::-1]])
@@ -159,7 +157,6 @@ def test_weights_that_do_not_fill_vectors_stay_as_they_are() -> None:
     weight = quantize(np.ones((1, 32, 24), np.float32))
     assert backend.pack_quantized(weight, 32, 24) is weight
     assert not int8.fits(24, 32)
+    tiled = int8.tile(quantize(np.ones((1, 32, 16))))
     with pytest.raises(ValueError, match="weight: choose a layer"):
-        int8.product(
-            QuantizedRows(jnp.zeros((1, 32), jnp.uint8), jnp.ones((1, 1))), int8.tile(quantize(np.ones((1, 32, 16))))
-        )
+        tiled.product(QuantizedRows(jnp.zeros((1, 32), jnp.uint8), jnp.ones((1, 1))))

@@ -14,12 +14,9 @@ from kernel_cases import PAGE, Case, Segment, write_pages
 from mis_kernels import segment_attention, visibility
 from mis_kernels.backends import ANY_HEADS, StepLimits, choose
 from mis_kernels.masks import (
-    Block,
-    block_map,
     dense_mask,
     intervals_of_delimiters,
     intervals_of_lengths,
-    intervals_of_mask,
     intervals_of_segments,
     positions_of_delimiters,
     positions_of_lengths,
@@ -66,19 +63,6 @@ def test_positions_restart_with_every_item() -> None:
     tokens = np.array([10, 11, 99, 21, 22, 99, 31, 99], np.int32)
     assert positions_of_delimiters(tokens, 99).tolist() == [0, 1, 2, 3, 4, 2, 3, 2]
     assert positions_of_lengths(3, np.array([2, 0, 1], np.int32)).tolist() == [0, 1, 2, 3, 4, 3]
-
-
-@given(prefix=st.integers(0, 12), lens=lengths, block_rows=st.integers(1, 9), block_keys=st.integers(1, 9))
-def test_all_forms_convert_into_each_other(prefix: int, lens: list[int], block_rows: int, block_keys: int) -> None:
-    size = prefix + sum(lens) + 1
-    intervals = intervals_of_lengths(prefix, np.array(lens, np.int32), size)
-    mask = dense_mask(intervals, size)
-    np.testing.assert_array_equal(dense_mask(intervals_of_mask(mask), size), mask)
-    blocks = block_map(intervals, size, block_rows, block_keys)
-    for i, row in enumerate(range(0, size, block_rows)):
-        for j, key in enumerate(range(0, size, block_keys)):
-            part = mask[row : row + block_rows, key : key + block_keys]
-            assert blocks[i, j] == (Block.FULL if part.all() else Block.PARTIAL if part.any() else Block.SKIP)
 
 
 @pytest.mark.parametrize(("prefix", "lens"), [(0, [3, 0, 2]), (5, []), (9, [4] * 7), (12, [9, 1, 0, 0, 8])])
@@ -128,15 +112,9 @@ def test_intervals_stay_small_where_a_mask_would_not() -> None:
     """512 bytes for each of 12,000 x 12,000 elements was a published out-of-memory; here it is 16 bytes a row."""
     intervals = intervals_of_lengths(2000, np.full(500, 20, np.int32))
     assert sum(part.nbytes for part in jax.tree.leaves(intervals)) == 16 * 12_000
-    blocks = block_map(intervals, 12_000, 512, 512)
-    assert (blocks == Block.SKIP).mean() > 0.7
 
 
 def test_what_is_not_of_this_form_is_named() -> None:
-    stripes = np.zeros((3, 9), bool)
-    stripes[2, ::3] = True
-    with pytest.raises(ValueError, match="mask: row 2 sees 3 runs"):
-        intervals_of_mask(stripes)
     for tokens, message in (
         ([1, 2, 3], "found 0"),
         ([9, 1, 9], "query .* is empty"),

@@ -10,7 +10,7 @@ import pytest
 from kernel_cases import NEEDS_NATIVE
 from mis_kernels import to_bits
 from mis_kernels.backends.native import library
-from mis_kernels.backends.native.packed import PackedWeight, fits, pack, packed_linear
+from mis_kernels.backends.native.packed import PackedWeight, fits, pack
 from mis_testing.tolerances import ROUNDED_ONCE
 
 pytestmark = NEEDS_NATIVE
@@ -37,7 +37,7 @@ def stack(weight: np.ndarray) -> PackedWeight:
 
 
 def linear(x: jax.Array, weight: PackedWeight, layer: int = 1) -> jax.Array:
-    return jax.jit(lambda x, weight, layer: packed_linear(x, weight.at_layer(layer)))(x, weight, jnp.int32(layer))
+    return jax.jit(lambda x, weight, layer: weight.at_layer(layer).product(x))(x, weight, jnp.int32(layer))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -52,7 +52,7 @@ def test_equals_numpy(shape: tuple[int, int, int], layer: int) -> None:
 def test_a_residual_is_added_before_rounding(shape: tuple[int, int, int]) -> None:
     x, weight = tensors(*shape)
     residual = jnp.asarray(np.random.default_rng(7).standard_normal((shape[0], shape[2])) * 100, jnp.bfloat16)
-    found = jax.jit(lambda *given: packed_linear(given[0], given[1].at_layer(jnp.int32(1)), given[2]))(
+    found = jax.jit(lambda *given: given[1].at_layer(jnp.int32(1)).product(given[0], given[2]))(
         x, stack(weight), residual
     )
     wanted = jnp.asarray(exact(residual) + exact(x) @ exact(weight[1]), jnp.bfloat16)
@@ -99,7 +99,7 @@ def test_a_rows_bits_do_not_depend_on_how_many_there_are(counts: Iterable[int], 
     """Beside a product that takes several blocks of rows and passes of summands."""
     x, weight = tensors(640, 1056, 64)
     packed = stack(np.stack([weight, weight[::-1]], axis=1) if gated else weight).at_layer(jnp.int32(1))
-    multiply = jax.jit(packed_linear)
+    multiply = jax.jit(lambda x, weight: weight.product(x))
     whole = np.asarray(to_bits(multiply(x, packed)))
     for count in counts:
         first = count * 7 % (640 - count)
@@ -112,7 +112,7 @@ def test_layers_of_a_scan_use_the_stack_in_place() -> None:
     packed = stack(weight)
 
     def layers(x: jax.Array, packed: PackedWeight) -> jax.Array:
-        return jax.lax.scan(lambda x, layer: (packed_linear(x, packed.at_layer(layer)), None), x, jnp.arange(3))[0]
+        return jax.lax.scan(lambda x, layer: (packed.at_layer(layer).product(x), None), x, jnp.arange(3))[0]
 
     expected = x
     for layer in range(3):
@@ -132,8 +132,8 @@ def test_misuse_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = tensors(64, 64, 64)
     monkeypatch.setattr(library, "has_tiles", lambda: True)
     with pytest.raises(ValueError, match="weight: choose a layer"):
-        packed_linear(x, stack(weight))
+        stack(weight).product(x)
     with pytest.raises(ValueError, match="x: 40 rows; pad to a multiple of 32"):
-        packed_linear(x[:40], stack(weight).at_layer(jnp.int32(0)))
+        stack(weight).at_layer(jnp.int32(0)).product(x[:40])
     assert fits(64, 96)
     assert not fits(64, 48)

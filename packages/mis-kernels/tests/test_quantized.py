@@ -22,7 +22,6 @@ from mis_kernels.quantized import (
     hadamard,
     quantize,
     quantize_rows,
-    quantized_product,
 )
 from mis_kernels.weights import FoldedNorm
 
@@ -74,7 +73,7 @@ def test_integers_are_summed_exactly(shape: tuple[int, int, int]) -> None:
     values, x = (rng.integers(-127, 128, size, np.int8) for size in ((depth, columns), (rows, depth)))
     weight = QuantizedWeight(jnp.asarray(values), jnp.ones(columns))
     given = QuantizedRows(jnp.asarray(x), jnp.ones((rows, 1)))
-    found = jax.jit(quantized_product)(given, weight)
+    found = jax.jit(lambda rows, weight: weight.product(rows))(given, weight)
     np.testing.assert_array_equal(np.asarray(found), x.astype(np.int32) @ values.astype(np.int32))
 
 
@@ -100,7 +99,7 @@ def test_every_product_of_a_layer_takes_them(dtype: str) -> None:
     exact = wide @ weight[1] * factor
     assert (np.abs(found - exact - residual) <= factor * bound(wide, weight[1]) + rounding * (np.abs(exact) + 1)).all()
     rows = quantize_rows(jnp.asarray(x))
-    gate, up = (quantized_product(rows, stored[n]) * factor + residual[n] for n in range(2))
+    gate, up = (stored[n].product(rows) * factor + residual[n] for n in range(2))
     np.testing.assert_allclose(gated, jax.nn.silu(gate) * up, rtol=rounding, atol=1e-6)
 
 
@@ -112,7 +111,7 @@ def test_turning_shares_what_stands_out() -> None:
     def error(block: int) -> float:
         rows = jax.jit(quantize_rows, static_argnums=1)(x, block)
         unit = quantize(np.eye(192, dtype=np.float32), block)  # exact, since turned units are ones and minus ones
-        return float(np.abs(quantized_product(rows, jax.tree.map(jnp.asarray, unit)) - x).mean())
+        return float(np.abs(jax.tree.map(jnp.asarray, unit).product(rows) - x).mean())
 
     assert block_of(192) == 64
     assert error(64) < 0.3 * error(1)

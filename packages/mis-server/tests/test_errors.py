@@ -11,6 +11,8 @@ import mis_core
 import mis_server
 from mis_server.errors import ERRORS, error_reply
 
+pytestmark = pytest.mark.quick
+
 # The rows of the HTTP contract: codes, status, type.
 CONTRACT = """
 missing_query missing_items missing_label_token_ids                                     400 missing_parameter_error

@@ -103,6 +103,7 @@ def test_truncated_weights_are_one_line(broken: Path) -> None:
     assert "model.safetensors: truncated" in serve_until_it_fails(str(broken), "--port", "0")
 
 
+@pytest.mark.quick
 def test_the_real_server_scores(server: RunningServer) -> None:
     body = {"query": [1, 2, 3], "items": [[4], [5, 6], []], "label_token_ids": [7, 8], "apply_softmax": True}
     scores = httpx.post(f"{server.base_url}/v1/score", json=body, trust_env=False, timeout=240).json()["scores"]

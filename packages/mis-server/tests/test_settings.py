@@ -8,6 +8,8 @@ from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server.settings import ServerConfig
 
+pytestmark = pytest.mark.quick
+
 
 def settings(**options: Any) -> ServerConfig:
     return ServerConfig(engine=EngineConfig(model="some/model"), **options)

@@ -12,6 +12,8 @@ from tokenizers import Tokenizer as Backend
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.seam import _CUT_CHARACTERS, Seam
 
+pytestmark = pytest.mark.quick
+
 SHARING = [
     "qwen", "llama3", "framed", "gpt2", "smollm", "o200k", "deepseek", "prefixed", "llama2", "mistral", "gemma",
     "unigram", "bert",

@@ -10,6 +10,8 @@ from mis_core.requests import Layout
 from mis_core.scheduler.algorithm import RequestSize, choose, cost, largest_safe_budget
 from mis_core.scheduler.plan import StepShape
 
+pytestmark = pytest.mark.quick
+
 CANONICAL = RequestSize(query_tokens=2000, cached_tokens=0, num_items=500, num_item_tokens=10_000, token_budget=2048)
 SMALL = RequestSize(query_tokens=100, cached_tokens=0, num_items=10, num_item_tokens=1000, token_budget=2048)
 

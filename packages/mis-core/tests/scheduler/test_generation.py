@@ -15,6 +15,8 @@ from mis_core.requests import GenerateRequest, NewToken, Sampling
 from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, StepShape
 from mis_core.scheduler.waiting import PASSES
 
+pytestmark = pytest.mark.quick
+
 SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
 _numbers = itertools.count(1_000_000)
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from test_scheduler import SHAPE, Driver, assert_right, request_of, tokens
 
+pytestmark = pytest.mark.quick
+
 WIDE = dataclasses.replace(SHAPE, tokens=2048, scored=256, alignment=512)
 
 

@@ -15,6 +15,8 @@ from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
 from mis_core.scheduler.reading import Values
 from mis_core.scheduler.scheduler import Scheduler
 
+pytestmark = pytest.mark.quick
+
 SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
 PAGES = 60
 ALGORITHMS = st.sampled_from(["auto", "serial", "packed", "prefill_extend"])

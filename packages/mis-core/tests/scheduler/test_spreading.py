@@ -11,6 +11,8 @@ from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scheduler.plan import KEPT
 from mis_core.scheduler.spreading import ShardState, rank_homes
 
+pytestmark = pytest.mark.quick
+
 FOUR = dataclasses.replace(SHAPE, shards=4)
 ALL = (0, 1, 2, 3)
 

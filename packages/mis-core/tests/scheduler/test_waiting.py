@@ -29,6 +29,8 @@ from mis_core.scheduler.run import Waiting
 from mis_core.scheduler.scheduler import Scheduler
 from mis_core.scheduler.score_run import WaitingScore
 
+pytestmark = pytest.mark.quick
+
 FEW = 10
 SLOTS = 4  # fewer than there are, so that more is seen in less time
 

@@ -9,13 +9,10 @@ from mis_kernels.backends.reference.backend import reference_attention, visibili
 from mis_kernels.backends.xla.norms import row_sum
 from mis_kernels.backends.xla.rope import rotary_tables
 from mis_kernels.masks import (
-    Block,
     Intervals,
-    block_map,
     dense_mask,
     intervals_of_delimiters,
     intervals_of_lengths,
-    intervals_of_mask,
     intervals_of_segments,
     positions_of_delimiters,
     positions_of_lengths,
@@ -27,15 +24,12 @@ from mis_kernels.storage import from_bits, to_bits
 __version__ = "0.3.0"
 
 __all__ = [
-    "Block",
     "Intervals",
     "Segments",
-    "block_map",
     "dense_mask",
     "from_bits",
     "intervals_of_delimiters",
     "intervals_of_lengths",
-    "intervals_of_mask",
     "intervals_of_segments",
     "lay_out",
     "norm_rope",

@@ -9,12 +9,11 @@ few integers per row; `dense_mask` is the only thing here that grows with rows x
 """
 
 import dataclasses
-from enum import IntEnum
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Int8, Int32
+from jaxtyping import Array, Bool, Int, Int32
 
 from mis_kernels.ragged import ramp
 from mis_kernels.segments import IntArray, Segments
@@ -33,14 +32,6 @@ class Intervals:
     first_stop: IntArray
     second_start: IntArray
     second_stop: IntArray
-
-
-class Block(IntEnum):
-    """How much of a block of a mask is visible."""
-
-    SKIP = 0
-    PARTIAL = 1
-    FULL = 2
 
 
 def intervals_of_lengths(prefix_len: int, item_lens: Int[np.ndarray, " items"], rows: int | None = None) -> Intervals:
@@ -111,25 +102,6 @@ def intervals_of_segments(segments: Segments, page_size: int) -> Intervals:
     return _intervals(start, start + segments.context_len, *second)
 
 
-def intervals_of_mask(mask: Bool[np.ndarray, "rows keys"]) -> Intervals:
-    """Find the intervals of a dense mask.
-
-    Raises:
-        ValueError: a row sees more than two runs of keys; it is named.
-    """
-    padded = np.pad(np.asarray(mask, bool), ((0, 0), (1, 1)))
-    change = padded[:, 1:] != padded[:, :-1]  # [rows, keys + 1]: where runs begin and end
-    edges = change.sum(1)
-    if edges.max(initial=0) > 4:
-        raise ValueError(
-            f"mask: row {int(np.argmax(edges > 4))} sees {edges.max() // 2} runs of keys; two can be described"
-        )
-    place = np.zeros((len(padded), 4), np.int64)
-    row, key = np.nonzero(change)
-    place[row, ramp(edges)] = key
-    return _intervals(*place.T)
-
-
 def dense_mask(intervals: Intervals, keys: int) -> Bool[Array, "rows keys"] | Bool[np.ndarray, "rows keys"]:
     """Return which keys each row sees."""
     xp = jnp if isinstance(intervals.first_start, jax.Array) else np
@@ -137,28 +109,6 @@ def dense_mask(intervals: Intervals, keys: int) -> Bool[Array, "rows keys"] | Bo
     parts = ((intervals.first_start, intervals.first_stop), (intervals.second_start, intervals.second_stop))
     first, second = ((key >= start[:, None]) & (key < stop[:, None]) for start, stop in parts)
     return first | second
-
-
-def block_map(
-    intervals: Intervals, keys: int, block_rows: int, block_keys: int
-) -> Int8[np.ndarray, "row_blocks key_blocks"]:
-    """Say of every block whether it can be skipped, is partly visible or full, as `Block`.
-
-    Memory grows with rows x key blocks. Blocks at the edges are as small as what is left.
-    """
-    rows = len(intervals.first_start)
-    begin = np.arange(0, keys, block_keys)
-    end = np.minimum(begin + block_keys, keys)
-
-    def overlap(start: IntArray, stop: IntArray) -> np.ndarray:
-        start, stop = np.asarray(start)[:, None], np.asarray(stop)[:, None]
-        return np.clip(np.minimum(stop, end) - np.maximum(start, begin), 0, None)
-
-    seen = overlap(intervals.first_start, intervals.first_stop) + overlap(intervals.second_start, intervals.second_stop)
-    row_blocks = np.arange(0, rows, block_rows)
-    skip = np.maximum.reduceat(seen, row_blocks) == 0
-    full = np.minimum.reduceat(seen, row_blocks) == end - begin
-    return np.where(full, Block.FULL, np.where(skip, Block.SKIP, Block.PARTIAL)).astype(np.int8)
 
 
 def _intervals(*bounds: IntArray) -> Intervals:

@@ -12,7 +12,7 @@ from mis_kernels.heads import HeadShape
 from mis_kernels.ragged import ramp
 from mis_kernels.segments import MIN_TOKENS, NOWHERE, Segments
 from mis_kernels.storage import to_bits
-from mis_kernels.weights import FoldedNorm, HeadTurns, Weight
+from mis_kernels.weights import FoldedNorm, HeadTurns, QueriesKeysValues, Weight
 
 
 def lay_out(
@@ -158,11 +158,7 @@ def project(
     norm: FoldedNorm | None = None,
     *,
     backend: Backend,
-) -> tuple[
-    Float[Array, "tokens heads head_dim"],
-    Float[Array, "tokens kv_heads head_dim"],
-    Float[Array, "tokens kv_heads head_dim"],
-]:
+) -> QueriesKeysValues:
     """Return queries, keys and values of tokens; queries and keys normalised and rotated.
 
     Args:
@@ -192,11 +188,7 @@ def norm_rope(
     epsilon: float,
     *,
     backend: Backend | str | None = None,
-) -> tuple[
-    Float[Array, "tokens heads head_dim"],
-    Float[Array, "tokens kv_heads head_dim"],
-    Float[Array, "tokens kv_heads head_dim"],
-]:
+) -> QueriesKeysValues:
     """Turn a fused projection into queries, keys and values.
 
     Args:

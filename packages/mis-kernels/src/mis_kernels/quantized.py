@@ -73,8 +73,9 @@ class QuantizedWeight(UnfusedWeight):
         return materialised(quantize_rows(x, self.block))
 
     def product(self, rows: QuantizedRows) -> Float32[Array, "rows out"]:
-        """Multiply integers."""
-        return quantized_product(rows, self)
+        """Multiply integers; their sums are exact up to 133,000 of them."""
+        sums = jnp.dot(rows.values, self.values, preferred_element_type=jnp.int32)
+        return sums.astype(jnp.float32) * rows.scales * self.scales
 
 
 def block_of(depth: int) -> int:
@@ -119,12 +120,6 @@ def quantize_rows(x: Float[Array, "rows in"], block: int = 1) -> QuantizedRows:
     # XLA's maximum on CPUs ignores NaN, which no answer may.
     scales = jnp.where(jnp.isfinite(turned).all(axis=1, keepdims=True), largest / LARGEST, jnp.nan)
     return QuantizedRows(jnp.round(turned * inverse).astype(jnp.int8), scales)
-
-
-def quantized_product(rows: QuantizedRows, weight: QuantizedWeight) -> Float32[Array, "rows out"]:
-    """Multiply quantised rows with one weight; the sums of integers are exact up to 133,000 of them."""
-    sums = jnp.dot(rows.values, weight.values, preferred_element_type=jnp.int32)
-    return sums.astype(jnp.float32) * rows.scales * weight.scales
 
 
 def hadamard(size: int) -> Float32[np.ndarray, "in in"]:

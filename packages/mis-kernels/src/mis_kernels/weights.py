@@ -18,6 +18,13 @@ from mis_kernels.heads import HeadShape
 from mis_kernels.storage import from_bits
 from mis_kernels.target import platform
 
+QueriesKeysValues = tuple[
+    Float[Array, "tokens heads head_dim"],
+    Float[Array, "tokens kv_heads head_dim"],
+    Float[Array, "tokens kv_heads head_dim"],
+]
+"""What attention takes of new tokens."""
+
 Arrays = TypeVar("Arrays")
 """An array, or a tree of arrays."""
 
@@ -109,7 +116,7 @@ class Weight(ABC):
         turns: HeadTurns,
         bias: Float[Array, "kv_heads group_plus_two head_dim"] | None,
         norm: FoldedNorm | None,
-    ) -> tuple[Array, Array, Array] | None:
+    ) -> QueriesKeysValues | None:
         """Return what `operations.project` does, in one pass; None: the product is best made by itself."""
         return None
 

@@ -8,8 +8,8 @@ import pytest
 
 from mis_kernels.aot import baseline
 from mis_kernels.aot.__main__ import BASELINE
-from mis_kernels.aot.calibration import PUBLISHED, table
-from mis_kernels.aot.cost import canonical_cost, explain
+from mis_kernels.aot.calibration import PUBLISHED, published_program, table
+from mis_kernels.aot.programs import kernel_program
 from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.schedules import (
     Around,
@@ -21,17 +21,9 @@ from mis_kernels.aot.schedules import (
     read_loop,
     read_schedule,
 )
-from mis_kernels.aot.targets import TARGETS, environment, run_job
-from mis_kernels.backends.tpu.tiles import block_sizes
+from mis_kernels.aot.targets import TARGETS, environment
+from mis_kernels.aot.worker import run_job
 from mis_kernels.heads import HEAD_SHAPES, device_head_shapes
-
-SCHEDULE = AttentionSchedule(
-    tiles={"full": 1000, "limited": 1100, "masked": 1200, "near": 700, "anew": 2000, "near anew": 1200},
-    busy=dict.fromkeys(("full", "limited", "masked", "near", "anew", "near anew"), 0),
-    tile=Around(60, 140),
-    page=40,
-    block=Around(700, 800),
-)
 
 
 def bundle(marks: str, *instructions: str, label: str = "") -> str:
@@ -186,15 +178,6 @@ def test_updating_the_baseline_keeps_other_programs(tmp_path: Path) -> None:
     assert baseline.load(path) == {"v5e": {"a": {"temporaries": 1}, "b": {"temporaries": 2}}, "v7x": {}}
 
 
-def test_the_canonical_request_is_priced_tile_by_tile() -> None:
-    target, heads = TARGETS["v6e:1x1"], HEAD_SHAPES["qwen3-0.6b"]
-    blocks = block_sizes(chip="v6e", **heads._asdict())
-    cost = canonical_cost(target, heads, blocks, SCHEDULE)
-    assert cost.tiles["limited"] == 20  # each block of items ends in the context's last 464 tokens
-    assert cost.seconds.best < cost.seconds.expected < cost.seconds.worst
-    assert f"attention: {cost.seconds.expected * 1e3:.1f} ms" in explain(target, heads, blocks, SCHEDULE)
-
-
 def test_the_stored_baseline_covers_every_heads_and_meets_the_targets() -> None:
     stored = baseline.load(BASELINE)
     names = {
@@ -207,16 +190,16 @@ def test_the_stored_baseline_covers_every_heads_and_meets_the_targets() -> None:
 
 @pytest.mark.tpu_aot
 def test_the_kernel_compiles_for_v6e() -> None:
-    [row] = run_job("v6e:1x1", {"what": "kernels", "heads": [HEAD_SHAPES["qwen3-0.6b"]]})
+    [row] = run_job("v6e:1x1", kernel_program, [HEAD_SHAPES["qwen3-0.6b"]])
     assert row["bundles"]["full"] > 0
 
 
 @pytest.mark.tpu_aot
 def test_a_published_time_is_met() -> None:
     """Splash attention on v6e: a kernel like ours, by somebody else."""
-    number = len(PUBLISHED) - 1
-    [row] = run_job(PUBLISHED[number].target, {"what": "calibration", "number": number})
-    assert row["estimate"][1] == pytest.approx(PUBLISHED[number].seconds, rel=0.15)
+    published = PUBLISHED[-1]
+    [row] = run_job(published.target, published_program, [published])
+    assert row["estimate"].expected == pytest.approx(published.seconds, rel=0.15)
 
 
 @pytest.mark.tpu_aot

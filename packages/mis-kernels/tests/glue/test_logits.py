@@ -9,7 +9,7 @@ from kernel_cases import NEEDS_NATIVE
 from mis_kernels import to_bits
 from mis_kernels.backends import ANY_HEADS, Backend
 from mis_kernels.backends.native.backend import NativeBackend
-from mis_kernels.backends.native.logits import fits, logits
+from mis_kernels.backends.native.calls import fits_logits, logits
 from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_testing.tolerances import rounding
 
@@ -65,6 +65,6 @@ def test_a_rows_bits_do_not_depend_on_how_many_there_are() -> None:
 def test_backends_agree_about_logits(backend: type[Backend], embed: int) -> None:
     """Plain XLA reads the head in pieces, of which the last overlaps; a width that is not native is XLA's."""
     hidden, head = arguments(8195, embed)
-    assert fits(embed) == (embed == 64)
+    assert fits_logits(embed) == (embed == 64)
     found = np.asarray(jax.jit(backend(ANY_HEADS, "bfloat16").logits)(hidden, to_bits(head)))
     np.testing.assert_allclose(found, exact(hidden, head), atol=of_sums(embed), rtol=0)

@@ -19,7 +19,7 @@ from mis_kernels import segment_attention, write_pages
 from mis_kernels.aot.targets import TARGETS, mesh
 from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
-from mis_kernels.backends.tpu.products import LayerOfStack, tpu_quantized_product
+from mis_kernels.backends.tpu.products import tpu_quantized_product
 from mis_kernels.backends.tpu.projection import tpu_quantized_projection
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
@@ -54,7 +54,7 @@ def programs() -> Iterator[Program]:
             yield tpu_log_sum_exp, test_log_sum_exp.arguments(vocab, dtype)
 
     def multiply(x: Array, weight: QuantizedWeight, *residual: Array) -> Array:
-        return tpu_quantized_product(x, LayerOfStack(weight, test_tpu_products.LAYER), *residual, epsilon=1e-6)
+        return tpu_quantized_product(x, weight, test_tpu_products.LAYER, *residual, epsilon=1e-6)
 
     for depth, columns in ((256, 640), (128, 128)):
         x, residual = (test_tpu_products.rows_of(128, width) for width in (depth, columns))
@@ -64,8 +64,8 @@ def programs() -> Iterator[Program]:
     heads = HeadShape(3, 3, 128)
 
     def project(x: Array, weight: QuantizedWeight, *turns: Array) -> tuple[Array, Array, Array]:
-        layer = LayerOfStack(weight, test_tpu_projection.LAYER)
-        return tpu_quantized_projection(x, layer, None, heads, HeadTurns(*turns, 1e-6), 1e-6)
+        layer = test_tpu_projection.LAYER
+        return tpu_quantized_projection(x, weight, layer, None, heads, HeadTurns(*turns, 1e-6), 1e-6)
 
     turns = test_tpu_projection.turns_of(96, heads)[:-1]
     yield project, (test_tpu_projection.rows_of(96), test_tpu_projection.stack(heads), *turns)

@@ -11,7 +11,7 @@ from emulation import take_counts
 from kernel_cases import Case, Segment
 from mis_kernels import segment_attention
 from mis_kernels.backends.native import int8, library
-from mis_kernels.backends.native.packed import PackedWeight, pack, packed_linear
+from mis_kernels.backends.native.packed import PackedWeight, pack
 from mis_kernels.quantized import QuantizedWeight
 
 ROWS, DEPTH, COLUMNS = 64, 1056, 96  # three passes over the summands
@@ -28,7 +28,7 @@ def product() -> object:
     random = np.random.default_rng(0)
     x = jnp.asarray(random.standard_normal((ROWS, DEPTH)), jnp.bfloat16)
     weight = random.integers(0, 2**14, (1, DEPTH, COLUMNS)).astype(np.uint16)
-    return packed_linear(x, PackedWeight(jnp.asarray(pack(weight))).at_layer(jnp.int32(0)))
+    return PackedWeight(jnp.asarray(pack(weight))).at_layer(jnp.int32(0)).product(x)
 
 
 def int8_product() -> object:
@@ -36,7 +36,7 @@ def int8_product() -> object:
     values = random.integers(-9, 9, (1, INT8_DEPTH, INT8_COLUMNS)).astype(np.int8)
     weight = int8.tile(QuantizedWeight(values, np.ones((1, INT8_COLUMNS), np.float32), 1))
     rows = int8.quantize_rows(jnp.ones((INT8_ROWS, INT8_DEPTH)), 1)
-    return int8.product(rows, jax.tree.map(jnp.asarray, weight).at_layer(jnp.int32(0)))
+    return jax.tree.map(jnp.asarray, weight).at_layer(jnp.int32(0)).product(rows)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from mis_core.errors import RequestError
 from mis_server.edge import admission
 from mis_server.edge.admission import Admission
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:

@@ -17,6 +17,8 @@ from mis_core.tasks.limits import Limits
 from mis_core.tasks.score.task import parse_score_request
 from mis_server.tokenizers.decoding import decode_body, decode_object
 
+pytestmark = pytest.mark.quick
+
 LIMITS = Limits(context_length=64, vocab_size=100, max_items=8, max_labels=4)
 
 ids = st.integers(0, 99)

@@ -20,6 +20,7 @@ MARKERS = {
     "tpu": "runs on a TPU, too (`nox -s tests_tpu`); elsewhere its kernels are emulated",
     "tpu_aot": "compiles for a TPU without having one",
     "gpu": "runs on a GPU, too (`nox -s tests_gpu`)",
+    "quick": "runs before a commit, too (`nox -s tests_quick`)",
     "full": "takes long and is left to full runs (`nox -s tests_full`)",
     "parity": "compares with transformers on PyTorch",
 }

@@ -1,19 +1,28 @@
-"""Command line: `python -m mis_kernels.aot [compile] [--topology ...] [--quick]`, `... cost`, `... calibrate`."""
+"""Command line: `python -m mis_kernels.aot [compile] [--topology ...] [--quick]`, `... calibrate`."""
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mis_kernels.aot import baseline
-from mis_kernels.aot.calibration import PUBLISHED, table
-from mis_kernels.aot.cost import EMBED, MODEL, explain, explain_glue
-from mis_kernels.aot.price import schedule_of
-from mis_kernels.aot.programs import ProductSize
-from mis_kernels.aot.ranges import Range
-from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS, run_job
+from mis_kernels.aot.calibration import PUBLISHED, published_program, table
+from mis_kernels.aot.programs import (
+    GROWTH,
+    ProductSize,
+    Row,
+    glue_program,
+    growth_program,
+    head_program,
+    kernel_program,
+    layers_program,
+    product_program,
+    sharded_program,
+)
+from mis_kernels.aot.targets import SINGLE_CHIP, TARGETS
+from mis_kernels.aot.worker import run_job
 from mis_kernels.backends.tpu.projection import is_faster
-from mis_kernels.backends.tpu.tiles import block_sizes
 from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, device_head_shapes
 
 BASELINE = Path(__file__).parent.parent / "aot_baseline.json"
@@ -36,33 +45,33 @@ PRODUCTS = [
 ]
 
 
-def jobs(name: str, quick: bool) -> list[dict[str, Any]]:
-    """Return what is compiled for a target."""
+def jobs(name: str, quick: bool) -> list[Callable[[], list[Row]]]:
+    """Return what compiles programs for a target, in a process each."""
     if name not in SINGLE_CHIP:
         cut = [model for model, shape in HEAD_SHAPES.items() if all(map(shape.divides, TENSOR_PARALLEL))]
         models = ["qwen3-0.6b", "qwen2.5-1.5b"] if quick else cut
-        return [{"what": "sharded", "models": models}]
+        return [partial(run_job, name, sharded_program, models, dumps=False)]
     shapes = QUICK_HEADS if quick else device_head_shapes()
-    growth = [] if quick else [{"what": "growth"}]
     products, chip = QUICK_PRODUCTS if quick else PRODUCTS, TARGETS[name].chip
+    products = [each for each in products if each.heads is None or is_faster(each.heads, chip)]
     return [
-        {"what": "kernels", "heads": shapes},
-        {"what": "glue", "heads": shapes},
-        {"what": "head", "sizes": QUICK_SIZES if quick else SIZES},
-        {"what": "products", "sizes": [each for each in products if each.heads is None or is_faster(each.heads, chip)]},
-        {"what": "layers", "heads": shapes},
-        *growth,
+        partial(run_job, name, kernel_program, shapes),
+        partial(run_job, name, glue_program, shapes),
+        partial(run_job, name, head_program, QUICK_SIZES if quick else SIZES),
+        partial(run_job, name, product_program, products),
+        partial(run_job, name, layers_program, shapes, dumps=False),
+        *([] if quick else [partial(run_job, name, growth_program, GROWTH, dumps=False)]),
     ]
 
 
 def compile_all(names: list[str], quick: bool, update: bool) -> int:
     """Compile, print a table, compare with the baseline; return the exit status."""
-    results: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[Row]] = {}
     problems = []
     for name in names:
         for job in jobs(name, quick):
             try:
-                rows = run_job(name, job)
+                rows = job()
             except RuntimeError as error:
                 problems.append(str(error))
                 continue
@@ -70,52 +79,31 @@ def compile_all(names: list[str], quick: bool, update: bool) -> int:
             for row in rows:
                 print(_line(name, row), flush=True)
             problems += [f"{name}: {what}" for what in baseline.superlinear(rows)]
-    found = baseline.figures(results)
-    if update:
-        baseline.store(BASELINE, found)
-    else:
-        problems += baseline.regressions(baseline.load(BASELINE), found)
-    for problem in problems:
-        print(f"FAILED {problem}", file=sys.stderr)
-    print(f"{sum(map(len, results.values()))} programs compiled, {len(problems)} problems")
-    return 1 if problems else 0
+    return baseline.judge(BASELINE, results, problems, update=update)
 
 
-def _line(name: str, row: dict[str, Any]) -> str:
+def _line(name: str, row: Row) -> str:
     bundles = ", ".join(f"{kind} {n}" for kind, n in row.get("bundles", {}).items())
     vmem = f", VMEM {row['vmem'] / 2**20:.1f} MiB" if "vmem" in row else ""
     memory = f"arguments {row['arguments'] / 2**20:.1f} MiB, temporaries {row['temporaries'] / 2**20:.1f} MiB{vmem}"
     return f"{name:8} {row['name']:48} {row['seconds']:5.1f} s  {memory}" + (f", bundles: {bundles}" if bundles else "")
 
 
-def print_cost(name: str) -> int:
-    """Compile the kernels of the canonical model and print what its request costs."""
-    target, heads = TARGETS[name], HEAD_SHAPES[MODEL]
-    [row] = run_job(name, {"what": "kernels", "heads": [heads]})
-    blocks = block_sizes(chip=target.chip, **heads._asdict())
-    [glue] = run_job(name, {"what": "glue", "heads": [heads], "embed": EMBED})
-    print(explain(target, heads, blocks, schedule_of(row["schedule"])), explain_glue(target, heads, glue), sep="\n")
-    return 0
-
-
 def print_calibration() -> int:
     """Compile the programs whose times are published and print both."""
-    jobs = ({"what": "calibration", "number": n, "flags": f" {each.flags}"} for n, each in enumerate(PUBLISHED))
-    found = [run_job(each.target, job)[0]["estimate"] for each, job in zip(PUBLISHED, jobs, strict=True)]
-    print(table([Range(*seconds) for seconds in found]))
+    found = (run_job(each.target, published_program, [each], flags=f" {each.flags}") for each in PUBLISHED)
+    print(table([row["estimate"] for (row,) in found]))
     return 0
 
 
 def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m mis_kernels.aot", description="Compile for TPUs without a TPU.")
-    parser.add_argument("command", nargs="?", choices=("compile", "cost", "calibrate"), default="compile")
+    parser.add_argument("command", nargs="?", choices=("compile", "calibrate"), default="compile")
     parser.add_argument("--topology", choices=sorted(TARGETS), action="append", help="default: all; repeat for several")
     parser.add_argument("--quick", action="store_true", help="two head shapes per chip, a few minutes in all")
     parser.add_argument("--update-baseline", action="store_true", help="store the figures instead of comparing")
     arguments = parser.parse_args()
-    if arguments.command == "cost":
-        return print_cost((arguments.topology or ["v6e:1x1"])[0])
     if arguments.command == "calibrate":
         return print_calibration()
     return compile_all(arguments.topology or list(TARGETS), arguments.quick, arguments.update_baseline)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,26 @@ def regressions(old: Figures, new: Figures) -> list[str]:
                 if before is not None and value > before * (1 + tolerance):
                     found.append(f"{target}: {program}: {name} {before} -> {value}")
     return found
+
+
+def judge(stored: Path, results: dict[str, list[dict[str, Any]]], problems: list[str], *, update: bool) -> int:
+    """Compare figures with the stored ones, or store them; print all problems, and return the exit status.
+
+    Args:
+        stored: The baseline's file.
+        results: What was compiled for each target.
+        problems: What was found before.
+        update: Store instead of comparing.
+    """
+    found = figures(results)
+    if update:
+        store(stored, found)
+    else:
+        problems = problems + regressions(load(stored), found)
+    for problem in problems:
+        print(f"FAILED {problem}", file=sys.stderr)
+    print(f"{sum(map(len, results.values()))} programs compiled, {len(problems)} problems")
+    return 1 if problems else 0
 
 
 def superlinear(rows: list[dict[str, Any]]) -> list[str]:

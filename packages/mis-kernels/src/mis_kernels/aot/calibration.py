@@ -7,7 +7,6 @@ estimate's error. Two assumptions are themselves read off such figures: the rate
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -19,13 +18,13 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu import megablox
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-from jax.sharding import NamedSharding, PartitionSpec
 
 from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.price import HBM, LATENCY, price_grid_step
+from mis_kernels.aot.programs import Program, Row
 from mis_kernels.aot.ranges import Range
-from mis_kernels.aot.schedules import read_grid, read_schedule
-from mis_kernels.aot.targets import Topology, mesh
+from mis_kernels.aot.schedules import BundleRun, read_grid
+from mis_kernels.aot.targets import Topology
 
 VMEM_FLAG = "--xla_tpu_scoped_vmem_limit_kib=65536"
 _CYCLES = re.compile(r'"estimated_cycles":"(\d{1,15})"')
@@ -164,22 +163,19 @@ PUBLISHED = (
 )  # fmt: skip
 
 
-def estimate(published: Published, target: Topology, dump: Path) -> Range:
-    """Compile a program for its target and price it; in a process that compiles for that target and dumps there."""
-    on = mesh(target, 1)
-    replicated = NamedSharding(on, PartitionSpec())
-    with jax.set_mesh(on):
-        arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=replicated) for shape in published.shapes]
-        compiled = jax.jit(published.function).lower(*arguments).compile()
-    chip, hz = CHIPS[target.chip], target.clock_ghz * 1e9
-    if published.grid is None:
-        text = compiled.as_text()
-        assert text is not None, "the TPU compiler writes its program"
-        return Range.of(sum(map(int, _CYCLES.findall(text))) / hz)
-    grid = published.grid
-    schedule = read_grid(read_schedule(dump, grid.name, target.chip), grid.bodies)
-    idle = Range.of(schedule.around.least * grid.idle / hz)
-    return price_grid_step(schedule, grid.bytes, chip, hz) * grid.steps + idle
+def published_program(target: Topology, published: Published) -> Program:
+    """Return a program whose time is published; its estimate is reported."""
+    grid, chip, hz = published.grid, CHIPS[target.chip], target.clock_ghz * 1e9
+
+    def report(compiled: Any, runs: list[BundleRun]) -> Row:
+        if grid is None:
+            return {"estimate": Range.of(sum(map(int, _CYCLES.findall(compiled.as_text()))) / hz)}
+        schedule = read_grid(runs, grid.bodies)
+        idle = Range.of(schedule.around.least * grid.idle / hz)
+        return {"estimate": price_grid_step(schedule, grid.bytes, chip, hz) * grid.steps + idle}
+
+    shapes = tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in published.shapes)
+    return Program(published.what, published.function, shapes, kernel=grid.name if grid else None, report=report)
 
 
 def table(estimates: list[Range]) -> str:

@@ -7,10 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mis_kernels.aot.chips import Chip
-from mis_kernels.aot.programs import PRODUCT_ROWS, ProductSize
+from mis_kernels.aot.programs import (
+    PRODUCT_ROWS,
+    ProductSize,
+    glue_program,
+    head_program,
+    kernel_program,
+    product_program,
+)
 from mis_kernels.aot.ranges import Range
 from mis_kernels.aot.schedules import Around, AttentionSchedule, GridSchedule
-from mis_kernels.aot.targets import run_job
+from mis_kernels.aot.worker import run_job
 from mis_kernels.backends.tpu.fetch import AHEAD
 from mis_kernels.backends.tpu.head import block_tokens, fits
 from mis_kernels.backends.tpu.norm_rope import BLOCK_TOKENS
@@ -58,13 +65,13 @@ def kernel_schedules(target: str, heads: HeadShape, *, rows: int, embed: int, vo
     Raises:
         RuntimeError: the compiler refused one.
     """
-    (attention,) = run_job(target, {"what": "kernels", "heads": [heads]})
-    (glue,) = run_job(target, {"what": "glue", "heads": [heads]})
+    (attention,) = run_job(target, kernel_program, [heads])
+    (glue,) = run_job(target, glue_program, [heads])
     fused = None
     if fits(rows, vocab, embed):
-        (head,) = run_job(target, {"what": "head", "sizes": [(rows, embed, vocab)]})
-        fused = grid_schedule_of(head["schedule"])
-    return KernelSchedules(schedule_of(attention["schedule"]), glue["bundles"]["step"], fused)
+        (head,) = run_job(target, head_program, [(rows, embed, vocab)])
+        fused = head["schedule"]
+    return KernelSchedules(attention["schedule"], glue["bundles"]["step"], fused)
 
 
 def schedule_of(fields: Mapping[str, Any]) -> AttentionSchedule:
@@ -150,8 +157,7 @@ def product_schedules(target: str, sizes: Sequence[ProductSize]) -> list[list[Gr
     Raises:
         RuntimeError: the compiler refused one.
     """
-    rows = run_job(target, {"what": "products", "sizes": sizes})
-    return [[grid_schedule_of(each) for each in row["schedules"]] for row in rows]
+    return [row["schedules"] for row in run_job(target, product_program, sizes)]
 
 
 def price_product(

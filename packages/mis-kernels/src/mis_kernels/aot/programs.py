@@ -7,26 +7,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mis_kernels.aot.targets import PAGE_SIZE
+from mis_kernels.aot.schedules import BundleRun, read_attention, read_bodies, read_grid, read_loop
+from mis_kernels.aot.targets import PAGE_SIZE, Topology, mesh
 from mis_kernels.backends import ANY_HEADS, LaidOut
 from mis_kernels.backends.tpu import projection
 from mis_kernels.backends.tpu.attention import tpu_attention
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.head import tpu_log_sum_exp
 from mis_kernels.backends.tpu.norm_rope import tpu_norm_rope
-from mis_kernels.backends.tpu.products import LayerOfStack, ProductSizes, tpu_quantized_product
+from mis_kernels.backends.tpu.products import ProductSizes, tpu_quantized_product
 from mis_kernels.backends.tpu.projection import tpu_quantized_projection
-from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes
-from mis_kernels.backends.xla.norms import rms_norm
+from mis_kernels.backends.tpu.tiles import TpuBlocks, block_sizes, vmem_bytes
 from mis_kernels.backends.xla.pages import write_pages
-from mis_kernels.heads import HeadShape
+from mis_kernels.heads import HEAD_SHAPES, HeadShape
 from mis_kernels.operations import lay_out, segment_attention
 from mis_kernels.quantized import QuantizedWeight, block_of
 from mis_kernels.weights import HeadTurns
 
+STEP_TOKENS = 2048
 CONTEXT = 2000
 ITEM = 20
 LAYERS = 2
@@ -34,14 +35,33 @@ EMBED = 1024
 DTYPE = "bfloat16"
 
 
+GROWTH = [(kind, tokens) for tokens in (2048, 8192, 32768) for kind in ("extend", "prefill")]
+"""Growing steps: memory must grow with the tokens, never with their square."""
+
+Row = dict[str, Any]
+"""What is reported of a program."""
+
+
 class Program(NamedTuple):
-    """A function and the shapes of its arguments, which are cut as `shardings` say; None: not at all."""
+    """What is compiled.
+
+    Attributes:
+        name: For people.
+        function: What is computed.
+        arguments: Shapes of its arguments.
+        donated: Which of them are.
+        shardings: How they are cut; None: not at all.
+        kernel: Whose schedule is read; None: none is.
+        report: Returns what else is reported, of the compiled program and of the kernel's schedule.
+    """
 
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     donated: tuple[int, ...] = ()
     shardings: Any = None
+    kernel: str | None = None
+    report: Callable[[Any, list[BundleRun]], Row] = lambda *_: {}
 
 
 def extend_step(tokens: int, blocks: TpuBlocks, context: int = CONTEXT, item: int = ITEM) -> LaidOut:
@@ -81,12 +101,17 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-def kernel_program(heads: HeadShape, blocks: TpuBlocks, segments: LaidOut) -> Program:
-    """Return the attention kernel alone, on a step."""
+def _floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, DTYPE)
+
+
+def kernel_program(target: Topology, heads: HeadShape) -> Program:
+    """Return the attention kernel alone; its schedule and its memory are reported."""
+    blocks = block_sizes(chip=target.chip, **heads._asdict())
+    segments = extend_step(STEP_TOKENS, blocks)
     tokens, pages = segments.num_tokens, segments.page_table.size
-    q = jax.ShapeDtypeStruct((tokens, heads.heads * heads.head_dim), DTYPE)
-    new = jax.ShapeDtypeStruct((tokens, heads.kv_heads * heads.head_dim), DTYPE)
-    cache = jax.ShapeDtypeStruct((heads.kv_heads, pages, PAGE_SIZE, heads.head_dim), DTYPE)
+    q, new = (_floats(tokens, count * heads.head_dim) for count in (heads.heads, heads.kv_heads))
+    cache = _floats(heads.kv_heads, pages, PAGE_SIZE, heads.head_dim)
 
     def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> Array:
         # Projections leave heads side by side.
@@ -94,42 +119,60 @@ def kernel_program(heads: HeadShape, blocks: TpuBlocks, segments: LaidOut) -> Pr
         out = tpu_attention(q, k, v, k_pages, v_pages, segments, scale=heads.head_dim**-0.5)
         return out.reshape(tokens, -1)
 
+    def report(_: Any, runs: list[BundleRun]) -> Row:
+        schedule = read_attention(runs)
+        around = {"tile": schedule.tile.most, "page": schedule.page, "block": schedule.block.most}
+        vmem = vmem_bytes(blocks, group=heads.group, head_dim=heads.head_dim, itemsize=2)
+        return {"bundles": schedule.tiles | around, "schedule": schedule, "vmem": vmem}
+
     name = f"attention kv{heads.kv_heads} g{heads.group} d{heads.head_dim} {DTYPE}"
-    return Program(name, attend, (q, new, new, cache, cache, _shapes(segments)))
+    arguments = (q, new, new, cache, cache, _shapes(segments))
+    return Program(name, attend, arguments, kernel="segment_attention", report=report)
 
 
-def sharded_program(heads: HeadShape, chip: str, mesh: Mesh, tokens: int) -> Program:
-    """Return the kernel over several chips: KV heads are cut over the mesh's axis `tensor`, tile lists are replicated.
+def sharded_program(target: Topology, model: str) -> Program:
+    """Return a model's kernel over all chips: KV heads are cut over the axis `tensor`, tile lists are replicated.
 
     With fewer KV heads than devices, arrays have as many as devices (`HeadShape.spread`).
     """
-    whole = heads.spread(mesh.size)
-    blocks = block_sizes(chip=chip, **heads.on_device(mesh.size)._asdict())
-    segments = _shapes(extend_step(tokens, blocks))
+    on, heads = mesh(target), HEAD_SHAPES[model]
+    whole = heads.spread(on.size)
+    blocks = block_sizes(chip=target.chip, **heads.on_device(on.size)._asdict())
+    segments = _shapes(extend_step(STEP_TOKENS, blocks))
 
     def attend(q: Array, k: Array, v: Array, k_pages: Array, v_pages: Array, segments: LaidOut) -> Array:
         return tpu_attention(q, k, v, k_pages, v_pages, segments, scale=heads.head_dim**-0.5)
 
     new, cache = P(None, "tensor"), P("tensor")
     specs = (new, new, new, cache, cache, jax.tree.map(lambda _: P(), segments))
-    function = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=new, check_vma=False)
-    q, kv = (jax.ShapeDtypeStruct((tokens, n, whole.head_dim), DTYPE) for n in (whole.heads, whole.kv_heads))
-    shape = (whole.kv_heads, segments.page_table.shape[1], PAGE_SIZE, whole.head_dim)
-    paged = jax.ShapeDtypeStruct(shape, DTYPE)
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
+    function = jax.shard_map(attend, mesh=on, in_specs=specs, out_specs=new, check_vma=False)
+    q, kv = (_floats(STEP_TOKENS, count, whole.head_dim) for count in (whole.heads, whole.kv_heads))
+    paged = _floats(whole.kv_heads, segments.page_table.shape[1], PAGE_SIZE, whole.head_dim)
+    shardings = jax.tree.map(lambda spec: NamedSharding(on, spec), specs, is_leaf=lambda x: isinstance(x, P))
     arguments = (q, kv, kv, paged, paged, segments)
-    return Program(f"attention over {mesh.size} chips", function, arguments, shardings=shardings)
+    return Program(f"{model} attention over {on.size} chips", function, arguments, shardings=shardings)
 
 
-def layers_program(heads: HeadShape, segments: LaidOut) -> Program:
+def layers_program(target: Topology, heads: HeadShape) -> Program:
     """Return projections, cache writes and attention in a scan over layers that share one donated cache."""
+    return _layers(heads, extend_step(STEP_TOKENS, block_sizes(chip=target.chip, **heads._asdict())))
+
+
+def growth_program(target: Topology, step: tuple[str, int]) -> Program:
+    """Return the layers of a step of `GROWTH`."""
+    (kind, tokens), heads = step, HEAD_SHAPES["qwen3-0.6b"]
+    lay_out_step = extend_step if kind == "extend" else prefill_step
+    program = _layers(heads, lay_out_step(tokens, block_sizes(chip=target.chip, **heads._asdict())))
+    return program._replace(name=f"growth {kind} {tokens} tokens", report=lambda *_: {"tokens": tokens})
+
+
+def _layers(heads: HeadShape, segments: LaidOut) -> Program:
     tokens, pages = segments.num_tokens, segments.page_table.size
     kv_heads, group, dim = heads.kv_heads, heads.group, heads.head_dim
     backend = TpuBackend(heads, DTYPE, segments.tiles.blocks)
-    x = jax.ShapeDtypeStruct((tokens, EMBED), DTYPE)
-    cache = jax.ShapeDtypeStruct((kv_heads, LAYERS * pages, PAGE_SIZE, dim), DTYPE)
-    qkv = jax.ShapeDtypeStruct((LAYERS, EMBED, (heads.heads + 2 * kv_heads) * dim), DTYPE)
-    out = jax.ShapeDtypeStruct((LAYERS, heads.heads * dim, EMBED), DTYPE)
+    x, cache = _floats(tokens, EMBED), _floats(kv_heads, LAYERS * pages, PAGE_SIZE, dim)
+    qkv = _floats(LAYERS, EMBED, (heads.heads + 2 * kv_heads) * dim)
+    out = _floats(LAYERS, heads.heads * dim, EMBED)
 
     def step(
         x: Array, caches: tuple[Array, Array], qkv: Array, out: Array, segments: LaidOut
@@ -153,32 +196,37 @@ def layers_program(heads: HeadShape, segments: LaidOut) -> Program:
     return Program(name, step, (x, (cache, cache), qkv, out, _shapes(segments)), donated=(1,))
 
 
-def glue_program(heads: HeadShape, tokens: int, embed: int | None = None) -> Program:
-    """Return the kernel that normalises and rotates queries and keys; with `embed`, behind norm and projection."""
-    dim, kv_heads, parts = heads.head_dim, heads.kv_heads, heads.group + 2
-    table, weight = jax.ShapeDtypeStruct((tokens, dim), jnp.float32), jax.ShapeDtypeStruct((dim,), DTYPE)
-    weights = (table, table, weight, weight)
+def glue_program(target: Topology, heads: HeadShape) -> Program:
+    """Return the kernel that normalises and rotates; its longest straight run is reported, which is one grid step."""
+    tokens, dim, kv_heads, parts = STEP_TOKENS, heads.head_dim, heads.kv_heads, heads.group + 2
+    table, weight = jax.ShapeDtypeStruct((tokens, dim), jnp.float32), _floats(dim)
     name = f"glue kv{kv_heads} g{heads.group} d{dim} {DTYPE}"
 
     def kernel(qkv: Array, cos: Array, sin: Array, q_norm: Array, k_norm: Array) -> tuple[Array, ...]:
         made = tpu_norm_rope(qkv.reshape(tokens, kv_heads, parts, dim), cos, sin, q_norm, k_norm, 1e-6)
         return tuple(x.reshape(tokens, -1) for x in made)  # as the attention kernel takes them
 
-    if embed is None:
-        return Program(name, kernel, (jax.ShapeDtypeStruct((tokens, kv_heads * parts * dim), DTYPE), *weights))
+    def report(_: Any, runs: list[BundleRun]) -> Row:
+        return {"bundles": {"step": max(run.bundles for run in runs)}}
 
-    def behind(x: Array, norm: Array, projection: Array, *rest: Array) -> tuple[Array, ...]:
-        qkv = jnp.dot(rms_norm(x, norm, 1e-6), projection, preferred_element_type=jnp.float32)
-        return kernel(qkv.astype(x.dtype), *rest)
-
-    shapes = (tokens, embed), (embed,), (embed, kv_heads * parts * dim)
-    return Program(f"norm, projection, {name}", behind, (*(jax.ShapeDtypeStruct(s, DTYPE) for s in shapes), *weights))
+    qkv = _floats(tokens, kv_heads * parts * dim)
+    return Program(name, kernel, (qkv, table, table, weight, weight), kernel="norm_rope", report=report)
 
 
-def head_program(rows: int, embed: int, vocab: int) -> Program:
-    """Return the kernel of the log-sum-exp, on one device's rows."""
-    shapes = tuple(jax.ShapeDtypeStruct(shape, DTYPE) for shape in ((rows, embed), (vocab, embed)))
-    return Program(f"log-sum-exp of {rows} rows, head {vocab} x {embed}, {DTYPE}", tpu_log_sum_exp, shapes)
+def head_program(target: Topology, size: tuple[int, int, int]) -> Program:
+    """Return the kernel of the log-sum-exp for rows of one device, width and vocabulary; a grid step is reported."""
+    rows, embed, vocab = size
+
+    def report(_: Any, runs: list[BundleRun]) -> Row:
+        # A step is one of the vocabulary's blocks: the last has a body of its own.
+        step = read_grid(runs, bodies=2)
+        return {"bundles": {"step": step.body}, "schedule": step}
+
+    name, arguments = (
+        f"log-sum-exp of {rows} rows, head {vocab} x {embed}, {DTYPE}",
+        (_floats(rows, embed), _floats(vocab, embed)),
+    )
+    return Program(name, tpu_log_sum_exp, arguments, kernel="log_sum_exp", report=report)
 
 
 PRODUCT_ROWS = 2048
@@ -209,19 +257,25 @@ class ProductSize(NamedTuple):
         """Return what was written as JSON."""
         return cls(*fields[:5], heads=HeadShape(*fields[5]) if fields[5] else None)
 
-    @property
-    def kernel(self) -> str:
-        """Name of the kernel that makes it."""
-        return "quantized_projection" if self.heads else "quantized_product"
-
     def grid_sizes(self, rows: int) -> ProductSizes:
         """Return the sizes of the kernel's grid steps."""
         if self.heads:
             return projection.sizes_of(rows, self.depth, self.heads)
         return ProductSizes.of(rows, self.depth, self.columns, self.parts)
 
+    def report(self, _: Any, runs: list[BundleRun]) -> Row:
+        """Report the schedules of steps that quantise rows, and of the others."""
+        cut = self.grid_sizes(PRODUCT_ROWS)
+        if self.heads:
+            strips = projection.strips_of(cut, self.heads)
+            bodies = read_loop(runs, strips // projection.strips_together(strips))
+        else:
+            bodies = read_bodies(runs, min(cut.grid(PRODUCT_ROWS, self.columns)[1], 2))
+        bundles = dict(zip(("first", "others"), (each.body for each in bodies), strict=False))
+        return {"bundles": bundles, "schedules": bodies}
 
-def product_program(size: ProductSize) -> Program:
+
+def product_program(target: Topology, size: ProductSize) -> Program:
     """Return the kernel of products of `PRODUCT_ROWS` rows with quantised weights, on one layer of a stack."""
     stack = (LAYERS, size.parts, size.depth, size.columns) if size.parts > 1 else (LAYERS, size.depth, size.columns)
     weight = QuantizedWeight(
@@ -229,26 +283,26 @@ def product_program(size: ProductSize) -> Program:
         jax.ShapeDtypeStruct((*stack[:-2], size.columns), jnp.float32),
         block_of(size.depth),
     )
-    x, out = (jax.ShapeDtypeStruct((PRODUCT_ROWS, width), DTYPE) for width in (size.depth, size.columns))
+    x, out = _floats(PRODUCT_ROWS, size.depth), _floats(PRODUCT_ROWS, size.columns)
     layer = jax.ShapeDtypeStruct((), jnp.int32)
     epsilon = 1e-6 if size.normed else None
 
     def product(x: Array, weight: QuantizedWeight, layer: Array, *residual: Array) -> Array:
-        return tpu_quantized_product(x, LayerOfStack(weight, layer), *residual, epsilon=epsilon)
+        return tpu_quantized_product(x, weight, layer, *residual, epsilon=epsilon)
 
     name = f"{size.parts} x {size.depth} x {size.columns}"
     if size.heads is None:
-        return Program(f"int8 product {name}", product, (x, weight, layer, *[out] * size.residual))
+        arguments = (x, weight, layer, *[out] * size.residual)
+        return Program(f"int8 product {name}", product, arguments, kernel="quantized_product", report=size.report)
     heads = size.heads
     table = jax.ShapeDtypeStruct((PRODUCT_ROWS, heads.head_dim), jnp.float32)
-    norm = jax.ShapeDtypeStruct((heads.head_dim,), DTYPE)
+    norm = _floats(heads.head_dim)
 
     def project(
         x: Array, weight: QuantizedWeight, layer: Array, cos: Array, sin: Array, q_norm: Array, k_norm: Array
     ) -> tuple[Array, Array, Array]:
         turns = HeadTurns(cos, sin, q_norm, k_norm, 1e-6)
-        return tpu_quantized_projection(x, LayerOfStack(weight, layer), None, heads, turns, epsilon)
+        return tpu_quantized_projection(x, weight, layer, None, heads, turns, epsilon)
 
-    return Program(
-        f"int8 projection {name}, heads of {heads.head_dim}", project, (x, weight, layer, table, table, norm, norm)
-    )
+    name, arguments = f"int8 projection {name}, heads of {heads.head_dim}", (x, weight, layer, table, table, norm, norm)
+    return Program(name, project, arguments, kernel="quantized_projection", report=size.report)

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,19 +139,16 @@ def read_attention(runs: list[BundleRun]) -> AttentionSchedule:
     bodies = sorted(sorted(loops, key=lambda i: runs[i].bundles)[-len(KINDS) :])
     if len({_around(runs, i, inner) for i in bodies}) < len(KINDS):
         raise ValueError(f"The kernel's schedule has no {len(KINDS)} tiles in loops of their own.")
-    skipped = list(_skipped(runs))
-    rare = next((span for span in skipped if bodies[3] not in span and bodies[4] in span), range(0))
+    rare = next((span for span in _skipped(runs) if bodies[3] not in span and bodies[4] in span), range(0))
     loop = _around(runs, bodies[0], inner)
-    # A branch around a body skips a loop without tiles, or a whole turn of the grid.
-    branches = set().union(*(span for span in skipped if not any(body in span for body in bodies)))
     block = [i for i, run in enumerate(runs) if run.depth == inner - 1 and i not in rare]
     tile = [i for i in loop if runs[i].depth == inner and i != bodies[0]]
     return AttentionSchedule(
         tiles={kind: runs[i].bundles for kind, i in zip(KINDS, bodies, strict=True)},
         busy={kind: runs[i].busy for kind, i in zip(KINDS, bodies, strict=True)},
-        tile=_least_and_most(runs, tile, branches),
+        tile=_least_and_most(runs, tile, bodies),
         page=sum(runs[i].bundles for i in loop if runs[i].depth > inner),
-        block=_least_and_most(runs, block, branches),
+        block=_least_and_most(runs, block, bodies),
     )
 
 
@@ -166,9 +163,8 @@ def read_grid(runs: list[BundleRun], bodies: int = 1) -> GridSchedule:
 def read_bodies(runs: list[BundleRun], bodies: int) -> list[GridSchedule]:
     """Find the parts of a kernel whose step takes one of some bodies, its longest runs; return each, longest first."""
     largest = sorted(range(len(runs)), key=lambda i: -runs[i].bundles)[:bodies]
-    branches = set().union(*(span for span in _skipped(runs) if not any(body in span for body in largest)))
     others = [i for i, run in enumerate(runs) if run.depth == runs[largest[0]].depth and i not in largest]
-    around = _least_and_most(runs, others, branches)
+    around = _least_and_most(runs, others, largest)
     return [GridSchedule(runs[i].bundles, runs[i].busy, around) for i in largest]
 
 
@@ -187,9 +183,8 @@ def read_loop(runs: list[BundleRun], turns: int) -> list[GridSchedule]:
     first, straight = sorted(
         sorted((i for i, run in enumerate(runs) if run.depth == 1), key=lambda i: -runs[i].bundles)[:2]
     )
-    branches = set().union(*(span for span in _skipped(runs) if not {first, straight, loop} & {*span}))
     others = [i for i, run in enumerate(runs) if run.depth == 1 and i not in (first, straight)]
-    around = _least_and_most(runs, others, branches)
+    around = _least_and_most(runs, others, [first, straight, loop])
     bodies = [runs[straight], *([] if loop is None else [runs[loop]] * turns)]
     body, busy = sum(run.bundles for run in bodies), sum(run.busy for run in bodies)
     return [
@@ -216,7 +211,8 @@ def _around(runs: list[BundleRun], index: int, depth: int) -> range:
     return range(begin, end + 1)
 
 
-def _least_and_most(runs: list[BundleRun], indices: list[int], branches: set[int]) -> Around:
-    bundles = [runs[i].bundles for i in indices]
-    skippable = sum(runs[i].bundles for i in indices if i in branches)
-    return Around(sum(bundles) - skippable, sum(bundles))
+def _least_and_most(runs: list[BundleRun], indices: list[int], bodies: Sequence[int | None]) -> Around:
+    """Return what some runs around bodies take. A branch that skips a body skips a turn of the loop or of the grid."""
+    branches = set().union(*(span for span in _skipped(runs) if not any(body in span for body in bodies)))
+    most, skippable = (sum(runs[i].bundles for i in some) for some in (indices, branches.intersection(indices)))
+    return Around(most - skippable, most)

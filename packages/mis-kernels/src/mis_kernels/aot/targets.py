@@ -1,12 +1,7 @@
 """TPUs to compile for. The compiler reads its target once, when it is loaded, so each job has a process of its own."""
 
-import json
 import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -41,7 +36,6 @@ TARGETS: dict[str, Topology] = {
     "v7x": Topology("v7x", "tpu7x:1x1x1", "tpu7x-2", 2.2),
     "v7x:2x2x1": Topology("v7x", "tpu7x:2x2x1", "tpu7x-8", 2.2),
 }
-_DUMPING = ("kernels", "glue", "head", "products", "calibration")  # jobs that read schedules
 SINGLE_CHIP = ("v5e", "v6e:1x1", "v7x")
 
 
@@ -71,24 +65,3 @@ def mesh(target: Topology, devices: int | None = None) -> Mesh:
         devices=found[:devices],
         axis_types=(jax.sharding.AxisType.Auto,),
     )
-
-
-def run_job(name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run a worker for one target; return its rows.
-
-    Raises:
-        RuntimeError: the compiler refused something; carries the end of its output.
-    """
-    target = TARGETS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        dump = Path(folder, "dump")
-        dump.mkdir()
-        path = Path(folder, "job.json")
-        path.write_text(json.dumps({**job, "target": name, "dump": str(dump)}))
-        env = environment(target, str(dump) if job["what"] in _DUMPING else None)
-        env["LIBTPU_INIT_ARGS"] += job.get("flags", "")
-        command = [sys.executable, "-P", "-m", "mis_kernels.aot.worker", str(path)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{name}: {job['what']} failed:\n" + "\n".join(done.stderr.strip().splitlines()[-15:]))
-    return json.loads(done.stdout.strip().splitlines()[-1])

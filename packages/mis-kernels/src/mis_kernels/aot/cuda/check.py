@@ -38,15 +38,7 @@ def run(worker: Sequence[str], stored: Path, update: bool) -> int:
     by_target: dict[str, list[Row]] = {}
     for row in rows:
         by_target.setdefault(row["target"], []).append(row)
-    found = baseline.figures(by_target)
-    if update:
-        baseline.store(stored, found)
-    else:
-        problems += baseline.regressions(baseline.load(stored), found)
-    for problem in problems:
-        sys.stderr.write(f"FAILED {problem}\n")
-    sys.stdout.write(f"{len(rows)} programs compiled, {len(problems)} problems\n")
-    return 1 if problems else 0
+    return baseline.judge(stored, by_target, problems, update=update)
 
 
 def line_of(row: Row) -> str:

@@ -5,7 +5,6 @@ from jaxtyping import Array, Float32, Shaped
 
 from mis_kernels.backends.laid_out import LaidOut, StepLimits
 from mis_kernels.backends.native import calls, int8, library, packed
-from mis_kernels.backends.native import logits as head
 from mis_kernels.backends.native.packed import PackedWeight
 from mis_kernels.backends.xla.backend import XlaCpuBackend
 from mis_kernels.heads import HeadShape
@@ -45,11 +44,11 @@ class NativeProductsBackend(XlaCpuBackend):
 
     def logits(self, hidden: Array, weight: Shaped[Array, "vocab embed"]) -> Float32[Array, "rows vocab"]:
         """Multiply any number of rows; XLA has AMX multiply many."""
-        return head.logits(hidden, weight) if self.takes_few_rows(weight.shape[1]) else super().logits(hidden, weight)
+        return calls.logits(hidden, weight) if self.takes_few_rows(weight.shape[1]) else super().logits(hidden, weight)
 
     def takes_few_rows(self, embed: int) -> bool:
         """Native logits do."""
-        return head.fits(embed) and not library.has_tiles()
+        return calls.fits_logits(embed) and not library.has_tiles()
 
     pack_quantized = staticmethod(int8.pack)
     rms_norm = staticmethod(calls.rms_norm)

@@ -1,14 +1,15 @@
-"""Attention, norms and RoPE in C++ for x86-64 CPUs with AVX-512 in bfloat16, through JAX's foreign function interface.
+"""Attention, norms, RoPE and logits in C++, by JAX's foreign function interface; for x86-64 with AVX-512 in bfloat16.
 
 XLA:CPU works through a loop of small operations and spends most of an attention's time between its two
 products; the native kernel keeps a tile's logits in the first-level cache. Norms and RoPE take one pass over
-the projection instead of a dozen.
+the projection instead of a dozen. The head stays as it is stored, `[vocab, embed]`, which is how the first layer reads
+it where both are the same array; XLA:CPU copies it into another order in every call.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float, Float32, Shaped
 
 from mis_kernels.backends.native import library
 from mis_kernels.backends.xla import norms, rope
@@ -68,6 +69,24 @@ def norm_rope(
     )
     q, k, v = call(to_bits(qkv), cos, sin, *weights, epsilon=np.float32(epsilon), normed=np.bool_(normed))
     return from_bits(q), from_bits(k), from_bits(v)
+
+
+def logits(x: Float[Array, "rows embed"], weight: Shaped[Array, "vocab embed"]) -> Float32[Array, "rows vocab"]:
+    """Multiply each row with each row of the head, read once; rows have whole vectors of summands (`fits_logits`).
+
+    A logit's bits depend on the two rows alone, whatever the number of rows.
+
+    Args:
+        x: bfloat16.
+        weight: bfloat16, or its bits.
+    """
+    out = jax.ShapeDtypeStruct((len(x), len(weight)), jnp.float32)
+    return jax.ffi.ffi_call("mis_logits", out)(to_bits(x), to_bits(weight))
+
+
+def fits_logits(embed: int) -> bool:
+    """Whether rows of logits' products have whole vectors of summands."""
+    return embed % (2 * _VECTOR) == 0
 
 
 def _fits(x: Array) -> bool:

@@ -55,14 +55,26 @@ class TiledWeight(QuantizedWeight):
         """Quantise in one pass over the rows."""
         return quantize_rows(x, self.block)
 
-    def product(self, rows: QuantizedRows) -> Array:
-        """Multiply bytes, four summands at a time."""
-        return product(rows, self)
+    def product(self, rows: QuantizedRows, *, gated: bool = False) -> Float32[Array, "rows out"]:
+        """Multiply rows of `quantize_rows` with one weight, or, `gated`, with a pair: silu(x gate) * (x up).
+
+        A row's bits depend on the row alone, whatever the number of rows.
+
+        Raises:
+            ValueError: this is a whole stack.
+        """
+        if self.matrix is None:
+            raise ValueError("weight: choose a layer of the stack")
+        out = jax.ShapeDtypeStruct((len(rows.values), self.scales.shape[-1]), jnp.float32)
+        first = jnp.reshape(self.matrix, 1).astype(jnp.int32)
+        call = jax.ffi.ffi_call("mis_int8_product", out)
+        how = {"gated": np.bool_(gated), "has_tiles": np.bool_(library.has_int8_tiles())}
+        return call(rows.values, rows.scales, self.values, self.scales, first, **how)
 
     def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
         """Gate products before they leave the cache, if nothing comes in between."""
         if bias is None and norm is None:
-            return product(self.operand(x), self, gated=True).astype(x.dtype)
+            return self.product(self.operand(x), gated=True).astype(x.dtype)
         return super().gated_linear(x, bias, norm)
 
 
@@ -90,20 +102,3 @@ def quantize_rows(x: Float[Array, "rows in"], block: int) -> QuantizedRows:
     """
     rows = jax.ShapeDtypeStruct(x.shape, jnp.uint8), jax.ShapeDtypeStruct((len(x), 1), jnp.float32)
     return QuantizedRows(*jax.ffi.ffi_call("mis_quantize_rows", rows)(to_bits(x), block=np.int64(block)))
-
-
-def product(rows: QuantizedRows, weight: TiledWeight, *, gated: bool = False) -> Float32[Array, "rows out"]:
-    """Multiply rows of `quantize_rows` with one weight, or, `gated`, with a pair: silu(x gate) * (x up).
-
-    A row's bits depend on the row alone, whatever the number of rows.
-
-    Raises:
-        ValueError: the weight is a whole stack.
-    """
-    if weight.matrix is None:
-        raise ValueError("weight: choose a layer of the stack")
-    out = jax.ShapeDtypeStruct((len(rows.values), weight.scales.shape[-1]), jnp.float32)
-    first = jnp.reshape(weight.matrix, 1).astype(jnp.int32)
-    call = jax.ffi.ffi_call("mis_int8_product", out)
-    how = {"gated": np.bool_(gated), "has_tiles": np.bool_(library.has_int8_tiles())}
-    return call(rows.values, rows.scales, weight.values, weight.scales, first, **how)

@@ -54,13 +54,39 @@ class PackedWeight(Weight):
     def linear(self, x: Array, residual: Array | None = None, norm: FoldedNorm | None = None) -> Array:
         """Add the residual before rounding."""
         assert norm is None, "norms are not folded here"
-        return packed_linear(x, self, residual)
+        return self.product(x, residual)
 
     def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
         """Gate products before they leave the cache."""
         assert bias is None, "packed weights are gated before a bias could be added"
         assert norm is None, "norms are not folded here"
-        return packed_linear(x, self)
+        return self.product(x)
+
+    def product(
+        self, x: Float[Array, "rows in"], residual: Float[Array, "rows out"] | None = None
+    ) -> Float[Array, "rows out"]:
+        """Multiply with a layer's weight and round to bfloat16; of a pair, return silu(x gate) * (x up), rounded once.
+
+        A row's bits depend on the row alone, whatever the number of rows.
+
+        Args:
+            x: bfloat16; with AMX, a multiple of `ROWS` rows.
+            residual: bfloat16, added before rounding.
+
+        Raises:
+            ValueError: AMX does not take so many rows, or this is a whole stack.
+        """
+        if self.layer is None:
+            raise ValueError("weight: choose a layer of the stack")
+        has_tiles = library.has_tiles()
+        if has_tiles and len(x) % ROWS:
+            raise ValueError(f"x: {len(x)} rows; pad to a multiple of {ROWS}")
+        columns = self.tiles.shape[-3] * TILE_COLUMNS
+        call = jax.ffi.ffi_call("mis_packed_linear", jax.ShapeDtypeStruct((len(x), columns), jnp.uint16))
+        layer = jnp.reshape(self.layer, 1).astype(jnp.int32)
+        added = jnp.zeros((0, 0), jnp.uint16) if residual is None else to_bits(residual)
+        how = {"gated": np.bool_(self.is_pair), "has_tiles": np.bool_(has_tiles)}
+        return from_bits(call(to_bits(x), self.tiles, layer, added, **how))
 
 
 def fits(*dimensions: int) -> bool:
@@ -92,31 +118,3 @@ def cut_tiles(partition: PartitionSpec, ndim: int) -> tuple[PartitionSpec, Parti
     """Return how the tiles of a stack `[*stack, in, out]` that is cut like `partition` are cut, and its columns."""
     *stack, depth, columns = (*partition, *[None] * (ndim - len(partition)))
     return PartitionSpec(*stack, columns, depth), PartitionSpec(*stack, columns)
-
-
-def packed_linear(
-    x: Float[Array, "rows in"], weight: PackedWeight, residual: Float[Array, "rows out"] | None = None
-) -> Float[Array, "rows out"]:
-    """Multiply and round to bfloat16.
-
-    A row's bits depend on the row alone, whatever the number of rows.
-
-    Args:
-        x: bfloat16; with AMX, a multiple of `ROWS` rows.
-        weight: One layer's weight. Of a pair, the result is silu(x gate) * (x up), in float32 before it is rounded.
-        residual: bfloat16, added before rounding.
-
-    Raises:
-        ValueError: AMX does not take so many rows, or the weight is a whole stack.
-    """
-    if weight.layer is None:
-        raise ValueError("weight: choose a layer of the stack")
-    has_tiles = library.has_tiles()
-    if has_tiles and len(x) % ROWS:
-        raise ValueError(f"x: {len(x)} rows; pad to a multiple of {ROWS}")
-    columns = weight.tiles.shape[-3] * TILE_COLUMNS
-    call = jax.ffi.ffi_call("mis_packed_linear", jax.ShapeDtypeStruct((len(x), columns), jnp.uint16))
-    layer = jnp.reshape(weight.layer, 1).astype(jnp.int32)
-    added = jnp.zeros((0, 0), jnp.uint16) if residual is None else to_bits(residual)
-    how = {"gated": np.bool_(weight.is_pair), "has_tiles": np.bool_(has_tiles)}
-    return from_bits(call(to_bits(x), weight.tiles, layer, added, **how))

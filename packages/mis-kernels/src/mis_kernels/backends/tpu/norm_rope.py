@@ -57,6 +57,12 @@ def _block_tokens(tokens: int, bytes_per_token: int) -> int:
     return block
 
 
+def swapped(x: Array) -> Array:
+    """Return heads whose halves have changed places, inside a kernel."""
+    half = x.shape[1] // 2
+    return pltpu.roll(x, half, 1) if x.shape[1] == LANES else jnp.concatenate([x[:, half:], x[:, :half]], axis=1)
+
+
 def norm_rope_kernel(
     qkv_ref: Ref,
     cos_ref: Ref,
@@ -80,12 +86,8 @@ def norm_rope_kernel(
             x = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon) * weight
             # The next layer of arithmetic reads what a checkpoint's own library would have rounded here.
             x = x.astype(q_ref.dtype).astype(jnp.float32)
-        swapped = (
-            pltpu.roll(x, dim // 2, 1)
-            if dim == LANES
-            else jnp.concatenate([x[:, dim // 2 :], x[:, : dim // 2]], axis=1)
-        )
-        return (x * cos + swapped * sin).astype(q_ref.dtype)
+        other = swapped(x)
+        return (x * cos + other * sin).astype(q_ref.dtype)
 
     def part(index: int) -> slice:
         return slice(index * dim, (index + 1) * dim)

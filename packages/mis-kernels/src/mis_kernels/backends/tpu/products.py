@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from mis_kernels.backends.tpu.fetch import LANES, Ref, Scalar, in_hbm
 from mis_kernels.quantized import LARGEST, QuantizedWeight, hadamard
@@ -32,18 +32,6 @@ _BLOCK_BYTES = 4 * 2**20  # of rows that a grid step reads
 _WEIGHT_BYTES = 3 * 2**20  # that a grid step's products are made with
 _QUANTISED_BYTES = 16 * 2**20
 VMEM_LIMIT = 56 * 2**20
-
-
-class LayerOfStack(NamedTuple):
-    """One layer of a stack of quantised weights, without a copy.
-
-    Attributes:
-        stack: All layers; of weights, or of pairs, a gate and what it gates.
-        layer: Which of them.
-    """
-
-    stack: QuantizedWeight
-    layer: Any
 
 
 class ProductSizes(NamedTuple):
@@ -120,7 +108,8 @@ def fits(depth: int, columns: int) -> bool:
 
 def tpu_quantized_product(
     x: Float[Array, "rows in"],
-    weight: LayerOfStack,
+    weight: QuantizedWeight,
+    layer: Int32[Array, ""],
     residual: Float[Array, "rows out"] | None = None,
     epsilon: float | None = None,
 ) -> Float[Array, "rows out"]:
@@ -128,14 +117,15 @@ def tpu_quantized_product(
 
     Args:
         x: Activations; a multiple of 32 rows.
-        weight: The layer, of a stack that `fits`.
+        weight: A stack over layers that `fits`; of weights, or of pairs, a gate and what it gates.
+        layer: Which layer of it, of which no copy is made.
         residual: Is added to the rounded product.
         epsilon: Of the folded norm in front of the product; None: there is none.
 
     Raises:
         ValueError: rows or weight do not fit the kernel.
     """
-    values, scales = weight.stack.values, weight.stack.scales
+    values, scales = weight.values, weight.scales
     if values.ndim == 3:
         values, scales = values[:, None], scales[:, None]
     (rows, depth), (layers, parts, _, columns) = x.shape, values.shape
@@ -148,11 +138,11 @@ def tpu_quantized_product(
     grid = sizes.grid(rows, columns)
 
     maps = index_maps(grid)
-    turns = jnp.asarray(block_turns(depth, weight.stack.block), x.dtype)
+    turns = jnp.asarray(block_turns(depth, weight.block), x.dtype)
     others = () if residual is None else (in_hbm(residual),)
     out = pl.BlockSpec((sizes.rows, sizes.columns), maps.cell)
     return pl.pallas_call(
-        partial(product_kernel, block=weight.stack.block, epsilon=epsilon),
+        partial(product_kernel, block=weight.block, epsilon=epsilon),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=grid,
@@ -176,7 +166,7 @@ def tpu_quantized_product(
         interpret=target().interpret,
         name="quantized_product",
     )(
-        jnp.reshape(weight.layer, 1).astype(jnp.int32), in_hbm(x), values, scales.reshape(layers, parts, 1, columns),
+        jnp.reshape(layer, 1).astype(jnp.int32), in_hbm(x), values, scales.reshape(layers, parts, 1, columns),
         turns, *others,
     )  # fmt: skip
 

@@ -15,14 +15,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from mis_kernels.backends.tpu import products
 from mis_kernels.backends.tpu.fetch import LANES, Ref, Scalar, in_hbm
-from mis_kernels.backends.tpu.products import PIECE, STRIP, TILE_ROWS, LayerOfStack, ProductSizes, block_turns
+from mis_kernels.backends.tpu.norm_rope import swapped
+from mis_kernels.backends.tpu.products import PIECE, STRIP, TILE_ROWS, ProductSizes, block_turns
 from mis_kernels.heads import HeadShape
+from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.target import target
-from mis_kernels.weights import HeadTurns
+from mis_kernels.weights import HeadTurns, QueriesKeysValues
 
 PAIRS = 4
 """Pairs of strips in a turn of the loop, if there are enough: behind one another they hide what each waits for."""
@@ -55,35 +57,33 @@ def strips_together(strips: int) -> int:
 
 def tpu_quantized_projection(
     x: Float[Array, "tokens in"],
-    weight: LayerOfStack,
+    weight: QuantizedWeight,
+    layer: Int32[Array, ""],
     bias: Float[Array, "kv_heads group_plus_two head_dim"] | None,
     heads: HeadShape,
     turns: HeadTurns,
     epsilon: float | None = None,
-) -> tuple[
-    Float[Array, "tokens heads head_dim"],
-    Float[Array, "tokens kv_heads head_dim"],
-    Float[Array, "tokens kv_heads head_dim"],
-]:
+) -> QueriesKeysValues:
     """Multiply with one layer's weight, add the bias, normalise and rotate, all in float32; round once.
 
     A row's bits depend on it alone.
 
     Args:
         x: Activations; a multiple of 32 rows.
-        weight: The layer; per KV head its query heads, then its key, then its value, as columns.
+        weight: A stack over layers; per KV head its query heads, then its key, then its value, as columns.
+        layer: Which layer of it, of which no copy is made.
         bias: Added to the product.
         heads: Of the weight, of a multiple of 128 elements.
         turns: Of the tokens.
         epsilon: Of the folded norm in front of the product; None: there is none.
     """
-    (rows, depth), (layers, _, columns) = x.shape, weight.stack.values.shape
+    (rows, depth), (layers, _, columns) = x.shape, weight.values.shape
     dim, counts = heads.head_dim, (heads.group, 1, 1)
     sizes = sizes_of(rows, depth, heads)
     grid = sizes.grid(rows, columns)
     maps = products.index_maps(grid)
     here = sizes.columns // ((heads.group + 2) * dim)
-    turning = jnp.asarray(block_turns(depth, weight.stack.block), x.dtype)
+    turning = jnp.asarray(block_turns(depth, weight.block), x.dtype)
     normed = turns.q_norm is not None and turns.k_norm is not None
     norms = jnp.ones((2, dim), jnp.float32)
     if turns.q_norm is not None and turns.k_norm is not None:
@@ -96,7 +96,7 @@ def tpu_quantized_projection(
     made = pl.pallas_call(
         partial(
             projection_kernel,
-            block=weight.stack.block,
+            block=weight.block,
             epsilon=epsilon,
             heads=heads._replace(kv_heads=here, heads=here * heads.group),
             head_epsilon=turns.epsilon if normed else None,
@@ -128,8 +128,8 @@ def tpu_quantized_projection(
         interpret=target().interpret,
         name="quantized_projection",
     )(
-        jnp.reshape(weight.layer, 1).astype(jnp.int32), in_hbm(x), weight.stack.values[:, None],
-        weight.stack.scales.reshape(layers, 1, 1, columns), turning, turns.cos, turns.sin, norms, *added,
+        jnp.reshape(layer, 1).astype(jnp.int32), in_hbm(x), weight.values[:, None],
+        weight.scales.reshape(layers, 1, 1, columns), turning, turns.cos, turns.sin, norms, *added,
     )  # fmt: skip
     q, k, v = (each.reshape(rows, -1, dim) for each in made)
     return q, k, v
@@ -199,7 +199,7 @@ def projection_kernel(
 
         for which in range(group + 1):
             part, n = slice(which * dim, (which + 1) * dim), 2 * (which == group)
-            turned = product[:, part] * tables[n, own] + _swapped(product[:, part]) * tables[n + 1, own]
+            turned = product[:, part] * tables[n, own] + swapped(product[:, part]) * tables[n + 1, own]
             turned = scaled(turned) if head_epsilon is None else turned * factors[:, part]
             to, lane = (k, head * dim) if which == group else (q, head * (group * dim) + which * dim)
             to[own, pl.ds(pl.multiple_of(lane, LANES), dim)] = turned.astype(to.dtype)
@@ -223,8 +223,3 @@ def projection_kernel(
 def _across(x: Array, width: int) -> Array:
     """Repeat what fills all lanes."""
     return x if x.shape[1] == 1 else jnp.concatenate([x] * (width // LANES), axis=1)
-
-
-def _swapped(x: Array) -> Array:
-    half = x.shape[1] // 2
-    return pltpu.roll(x, half, 1) if x.shape[1] == LANES else jnp.concatenate([x[:, half:], x[:, :half]], axis=1)

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, Int32
 
 from mis_kernels.backends.tpu import projection
-from mis_kernels.backends.tpu.products import LayerOfStack, tpu_quantized_product
+from mis_kernels.backends.tpu.products import tpu_quantized_product
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.target import tpu_chip
@@ -31,7 +31,7 @@ class KernelWeight(QuantizedWeight):
 
     def linear(self, x: Array, residual: Array | None = None, norm: FoldedNorm | None = None) -> Array:
         """Multiply in one pass."""
-        return tpu_quantized_product(x, LayerOfStack(self, self.layer), residual, _epsilon(norm))
+        return tpu_quantized_product(x, self, self.layer, residual, _epsilon(norm))
 
     def project(
         self, x: Array, heads: HeadShape, turns: HeadTurns, bias: Array | None, norm: FoldedNorm | None
@@ -40,13 +40,12 @@ class KernelWeight(QuantizedWeight):
         if not projection.is_faster(heads, tpu_chip()):
             return None
         with jax.named_scope("qkv"):
-            layer = LayerOfStack(self, self.layer)
-            return projection.tpu_quantized_projection(x, layer, bias, heads, turns, _epsilon(norm))
+            return projection.tpu_quantized_projection(x, self, self.layer, bias, heads, turns, _epsilon(norm))
 
     def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
         """Gate products in one pass; those with biases, for which the kernel has no place, are XLA's."""
         if bias is None:
-            return tpu_quantized_product(x, LayerOfStack(self, self.layer), epsilon=_epsilon(norm))
+            return tpu_quantized_product(x, self, self.layer, epsilon=_epsilon(norm))
         stack = QuantizedWeight(self.values, self.scales, self.block)
         return stack.at_layer(self.layer).gated_linear(x, bias, norm)
 
