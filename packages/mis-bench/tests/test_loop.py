@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench_fakes import Clock, FakeTarget
-from mis_bench.loop import DueRequest, drive
-from mis_bench.records import Sent
+from mis_bench.measuring.loop import DueRequest, drive
+from mis_bench.results.records import Sent
 from mis_bench.targets.spec import TargetSpec
 from mis_bench.targets.target import CallFailed, Capabilities
 from mis_bench.traces import arrival_times

@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from bench_fakes import Done, Fakes, FakeTarget, by_alias, options_of
-from mis_bench import baselines
 from mis_bench.cli import main
-from mis_bench.commands.run import PROFILES, rounds_of
-from mis_bench.records import Call
-from mis_bench.statistics import Latency
+from mis_bench.presets.run import PROFILES, rounds_of
+from mis_bench.results import baselines
+from mis_bench.results.records import Call
+from mis_bench.results.statistics import Latency
 from mis_bench.targets.target import Capabilities
 from mis_bench.traces import arrival_times
 from mis_bench.workload import Workload, build_workload

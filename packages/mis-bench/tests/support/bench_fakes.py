@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from click.testing import Result
 
-from mis_bench.records import Results, read_results
-from mis_bench.summary import Summary, summarize
+from mis_bench.results.records import Results, read_results
+from mis_bench.results.summary import Summary, summarize
 from mis_bench.targets.spec import TargetSpec
 from mis_bench.targets.target import About, CallFailed, Capabilities, Layout, Reply, TargetReply, TargetUnavailable
 from mis_bench.workload import Task, Workload

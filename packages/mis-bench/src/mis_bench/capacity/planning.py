@@ -7,12 +7,12 @@ import json
 import math
 from dataclasses import dataclass
 
-from mis_bench import estimate as estimates
 from mis_bench.capacity.plan import CapacityPlan, DeviceRate, PlanError, PlanRequest, Resource
 from mis_bench.capacity.queries import expected_hit_rate, zipf_shares
 from mis_bench.capacity.replica import ReplicaShape, RequestShape
 from mis_bench.capacity.simulated import Simulated, simulate_loss
 from mis_bench.capacity.simulation import MAX_REPLICAS
+from mis_bench.estimate import pricing as estimates
 from mis_bench.workload import build_workload
 from mis_core.aot.roofline import least_flops, weight_bytes
 from mis_core.models.config import ModelConfig

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from mis_bench.environment import environment
-from mis_bench.execution import Progress, execute
+from mis_bench.measuring.execution import Progress, execute
 from mis_bench.perf.side import Side
 from mis_bench.perf.sources import SIDES, PerfSources
-from mis_bench.records import Case, LoadLevel, Plan, PlannedTarget, Results, WorkloadPart
+from mis_bench.results.records import Case, LoadLevel, Plan, PlannedTarget, Results, WorkloadPart
 from mis_bench.targets.blocking import BlockingOpener
 from mis_bench.targets.target import Capabilities
 from mis_bench.workload import build_workload

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from mis_bench.figures import Row
 from mis_bench.report.page import Section
 from mis_bench.report.plots import Axis, Plot, Series, draw
 from mis_bench.report.sources import Measured
-from mis_bench.rows import rows_table
+from mis_bench.results.figures import Row
+from mis_bench.results.rows import rows_table
 from mis_bench.table import number
 
 _SIZES = re.compile(r"-(\d+)-(\d+)-(\d+)(?:@\d+)?$")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from mis_bench.commands.measuring import checkpoint, new_folder, progress, vocabulary
+from mis_bench.options import checkpoint, new_folder, progress, vocabulary
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from pydantic import Field
 
 from mis_bench.artifact import Artifact
-from mis_bench.figures import Row, rows_of
-from mis_bench.judging import COMPARED, doubt_slow_caches, judged, missed, with_winner
-from mis_bench.records import Plan, Results
-from mis_bench.statistics import ratio
+from mis_bench.results.figures import Row, rows_of
+from mis_bench.results.judging import COMPARED, doubt_slow_caches, judged, missed, with_winner
+from mis_bench.results.records import Plan, Results
+from mis_bench.results.statistics import ratio
 from mis_bench.table import number
 
 

@@ -24,8 +24,8 @@ def estimate(as_json: bool, **asked: Any) -> None:
     Needs `pip install libtpu`, the TPU's compiler. Takes a minute or two.
     """
     # Imported late: the rest of the command line must not wait for JAX.
-    from mis_bench.estimate import EstimateError, EstimateRequest
-    from mis_bench.estimate import estimate as run
+    from mis_bench.estimate.pricing import EstimateError, EstimateRequest
+    from mis_bench.estimate.pricing import estimate as run
 
     try:
         found = run(EstimateRequest(**asked))

@@ -7,12 +7,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mis_bench.demand import GATED, Demand
-from mis_bench.gating import Gatekeeper
-from mis_bench.judging import to_confirm
-from mis_bench.loop import ask_one, drive
-from mis_bench.records import SUMMARY, Call, Opened, Phase, Plan, Record, Results, Window, append, begin, read_results
-from mis_bench.summary import summarize
+from mis_bench.measuring.demand import GATED, Demand
+from mis_bench.measuring.gating import Gatekeeper
+from mis_bench.measuring.loop import ask_one, drive
+from mis_bench.results.judging import to_confirm
+from mis_bench.results.records import (
+    SUMMARY,
+    Call,
+    Opened,
+    Phase,
+    Plan,
+    Record,
+    Results,
+    Window,
+    append,
+    begin,
+    read_results,
+)
+from mis_bench.results.summary import summarize
 from mis_bench.targets.target import CallFailed, Opener, Target, TargetUnavailable
 from mis_bench.workload import task_of
 

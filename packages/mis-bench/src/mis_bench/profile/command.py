@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from mis_bench.commands.measuring import caption, checkpoint, identity, new_folder, progress, target_options, vocabulary
+from mis_bench.options import caption, checkpoint, identity, new_folder, progress, target_options, vocabulary
 from mis_bench.profile.records import Profile, Scenario
 from mis_bench.profile.scenarios import plan_of
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mis_bench.demand import GATED, Demand
-from mis_bench.loop import ask_one
-from mis_bench.records import Call, Case, Gate, Plan
+from mis_bench.measuring.demand import GATED, Demand
+from mis_bench.measuring.loop import ask_one
+from mis_bench.results.records import Call, Case, Gate, Plan
 from mis_bench.targets.target import Scores, Target
 
 

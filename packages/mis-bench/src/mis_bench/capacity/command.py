@@ -49,7 +49,7 @@ def plan(as_json: bool, estimate_path: Path | None, items_per_second: float | No
     from mis_bench.capacity.plan import PlanError, PlanRequest
     from mis_bench.capacity.planning import device_rate
     from mis_bench.capacity.planning import plan as run
-    from mis_bench.estimate import EstimateError
+    from mis_bench.estimate.pricing import EstimateError
 
     load = PlanRequest(**asked)
     estimated = None if estimate_path is None else estimate_path.read_text(encoding="utf-8-sig")

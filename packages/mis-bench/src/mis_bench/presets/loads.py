@@ -4,9 +4,9 @@ from typing import Any
 
 import click
 
-from mis_bench.commands.bench import POSITIVE, Bench, finish, measuring_options, numbers, workload_option
-from mis_bench.commands.measuring import ABOVE_0
-from mis_bench.records import Cache, Case, LoadLevel
+from mis_bench.options import ABOVE_0
+from mis_bench.presets.bench import POSITIVE, Bench, finish, measuring_options, numbers, workload_option
+from mis_bench.results.records import Cache, Case, LoadLevel
 
 SCENARIOS = ("large-batch", "concurrent", "sustained")
 SUSTAINED_RATE = 10.0
@@ -78,7 +78,7 @@ def sweep(
 
     Latency counts from when a request was due. Writes report.html beside the results.
     """
-    from mis_bench.report import write_report
+    from mis_bench.report.writing import write_report
 
     bench = Bench(**given)
     callers = concurrencies or (() if rates else (1, 2, 4, 8))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from mis_bench.commands.bench import POSITIVE, Bench, finish, measuring_options
-from mis_bench.commands.measuring import ABOVE_0, adding
-from mis_bench.records import Cache, Case, Gates, LoadLevel, WorkloadPart
+from mis_bench.options import ABOVE_0, adding
+from mis_bench.presets.bench import POSITIVE, Bench, finish, measuring_options
+from mis_bench.results.records import Cache, Case, Gates, LoadLevel, WorkloadPart
 from mis_bench.traces import build_trace
 
 if TYPE_CHECKING:
-    from mis_bench.summary import Summary
+    from mis_bench.results.summary import Summary
 
 ROUNDS = 10
 """Most rounds that the requests of a row are cut into."""
@@ -91,7 +91,7 @@ def run(
 
     Exit status 1 if a request failed, if a row missed a limit, or for a regression against --baseline.
     """
-    from mis_bench.baselines import beside
+    from mis_bench.results.baselines import beside
 
     gates = Gates.model_validate({name: given.pop(name) for name in Gates.model_fields})
     bench, profile = Bench(**given), PROFILES[profile_name or "standard"]

@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from mis_bench.commands.bench import POSITIVE, Bench, by_target, finish, measuring_options, numbers, workload_option
-from mis_bench.commands.measuring import ABOVE_0
-from mis_bench.records import Cache, Case
+from mis_bench.options import ABOVE_0
+from mis_bench.presets.bench import POSITIVE, Bench, by_target, finish, measuring_options, numbers, workload_option
+from mis_bench.results.records import Cache, Case
 from mis_bench.targets.spec import without_secrets
 
 CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)

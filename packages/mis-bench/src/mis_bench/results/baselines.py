@@ -16,9 +16,9 @@ from typing import Self
 import numpy as np
 
 from mis_bench.artifact import ArtifactError
-from mis_bench.figures import Row
-from mis_bench.records import Results, read_results
-from mis_bench.summary import summarize
+from mis_bench.results.figures import Row
+from mis_bench.results.records import Results, read_results
+from mis_bench.results.summary import summarize
 from mis_bench.table import Table
 
 P95_RISE, P99_RISE = 0.15, 0.20

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mis_bench.commands.measuring import (
+from mis_bench.options import (
     ABOVE_0,
     SHARED,
     adding,
@@ -23,14 +23,14 @@ from mis_bench.commands.measuring import (
     progress,
     vocabulary,
 )
-from mis_bench.records import PLAN, Case, Plan, PlannedTarget, WorkloadPart
+from mis_bench.results.records import PLAN, Case, Plan, PlannedTarget, WorkloadPart
 from mis_bench.targets import registry
 from mis_bench.targets.spec import TargetSpec, is_secret, without_secrets
 from mis_bench.targets.target import Opener, TargetUnavailable
 from mis_bench.workload import CANONICAL, build_workload
 
 if TYPE_CHECKING:
-    from mis_bench.summary import Summary
+    from mis_bench.results.summary import Summary
 
 POSITIVE = click.IntRange(1)
 
@@ -119,7 +119,7 @@ class Bench:
         Raises:
             click.ClickException: one cannot, and they are not allowed to be missing; or none can.
         """
-        from mis_bench.execution import check
+        from mis_bench.measuring.execution import check
 
         try:
             specs = [TargetSpec.parse(text) for text in self.targets]
@@ -191,9 +191,9 @@ class Bench:
         `fields` are further ones of the plan. Returns what came of it, and its folder.
         """
         from mis_bench.environment import environment
-        from mis_bench.execution import execute
-        from mis_bench.rows import rows_table
-        from mis_bench.summary import summarize
+        from mis_bench.measuring.execution import execute
+        from mis_bench.results.rows import rows_table
+        from mis_bench.results.summary import summarize
 
         started = datetime.datetime.now(datetime.UTC)
         run_id = identity(started, title or preset)
