@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from mis_bench.capacity.plan import CapacityPlan, DeviceRate, PlanError, PlanRequest
 from mis_bench.capacity.planning import cache_capacity, device_rate, plan
 from mis_bench.cli import main
-from mis_bench.estimate.pricing import ServingEstimate
+from mis_bench.estimate.serving import ServingEstimate
 from mis_bench.workload import build_workload
 from mis_core.models.published import PUBLISHED
 

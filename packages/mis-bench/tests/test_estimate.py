@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from mis_bench.cli import main
-from mis_bench.estimate.pricing import EstimateError, EstimateRequest, ServingEstimate, estimate
+from mis_bench.estimate.pricing import EstimateError, estimate
+from mis_bench.estimate.serving import EstimateRequest, ServingEstimate
 from mis_core.aot.estimate import StepTimes
 from mis_kernels.aot.ranges import Range
 

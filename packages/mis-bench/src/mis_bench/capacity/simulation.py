@@ -7,18 +7,23 @@ which is sent on to another, or by a health check if none comes before.
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import simpy
 from jaxtyping import Float64, Int64, Shaped
 
+from mis_bench.capacity.plan import Lost, Simulated
+from mis_bench.capacity.queries import draw_queries
 from mis_bench.capacity.replica import ReplicaShape, RequestShape, SimulatedReplica
 from mis_bench.capacity.ring import Ring
 from mis_core.scheduler.plan import PAGE_SIZE
 
 MAX_REPLICAS = 1000
+
+FOUND_OUT_S = 2.0
+"""Until health checks take a replica away: two of them, one a second, in `deploy/haproxy`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +138,41 @@ def simulate(
     if shares is not None:
         run.warm(shares)
     return run.outcome()
+
+
+def simulate_loss(scenario: Scenario, shares: Float64[np.ndarray, " queries"], requests: int) -> Simulated:
+    """Simulate replicas that have served for long; where there are several, one is lost after half of the requests.
+
+    Args:
+        scenario: What is simulated, without a loss.
+        shares: The part of requests that each query has.
+        requests: How many, at least 100.
+
+    Raises:
+        ValueError: there are too many replicas.
+    """
+    half = requests // 2
+    after = half + requests // 20
+    is_lost = scenario.replicas > 1
+    loss = Loss(after_requests=half, found_out_s=FOUND_OUT_S) if is_lost else None
+    queries = draw_queries(shares, requests, np.random.default_rng([scenario.seed, 2]))
+    outcome = simulate(replace(scenario, loss=loss), queries, shares=shares)
+    served = np.bincount(outcome.replica[:half][outcome.replica[:half] >= 0], minlength=scenario.replicas)
+    lost = Lost(
+        failed=outcome.failed,
+        hit_rate=outcome.hit_rate(half, after),
+        p99_ms=outcome.latency(0.99, half, after) * 1e3,
+        late_hit_rate=outcome.hit_rate(requests * 3 // 4),
+    )
+    return Simulated(
+        requests=requests,
+        hit_rate=outcome.hit_rate(0, half),
+        spill_rate=float(outcome.is_spilled[:half].mean()),
+        p50_ms=outcome.latency(0.5, 0, half) * 1e3,
+        p99_ms=outcome.latency(0.99, 0, half) * 1e3,
+        busiest=float(served.max() / served.mean()),
+        lost=lost if is_lost else None,
+    )
 
 
 def _draw_keys(queries: int, seed: int) -> Int64[np.ndarray, " queries"]:

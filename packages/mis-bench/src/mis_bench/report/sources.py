@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from mis_bench.artifact import Artifact, ArtifactError, first_fault, read_artifact
-from mis_bench.estimate.pricing import ServingEstimate
+from mis_bench.estimate.serving import ServingEstimate
 from mis_bench.profile.records import Profile
 from mis_bench.results.figures import Row
 from mis_bench.results.records import PLAN, RECORDS, SUMMARY, Plan, Results, read_results
