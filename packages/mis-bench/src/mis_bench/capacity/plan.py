@@ -58,40 +58,24 @@ class Resource(BaseModel):
 
 
 class Lost(BaseModel):
-    """What the loss of a replica does.
+    """What the loss of a replica does."""
 
-    Attributes:
-        failed: Requests that it held.
-        hit_rate: Of the first twentieth of all requests after the loss.
-        p99_ms: Likewise.
-        late_hit_rate: Of the last quarter of all requests.
-    """
-
-    failed: int
-    hit_rate: float
-    p99_ms: float
-    late_hit_rate: float
+    failed: int = Field(description="Requests that it held.")
+    hit_rate: float = Field(description="Of the first twentieth of all requests after the loss.")
+    p99_ms: float = Field(description="Of the same.")
+    late_hit_rate: float = Field(description="Of the last quarter of all requests.")
 
 
 class Simulated(BaseModel):
-    """Figures of the first half of the requests, and of the second, before which a replica was lost.
+    """Figures of the first half of the requests, and of the second, before which a replica was lost."""
 
-    Attributes:
-        requests: Of both halves.
-        hit_rate: The part of query tokens that was cached.
-        spill_rate: The part of requests that the bound sent to another replica than their query's.
-        p50_ms: Latency without the network; likewise `p99_ms`.
-        busiest: Requests of the busiest replica by those of an average one.
-        lost: The second half; None of a single replica.
-    """
-
-    requests: int
-    hit_rate: float
-    spill_rate: float
-    p50_ms: float
+    requests: int = Field(description="Of both halves.")
+    hit_rate: float = Field(description="The part of query tokens that was cached.")
+    spill_rate: float = Field(description="Requests that the bound sent elsewhere than to their query's replica.")
+    p50_ms: float = Field(description="Latency without the network.")
     p99_ms: float
-    busiest: float
-    lost: Lost | None
+    busiest: float = Field(description="Requests of the busiest replica by those of an average one.")
+    lost: Lost | None = Field(description="The second half; None of a single replica.")
 
     def __str__(self) -> str:
         """Return the figures, a line each."""
@@ -111,33 +95,21 @@ class Simulated(BaseModel):
 
 
 class CapacityPlan(PlanRequest):
-    """What the load takes.
-
-    Attributes:
-        requests_per_second: While it is scored.
-        replicas: How many.
-        chips_best: Chips if the device is as fast as the estimate's best; likewise `chips_worst`.
-        hit_rate: The part of query tokens that is cached, by Che's approximation for all replicas together.
-        query_share: The part of a request's arithmetic that a cached query saves.
-        resources: What limits a replica, the tightest first.
-        bottleneck: Name of the first.
-        cost_per_million_items: In the currency of the price; None without one.
-        simulated: What replicas behind HAProxy would do; None without `distinct_queries`.
-    """
+    """What the load takes."""
 
     device: DeviceRate
-    requests_per_second: float
+    requests_per_second: float = Field(description="While it is scored.")
     replicas: int
     chips: int
-    chips_best: int
+    chips_best: int = Field(description="If the device is as fast as the estimate's best.")
     chips_worst: int
     hosts: int
-    hit_rate: float
-    query_share: float
-    resources: list[Resource]
+    hit_rate: float = Field(description="Part of query tokens that is cached, by Che's approximation for one cache.")
+    query_share: float = Field(description="The part of a request's arithmetic that a cached query saves.")
+    resources: list[Resource] = Field(description="What limits a replica, the tightest first.")
     bottleneck: str
-    cost_per_million_items: float | None
-    simulated: Simulated | None
+    cost_per_million_items: float | None = Field(description="In the currency of the price; None without one.")
+    simulated: Simulated | None = Field(description="Replicas behind HAProxy; None without `distinct_queries`.")
 
     def __str__(self) -> str:
         """Return the figures, a line each."""

@@ -5,6 +5,7 @@
 
 import json
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from mis_bench.capacity.plan import CapacityPlan, DeviceRate, PlanError, PlanRequest, Resource, Simulated
@@ -191,11 +192,8 @@ class _Load:
         def carried(count: int) -> float:
             return min(self.limits(count, device_items).values()) * self.asked.utilization
 
-        low, high = 0, math.ceil(self.items_per_second / carried(0))
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if middle * carried(middle) >= self.items_per_second else (middle, high)
-        return high
+        fewer = range(1, math.ceil(self.items_per_second / carried(0)))  # as many carry it with nothing cached
+        return 1 + bisect_left(fewer, self.items_per_second, key=lambda count: count * carried(count))
 
     def simulated(self, replicas: int, device_items: float) -> Simulated | None:
         """Simulate so many replicas; None if every request has a query of its own."""

@@ -34,14 +34,12 @@ class Loss:
         after_requests: It dies when so many requests have arrived.
         replica: Its number.
         found_out_s: Seconds until a health check takes it off the ring, if no request was refused before.
-        refused_s: Seconds that a request loses that is sent there meanwhile.
         returns_s: Seconds from its death until it is there again, with nothing cached; infinite: it stays away.
     """
 
     after_requests: int
     replica: int = 0
     found_out_s: float = 3.0
-    refused_s: float = 0.0
     returns_s: float = math.inf
 
 
@@ -58,7 +56,6 @@ class Scenario:
         think_s: Seconds between an answer and the caller's next request.
         weight: Weight of each replica; more is more points on the ring, and shares that are more even.
         balance_factor: HAProxy's `hash-balance-factor`, in percent; 0: no bound.
-        is_hashed: Whether a query has its replica; otherwise replicas take turns.
         loss: The replica that is lost, if any.
         seed: Of all that is drawn.
     """
@@ -71,7 +68,6 @@ class Scenario:
     think_s: float = 0.0
     weight: int = 1
     balance_factor: int = 150
-    is_hashed: bool = True
     loss: Loss | None = None
     seed: int = 0
 
@@ -187,10 +183,10 @@ class _Run:
         self.keys: list[int] = keys.tolist()
         self.rng = np.random.default_rng(scenario.seed)
         self.environment = simpy.Environment()
-        self.ring = Ring([scenario.weight] * scenario.replicas, scenario.balance_factor if scenario.is_hashed else 0)
+        self.ring = Ring([scenario.weight] * scenario.replicas, scenario.balance_factor)
         self.replicas = [self._new_replica() for _ in range(scenario.replicas)]
         self.served = [0] * scenario.replicas  # as the gateway counts
-        self.number = self.turn = 0  # of the next request of a caller; of the replica whose turn it was
+        self.number = 0  # of the next request of a caller
         count = len(queries)
         arrived_s, latency_s, cached = np.full((3, count), np.nan)
         self.result = Outcome(arrived_s, latency_s, cached, np.full(count, -1), np.zeros(count, bool))
@@ -249,13 +245,10 @@ class _Run:
             environment.process(self._lose(loss))
         result.arrived_s[number] = environment.now
         query = int(self.queries[number])
-        chosen = self._choose(query, None)
+        chosen = self.ring.choose(self.keys[query], self.served)
         if chosen is not None and not self.replicas[chosen].is_up:
-            if loss is not None and loss.refused_s:
-                yield environment.timeout(loss.refused_s)
-            refused, chosen = chosen, self._choose(query, chosen)
-            if not self.replicas[refused].is_up:  # else it has returned meanwhile
-                self.ring.set_up(refused, False)  # `observe layer4`, `error-limit 1`, `on-error mark-down`
+            refused, chosen = chosen, self.ring.choose(self.keys[query], self.served, avoid=chosen)
+            self.ring.set_up(refused, False)  # `observe layer4`, `error-limit 1`, `on-error mark-down`
         if chosen is None or not self.replicas[chosen].is_up:
             return
         result.replica[number] = chosen
@@ -266,15 +259,6 @@ class _Run:
         if cached is not None:
             result.cached[number] = cached / self.scenario.request.query_tokens
             result.latency_s[number] = environment.now - result.arrived_s[number]
-
-    def _choose(self, query: int, avoid: int | None) -> int | None:
-        if self.scenario.is_hashed:
-            return self.ring.choose(self.keys[query], self.served, avoid=avoid)
-        for _ in self.replicas:
-            self.turn = (self.turn + 1) % len(self.replicas)
-            if self.turn != avoid and self.ring.is_up(self.turn):
-                return self.turn
-        return None
 
     def _lose(self, loss: Loss) -> Generator[simpy.Event, Any, None]:
         self.replicas[loss.replica].kill()
