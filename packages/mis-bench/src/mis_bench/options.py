@@ -3,7 +3,8 @@
 import datetime
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -122,10 +123,13 @@ def identity(began: datetime.datetime, what: str) -> str:
     return f"{began:%Y%m%dT%H%M%SZ}-{what}"
 
 
-def progress() -> Progress:
-    """Return a progress bar on standard error, with the time left."""
+@contextmanager
+def progress(title: str, total: int | None = None) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a progress bar on standard error, with the time left; yields what moves it, see `execution.Progress`."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True))
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+        bar = bars.add_task(title, total=total)
+        yield lambda what, over, total: bars.update(bar, description=what, completed=over, total=total)
 
 
 def caption(about: About, hardware: str) -> str:

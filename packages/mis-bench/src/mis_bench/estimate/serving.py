@@ -48,30 +48,23 @@ class Stage(BaseModel):
 
 
 class ServingEstimate(EstimateRequest):
-    """What a workload would take.
-
-    Attributes:
-        milliseconds: Device time of one request, when requests follow each other without a gap, as expected.
-        items_per_second: Of all devices together, as expected.
-        best_items_per_second: If everything that is not known is at its best.
-        worst_items_per_second: If it is at its worst.
-        roofline_items_per_second: By the nominal rates of arithmetic in bfloat16 and of memory, whichever is less.
-        roofline_share: The first by the second.
-        padded_share: Part of the steps' rows that is padding.
-        memory_bytes: Arguments and temporaries of the largest step on each device, weights and cache included.
-    """
+    """What a workload would take, of all devices together; as expected, unless a name says otherwise."""
 
     workload_sha256: str
     steps: int
-    milliseconds: float
+    milliseconds: float = Field(description="Device time of one request, when they follow each other without a gap.")
     items_per_second: float
-    best_items_per_second: float
-    worst_items_per_second: float
+    best_items_per_second: float = Field(description="If everything that is not known is at its best.")
+    worst_items_per_second: float = Field(description="If it is at its worst.")
     stages: list[Stage]
-    roofline_items_per_second: float
+    roofline_items_per_second: float = Field(
+        description="By the nominal rates of arithmetic in bfloat16 and of memory, whichever is less."
+    )
     roofline_share: float
-    padded_share: float
-    memory_bytes: int
+    padded_share: float = Field(description="Part of the steps' rows that is padding.")
+    memory_bytes: int = Field(
+        description="Arguments and temporaries of the largest step on a device, weights and cache included."
+    )
     memory_limit_bytes: float
     assumed: list[str] = Field(default_factory=lambda: list(ASSUMED))
     not_modelled: list[str] = Field(default_factory=lambda: list(NOT_MODELLED))
