@@ -58,7 +58,7 @@ def opener(target: TargetSpec, *, model: Path | None = None) -> Opener:
         return BlockingOpener(partial(EngineTarget, engine_config(model, target.options)))
     if target.spec == "llama.cpp":
         llama_cpp = partial(_llama_cpp, model, read_options(target.spec, target.options, _LlamaCppOptions))
-        packages = ("llama_cpp", "gguf", "safetensors", "ml_dtypes")
+        packages = ("llama_cpp", "gguf", "mis_testing")
         return BlockingOpener(llama_cpp, packages, extra="llama-cpp")
     way = target.spec.removeprefix("transformers-")
     transformers = partial(_pytorch, model, way, read_options(target.spec, target.options, _TransformersOptions))
