@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from documented_commands import commands, faults
-from mis_bench.estimate import ServingEstimate, Stage
+from mis_bench.estimate.serving import ServingEstimate, Stage
 from mis_bench.profile.breakdown import STAGES, UNATTRIBUTED
 from mis_bench.profile.records import Point, Profile
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from documented_commands import ROOT, faults
-from mis_bench.records import read_results
+from mis_bench.results.records import read_results
 
 SCRIPT = ROOT / "deploy" / "nightly" / "speed.sh"
 BASELINE = SCRIPT.parent / "baseline" / "smoke"
@@ -17,14 +17,14 @@ BASELINE = SCRIPT.parent / "baseline" / "smoke"
 BENCH = """#!{python}
 import asyncio, os, sys, types
 sys.path.insert(0, "{support}")
-import mis_bench.loop, mis_bench.targets.registry
+import mis_bench.measuring.loop, mis_bench.targets.registry
 from bench_fakes import CallFailed, Clock, Fakes, VirtualLoop
 from mis_bench.cli import main
 
 clock = Clock()
 fakes = Fakes(clock)
 fakes.prepare = lambda target: setattr(target, "seconds", lambda workload: 0.01 * float(os.environ.get("TIMES", "1")))
-mis_bench.loop.time = types.SimpleNamespace(perf_counter=lambda: clock.seconds)
+mis_bench.measuring.loop.time = types.SimpleNamespace(perf_counter=lambda: clock.seconds)
 mis_bench.targets.registry.opener = fakes.opener
 def refuse(number, workload):
     if number > 20:

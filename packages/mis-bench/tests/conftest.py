@@ -29,7 +29,7 @@ def fake() -> Iterator[FakeServer]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the measuring loop, and of `asyncio.run`."""
     found = Clock()
-    monkeypatch.setattr("mis_bench.loop.time", SimpleNamespace(perf_counter=lambda: found.seconds))
+    monkeypatch.setattr("mis_bench.measuring.loop.time", SimpleNamespace(perf_counter=lambda: found.seconds))
 
     def run(main: Any) -> Any:
         with asyncio.Runner(loop_factory=lambda: VirtualLoop(found)) as runner:

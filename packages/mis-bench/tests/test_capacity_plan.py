@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from mis_bench.capacity.plan import CapacityPlan, DeviceRate, PlanError, PlanRequest
 from mis_bench.capacity.planning import cache_capacity, device_rate, plan
 from mis_bench.cli import main
-from mis_bench.estimate import ServingEstimate
+from mis_bench.estimate.serving import ServingEstimate
 from mis_bench.workload import build_workload
 from mis_core.models.published import PUBLISHED
 
@@ -185,7 +185,7 @@ def test_a_wrong_option_is_one_line(arguments: list[str], message: str) -> None:
 
 
 def test_without_a_rate_the_compiler_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mis_bench.estimate.find_spec", lambda _: None)
+    monkeypatch.setattr("mis_bench.estimate.pricing.find_spec", lambda _: None)
     done = CliRunner().invoke(main, ["plan", "--items-per-day", "1e9"])
     assert (done.exit_code, done.stderr) == (1, "Error: An estimate needs the TPU's compiler: pip install libtpu.\n")
 

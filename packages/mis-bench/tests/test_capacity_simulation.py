@@ -164,10 +164,9 @@ class TestManyReplicas:
         usual: dict = {"replicas": 10, "replica": shape(), "request": REQUEST, "rate": 300.0, "weight": 64}
         return simulate(Scenario(**usual | fields), drawn(self.shares, 2000), shares=self.shares)
 
-    def test_hashing_keeps_what_taking_turns_forgets(self) -> None:
-        hashed, turns = self.run(balance_factor=0), self.run(is_hashed=False)
+    def test_hashing_makes_one_cache_of_all(self) -> None:
+        hashed = self.run(balance_factor=0)
         assert hashed.hit_rate() == pytest.approx(expected_hit_rate(self.shares, 200), abs=0.03)
-        assert turns.hit_rate() == pytest.approx(expected_hit_rate(self.shares, 20), abs=0.03)
         assert not hashed.is_spilled.any()
 
     def test_a_tighter_bound_spills_more_and_finds_less(self) -> None:
@@ -195,11 +194,12 @@ class TestManyReplicas:
         assert broken.hit_rate(0, 800) == whole.hit_rate(0, 800)
 
     def test_the_first_request_that_is_refused_takes_a_lost_replica_off_the_ring(self) -> None:
-        loss = Loss(after_requests=1000, replica=4, found_out_s=1000.0, refused_s=0.5)
+        loss = Loss(after_requests=1000, replica=4, found_out_s=1000.0)
         found = self.run(rate=0.0, callers=1, loss=loss)
-        (refused,) = np.flatnonzero(found.latency_s >= 0.5)
-        assert refused > 1000, "the first failed with it, or is another's"
-        assert not found.is_spilled[refused + 1 :].any(), "its queries belong to others"
+        assert found.arrived_s[-1] < 1000, "no health check came before"
+        assert 4 in found.replica[:1000]
+        assert 4 not in found.replica[1001:]
+        assert found.is_spilled[1001:].sum() <= 1, "only the refused one goes astray: its queries belong to others then"
 
     def test_a_replica_that_dies_within_the_last_step_of_a_request_answers_it_not(self) -> None:
         environment = simpy.Environment()

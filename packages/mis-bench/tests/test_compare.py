@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bench_fakes import Done, Fakes, FakeTarget, by_alias, options_of
-from mis_bench.targets.target import Capabilities
 from mis_bench.workload import Workload
 
 Bench = Callable[..., Done]
@@ -130,7 +129,7 @@ def test_a_faster_target_that_refuses_to_forget_does_not_win(bench: Bench, fakes
     def prepare(target: FakeTarget) -> None:
         if target.spec.alias == "new":
             target.seconds = lambda _: 0.005
-            target.capabilities = Capabilities(forgets=False)
+            target.forgets = False
 
     fakes.prepare = prepare
     done = bench("compare", *BOTH)
@@ -167,7 +166,7 @@ def test_money_is_counted_and_machines_are_named(bench: Bench, fakes: Fakes) -> 
 
 
 def test_targets_that_cannot_forget_are_not_compared(bench: Bench, fakes: Fakes) -> None:
-    fakes.capabilities = Capabilities(forgets=False)
+    fakes.forgets = False
     done = bench("compare", *BOTH)
     assert done.status == 1
     assert "knows no way to forget" in done.said

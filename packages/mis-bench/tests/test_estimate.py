@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from mis_bench.cli import main
-from mis_bench.estimate import EstimateError, EstimateRequest, ServingEstimate, estimate
+from mis_bench.estimate.pricing import EstimateError, estimate
+from mis_bench.estimate.serving import EstimateRequest, ServingEstimate
 from mis_core.aot.estimate import StepTimes
 from mis_kernels.aot.ranges import Range
 
@@ -31,7 +32,7 @@ def test_what_cannot_be_estimated_is_one_line(arguments: list[str], message: str
 
 
 def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mis_bench.estimate.find_spec", lambda _: None)
+    monkeypatch.setattr("mis_bench.estimate.pricing.find_spec", lambda _: None)
     done = CliRunner().invoke(main, ["estimate"])
     assert (done.exit_code, done.stderr) == (1, "Error: An estimate needs the TPU's compiler: pip install libtpu.\n")
 
@@ -97,8 +98,8 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Mapping[str, Any]]]
         stages = {"mlp": mlp, "attention": Range(0.2, 0.3, 0.5)}
         return StepTimes(steps=24, stages=stages, padded_share=0.02, memory_bytes=3 << 30)
 
-    monkeypatch.setattr("mis_bench.estimate.find_spec", lambda _: object())
-    monkeypatch.setattr("mis_bench.estimate.price_requests", price)
+    monkeypatch.setattr("mis_bench.estimate.pricing.find_spec", lambda _: object())
+    monkeypatch.setattr("mis_bench.estimate.pricing.price_requests", price)
     return asked
 
 

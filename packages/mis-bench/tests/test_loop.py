@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench_fakes import Clock, FakeTarget
-from mis_bench.loop import DueRequest, drive
-from mis_bench.records import Sent
+from mis_bench.measuring.loop import DueRequest, drive
+from mis_bench.results.records import Sent
 from mis_bench.targets.spec import TargetSpec
-from mis_bench.targets.target import CallFailed, Capabilities
+from mis_bench.targets.target import CallFailed
 from mis_bench.traces import arrival_times
 from mis_bench.workload import build_workload
 
@@ -21,7 +21,7 @@ WORKLOAD = build_workload("probe-5-2-3")
 
 @pytest.fixture
 def target(clock: Clock) -> FakeTarget:
-    return FakeTarget(TargetSpec("fake", "fake"), clock, Capabilities())
+    return FakeTarget(TargetSpec("fake", "fake"), clock, forgets=True)
 
 
 def asked(target: FakeTarget, due: list[float | None]) -> Iterator[DueRequest]:

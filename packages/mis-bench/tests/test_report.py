@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from mis_bench.cli import main
-from mis_bench.records import Call
 from mis_bench.report.plots import LINE_PX, Axis, Series, draw
+from mis_bench.results.records import Call
 from page_parts import Page
 from report_artifacts import validation
 from report_sources import EVERY_PRESET, case, compare, run, sweep, write_everything, write_results

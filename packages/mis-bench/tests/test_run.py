@@ -12,12 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from bench_fakes import Done, Fakes, FakeTarget, by_alias, options_of
-from mis_bench import baselines
 from mis_bench.cli import main
-from mis_bench.commands.run import PROFILES, rounds_of
-from mis_bench.records import Call
-from mis_bench.statistics import Latency
-from mis_bench.targets.target import Capabilities
+from mis_bench.presets.run import PROFILES, rounds_of
+from mis_bench.results import baselines
+from mis_bench.results.records import Call
+from mis_bench.results.statistics import Latency
 from mis_bench.traces import arrival_times
 from mis_bench.workload import Workload, build_workload
 
@@ -120,7 +119,7 @@ def test_kept_tokens_of_a_cold_case_are_told(bench: Bench, fakes: Fakes) -> None
 
 
 def test_a_target_that_cannot_forget_is_in_doubt_when_cold(bench: Bench, fakes: Fakes) -> None:
-    fakes.capabilities = Capabilities(forgets=False)
+    fakes.forgets = False
     cold, warm = bench(*PROBE).summary.rows
     assert "knows no way to forget" in cold.reasons[0]
     assert warm.status == "ok"

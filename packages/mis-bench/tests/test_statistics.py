@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mis_bench.statistics import FEWEST, Latency, estimate, ratio
+from mis_bench.results.statistics import FEWEST, Latency, estimate, ratio
 
 ROUNDS = st.lists(st.floats(0.1, 1e4), min_size=1, max_size=40)
 

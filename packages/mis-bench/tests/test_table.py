@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mis_bench.rows import rows_table
+from mis_bench.results.rows import rows_table
 from mis_bench.table import Table, number
 
 SAMPLE = Table.of(

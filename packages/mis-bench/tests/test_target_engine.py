@@ -30,7 +30,7 @@ def target(model: Path) -> Iterator[Local]:
 @pytest.fixture
 def engine(target: Local) -> Engine:
     """The engine behind the target."""
-    return target.target._target.engine
+    return target.target.blocking.engine
 
 
 @pytest.fixture

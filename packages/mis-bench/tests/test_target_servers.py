@@ -209,7 +209,7 @@ async def test_a_target_says_whether_it_can_forget(
     fake.routes |= DIALECTS | {"/version": {"version": version}, "/server_info": {}, "/flush_cache": {}}
     found = opener(TargetSpec("t", f"{spec}={fake.url}", OPTIONS.get(spec, {})))
     await found.check()
-    assert found.capabilities.forgets is forgets
+    assert found.forgets is forgets
     assert not any(path in DIALECTS for path, _ in fake.bodies), "a check asks for no scores"
     target = await connect(f"{spec}={fake.url}", **OPTIONS.get(spec, {}))
     if forgets:

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from fake_server import FakeServer
 from mis_bench.cli import main
-from mis_bench.records import read_results
-from mis_bench.summary import summarize
+from mis_bench.results.records import read_results
+from mis_bench.results.summary import summarize
 from mis_bench.targets.registry import opener
 from mis_bench.targets.spec import TargetSpec
 from mis_bench.targets.target import CallFailed, TargetUnavailable

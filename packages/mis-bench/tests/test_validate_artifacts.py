@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from bench_fakes import Done, options_of
 from mis_bench.artifact import schemas
 from mis_bench.cli import main
-from mis_bench.records import PLAN, RECORDS, SUMMARY
+from mis_bench.results.records import PLAN, RECORDS, SUMMARY
 
 DOCS = Path(__file__).parents[3] / "docs" / "schemas"
 Bench = Callable[..., Done]

@@ -13,7 +13,7 @@ import pytest
 
 from mis_bench.targets import registry
 from mis_bench.targets.spec import TargetSpec
-from mis_bench.targets.target import About, Capabilities, Layout, Opener, Reply, TargetReply
+from mis_bench.targets.target import About, Layout, Opener, Reply, TargetReply
 from mis_bench.validation.cases import Cases, build_cases
 from mis_bench.validation.gates import Dtype, ModelValidation
 from mis_bench.validation.run import ValidatedTarget, validate
@@ -39,7 +39,7 @@ class Faulty:
         after: Callable[[np.ndarray], np.ndarray] = lambda scores: scores,
     ) -> None:
         self.opener, self.before, self.after = opener, before, after
-        self.capabilities, self.check = opener.capabilities, opener.check
+        self.forgets, self.check = opener.forgets, opener.check
 
     async def open(self) -> "Faulty":
         self.target = await self.opener.open()
@@ -75,7 +75,7 @@ class Delimited(Faulty):
 class Shifted:
     """PyTorch, with every item one position further from the query than it is, and what opens it."""
 
-    capabilities = Capabilities()
+    forgets = True
 
     def __init__(self, model: Path, dtype: Dtype) -> None:
         self.model, self.dtype, self.about = model, dtype, About("shifted", "transformers", str(model))

@@ -13,7 +13,7 @@ from bench_fakes import Clock
 from mis_bench.artifact import read_artifact
 from mis_bench.cli import main
 from mis_bench.targets.spec import TargetSpec
-from mis_bench.targets.target import About, CallFailed, Capabilities, Layout, Reply, TargetReply, TargetUnavailable
+from mis_bench.targets.target import About, CallFailed, Layout, Reply, TargetReply, TargetUnavailable
 from mis_bench.validation.cases import build_cases
 from mis_bench.validation.gates import FIGURES, GatedFigure, ModelValidation, Validation
 from mis_bench.validation.isolation import KINDS
@@ -31,7 +31,7 @@ class Fake:
     Requests with the field for serial scoring have the fault only if `is_serial_faulty`, and take `SERIAL_S`.
     """
 
-    capabilities = Capabilities()
+    forgets = True
 
     def __init__(
         self,
@@ -397,7 +397,7 @@ def test_a_delimited_target_that_cannot_be_had_leaves_its_gates_not_run(run) -> 
 
 def test_a_target_that_cannot_forget_is_refused(run) -> None:
     target = Fake()
-    target.capabilities = Capabilities(forgets=False)
+    target.forgets = False
     with pytest.raises(TargetUnavailable, match="no way to forget"):
         run(target)
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import mis_bench
 
-MODULES = ("mis_bench.records", "mis_bench.summary", "mis_bench.validation.gates", "mis_bench.profile.records")
+MODULES = ("results.records", "results.summary", "validation.gates", "profile.records")
 """Modules that declare kinds of artifacts; a new one is a line here."""
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -59,7 +59,7 @@ class Artifact(Part):
 def kinds() -> dict[str, type[Artifact]]:
     """Return every kind of artifact by its `schema_version`."""
     for module in MODULES:
-        importlib.import_module(module)
+        importlib.import_module(f"mis_bench.{module}")
     return {kind.SCHEMA: kind for kind in Artifact.__subclasses__()}
 
 

@@ -1,23 +1,60 @@
 """`mis-bench`: the command line."""
 
+from pathlib import Path
+
 import click
 
 from mis_bench import __version__
 from mis_bench.artifact import ArtifactError
-from mis_bench.commands.checkpoint import checkpoint
-from mis_bench.commands.compare import compare, matrix
-from mis_bench.commands.estimate import estimate
-from mis_bench.commands.loads import stress, sweep
-from mis_bench.commands.perf import perf
-from mis_bench.commands.plan import plan
-from mis_bench.commands.profile import profile
-from mis_bench.commands.report import report
-from mis_bench.commands.run import run
-from mis_bench.commands.validate import validate
-from mis_bench.commands.validate_artifacts import validate_artifacts
-from mis_bench.commands.workload import workload
+from mis_bench.capacity.command import plan
+from mis_bench.checkpoints import CheckpointError, resolve_checkpoint
+from mis_bench.estimate.command import estimate
+from mis_bench.perf.command import perf
+from mis_bench.presets.compare import compare, matrix
+from mis_bench.presets.loads import stress, sweep
+from mis_bench.presets.run import run
+from mis_bench.profile.command import profile
+from mis_bench.report.command import report
+from mis_bench.results.checks import validate_artifacts
 from mis_bench.targets.target import TargetUnavailable
-from mis_bench.workload import WorkloadNameError
+from mis_bench.validation.command import validate
+from mis_bench.workload import CANONICAL, WorkloadNameError, build_workload
+
+
+@click.command()
+@click.argument("name", default=CANONICAL)
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write instead of printing.")
+def workload(name: str, output: Path | None) -> None:
+    """Print a workload as JSON.
+
+    NAME is KIND-Q-N-L: Q query tokens and N items of L tokens, all alike in length. The KIND ragged varies the
+    lengths, text has words for tokens; rerank, decisions and loglikelihoods ask for those instead of scores; any other
+    word stands for other tokens. Or NAME is that of a request met in production: track_low, track_mean, track_high,
+    home_low, home_mean or home_high. An ending such as @8 asks for 8 labels. The JSON holds the name, a checksum, and
+    the body for POST /v1/score, or for the other task.
+    """
+    built = build_workload(name)
+    if output is None:
+        click.echo(built.to_json())
+        return
+    output.write_text(built.to_json() + "\n", encoding="utf-8")
+    unit = "words" if isinstance(built.query, str) else "tokens"
+    click.echo(f"{output}: {built.name}, {built.num_tokens:,} {unit}, sha256 {built.sha256}")
+
+
+@click.command()
+@click.argument("spec")
+def checkpoint(spec: str) -> None:
+    """Print the folder of a checkpoint, so that a server can be started with it.
+
+    SPEC is what --model takes elsewhere: a directory, a name that the model hub's client resolves, or random:SHAPE or
+    random:SHAPE/DIVISOR, random weights of a published shape, which are written if they are not there.
+    """
+    try:
+        click.echo(resolve_checkpoint(spec))
+    except CheckpointError as error:
+        raise click.BadParameter(str(error), param_hint="SPEC") from None
+
 
 _COMMANDS = (
     run, stress, matrix, compare, sweep, perf, validate, profile, report, validate_artifacts, workload, checkpoint,

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TypeVar
 
 import rich.table
@@ -45,6 +46,11 @@ class Table:
         kept = [heading for heading, column in cells.items() if any(cell not in (None, "") for cell in column)]
         texts = [[_text(cells[heading][place]) for heading in kept] for place in range(len(rows))]
         return cls(caption, kept, texts)
+
+    @classmethod
+    def of_cells(cls, caption: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> "Table":
+        """Describe a table as `of` does, by rows of a value for each heading."""
+        return cls.of(caption, rows, {heading: itemgetter(place) for place, heading in enumerate(header)})
 
     def is_numeric(self, column: int) -> bool:
         """Whether every cell of a column is a number, a range of two, or `-`."""

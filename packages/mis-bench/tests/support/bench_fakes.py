@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from click.testing import Result
 
-from mis_bench.records import Results, read_results
-from mis_bench.summary import Summary, summarize
+from mis_bench.results.records import Results, read_results
+from mis_bench.results.summary import Summary, summarize
 from mis_bench.targets.spec import TargetSpec
-from mis_bench.targets.target import About, CallFailed, Capabilities, Layout, Reply, TargetReply, TargetUnavailable
+from mis_bench.targets.target import About, CallFailed, Layout, Reply, TargetReply, TargetUnavailable
 from mis_bench.workload import Task, Workload
 
 CALL_S = 0.01
@@ -64,8 +64,8 @@ class FakeTarget:
         scores: Makes the answer.
     """
 
-    def __init__(self, spec: TargetSpec, clock: Clock, capabilities: Capabilities) -> None:
-        self.spec, self._clock, self.capabilities = spec, clock, capabilities
+    def __init__(self, spec: TargetSpec, clock: Clock, *, forgets: bool) -> None:
+        self.spec, self._clock, self.forgets = spec, clock, forgets
         self.sent: list[Workload] = []
         self.layouts: list[Layout] = []
         self.events: list[str] = []
@@ -103,7 +103,7 @@ class FakeTarget:
             self.under_way -= 1
 
     async def forget(self) -> None:
-        if not self.capabilities.forgets:
+        if not self.forgets:
             raise CallFailed("rejected", "It knows no way to forget.")
         self.events.append("forget")
 
@@ -132,7 +132,7 @@ class Fakes:
         prepare: Called with every target before it is handed out.
         refuse: Returns why a target cannot run, or None; asked before anything is opened.
         refuse_late: The same, asked when it is opened.
-        capabilities: Of all targets.
+        forgets: Whether all targets know how.
     """
 
     clock: Clock
@@ -140,7 +140,7 @@ class Fakes:
     prepare: Callable[[FakeTarget], object] = lambda _target: None
     refuse: Callable[[TargetSpec], str | None] = lambda _spec: None
     refuse_late: Callable[[TargetSpec], str | None] = lambda _spec: None
-    capabilities: Capabilities = dataclasses.field(default_factory=lambda: Capabilities())
+    forgets: bool = True
 
     def opener(self, spec: TargetSpec, *, model: Path | None = None) -> "FakeOpener":
         return FakeOpener(self, spec)
@@ -154,8 +154,8 @@ class FakeOpener:
     spec: TargetSpec
 
     @property
-    def capabilities(self) -> Capabilities:
-        return self.fakes.capabilities
+    def forgets(self) -> bool:
+        return self.fakes.forgets
 
     async def check(self) -> None:
         if (why := self.fakes.refuse(self.spec)) is not None:
@@ -164,7 +164,7 @@ class FakeOpener:
     async def open(self, tasks: Collection[Task] = ("score",)) -> FakeTarget:
         if (why := self.fakes.refuse_late(self.spec)) is not None:
             raise TargetUnavailable(why)
-        target = FakeTarget(self.spec, self.fakes.clock, self.fakes.capabilities)
+        target = FakeTarget(self.spec, self.fakes.clock, forgets=self.fakes.forgets)
         self.fakes.prepare(target)
         self.fakes.opened.append(target)
         return target

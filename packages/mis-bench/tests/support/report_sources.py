@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mis_bench.environment import environment
-from mis_bench.estimate import ServingEstimate, Stage
-from mis_bench.records import (
+from mis_bench.estimate.serving import ServingEstimate, Stage
+from mis_bench.results.records import (
     Call,
     Case,
     Gate,

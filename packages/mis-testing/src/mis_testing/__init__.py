@@ -2,7 +2,7 @@
 
 `import mis_testing` loads neither JAX nor PyTorch, and nothing here imports another `mis_*` package,
 except the fixtures of `mis_testing.plugin`, when a test asks for them. Of production code only mis-bench
-imports this package: its extra `random` makes checkpoints of random weights.
+imports this package: its extra `random` makes checkpoints of random weights, and `llama-cpp` writes GGUF files.
 """
 
 from mis_testing.checkpoint import tiny_checkpoint

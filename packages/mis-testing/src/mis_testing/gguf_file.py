@@ -5,23 +5,33 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it
 import numpy as np
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
 _ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "smollm3": "SMOLLM3"}
 _PRE = {"llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "smollm3": "llama-bpe"}
+_STORED = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _REORDERED = ("llama", "smollm3")
 
 
-def write_gguf(file: Path, directory: Path, quantization: str = "F32", general_name: str | None = None) -> Path:
+def write_gguf(
+    file: Path,
+    directory: Path,
+    quantization: str | None = "F32",
+    general_name: str | None = None,
+    *,
+    has_vocabulary: bool = True,
+) -> Path:
     """Write a checkpoint as a GGUF file and return its path.
 
     Args:
         file: Where to.
-        directory: A checkpoint of `tiny_checkpoint`, without a classification head.
-        quantization: Type of the matrices: one that `gguf` can quantise to.
+        directory: A checkpoint without a classification head.
+        quantization: Type of the matrices: one that `gguf` can quantise to; None: that which they are stored in.
         general_name: The model's name in the header; None: the header has none.
+        has_vocabulary: Whether the tokenizer is written, too; it must be one of `tiny_checkpoint`.
     """
     config = json.loads((directory / "config.json").read_text())
     family = config["model_type"]
@@ -30,17 +40,22 @@ def write_gguf(file: Path, directory: Path, quantization: str = "F32", general_n
     if general_name is not None:
         writer.add_name(general_name)
     _write_settings(writer, config)
-    _write_tokenizer(writer, directory, config, _PRE[family])
+    if has_vocabulary:
+        _write_tokenizer(writer, directory, config, _PRE[family])
+    else:
+        writer.add_tokenizer_model("no_vocab")
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for part in sorted(directory.glob("*.safetensors")):
         with safe_open(part, framework="np") as stored:
             for name in stored.keys():  # noqa: SIM118 - not a mapping
-                tensor = stored.get_tensor(name).astype(np.float32)
+                tensor = stored.get_tensor(name)
+                type_name = "F32" if tensor.ndim == 1 else quantization or _STORED[tensor.dtype.name]
+                tensor = tensor.astype(np.float32)
                 projection = name.split(".")[-2]
                 if projection in heads and family in _REORDERED:
                     tensor = _reordered(tensor, heads[projection])
-                kind = gguf.GGMLQuantizationType["F32" if tensor.ndim == 1 else quantization]
+                kind = gguf.GGMLQuantizationType[type_name]
                 stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
                 writer.add_tensor(stored_name, gguf.quantize(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()

@@ -1,8 +1,8 @@
 """What is asked of a capacity plan, and what it says."""
 
-from pydantic import BaseModel
+from typing import Literal
 
-from mis_bench.capacity.simulated import Simulated
+from pydantic import BaseModel, Field
 
 
 class PlanError(RuntimeError):
@@ -10,51 +10,34 @@ class PlanError(RuntimeError):
 
 
 class PlanRequest(BaseModel):
-    """What to plan for.
+    """What to plan for; every field is an option of `mis-bench plan`."""
 
-    Attributes:
-        items_per_day: Items to score.
-        hours: Hours of a day within which they are scored, for which machines are rented.
-        query: Tokens of a query.
-        items: Items of a request.
-        item_tokens: Tokens of an item.
-        topology: Of a replica, a name in `mis_bench.capacity.planning.MACHINES`.
-        model: A name in `mis_core.models.published.PUBLISHED`.
-        dp: Devices of a replica that tokens are cut over.
-        tp: Devices of a replica that weights are cut over.
-        quantization: `none`, or `int8` of the layers' products.
-        utilization: The part of what its bottleneck allows that a replica is given.
-        price: Of a chip and hour, in any currency; None: no cost.
-        network_gbps: Of a host, in 10^9 bits a second.
-        storage_mbps: What a host reads and writes, in 10^6 bytes a second.
-        distinct_queries: How many queries there are; 0: every request has a new one.
-        zipf: Exponent of their popularity.
-        cache_tokens: Capacity of a replica's KV cache; None: what memory allows.
-        balance_factor: HAProxy's `hash-balance-factor`, in percent; 0: no bound.
-        weight: Of a replica in HAProxy.
-        simulated_requests: How many are simulated.
-    """
-
-    items_per_day: float
-    hours: float = 24
-    query: int = 2000
-    items: int = 500
-    item_tokens: int = 20
-    topology: str = "v6e:1x1"
-    model: str = "qwen3-0.6b"
-    dp: int = 1
-    tp: int = 1
-    quantization: str = "none"
-    utilization: float = 0.7
-    price: float | None = None
-    network_gbps: float = 10
-    storage_mbps: float = 200
-    distinct_queries: int = 0
-    zipf: float = 1.0
-    cache_tokens: int | None = None
-    balance_factor: int = 200
-    weight: int = 64
-    simulated_requests: int = 50_000
+    items_per_day: float = Field(gt=0, description="Items to score, 1e9 for instance.")
+    hours: float = Field(default=24, gt=0, le=24, description="Hours of a day to do it in.")
+    query: int = Field(default=2000, ge=1, description="Tokens of a query.")
+    items: int = Field(default=500, ge=1, description="Items of a request.")
+    item_tokens: int = Field(default=20, ge=1, description="Tokens of an item.")
+    topology: str = Field(
+        default="v6e:1x1", description="Of a replica: v5e:1x1, v6e:1x1, v6e:2x2, v6e:2x4 or v7x:1x1x1."
+    )
+    model: str = Field(default="qwen3-0.6b", description="A published model's name, such as qwen3-8b.")
+    dp: int = Field(default=1, ge=1, description="Devices of a replica that tokens are cut over.")
+    tp: int = Field(default=1, ge=1, description="Devices of a replica that weights are cut over.")
+    quantization: Literal["none", "int8"] = Field(default="none", description="Of the layers' products.")
+    utilization: float = Field(default=0.7, gt=0, le=1, description="Of the bottleneck.")
+    price: float | None = Field(
+        default=None, ge=0, description="Of a chip and hour, in any currency; default: no cost."
+    )
+    network_gbps: float = Field(default=10, gt=0, description="Of a host, 10^9 bits a second.")
+    storage_mbps: float = Field(default=200, gt=0, description="Of a host, 10^6 bytes a second.")
+    distinct_queries: int = Field(default=0, ge=0, le=10**7, description="Queries; 0: all requests' differ.")
+    zipf: float = Field(default=1.0, ge=0, le=5, description="Exponent of the queries' popularity.")
+    cache_tokens: int | None = Field(
+        default=None, ge=64, description="Of a replica's KV cache; default: what memory allows."
+    )
+    balance_factor: int = Field(default=200, ge=0, le=10_000, description="Of HAProxy, in percent; 0: none.")
+    weight: int = Field(default=64, ge=1, le=256, description="Of a replica in HAProxy.")
+    simulated_requests: int = Field(default=50_000, ge=100, le=10**6, description="With distinct queries.")
 
 
 class DeviceRate(BaseModel):
@@ -74,34 +57,59 @@ class Resource(BaseModel):
     used: float
 
 
-class CapacityPlan(PlanRequest):
-    """What the load takes.
+class Lost(BaseModel):
+    """What the loss of a replica does."""
 
-    Attributes:
-        requests_per_second: While it is scored.
-        replicas: How many.
-        chips_best: Chips if the device is as fast as the estimate's best; likewise `chips_worst`.
-        hit_rate: The part of query tokens that is cached, by Che's approximation for all replicas together.
-        query_share: The part of a request's arithmetic that a cached query saves.
-        resources: What limits a replica, the tightest first.
-        bottleneck: Name of the first.
-        cost_per_million_items: In the currency of the price; None without one.
-        simulated: What replicas behind HAProxy would do; None without `distinct_queries`.
-    """
+    failed: int = Field(description="Requests that it held.")
+    hit_rate: float = Field(description="Of the first twentieth of all requests after the loss.")
+    p99_ms: float = Field(description="Of the same.")
+    late_hit_rate: float = Field(description="Of the last quarter of all requests.")
+
+
+class Simulated(BaseModel):
+    """Figures of the first half of the requests, and of the second, before which a replica was lost."""
+
+    requests: int = Field(description="Of both halves.")
+    hit_rate: float = Field(description="The part of query tokens that was cached.")
+    spill_rate: float = Field(description="Requests that the bound sent elsewhere than to their query's replica.")
+    p50_ms: float = Field(description="Latency without the network.")
+    p99_ms: float
+    busiest: float = Field(description="Requests of the busiest replica by those of an average one.")
+    lost: Lost | None = Field(description="The second half; None of a single replica.")
+
+    def __str__(self) -> str:
+        """Return the figures, a line each."""
+        lines = [
+            f"Simulated, {self.requests:,} requests:",
+            f"{self.hit_rate:10.1%} of query tokens cached, {self.spill_rate:.1%} of requests sent elsewhere by the "
+            "bound",
+            f"{self.p50_ms:10,.0f} ms at the median, {self.p99_ms:,.0f} ms p99; the busiest replica has "
+            f"{self.busiest:.2f} times the average",
+        ]
+        if (lost := self.lost) is not None:
+            lines.append(
+                f"{lost.hit_rate:10.1%} cached after a replica is lost, {lost.late_hit_rate:.1%} later; "
+                f"{lost.p99_ms:,.0f} ms p99, {lost.failed} failed"
+            )
+        return "\n".join(lines)
+
+
+class CapacityPlan(PlanRequest):
+    """What the load takes."""
 
     device: DeviceRate
-    requests_per_second: float
+    requests_per_second: float = Field(description="While it is scored.")
     replicas: int
     chips: int
-    chips_best: int
+    chips_best: int = Field(description="If the device is as fast as the estimate's best.")
     chips_worst: int
     hosts: int
-    hit_rate: float
-    query_share: float
-    resources: list[Resource]
+    hit_rate: float = Field(description="Part of query tokens that is cached, by Che's approximation for one cache.")
+    query_share: float = Field(description="The part of a request's arithmetic that a cached query saves.")
+    resources: list[Resource] = Field(description="What limits a replica, the tightest first.")
     bottleneck: str
-    cost_per_million_items: float | None
-    simulated: Simulated | None
+    cost_per_million_items: float | None = Field(description="In the currency of the price; None without one.")
+    simulated: Simulated | None = Field(description="Replicas behind HAProxy; None without `distinct_queries`.")
 
     def __str__(self) -> str:
         """Return the figures, a line each."""

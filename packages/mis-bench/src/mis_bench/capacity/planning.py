@@ -5,14 +5,15 @@
 
 import json
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
-from mis_bench import estimate as estimates
-from mis_bench.capacity.plan import CapacityPlan, DeviceRate, PlanError, PlanRequest, Resource
+from mis_bench.capacity.plan import CapacityPlan, DeviceRate, PlanError, PlanRequest, Resource, Simulated
 from mis_bench.capacity.queries import expected_hit_rate, zipf_shares
 from mis_bench.capacity.replica import ReplicaShape, RequestShape
-from mis_bench.capacity.simulated import Simulated, simulate_loss
-from mis_bench.capacity.simulation import MAX_REPLICAS
+from mis_bench.capacity.simulation import MAX_REPLICAS, Scenario, simulate_loss
+from mis_bench.estimate.pricing import TOPOLOGIES, estimate
+from mis_bench.estimate.serving import EstimateRequest, ServingEstimate
 from mis_bench.workload import build_workload
 from mis_core.aot.roofline import least_flops, weight_bytes
 from mis_core.models.config import ModelConfig
@@ -77,10 +78,10 @@ def device_rate(
     workload = f"plan-{asked.query}-{asked.items}-{asked.item_tokens}"
     same = {name: getattr(asked, name) for name in ("topology", "model", "dp", "tp", "quantization")}
     if estimate_json is None:
-        found = estimates.estimate(estimates.EstimateRequest(workload=workload, **same))
+        found = estimate(EstimateRequest(workload=workload, **same))
     else:
         try:
-            found = estimates.ServingEstimate.model_validate(json.loads(estimate_json))
+            found = ServingEstimate.model_validate(json.loads(estimate_json))
         except ValueError as error:
             raise PlanError(f"--estimate is not what `mis-bench estimate --json` prints: {error}") from None
         sizes = build_workload(found.workload)
@@ -102,7 +103,7 @@ def device_rate(
 
 def cache_capacity(config: ModelConfig, topology: str, dp: int, tp: int) -> int:
     """Return the tokens that fit the memory of a replica's devices beside the weights, in bfloat16."""
-    chip = CHIPS[TARGETS[estimates.TOPOLOGIES[topology]].chip]
+    chip = CHIPS[TARGETS[TOPOLOGIES[topology]].chip]
     token_bytes = 2 * config.layers * 2 * config.kv_heads * max(config.head_dim, 128)  # narrower heads are padded
     return int((_MEMORY * chip.memory * tp - weight_bytes(config)) / token_bytes) * dp
 
@@ -191,11 +192,8 @@ class _Load:
         def carried(count: int) -> float:
             return min(self.limits(count, device_items).values()) * self.asked.utilization
 
-        low, high = 0, math.ceil(self.items_per_second / carried(0))
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if middle * carried(middle) >= self.items_per_second else (middle, high)
-        return high
+        fewer = range(1, math.ceil(self.items_per_second / carried(0)))  # as many carry it with nothing cached
+        return 1 + bisect_left(fewer, self.items_per_second, key=lambda count: count * carried(count))
 
     def simulated(self, replicas: int, device_items: float) -> Simulated | None:
         """Simulate so many replicas; None if every request has a query of its own."""
@@ -218,16 +216,15 @@ class _Load:
             token_s=slowest / (request.query_tokens + request.item_tokens),
             front_s=_seconds(FRONT_S, asked.items),
         )
-        return simulate_loss(
-            shape,
-            self._shares,
+        scenario = Scenario(
             replicas=replicas,
-            rate=self.items_per_second / asked.items,
+            replica=shape,
             request=request,
-            balance_factor=asked.balance_factor,
+            rate=self.items_per_second / asked.items,
             weight=asked.weight,
-            requests=asked.simulated_requests,
+            balance_factor=asked.balance_factor,
         )
+        return simulate_loss(scenario, self._shares, asked.simulated_requests)
 
 
 def _seconds(cost: tuple[float, float], items: int) -> float:

@@ -62,10 +62,6 @@ class Ring:
             self._up[server] = is_up
             self._place()
 
-    def is_up(self, server: int) -> bool:
-        """Whether a server is on the ring."""
-        return self._up[server]
-
     def choose(self, key: int, served: Sequence[int], *, avoid: int | None = None) -> int | None:
         """Return the server of a request.
 

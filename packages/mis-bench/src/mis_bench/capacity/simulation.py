@@ -7,18 +7,23 @@ which is sent on to another, or by a health check if none comes before.
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import simpy
 from jaxtyping import Float64, Int64, Shaped
 
+from mis_bench.capacity.plan import Lost, Simulated
+from mis_bench.capacity.queries import draw_queries
 from mis_bench.capacity.replica import ReplicaShape, RequestShape, SimulatedReplica
 from mis_bench.capacity.ring import Ring
 from mis_core.scheduler.plan import PAGE_SIZE
 
 MAX_REPLICAS = 1000
+
+FOUND_OUT_S = 2.0
+"""Until health checks take a replica away: two of them, one a second, in `deploy/haproxy`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +34,12 @@ class Loss:
         after_requests: It dies when so many requests have arrived.
         replica: Its number.
         found_out_s: Seconds until a health check takes it off the ring, if no request was refused before.
-        refused_s: Seconds that a request loses that is sent there meanwhile.
         returns_s: Seconds from its death until it is there again, with nothing cached; infinite: it stays away.
     """
 
     after_requests: int
     replica: int = 0
     found_out_s: float = 3.0
-    refused_s: float = 0.0
     returns_s: float = math.inf
 
 
@@ -53,7 +56,6 @@ class Scenario:
         think_s: Seconds between an answer and the caller's next request.
         weight: Weight of each replica; more is more points on the ring, and shares that are more even.
         balance_factor: HAProxy's `hash-balance-factor`, in percent; 0: no bound.
-        is_hashed: Whether a query has its replica; otherwise replicas take turns.
         loss: The replica that is lost, if any.
         seed: Of all that is drawn.
     """
@@ -66,7 +68,6 @@ class Scenario:
     think_s: float = 0.0
     weight: int = 1
     balance_factor: int = 150
-    is_hashed: bool = True
     loss: Loss | None = None
     seed: int = 0
 
@@ -135,6 +136,41 @@ def simulate(
     return run.outcome()
 
 
+def simulate_loss(scenario: Scenario, shares: Float64[np.ndarray, " queries"], requests: int) -> Simulated:
+    """Simulate replicas that have served for long; where there are several, one is lost after half of the requests.
+
+    Args:
+        scenario: What is simulated, without a loss.
+        shares: The part of requests that each query has.
+        requests: How many, at least 100.
+
+    Raises:
+        ValueError: there are too many replicas.
+    """
+    half = requests // 2
+    after = half + requests // 20
+    is_lost = scenario.replicas > 1
+    loss = Loss(after_requests=half, found_out_s=FOUND_OUT_S) if is_lost else None
+    queries = draw_queries(shares, requests, np.random.default_rng([scenario.seed, 2]))
+    outcome = simulate(replace(scenario, loss=loss), queries, shares=shares)
+    served = np.bincount(outcome.replica[:half][outcome.replica[:half] >= 0], minlength=scenario.replicas)
+    lost = Lost(
+        failed=outcome.failed,
+        hit_rate=outcome.hit_rate(half, after),
+        p99_ms=outcome.latency(0.99, half, after) * 1e3,
+        late_hit_rate=outcome.hit_rate(requests * 3 // 4),
+    )
+    return Simulated(
+        requests=requests,
+        hit_rate=outcome.hit_rate(0, half),
+        spill_rate=float(outcome.is_spilled[:half].mean()),
+        p50_ms=outcome.latency(0.5, 0, half) * 1e3,
+        p99_ms=outcome.latency(0.99, 0, half) * 1e3,
+        busiest=float(served.max() / served.mean()),
+        lost=lost if is_lost else None,
+    )
+
+
 def _draw_keys(queries: int, seed: int) -> Int64[np.ndarray, " queries"]:
     return np.random.default_rng([seed, 1]).integers(2**32, size=queries)
 
@@ -147,10 +183,10 @@ class _Run:
         self.keys: list[int] = keys.tolist()
         self.rng = np.random.default_rng(scenario.seed)
         self.environment = simpy.Environment()
-        self.ring = Ring([scenario.weight] * scenario.replicas, scenario.balance_factor if scenario.is_hashed else 0)
+        self.ring = Ring([scenario.weight] * scenario.replicas, scenario.balance_factor)
         self.replicas = [self._new_replica() for _ in range(scenario.replicas)]
         self.served = [0] * scenario.replicas  # as the gateway counts
-        self.number = self.turn = 0  # of the next request of a caller; of the replica whose turn it was
+        self.number = 0  # of the next request of a caller
         count = len(queries)
         arrived_s, latency_s, cached = np.full((3, count), np.nan)
         self.result = Outcome(arrived_s, latency_s, cached, np.full(count, -1), np.zeros(count, bool))
@@ -209,13 +245,10 @@ class _Run:
             environment.process(self._lose(loss))
         result.arrived_s[number] = environment.now
         query = int(self.queries[number])
-        chosen = self._choose(query, None)
+        chosen = self.ring.choose(self.keys[query], self.served)
         if chosen is not None and not self.replicas[chosen].is_up:
-            if loss is not None and loss.refused_s:
-                yield environment.timeout(loss.refused_s)
-            refused, chosen = chosen, self._choose(query, chosen)
-            if not self.replicas[refused].is_up:  # else it has returned meanwhile
-                self.ring.set_up(refused, False)  # `observe layer4`, `error-limit 1`, `on-error mark-down`
+            refused, chosen = chosen, self.ring.choose(self.keys[query], self.served, avoid=chosen)
+            self.ring.set_up(refused, False)  # `observe layer4`, `error-limit 1`, `on-error mark-down`
         if chosen is None or not self.replicas[chosen].is_up:
             return
         result.replica[number] = chosen
@@ -226,15 +259,6 @@ class _Run:
         if cached is not None:
             result.cached[number] = cached / self.scenario.request.query_tokens
             result.latency_s[number] = environment.now - result.arrived_s[number]
-
-    def _choose(self, query: int, avoid: int | None) -> int | None:
-        if self.scenario.is_hashed:
-            return self.ring.choose(self.keys[query], self.served, avoid=avoid)
-        for _ in self.replicas:
-            self.turn = (self.turn + 1) % len(self.replicas)
-            if self.turn != avoid and self.ring.is_up(self.turn):
-                return self.turn
-        return None
 
     def _lose(self, loss: Loss) -> Generator[simpy.Event, Any, None]:
         self.replicas[loss.replica].kill()

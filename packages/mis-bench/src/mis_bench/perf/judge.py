@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from mis_bench.perf.sources import SIDES, PerfError
-from mis_bench.records import Call, Results
-from mis_bench.summary import summarize
+from mis_bench.results.records import Call, Results
+from mis_bench.results.summary import summarize
 from mis_bench.table import Cell, Table
 
 Status = Literal["ok", "warn", "unsure", "fail"]

@@ -1,20 +1,16 @@
-"""What both sides are asked, in which turns, and carrying that out."""
+"""What both sides are asked, and in which turns."""
 
 import datetime
 import os
 import shlex
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from mis_bench.environment import environment
-from mis_bench.execution import Progress, execute
-from mis_bench.perf.side import Side
+from mis_bench.options import identity
 from mis_bench.perf.sources import SIDES, PerfSources
-from mis_bench.records import Case, LoadLevel, Plan, PlannedTarget, Results, WorkloadPart
-from mis_bench.targets.blocking import BlockingOpener
-from mis_bench.targets.target import Capabilities
+from mis_bench.results.records import Case, LoadLevel, Plan, PlannedTarget, WorkloadPart
 from mis_bench.workload import build_workload
 
 OPTIONS: dict[str, int | str] = {"dtype": "bfloat16", "chunked_prefill_size": 1024, "max_total_tokens": 8192}
@@ -32,46 +28,23 @@ WORKLOADS = {f"batch-{items}-labels-{labels}": f"profile{labels}-128-{items}-20@
 """What is compared: the smoke profile, one item alone among it, and the canonical geometry, smaller."""
 
 
-def compare(
-    sources: PerfSources,
-    model: Path,
-    vocab_size: int | None,
-    folder: Path,
-    *,
-    sessions: int,
-    on_progress: Progress = lambda *_: None,
-) -> Results:
-    """Measure both sides.
-
-    Args:
-        sources: Both sides.
-        model: Directory of the checkpoint.
-        vocab_size: Of a vocabulary that token ids must be folded into, or None.
-        folder: For plan and records.
-        sessions: Pairs of processes.
-        on_progress: Told what is done.
-
-    Raises:
-        TargetUnavailable: a side does not start.
-    """
-    plan = _plan(sources, model, vocab_size, sessions)
-    openers = {
-        side: BlockingOpener(partial(Side, sources.folder / side, model, OPTIONS), Capabilities()) for side in SIDES
-    }
-    return execute(plan, openers, folder, on_progress=on_progress)
-
-
-def _plan(sources: PerfSources, model: Path, vocab_size: int | None, sessions: int) -> Plan:
+def plan_of(sources: PerfSources, model: Path, vocab_size: int | None, sessions: int) -> Plan:
     """Plan a comparison.
 
     A session is a repetition, with both processes started anew: a process's place in memory alone moves its speed.
     Turns are AB BA AB BA, which cancels whatever drifts evenly and whatever going second is worth. An accelerator has
     room for one process at a time: there each side makes all its turns before the other one starts.
+
+    Args:
+        sources: Both sides.
+        model: Directory of the checkpoint.
+        vocab_size: Of a vocabulary that token ids must be folded into, or None.
+        sessions: Pairs of processes.
     """
     now = datetime.datetime.now(datetime.UTC)
     is_on_cpu = os.environ.get("JAX_PLATFORMS", "").partition(",")[0] in ("", "cpu")
     return Plan(
-        run_id=f"{now:%Y%m%dT%H%M%SZ}-perf",
+        run_id=identity(now, "perf"),
         preset="perf",
         command=shlex.join(["mis-bench", *sys.argv[1:]]),
         started=now,

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from mis_bench.artifact import Artifact, Part
 from mis_bench.environment import Environment
-from mis_bench.records import WorkloadPart
-from mis_bench.statistics import Latency
+from mis_bench.results.records import WorkloadPart
+from mis_bench.results.statistics import Latency
 from mis_bench.targets.target import About, TargetUnavailable
 
 Scenario = Literal["end-to-end", "single", "batch-scaling", "memory", "kernels"]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 
 from mis_bench.environment import Environment
-from mis_bench.loop import DueRequest, drive
+from mis_bench.measuring.loop import DueRequest, drive
 from mis_bench.profile.breakdown import by_mark, by_operation, by_stage, device_time
 from mis_bench.profile.records import MemoryReport, Point, Profile, ProfileError, ResidentArray, Timed
 from mis_bench.profile.scenarios import ScenarioPlan
 from mis_bench.profile.trace import REQUEST, DeviceTrace, read_trace
-from mis_bench.records import WorkloadPart
+from mis_bench.results.records import WorkloadPart
 from mis_bench.targets.target import Target
 from mis_bench.workload import Workload, build_workload
 

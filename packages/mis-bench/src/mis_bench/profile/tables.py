@@ -1,11 +1,10 @@
 """A profile for people."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Iterator
 
 from mis_bench.profile.records import Profile, verdicts
-from mis_bench.table import Cell, Table
+from mis_bench.table import Table
 
 
 def tables(result: Profile) -> Iterator[Table]:
@@ -16,29 +15,29 @@ def tables(result: Profile) -> Iterator[Table]:
 def _tables(result: Profile) -> Iterator[Table]:
     yield _requests(result)
     header = ["metric", "value", "unit", "target", "alert", "verdict"]
-    yield _table("Figures beside the targets for one TPU chip", header, verdicts(result))
+    yield Table.of_cells("Figures beside the targets for one TPU chip", header, verdicts(result))
     times = [result.device] if result.device else []
     rows = [(each.wall_ms, each.busy_ms, each.wall_ms - each.busy_ms, f"{each.busy_share:.1%}") for each in times]
-    yield _table("Profiled requests", ["wall ms", "devices busy ms", "only the host ms", "busy"], rows)
+    yield Table.of_cells("Profiled requests", ["wall ms", "devices busy ms", "only the host ms", "busy"], rows)
     rows = [(each.name, each.ms, f"{result.share(each):.1%}", each.count) for each in result.stages]
-    yield _table("Operations by stage", ["stage", "ms", "share", "count"], rows)
+    yield Table.of_cells("Operations by stage", ["stage", "ms", "share", "count"], rows)
     rows = [(each.name, each.ms, each.count) for each in result.host]
-    yield _table("Marks of the host", ["mark", "ms", "count"], rows)
+    yield Table.of_cells("Marks of the host", ["mark", "ms", "count"], rows)
     if result.scenario == "kernels":
         rows = [
             (each.name, each.kind, each.stage, each.count, each.ms, f"{result.share(each):.1%}")
             for each in result.operations
         ]
-        yield _table("Hot spots", ["operation", "kind", "stage", "runs", "ms", "share"], rows)
+        yield Table.of_cells("Hot spots", ["operation", "kind", "stage", "runs", "ms", "share"], rows)
     rows = [
         (each.when, sum(tensor.mib for tensor in each.tensors.values()), each.peak_mib, each.process_mib)
         for each in result.memory
     ]
     header = ["when", "tensors MiB", "peak of a device MiB", "process MiB"]
-    yield _table("Memory; latencies of this run do not count", header, rows)
+    yield Table.of_cells("Memory; latencies of this run do not count", header, rows)
     tensors = sorted(result.memory[-1].tensors.items(), key=lambda each: -each[1].mib) if result.memory else []
     rows = [(name, each.mib, str(each.shape), each.dtype) for name, each in tensors]
-    yield _table("What stays on the devices", ["tensor", "MiB", "shape", "type"], rows)
+    yield Table.of_cells("What stays on the devices", ["tensor", "MiB", "shape", "type"], rows)
 
 
 def _requests(result: Profile) -> Table:
@@ -53,8 +52,4 @@ def _requests(result: Profile) -> Table:
             figures = len(point.timed), point.latency.p50_ms, point.latency.p99_ms, point.items_per_second
             busy = f"{point.device.busy_share:.0%}" if point.device else None
             rows.append((point.workload.num_items, *figures, *medians, busy, point.peak_mib))
-    return _table("Timed requests, with medians by stage; busy: in profiled ones", header, rows)
-
-
-def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    return Table.of(caption, rows, {heading: itemgetter(place) for place, heading in enumerate(header)})
+    return Table.of_cells("Timed requests, with medians by stage; busy: in profiled ones", header, rows)

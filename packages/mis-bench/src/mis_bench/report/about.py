@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from mis_bench.report.documents import passed
 from mis_bench.report.page import Section
-from mis_bench.report.sources import Measured, ReportSources
+from mis_bench.report.sources import ReportSources
+from mis_bench.results.summary import Measured
 from mis_bench.table import Table, number
 from mis_bench.targets.target import About
 
@@ -13,7 +14,7 @@ def overview(sources: ReportSources) -> Section:
     """Return the first section: a line for every folder and file, with what came of it and its command."""
     rows = [
         *(
-            [each.name, each.results.plan.preset, _outcome(each), each.results.plan.command]
+            [each.folder.name, each.results.plan.preset, _outcome(each), each.results.plan.command]
             for each in sources.measured
         ),
         *([name, "validate", passed([each]), "-"] for name, each in sources.validations),

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from mis_bench.figures import Row
 from mis_bench.report.page import Section
 from mis_bench.report.plots import Axis, Plot, Series, draw
-from mis_bench.report.sources import Measured
-from mis_bench.rows import rows_table
+from mis_bench.results.figures import Row
+from mis_bench.results.rows import rows_table
+from mis_bench.results.summary import Measured
 from mis_bench.table import number
 
 _SIZES = re.compile(r"-(\d+)-(\d+)-(\d+)(?:@\d+)?$")
@@ -62,14 +62,14 @@ def _section(preset: str, folders: Sequence[Measured]) -> Section:
     workloads = {case.workload.name for each in folders for case in each.results.plan.cases}
     drawn, text = [], []
     for each in folders:
-        rows = [row for row in each.drawn if row.is_whole and row.phase == "timed"]
-        drawn += [_Drawn(row, f"{row.name} ({each.name})" if folders[1:] else row.name, each.name) for row in rows]
+        name, rows = each.folder.name, [row for row in each.drawn if row.is_whole and row.phase == "timed"]
+        drawn += [_Drawn(row, f"{row.name} ({name})" if folders[1:] else row.name, name) for row in rows]
         missed = [f"Limit missed: {sentence}." for sentence in each.summary.missed]
-        text += [f"{each.name}: {one}" for one in (*each.summary.findings, *each.results.plan.notes, *missed)]
+        text += [f"{name}: {one}" for one in (*each.summary.findings, *each.results.plan.notes, *missed)]
     return Section(
         f"{preset.capitalize()}: {workloads.pop()}" if len(workloads) == 1 else preset.capitalize(),
         plots=list(_plots(preset, drawn, folders[0].results.plan.slo_p99_ms)),
-        tables=[rows_table(f"All figures of {each.name}", each.summary.rows) for each in folders],
+        tables=[rows_table(f"All figures of {each.folder.name}", each.summary.rows) for each in folders],
         text=text,
     )
 

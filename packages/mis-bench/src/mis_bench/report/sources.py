@@ -4,30 +4,15 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from mis_bench.artifact import Artifact, ArtifactError, first_fault, read_artifact
-from mis_bench.estimate import ServingEstimate
-from mis_bench.figures import Row
+from mis_bench.estimate.serving import ServingEstimate
 from mis_bench.profile.records import Profile
-from mis_bench.records import PLAN, RECORDS, SUMMARY, Plan, Results, read_results
-from mis_bench.summary import Summary, summarize
+from mis_bench.results.records import PLAN, RECORDS, SUMMARY, Plan
+from mis_bench.results.summary import Measured
 from mis_bench.validation.gates import Validation
-
-
-class Measured(NamedTuple):
-    """A folder of results, with its figures."""
-
-    name: str  # of the folder
-    results: Results
-    summary: Summary  # computed just now
-
-    @property
-    def drawn(self) -> list[Row]:
-        """Rows whose figures may be drawn: a few answered calls of one that failed are no measurement."""
-        return [row for row in self.summary.rows if row.status in ("ok", "warn") and row.items_per_second]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +27,7 @@ class ReportSources:
     @property
     def artifacts(self) -> list[tuple[str, Plan | Validation | Profile]]:
         """Everything that was measured: what has an environment."""
-        return [*((each.name, each.results.plan) for each in self.measured), *self.validations, *self.profiles]
+        return [*((each.folder.name, each.results.plan) for each in self.measured), *self.validations, *self.profiles]
 
 
 def read_sources(paths: Iterable[Path]) -> ReportSources:
@@ -55,8 +40,7 @@ def read_sources(paths: Iterable[Path]) -> ReportSources:
     found = ReportSources()
     for path, is_named in dict(_files(paths)).items():
         if path.name == PLAN:
-            results = read_results(path.parent)
-            found.measured.append(Measured(path.parent.name, results, summarize(results)))
+            found.measured.append(Measured.read(path.parent))
             continue
         match _document(path, is_named):
             case Validation() as validation:

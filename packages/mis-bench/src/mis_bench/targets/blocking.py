@@ -18,7 +18,6 @@ from jaxtyping import Float, Int64
 from mis_bench.targets.target import (
     About,
     CallFailed,
-    Capabilities,
     Layout,
     Reply,
     Target,
@@ -67,11 +66,15 @@ class BlockingTarget(ABC):
 class Blocking:
     """A target whose calls each take a thread. The times of a call are those in its thread, without the hand-over.
 
+    Attributes:
+        about: What it is.
+        blocking: What computes.
+
     A call that is cancelled goes on in its thread, which cannot be stopped; nobody waits for it.
     """
 
     def __init__(self, target: BlockingTarget) -> None:
-        self.about, self._target = target.about, target
+        self.about, self.blocking = target.about, target
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="mis-bench-call")
 
     def prepare(self, workload: Workload, layout: Layout = {}) -> tuple[Workload, Layout]:  # noqa: B006
@@ -79,25 +82,25 @@ class Blocking:
 
         Raises `CallFailed`, `rejected`, for a task that the target does not have.
         """
-        if workload.task not in self._target.tasks:
+        if workload.task not in self.blocking.tasks:
             raise unsupported(workload.task, self.about.backend, "it only scores.")
         return workload, layout
 
     async def call(self, request: tuple[Workload, Layout]) -> TargetReply:
         """Ask in a thread; raises `CallFailed`."""
-        return await self._in_thread(partial(_timed, self._target, *request))
+        return await self._in_thread(partial(_timed, self.blocking, *request))
 
     async def forget(self) -> None:
         """Make it compute the next query anew; raises `CallFailed`."""
-        await self._in_thread(self._target.forget)
+        await self._in_thread(self.blocking.forget)
 
     async def counts(self) -> dict[str, float]:
         """Return what it counts about itself."""
-        return await self._in_thread(self._target.counts)
+        return await self._in_thread(self.blocking.counts)
 
     async def close(self) -> None:
         """Free what it holds, without waiting for calls that were given up."""
-        await self._in_thread(self._target.close)
+        await self._in_thread(self.blocking.close)
         self._threads.shutdown(wait=False)
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
@@ -110,15 +113,15 @@ class BlockingOpener:
 
     Attributes:
         make: Makes it; raises `TargetUnavailable`.
-        capabilities: What it can do.
         packages: Those that it needs.
         extra: The extra of mis-bench that has them.
+        forgets: All of them do.
     """
 
     make: Callable[[], BlockingTarget]
-    capabilities: Capabilities
     packages: Sequence[str] = ()
     extra: str = ""
+    forgets: bool = True
 
     async def check(self) -> None:
         """Look for packages without importing them; raises `TargetUnavailable`."""

@@ -19,7 +19,6 @@ from mis_bench.targets.spec import Options, is_secret, read_options
 from mis_bench.targets.target import (
     About,
     CallFailed,
-    Capabilities,
     Layout,
     TargetReply,
     TargetUnavailable,
@@ -63,7 +62,7 @@ class Server:
         INFO: Where it tells of itself.
         OPTIONS: What the target takes.
         options: As given.
-        forgets: How the server is made to compute the next query anew: by another `cache_salt` in requests, by
+        forgetting: How the server is made to compute the next query anew: by another `cache_salt` in requests, by
             `POST /flush_cache`, or not at all. Final after `check`.
         tasks: How it is asked for each task, or why it cannot be.
         about: What it is, by its own account; there after `check`.
@@ -80,7 +79,7 @@ class Server:
     BACKEND: ClassVar[str]
     INFO: ClassVar[str] = "/version"
     OPTIONS: ClassVar[type[ServerOptions]] = ServerOptions
-    forgets: Literal["salt", "flush"] | None = None
+    forgetting: Literal["salt", "flush"] | None = None
     tasks: Tasks
     about: About
 
@@ -97,9 +96,9 @@ class Server:
         return await self.get(self.INFO)
 
     @property
-    def capabilities(self) -> Capabilities:
-        """What the server can do; final after `check`."""
-        return Capabilities(forgets=self.forgets is not None)
+    def forgets(self) -> bool:
+        """Whether the server can be made to forget; final after `check`."""
+        return self.forgetting is not None
 
     async def check(self) -> None:
         """Ask for the server's health, model and details; raises `TargetUnavailable`."""
@@ -135,9 +134,9 @@ class Server:
 
     async def forget(self) -> None:
         """Change the cache salt of requests to come, or flush the cache; raises `CallFailed` if neither works."""
-        if self.forgets == "salt":
+        if self.forgetting == "salt":
             self._salt += 1
-        elif self.forgets == "flush":
+        elif self.forgetting == "flush":
             await self._send("POST", "/flush_cache", b"{}", timeout_s=PROBE_TIMEOUT_S)
         else:
             raise CallFailed("rejected", f"{self._spec} knows no way to forget a query, so only new ones are cold.")
@@ -255,7 +254,7 @@ class Server:
 
     def _salted(self, body: bytes) -> bytes:
         """Add the salt of today to an encoded object."""
-        if self.forgets != "salt":
+        if self.forgetting != "salt":
             return body
         return b'%s,"cache_salt":"%s-%d"}' % (body[:-1], self._run.encode(), self._salt)
 

@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 
 from mis_bench.targets.blocking import BlockingOpener, BlockingTarget
 from mis_bench.targets.spec import Options, TargetSpec, read_options
-from mis_bench.targets.target import Capabilities, Opener, TargetUnavailable
+from mis_bench.targets.target import Opener, TargetUnavailable
 
 _SERVERS = ("mis", "sglang", "vllm", "openai", "llama-server")
 
@@ -55,14 +55,14 @@ def opener(target: TargetSpec, *, model: Path | None = None) -> Opener:
     if target.spec == "engine":
         from mis_bench.targets.engine import EngineTarget, engine_config
 
-        return BlockingOpener(partial(EngineTarget, engine_config(model, target.options)), Capabilities())
+        return BlockingOpener(partial(EngineTarget, engine_config(model, target.options)))
     if target.spec == "llama.cpp":
         llama_cpp = partial(_llama_cpp, model, read_options(target.spec, target.options, _LlamaCppOptions))
-        packages = ("llama_cpp", "gguf", "safetensors", "ml_dtypes")
-        return BlockingOpener(llama_cpp, Capabilities(), packages, extra="llama-cpp")
+        packages = ("llama_cpp", "gguf", "mis_testing")
+        return BlockingOpener(llama_cpp, packages, extra="llama-cpp")
     way = target.spec.removeprefix("transformers-")
     transformers = partial(_pytorch, model, way, read_options(target.spec, target.options, _TransformersOptions))
-    return BlockingOpener(transformers, Capabilities(), ("torch", "transformers"), extra="pytorch")
+    return BlockingOpener(transformers, ("torch", "transformers"), extra="pytorch")
 
 
 def _llama_cpp(model: Path, options: _LlamaCppOptions) -> BlockingTarget:

@@ -54,7 +54,7 @@ class SGLang(Server):
 
     BACKEND: ClassVar[str] = "sglang"
     INFO: ClassVar[str] = "/server_info"
-    forgets = "flush"
+    forgetting = "flush"
     tasks = _SGLANG
 
 
@@ -72,7 +72,7 @@ class Mis(SGLang):
 
     BACKEND: ClassVar[str] = "mis-server"
     OPTIONS: ClassVar[type[ServerOptions]] = MisOptions
-    forgets = "salt"
+    forgetting = "salt"
     tasks = _MIS
 
     async def details(self) -> Json:
@@ -129,21 +129,15 @@ class VLLM(Server):
         """Its version: before 0.33 the server ignores the salt and keeps the query."""
         info = await super().details()
         found = re.match(r"(\d+)\.(\d+)", str(info.get("version")))
-        self.forgets = "salt" if found and tuple(map(int, found.groups())) >= _VLLM_WITH_SALT else None
+        self.forgetting = "salt" if found and tuple(map(int, found.groups())) >= _VLLM_WITH_SALT else None
         return info
 
 
 class OpenAIOptions(ServerOptions):
-    """Options of `openai`.
+    """Options of `openai`."""
 
-    Attributes:
-        logprobs: How many tokens to ask for; 5 is the most that OpenAI allows, other servers allow more.
-        token_ids: Ask a server of vLLM's kind to name tokens by id. Otherwise labels are found by their text, for
-            which a directory must hold the tokenizer.
-    """
-
-    logprobs: PositiveInt = 5
-    token_ids: bool = False
+    logprobs: PositiveInt = 5  # tokens to ask for: the most that OpenAI allows; other servers allow more
+    token_ids: bool = False  # servers of vLLM's kind name tokens by id; else by text, from a directory's tokenizer
 
 
 class OpenAI(Server):

@@ -93,17 +93,6 @@ class About:
         return devices if devices and not devices.endswith(" cpu") else None
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a target can do.
-
-    Attributes:
-        forgets: Whether `forget` works, so that the same request can be cold again.
-    """
-
-    forgets: bool = True
-
-
 Layout = Mapping[str, str | int]
 """Fields of a request that say how it is laid out in steps; our engine takes them."""
 
@@ -138,8 +127,8 @@ class Opener(Protocol):
     """A target that was asked for, not yet opened."""
 
     @property
-    def capabilities(self) -> Capabilities:
-        """What the target can do; of a server final after `check`, since it may depend on its version."""
+    def forgets(self) -> bool:
+        """Whether `forget` works, so that the same request can be cold again; of a server final after `check`."""
 
     async def check(self) -> None:
         """Look whether it can run, without loading anything: packages, a server. Raises `TargetUnavailable`."""

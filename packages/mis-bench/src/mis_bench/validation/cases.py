@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mis_bench.loop import DueRequest, drive
+from mis_bench.measuring.loop import DueRequest, drive
 from mis_bench.targets.target import CallFailed, Layout, Scores, Target
 from mis_bench.workload import Workload, build_workload
 

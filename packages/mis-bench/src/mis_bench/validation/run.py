@@ -71,7 +71,7 @@ class ValidatedTarget:
         """
         found = registry.opener(TargetSpec(spec, spec, dict(options)), model=self.directory)
         await found.check()
-        if not found.capabilities.forgets:
+        if not found.forgets:
             raise TargetUnavailable(f"{spec} cannot be validated: it knows no way to forget a query.")
         target = await found.open()
         try:

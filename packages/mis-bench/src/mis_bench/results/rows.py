@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from mis_bench.figures import Row
+from mis_bench.results.figures import Row
 from mis_bench.table import Cell, Table, number
 
 

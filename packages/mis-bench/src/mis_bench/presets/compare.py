@@ -5,9 +5,19 @@ from typing import Any
 
 import click
 
-from mis_bench.commands.bench import POSITIVE, Bench, by_target, finish, measuring_options, numbers, workload_option
-from mis_bench.commands.measuring import ABOVE_0
-from mis_bench.records import Cache, Case
+from mis_bench.options import ABOVE_0
+from mis_bench.presets.bench import (
+    POSITIVE,
+    Bench,
+    BenchOptions,
+    by_target,
+    finish,
+    measuring_options,
+    numbers,
+    show,
+    workload_option,
+)
+from mis_bench.results.records import Cache, Case
 from mis_bench.targets.spec import without_secrets
 
 CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)
@@ -50,20 +60,22 @@ def compare(
 
     Exit status 1: scores differ too much, a target could not run, or no target may win.
     """
-    bench = Bench(**given)
-    if len(bench.targets) < 2 or len(bench.models) > 1:
+    options = BenchOptions(**given)
+    if len(options.targets) < 2 or len(options.models) > 1:
         raise click.UsageError("Name at least two targets with --target, and one --model.")
-    names = [target.name for target in bench.find(must_forget=True)]
+    bench = options.find(must_forget=True)
+    names = [target.name for target in bench.planned]
     reference = without_secrets(reference or next((name for name in names if name not in slow), names[0]))
     for name in (reference, *slow):
         if name not in names:
             raise click.UsageError(f"{name!r} is no target; there are {', '.join(names)}.")
     if reference in slow:
         raise click.UsageError(f"Others would be compared on the few items of {reference}: name another --reference.")
-    bench.notes += [f"{name} was asked for the first {items} items only." for name, items in slow.items()]
+    notes = [f"{name} was asked for the first {items} items only." for name, items in slow.items()]
     cases = _cases(bench, workload_name, chunk_sizes, slow=slow)
     limits = {"guardrail_ratio": guardrail_ratio, "max_abs": max_abs, "mean_abs": mean_abs}
-    finish(bench.measure("compare", cases, rounds=rounds, reference=reference, limits=limits)[0])
+    found = bench.measure("compare", cases, rounds=rounds, notes=notes, reference=reference, limits=limits)
+    finish(show(found))
 
 
 @click.command()
@@ -89,13 +101,15 @@ def matrix(
 
     Exit status 1 if none may win.
     """
-    bench = Bench(**given)
-    if len(bench.models) > 1:
+    options = BenchOptions(**given)
+    if len(options.models) > 1:
         raise click.UsageError("A matrix is of one --model.")
-    reference = bench.find(must_forget=cache == "cold")[0].name
+    bench = options.find(must_forget=cache == "cold")
     sizes = chunk_sizes or (() if view == "best-native" else CHUNK_SIZES)
     cases = _cases(bench, workload_name, sizes, cache=cache)
-    finish(bench.measure("matrix", cases, rounds=sweep_runs, confirm_rounds=confirm_runs, reference=reference)[0])
+    reference = bench.planned[0].name
+    found = bench.measure("matrix", cases, rounds=sweep_runs, confirm_rounds=confirm_runs, reference=reference)
+    finish(show(found))
 
 
 def _cases(

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Self
 
-from mis_bench.loop import DueRequest
-from mis_bench.records import Case, WorkloadPart
+from mis_bench.measuring.loop import DueRequest
+from mis_bench.results.records import Case, WorkloadPart
 from mis_bench.targets.target import CallFailed, Target
 from mis_bench.traces import MAX_ARRIVALS, Trace, arrival_times, build_trace
 from mis_bench.workload import Workload, build_workload

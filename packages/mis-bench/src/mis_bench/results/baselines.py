@@ -9,17 +9,16 @@ share of the median that its row had in the baseline, so that rows of large requ
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple
 
 import numpy as np
 
 from mis_bench.artifact import ArtifactError
-from mis_bench.figures import Row
-from mis_bench.records import Results, read_results
-from mis_bench.summary import summarize
-from mis_bench.table import Table
+from mis_bench.results.figures import Row
+from mis_bench.results.records import Results
+from mis_bench.results.summary import Measured
+from mis_bench.table import Cell, Table
 
 P95_RISE, P99_RISE = 0.15, 0.20
 """Rises of latency, as shares, that are a regression and a warning."""
@@ -28,33 +27,16 @@ P95_CALLS, P99_CALLS = 20, 100
 """Calls that these need: one of them lies beyond."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(NamedTuple):
     """The slowest calls of all rows of a target, as shares of their rows' medians in the baseline."""
 
     calls: int
     p95: float
     p99: float
 
-    @classmethod
-    def of(cls, shares: Sequence[float]) -> Self:
-        """Summarise; there must be some."""
-        p95, p99 = np.percentile(shares, [95, 99]).tolist()
-        return cls(len(shares), p95, p99)
 
-
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    """A line of the table."""
-
-    name: str
-    now: float | None
-    then: float | None
-    verdict: str
-
-
-def beside(folder: Path, baseline: Path, threshold: float) -> tuple[Table, bool]:
-    """Compare the folder of a run with that of an earlier one.
+def beside(measured: Measured, baseline: Path, threshold: float) -> tuple[Table, bool]:
+    """Compare a run with an earlier one.
 
     A row that was measured then only is a regression.
 
@@ -63,27 +45,26 @@ def beside(folder: Path, baseline: Path, threshold: float) -> tuple[Table, bool]
         hardware.
 
     Raises:
-        ArtifactError: a folder holds no results, or the earlier one those of other requests or loads.
+        ArtifactError: the earlier folder holds no results, or those of other requests or loads.
     """
-    results, earlier = read_results(folder), read_results(baseline)
-    now = {row.name: row for row in summarize(results).rows}
-    then = [row for row in summarize(earlier).rows if row.speed]
+    earlier = Measured.read(baseline)
+    now = {row.name: row for row in measured.summary.rows}
+    then = [row for row in earlier.summary.rows if row.speed]
     unlike = [row.name for row in then if row.name in now and now[row.name].conditions != row.conditions]
     if unlike or not any(row.name in now for row in then):
         raise ArtifactError(f"{baseline} was measured otherwise: {', '.join(unlike) or 'no row is in both'}.")
-    lines = [_compared(row, now.get(row.name), threshold) for row in then]
-    lines += _tails(results, earlier, [row for row in then if row.name in now])
+    lines: list[tuple[Cell, ...]] = []
+    for row in then:
+        other = now.get(row.name)
+        lines.append((row.name, other.speed if other else 0.0, row.speed, verdict(row, other, threshold)))
+    tails = _tails(measured.results, earlier.results, [row for row in then if row.name in now])
+    lines += [(name, None, None, judged) for name, judged in tails]
     there = {row.hardware for row in then}
     decides = there == {row.hardware for row in now.values()}
     why = "" if decides else f"; for information only, since it was taken on {', '.join(there)}"
-    columns = {
-        "row": lambda line: line.name,
-        "items/s": lambda line: line.now,
-        "baseline": lambda line: line.then,
-        "verdict": lambda line: line.verdict,
-    }
-    is_slower = decides and any(line.verdict.startswith("failed") for line in lines)
-    return Table.of(f"Against {baseline.name}, made by `{earlier.plan.command}`{why}", lines, columns), is_slower
+    heading = f"Against {baseline.name}, made by `{earlier.results.plan.command}`{why}"
+    is_slower = decides and any(str(line[-1]).startswith("failed") for line in lines)
+    return Table.of_cells(heading, ["row", "items/s", "baseline", "verdict"], lines), is_slower
 
 
 def verdict(then: Row, now: Row | None, threshold: float) -> str:
@@ -112,28 +93,23 @@ def tail_verdict(then: Tail, now: Tail) -> str:
     if calls < P95_CALLS:
         return f"not judged: p95 needs {P95_CALLS} calls, not {calls}; p99 needs {P99_CALLS}"
     p95, p99 = now.p95 / then.p95 - 1, now.p99 / then.p99 - 1
-    p95_text, p99_text = f"p95 {p95:+.0%}", f"p99 {p99:+.0%}"
+    kind, p95_text, p99_text = "failed: REGRESSION" if p95 > P95_RISE else "ok", f"p95 {p95:+.0%}", f"p99 {p99:+.0%}"
     if calls < P99_CALLS:
-        kind = "failed: REGRESSION" if p95 > P95_RISE else "ok"
         return f"{kind}, {p95_text} of {calls} calls; p99 needs {P99_CALLS}"
     if p95 <= P95_RISE and p99 > P99_RISE:
         return f"warning: {p99_text} of {calls} calls"
-    return f"{'failed: REGRESSION' if p95 > P95_RISE else 'ok'}, {p95_text}, {p99_text} of {calls} calls"
+    return f"{kind}, {p95_text}, {p99_text} of {calls} calls"
 
 
-def _compared(then: Row, now: Row | None, threshold: float) -> _Compared:
-    return _Compared(then.name, now.speed if now else 0.0, then.speed, verdict(then, now, threshold))
-
-
-def _tails(now: Results, then: Results, rows: Sequence[Row]) -> Iterator[_Compared]:
-    """Yield a line for each target, over its rows that are in both runs."""
+def _tails(now: Results, then: Results, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """Yield a name and a verdict for each target, over its rows that are in both runs."""
     targets = list(dict.fromkeys(row.target for row in rows))
     for target in targets:
         medians = {row.case: row.latency.p50_ms for row in rows if row.target == target and row.latency}
         shares = [_shares(results, medians) for results in (then, now)]
         if all(shares):
-            name = "all rows" if len(targets) == 1 else f"all rows of {target}"
-            yield _Compared(name, None, None, tail_verdict(*map(Tail.of, shares)))
+            tails = (Tail(len(each), *np.percentile(each, [95, 99]).tolist()) for each in shares)
+            yield "all rows" if len(targets) == 1 else f"all rows of {target}", tail_verdict(*tails)
 
 
 def _shares(results: Results, medians: Mapping[str, float]) -> list[float]:

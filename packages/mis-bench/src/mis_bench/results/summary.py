@@ -1,14 +1,16 @@
 """A summary: every figure of a folder of results, computed from its raw records and nowhere else."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
 
 from pydantic import Field
 
 from mis_bench.artifact import Artifact
-from mis_bench.figures import Row, rows_of
-from mis_bench.judging import COMPARED, doubt_slow_caches, judged, missed, with_winner
-from mis_bench.records import Plan, Results
-from mis_bench.statistics import ratio
+from mis_bench.results.figures import Row, rows_of
+from mis_bench.results.judging import COMPARED, doubt_slow_caches, judged, missed, with_winner
+from mis_bench.results.records import Plan, Results, read_results
+from mis_bench.results.statistics import ratio
 from mis_bench.table import number
 
 
@@ -26,6 +28,25 @@ class Summary(Artifact, schema="mis-summary-v1"):
     def winner(self) -> Row | None:
         """The row that wins, if one does."""
         return next((row for row in self.rows if row.wins), None)
+
+
+class Measured(NamedTuple):
+    """A folder of results, with its figures."""
+
+    folder: Path
+    results: Results
+    summary: Summary  # computed just now
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a folder; raises `ArtifactError` if it holds no results, or broken ones."""
+        results = read_results(folder)
+        return cls(folder, results, summarize(results))
+
+    @property
+    def drawn(self) -> list[Row]:
+        """Rows whose figures may be drawn: a few answered calls of one that failed are no measurement."""
+        return [row for row in self.summary.rows if row.status in ("ok", "warn") and row.items_per_second]
 
 
 def summarize(results: Results) -> Summary:

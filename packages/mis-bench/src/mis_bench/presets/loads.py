@@ -4,9 +4,17 @@ from typing import Any
 
 import click
 
-from mis_bench.commands.bench import POSITIVE, Bench, finish, measuring_options, numbers, workload_option
-from mis_bench.commands.measuring import ABOVE_0
-from mis_bench.records import Cache, Case, LoadLevel
+from mis_bench.options import ABOVE_0
+from mis_bench.presets.bench import (
+    POSITIVE,
+    BenchOptions,
+    finish,
+    measuring_options,
+    numbers,
+    show,
+    workload_option,
+)
+from mis_bench.results.records import Cache, Case, LoadLevel
 
 SCENARIOS = ("large-batch", "concurrent", "sustained")
 SUSTAINED_RATE = 10.0
@@ -25,7 +33,7 @@ def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> N
     Exit status 1 if a request failed, but for running out of memory with 200 items, or if the target answers no more
     afterwards.
     """
-    bench = Bench(**given)
+    bench = BenchOptions(**given).find()
     short = LoadLevel(requests=None, seconds=seconds or 30.0)
     long = LoadLevel(requests=None, seconds=seconds or 300.0, max_concurrency=None, rate=SUSTAINED_RATE)
     loads = {
@@ -46,11 +54,11 @@ def stress(scenarios: tuple[str, ...], seconds: float | None, **given: Any) -> N
             must_survive=True,
             tolerated=["out_of_memory"] if items == 200 else [],
         )
-        for target in bench.find()
+        for target in bench.planned
         for scenario in dict.fromkeys(scenarios or SCENARIOS)
         for sizes, items, load in loads[scenario]
     ]
-    finish(bench.measure("stress", cases, rounds=1)[0])
+    finish(show(bench.measure("stress", cases, rounds=1)))
 
 
 @click.command()
@@ -78,13 +86,13 @@ def sweep(
 
     Latency counts from when a request was due. Writes report.html beside the results.
     """
-    from mis_bench.report import write_report
+    from mis_bench.report.writing import write_report
 
-    bench = Bench(**given)
+    bench = BenchOptions(**given).find()
     callers = concurrencies or (() if rates else (1, 2, 4, 8))
     loads = {f"x{each}": LoadLevel(requests=max(requests, each), max_concurrency=each) for each in callers}
     loads |= {f"{rate:g}/s": LoadLevel(requests=requests, max_concurrency=max_concurrency, rate=rate) for rate in rates}
-    planned, part = bench.find(), bench.part(workload_name)
+    planned, part = bench.planned, bench.part(workload_name)
     cases = [
         Case(
             name=f"{target.name} {name}",
@@ -99,8 +107,8 @@ def sweep(
         for name, load in loads.items()
     ]
     reference = planned[0].name if len(planned) > 1 else None
-    summary, folder = bench.measure("sweep", cases, rounds=rounds, reference=reference, slo_p99_ms=slo_p99_ms)
-    page = folder / "report.html"
-    write_report([folder], page)
+    found = show(bench.measure("sweep", cases, rounds=rounds, reference=reference, slo_p99_ms=slo_p99_ms))
+    page = found.folder / "report.html"
+    write_report([found.folder], page)
     click.echo(f"Plot: {page}", err=True)
-    finish(summary)
+    finish(found)

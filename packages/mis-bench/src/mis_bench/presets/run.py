@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from mis_bench.commands.bench import POSITIVE, Bench, finish, measuring_options
-from mis_bench.commands.measuring import ABOVE_0, adding
-from mis_bench.records import Cache, Case, Gates, LoadLevel, WorkloadPart
+from mis_bench.options import ABOVE_0, adding
+from mis_bench.presets.bench import POSITIVE, Bench, BenchOptions, finish, measuring_options, show
+from mis_bench.results.records import Cache, Case, Gates, LoadLevel, WorkloadPart
 from mis_bench.traces import build_trace
 
 if TYPE_CHECKING:
-    from mis_bench.summary import Summary
+    from mis_bench.results.summary import Measured
 
 ROUNDS = 10
 """Most rounds that the requests of a row are cut into."""
@@ -91,15 +91,15 @@ def run(
 
     Exit status 1 if a request failed, if a row missed a limit, or for a regression against --baseline.
     """
-    from mis_bench.baselines import beside
+    from mis_bench.results.baselines import beside
 
     gates = Gates.model_validate({name: given.pop(name) for name in Gates.model_fields})
-    bench, profile = Bench(**given), PROFILES[profile_name or "standard"]
+    options, profile = BenchOptions(**given), PROFILES[profile_name or "standard"]
     warmups = warmup_runs or profile.warmup_runs
     if trace_name is not None:
         if profile_name or workloads or runs or rounds or rate or baseline:
             raise click.UsageError("--trace goes without --profile, --workload, --runs, --rounds, --rate, --baseline.")
-        finish(_play(bench, trace_name, warmups, callers, gates))
+        finish(show(_play(options, trace_name, warmups, callers, gates)))
         return
     runs = runs or profile.runs
     if not rate and (callers or 1) > min(runs, warmups):
@@ -107,17 +107,17 @@ def run(
     rounds = rounds or rounds_of(runs, callers, rate)
     load = LoadLevel(requests=-(-runs // rounds), max_concurrency=callers if rate else callers or 1, rate=rate)
     chosen = profile if profile_name or not workloads else None
-    bench.find(dtypes=chosen.dtypes if chosen else (None,))
+    bench = options.find(dtypes=chosen.dtypes if chosen else (None,))
     cases = list(_cases(bench, chosen, workloads, load, warmups))
     title = (profile_name or "standard") if chosen else "workloads"
-    summary, folder = bench.measure("run", cases, rounds=rounds, title=title, gates=gates)
+    found = show(bench.measure("run", cases, rounds=rounds, title=title, gates=gates))
     is_slower = False
     try:
         if baseline is not None:
-            table, is_slower = beside(folder, baseline, regression_threshold / 100)
+            table, is_slower = beside(found, baseline, regression_threshold / 100)
             table.show()
     finally:
-        finish(summary)  # a call that failed fails, whatever the baseline is
+        finish(found)  # a call that failed fails, whatever the baseline is
     if is_slower:
         raise SystemExit(1)
 
@@ -145,10 +145,10 @@ def _cases(
             yield case(name=bench.named(f"{name}-{cache}", target), workload=bench.part(name), cache=cache)
 
 
-def _play(bench: Bench, name: str, warmups: int, callers: int | None, gates: Gates) -> "Summary":
+def _play(options: BenchOptions, name: str, warmups: int, callers: int | None, gates: Gates) -> "Measured":
     """Play a trace to every target."""
     trace = build_trace(name)
-    bench.find()
+    bench = options.find()
     trace = trace.within(bench.vocab_size)
     asked = [arrival.workload for arrival in trace.arrivals]
     whole = {
@@ -168,4 +168,4 @@ def _play(bench: Bench, name: str, warmups: int, callers: int | None, gates: Gat
         )
         for target in bench.planned
     ]
-    return bench.measure("trace", cases, rounds=1, gates=gates)[0]
+    return bench.measure("trace", cases, rounds=1, gates=gates)

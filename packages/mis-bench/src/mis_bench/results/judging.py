@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from mis_bench.figures import Row, Status
-from mis_bench.records import Case, Gates, Plan, Results, Tolerances
+from mis_bench.results.figures import Row, Status
+from mis_bench.results.records import Case, Gates, Plan, Results, Tolerances
 from mis_bench.table import number
 from mis_bench.workload import task_of
 

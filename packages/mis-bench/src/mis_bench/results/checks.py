@@ -1,4 +1,4 @@
-"""Whether files keep to their schemas, and whether a stored summary is what the records come to."""
+"""`mis-bench validate-artifacts`: whether files keep to their schemas, and summaries are what records come to."""
 
 import json
 import math
@@ -7,9 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
+
 from mis_bench.artifact import ArtifactError, read_artifact
-from mis_bench.records import PLAN, SUMMARY, Plan, read_results
-from mis_bench.summary import Summary, summarize
+from mis_bench.results.records import PLAN, SUMMARY, Plan, read_results
+from mis_bench.results.summary import Summary, summarize
 
 
 class Checked(NamedTuple):
@@ -18,6 +20,24 @@ class Checked(NamedTuple):
     path: Path
     kind: str
     faults: list[str]
+
+
+@click.command("validate-artifacts")
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.option("--all", "below", is_flag=True, help="Look into the folders below PATH as well.")
+def validate_artifacts(path: Path, below: bool) -> None:
+    """Check that results keep to their schemas, and that the summary is what the records make it.
+
+    PATH is a folder of results, or a file or folder of other artifacts. All faults are listed. Exit status 1 if there
+    is one, 2 if PATH holds nothing to check.
+    """
+    found = check_path(path, below=below)
+    if not found:
+        raise click.UsageError(f"There is nothing to check in {path}.{'' if below else ' Look further with --all.'}")
+    faults = [f"{each.path}: {fault}" for each in found for fault in each.faults]
+    click.echo("\n".join([*faults, f"{len(found)} checked, {len(faults)} faults"]))
+    if faults:
+        raise SystemExit(1)
 
 
 def check_path(path: Path, *, below: bool) -> list[Checked]:

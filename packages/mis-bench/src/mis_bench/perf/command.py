@@ -1,11 +1,12 @@
 """`mis-bench perf`."""
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import click
 
-from mis_bench.commands.measuring import checkpoint, new_folder, progress, vocabulary
+from mis_bench.options import checkpoint, new_folder, progress, vocabulary
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -23,24 +24,22 @@ def perf(base: str | None, repository: Path, model: str, sessions: int, output: 
 
     Exit status 1 if the working tree is slower than the limits allow.
     """
+    from mis_bench.measuring.execution import execute
     from mis_bench.perf.judge import judge, sentences, table_of, worst
-    from mis_bench.perf.plan import compare
-    from mis_bench.perf.sources import put_in_place
+    from mis_bench.perf.plan import OPTIONS, plan_of
+    from mis_bench.perf.side import Side
+    from mis_bench.perf.sources import SIDES, put_in_place
+    from mis_bench.targets.blocking import BlockingOpener
 
     directory = checkpoint(model)
     assert directory is not None, "there is a default"
     with tempfile.TemporaryDirectory(prefix="mis-perf-") as scratch:
         folder = new_folder(output or Path(scratch) / "results", "perf", "plan.json")
-        with progress() as bars:
-            bar = bars.add_task("both versions put in place", total=None)
-            results = compare(
-                put_in_place(repository.resolve(), base, Path(scratch).resolve()),
-                directory,
-                vocabulary(directory, None),
-                folder,
-                sessions=sessions,
-                on_progress=lambda what, over, total: bars.update(bar, description=what, completed=over, total=total),
-            )
+        with progress("both versions put in place") as show:
+            sources = put_in_place(repository.resolve(), base, Path(scratch).resolve())
+            openers = {side: BlockingOpener(partial(Side, sources.folder / side, directory, OPTIONS)) for side in SIDES}
+            plan = plan_of(sources, directory, vocabulary(directory, None), sessions)
+            results = execute(plan, openers, folder, on_progress=show).results
         compared = judge(results)
     table_of(results, compared).show()
     for sentence in sentences(results, compared):

@@ -2,13 +2,14 @@
 
 import asyncio
 import datetime
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import click
 
-from mis_bench.commands.measuring import caption, checkpoint, identity, new_folder, progress, target_options, vocabulary
+from mis_bench.options import caption, checkpoint, identity, new_folder, progress, target_options, vocabulary
 from mis_bench.profile.records import Profile, Scenario
 from mis_bench.profile.scenarios import plan_of
 
@@ -82,9 +83,9 @@ def profile(
         finally:
             await target.close()
 
-    with progress() as bars:
-        bar = bars.add_task(scenario, total=plan.requests)
-        result = asyncio.run(profiled_of(lambda: bars.advance(bar)))
+    asked = itertools.count(1)
+    with progress(scenario, plan.requests) as show:
+        result = asyncio.run(profiled_of(lambda: show(scenario, next(asked), plan.requests)))
         result.write(folder / "profile.json")
     click.echo(caption(result.target, result.environment.hardware))
     for table in tables(result):
@@ -96,13 +97,9 @@ async def _open(spec: str, options: dict[str, str], directory: Path | None) -> "
     """Return the target and, if it is in this process, its engine."""
     import jax  # takes a second, which help and mistakes need not
 
-    from mis_bench.targets.blocking import Blocking, BlockingOpener
     from mis_bench.targets.registry import opener
     from mis_bench.targets.spec import TargetSpec
 
     jax.config.update("jax_enable_compilation_cache", False)  # steps from its folder lack the names of operations
-    found = opener(TargetSpec(spec, spec, options), model=directory)
-    if not isinstance(found, BlockingOpener):
-        return await found.open(), None
-    target = found.make()
-    return Blocking(target), getattr(target, "engine", None)
+    target = await opener(TargetSpec(spec, spec, options), model=directory).open()
+    return target, getattr(getattr(target, "blocking", None), "engine", None)

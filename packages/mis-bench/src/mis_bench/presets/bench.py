@@ -4,15 +4,15 @@ import asyncio
 import datetime
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mis_bench.commands.measuring import (
+from mis_bench.options import (
     ABOVE_0,
     SHARED,
     adding,
@@ -23,14 +23,14 @@ from mis_bench.commands.measuring import (
     progress,
     vocabulary,
 )
-from mis_bench.records import PLAN, Case, Plan, PlannedTarget, WorkloadPart
+from mis_bench.results.records import PLAN, Case, Plan, PlannedTarget, WorkloadPart
 from mis_bench.targets import registry
 from mis_bench.targets.spec import TargetSpec, is_secret, without_secrets
 from mis_bench.targets.target import Opener, TargetUnavailable
 from mis_bench.workload import CANONICAL, build_workload
 
 if TYPE_CHECKING:
-    from mis_bench.summary import Summary
+    from mis_bench.results.summary import Measured
 
 POSITIVE = click.IntRange(1)
 
@@ -78,22 +78,12 @@ measuring_options = adding(
     click.option("--allow-missing", is_flag=True, help="Go on without targets that cannot run."),
     *SHARED,
 )  # fmt: skip
-"""Adds the options that say whom to ask, how often, and where results go: the keywords of `Bench`."""
+"""Adds the options that say whom to ask, how often, and where results go: the keywords of `BenchOptions`."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Bench:
-    """Whom to measure, and how.
-
-    The first fields are what the options of `measuring_options` say; `find` adds the others.
-
-    Attributes:
-        planned: Targets that can run, as the plan has them.
-        openers: By name of a target.
-        vocab_size: Of all requests: what the user said or, once targets are found, the smallest of their checkpoints';
-            None if all ids occur in every vocabulary.
-        notes: Which targets were left out.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """What the options of `measuring_options` say: whom to measure, how often, and where results go."""
 
     targets: tuple[str, ...]
     options: dict[str, str]
@@ -105,11 +95,8 @@ class Bench:
     repeat: int
     allow_missing: bool
     output: Path | None
-    planned: list[PlannedTarget] = field(default_factory=list)
-    openers: dict[str, Opener] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
-    def find(self, *, dtypes: Sequence[str | None] = (None,), must_forget: bool = False) -> list[PlannedTarget]:
+    def find(self, *, dtypes: Sequence[str | None] = (None,), must_forget: bool = False) -> "Bench":
         """Look which targets can run, before anything is loaded.
 
         Args:
@@ -119,54 +106,73 @@ class Bench:
         Raises:
             click.ClickException: one cannot, and they are not allowed to be missing; or none can.
         """
-        from mis_bench.execution import check
+        from mis_bench.measuring.execution import check
 
         try:
             specs = [TargetSpec.parse(text) for text in self.targets]
         except TargetUnavailable as error:
             raise click.BadParameter(str(error), param_hint="--target") from None
+        planned: list[PlannedTarget] = []
+        openers: dict[str, Opener] = {}
         sizes: list[int | None] = []
         for group, (model, dtype) in enumerate(product(self.models or (None,), dtypes)):
             directory = checkpoint(model)
             sizes.append(vocabulary(directory, self.vocab_size))
             for spec in specs:
-                chosen = self.options | spec.options
+                options = self.options | spec.options
                 ending = [Path(model).name] if model and len(self.models) > 1 else []
-                if dtype and spec.spec == "engine" and "dtype" not in chosen:
-                    chosen["dtype"] = dtype
+                if dtype and spec.spec == "engine" and "dtype" not in options:
+                    options["dtype"] = dtype
                     ending.append(dtype)
                 elif dtype != dtypes[0]:
                     continue
-                self._add(TargetSpec("-".join([spec.alias, *ending]), spec.spec, chosen), group, model, directory)
-        self.vocab_size = min((size for size in sizes if size), default=None)
-        why = asyncio.run(check(self.openers))
-        for name, opener in self.openers.items():
-            if must_forget and not opener.capabilities.forgets:
+                name = "-".join([spec.alias, *ending])
+                if name in openers:
+                    raise click.UsageError(f"The target {name} is named twice; tell them apart: ALIAS={name}.")
+                openers[name] = registry.opener(TargetSpec(name, spec.spec, options), model=directory)
+                planned.append(self._planned(TargetSpec(name, spec.spec, options), group, model))
+        why = asyncio.run(check(openers))
+        for name, opener in openers.items():
+            if must_forget and not opener.forgets:
                 why[name] = "It knows no way to forget a query, so that its requests would not be cold."
-        self.notes = [f"{name} could not run: {reason}" for name, reason in why.items()]
-        if why and (not self.allow_missing or len(why) == len(self.planned)):
-            raise click.ClickException(" ".join(self.notes))
-        for note in self.notes:
+        notes = [f"{name} could not run: {reason}" for name, reason in why.items()]
+        if why and (not self.allow_missing or len(why) == len(planned)):
+            raise click.ClickException(" ".join(notes))
+        for note in notes:
             click.echo(note, err=True)
-        self.planned = [target for target in self.planned if target.name not in why]
-        return self.planned
+        vocab_size = min((size for size in sizes if size), default=None)
+        return Bench(self, [target for target in planned if target.name not in why], openers, vocab_size, notes)
 
-    def _add(self, target: TargetSpec, group: int, model: str | None, directory: Path | None) -> None:
-        name = target.alias
-        if name in self.openers:
-            raise click.UsageError(f"The target {name} is named twice; tell them apart: ALIAS={name}.")
-        self.openers[name] = registry.opener(target, model=directory)
-        self.planned.append(
-            PlannedTarget(
-                name=name,
-                spec=without_secrets(target.spec),
-                options={key: value for key, value in target.options.items() if not is_secret(key)},
-                model=model,
-                group=group,
-                hardware=self.hardware.get(name, self.hardware.get("")),
-                hourly_cost_usd=self.hourly_cost.get(name, self.hourly_cost.get("")),
-            )
+    def _planned(self, target: TargetSpec, group: int, model: str | None) -> PlannedTarget:
+        return PlannedTarget(
+            name=target.alias,
+            spec=without_secrets(target.spec),
+            options={key: value for key, value in target.options.items() if not is_secret(key)},
+            model=model,
+            group=group,
+            hardware=self.hardware.get(target.alias, self.hardware.get("")),
+            hourly_cost_usd=self.hourly_cost.get(target.alias, self.hourly_cost.get("")),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Targets that can run, and how they are measured.
+
+    Attributes:
+        given: By the user.
+        planned: The targets, as the plan has them.
+        openers: By name of a target.
+        vocab_size: Of all requests: what the user said, or the smallest of the targets' checkpoints; None if all ids
+            occur in every vocabulary.
+        notes: Which targets were left out.
+    """
+
+    given: BenchOptions
+    planned: Sequence[PlannedTarget]
+    openers: Mapping[str, Opener]
+    vocab_size: int | None
+    notes: Sequence[str]
 
     def part(self, name: str, *, softmax: bool = False, items: int | None = None) -> WorkloadPart:
         """Describe the workload of a name, or its first items; raises `WorkloadNameError`."""
@@ -184,52 +190,52 @@ class Bench:
         *,
         rounds: int,
         title: str = "",
+        notes: Sequence[str] = (),
         **fields: Any,
-    ) -> "tuple[Summary, Path]":
-        """Measure cases, each so often in turn as there are rounds; write the results and show them.
+    ) -> "Measured":
+        """Measure cases, each so often in turn as there are rounds, and write the results.
 
-        `fields` are further ones of the plan. Returns what came of it, and its folder.
+        `title` ends the folder's name, the preset's unless given; `notes` and `fields` are further ones of the plan.
         """
         from mis_bench.environment import environment
-        from mis_bench.execution import execute
-        from mis_bench.rows import rows_table
-        from mis_bench.summary import summarize
+        from mis_bench.measuring.execution import execute
 
-        started = datetime.datetime.now(datetime.UTC)
+        given, started = self.given, datetime.datetime.now(datetime.UTC)
         run_id = identity(started, title or preset)
-        folder = new_folder(self.output, run_id, PLAN)
         plan = Plan.model_validate(
             {
-                "run_id": run_id, "preset": preset, "command": _command_line(self.targets), "started": started,
-                "environment": environment(self.hardware.get("")), "targets": self.planned, "cases": cases,
-                "rounds": rounds, "repeat": self.repeat, "timeout_s": self.timeout, "notes": self.notes, **fields,
+                "run_id": run_id, "preset": preset, "command": _command_line(given.targets), "started": started,
+                "environment": environment(given.hardware.get("")), "targets": self.planned, "cases": cases,
+                "rounds": rounds, "repeat": given.repeat, "timeout_s": given.timeout, "notes": [*self.notes, *notes],
+                **fields,
             }
         )  # fmt: skip
-        with progress() as bar:
-            task = bar.add_task(preset, total=None)
-            results = execute(
-                plan,
-                self.openers,
-                folder,
-                allow_missing=self.allow_missing,
-                on_progress=lambda what, over, total: bar.update(task, description=what, completed=over, total=total),
-            )
-        summary = summarize(results)
-        rows_table(f"{title or preset}, {run_id}", summary.rows).show()
-        for name, about in {each.target: each.about for each in results.opened if each.about}.items():
-            hardware = next(row.hardware for row in summary.rows if row.target == name)
-            click.echo(f"{name}: {caption(about, hardware)}")
-        for sentence in (*summary.findings, *self.notes):
-            click.echo(sentence)
-        click.echo(f"Written: {folder}", err=True)
-        return summary, folder
+        folder = new_folder(given.output, run_id, PLAN)
+        with progress(preset) as show:
+            return execute(plan, self.openers, folder, allow_missing=given.allow_missing, on_progress=show)
 
 
-def finish(summary: "Summary") -> None:
+def show(measured: "Measured") -> "Measured":
+    """Print the rows, what was measured and what that comes to; return it."""
+    from mis_bench.results.rows import rows_table
+
+    folder, results, summary = measured
+    title = results.plan.run_id.partition("-")[2]
+    rows_table(f"{title}, {results.plan.run_id}", summary.rows).show()
+    for name, about in {each.target: each.about for each in results.opened if each.about}.items():
+        hardware = next(row.hardware for row in summary.rows if row.target == name)
+        click.echo(f"{name}: {caption(about, hardware)}")
+    for sentence in (*summary.findings, *results.plan.notes):
+        click.echo(sentence)
+    click.echo(f"Written: {folder}", err=True)
+    return measured
+
+
+def finish(measured: "Measured") -> None:
     """Say which limits were missed; status 1 if the summary did not pass."""
-    for miss in summary.missed:
+    for miss in measured.summary.missed:
         click.echo(f"Gate missed: {miss}.", err=True)
-    if not summary.passed:
+    if not measured.summary.passed:
         raise SystemExit(1)
 
 

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from mis_bench.demand import GATED, Demand
-from mis_bench.loop import ask_one
-from mis_bench.records import Call, Case, Gate, Plan
+from mis_bench.measuring.demand import GATED, Demand
+from mis_bench.measuring.loop import ask_one
+from mis_bench.results.records import Call, Case, Gate, Plan
 from mis_bench.targets.target import Scores, Target
 
 
-def difference(scores: Scores, truth: Scores) -> dict[str, float]:
+def difference(scores: Scores, truth: Scores) -> dict[str, Any]:
     """Return `max_abs` and `mean_abs` of the first items that both have; `[items, labels]` both."""
     items = min(len(scores), len(truth))
     apart = np.abs(scores[:items] - truth[:items])
@@ -43,16 +44,13 @@ class Gatekeeper:
         """
         case, workload = demand.case, demand.numbered(GATED)
         whole = await ask_one(target, demand.encoded(target, GATED, workload), self.plan.timeout_s)
-        gate = Gate(case=case.name, name="isolation")
         if whole.scores is None:
-            return [gate.model_copy(update={"error": whole.error, "message": whole.message})]
+            return [Gate(case=case.name, name="isolation", error=whole.error, message=whole.message)]
         last = demand.encoded(target, GATED, replace(workload, items=workload.items[-1:]))
         alone = await ask_one(target, last, self.plan.timeout_s)
-        update = {"error": alone.error, "message": alone.message}
-        if alone.scores is not None:
-            update |= difference(alone.scores, whole.scores[-1:])
-        isolation = gate.model_copy(update=update)
-        return [isolation] if self.plan.reference is None else [isolation, self._correctness(gate, case, whole.scores)]
+        apart = {} if alone.scores is None else difference(alone.scores, whole.scores[-1:])
+        isolation = Gate(case=case.name, name="isolation", error=alone.error, message=alone.message, **apart)
+        return [isolation] if self.plan.reference is None else [isolation, self._correctness(case, whole.scores)]
 
     def judge(self, calls: Sequence[Call]) -> list[Call]:
         """Return the calls of a round with their differences from the reference's answers to the same requests."""
@@ -65,11 +63,11 @@ class Gatekeeper:
             found.append(call)
         return found
 
-    def _correctness(self, gate: Gate, case: Case, scores: Scores) -> Gate:
+    def _correctness(self, case: Case, scores: Scores) -> Gate:
         if case.target == self.reference:
             self.truths.setdefault(case.workload.name, (case.name, scores))
-        gate = gate.model_copy(update={"name": "correctness"})
         if case.workload.name not in self.truths:
-            return gate.model_copy(update={"error": "missing_reference", "message": "The reference has no scores."})
+            message = "The reference has no scores."
+            return Gate(case=case.name, name="correctness", error="missing_reference", message=message)
         _, truth = self.truths[case.workload.name]
-        return gate.model_copy(update=difference(scores, truth))
+        return Gate(case=case.name, name="correctness", **difference(scores, truth))

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from mis_bench.artifact import ArtifactError
+
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -17,13 +19,10 @@ def report(paths: tuple[Path, ...], output: Path, markdown: Path | None, title: 
 
     PATH is a folder of results, a document of mis-bench, the JSON of `mis-bench estimate --json`, or a folder of such.
     """
-    from mis_bench.artifact import ArtifactError
-    from mis_bench.report import write_report
+    from mis_bench.report.writing import write_report
 
     try:
         write_report(paths, output, markdown=markdown, title=title)
     except ArtifactError as error:
         raise click.BadParameter(str(error), param_hint="PATH") from None
-    except OSError as error:
-        raise click.FileError(str(error.filename), error.strerror) from None
     click.echo(f"Written: {output}", err=True)

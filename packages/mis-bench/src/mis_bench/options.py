@@ -1,11 +1,17 @@
 """What commands that ask a target share: options, checkpoints, progress and folders."""
 
 import datetime
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -34,6 +40,34 @@ def adding(*those: Decorator) -> Decorator:
         return command
 
     return add
+
+
+def options_of(schema: type[BaseModel], **spelled: str) -> Decorator:
+    """Return a decorator that adds an option for every field: type, limits, default and help are the field's.
+
+    `spelled` names the options that are not called as their fields are.
+    """
+    return adding(*(_option(spelled.get(name, name), name, field) for name, field in schema.model_fields.items()))
+
+
+def _option(spelling: str, name: str, field: FieldInfo) -> Decorator:
+    given: dict[str, Any] = {"required": True} if field.is_required() else {"default": field.default}
+    is_flag = field.annotation is bool
+    spelling = f"--{spelling.replace('_', '-')}"
+    return click.option(spelling, name, type=_type_of(field), is_flag=is_flag, help=field.description, **given)
+
+
+def _type_of(field: FieldInfo) -> click.ParamType:
+    """Return what reads a field's values, within its limits; None counts as not given."""
+    kinds = [each for each in get_args(field.annotation) or [field.annotation] if each is not NoneType]
+    if get_origin(field.annotation) is Literal:
+        return click.Choice(kinds)
+    if kinds[0] not in (int, float):
+        return click.BOOL if kinds[0] is bool else click.STRING
+    bounds = itertools.product(field.metadata, ("ge", "gt", "le"))
+    limits = {name: getattr(each, name) for each, name in bounds if hasattr(each, name)}
+    number = click.IntRange if kinds[0] is int else click.FloatRange
+    return number(limits.get("ge", limits.get("gt")), limits.get("le"), min_open="gt" in limits)
 
 
 SHARED = (
@@ -89,10 +123,13 @@ def identity(began: datetime.datetime, what: str) -> str:
     return f"{began:%Y%m%dT%H%M%SZ}-{what}"
 
 
-def progress() -> Progress:
-    """Return a progress bar on standard error, with the time left."""
+@contextmanager
+def progress(title: str, total: int | None = None) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a progress bar on standard error, with the time left; yields what moves it, see `execution.Progress`."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True))
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+        bar = bars.add_task(title, total=total)
+        yield lambda what, over, total: bars.update(bar, description=what, completed=over, total=total)
 
 
 def caption(about: About, hardware: str) -> str:

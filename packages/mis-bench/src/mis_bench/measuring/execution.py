@@ -7,12 +7,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mis_bench.demand import GATED, Demand
-from mis_bench.gating import Gatekeeper
-from mis_bench.judging import to_confirm
-from mis_bench.loop import ask_one, drive
-from mis_bench.records import SUMMARY, Call, Opened, Phase, Plan, Record, Results, Window, append, begin, read_results
-from mis_bench.summary import summarize
+from mis_bench.measuring.demand import GATED, Demand
+from mis_bench.measuring.gating import Gatekeeper
+from mis_bench.measuring.loop import ask_one, drive
+from mis_bench.results.judging import to_confirm
+from mis_bench.results.records import (
+    SUMMARY,
+    Call,
+    Opened,
+    Phase,
+    Plan,
+    Record,
+    Window,
+    append,
+    begin,
+)
+from mis_bench.results.summary import Measured
 from mis_bench.targets.target import CallFailed, Opener, Target, TargetUnavailable
 from mis_bench.workload import task_of
 
@@ -41,7 +51,7 @@ def execute(
     *,
     allow_missing: bool = False,
     on_progress: Progress = lambda *_: None,
-) -> Results:
+) -> Measured:
     """Carry a plan out.
 
     Args:
@@ -58,9 +68,9 @@ def execute(
     """
     begin(folder, plan)
     asyncio.run(_Execution(plan, openers, folder, allow_missing, on_progress).run())
-    results = read_results(folder)
-    summarize(results).write(folder / SUMMARY)
-    return results
+    measured = Measured.read(folder)
+    measured.summary.write(folder / SUMMARY)
+    return measured
 
 
 @dataclass(slots=True)
@@ -127,7 +137,7 @@ class _Execution:
         for turn in range(first, first + self.plan.rounds):
             await self._round("timed", turn, self.demands)
         if self.plan.confirm_rounds and repetition == self.plan.repeat - 1:
-            chosen = to_confirm(self.plan, summarize(read_results(self.folder)).rows)
+            chosen = to_confirm(self.plan, Measured.read(self.folder).summary.rows)
             for turn in range(first + self.plan.rounds, first + self.plan.rounds + self.plan.confirm_rounds):
                 await self._round("confirm", turn, chosen)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mis_bench.commands.measuring import caption, checkpoint, identity, new_folder, target_options, vocabulary
+from mis_bench.options import caption, checkpoint, identity, new_folder, target_options, vocabulary
 
 if TYPE_CHECKING:
     from mis_bench.validation.gates import Dtype

@@ -8,7 +8,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from mis_bench.records import Sent
+from mis_bench.results.records import Sent
 from mis_bench.targets.target import CallFailed, Prepared, Target, TargetReply
 
 ENCODED_AHEAD = 256

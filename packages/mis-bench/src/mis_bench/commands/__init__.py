@@ -1,1 +1,0 @@
-"""Commands of `mis-bench`, one module each; what they need is imported when they run."""

@@ -1,0 +1,1 @@
+"""Commands that carry a plan out: `run`, `compare`, `matrix`, `stress` and `sweep`; `bench` is what they share."""

@@ -1,0 +1,35 @@
+"""One page of all that was measured: results, documents and estimates in, a self-contained page and Markdown out."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from mis_bench.report import about, documents, results
+from mis_bench.report.page import as_html, as_markdown
+from mis_bench.report.sources import read_sources
+
+
+def write_report(
+    paths: Iterable[Path], output: Path, *, markdown: Path | None = None, title: str = "Multi-item scoring"
+) -> None:
+    """Write the page.
+
+    Args:
+        paths: Folders of results, documents, estimates as JSON, or folders of such.
+        output: HTML file to write.
+        markdown: Markdown file to write as well.
+        title: Heading of the page.
+
+    Raises:
+        ArtifactError: a file is broken or of no use, or there is nothing to report.
+        OSError: a file cannot be written.
+    """
+    sources = read_sources(paths)
+    sections = [
+        about.overview(sources),
+        *results.sections(sources.measured),
+        *documents.sections(sources),
+        *about.sections(sources),
+    ]
+    output.write_text(as_html(title, sections), encoding="utf-8")
+    if markdown is not None:
+        markdown.write_text(as_markdown(title, sections), encoding="utf-8")
