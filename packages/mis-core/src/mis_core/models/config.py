@@ -147,7 +147,7 @@ def read_model_config(path: Path | Checkpoint, *, ignore_unknown: bool = False) 
     raw = checkpoint.settings()
     check_numbers(raw, checkpoint)
     try:
-        return _parse(raw, ignore_unknown=ignore_unknown)
+        return parse_model_config(raw, ignore_unknown=ignore_unknown)
     except ModelError as error:
         raise ModelError(f"{checkpoint.settings_path}: {error.message}") from None
     except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
@@ -155,7 +155,12 @@ def read_model_config(path: Path | Checkpoint, *, ignore_unknown: bool = False) 
         raise ModelError(f"{checkpoint.settings_path}: a setting's value is of another type ({reason}).") from None
 
 
-def _parse(raw: dict[str, Any], *, ignore_unknown: bool) -> ModelConfig:
+def parse_model_config(raw: dict[str, Any], *, ignore_unknown: bool = False) -> ModelConfig:
+    """Return the shape that settings describe: what `config.json` holds.
+
+    Raises:
+        ModelError: they ask for something that is not implemented.
+    """
     architecture = _architecture(raw)
     family = FAMILIES[architecture]
     check_settings(raw, own=family.settings, config_class=f"{family.name}Config", ignore_unknown=ignore_unknown)
@@ -242,15 +247,11 @@ def _nope_layers(raw: dict[str, Any], interval: int) -> tuple[int, ...]:
     """Return the layers without RoPE: listed by `no_rope_layers`, where 0 means without, or one in every interval."""
     layers, listed = _count(raw, "num_hidden_layers"), raw.get("no_rope_layers")
     if listed is None:
-        return every(_count(raw, "no_rope_layer_interval", interval), layers)
+        interval = _count(raw, "no_rope_layer_interval", interval)
+        return tuple(range(interval - 1, layers, interval))
     if not isinstance(listed, list) or len(listed) < layers or any(has_rope not in (0, 1) for has_rope in listed):
         raise ModelError(f"no_rope_layers must list 0 or 1 for each of {layers} layers.")
     return tuple(layer for layer in range(layers) if not listed[layer])
-
-
-def every(interval: int, layers: int) -> tuple[int, ...]:
-    """Return the last layer of every interval."""
-    return tuple(range(interval - 1, layers, interval))
 
 
 def _check_no_layer_slides(raw: dict[str, Any], family: Family) -> None:
