@@ -23,6 +23,7 @@ from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import NORM_OF, Decoder
 from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, placement, spread_heads
 from mis_kernels.backends import Backend
+from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import block_of, quantize
 from mis_kernels.weights import StoredWeight
 
@@ -63,29 +64,29 @@ def tensors_of(config: ModelConfig, tensor_parallel: int = 1) -> Iterator[Tensor
         config: The checkpoint's shape.
         tensor_parallel: Devices the layers are cut over; the decoder's heads are `spread_heads` of it.
     """
-    spread = spread_heads(config, tensor_parallel)
+    spread = spread_heads(config, tensor_parallel).attention
     yield Tensor(_EMBEDDING, (config.vocab_size, config.embed), ("embedding",), _copy)
     yield Tensor("model.norm.weight", (config.embed,), ("norm",), _copy)
     if not config.tied:
         name = "score.weight" if config.family.classifies else _HEAD
         yield Tensor(name, (config.head_rows, config.embed), ("head",), _copy)
-    for layer in range(config.layers):
+    for layer in range(len(config.layers)):
         for name, shape, target, place in _layer_tensors(config, spread):
             yield Tensor(f"model.layers.{layer}.{name}", shape, ("layers", target), place, layer)
 
 
-def _layer_tensors(config: ModelConfig, spread: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], str, Place]]:
-    embed, mlp = config.embed, config.mlp
-    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    for projection, width in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-        place = _queries(config, spread) if projection == "q" else _keys_or_values(config, spread, projection)
+def _layer_tensors(config: ModelConfig, spread: HeadShape) -> Iterator[tuple[str, tuple[int, ...], str, Place]]:
+    embed, mlp, heads = config.embed, config.mlp, config.attention
+    q, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
+    for projection, width in (("q", q), ("k", kv), ("v", kv)):
+        place = _queries(heads, spread) if projection == "q" else _keys_or_values(heads, spread, projection)
         yield f"self_attn.{projection}_proj.weight", (width, embed), "qkv", place
         if config.qkv_bias:
             yield f"self_attn.{projection}_proj.bias", (width,), "qkv_bias", place
     if config.family.qk_norm:
-        yield "self_attn.q_norm.weight", (config.head_dim,), "q_norm", _copy
-        yield "self_attn.k_norm.weight", (config.head_dim,), "k_norm", _copy
-    yield "self_attn.o_proj.weight", (embed, heads), "out", _output(config, spread)
+        yield "self_attn.q_norm.weight", (heads.head_dim,), "q_norm", _copy
+        yield "self_attn.k_norm.weight", (heads.head_dim,), "k_norm", _copy
+    yield "self_attn.o_proj.weight", (embed, q), "out", _output(heads, spread)
     if config.attention_bias:
         yield "self_attn.o_proj.bias", (embed,), "out_bias", _copy
     yield "input_layernorm.weight", (embed,), "attention_norm", _copy
@@ -107,46 +108,46 @@ def _transposed(target: np.ndarray, stored: np.ndarray) -> None:
     target[...] = stored.T.reshape(target.shape)
 
 
-def _spread(stored: np.ndarray, config: ModelConfig, spread: ModelConfig) -> np.ndarray:
+def _spread(stored: np.ndarray, own: HeadShape, spread: HeadShape) -> np.ndarray:
     """Divide query heads `[heads, head_dim, ...]` among the copies of their KV head, zeros behind the last.
 
     Returns `[kv_heads of spread, group of spread, head_dim, ...]`.
     """
-    copies = spread.kv_heads // config.kv_heads
-    heads = stored.reshape(config.kv_heads, config.group, config.head_dim, *stored.shape[2:])
-    missing = copies * spread.group - config.group
+    copies = spread.kv_heads // own.kv_heads
+    heads = stored.reshape(own.kv_heads, own.group, own.head_dim, *stored.shape[2:])
+    missing = copies * spread.group - own.group
     heads = np.pad(heads, ((0, 0), (0, missing), *((0, 0),) * (heads.ndim - 2)))
     return heads.reshape(spread.kv_heads, spread.group, *heads.shape[2:])
 
 
-def _by_head(target: np.ndarray, spread: ModelConfig) -> np.ndarray:
+def _by_head(target: np.ndarray, spread: HeadShape) -> np.ndarray:
     """View a weight `[embed, columns]` or a bias as `[(embed,) kv_heads, group + 2, head_dim]`."""
     heads = (spread.kv_heads, spread.group + 2, spread.head_dim)
     return target.reshape(heads if target.shape == heads else (len(target), *heads))
 
 
-def _queries(config: ModelConfig, spread: ModelConfig) -> Place:
+def _queries(own: HeadShape, spread: HeadShape) -> Place:
     def place(target: np.ndarray, stored: np.ndarray) -> None:
-        heads = _spread(stored.reshape(config.heads, config.head_dim, *stored.shape[1:]), config, spread)
+        heads = _spread(stored.reshape(own.heads, own.head_dim, *stored.shape[1:]), own, spread)
         by_head = _by_head(target, spread)
         by_head[..., : spread.group, :] = np.moveaxis(heads, 3, 0) if stored.ndim == 2 else heads
 
     return place
 
 
-def _keys_or_values(config: ModelConfig, spread: ModelConfig, projection: str) -> Place:
+def _keys_or_values(own: HeadShape, spread: HeadShape, projection: str) -> Place:
     def place(target: np.ndarray, stored: np.ndarray) -> None:
-        heads = stored.reshape(config.kv_heads, config.head_dim, *stored.shape[1:])
-        heads = np.repeat(heads, spread.kv_heads // config.kv_heads, axis=0)
+        heads = stored.reshape(own.kv_heads, own.head_dim, *stored.shape[1:])
+        heads = np.repeat(heads, spread.kv_heads // own.kv_heads, axis=0)
         by_head = _by_head(target, spread)
         by_head[..., spread.group + "kv".index(projection), :] = np.moveaxis(heads, 2, 0) if stored.ndim == 2 else heads
 
     return place
 
 
-def _output(config: ModelConfig, spread: ModelConfig) -> Place:
+def _output(own: HeadShape, spread: HeadShape) -> Place:
     def place(target: np.ndarray, stored: np.ndarray) -> None:
-        heads = _spread(stored.T.reshape(config.heads, config.head_dim, -1), config, spread)
+        heads = _spread(stored.T.reshape(own.heads, own.head_dim, -1), own, spread)
         target[...] = heads.reshape(target.shape)
 
     return place
