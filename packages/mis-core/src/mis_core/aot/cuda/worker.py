@@ -1,5 +1,6 @@
 """Compiles steps for GPUs: `python -m mis_core.aot.cuda.worker JSON`, one JSON object a line."""
 
+import dataclasses
 import json
 import sys
 import time
@@ -69,7 +70,8 @@ def compiled(chip: str, step: ModelStep, attention: str | None) -> dict[str, Any
     mesh = Mesh(np.array(device(chip)).reshape(1, 1), (DATA, TENSOR))
     with compiling_for(chip):
         backend = choose(config.attention, DTYPE, attention)
-        shape = StepShape(TOKENS, 256, step.contexts, step.context_pages, backend.alignment)
+        shape = StepShape.of_budget(TOKENS, pages_per_context=step.context_pages, alignment=backend.alignment, shards=1)
+        shape = dataclasses.replace(shape, contexts=step.contexts)
         plan = empty_decode_step(shape) if step.decodes else full_step(shape, 2000, ITEM)
         program = compile_step(config, mesh, plan, shape, dtype=DTYPE, pages=PAGES, backend=backend)
     memory, text = program.memory_analysis(), program.as_text()
