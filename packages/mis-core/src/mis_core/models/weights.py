@@ -5,7 +5,6 @@ share it, and a family's switches decide which lines apply. Only headers are rea
 has been found complete, so a broken checkpoint fails in a moment and by name.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,7 +192,7 @@ def load_decoder(
         stored = _by_parameter(path, opened, {tensor.name for tensor in wanted}, tied=config.tied)
         # A classifier may still have its language model's head, which nothing uses; transformers leaves it out, too.
         unused_head = config.tied or config.family.classifies
-        expected = _found(checkpoint, wanted, stored, unused_head=unused_head)
+        _check_found(checkpoint, wanted, stored, unused_head=unused_head)
         if config.tied and not _is_tied(stored):
             raise ModelError(
                 f"{path}: lm_head.weight is not the embedding, though tie_word_embeddings is true; say false, or "
@@ -204,8 +203,10 @@ def load_decoder(
         store = _Store(mesh, backend, quantization, packs=packs(spread, mesh.shape[TENSOR], backend))
         graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spread, dtype, backend)))
         parameters = nnx.to_flat_state(state)
-        by_target: dict[tuple, list[Tensor]] = {target_path: list(group) for target_path, group in _grouped(expected)}
-        bar = tqdm(total=len(expected), desc="Loading weights", unit="tensor", disable=not progress)
+        by_target: dict[tuple, list[Tensor]] = {}
+        for tensor in wanted:
+            by_target.setdefault(tensor.target, []).append(tensor)
+        bar = tqdm(total=len(wanted), desc="Loading weights", unit="tensor", disable=not progress)
         loaded = {}
         with bar:
             for target_path, parameter in parameters:
@@ -289,17 +290,12 @@ def _by_parameter(
     return found
 
 
-def _grouped(tensors: list[Tensor]) -> Iterator[tuple[tuple[str, ...], Iterator[Tensor]]]:
-    ordered = sorted(tensors, key=lambda tensor: tensor.target)
-    return itertools.groupby(ordered, key=lambda tensor: tensor.target)
-
-
-def _found(
+def _check_found(
     checkpoint: Checkpoint, expected: Iterable[Tensor], stored: Mapping[str, StoredTensor], *, unused_head: bool
-) -> list[Tensor]:
-    """Return what is expected if it is all there and nothing else."""
+) -> None:
+    """Refuse tensors unless what is expected is all there, and nothing else."""
     path, settings, known_types = checkpoint.path, checkpoint.settings_path.name, checkpoint.stored_types()
-    found = []
+    known = {_HEAD} if unused_head else set()
     for tensor in expected:
         if tensor.name not in stored:
             raise ModelError(f"{path}: tensor {tensor.name} is missing.")
@@ -310,9 +306,7 @@ def _found(
             raise ModelError(
                 f"{path}: tensor {tensor.name} is stored as {stored_type}; known: {', '.join(known_types)}."
             )
-        found.append(tensor)
-    known = {tensor.name for tensor in found} | ({_HEAD} if unused_head else set())
+        known.add(tensor.name)
     for name in stored:
         if name not in known and not name.endswith(_DERIVED_SUFFIX):
             raise ModelError(f"{path}: tensor {name} belongs to no part of the model that {settings} describes.")
-    return found
