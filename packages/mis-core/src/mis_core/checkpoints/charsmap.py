@@ -5,7 +5,6 @@ of 32-bit units (https://github.com/s-yata/darts-clone): a character's bytes lea
 """
 
 import base64
-import binascii
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +48,7 @@ def content_of(charsmap: object) -> bytes:
     """Return what a map holds: the size of a table, the table, and texts. Nothing if it is broken."""
     try:
         return base64.b64decode(charsmap, validate=True) if isinstance(charsmap, str) else b""
-    except binascii.Error:
+    except ValueError:  # not ASCII, or no base64
         return b""
 
 
