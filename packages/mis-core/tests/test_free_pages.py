@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from mis_core.cache.free_pages import GROUP, FreePages, groups_within
 from mis_core.cache.prefix import PrefixCache
-
-PAGE_SIZE = 64
+from mis_core.scheduler.plan import PAGE_SIZE
 
 
 @settings(max_examples=200, deadline=None)

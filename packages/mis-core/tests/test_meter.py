@@ -22,7 +22,7 @@ WORK: dict[str, tuple[int, Callable[[Tokenizer], Any]]] = {
     "encode_all": (89, lambda tokenizer: tokenizer.encode_all(ITEMS)),
     "starts": (22, lambda tokenizer: tokenizer.starts(QUERY)),
     "label_ids": (4, lambda tokenizer: tokenizer.label_ids(" yes")),
-    "cut": (80, lambda tokenizer: tokenizer.cut(ITEMS[2], 3)),
+    "cut": (80, lambda tokenizer: tokenizer.cut_after("", [ITEMS[2]], [3])),
     "cut_after": (89, lambda tokenizer: tokenizer.cut_after(QUERY, ITEMS, [2, 2, 2])),
     "join": (2 * 22 + 89, lambda tokenizer: tokenizer.join(QUERY, ITEMS)),
     "items first": (22 + 3 * 22 + 89, lambda tokenizer: tokenizer.join(QUERY, ITEMS, item_first=True)),

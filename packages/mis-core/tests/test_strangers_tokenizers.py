@@ -40,7 +40,7 @@ def test_a_text_that_the_library_fails_on_is_refused(tokenizer: Tokenizer, reaso
         lambda: tokenizer.encode_all(["b", text]),
         lambda: tokenizer.join("b", ["b", text]),
         lambda: tokenizer.starts(text),
-        lambda: tokenizer.cut(text, 3),
+        lambda: tokenizer.cut_after("", [text], [3]),
         lambda: tokenizer.label_id(text),
     )
     for read in reads:

@@ -26,8 +26,9 @@ def canonical(number: int) -> dict[str, object]:
     return {"query": query, "items": [[7 + item] * 20 for item in range(500)], "label_token_ids": [1, 2]}
 
 
-def test_kernels_are_compiled_for_the_engines_pages() -> None:
-    assert targets.PAGE_SIZE == plan.PAGE_SIZE
+def test_kernels_are_compiled_for_the_engines_steps() -> None:
+    for name in ("PAGE_SIZE", "LONG_ITEM", "SLOTS"):
+        assert getattr(targets, name) == getattr(plan, name), name
 
 
 def test_a_program_is_read_with_its_loops_kernels_and_collectives() -> None:

@@ -71,6 +71,7 @@ def changed(place: int, unit: int) -> np.ndarray:
 BROKEN: dict[str, object] = {
     "empty": "",
     "no base64": "!!",
+    "no ASCII": "é",
     "no size": "AAAA",
     "a number": 7,
     "null": None,

@@ -101,10 +101,15 @@ def test_a_file_is_the_model_it_was_made_of(tmp_path: Path, model: str) -> None:
     directory = tiny_checkpoint(tmp_path / "model", **{"num_hidden_layers": 2, **_MODELS[model]})
     file = write_gguf(tmp_path / "model.gguf", directory)
     of_file, of_directory = read_model_config(file), read_model_config(directory)
-    np.testing.assert_allclose(frequencies(of_file.rope)[0], frequencies(of_directory.rope)[0], rtol=1e-6)
-    assert frequencies(of_file.rope)[1] == pytest.approx(frequencies(of_directory.rope)[1])
+    for ours, theirs in zip(of_file.layers, of_directory.layers, strict=True):
+        assert ours.heads == theirs.heads
+        assert (ours.rope is None) == (theirs.rope is None)
+        if ours.rope is not None and theirs.rope is not None:
+            (inverse, factor), (expected, expected_factor) = frequencies(ours.rope), frequencies(theirs.rope)
+            np.testing.assert_allclose(inverse, expected, rtol=1e-6)
+            assert factor == pytest.approx(expected_factor)
     assert of_file.norm_epsilon == pytest.approx(of_directory.norm_epsilon)
-    same = {"rope": of_file.rope, "norm_epsilon": of_file.norm_epsilon}
+    same = {"layers": of_file.layers, "norm_epsilon": of_file.norm_epsilon}
     assert dataclasses.replace(of_directory, **same) == of_file
     ours, theirs = (
         nnx.to_flat_state(nnx.state(load_decoder(path, of_directory, jnp.dtype("float32"), progress=False)))

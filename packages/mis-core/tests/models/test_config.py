@@ -7,6 +7,8 @@ import pytest
 
 from mis_core.errors import ModelError
 from mis_core.models.config import FAMILIES, ModelConfig, read_model_config
+from mis_core.models.layers import rope_kinds
+from mis_core.models.rope import RopeConfig
 
 BASE = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -38,16 +40,23 @@ def read(tmp_path: Path, **changes: object) -> ModelConfig:
     return read_model_config(tmp_path)
 
 
+def rope_of(config: ModelConfig) -> RopeConfig:
+    """Return the RoPE of the layers that have some."""
+    rope, *_ = rope_kinds(config.layers)
+    assert rope is not None
+    return rope
+
+
 def test_old_and_new_rope_spellings_mean_the_same(tmp_path: Path) -> None:
     old = read(tmp_path, rope_theta=5e5, rope_scaling=LLAMA3)
     new = read(tmp_path, rope_parameters={**LLAMA3, "rope_theta": 5e5})
     assert old == new
-    assert (old.rope.kind, old.rope.theta) == ("llama3", 5e5)
+    assert (rope_of(old).kind, rope_of(old).theta) == ("llama3", 5e5)
 
 
 def test_the_oldest_spelling_calls_the_type_type(tmp_path: Path) -> None:
     config = read(tmp_path, rope_theta=1e4, rope_scaling={"type": "linear", "factor": 2.0})
-    assert (config.rope.kind, config.rope.parameters) == ("linear", {"factor": 2.0})
+    assert (rope_of(config).kind, rope_of(config).parameters) == ("linear", {"factor": 2.0})
 
 
 def test_qwen2_has_biases_and_head_dim_from_the_hidden_size(tmp_path: Path) -> None:
@@ -55,7 +64,7 @@ def test_qwen2_has_biases_and_head_dim_from_the_hidden_size(tmp_path: Path) -> N
     assert config.qkv_bias
     assert not config.attention_bias
     assert not config.family.qk_norm
-    assert config.head_dim == 16
+    assert config.attention.head_dim == 16
 
 
 def test_biases_are_those_that_the_family_has_settings_for(tmp_path: Path) -> None:
@@ -75,20 +84,23 @@ MISTRAL: dict[str, object] = {"architectures": ["MistralForCausalLM"], "sliding_
         ({}, (3,)),  # every fourth
         ({"no_rope_layer_interval": 2}, (1, 3, 5)),
         ({"no_rope_layers": [1, 1, 1, 1, 1, 1]}, ()),
+        ({"no_rope_layers": [0] * 6}, tuple(range(6))),
         ({"no_rope_layers": [0, 1, 1, 0, 1, 1, 0, 0], "no_rope_layer_interval": 1}, (0, 3)),
     ],
 )
 def test_layers_without_rope_are_those_of_transformers(tmp_path: Path, changes: dict, layers: tuple[int, ...]) -> None:
     from transformers import SmolLM3Config
 
-    assert read(tmp_path, **SMOLLM3, **changes).nope_layers == layers
+    kinds = rope_kinds(read(tmp_path, **SMOLLM3, **changes).layers)
+    assert tuple(kinds.get(None, [])) == layers
+    assert len(kinds) == len({layer in layers for layer in range(6)})
     has_rope = SmolLM3Config.from_pretrained(tmp_path).no_rope_layers
     assert tuple(layer for layer in range(6) if not has_rope[layer]) == layers
 
 
 def test_only_smollm3_reads_which_layers_have_no_rope(tmp_path: Path) -> None:
     llama = read(tmp_path, architectures=["LlamaForCausalLM"], no_rope_layers=[0, 0], no_rope_layer_interval=1)
-    assert llama.nope_layers == ()
+    assert rope_kinds(llama.layers) == {rope_of(llama): [0, 1]}
 
 
 @pytest.mark.parametrize("name", ["Qwen2", "Qwen3", "Llama", "Mistral", "SmolLM3"])
@@ -100,7 +112,7 @@ def test_where_a_config_is_silent_it_means_what_transformers_takes(tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(said | {"architectures": [f"{name}ForCausalLM"]}))
     ours, theirs = read_model_config(tmp_path), getattr(transformers, f"{name}Config").from_pretrained(tmp_path)
     assert (ours.tied, ours.max_positions) == (theirs.tie_word_embeddings, theirs.max_position_embeddings)
-    assert (ours.norm_epsilon, ours.rope.theta) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
+    assert (ours.norm_epsilon, rope_of(ours).theta) == (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"])
 
 
 def test_the_sentence_about_another_architecture_lists_every_one_that_works(tmp_path: Path) -> None:
@@ -205,7 +217,7 @@ def test_what_changes_nothing_is_accepted(tmp_path: Path, changes: dict) -> None
 
 
 def test_an_empty_object_of_rope_parameters_hides_no_scaling(tmp_path: Path) -> None:
-    assert read(tmp_path, rope_parameters={}, rope_scaling=LINEAR).rope.kind == "linear"
+    assert rope_of(read(tmp_path, rope_parameters={}, rope_scaling=LINEAR)).kind == "linear"
 
 
 @pytest.mark.parametrize(("name", "positions"), [("Qwen3ForCausalLM", 32768), ("LlamaForCausalLM", 2048)])

@@ -9,9 +9,10 @@ import pytest
 
 from mis_core.errors import ConfigError
 from mis_core.models.config import read_model_config
+from mis_core.models.layers import Layer
 from mis_core.models.parallel import spread_heads
 from mis_core.models.published import PUBLISHED
-from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, device_head_shapes
+from mis_kernels.heads import HEAD_SHAPES, TENSOR_PARALLEL, HeadShape, device_head_shapes
 from mis_testing.checkpoint import config_json
 from mis_testing.shapes import SHAPES, CheckpointShape
 
@@ -22,11 +23,13 @@ from mis_testing.shapes import SHAPES, CheckpointShape
 )
 def test_the_heads_that_are_compiled_for_devices_are_the_engines(model: str, devices: int) -> None:
     engine = spread_heads(PUBLISHED[model], devices)
-    assert engine.kv_heads % devices == engine.heads % devices == 0
-    on_device = (engine.heads // devices, engine.kv_heads // devices, engine.head_dim)
+    heads, kv_heads, head_dim = engine.attention
+    assert {layer.heads for layer in engine.layers} == {engine.attention}
+    assert kv_heads % devices == heads % devices == 0
+    on_device = (heads // devices, kv_heads // devices, head_dim)
     assert HEAD_SHAPES[model].on_device(devices) == on_device
     assert on_device in device_head_shapes()
-    assert HEAD_SHAPES[model].spread(devices) == (engine.heads, engine.kv_heads, engine.head_dim)
+    assert HEAD_SHAPES[model].spread(devices) == engine.attention
 
 
 def test_the_catalogue_of_heads_has_every_published_model() -> None:
@@ -38,10 +41,10 @@ def test_published_shapes_are_those_of_checkpoints_with_random_weights(model: st
     shape = CheckpointShape.of(**SHAPES[model])
     assert shape.vocab_size is not None
     (tmp_path / "config.json").write_text(json.dumps(config_json(shape, shape.vocab_size)))
-    assert dataclasses.replace(read_model_config(tmp_path), architecture="") == PUBLISHED[model]
+    assert read_model_config(tmp_path) == PUBLISHED[model]
 
 
 def test_devices_and_kv_heads_that_do_not_divide_each_other_are_refused() -> None:
-    model = dataclasses.replace(PUBLISHED["qwen3-0.6b"], heads=24, kv_heads=12)
+    model = dataclasses.replace(PUBLISHED["qwen3-0.6b"], layers=(Layer(HeadShape(24, 12, 128), None),))
     with pytest.raises(ConfigError, match="tp_size 16 and the model's 12 KV heads"):
         spread_heads(model, 16)

@@ -12,6 +12,7 @@ import pytest
 
 from mis_core.errors import ModelError
 from mis_core.models.config import ModelConfig, read_model_config
+from mis_core.models.layers import rope_kinds
 from mis_core.models.published import PUBLISHED as SHAPES
 from mis_core.models.rope import frequencies
 
@@ -46,21 +47,23 @@ def test_published_settings_are_read_as_transformers_reads_them(
         theirs.hidden_size,
         theirs.intermediate_size,
     )
-    assert (ours.layers, ours.heads, ours.kv_heads) == (
+    heads, kv_heads, head_dim = ours.attention
+    assert (len(ours.layers), heads, kv_heads) == (
         theirs.num_hidden_layers,
         theirs.num_attention_heads,
         theirs.num_key_value_heads,
     )
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or ours.embed // ours.heads)
+    assert head_dim == (getattr(theirs, "head_dim", None) or ours.embed // heads)
     assert (ours.max_positions, ours.norm_epsilon, ours.tied) == (
         theirs.max_position_embeddings,
         theirs.rms_norm_eps,
         theirs.tie_word_embeddings,
     )
-    parameters = {"rope_theta": ours.rope.theta, "rope_type": ours.rope.kind} | ours.rope.parameters
-    assert parameters == theirs.rope_parameters
-    skipped = [not has_rope for has_rope in getattr(theirs, "no_rope_layers", [True] * ours.layers)]
-    assert ours.nope_layers == tuple(layer for layer, skips in enumerate(skipped) if skips)
+    ropes = [layer.rope for layer in ours.layers if layer.rope is not None]
+    parameters = [{"rope_theta": rope.theta, "rope_type": rope.kind} | rope.parameters for rope in ropes]
+    assert parameters == [theirs.rope_parameters] * len(ropes)
+    has_rope = getattr(theirs, "no_rope_layers", [1] * len(ours.layers))
+    assert [layer.rope is not None for layer in ours.layers] == [each == 1 for each in has_rope]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -84,9 +87,9 @@ def test_one_key_that_is_not_understood_refuses_the_whole(name: str, tmp_path: P
 @pytest.mark.parametrize("name", sorted(PUBLISHED.keys() & SHAPES.keys()))
 def test_shapes_for_compiling_without_a_checkpoint_are_the_published_ones(name: str, tmp_path: Path) -> None:
     config, shape = read(tmp_path, PUBLISHED[name]["config"]), SHAPES[name]
-    for dimension in ("vocab_size", "embed", "mlp", "layers", "heads", "kv_heads", "head_dim", "norm_epsilon", "tied"):
+    for dimension in ("vocab_size", "embed", "mlp", "attention", "norm_epsilon", "tied"):
         assert getattr(config, dimension) == getattr(shape, dimension), dimension
-    assert config.nope_layers == shape.nope_layers
+    assert [layer.rope is None for layer in config.layers] == [layer.rope is None for layer in shape.layers]
 
 
 WRONG = (None, True, "text", -1, 0, 2**70, 10**400, 1.5, math.nan, math.inf, [], [None], [[]], {}, {"a": None})
@@ -115,7 +118,8 @@ def outcome(folder: Path, config: dict[str, Any]) -> ModelConfig | str:
     """Return what is read, or the sentence that refuses it."""
     try:
         model = read(folder, config)
-        frequencies(dataclasses.replace(model.rope, head_dim=64))  # what the tensors show limits it
+        for rope in filter(None, rope_kinds(model.layers)):
+            frequencies(dataclasses.replace(rope, head_dim=64))  # what the tensors show limits it
     except ModelError as error:
         return error.message
     return model

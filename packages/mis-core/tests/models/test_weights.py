@@ -110,9 +110,9 @@ def test_query_heads_lie_beside_their_kv_head(directory: Path) -> None:
     config, decoder = read_model_config(directory), load(directory)
     stored = load_file(directory / FILE)
     q = stored["model.layers.1.self_attn.q_proj.weight"].astype(np.float32)
-    group, head_dim = config.group, config.head_dim
+    group, head_dim = config.attention.group, config.attention.head_dim
     head = group + 1  # second query head of the second KV head
-    qkv = decoder.layers.qkv[...][1].reshape(config.embed, config.kv_heads, config.group + 2, config.head_dim)
+    qkv = decoder.layers.qkv[...][1].reshape(config.embed, config.attention.kv_heads, group + 2, head_dim)
     np.testing.assert_array_equal(qkv[:, 1, 1], q[head * head_dim : (head + 1) * head_dim].T)
 
 

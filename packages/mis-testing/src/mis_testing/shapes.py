@@ -181,7 +181,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "smollm3-3b": _published("smollm3", 2048, 36, (16, 4, 128), 11008, shards=2, **_SMOLLM3),
     "mistral-7b": _published("mistral", 4096, 32, (32, 8, 128), 14336, shards=3, **_MISTRAL),
 }
-"""Published sizes by model name: `tiny_checkpoint(path, **SHAPES["qwen3-0.6b"])` writes one with random weights."""
+"""Published sizes by model name: `tiny_checkpoint(path, **SHAPES["qwen3-0.6b"])` writes one with random weights.
+
+Those of `mis_core.models.published` are the same, which no oracle may import; a test of mis-core holds them equal.
+"""
 
 
 _MULTIPLE = 32  # divided widths stay a multiple of this

@@ -15,8 +15,9 @@ from mis_bench.capacity.simulation import MAX_REPLICAS, Scenario, simulate_loss
 from mis_bench.estimate.pricing import TOPOLOGIES, estimate
 from mis_bench.estimate.serving import EstimateRequest, ServingEstimate
 from mis_bench.workload import build_workload
-from mis_core.aot.roofline import least_flops, weight_bytes
+from mis_core.aot.roofline import ITEM_BYTES, least_flops, weight_bytes
 from mis_core.models.config import ModelConfig
+from mis_core.models.layers import kept_elements
 from mis_core.models.published import PUBLISHED
 from mis_core.scheduler.plan import PAGE_SIZE
 from mis_kernels.aot.chips import CHIPS
@@ -104,7 +105,8 @@ def device_rate(
 def cache_capacity(config: ModelConfig, topology: str, dp: int, tp: int) -> int:
     """Return the tokens that fit the memory of a replica's devices beside the weights, in bfloat16."""
     chip = CHIPS[TARGETS[TOPOLOGIES[topology]].chip]
-    token_bytes = 2 * config.layers * 2 * config.kv_heads * max(config.head_dim, 128)  # narrower heads are padded
+    head_dim = max(config.attention.head_dim, 128)  # narrower heads are padded
+    token_bytes = ITEM_BYTES * kept_elements(config.layers, head_dim)
     return int((_MEMORY * chip.memory * tp - weight_bytes(config)) / token_bytes) * dp
 
 

@@ -23,7 +23,6 @@ from mis_kernels.aot.targets import TARGETS, environment
 from mis_kernels.backends.tpu import projection
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.products import fits
-from mis_kernels.heads import HeadShape
 
 # The text of a program with its embedding lookup, or copies, on the SparseCore cannot be read back.
 _READABLE = " --xla_tpu_offload_gather_to_sparsecore=false --xla_tpu_enable_offloading_copy_to_sparsecore=false"
@@ -56,9 +55,8 @@ def product_sizes(spread: ModelConfig, tensor: int, chip: str) -> dict[str, Prod
 
     The heads of the shape are spread over the devices. XLA makes the products of weights that the kernel does not take.
     """
-    embed, mlp, heads = spread.embed, spread.mlp // tensor, spread.heads * spread.head_dim // tensor
-    here = HeadShape(spread.heads // tensor, spread.kv_heads // tensor, spread.head_dim)
-    qkv = (spread.heads + 2 * spread.kv_heads) * spread.head_dim // tensor
+    embed, mlp, here = spread.embed, spread.mlp // tensor, spread.attention.on_device(tensor)
+    heads, qkv = here.heads * here.head_dim, (here.heads + 2 * here.kv_heads) * here.head_dim
     turned = here if projection.is_faster(here, chip) else None
     alone = tensor == 1  # parts of a product are summed over the devices before a residual is added
     sizes = {
@@ -96,7 +94,7 @@ def price_requests(
         ConfigError: the model cannot be cut over so many devices.
     """
     spread = spread_heads(PUBLISHED[model], tp)
-    heads = HeadShape(spread.heads // tp, spread.kv_heads // tp, spread.head_dim)
+    heads = spread.attention.on_device(tp)
     rows = TpuBackend.normalised_rows
     schedules = kernel_schedules(target, heads, rows=rows, embed=spread.embed, vocab=spread.head_rows)
     sizes = product_sizes(spread, tp, TARGETS[target].chip) if quantization == "int8" else {}

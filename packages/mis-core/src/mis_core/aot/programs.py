@@ -17,8 +17,8 @@ from mis_core.runner.arrays import step_arrays
 from mis_core.runner.buckets import PAIRS
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays
-from mis_core.runner.step import CACHE, decode, make_step
-from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, StepPlan, StepShape
+from mis_core.runner.step import CACHE, cache_shape, decode, make_step
+from mis_core.scheduler.plan import SLOTS, StepPlan, StepShape
 from mis_kernels.backends import Backend
 from mis_kernels.quantized import QuantizedWeight, block_of
 
@@ -55,8 +55,7 @@ def compile_step(
     def on_mesh(shape: tuple[int, ...], dtype: jnp.dtype, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
-    cache_shape = (spread.kv_heads, mesh.shape[DATA] * spread.layers * pages, PAGE_SIZE, backend.cache_head_dim)
-    cache = on_mesh(cache_shape, backend.storage_dtype, CACHE)
+    cache = on_mesh(cache_shape(spread, mesh.shape[DATA], pages, backend), backend.storage_dtype, CACHE)
     step = make_step(graph, abstract, mesh, pages, backend)
     if plan.is_decoding:
         arrays = step_arrays(backend.for_decoding(), shape, plan, SLOTS, SLOTS)

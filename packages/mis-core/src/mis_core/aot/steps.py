@@ -84,7 +84,7 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
     }
     chip, clock = CHIPS[target.chip], target.clock_ghz * 1e9
     assert isinstance(backend, TpuBackend), "code is made for a TPU"
-    kv_heads, schedule = spread.kv_heads // tensor, schedule_of(job["attention"])
+    heads, schedule, layers = spread.attention.on_device(tensor), schedule_of(job["attention"]), len(config.layers)
     head = [
         _price_head(_read(program).operations, job, config, chip, clock) for program in compile_head(config, on, shape)
     ]
@@ -99,24 +99,22 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
             tiles,
             rows,
             schedule,
-            kv_heads=kv_heads,
+            kv_heads=heads.kv_heads,
             head_dim=backend.cache_head_dim,
             blocks=backend.blocks,
             page_size=PAGE_SIZE,
             chip=chip,
             clock_hz=clock,
         )
-        group = spread.heads // spread.kv_heads
-        norm_rope = price_norm_rope(
-            size, job["norm_rope"], kv_heads=kv_heads, group=group, head_dim=spread.head_dim, chip=chip, hz=clock
-        )
-        stages["attention"] += attention * config.layers
+        sizes_of_heads = {"kv_heads": heads.kv_heads, "group": heads.group, "head_dim": heads.head_dim}
+        norm_rope = price_norm_rope(size, job["norm_rope"], **sizes_of_heads, chip=chip, hz=clock)
+        stages["attention"] += attention * layers
         if not any(ProductSize.read(fields).heads for fields, _ in job["products"].values()):
-            stages["norm and RoPE"] += norm_rope * config.layers
-        for stage, seconds in _price_products(job, size, shape, config.layers, chip, clock).items():
+            stages["norm and RoPE"] += norm_rope * layers
+        for stage, seconds in _price_products(job, size, shape, layers, chip, clock).items():
             stages[stage] += seconds
-        written = price_page_writes(_written_tokens(arrays), kv_heads, spread.head_dim, chip)
-        stages["write_pages"] += written * config.layers
+        written = price_page_writes(_written_tokens(arrays), heads.kv_heads, heads.head_dim, chip)
+        stages["write_pages"] += written * layers
         calls = _head_calls(plan, backend)
         for count, seconds in zip(calls, head, strict=True):
             stages["head"] += seconds * count

@@ -10,7 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mis_core.aot.programs import compile_step, compile_vocabulary_reads
-from mis_core.aot.roofline import weight_bytes
+from mis_core.aot.roofline import ITEM_BYTES, weight_bytes
+from mis_core.models.layers import kept_elements
 from mis_core.models.parallel import DATA, TENSOR, backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.buckets import empty_decode_step, full_step
@@ -39,7 +40,7 @@ def compile_one(topology: str, model: str, data: int, tensor: int, *, decodes: b
         backend = backend_for(spread, jnp.dtype("bfloat16"), on)
         shape = StepShape.of_budget(TOKENS, pages_per_context=CONTEXT_PAGES, alignment=backend.alignment, shards=data)
         room = USED * CHIPS[target.chip].memory - weight_bytes(config) / tensor
-        page = 2 * 2 * PAGE_SIZE * config.layers * spread.kv_heads // tensor * backend.cache_head_dim
+        page = ITEM_BYTES * PAGE_SIZE * kept_elements(spread.layers, backend.cache_head_dim) // tensor
         pages = min(int(room / page), MOST_PAGES)
         plan = empty_decode_step(shape) if decodes else full_step(shape, CONTEXT, ITEM)
         compiled = compile_step(config, on, plan, shape, pages=pages)

@@ -5,16 +5,15 @@ of 32-bit units (https://github.com/s-yata/darts-clone): a character's bytes lea
 """
 
 import base64
-import binascii
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
+from mis_core.checkpoints.components import components
 from mis_core.errors import ModelError
 
+_TYPE, _MAP = "Precompiled", "precompiled_charsmap"
 _MAX_BYTES = 1 << 22  # those of SentencePiece itself have some hundred thousand
 _BYTES = np.arange(1, 256)
 _MAX_LEVELS = 1 << 10  # bytes of the longest text that is mapped; those of SentencePiece have some ten
@@ -32,11 +31,9 @@ def check_charsmaps(path: Path, normalizer: object) -> None:
         ModelError: a map is broken, or far larger than published ones.
     """
     left = _MAX_BYTES
-    for text in _maps(normalizer):
-        try:
-            content = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
-        except binascii.Error:
-            content = b""
+    parts = (part for part in components(normalizer) if part.get("type") == _TYPE or _MAP in part)
+    for text in (part.get(_MAP) for part in parts):
+        content = content_of(text)
         left -= len(content)
         if left < 0:
             many = _MAX_BYTES - left
@@ -47,16 +44,12 @@ def check_charsmaps(path: Path, normalizer: object) -> None:
             raise ModelError(f"{path}: a broken precompiled_charsmap.")
 
 
-def _maps(normalizer: object) -> Iterator[object]:
-    waiting: list[Any] = [normalizer]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, list):
-            waiting += found
-        elif isinstance(found, dict):
-            waiting.append(found.get("normalizers"))
-            if found.get("type") == "Precompiled" or "precompiled_charsmap" in found:
-                yield found.get("precompiled_charsmap")
+def content_of(charsmap: object) -> bytes:
+    """Return what a map holds: the size of a table, the table, and texts. Nothing if it is broken."""
+    try:
+        return base64.b64decode(charsmap, validate=True) if isinstance(charsmap, str) else b""
+    except ValueError:  # not ASCII, or no base64
+        return b""
 
 
 def _is_text(content: bytes) -> bool:

@@ -5,14 +5,13 @@ So the factor is known before the tokenizer is made. Only what a file says is co
 lower case are the same for everybody, and do nothing when they are repeated.
 """
 
-import base64
-import binascii
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mis_core.checkpoints.charsmap import content_of
+from mis_core.checkpoints.components import components
 from mis_core.errors import ModelError
 
 MOST = 64
@@ -44,7 +43,7 @@ def check_growth(path: Path, tokenizer: dict[str, Any]) -> None:
     """
     of_texts, of_tokens = [tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")], [tokenizer.get("decoder")]
     for what, parts in (("normalizers and pre-tokenizers", of_texts), ("decoders", of_tokens)):
-        growth = math.prod(map(_growth, _parts(parts)))
+        growth = math.prod(map(_growth, components(*parts)))
         if growth > MOST:
             # A number of thousands of digits is no text for people.
             many = f"{growth:,} characters" if growth < 10**9 else "more than a billion characters"
@@ -52,7 +51,7 @@ def check_growth(path: Path, tokenizer: dict[str, Any]) -> None:
                 f"{path}: its {what} may make {many} of one; at most {MOST} are allowed. "
                 "Use another tokenizer, by --tokenizer-path."
             )
-    if any(map(_is_expression, _parts(of_tokens))):  # it would be tried on every token that is shown
+    if any(map(_is_expression, components(*of_tokens))):  # it would be tried on every token that is shown
         raise ModelError(f"{path}: a decoder replaces what a regular expression matches, which is not read.")
     _check_added(path, tokenizer)
 
@@ -63,7 +62,7 @@ def _check_added(path: Path, tokenizer: dict[str, Any]) -> None:
     tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
     if len(tokens) > MOST_ADDED:
         raise ModelError(f"{path}: {len(tokens):,} added tokens; at most {MOST_ADDED:,} are allowed.")
-    if not any(map(_is_expression, _parts([tokenizer.get("normalizer")]))):
+    if not any(map(_is_expression, components(tokenizer.get("normalizer")))):
         return
     lens = [len(str(token.get("content"))) for token in tokens if token.get("normalized") is True]
     if len(lens) > _MOST_NORMALIZED or max(lens, default=0) > _LONGEST_NORMALIZED:
@@ -71,18 +70,6 @@ def _check_added(path: Path, tokenizer: dict[str, Any]) -> None:
             f"{path}: a regular expression normalizes {len(lens):,} added tokens of up to {max(lens):,} characters; at "
             f"most {_MOST_NORMALIZED:,} of {_LONGEST_NORMALIZED} are allowed."
         )
-
-
-def _parts(found: list[Any]) -> Iterator[dict[str, Any]]:
-    """Yield normalizers and pre-tokenizers that are no sequences."""
-    waiting = list(found)
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, list):
-            waiting += part
-        elif isinstance(part, dict):
-            waiting += [part.get("normalizers"), part.get("pretokenizers"), part.get("decoders")]
-            yield part
 
 
 def _is_expression(part: dict[str, Any]) -> bool:
@@ -114,9 +101,6 @@ def _of_replacement(pattern: object, content: int) -> int:
 
 def _longest(charsmap: str) -> int:
     """Return the length of the longest text in a map of SentencePiece: behind a table of a size that comes first."""
-    try:
-        data = base64.b64decode(charsmap, validate=True)
-    except binascii.Error:
-        return 1  # refused as broken
-    texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
+    content = content_of(charsmap)
+    texts = content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
     return max(1, *(len(text.decode(errors="replace")) for text in texts))

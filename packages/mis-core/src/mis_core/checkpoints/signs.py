@@ -77,19 +77,16 @@ def directory_signs(directory: Path, files: Files) -> Signs:
         directory: The checkpoint.
         files: Opens its files.
     """
-    modules = [each.get("type") for each in _objects(_read_json(directory / _MODULES, files))]
+    listed = _read_json(directory / _MODULES, files)
+    modules = [each.get("type") for each in (listed if isinstance(listed, list) else []) if isinstance(each, dict)]
     classes = tuple(_clean(each.rpartition(".")[2]) for each in modules if isinstance(each, str))
     names = _signs(_directory_names(directory, files))
     return Signs(names, _place(directory), classes[:_MAX_SIGNS], _answer_ids(directory, files))
 
 
 def _directory_names(directory: Path, files: Files) -> Iterator[tuple[str, object]]:
-    config = _read_json(directory / "config.json", files)
-    if isinstance(config, dict):
-        yield "config.json", _model_name(config.get("_name_or_path"))
-    described = _read_json(directory / _SENTENCE_TRANSFORMERS, files)
-    if isinstance(described, dict):
-        yield _SENTENCE_TRANSFORMERS, described.get("model_type")
+    yield "config.json", _model_name(_read_object(directory / "config.json", files).get("_name_or_path"))
+    yield _SENTENCE_TRANSFORMERS, _read_object(directory / _SENTENCE_TRANSFORMERS, files).get("model_type")
     readme = directory / _README
     try:
         text = files.read(readme).decode("utf-8-sig", errors="replace")  # what cannot be read hides nothing else
@@ -134,8 +131,8 @@ def _title(text: str) -> str | None:
 def _answer_ids(directory: Path, files: Files) -> tuple[int | None, int | None] | None:
     """Return what a `LogitScore` of sentence-transformers reads; its folder is named as `1_LogitScore`."""
     for path in sorted(directory.glob("[0-9]*_*/config.json"))[:_MAX_SIGNS]:
-        config = _read_json(path, files)
-        if isinstance(config, dict) and "true_token_id" in config:
+        config = _read_object(path, files)
+        if "true_token_id" in config:
             return _id(config.get("false_token_id")), _id(config["true_token_id"])
     return None
 
@@ -162,8 +159,9 @@ def _id(value: object) -> int | None:
     return value if isinstance(value, int) and 0 <= value < _MAX_ID else None
 
 
-def _objects(value: object) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+def _read_object(path: Path, files: Files) -> dict[str, Any]:
+    value = _read_json(path, files)
+    return value if isinstance(value, dict) else {}
 
 
 def _read_json(path: Path, files: Files) -> object:

@@ -16,6 +16,7 @@ import tokenizers
 
 from mis_core.checkpoints.charsmap import check_charsmaps
 from mis_core.checkpoints.checkpoint import StoredTokenizer
+from mis_core.checkpoints.components import components
 from mis_core.checkpoints.files import Files, is_there
 from mis_core.checkpoints.growth import check_growth
 from mis_core.errors import ModelError, shown
@@ -154,11 +155,7 @@ def _check_ids(path: Path, ids: Iterable[object]) -> None:
 
 def _ids_put_in(post_processor: object) -> Iterator[object]:
     """Yield the ids that a post-processor puts into texts."""
-    waiting: list[Any] = [post_processor]
-    while waiting:
-        part = _object(waiting.pop())
-        inner = part.get("processors")
-        waiting += inner if isinstance(inner, list) else []
+    for part in components(post_processor):
         for token in _object(part.get("special_tokens")).values():
             ids = _object(token).get("ids")
             yield from ids if isinstance(ids, list) else []

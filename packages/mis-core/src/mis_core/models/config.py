@@ -13,8 +13,10 @@ from mis_core.checkpoints import Checkpoint, open_checkpoint
 from mis_core.checkpoints.numbers import check_numbers
 from mis_core.config import Activation
 from mis_core.errors import ModelError, shown
-from mis_core.models.rope import RopeConfig, parse_rope, positive_number
+from mis_core.models.layers import Layer
+from mis_core.models.rope import parse_rope, positive_number
 from mis_core.models.settings import check_settings
+from mis_kernels.heads import HeadShape
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,10 @@ class ModelConfig:
 
     Attributes:
         vocab_size: Rows of the embedding and of a language model's head, padding rows included.
+        layers: From the first to the last.
         max_positions: Longest sequence the model was trained for, in tokens.
+        longest: Longest sequence that may be asked for, in tokens; `max_positions` is what holds where none is.
         tied: The head is the embedding.
-        nope_layers: Layers without RoPE, from 0.
         attention_bias: All four projections of attention have biases.
         mlp_bias: All three projections of the MLP have biases.
         head_labels: Names of the rows of a classification head; none of a language model.
@@ -97,15 +100,11 @@ class ModelConfig:
     vocab_size: int
     embed: int
     mlp: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    layers: tuple[Layer, ...]
     max_positions: int
+    longest: int
     norm_epsilon: float
     tied: bool
-    rope: RopeConfig
-    nope_layers: tuple[int, ...] = ()
     attention_bias: bool = False
     mlp_bias: bool = False
     head_labels: tuple[str, ...] = ()
@@ -113,9 +112,9 @@ class ModelConfig:
     architecture: str = ""
 
     @property
-    def longest(self) -> int:
-        """Longest sequence that may be asked for, in tokens; `max_positions` is what holds where none is."""
-        return self.rope.longest
+    def attention(self) -> HeadShape:
+        """Heads of every layer's attention: all have the same, since their weights are stacked."""
+        return self.layers[0].heads
 
     @property
     def head_rows(self) -> int:
@@ -126,11 +125,6 @@ class ModelConfig:
     def qkv_bias(self) -> bool:
         """Whether query, key and value projections have biases."""
         return self.family.qkv_bias or self.attention_bias
-
-    @property
-    def group(self) -> int:
-        """Query heads per KV head."""
-        return self.heads // self.kv_heads
 
 
 def read_model_config(path: Path | Checkpoint, *, ignore_unknown: bool = False) -> ModelConfig:
@@ -147,7 +141,7 @@ def read_model_config(path: Path | Checkpoint, *, ignore_unknown: bool = False) 
     raw = checkpoint.settings()
     check_numbers(raw, checkpoint)
     try:
-        return _parse(raw, ignore_unknown=ignore_unknown)
+        return parse_model_config(raw, ignore_unknown=ignore_unknown)
     except ModelError as error:
         raise ModelError(f"{checkpoint.settings_path}: {error.message}") from None
     except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
@@ -155,7 +149,12 @@ def read_model_config(path: Path | Checkpoint, *, ignore_unknown: bool = False) 
         raise ModelError(f"{checkpoint.settings_path}: a setting's value is of another type ({reason}).") from None
 
 
-def _parse(raw: dict[str, Any], *, ignore_unknown: bool) -> ModelConfig:
+def parse_model_config(raw: dict[str, Any], *, ignore_unknown: bool = False) -> ModelConfig:
+    """Return the shape that settings describe: what `config.json` holds.
+
+    Raises:
+        ModelError: they ask for something that is not implemented.
+    """
     architecture = _architecture(raw)
     family = FAMILIES[architecture]
     check_settings(raw, own=family.settings, config_class=f"{family.name}Config", ignore_unknown=ignore_unknown)
@@ -176,21 +175,19 @@ def _parse(raw: dict[str, Any], *, ignore_unknown: bool) -> ModelConfig:
     head_dim = _count(raw, "head_dim", family.head_dim or embed // heads)
     if head_dim % 2:
         raise ModelError(f"head_dim must be even, since RoPE turns pairs, not {head_dim}.")
+    rope = parse_rope(raw, head_dim, max_positions, family.theta, ignore_unknown=ignore_unknown)
+    shape, has_rope = HeadShape(heads, kv_heads, head_dim), _has_rope(raw, family.nope_interval)
     head_labels = _head_labels(raw) if family.classifies else ()
     return ModelConfig(
         family=family,
         vocab_size=_count(raw, "vocab_size"),
         embed=embed,
         mlp=_count(raw, "intermediate_size"),
-        layers=_count(raw, "num_hidden_layers"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        layers=tuple(Layer(shape, rope if turns else None) for turns in has_rope),
         max_positions=max_positions,
+        longest=rope.longest,
         norm_epsilon=positive_number(raw, "rms_norm_eps", 1e-6),
         tied=_switch(raw, "tie_word_embeddings", family.tied) and not family.classifies,
-        rope=parse_rope(raw, head_dim, max_positions, family.theta, ignore_unknown=ignore_unknown),
-        nope_layers=_nope_layers(raw, family.nope_interval) if family.nope_interval else (),
         attention_bias="attention_bias" in family.settings and _switch(raw, "attention_bias"),
         mlp_bias="mlp_bias" in family.settings and _switch(raw, "mlp_bias"),
         head_labels=head_labels,
@@ -238,19 +235,17 @@ def _head_activation(raw: dict[str, Any], rows: int) -> Activation:
     return _ACTIVATIONS[kind]
 
 
-def _nope_layers(raw: dict[str, Any], interval: int) -> tuple[int, ...]:
-    """Return the layers without RoPE: listed by `no_rope_layers`, where 0 means without, or one in every interval."""
+def _has_rope(raw: dict[str, Any], interval: int | None) -> list[bool]:
+    """Return whether each layer has RoPE: as `no_rope_layers` lists it, or all but the last in every interval."""
     layers, listed = _count(raw, "num_hidden_layers"), raw.get("no_rope_layers")
+    if interval is None:
+        return [True] * layers
     if listed is None:
-        return every(_count(raw, "no_rope_layer_interval", interval), layers)
+        interval = _count(raw, "no_rope_layer_interval", interval)
+        return [layer % interval != 0 for layer in range(1, layers + 1)]
     if not isinstance(listed, list) or len(listed) < layers or any(has_rope not in (0, 1) for has_rope in listed):
         raise ModelError(f"no_rope_layers must list 0 or 1 for each of {layers} layers.")
-    return tuple(layer for layer in range(layers) if not listed[layer])
-
-
-def every(interval: int, layers: int) -> tuple[int, ...]:
-    """Return the last layer of every interval."""
-    return tuple(range(interval - 1, layers, interval))
+    return [has_rope == 1 for has_rope in listed[:layers]]
 
 
 def _check_no_layer_slides(raw: dict[str, Any], family: Family) -> None:

@@ -8,7 +8,7 @@ It runs on one device's share of the weights, inside a `shard_map` with the axis
 `parallel`): every product over a cut dimension is followed by a sum over that axis.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +18,9 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Int32, Shaped
 
 from mis_core.models.config import ModelConfig
+from mis_core.models.layers import Layer, rope_kinds
 from mis_core.models.parallel import PRODUCTS, add_product, gather_columns
-from mis_core.models.rope import frequencies
+from mis_core.models.rope import RopeConfig, frequencies
 from mis_kernels import from_bits, rotary_tables, to_bits
 from mis_kernels.backends import Backend
 from mis_kernels.operations import project
@@ -55,19 +56,19 @@ class DecoderLayer(nnx.Module):
         def weight(*shape: int) -> nnx.Param:
             return nnx.Param(jnp.zeros(shape, dtype))
 
-        heads = (config.kv_heads, config.group + 2, config.head_dim)
-        width = config.head_dim * config.kv_heads
+        _, kv_heads, head_dim = config.attention
+        group, width = config.attention.group, kv_heads * head_dim
         self.config, self.backend = config, backend
         if not backend.folds_norms:
             self.attention_norm = weight(config.embed)
             self.mlp_norm = weight(config.embed)
-        self.qkv = weight(config.embed, (config.group + 2) * width)
+        self.qkv = weight(config.embed, (group + 2) * width)
         if config.qkv_bias:
-            self.qkv_bias = weight(*heads)
+            self.qkv_bias = weight(kv_heads, group + 2, head_dim)
         if config.family.qk_norm:
-            self.q_norm = weight(config.head_dim)
-            self.k_norm = weight(config.head_dim)
-        self.out = weight(config.group * width, config.embed)
+            self.q_norm = weight(head_dim)
+            self.k_norm = weight(head_dim)
+        self.out = weight(group * width, config.embed)
         if config.attention_bias:
             self.out_bias = weight(config.embed)
         self.gate_up = weight(2, config.embed, config.mlp)
@@ -137,6 +138,35 @@ def squares_of(x: Float[Array, "tokens embed"], backend: Backend) -> Float32[Arr
     return (wide * wide).sum(-1, keepdims=True)
 
 
+def make_turns(
+    layers: Sequence[Layer], positions: Int32[Array, " tokens"]
+) -> Callable[[Array], tuple[Float32[Array, "tokens head_dim"], Float32[Array, "tokens head_dim"]]]:
+    """Return what gives a layer, by its number, its cosines and sines; there is a table for each kind of RoPE.
+
+    A layer without RoPE turns by no angle, which changes no value.
+    """
+
+    def table(rope: RopeConfig | None) -> tuple[Array | float, Array | float]:
+        if rope is None:
+            return 1.0, 0.0
+        inverse, factor = frequencies(rope)
+        return rotary_tables(positions, jnp.asarray(inverse), factor)
+
+    with jax.named_scope("rotary_tables"):
+        (first, _), *others = ((table(rope), numbers) for rope, numbers in rope_kinds(layers).items())
+    shape = len(positions), layers[0].heads.head_dim
+
+    def turns_of(layer: Array) -> tuple[Array, Array]:
+        cos, sin = first
+        with jax.named_scope("rotary_tables"):
+            for (other_cos, other_sin), numbers in others:
+                is_other = (jnp.array(numbers) == layer).any()
+                cos, sin = jnp.where(is_other, other_cos, cos), jnp.where(is_other, other_sin, sin)
+            return jnp.broadcast_to(cos, shape), jnp.broadcast_to(sin, shape)  # of no RoPE alone there is no table
+
+    return turns_of
+
+
 class Decoder(nnx.Module):
     """Embedding, layers and the final norm; the head is applied by the runner, to scored rows only.
 
@@ -153,8 +183,9 @@ class Decoder(nnx.Module):
         """
         self.config, self.backend = config, backend
         self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.embed), dtype))
-        self.layers = nnx.vmap(lambda _: DecoderLayer(config, dtype, backend), axis_size=config.layers, in_axes=0)(
-            jnp.arange(config.layers)
+        count = len(config.layers)
+        self.layers = nnx.vmap(lambda _: DecoderLayer(config, dtype, backend), axis_size=count, in_axes=0)(
+            jnp.arange(count)
         )
         self.norm = nnx.Param(jnp.zeros(config.embed, dtype))
         if not config.tied:
@@ -177,9 +208,7 @@ class Decoder(nnx.Module):
 
         The last layer computes its output projection and its MLP for these rows only.
         """
-        inverse, factor = frequencies(self.config.rope)
-        with jax.named_scope("rotary_tables"):
-            tables = rotary_tables(positions, jnp.asarray(inverse), factor)
+        turns_of = make_turns(self.config.layers, positions)
         graph, stacked = nnx.split(self.layers)
 
         def layer(
@@ -187,7 +216,7 @@ class Decoder(nnx.Module):
         ) -> tuple[Array, Array | None, Cache]:
             flat = nnx.to_flat_state(stacked)
             weights = {path: leaf.replace(_at_layer(path, leaf.get_value(), index)) for path, leaf in flat}
-            turns = self._turns(tables, index)
+            turns = turns_of(index)
             return nnx.merge(graph, nnx.from_flat_state(weights))(x, squares, turns, attend, cache, index, rows)
 
         # Where weights are bits, so are activations between layers: XLA:CPU would convert them by a copy.
@@ -201,7 +230,7 @@ class Decoder(nnx.Module):
 
         with jax.named_scope("embed"):
             x = gather_columns(from_bits(self.embedding[...][token_ids]))
-        last = self.config.layers - 1
+        last = len(self.config.layers) - 1
         with jax.named_scope("layers"):
             start = kept(x), squares_of(x, self.backend), cache
             (x, squares, cache), _ = lax.scan(step, start, jnp.arange(last))
@@ -209,12 +238,3 @@ class Decoder(nnx.Module):
             x, _, cache = layer(from_bits(x), squares, cache, jnp.int32(last), rows)
         with jax.named_scope("final_norm"):
             return self.backend.rms_norm(x, from_bits(self.norm[...]), self.config.norm_epsilon), cache
-
-    def _turns(self, tables: tuple[Array, Array], layer: Array) -> tuple[Array, Array]:
-        """Return cosines and sines of a layer: one without RoPE turns by no angle, which changes no value."""
-        if not self.config.nope_layers:
-            return tables
-        with jax.named_scope("rotary_tables"):
-            is_nope = (jnp.array(self.config.nope_layers) == layer).any()
-            cos, sin = tables
-            return jnp.where(is_nope, 1.0, cos), jnp.where(is_nope, 0.0, sin)

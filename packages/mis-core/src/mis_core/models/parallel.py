@@ -19,7 +19,6 @@ from jax.sharding import PartitionSpec as P
 from mis_core.errors import ConfigError
 from mis_core.models.config import ModelConfig
 from mis_kernels.backends import Backend, choose
-from mis_kernels.heads import HeadShape
 from mis_kernels.weights import StoredWeight, Weight, weight_of
 
 DATA = "data"
@@ -56,14 +55,12 @@ def placement(path: tuple[Any, ...], weight: StoredWeight, mesh: Mesh, backend: 
 
 def backend_for(config: ModelConfig, dtype: jnp.dtype, mesh: Mesh) -> Backend:
     """Return what computes a model on a mesh; the config's heads are spread over it."""
-    devices = mesh.shape[TENSOR]
-    heads = HeadShape(config.heads // devices, config.kv_heads // devices, config.head_dim)
-    return choose(heads, jnp.dtype(dtype).name)
+    return choose(config.attention.on_device(mesh.shape[TENSOR]), jnp.dtype(dtype).name)
 
 
 def packs(config: ModelConfig, devices: int, backend: Backend) -> bool:
     """Whether every product of a layer is best made with packed weights; heads are spread over the devices."""
-    heads, kv_heads = (n * config.head_dim // devices for n in (config.heads, config.kv_heads))
+    heads, kv_heads = (n * config.attention.head_dim // devices for n in config.attention[:2])
     dimensions = config.embed, heads, heads + 2 * kv_heads, config.mlp // devices
     return backend.packs(*dimensions, gate_bias=config.mlp_bias)
 
@@ -83,11 +80,11 @@ def spread_heads(config: ModelConfig, devices: int) -> ModelConfig:
         if size % devices:
             raise ConfigError(f"tp_size {devices} does not divide the model's {name}, {size}.", "tp_size")
     try:
-        heads = HeadShape(config.heads, config.kv_heads, config.head_dim).spread(devices)
+        layers = (dataclasses.replace(layer, heads=layer.heads.spread(devices)) for layer in config.layers)
+        return dataclasses.replace(config, layers=tuple(layers))
     except ValueError:
-        message = f"tp_size {devices} and the model's {config.kv_heads} KV heads do not divide each other."
+        message = f"tp_size {devices} and the model's {config.attention.kv_heads} KV heads do not divide each other."
         raise ConfigError(message, "tp_size") from None
-    return dataclasses.replace(config, heads=heads.heads, kv_heads=heads.kv_heads)
 
 
 def add_product(residual: Array, x: Array, weight: Weight, bias: Array | None = None) -> Array:

@@ -1,19 +1,22 @@
 """Shapes of published models, for compiling and estimating where there is no checkpoint.
 
-The numbers are those of the models' own `config.json`.
+The numbers are those of the models' own `config.json`, and are read as that is.
 """
 
-from mis_core.models.config import FAMILIES, ModelConfig, every
-from mis_core.models.rope import RopeConfig
+from typing import Any
+
+from mis_core.models.config import ModelConfig, parse_model_config
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
 
-_QWEN3 = ("Qwen3ForCausalLM", 151_936, 40_960, 1e6)
-_QWEN2 = ("Qwen2ForCausalLM", 151_936, 32_768, 1e6)
-_LLAMA = ("LlamaForCausalLM", 128_256, 131_072, 5e5)
-_SMOLLM2 = ("LlamaForCausalLM", 49_152, 8192, 1e5)
-_SMOLLM3 = ("SmolLM3ForCausalLM", 128_256, 65_536, 5e6)
-_MISTRAL = ("MistralForCausalLM", 32_768, 32_768, 1e6)
+_Common = tuple[str, int, int, float, float]
+_QWEN3 = ("Qwen3ForCausalLM", 151_936, 40_960, 1e6, 1e-6)
+_QWEN2 = ("Qwen2ForCausalLM", 151_936, 32_768, 1e6, 1e-6)
+_LLAMA = ("LlamaForCausalLM", 128_256, 131_072, 5e5, 1e-5)
+_SMOLLM2 = ("LlamaForCausalLM", 49_152, 8192, 1e5, 1e-5)
+_SMOLLM3 = ("SmolLM3ForCausalLM", 128_256, 65_536, 5e6, 1e-6)
+_MISTRAL = ("MistralForCausalLM", 32_768, 32_768, 1e6, 1e-5)
 _LLAMA_ROPE = {
+    "rope_type": "llama3",
     "factor": 32.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -21,30 +24,28 @@ _LLAMA_ROPE = {
 }
 
 
-def _shape(
-    heads: HeadShape, common: tuple[str, int, int, float], embed: int, mlp: int, layers: int, tied: bool
-) -> ModelConfig:
-    architecture, vocab_size, positions, theta = common
-    kind, settings = ("llama3", _LLAMA_ROPE) if common is _LLAMA else ("default", {})
-    family = FAMILIES[architecture]
-    return ModelConfig(
-        family=family,
-        vocab_size=vocab_size,
-        embed=embed,
-        mlp=mlp,
-        layers=layers,
-        heads=heads.heads,
-        kv_heads=heads.kv_heads,
-        head_dim=heads.head_dim,
-        max_positions=positions,
-        norm_epsilon=1e-5 if common in (_LLAMA, _SMOLLM2, _MISTRAL) else 1e-6,
-        tied=tied,
-        rope=RopeConfig(kind, theta, heads.head_dim, positions, settings),
-        nope_layers=every(family.nope_interval, layers) if family.nope_interval else (),
-    )
+def _shape(heads: HeadShape, common: _Common, embed: int, mlp: int, layers: int, tied: bool) -> ModelConfig:
+    architecture, vocab_size, positions, theta, epsilon = common
+    settings: dict[str, Any] = {
+        "architectures": [architecture],
+        "vocab_size": vocab_size,
+        "hidden_size": embed,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads.heads,
+        "num_key_value_heads": heads.kv_heads,
+        "head_dim": heads.head_dim,
+        "max_position_embeddings": positions,
+        "rms_norm_eps": epsilon,
+        "rope_theta": theta,
+        "rope_scaling": _LLAMA_ROPE if common is _LLAMA else None,
+        "sliding_window": None,
+        "tie_word_embeddings": tied,
+    }
+    return parse_model_config(settings)
 
 
-# What the family has in common; hidden size, width of the MLP, layers; whether the head is tied.
+# What models of a family have in common; hidden size, width of the MLP, layers; whether the head is tied.
 _SIZES = {
     "qwen3-0.6b": (_QWEN3, 1024, 3072, 28, True),
     "qwen3-1.7b": (_QWEN3, 2048, 6144, 28, True),
@@ -54,7 +55,7 @@ _SIZES = {
     "qwen2.5-0.5b": (_QWEN2, 896, 4864, 24, True),
     "qwen2.5-1.5b": (_QWEN2, 1536, 8960, 28, True),
     "qwen2.5-3b": (_QWEN2, 2048, 11_008, 36, True),
-    "qwen2.5-7b": (("Qwen2ForCausalLM", 152_064, 32_768, 1e6), 3584, 18_944, 28, False),
+    "qwen2.5-7b": (("Qwen2ForCausalLM", 152_064, 32_768, 1e6, 1e-6), 3584, 18_944, 28, False),
     "llama-3.2-1b": (_LLAMA, 2048, 8192, 16, True),
     "llama-3.2-3b": (_LLAMA, 3072, 8192, 28, True),
     "smollm2-135m": (_SMOLLM2, 576, 1536, 30, True),

@@ -60,7 +60,7 @@ class RopeConfig:
     theta: float
     head_dim: int
     max_positions: int
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def longest(self) -> int:

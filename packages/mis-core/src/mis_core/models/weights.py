@@ -5,7 +5,6 @@ share it, and a family's switches decide which lines apply. Only headers are rea
 has been found complete, so a broken checkpoint fails in a moment and by name.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import NORM_OF, Decoder
 from mis_core.models.parallel import PRODUCTS, TENSOR, backend_for, make_mesh, packs, partition, placement, spread_heads
 from mis_kernels.backends import Backend
+from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import block_of, quantize
 from mis_kernels.weights import StoredWeight
 
@@ -63,29 +63,29 @@ def tensors_of(config: ModelConfig, tensor_parallel: int = 1) -> Iterator[Tensor
         config: The checkpoint's shape.
         tensor_parallel: Devices the layers are cut over; the decoder's heads are `spread_heads` of it.
     """
-    spread = spread_heads(config, tensor_parallel)
+    spread = spread_heads(config, tensor_parallel).attention
     yield Tensor(_EMBEDDING, (config.vocab_size, config.embed), ("embedding",), _copy)
     yield Tensor("model.norm.weight", (config.embed,), ("norm",), _copy)
     if not config.tied:
         name = "score.weight" if config.family.classifies else _HEAD
         yield Tensor(name, (config.head_rows, config.embed), ("head",), _copy)
-    for layer in range(config.layers):
+    for layer in range(len(config.layers)):
         for name, shape, target, place in _layer_tensors(config, spread):
             yield Tensor(f"model.layers.{layer}.{name}", shape, ("layers", target), place, layer)
 
 
-def _layer_tensors(config: ModelConfig, spread: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], str, Place]]:
-    embed, mlp = config.embed, config.mlp
-    heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    for projection, width in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-        place = _queries(config, spread) if projection == "q" else _keys_or_values(config, spread, projection)
+def _layer_tensors(config: ModelConfig, spread: HeadShape) -> Iterator[tuple[str, tuple[int, ...], str, Place]]:
+    embed, mlp, heads = config.embed, config.mlp, config.attention
+    q, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
+    for projection, width in (("q", q), ("k", kv), ("v", kv)):
+        place = _queries(heads, spread) if projection == "q" else _keys_or_values(heads, spread, projection)
         yield f"self_attn.{projection}_proj.weight", (width, embed), "qkv", place
         if config.qkv_bias:
             yield f"self_attn.{projection}_proj.bias", (width,), "qkv_bias", place
     if config.family.qk_norm:
-        yield "self_attn.q_norm.weight", (config.head_dim,), "q_norm", _copy
-        yield "self_attn.k_norm.weight", (config.head_dim,), "k_norm", _copy
-    yield "self_attn.o_proj.weight", (embed, heads), "out", _output(config, spread)
+        yield "self_attn.q_norm.weight", (heads.head_dim,), "q_norm", _copy
+        yield "self_attn.k_norm.weight", (heads.head_dim,), "k_norm", _copy
+    yield "self_attn.o_proj.weight", (embed, q), "out", _output(heads, spread)
     if config.attention_bias:
         yield "self_attn.o_proj.bias", (embed,), "out_bias", _copy
     yield "input_layernorm.weight", (embed,), "attention_norm", _copy
@@ -107,46 +107,46 @@ def _transposed(target: np.ndarray, stored: np.ndarray) -> None:
     target[...] = stored.T.reshape(target.shape)
 
 
-def _spread(stored: np.ndarray, config: ModelConfig, spread: ModelConfig) -> np.ndarray:
+def _spread(stored: np.ndarray, own: HeadShape, spread: HeadShape) -> np.ndarray:
     """Divide query heads `[heads, head_dim, ...]` among the copies of their KV head, zeros behind the last.
 
     Returns `[kv_heads of spread, group of spread, head_dim, ...]`.
     """
-    copies = spread.kv_heads // config.kv_heads
-    heads = stored.reshape(config.kv_heads, config.group, config.head_dim, *stored.shape[2:])
-    missing = copies * spread.group - config.group
+    copies = spread.kv_heads // own.kv_heads
+    heads = stored.reshape(own.kv_heads, own.group, own.head_dim, *stored.shape[2:])
+    missing = copies * spread.group - own.group
     heads = np.pad(heads, ((0, 0), (0, missing), *((0, 0),) * (heads.ndim - 2)))
     return heads.reshape(spread.kv_heads, spread.group, *heads.shape[2:])
 
 
-def _by_head(target: np.ndarray, spread: ModelConfig) -> np.ndarray:
+def _by_head(target: np.ndarray, spread: HeadShape) -> np.ndarray:
     """View a weight `[embed, columns]` or a bias as `[(embed,) kv_heads, group + 2, head_dim]`."""
     heads = (spread.kv_heads, spread.group + 2, spread.head_dim)
     return target.reshape(heads if target.shape == heads else (len(target), *heads))
 
 
-def _queries(config: ModelConfig, spread: ModelConfig) -> Place:
+def _queries(own: HeadShape, spread: HeadShape) -> Place:
     def place(target: np.ndarray, stored: np.ndarray) -> None:
-        heads = _spread(stored.reshape(config.heads, config.head_dim, *stored.shape[1:]), config, spread)
+        heads = _spread(stored.reshape(own.heads, own.head_dim, *stored.shape[1:]), own, spread)
         by_head = _by_head(target, spread)
         by_head[..., : spread.group, :] = np.moveaxis(heads, 3, 0) if stored.ndim == 2 else heads
 
     return place
 
 
-def _keys_or_values(config: ModelConfig, spread: ModelConfig, projection: str) -> Place:
+def _keys_or_values(own: HeadShape, spread: HeadShape, projection: str) -> Place:
     def place(target: np.ndarray, stored: np.ndarray) -> None:
-        heads = stored.reshape(config.kv_heads, config.head_dim, *stored.shape[1:])
-        heads = np.repeat(heads, spread.kv_heads // config.kv_heads, axis=0)
+        heads = stored.reshape(own.kv_heads, own.head_dim, *stored.shape[1:])
+        heads = np.repeat(heads, spread.kv_heads // own.kv_heads, axis=0)
         by_head = _by_head(target, spread)
         by_head[..., spread.group + "kv".index(projection), :] = np.moveaxis(heads, 2, 0) if stored.ndim == 2 else heads
 
     return place
 
 
-def _output(config: ModelConfig, spread: ModelConfig) -> Place:
+def _output(own: HeadShape, spread: HeadShape) -> Place:
     def place(target: np.ndarray, stored: np.ndarray) -> None:
-        heads = _spread(stored.T.reshape(config.heads, config.head_dim, -1), config, spread)
+        heads = _spread(stored.T.reshape(own.heads, own.head_dim, -1), own, spread)
         target[...] = heads.reshape(target.shape)
 
     return place
@@ -192,7 +192,7 @@ def load_decoder(
         stored = _by_parameter(path, opened, {tensor.name for tensor in wanted}, tied=config.tied)
         # A classifier may still have its language model's head, which nothing uses; transformers leaves it out, too.
         unused_head = config.tied or config.family.classifies
-        expected = _found(checkpoint, wanted, stored, unused_head=unused_head)
+        _check_found(checkpoint, wanted, stored, unused_head=unused_head)
         if config.tied and not _is_tied(stored):
             raise ModelError(
                 f"{path}: lm_head.weight is not the embedding, though tie_word_embeddings is true; say false, or "
@@ -203,8 +203,10 @@ def load_decoder(
         store = _Store(mesh, backend, quantization, packs=packs(spread, mesh.shape[TENSOR], backend))
         graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(spread, dtype, backend)))
         parameters = nnx.to_flat_state(state)
-        by_target: dict[tuple, list[Tensor]] = {target_path: list(group) for target_path, group in _grouped(expected)}
-        bar = tqdm(total=len(expected), desc="Loading weights", unit="tensor", disable=not progress)
+        by_target: dict[tuple, list[Tensor]] = {}
+        for tensor in wanted:
+            by_target.setdefault(tensor.target, []).append(tensor)
+        bar = tqdm(total=len(wanted), desc="Loading weights", unit="tensor", disable=not progress)
         loaded = {}
         with bar:
             for target_path, parameter in parameters:
@@ -288,17 +290,12 @@ def _by_parameter(
     return found
 
 
-def _grouped(tensors: list[Tensor]) -> Iterator[tuple[tuple[str, ...], Iterator[Tensor]]]:
-    ordered = sorted(tensors, key=lambda tensor: tensor.target)
-    return itertools.groupby(ordered, key=lambda tensor: tensor.target)
-
-
-def _found(
+def _check_found(
     checkpoint: Checkpoint, expected: Iterable[Tensor], stored: Mapping[str, StoredTensor], *, unused_head: bool
-) -> list[Tensor]:
-    """Return what is expected if it is all there and nothing else."""
+) -> None:
+    """Refuse tensors unless what is expected is all there, and nothing else."""
     path, settings, known_types = checkpoint.path, checkpoint.settings_path.name, checkpoint.stored_types()
-    found = []
+    known = {_HEAD} if unused_head else set()
     for tensor in expected:
         if tensor.name not in stored:
             raise ModelError(f"{path}: tensor {tensor.name} is missing.")
@@ -309,9 +306,7 @@ def _found(
             raise ModelError(
                 f"{path}: tensor {tensor.name} is stored as {stored_type}; known: {', '.join(known_types)}."
             )
-        found.append(tensor)
-    known = {tensor.name for tensor in found} | ({_HEAD} if unused_head else set())
+        known.add(tensor.name)
     for name in stored:
         if name not in known and not name.endswith(_DERIVED_SUFFIX):
             raise ModelError(f"{path}: tensor {name} belongs to no part of the model that {settings} describes.")
-    return found

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_core.models.config import ModelConfig
+from mis_core.models.layers import kept_elements
 from mis_core.models.parallel import TENSOR, backend_for
 from mis_core.scheduler.algorithm import largest_safe_budget
 from mis_core.scheduler.plan import PAGE_SIZE
@@ -42,7 +43,7 @@ def step_bytes_per_token(config: ModelConfig, item_bytes: int, devices: int) -> 
     What is alive at once: gate and up products in float32 and their activation, the packed projections
     in float32 with their normed copies, and a few rows of hidden states.
     """
-    heads = (config.heads + 2 * config.kv_heads) * config.head_dim
+    heads = (config.attention.heads + 2 * config.attention.kv_heads) * config.attention.head_dim
     cut = (2 * config.mlp * 4 + config.mlp * item_bytes) + 2 * heads * (4 + item_bytes)
     return 2 * cut // devices + 8 * config.embed * 4
 
@@ -93,8 +94,9 @@ def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: i
         else:
             step = budget * step_bytes_per_token(config, item_bytes, mesh.shape[TENSOR])
             step += DENSE_BYTES if engine.mask_impl == "dense" else 0
-            heads = backend_for(config, jnp.dtype(engine.dtype), mesh).cache_head_dim * config.kv_heads
-            tokens = int((free - step) // (2 * config.layers * heads * item_bytes // mesh.shape[TENSOR]))
+            head_dim = backend_for(config, jnp.dtype(engine.dtype), mesh).cache_head_dim
+            per_token = kept_elements(config.layers, head_dim) * item_bytes // mesh.shape[TENSOR]
+            tokens = int((free - step) // per_token)
     pages = tokens // PAGE_SIZE
     room = (pages - 1) * PAGE_SIZE  # a long item's pages repeat up to one page of its query
     if room < (engine.context_length or PAGE_SIZE):

@@ -31,7 +31,7 @@ from mis_core.runner.dense import context_buckets, with_short_contexts
 from mis_core.runner.memory import Resident
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import COUNTED, SAMPLED_ROWS, DrawArrays, DrawnTokens
-from mis_core.runner.step import CACHE, KeyValueCache, decode, make_step
+from mis_core.runner.step import CACHE, KeyValueCache, cache_shape, decode, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, StepPlan, StepShape
 from mis_core.scheduler.reading import Draws, Reading, Values
 from mis_kernels.segments import MIN_TOKENS
@@ -123,12 +123,7 @@ class Runner:
         self._graph, self._weights = nnx.split(decoder)
         config, self._backend = decoder.config, decoder.backend
         self._vocab_size = config.head_rows
-        self._cache_shape = (
-            config.kv_heads,
-            mesh.shape[DATA] * config.layers * pages,
-            PAGE_SIZE,
-            self._backend.cache_head_dim,
-        )
+        self._cache_shape = cache_shape(config, mesh.shape[DATA], pages, self._backend)
         try:  # waiting for it, since a device that lacks the room would say so in the first step
             self._cache = jax.block_until_ready(self._empty_cache())
         except jax.errors.JaxRuntimeError as error:

@@ -11,6 +11,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, partition
 from mis_core.runner.arrays import EXCHANGED, StepArrays
@@ -24,6 +25,18 @@ KeyValueCache = tuple[Array, Array]
 
 CACHE = P(TENSOR, DATA)
 """How the cache is cut: by head along `TENSOR`; along `DATA` every device has pages of its own."""
+
+
+def cache_shape(config: ModelConfig, devices: int, pages: int, backend: Backend) -> tuple[int, int, int, int]:
+    """Return the shape of the keys, and of the values, of all layers: they lie one behind the other on each device.
+
+    Args:
+        config: The model's shape, its heads spread over the devices.
+        devices: Devices along `DATA`.
+        pages: Pages of one layer on each.
+        backend: Who computes.
+    """
+    return config.attention.kv_heads, devices * len(config.layers) * pages, PAGE_SIZE, backend.cache_head_dim
 
 
 def decode(
@@ -64,7 +77,7 @@ def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend
 
     def step(weights: Any, cache: KeyValueCache, arrays: StepArrays) -> tuple[Array, KeyValueCache]:
         decoder: Decoder = nnx.merge(graph, weights)
-        scale = decoder.config.head_dim**-0.5
+        scale = decoder.config.attention.head_dim**-0.5
         here: StepArrays = jax.tree.map(lambda x: x[0], arrays)
 
         def exchange(cache: KeyValueCache, new: KeyValueCache, segments: LaidOut, first_page: Array) -> KeyValueCache:

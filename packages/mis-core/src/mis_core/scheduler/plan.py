@@ -16,6 +16,8 @@ from mis_core.ragged import ramp
 from mis_core.scheduler.reading import Owner, Reading
 
 PAGE_SIZE = 64
+"""Tokens of a page of the KV cache."""
+
 LONG_ITEM = 256
 """Longest segment, in tokens, that keeps its K/V among the new tokens of its step."""
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import tokenizers
 
+from mis_core.checkpoints.components import components
+
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -16,8 +18,8 @@ class Spelling:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
-        state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {"type": "None"}
-        self._steps = [_STEPS[step["type"]](step) for step in _flat(state) if step["type"] in _STEPS]
+        state = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+        self._steps = [_STEPS[step["type"]](step) for step in components(state) if step["type"] in _STEPS]
 
     def __call__(self, token: int) -> bytes:
         """Return the bytes of a token; none of an id without a token."""
@@ -26,10 +28,6 @@ class Spelling:
             if isinstance(spelled, str):
                 spelled = step(spelled)
         return spelled.encode() if isinstance(spelled, str) else spelled
-
-
-def _flat(state: dict[str, Any]) -> list[dict[str, Any]]:
-    return [inner for part in state["decoders"] for inner in _flat(part)] if state["type"] == "Sequence" else [state]
 
 
 def _replace(state: dict[str, Any]) -> Callable[[str], str | bytes]:

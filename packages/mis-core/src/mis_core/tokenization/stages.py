@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tokenizers import pre_tokenizers
 
+from mis_core.checkpoints.components import components
 from mis_core.tokenization.patterns import Pattern
 
 SPLIT: Literal["split"] = "split"
@@ -26,21 +27,13 @@ _SPACES = "\t\n\r"
 _MOST_CHARACTERS = 4096  # of patterns, which take time by the square to read
 
 
-def stages(*components: Any) -> list[Stage]:
+def stages(*found: Any) -> list[Stage]:
     """Return the stages of normalisers and pre-tokenisers, in their order; None is none."""
-    states = [json.loads(component.__getstate__()) for component in components if component is not None]
-    parts = list(_parts(states))
+    states = [json.loads(each.__getstate__()) for each in found if each is not None]
+    parts = [part for part in components(states) if part["type"] != "Sequence"]
     if sum(map(_pattern_characters, parts)) > _MOST_CHARACTERS:
         return [_unknown]
     return [stage for part in parts for stage in _stages_of(part)]
-
-
-def _parts(states: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for state in states:
-        if state["type"] == "Sequence":
-            yield from _parts(state.get("normalizers", []) + state.get("pretokenizers", []))
-        else:
-            yield state
 
 
 def _pattern_characters(part: dict[str, Any]) -> int:

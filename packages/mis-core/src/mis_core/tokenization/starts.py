@@ -4,13 +4,12 @@ What tokens spell is not enough: a tokenizer may normalise the text first, and a
 """
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tokenizers
 from jaxtyping import Int32
 
+from mis_core.checkpoints.components import components
 from mis_core.tokenization.encoder import Encoder
 
 _SPACE = "Ġ"  # how byte-level vocabularies write a space
@@ -21,7 +20,7 @@ class Starts:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         state = None if backend.post_processor is None else json.loads(backend.post_processor.__getstate__())
-        self._trims = state is not None and any(each.get("trim_offsets") for each in _flat(state))
+        self._trims = any(each.get("trim_offsets") for each in components(state))
 
     def __call__(
         self, encoder: Encoder, text: str, add_special_tokens: bool
@@ -44,11 +43,3 @@ class Starts:
 
 def _leading_spaces(token: str) -> int:
     return next((index for index, each in enumerate(token) if each != _SPACE and not each.isspace()), len(token))
-
-
-def _flat(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if state["type"] == "Sequence":
-        for inner in state["processors"]:
-            yield from _flat(inner)
-    else:
-        yield state

@@ -185,17 +185,18 @@ class Tokenizer:
 
         All that tokenises then raises `TooMuchWork`, too.
         """
-        own = copy.copy(self)
+        own = self._encoding_by(self._encoder.metered(meter))
         own.meter = meter
-        own._encoder = self._encoder.metered(meter)
-        own._joiner = Joiner(own._encoder, self._seam)
         return own
 
     def watched(self, watch: Callable[[int], None]) -> Self:
         """Return the same tokenizer, which calls `watch` with the number of characters before it tokenises any."""
+        return self._encoding_by(self._encoder.watched(watch))
+
+    def _encoding_by(self, encoder: Encoder) -> Self:
         own = copy.copy(self)
-        own._encoder = self._encoder.watched(watch)
-        own._joiner = Joiner(own._encoder, self._seam)
+        own._encoder = encoder
+        own._joiner = Joiner(encoder, self._seam)
         return own
 
     def encode(
@@ -301,13 +302,6 @@ class Tokenizer:
         ids = self._encoder.ids(text)
         self.vocabulary.check(np.array(ids, np.int64), "labels", f"Label {shown(text)}")
         return ids
-
-    def cut(self, text: str, max_tokens: int) -> str:
-        """Return the beginning of a text: as many whole characters as its first tokens spell.
-
-        Tokenised again, it has at most so many tokens, special tokens not counted.
-        """
-        return self.cut_after("", [text], [max_tokens])[0]
 
     def cut_after(
         self,

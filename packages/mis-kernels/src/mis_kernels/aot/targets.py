@@ -6,8 +6,15 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
+# What the engine's steps have (`mis_core.scheduler.plan`), which is above this package; a test holds them equal.
 PAGE_SIZE = 64
-"""Tokens of a page of the caches that code is compiled for: as many as the engine's have, which a test holds."""
+"""Tokens of a page of the caches that code is compiled for."""
+
+LONG_ITEM = 256
+"""Longest segment, in tokens, that keeps its keys and values among the new tokens of its step."""
+
+SLOTS = 64
+"""Most rows of a step of single tokens."""
 
 
 class Topology(NamedTuple):

@@ -1,5 +1,6 @@
 """Compiles steps for GPUs: `python -m mis_core.aot.cuda.worker JSON`, one JSON object a line."""
 
+import dataclasses
 import json
 import sys
 import time
@@ -17,7 +18,6 @@ from mis_core.scheduler.plan import StepShape
 from mis_kernels.aot.cuda.launches import read_launches, read_layer
 from mis_kernels.aot.cuda.targets import TARGETS, device
 from mis_kernels.backends import choose
-from mis_kernels.heads import HeadShape
 from mis_kernels.target import compiling_for
 
 TOKENS, ITEM, PAGES, DTYPE = 2048, 20, 2048, "bfloat16"
@@ -69,8 +69,9 @@ def compiled(chip: str, step: ModelStep, attention: str | None) -> dict[str, Any
     config, begin = PUBLISHED[step.model], time.perf_counter()
     mesh = Mesh(np.array(device(chip)).reshape(1, 1), (DATA, TENSOR))
     with compiling_for(chip):
-        backend = choose(HeadShape(config.heads, config.kv_heads, config.head_dim), DTYPE, attention)
-        shape = StepShape(TOKENS, 256, step.contexts, step.context_pages, backend.alignment)
+        backend = choose(config.attention, DTYPE, attention)
+        shape = StepShape.of_budget(TOKENS, pages_per_context=step.context_pages, alignment=backend.alignment, shards=1)
+        shape = dataclasses.replace(shape, contexts=step.contexts)
         plan = empty_decode_step(shape) if step.decodes else full_step(shape, 2000, ITEM)
         program = compile_step(config, mesh, plan, shape, dtype=DTYPE, pages=PAGES, backend=backend)
     memory, text = program.memory_analysis(), program.as_text()

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from mis_kernels.aot.targets import PAGE_SIZE
+from mis_kernels.aot.targets import LONG_ITEM, PAGE_SIZE, SLOTS
 from mis_kernels.backends import LaidOut, StepLimits, choose
 from mis_kernels.heads import HeadShape
 from mis_kernels.operations import lay_out, segment_attention
@@ -17,7 +17,6 @@ PAGES = 65_536
 """Of a cache as large as a GPU's: 8 GiB with 8 heads of 128. Above 4 GiB addresses take 64 bits, and more registers."""
 ITEM = 20
 DTYPE = "bfloat16"
-DECODED = 64
 
 
 class AttentionStep(NamedTuple):
@@ -40,7 +39,7 @@ class AttentionStep(NamedTuple):
 
 STEPS = (
     AttentionStep("items", 2048, 1, 2000),
-    AttentionStep("decoding", DECODED, DECODED, 8000, decodes=True),
+    AttentionStep("decoding", SLOTS, SLOTS, 8000, decodes=True),
 )
 GROWTH = (
     AttentionStep("one tile", 64, 1, 60),
@@ -55,7 +54,7 @@ def laid_out(step: AttentionStep, heads: HeadShape) -> LaidOut:
     """Lay a step out for the backend that fits what code is made for, its lists as long as they must be."""
     backend = choose(heads, DTYPE)
     pages = -(-step.context // PAGE_SIZE)
-    limits = StepLimits(step.contexts, pages * PAGE_SIZE, 256, step.decodes)
+    limits = StepLimits(step.contexts, pages * PAGE_SIZE, LONG_ITEM, step.decodes)
     backend = backend.for_decoding() if step.decodes else backend
     length = 1 if step.decodes else ITEM
     count = step.tokens // length
