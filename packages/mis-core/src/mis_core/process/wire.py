@@ -10,7 +10,8 @@ in an error, not in a wrong score.
                         Generated for the tokens of a step, or Rejected or Errored at a Generate's end,
                         and Operated or Rejected for each Operate
 
-This module does no I/O: `engine_process`, in the front, and `channel`, in the engine process, read and write frames.
+This module does no I/O: `engine_process`, in the front, and `request_table`, in the engine process, read and
+write frames.
 """
 
 from collections.abc import Iterator, Sequence
