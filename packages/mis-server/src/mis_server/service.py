@@ -18,8 +18,7 @@ from mis_core.tasks.path.task import Parsed, ParsedType, Task
 from mis_core.tasks.text.writing import Drawn, ParsedText, Writing
 from mis_server.answering import Answering, write_all
 from mis_server.edge.admission import Admission, Permit
-from mis_server.edge.body import announced_bytes, read_json_body
-from mis_server.edge.body_bytes import BodyBytes
+from mis_server.edge.body import BodyBytes, announced_bytes, read_json_body
 from mis_server.edge.deadline import deadline, requested_seconds
 from mis_server.errors import error_body, forget_frames
 from mis_server.model import Model

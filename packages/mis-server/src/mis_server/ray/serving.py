@@ -20,9 +20,8 @@ from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, RequestError
 from mis_server.app import create_app
 from mis_server.edge.admission import Admission
-from mis_server.edge.body import BodyLimit, announced_bytes
-from mis_server.edge.body_bytes import BodyBytes, BodyRoom
-from mis_server.edge.keys import OPEN_PATHS, ApiKey
+from mis_server.edge.body import BodyBytes, BodyLimitMiddleware, BodyRoom, announced_bytes
+from mis_server.edge.middleware import OPEN_PATHS, ApiKeyMiddleware
 from mis_server.errors import error_reply
 from mis_server.model import running_model
 from mis_server.ray.actor import for_actors
@@ -216,8 +215,8 @@ class RequestGate:
         )
         self._max_body_bytes = settings.max_body_bytes
         self._bodies = BodyBytes(settings.max_body_bytes_under_way, settings.max_body_bytes)
-        limited = BodyLimit(self._forward, max_bytes=settings.max_body_bytes)
-        self._app = ApiKey(limited, OPEN_PATHS, key=settings.api_key, admin_key=settings.admin_api_key)
+        limited = BodyLimitMiddleware(self._forward, max_bytes=settings.max_body_bytes)
+        self._app = ApiKeyMiddleware(limited, OPEN_PATHS, key=settings.api_key, admin_key=settings.admin_api_key)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:  # uvicorn takes no bound method for ASGI 3
