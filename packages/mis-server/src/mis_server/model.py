@@ -6,7 +6,7 @@
 import asyncio
 import contextlib
 import marshal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from mis_core.process.client import EngineClient
 from mis_core.process.wire import Ready
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.service import Service, all_or_none
+from mis_core.tasks.path.service import Service
 from mis_core.tasks.path.task import Fields, ParsedType, Task
 from mis_core.tasks.recipes.recognition import describe_rerank, rerank_recipe
 from mis_core.tasks.served import check_task, tasks_of
@@ -29,8 +29,11 @@ from mis_server.tokenizers.rendering import TakesLong
 _INLINE_VALUES = 32_768  # computed or encoded in little more time than it takes to wake a thread
 _AMPLIFIED = 16  # a small body may cost the tokenizer so much for each of its bytes, as `Meter` counts it,
 _LEAST = 16_384  # or this much if that is more: 65 ms for the worst text
-_AT_A_TIME = 16  # engine requests of one body; together they fill a step
 
+AT_A_TIME = 16
+"""Requests that one caller has in the engine; together they fill a step."""
+
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -104,13 +107,7 @@ class Model(Service[bytes | Fields]):
         """Have the engine process compute requests, some at a time: the engine gives everybody's the same turns."""
         if len(requests) == 1:
             return (await self.client.score(requests[0]),)
-        turns = asyncio.Semaphore(_AT_A_TIME)
-
-        async def compute(request: ScoreRequest) -> EngineOutput:
-            async with turns:
-                return await self.client.score(request)
-
-        return await all_or_none([compute(request) for request in requests])
+        return tuple(await some_at_a_time(self.client.score, requests))
 
     async def finish(
         self, task: Task[ParsedType, Result], parsed: ParsedType, outputs: tuple[EngineOutput, ...]
@@ -188,3 +185,25 @@ async def in_thread_if_large(values: int, work: Callable[..., Result], *argument
     if values <= _INLINE_VALUES:
         return work(*arguments)
     return await asyncio.to_thread(work, *arguments)
+
+
+async def some_at_a_time(work: Callable[[Item], Awaitable[Result]], items: Iterable[Item]) -> list[Result]:
+    """Do work for each item, for `AT_A_TIME` at once, each item made when its turn comes; return results in order.
+
+    If one fails, or the caller is cancelled, the others end.
+    """
+    numbered = enumerate(items)
+    results: dict[int, Result] = {}
+
+    async def do() -> None:
+        for index, item in numbered:
+            results[index] = await work(item)
+
+    workers = [asyncio.create_task(do()) for _ in range(AT_A_TIME)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for each in workers:
+            each.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return [results[index] for index in range(len(results))]

@@ -73,7 +73,7 @@ async def serve(settings: ServerConfig) -> None:
                 http.should_exit = True
                 await serving
                 # The engine gets the rest of the shutdown time; no request is waiting for it any more.
-                await model.client.close(max(0.0, http.told_to_stop + settings.shutdown_timeout - time.monotonic()))
+                await model.client.close(max(0.0, http.stop_requested + settings.shutdown_timeout - time.monotonic()))
 
 
 def _cancel_on_sigterm() -> None:
@@ -87,14 +87,14 @@ class _HttpServer(uvicorn.Server):
     """Uvicorn, except that it does not raise the signal again that stopped it: a drained server exits with 0.
 
     Attributes:
-        told_to_stop: When the first signal arrived, by the monotonic clock; infinity before that.
+        stop_requested: When the first signal arrived, by the monotonic clock; infinity before that.
     """
 
-    told_to_stop = math.inf
+    stop_requested = math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Record the time of the first signal."""
-        self.told_to_stop = min(self.told_to_stop, time.monotonic())
+        self.stop_requested = min(self.stop_requested, time.monotonic())
         super().handle_exit(sig, frame)
 
     @contextlib.contextmanager

@@ -44,7 +44,7 @@ class Permit:
 
         Args:
             tokens: The most tokens that are computed, those to be generated included.
-            sequences: Answers that are written, or drawn several to a prompt.
+            sequences: Answers that are generated, or drawn several to a prompt.
 
         Raises:
             RequestError: `queue_full`.

@@ -155,7 +155,7 @@ async def read_json_body(request: Request, room: BodyRoom) -> bytes:
 
     Args:
         request: The request.
-        room: Is told what is received.
+        room: Counts what is received.
 
     Raises:
         RequestError: `unsupported_media_type`; `queue_full`, if there is no room for a body whose length was not

@@ -12,9 +12,9 @@ from numpy import ndarray
 from starlette.responses import Response
 
 from mis_core.tasks.text.chat import CHAT, ChatResult, ParsedChat
-from mis_core.tasks.text.writing import GeneratedChoice
+from mis_core.tasks.text.choices import GeneratedChoice
 from mis_core.tokenization import Tokenizer
-from mis_server.answering import Answering
+from mis_server.generation import GenerationStream
 from mis_server.model import in_thread_if_large
 from mis_server.schemas.chat import (
     AnswerMessage,
@@ -47,13 +47,13 @@ async def chat(request: Request, service: ServiceOfApp) -> Response:
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
-    answering = await service.write(CHAT, request)
-    answered, tokenizer = answering.answered, service.model.tokenizers.tokenizer
+    stream = await service.generate(CHAT, request)
+    answered, tokenizer = stream.answered, service.model.tokenizers.tokenizer
     name, created, model = f"chatcmpl-{request.state.request_id}", int(time.time()), service.settings.model_name
     if answered.parsed.stream:
         usage = None if answered.parsed.include_usage else msgspec.UNSET
         event = ChatChunk(id=name, created=created, model=model, choices=[], usage=usage)
-        events = _events(answering, event, tokenizer)
+        events = _events(stream, event, tokenizer)
         return event_reply(request, events, answered)
     values = _TOKEN_VALUES * answered.result.label_ids.size
     labels = await in_thread_if_large(values, _labels, answered.result, tokenizer)
@@ -64,51 +64,51 @@ async def chat(request: Request, service: ServiceOfApp) -> Response:
         with_logprobs = answered.parsed.logprobs
         choices[choice.index] = await in_thread_if_large(values, _encoded, choice, with_logprobs, labels, tokenizer)
 
-    await answering.hand_over_each(receive)
+    await stream.hand_over_each(receive)
     in_order = [choices[index] for index in sorted(choices)]
-    reply = ChatReply(id=name, created=created, model=model, choices=in_order, usage=_usage(answering))
+    reply = ChatReply(id=name, created=created, model=model, choices=in_order, usage=_usage(stream))
     return json_reply(reply, answered)
 
 
 async def _events(
-    answering: Answering[ParsedChat, ChatResult], event: ChatChunk, tokenizer: Tokenizer
+    stream: GenerationStream[ParsedChat, ChatResult], event: ChatChunk, tokenizer: Tokenizer
 ) -> AsyncGenerator[ChatChunk]:
     """Yield of each answer first the role, then what its tokens add, then why it ends."""
-    parsed, result = answering.answered.parsed, answering.answered.result
+    parsed, result = stream.answered.parsed, stream.answered.result
 
     def of(piece: ChunkChoice) -> ChatChunk:
         return replace(event, choices=[piece])
 
-    async with answering.chunks() as chunks:
+    async with stream:
         labels = _labels(result, tokenizer)
         waiting = set(range(len(parsed.sequences) or len(result.tokens)))  # for their first token
         for index in sorted(waiting):
             yield of(ChunkChoice(index, {"role": "assistant", "content": ""}))
-        async for chunk in chunks:
+        async for chunk in stream:
             index, is_first = chunk.index, chunk.index in waiting
             waiting.discard(index)
             if chunk.text or parsed.logprobs or is_first:
                 own = chunk.token_id, chunk.logprob, chunk.top_ids, chunk.top_logprobs
                 logprobs = ChoiceLogprobs([_token(tokenizer, *own)]) if parsed.logprobs else None
-                told = labels if is_first else msgspec.UNSET
-                yield of(ChunkChoice(index, {"content": chunk.text}, logprobs=logprobs, labels=told))
+                first = labels if is_first else msgspec.UNSET
+                yield of(ChunkChoice(index, {"content": chunk.text}, logprobs=logprobs, labels=first))
             if chunk.finish_reason:
                 yield of(ChunkChoice(index, {}, finish_reason=chunk.finish_reason))
         if parsed.include_usage:
-            yield replace(event, usage=_usage(answering))
+            yield replace(event, usage=_usage(stream))
 
 
 def _encoded(
     choice: GeneratedChoice, with_logprobs: bool, labels: msgspec.Raw | msgspec.UnsetType, tokenizer: Tokenizer
 ) -> msgspec.Raw:
-    told = ChatChoice(
+    answer = ChatChoice(
         index=choice.index,
         message=AnswerMessage(choice.text),
         logprobs=_logprobs(choice, tokenizer) if with_logprobs else None,
         finish_reason=choice.finish_reason,
         labels=labels,
     )
-    return msgspec.Raw(msgspec.json.encode(told))
+    return msgspec.Raw(msgspec.json.encode(answer))
 
 
 def _logprobs(choice: GeneratedChoice, tokenizer: Tokenizer) -> ChoiceLogprobs:
@@ -147,8 +147,8 @@ def _spelled(tokenizer: Tokenizer, token: int) -> tuple[str, list[int]]:
     return data.decode(errors="replace"), list(data)
 
 
-def _usage(answering: Answering[ParsedChat, ChatResult]) -> ChatUsage:
-    """Return the token counts when all is written; the prompt counts once, however many answers there are."""
-    parsed, writing = answering.answered.parsed, answering.writing
-    cached = writing.cached_tokens[0] if parsed.sequences else answering.answered.result.usage.cached_tokens
-    return ChatUsage.of(parsed.prompt_tokens, writing.num_tokens, cached)
+def _usage(stream: GenerationStream[ParsedChat, ChatResult]) -> ChatUsage:
+    """Return the token counts when all is generated; the prompt counts once, however many answers there are."""
+    parsed, choices = stream.answered.parsed, stream.choices
+    cached = choices.cached_tokens[0] if parsed.sequences else stream.answered.result.usage.cached_tokens
+    return ChatUsage.of(parsed.prompt_tokens, choices.num_tokens, cached)

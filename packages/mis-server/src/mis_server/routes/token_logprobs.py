@@ -17,14 +17,14 @@ _PIECE_VALUES = 4096  # encoded within a millisecond or two, after which other t
 class Spelled:
     """The texts of some tokens, each looked up once."""
 
-    def __init__(self, tokenizer: Tokenizer, told: list[np.ndarray]) -> None:
+    def __init__(self, tokenizer: Tokenizer, arrays: list[np.ndarray]) -> None:
         """Look up tokens.
 
         Args:
             tokenizer: Spells them.
-            told: Arrays of their ids.
+            arrays: Their ids.
         """
-        self._ids = np.unique(np.concatenate([ids.ravel() for ids in told]))
+        self._ids = np.unique(np.concatenate([ids.ravel() for ids in arrays]))
         data = [tokenizer.token_bytes(each) for each in self._ids.tolist()]
         self._data = np.array(data, object)
         self._names = np.array([_name(*each) for each in zip(self._ids.tolist(), data, strict=True)], object)

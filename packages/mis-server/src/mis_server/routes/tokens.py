@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from mis_core.tokenization import Tokenizer
-from mis_server.edge.admission import Permit
 from mis_server.schemas.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
 from mis_server.service import HttpService, ServiceOfApp
 from mis_server.tokenizers import tokens as work
@@ -56,12 +55,10 @@ async def _do(request: Request, service: HttpService, function: Callable[..., Re
     settings = service.settings
     limits = settings.max_text_characters, settings.max_request_tokens
 
-    async def tokenized(body: bytes, permit: Permit) -> Result:
+    async with service.admitted(request) as (body, _):
         job: Callable[[Tokenizer], Result] = partial(function, body, settings.model_name, *limits, *more)
         lane = service.model.tokenizers.small if len(body) <= SMALL else service.model.tokenizers.large
         return await lane(job, len(body))
-
-    return await service.with_body(request, tokenized)
 
 
 def _json(reply: TokenizeReply | DetokenizeReply) -> Response:
