@@ -22,13 +22,16 @@ from mis_core.tasks.path.task import Fields, ParsedType, Task
 from mis_core.tasks.recipes.recognition import describe_rerank, rerank_recipe
 from mis_core.tasks.served import check_task, tasks_of
 from mis_core.tokenization import Tokenizer, TooMuchWork
-from mis_server.tokenizers.decoding import decode_body, parse_body, parse_fields, parse_within
+from mis_server.tokenizers.decoding import decode_body, parse_text
 from mis_server.tokenizers.pool import SMALL, TokenizerPool
 from mis_server.tokenizers.rendering import TakesLong
 
 _INLINE_VALUES = 32_768  # computed or encoded in little more time than it takes to wake a thread
 _AMPLIFIED = 16  # a small body may cost the tokenizer so much for each of its bytes, as `Meter` counts it,
 _LEAST = 16_384  # or this much if that is more: 65 ms for the worst text
+
+OBJECT_VALUES = 8
+"""For `in_thread_if_large`: an object of a reply, or the text of a token, is made in the time of so many numbers."""
 
 AT_A_TIME = 16
 """Requests that one caller has in the engine; together they fill a step."""
@@ -67,7 +70,8 @@ class Model(Service[bytes | Fields]):
         self.tokenizers = tokenizers
         self._config = config
         self._names = None if name is None else (name,)
-        self._limits = limits
+        self._given_limits = limits
+        self._limits: tuple[Ready, Limits] | None = None
 
     async def wait_ready(self) -> Ready:
         """Wait until all of it is ready for the first time; return what the engine says about its model.
@@ -87,21 +91,21 @@ class Model(Service[bytes | Fields]):
             EngineUnavailable: the engine was never ready.
         """
         limits = self.limits
+        there = partial(parse_text, task, limits, self._names)
         if not isinstance(source, bytes):
             if not task.has_text(source):
                 return await asyncio.to_thread(task.parse, source, None, limits, self._names)
-            fields = marshal.dumps(dict(source))  # it goes as deep as JSON does, and pickle half as deep
-            return await self.tokenizers.large(partial(parse_fields, task, fields, limits, self._names), len(fields))
+            data = marshal.dumps(dict(source))  # it goes as deep as JSON does, and pickle half as deep
+            return await self.tokenizers.large(partial(there, marshal.loads, data, None), len(data))
         if len(source) <= SMALL:
             fields = decode_body(source)
             if not task.has_text(fields):
                 return await in_thread_if_large(len(source), task.parse, fields, None, limits, self._names)
             # A short text that is tokenised again with each of many items is a long job, too.
             most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL)
-            work = partial(parse_within, task, source, limits, self._names, most)
             with contextlib.suppress(TooMuchWork, TakesLong):
-                return await self.tokenizers.small(work, len(source))
-        return await self.tokenizers.large(partial(parse_body, task, source, limits, self._names), len(source))
+                return await self.tokenizers.small(partial(there, decode_body, source, most), len(source))
+        return await self.tokenizers.large(partial(there, decode_body, source, None), len(source))
 
     async def submit(self, requests: tuple[ScoreRequest, ...]) -> tuple[EngineOutput, ...]:
         """Have the engine process compute requests, some at a time: the engine gives everybody's the same turns."""
@@ -147,18 +151,21 @@ class Model(Service[bytes | Fields]):
         info, config = self.client.info, self._config
         if info is None:
             raise EngineUnavailable("The engine is not ready.")
-        return Limits(
-            context_length=info.context_length,
-            vocab_size=info.vocab_size,
-            delimiter=config.multi_item_scoring_delimiter,
-            layouts=config.enable_request_layout,
-            head_labels=info.head_labels,
-            head_activation=info.head_activation,
-            architecture=info.architecture,
-            signs=info.signs,
-            rerank_recipe=config.rerank_recipe,
-            **self._limits,
-        )
+        if self._limits is None or self._limits[0] is not info:
+            limits = Limits(
+                context_length=info.context_length,
+                vocab_size=info.vocab_size,
+                delimiter=config.multi_item_scoring_delimiter,
+                layouts=config.enable_request_layout,
+                head_labels=info.head_labels,
+                head_activation=info.head_activation,
+                architecture=info.architecture,
+                signs=info.signs,
+                rerank_recipe=config.rerank_recipe,
+                **self._given_limits,
+            )
+            self._limits = info, limits
+        return self._limits[1]
 
 
 @contextlib.asynccontextmanager

@@ -1,9 +1,7 @@
 """`POST /v1/chat/completions`."""
 
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -15,7 +13,8 @@ from mis_core.tasks.text.chat import CHAT, ChatResult, ParsedChat
 from mis_core.tasks.text.choices import GeneratedChoice
 from mis_core.tokenization import Tokenizer
 from mis_server.generation import GenerationStream
-from mis_server.model import in_thread_if_large
+from mis_server.model import OBJECT_VALUES, in_thread_if_large
+from mis_server.schemas.bodies import EVENTS, described
 from mis_server.schemas.chat import (
     AnswerMessage,
     ChatBody,
@@ -29,45 +28,38 @@ from mis_server.schemas.chat import (
     TokenLogprob,
     TopLogprob,
 )
-from mis_server.service import ServiceOfApp, event_reply, json_reply
+from mis_server.service import event_reply, json_reply, service_of
 
 router = APIRouter(tags=["chat"])
 
-_DOCUMENT = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": ChatBody.model_json_schema()}}}
-}
-_EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
-_TOKEN_VALUES = 8  # a token is spelled in the time of so many numbers
 
-
-@router.post("/v1/chat/completions", response_model=ChatReply, openapi_extra=_DOCUMENT, responses=_EVENTS)
+@router.post("/v1/chat/completions", response_model=ChatReply, openapi_extra=described(ChatBody), responses=EVENTS)
 @router.post("/chat/completions", include_in_schema=False)
-async def chat(request: Request, service: ServiceOfApp) -> Response:
+async def chat(request: Request) -> Response:
     """Answer a chat, and say how probable the answer's tokens, the most probable tokens and given labels are.
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
+    service = service_of(request)
     stream = await service.generate(CHAT, request)
     answered, tokenizer = stream.answered, service.model.tokenizers.tokenizer
-    name, created, model = f"chatcmpl-{request.state.request_id}", int(time.time()), service.settings.model_name
+    head = service.head("chatcmpl", request)
     if answered.parsed.stream:
         usage = None if answered.parsed.include_usage else msgspec.UNSET
-        event = ChatChunk(id=name, created=created, model=model, choices=[], usage=usage)
-        events = _events(stream, event, tokenizer)
-        return event_reply(request, events, answered)
-    values = _TOKEN_VALUES * answered.result.label_ids.size
+        event = ChatChunk(**head, choices=[], usage=usage)
+        return event_reply(request, _events(stream, event, tokenizer), answered)
+    values = OBJECT_VALUES * answered.result.label_ids.size
     labels = await in_thread_if_large(values, _labels, answered.result, tokenizer)
     choices: dict[int, msgspec.Raw] = {}
 
     async def receive(choice: GeneratedChoice) -> None:
-        values = _TOKEN_VALUES * (choice.token_ids.size + choice.top_ids.size)
+        values = OBJECT_VALUES * (choice.token_ids.size + choice.top_ids.size)
         with_logprobs = answered.parsed.logprobs
         choices[choice.index] = await in_thread_if_large(values, _encoded, choice, with_logprobs, labels, tokenizer)
 
     await stream.hand_over_each(receive)
     in_order = [choices[index] for index in sorted(choices)]
-    reply = ChatReply(id=name, created=created, model=model, choices=in_order, usage=_usage(stream))
-    return json_reply(reply, answered)
+    return json_reply(ChatReply(**head, choices=in_order, usage=_usage(stream)), answered)
 
 
 async def _events(

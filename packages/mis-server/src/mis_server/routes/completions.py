@@ -1,9 +1,7 @@
 """`POST /v1/completions`."""
 
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,37 +12,32 @@ from mis_core.tasks.text.choices import GenerateChunk, GeneratedChoice
 from mis_core.tasks.text.completion import COMPLETE, CompletionResult, ParsedCompletion, best_choices
 from mis_core.tokenization import Tokenizer
 from mis_server.generation import GenerationStream
-from mis_server.model import in_thread_if_large
+from mis_server.model import OBJECT_VALUES, in_thread_if_large
 from mis_server.routes.token_logprobs import Entries, Spelled, TextOffsets
+from mis_server.schemas.bodies import EVENTS, described
 from mis_server.schemas.chat import ChatUsage, Finish
 from mis_server.schemas.completions import CompletionBody, CompletionChoice, CompletionReply
-from mis_server.service import ServiceOfApp, event_reply, json_reply
+from mis_server.service import event_reply, json_reply, service_of
 
 router = APIRouter(tags=["completions"])
 
-_DOCUMENT = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": CompletionBody.model_json_schema()}}}
-}
-_EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
-_TOKEN_VALUES = 8  # a token is spelled in the time of so many numbers
+_BODY = described(CompletionBody)
 
 
-@router.post("/v1/completions", response_model=CompletionReply, openapi_extra=_DOCUMENT, responses=_EVENTS)
+@router.post(
+    "/v1/completions", response_model=CompletionReply, openapi_extra=described(CompletionBody), responses=EVENTS
+)
 @router.post("/completions", include_in_schema=False)
-async def complete(request: Request, service: ServiceOfApp) -> Response:
+async def complete(request: Request) -> Response:
     """Write what comes after each prompt, and say how probable its tokens and the prompt's own are.
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
+    service = service_of(request)
     stream = await service.generate(COMPLETE, request)
     parsed, tokenizer = stream.answered.parsed, service.model.tokenizers.tokenizer
-    reply = CompletionReply(
-        id=f"cmpl-{request.state.request_id}",
-        created=int(time.time()),
-        model=service.settings.model_name,
-        choices=[],
-        usage=None if parsed.include_usage else msgspec.UNSET,
-    )
+    usage = None if parsed.include_usage else msgspec.UNSET
+    reply = CompletionReply(**service.head("cmpl", request), choices=[], usage=usage)
     if parsed.stream:
         return event_reply(request, _events(stream, reply, tokenizer), stream.answered)
     choices = await _choices(stream, tokenizer)
@@ -115,7 +108,7 @@ async def _choices(
             return
         in_order = sorted(drawn.pop(prompt), key=lambda each: each.index)
         best = best_choices(in_order, parsed.choices)
-        values = _TOKEN_VALUES * sum(each.token_ids.size + each.top_ids.size for each in best)
+        values = OBJECT_VALUES * sum(each.token_ids.size + each.top_ids.size for each in best)
         encoded[prompt] = await in_thread_if_large(values, _answers, parsed, prompt, echoes[prompt], best, tokenizer)
 
     await stream.hand_over_each(receive)
@@ -157,7 +150,7 @@ async def _echoes(
     parsed: ParsedCompletion, result: CompletionResult, tokenizer: Tokenizer
 ) -> list[tuple[str, Entries]]:
     """Return the text of each prompt and what is said of its tokens, as far as they are echoed."""
-    return await in_thread_if_large(_TOKEN_VALUES * _echoed_values(parsed), _all_echoes, parsed, result, tokenizer)
+    return await in_thread_if_large(OBJECT_VALUES * _echoed_values(parsed), _all_echoes, parsed, result, tokenizer)
 
 
 def _all_echoes(parsed: ParsedCompletion, result: CompletionResult, tokenizer: Tokenizer) -> list[tuple[str, Entries]]:
