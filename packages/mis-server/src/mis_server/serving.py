@@ -16,9 +16,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from mis_core.errors import ConfigError
+from mis_core.process.heap import return_freed_memory
 from mis_core.process.wire import Ready
 from mis_server.app import create_app, has_playground
-from mis_server.edge.memory import return_freed_memory, return_memory_between
+from mis_server.edge.memory import return_memory_between
 from mis_server.edge.protocol import Protocol
 from mis_server.edge.tls import tls_context
 from mis_server.model import running_model

@@ -175,7 +175,7 @@ def test_memory_is_what_the_control_group_allows(
 _KEPT = """
 import os, sys
 from pathlib import Path
-from mis_server.edge.memory import return_freed_memory
+from mis_core.process.heap import return_freed_memory
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20

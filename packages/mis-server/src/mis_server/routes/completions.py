@@ -87,7 +87,7 @@ class _Pieces:
         spelled = Spelled(self._tokenizer, [ids, top_ids])
         logprobs, place = np.array([chunk.logprob], np.float32), spelled.places(ids, self._places)
         entries = Entries.of(spelled, ids, logprobs, top_ids, chunk.top_logprobs[None], place)
-        entries, self._entries = self._entries + entries, Entries.none()
+        entries, self._entries = self._entries + entries, Entries()
         return text, entries
 
 
@@ -156,7 +156,7 @@ async def _echoes(
 def _all_echoes(parsed: ParsedCompletion, result: CompletionResult, tokenizer: Tokenizer) -> list[tuple[str, Entries]]:
     count = len(parsed.prompts.lens)
     if not parsed.echo:
-        return [("", Entries.none())] * count
+        return [("", Entries())] * count
     tops = [] if result.prompt is None else [result.prompt.top_ids]
     spelled = Spelled(tokenizer, [parsed.prompts.tokens, *tops])
     return [_echoed(parsed, result, spelled, prompt) for prompt in range(count)]
@@ -168,7 +168,7 @@ def _echoed(parsed: ParsedCompletion, result: CompletionResult, spelled: Spelled
     ids = parsed.prompts.tokens[begin:end]
     text = spelled.text(ids) if parsed.texts is None else parsed.texts[prompt]
     if result.prompt is None:
-        return text, Entries.none()
+        return text, Entries()
     starts = parsed.text_starts
     places = spelled.places(ids, TextOffsets(0)) if starts is None else starts[begin:end]
     own = result.prompt

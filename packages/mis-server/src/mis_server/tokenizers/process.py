@@ -17,14 +17,20 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from mis_core.process.lifeline import Lifeline, end_with_starter
 from mis_core.tokenization import Tokenizer
 from mis_server.tokenizers.limits import JobLimits, refusal
-from mis_server.tokenizers.rendering import Renderer, find_faults, watch_templates
+from mis_server.tokenizers.rendering import (
+    HEADER_BYTES,
+    Renderer,
+    find_faults,
+    read_frame,
+    watch_templates,
+    write_frame,
+)
 
-_HEADER_BYTES = 8
 _READ_AHEAD_BYTES = 1024 * 1024
 _INLINE_BYTES = 65_536  # of a result; a longer one may hold objects enough to hold up the event loop
 _MOST_THREADS = 8  # of the library; each takes memory, of which a job has little
@@ -158,10 +164,11 @@ class TokenizerProcess:
         try:
             if stdin.is_closing():  # it has ended between jobs; uvloop's own error would be another one
                 raise ConnectionResetError
-            for part in _frame(message):
-                stdin.write(part)
+            data = _pickled(message)
+            stdin.write(len(data).to_bytes(HEADER_BYTES))
+            stdin.write(data)
             await stdin.drain()
-            size = int.from_bytes(await stdout.readexactly(_HEADER_BYTES))
+            size = int.from_bytes(await stdout.readexactly(HEADER_BYTES))
             data = await stdout.readexactly(size)
             return pickle.loads(data) if size <= _INLINE_BYTES else await asyncio.to_thread(pickle.loads, data)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -181,34 +188,26 @@ def _load(tokenizer: Tokenizer) -> None:
     from mis_server.tokenizers import decoding, tokens  # noqa: F401
 
 
-def _frame(message: Any) -> tuple[bytes, bytes]:
-    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return len(data).to_bytes(_HEADER_BYTES), data
+def _pickled(message: Any) -> bytes:
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
-def _read(source: BinaryIO) -> bytes:
-    header = source.read(_HEADER_BYTES)
-    if len(header) < _HEADER_BYTES:
-        raise EOFError
-    return source.read(int.from_bytes(header))
-
-
-def _answer(job: bytes, tokenizer: Tokenizer, renderer: Renderer, limits: JobLimits) -> tuple[bytes, bytes]:
+def _answer(job: bytes, tokenizer: Tokenizer, renderer: Renderer, limits: JobLimits) -> bytes:
     try:
         work, size, is_brief = pickle.loads(job)
         renderer.begin(is_brief=is_brief)
         limits.begin(size)
         try:
-            return _frame((True, work(tokenizer)))
+            return _pickled((True, work(tokenizer)))
         finally:
             limits.end()
     except MemoryError:
-        return _frame((False, refusal(signal.SIGABRT)))
+        return _pickled((False, refusal(signal.SIGABRT)))
     except BaseException as error:  # a panic of the library is not an Exception
         with contextlib.suppress(Exception):
             if isinstance(error, Exception):
-                return _frame((False, error))
-        return _frame((False, RuntimeError(f"{type(error).__name__}: {error}")))  # it cannot be pickled
+                return _pickled((False, error))
+        return _pickled((False, RuntimeError(f"{type(error).__name__}: {error}")))  # it cannot be pickled
 
 
 def main() -> None:
@@ -222,13 +221,11 @@ def main() -> None:
     sys.stdout = sys.stderr  # printing must not corrupt the frames
     with contextlib.suppress(EOFError, BrokenPipeError):
         renderer, limits = Renderer(), JobLimits()
-        tokenizer = Tokenizer.from_json(pickle.loads(_read(source))).watched(limits.allow)
+        tokenizer = Tokenizer.from_json(pickle.loads(read_frame(source))).watched(limits.allow)
         watch_templates(tokenizer, renderer)
-        sink.writelines(_frame(None))
-        sink.flush()
+        write_frame(sink, _pickled(None))
         while True:
-            sink.writelines(_answer(_read(source), tokenizer, renderer, limits))
-            sink.flush()
+            write_frame(sink, _answer(read_frame(source), tokenizer, renderer, limits))
 
 
 if __name__ == "__main__":
