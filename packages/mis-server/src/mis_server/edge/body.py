@@ -168,6 +168,11 @@ async def read_json_body(request: Request, room: BodyRoom) -> bytes:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise RequestError("unsupported_media_type", "Content-Encoding is not supported; send the body uncompressed.")
+    return await read_body(request, room)
+
+
+async def read_body(request: Request, room: BodyRoom) -> bytes:
+    """Return the body of a request; raises as `read_json_body`."""
     # One growing block, which is mapped for itself: thousands of parts would leave holes in the heap when they go.
     body = bytearray()
     async for part in request.stream():

@@ -30,19 +30,19 @@ async def deadline(request: Request, seconds: float, body_s: float) -> AsyncIter
     """
     now = asyncio.get_running_loop().time()
     lost: asyncio.Future[None] | None = request.scope.get("extensions", {}).get(CONNECTION_LOST)
-    late = RequestError("request_timeout", f"The body did not arrive within {body_s:g} s.")
-    passed = RequestError("deadline_exceeded", f"The request was not answered within {seconds:g} s.")
-    reason: RequestError | ClientDisconnect = late if body_s < seconds else passed
+    late = "request_timeout", f"The body did not arrive within {body_s:g} s."
+    passed = "deadline_exceeded", f"The request was not answered within {seconds:g} s."
+    reason: tuple[str, str] | None = late if body_s < seconds else passed  # None: the client is gone
     timeout = asyncio.timeout_at(now + min(body_s, seconds))
 
-    def change(when: float, why: RequestError | ClientDisconnect) -> None:
+    def change(when: float, why: tuple[str, str] | None) -> None:
         nonlocal reason
         with contextlib.suppress(RuntimeError):  # it has ended already, and the first reason counts
             timeout.reschedule(when)
             reason = why
 
     def on_lost(lost: asyncio.Future[None]) -> None:
-        change(now, ClientDisconnect())
+        change(now, None)
 
     def body_arrived() -> None:
         if lost is None or not lost.done():
@@ -59,7 +59,7 @@ async def deadline(request: Request, seconds: float, body_s: float) -> AsyncIter
                     lost.remove_done_callback(on_lost)
     except TimeoutError:
         if timeout.expired():
-            raise reason from None
+            raise (ClientDisconnect() if reason is None else RequestError(*reason)) from None
         raise
 
 
