@@ -88,36 +88,21 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "EngineProcess":
-        """Start the process with one end of a socket pair; it inherits our standard error, and ends with us.
-
-        A start that is cancelled is finished and the process ended: event loops leave half-started processes behind.
-        """
-        starting = asyncio.create_task(cls._start(command), name="engine start")
-        try:
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            with contextlib.suppress(EngineUnavailable):
-                await (await starting).stop()
-            raise
-
-    @classmethod
-    async def _start(cls, command: Sequence[str]) -> "EngineProcess":
+        """Start the process with one end of a socket pair; it inherits our standard error, and ends with us."""
         ours, theirs = socket.socketpair()
-        lifeline = Lifeline()
-        try:
-            try:
-                with theirs:
-                    fd = theirs.fileno()
-                    process = await asyncio.create_subprocess_exec(
-                        *command, str(fd), pass_fds=(fd,), stdin=lifeline.theirs
-                    )
-            finally:
-                lifeline.keep()
+        with theirs:
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_READ_AHEAD_BYTES)
-        except OSError as error:
-            ours.close()
-            lifeline.close()
-            raise EngineUnavailable(f"The engine process could not be started: {error.strerror}.") from None
+            try:
+                fd = theirs.fileno()
+                process, lifeline = await Lifeline.start(
+                    lambda stdin: asyncio.create_subprocess_exec(*command, str(fd), pass_fds=(fd,), stdin=stdin)
+                )
+            except BaseException as error:
+                writer.close()
+                if isinstance(error, OSError):
+                    message = f"The engine process could not be started: {error.strerror}."
+                    raise EngineUnavailable(message) from None
+                raise
         return cls(process, lifeline, reader, writer)
 
     async def configure(self, config: EngineConfig) -> Ready:

@@ -83,13 +83,14 @@ class TokenizerProcess:
             OSError: it cannot be started.
             ProcessEnded: it ended before it was ready.
         """
-        starting = asyncio.create_task(cls._start(), name="tokenizer start")
-        try:
-            process = await asyncio.shield(starting)
-        except asyncio.CancelledError:  # event loops leave half-started processes behind
-            with contextlib.suppress(OSError):
-                await (await starting).stop()
-            raise
+        process = cls(
+            *await Lifeline.start(
+                lambda fd: asyncio.create_subprocess_exec(
+                    *_COMMAND, str(fd), pass_fds=(fd,), stdin=PIPE, stdout=PIPE, start_new_session=True,
+                    limit=_READ_AHEAD_BYTES, env=_ONE_THREAD | os.environ,
+                )
+            )
+        )  # fmt: skip
         try:
             await process._exchange(tokenizer)
             await process.run(_load)
@@ -99,22 +100,6 @@ class TokenizerProcess:
             await process.stop()
             raise
         return process
-
-    @classmethod
-    async def _start(cls) -> "TokenizerProcess":
-        lifeline = Lifeline()
-        fd = lifeline.theirs
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *_COMMAND, str(fd), pass_fds=(fd,), stdin=PIPE, stdout=PIPE, start_new_session=True,
-                limit=_READ_AHEAD_BYTES, env=_ONE_THREAD | os.environ,
-            )  # fmt: skip
-        except BaseException:
-            lifeline.close()
-            raise
-        finally:
-            lifeline.keep()
-        return cls(process, lifeline)
 
     async def run(self, work: Callable[[Tokenizer], Result], size: int = 0, *, is_brief: bool = False) -> Result:
         """Call a function, sent as a pickle, with the tokenizer; return or raise what it does.
