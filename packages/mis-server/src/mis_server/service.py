@@ -17,9 +17,8 @@ from mis_core.requests import GenerateRequest, NewToken
 from mis_core.tasks.path.service import Answered
 from mis_core.tasks.path.task import Parsed, ParsedType, Task
 from mis_core.tasks.text.choices import Drawn, GeneratedChoices, ParsedText
-from mis_server.edge.admission import Admission, Permit
+from mis_server.edge.admission import Admission, Permit, deadline, requested_seconds
 from mis_server.edge.body import BodyBytes, announced_bytes, read_json_body
-from mis_server.edge.deadline import deadline, requested_seconds
 from mis_server.errors import error_body, forget_frames
 from mis_server.generation import GenerationStream
 from mis_server.model import Model, some_at_a_time

@@ -24,7 +24,6 @@ import msgspec
 from mis_core.tasks.text.messages import count_characters
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate, reason_of, refused
-from mis_server.tokenizers.limits import lift_memory_limit
 
 BRIEF_S = 0.03
 """Seconds of processor time that all renderings of a job may take if others wait for it."""
@@ -38,6 +37,9 @@ _BYTES_PER_CHARACTER = 32  # up to four each, in eight copies
 _CHARACTERS = 16 * 1024 * 1024
 _CHARACTERS_PER_CHARACTER = 4
 _KEPT_BYTES = 16 * 1024 * 1024  # that a child may keep; one that keeps more is replaced
+OWN_BYTES, _ = resource.getrlimit(resource.RLIMIT_DATA)
+"""What this process was started with."""
+
 _MOST_FILES = 4096
 _PR_SET_PDEATHSIG = 1
 
@@ -251,6 +253,12 @@ def _live(parent: int, source: int, sink: int) -> None:
             done = _do(*pickle.loads(read_frame(requests)))
             write_frame(answers, msgspec.msgpack.encode(done))
             stays = done.stays
+
+
+def lift_memory_limit() -> None:
+    """Take away the limit of a job, which a forked process has inherited."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (OWN_BYTES, hard))
 
 
 def _do(work: Callable[[], str], limits: _Limits) -> _Done:
