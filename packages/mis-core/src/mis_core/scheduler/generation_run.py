@@ -8,10 +8,9 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.requests import FinishReason, GenerateRequest, NewToken
-from mis_core.scheduler.homes import Home, QueryLock
-from mis_core.scheduler.opening import Opening
+from mis_core.scheduler.answer import Placements
+from mis_core.scheduler.homes import Home, Opening, QueryLock
 from mis_core.scheduler.parts import QueryPrefill
-from mis_core.scheduler.placements import Placements
 from mis_core.scheduler.plan import PAGE_SIZE, StepBuilder
 from mis_core.scheduler.reading import Draws, Reading, Values
 from mis_core.scheduler.run import Run, Waiting

@@ -4,8 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
-from mis_core.scheduler.homes import Home, NeedsPages, Vacancy
-from mis_core.scheduler.opening import Opening
+from mis_core.scheduler.homes import Home, NeedsPages, Opening, Vacancy
 from mis_core.scheduler.plan import StepBuilder
 from mis_core.scheduler.reading import Owner
 

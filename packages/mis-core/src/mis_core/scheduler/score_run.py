@@ -10,11 +10,9 @@ from jaxtyping import Int32
 
 from mis_core.requests import EngineOutput, ScoreRequest, query_as_item
 from mis_core.scheduler.algorithm import AlgorithmChoice, RequestSize, choose
-from mis_core.scheduler.answer import Answer
-from mis_core.scheduler.homes import Home, QueryLock
-from mis_core.scheduler.opening import Opening
+from mis_core.scheduler.answer import Answer, Placements
+from mis_core.scheduler.homes import Home, Opening, QueryLock
 from mis_core.scheduler.parts import PagedItems, QueryPrefill, ShortItems
-from mis_core.scheduler.placements import Placements
 from mis_core.scheduler.plan import LONG_ITEM, StepBuilder
 from mis_core.scheduler.reading import Reading, Values
 from mis_core.scheduler.run import Run, Waiting

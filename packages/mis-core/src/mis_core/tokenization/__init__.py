@@ -4,8 +4,8 @@
 segments. Nothing here knows devices or requests' other fields.
 """
 
+from mis_core.tokenization.encoder import Meter, TooMuchWork
 from mis_core.tokenization.joined import NOTHING, Joined, cut_segments, join_ids
-from mis_core.tokenization.meter import Meter, TooMuchWork
 from mis_core.tokenization.tokenizer import MAX_CHARACTERS, Tokenizer
 from mis_core.tokenization.vocabulary import Refuse
 
