@@ -141,7 +141,7 @@ class Scheduler:
                     sequence.add_page()
                 else:
                     self._preempt(max(home.slots.values(), key=lambda each: each.age).id)
-        return plan_decoding(self._homes, self._shape)
+        return plan_decoding(self._homes, self._shape) if decoding else None
 
     def _segments(self) -> StepPlan | None:
         if not self._turns:
