@@ -14,7 +14,7 @@ from mis_core.tasks.text import completion as complete
 from mis_core.tasks.text.chat import FIELDS, IGNORED, UNSUPPORTED
 from mis_core.tokenization import Tokenizer
 from mis_server.compatibility import ACCEPTED, WHY_WITHOUT_LIMIT
-from mis_server.edge.keys import ADMIN_PATHS, OPEN_PATHS
+from mis_server.edge.middleware import ADMIN_PATHS, OPEN_PATHS
 from mis_server.errors import ERRORS
 from mis_server.schemas.chat import ChatBody
 from mis_server.schemas.classify import ClassifyBody

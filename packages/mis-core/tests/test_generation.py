@@ -10,8 +10,8 @@ import pytest
 
 from mis_core import Engine, RequestError
 from mis_core.requests import FinishReason, NewToken
+from mis_core.tasks.text.choices import GeneratedChoices
 from mis_core.tasks.text.generation import parse_generation
-from mis_core.tasks.text.writing import Writing
 from mis_testing.tolerances import TINY_LOGITS
 
 PROMPT = list(range(20, 90))
@@ -188,12 +188,12 @@ def write(engine: Engine, text: str, **fields: Any) -> tuple[list[str], str | No
     """Return the texts of the chunks of an answer whose tokens spell a text."""
     ids = engine.tokenizer.encode(text, add_special_tokens=False).tolist()
     parsed = parse_generation({"prompt": PROMPT, "max_new_tokens": 100, **fields}, engine.tokenizer, engine.limits)
-    writing, none = Writing(engine.tokenizer, parsed.stops, 1), np.zeros(0, np.int32)
+    choices, none = GeneratedChoices(engine.tokenizer, parsed.stops, 1), np.zeros(0, np.int32)
     texts: list[str] = []
     finish: str | None = None
     for place, token in enumerate(ids):
         reason: FinishReason | None = "length" if place == len(ids) - 1 else None
-        chunk = writing.add(0, NewToken(token, -1.0, none, none.astype(np.float32), reason))
+        chunk = choices.add(0, NewToken(token, -1.0, none, none.astype(np.float32), reason))
         if chunk is None:
             break
         texts.append(chunk.text)

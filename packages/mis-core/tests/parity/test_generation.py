@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mis_core import Engine
-from mis_core.tasks.text.writing import GeneratedChoice
+from mis_core.tasks.text.choices import GeneratedChoice
 from mis_testing import tiny_checkpoint
 from mis_testing.options import SMALL_ENGINE
 from mis_testing.shapes import FAMILIES
@@ -29,7 +29,7 @@ PROMPTS = [_random.integers(0, 300, length).tolist() for length in (1, 5, 63, 64
 def length_that_agrees(model: torch.nn.Module, prompt: list[int], choice: GeneratedChoice, tolerance: float) -> int:
     """Return how many tokens are the oracle's before its two most probable ones are as good as equal.
 
-    The oracle computes the whole sequence in one pass, so each position follows the tokens that the engine wrote.
+    The oracle computes the whole sequence in one pass, so each position follows the tokens that the engine generated.
     """
     with torch.no_grad():
         sequence = torch.tensor([[*prompt, *choice.token_ids.tolist()]])

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from mis_core import Engine
 from mis_core.requests import Sampling, ScoreRequest
+from mis_core.tasks.text.choices import GenerateChunk, GeneratedChoice
 from mis_core.tasks.text.generation import GenerateResult
-from mis_core.tasks.text.writing import GenerateChunk, GeneratedChoice
 from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 

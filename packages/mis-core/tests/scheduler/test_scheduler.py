@@ -352,7 +352,7 @@ def test_items_whose_hashes_collide_are_not_mixed_up(monkeypatch: pytest.MonkeyP
         def integers(self, low: int, high: int, size: int, dtype: type) -> np.ndarray:
             return np.zeros(size, dtype)
 
-    monkeypatch.setattr("mis_core.scheduler.duplicates._RNG", Zeros())
+    monkeypatch.setattr("mis_core.scheduler.answer._RNG", Zeros())
     request = request_of(tokens(1, 64), [tokens(n, 20) for n in range(5)])
     (answer,) = Driver().run(request)
     assert_right(request, answer)

@@ -20,7 +20,7 @@ from token_machine import TokenMachine, values_of
 
 from mis_core.requests import GenerateRequest, Layout, ScoreRequest
 from mis_core.scheduler import decoding, homes, scheduler, waiting
-from mis_core.scheduler.duplicates import without_duplicates
+from mis_core.scheduler.answer import without_duplicates
 from mis_core.scheduler.generation_run import Generation
 from mis_core.scheduler.homes import Opening
 from mis_core.scheduler.plan import StepPlan, StepShape

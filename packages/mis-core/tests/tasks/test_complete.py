@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.limits import Limits
+from mis_core.tasks.text.choices import GeneratedChoice
 from mis_core.tasks.text.completion import COMPLETE, FIELDS, IGNORED, CompletionResult, ParsedCompletion, best_choices
 from mis_core.tasks.text.prompt_groups import Prompts
 from mis_core.tasks.text.sampling import sampling_keys
-from mis_core.tasks.text.writing import GeneratedChoice
 from mis_core.tokenization import Tokenizer
 
 VOCABULARY = 1000

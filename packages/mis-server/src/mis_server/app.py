@@ -4,11 +4,17 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 import mis_server
-from mis_server.edge.body import BodyLimit
-from mis_server.edge.browsers import EXPOSED_HEADERS, Browsers, Cors, is_loopback
-from mis_server.edge.head import Heads
-from mis_server.edge.keys import OPEN_PATHS, ApiKey
-from mis_server.edge.request_ids import RequestIds
+from mis_server.edge.body import BodyLimitMiddleware
+from mis_server.edge.middleware import (
+    EXPOSED_HEADERS,
+    OPEN_PATHS,
+    ApiKeyMiddleware,
+    CorsMiddleware,
+    HeadMiddleware,
+    OriginGuardMiddleware,
+    RequestIdMiddleware,
+    is_loopback,
+)
 from mis_server.errors import install_error_handlers
 from mis_server.model import Model
 from mis_server.playground import read_files
@@ -37,12 +43,14 @@ def create_app(model: Model, settings: ServerConfig) -> FastAPI:
         redirect_slashes=False,
         responses={"default": {"model": ErrorReply, "description": "An error."}},
         middleware=[  # outermost first
-            Middleware(Heads),
-            Middleware(RequestIds, service.metrics, log=not settings.disable_access_log),
+            Middleware(HeadMiddleware),
+            Middleware(RequestIdMiddleware, service.metrics, log=not settings.disable_access_log),
             *_cors(settings),
-            *_browsers(settings),
-            Middleware(ApiKey, OPEN_PATHS | page.keys(), key=settings.api_key, admin_key=settings.admin_api_key),
-            Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+            *_origin_guard(settings),
+            Middleware(
+                ApiKeyMiddleware, OPEN_PATHS | page.keys(), key=settings.api_key, admin_key=settings.admin_api_key
+            ),
+            Middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes),
         ],
     )
     app.state.service = service
@@ -58,14 +66,14 @@ def has_playground(settings: ServerConfig) -> bool:
     return settings.playground or is_loopback(settings.host)
 
 
-def _browsers(settings: ServerConfig) -> list[Middleware]:
+def _origin_guard(settings: ServerConfig) -> list[Middleware]:
     """Guard a server without a key, which trusts every client, against web pages that reach it through a browser."""
     if settings.api_key is not None:
         return []
     hosts = None
     if is_loopback(settings.host):
         hosts = frozenset(map(str.strip, (settings.allowed_hosts or "localhost").split(",")))
-    return [Middleware(Browsers, hosts=hosts, origins=frozenset(settings.origins))]
+    return [Middleware(OriginGuardMiddleware, hosts=hosts, origins=frozenset(settings.origins))]
 
 
 def _cors(settings: ServerConfig) -> list[Middleware]:
@@ -73,7 +81,7 @@ def _cors(settings: ServerConfig) -> list[Middleware]:
         return []
     return [
         Middleware(
-            Cors,
+            CorsMiddleware,
             allow_origins=settings.origins,
             expose_headers=EXPOSED_HEADERS,
             allow_methods=["GET", "POST"],

@@ -179,7 +179,7 @@ def internal_error() -> Response:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every expected exception with the envelope. Unexpected ones are left to `edge.request_ids`."""
+    """Answer every expected exception with the envelope. Unexpected ones are left to `edge.middleware`."""
 
     async def handle(request: Request, error: Exception) -> Response:
         try:

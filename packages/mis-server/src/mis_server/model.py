@@ -6,7 +6,7 @@
 import asyncio
 import contextlib
 import marshal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,20 +17,26 @@ from mis_core.process.client import EngineClient
 from mis_core.process.wire import Ready
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.service import Service, all_or_none
+from mis_core.tasks.path.service import Service
 from mis_core.tasks.path.task import Fields, ParsedType, Task
 from mis_core.tasks.recipes.recognition import describe_rerank, rerank_recipe
 from mis_core.tasks.served import check_task, tasks_of
 from mis_core.tokenization import Tokenizer, TooMuchWork
-from mis_server.tokenizers.decoding import decode_body, parse_body, parse_fields, parse_within
+from mis_server.tokenizers.decoding import decode_body, parse_text
 from mis_server.tokenizers.pool import SMALL, TokenizerPool
 from mis_server.tokenizers.rendering import TakesLong
 
 _INLINE_VALUES = 32_768  # computed or encoded in little more time than it takes to wake a thread
 _AMPLIFIED = 16  # a small body may cost the tokenizer so much for each of its bytes, as `Meter` counts it,
 _LEAST = 16_384  # or this much if that is more: 65 ms for the worst text
-_AT_A_TIME = 16  # engine requests of one body; together they fill a step
 
+OBJECT_VALUES = 8
+"""For `in_thread_if_large`: an object of a reply, or the text of a token, is made in the time of so many numbers."""
+
+AT_A_TIME = 16
+"""Requests that one caller has in the engine; together they fill a step."""
+
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -64,7 +70,8 @@ class Model(Service[bytes | Fields]):
         self.tokenizers = tokenizers
         self._config = config
         self._names = None if name is None else (name,)
-        self._limits = limits
+        self._given_limits = limits
+        self._limits: tuple[Ready, Limits] | None = None
 
     async def wait_ready(self) -> Ready:
         """Wait until all of it is ready for the first time; return what the engine says about its model.
@@ -84,33 +91,27 @@ class Model(Service[bytes | Fields]):
             EngineUnavailable: the engine was never ready.
         """
         limits = self.limits
+        there = partial(parse_text, task, limits, self._names)
         if not isinstance(source, bytes):
             if not task.has_text(source):
                 return await asyncio.to_thread(task.parse, source, None, limits, self._names)
-            fields = marshal.dumps(dict(source))  # it goes as deep as JSON does, and pickle half as deep
-            return await self.tokenizers.large(partial(parse_fields, task, fields, limits, self._names), len(fields))
+            data = marshal.dumps(dict(source))  # it goes as deep as JSON does, and pickle half as deep
+            return await self.tokenizers.large(partial(there, marshal.loads, data, None), len(data))
         if len(source) <= SMALL:
             fields = decode_body(source)
             if not task.has_text(fields):
                 return await in_thread_if_large(len(source), task.parse, fields, None, limits, self._names)
             # A short text that is tokenised again with each of many items is a long job, too.
             most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL)
-            work = partial(parse_within, task, source, limits, self._names, most)
             with contextlib.suppress(TooMuchWork, TakesLong):
-                return await self.tokenizers.small(work, len(source))
-        return await self.tokenizers.large(partial(parse_body, task, source, limits, self._names), len(source))
+                return await self.tokenizers.small(partial(there, decode_body, source, most), len(source))
+        return await self.tokenizers.large(partial(there, decode_body, source, None), len(source))
 
     async def submit(self, requests: tuple[ScoreRequest, ...]) -> tuple[EngineOutput, ...]:
         """Have the engine process compute requests, some at a time: the engine gives everybody's the same turns."""
         if len(requests) == 1:
             return (await self.client.score(requests[0]),)
-        turns = asyncio.Semaphore(_AT_A_TIME)
-
-        async def compute(request: ScoreRequest) -> EngineOutput:
-            async with turns:
-                return await self.client.score(request)
-
-        return await all_or_none([compute(request) for request in requests])
+        return tuple(await some_at_a_time(self.client.score, requests))
 
     async def finish(
         self, task: Task[ParsedType, Result], parsed: ParsedType, outputs: tuple[EngineOutput, ...]
@@ -150,18 +151,21 @@ class Model(Service[bytes | Fields]):
         info, config = self.client.info, self._config
         if info is None:
             raise EngineUnavailable("The engine is not ready.")
-        return Limits(
-            context_length=info.context_length,
-            vocab_size=info.vocab_size,
-            delimiter=config.multi_item_scoring_delimiter,
-            layouts=config.enable_request_layout,
-            head_labels=info.head_labels,
-            head_activation=info.head_activation,
-            architecture=info.architecture,
-            signs=info.signs,
-            rerank_recipe=config.rerank_recipe,
-            **self._limits,
-        )
+        if self._limits is None or self._limits[0] is not info:
+            limits = Limits(
+                context_length=info.context_length,
+                vocab_size=info.vocab_size,
+                delimiter=config.multi_item_scoring_delimiter,
+                layouts=config.enable_request_layout,
+                head_labels=info.head_labels,
+                head_activation=info.head_activation,
+                architecture=info.architecture,
+                signs=info.signs,
+                rerank_recipe=config.rerank_recipe,
+                **self._given_limits,
+            )
+            self._limits = info, limits
+        return self._limits[1]
 
 
 @contextlib.asynccontextmanager
@@ -188,3 +192,25 @@ async def in_thread_if_large(values: int, work: Callable[..., Result], *argument
     if values <= _INLINE_VALUES:
         return work(*arguments)
     return await asyncio.to_thread(work, *arguments)
+
+
+async def some_at_a_time(work: Callable[[Item], Awaitable[Result]], items: Iterable[Item]) -> list[Result]:
+    """Do work for each item, for `AT_A_TIME` at once, each item made when its turn comes; return results in order.
+
+    If one fails, or the caller is cancelled, the others end.
+    """
+    numbered = enumerate(items)
+    results: dict[int, Result] = {}
+
+    async def do() -> None:
+        for index, item in numbered:
+            results[index] = await work(item)
+
+    workers = [asyncio.create_task(do()) for _ in range(AT_A_TIME)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for each in workers:
+            each.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return [results[index] for index in range(len(results))]

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -12,19 +13,17 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from mis_core.errors import EngineUnavailable
-from mis_core.requests import NewToken
+from mis_core.requests import GenerateRequest, NewToken
 from mis_core.tasks.path.service import Answered
 from mis_core.tasks.path.task import Parsed, ParsedType, Task
-from mis_core.tasks.text.writing import Drawn, ParsedText, Writing
-from mis_server.answering import Answering, write_all
-from mis_server.edge.admission import Admission, Permit
-from mis_server.edge.body import announced_bytes, read_json_body
-from mis_server.edge.body_bytes import BodyBytes
-from mis_server.edge.deadline import deadline, requested_seconds
+from mis_core.tasks.text.choices import Drawn, GeneratedChoices, ParsedText
+from mis_server.edge.admission import Admission, Permit, deadline, requested_seconds
+from mis_server.edge.body import BodyBytes, announced_bytes, read_json_body
 from mis_server.errors import error_body, forget_frames
-from mis_server.model import Model
+from mis_server.generation import GenerationStream
+from mis_server.model import Model, some_at_a_time
 from mis_server.settings import ServerConfig
-from mis_server.telemetry.metrics import Metrics, WritingClock
+from mis_server.telemetry.metrics import Metrics, TokenClock
 
 _STATISTICS_S = 2.0
 
@@ -39,6 +38,7 @@ class HttpService:
     Attributes:
         model: The model.
         settings: Names, keys and limits.
+        name: Of the model, in requests and replies.
         admission: How much may be under way.
         bodies: How many bytes of bodies may be.
         metrics: What is counted.
@@ -47,6 +47,7 @@ class HttpService:
     def __init__(self, model: Model, settings: ServerConfig) -> None:
         self.model = model
         self.settings = settings
+        self.name = settings.model_name
         self.admission = Admission(
             settings.max_queued_requests, settings.max_queued_tokens, settings.max_queued_sequences
         )
@@ -64,16 +65,15 @@ class HttpService:
             ClientDisconnect: the client is gone.
         """
         self.model.check(task)
-
-        async def work(body: bytes, permit: Permit) -> Answered[ParsedType, Result]:
+        async with self.admitted(request) as (body, permit):
             began = time.perf_counter()
             answered = await self.model.answer(task, body, lambda parsed: permit.allocate(_prompt_tokens(parsed)))
             self.metrics.answered(task.name, answered, time.perf_counter() - began)
             return answered
 
-        return await self.with_body(request, work)
-
-    async def write(self, task: Task[TextType, DrawnType], request: Request) -> Answering[TextType, DrawnType]:
+    async def generate(
+        self, task: Task[TextType, DrawnType], request: Request
+    ) -> GenerationStream[TextType, DrawnType]:
         """Begin to answer an HTTP request with text; return when what is scored is there and the rest is on its way.
 
         The deadline and the permit are those of the whole answer, until it is handed to the client.
@@ -82,49 +82,50 @@ class HttpService:
             RequestError, EngineUnavailable, ClientDisconnect: as `handle`.
         """
         self.model.check(task)
+        return await GenerationStream[TextType, DrawnType].start(partial(self._generate, task, request))
 
-        async def answer(answering: Answering[TextType, DrawnType]) -> None:
-            async def work(body: bytes, permit: Permit) -> None:
-                clock = WritingClock(self.metrics)
-                answered = await self.model.answer(task, body, lambda parsed: permit.allocate(*_written(parsed)))
-                await self._write(answered, answering, clock)
-                self.metrics.answered(task.name, answered, clock.seconds)
-                sequences = answered.parsed.sequences
-                for index, cached in enumerate(answering.writing.cached_tokens if sequences else ()):
-                    self.metrics.prompted(int(sequences.prompts.lens[index // sequences.draws]), cached)
-
-            await self.with_body(request, work)
-
-        return await Answering[TextType, DrawnType].start(answer)
-
-    async def _write(
-        self,
-        answered: Answered[TextType, DrawnType],
-        answering: Answering[TextType, DrawnType],
-        clock: WritingClock,
+    async def _generate(
+        self, task: Task[TextType, DrawnType], request: Request, stream: GenerationStream[TextType, DrawnType]
     ) -> None:
-        parsed, drawn = answered.parsed, answered.result.tokens
-        writing = Writing(self.model.tokenizers.tokenizer, parsed.stops, len(parsed.sequences) or len(drawn))
-        answering.begin(answered, writing)
+        async with self.admitted(request) as (body, permit):
+            clock = TokenClock(self.metrics)
+            answered = await self.model.answer(task, body, lambda parsed: permit.allocate(*_most_generated(parsed)))
+            sequences, drawn = answered.parsed.sequences, answered.result.tokens
+            tokenizer = self.model.tokenizers.tokenizer
+            choices = GeneratedChoices(tokenizer, answered.parsed.stops, len(sequences) or len(drawn))
+            stream.begin(answered, choices)
 
-        def tell(index: int, token: NewToken) -> bool:
-            clock.wrote(index)
-            chunk = writing.add(index, token)
-            if chunk is not None:
-                answering.tell(chunk)
-            return chunk is not None and chunk.finish_reason is None
+            def read(index: int, token: NewToken) -> bool:
+                clock.generated(index)
+                chunk = choices.add(index, token)
+                if chunk is not None:
+                    stream.put(chunk)
+                return chunk is not None and chunk.finish_reason is None
 
-        for index, token in enumerate(drawn):
-            await answering.room()
-            tell(index, token)
-        await write_all(self.model.client.generate, parsed.sequences, tell, answering.room)
+            async def generate(numbered: tuple[int, GenerateRequest]) -> None:
+                index, sequence = numbered
+                await stream.room()
+                await self.model.client.generate(sequence, partial(read, index))
 
-    async def with_body(self, request: Request, work: Callable[[bytes, Permit], Awaitable[Result]]) -> Result:
-        """Read the body of an HTTP request and call `work` with it and a permit, all within the deadline.
+            for index, token in enumerate(drawn):
+                await stream.room()
+                read(index, token)
+            await some_at_a_time(generate, enumerate(sequences))
+            self.metrics.answered(task.name, answered, clock.seconds)
+            for index, cached in enumerate(choices.cached_tokens if sequences else ()):
+                self.metrics.prompted(int(sequences.prompts.lens[index // sequences.draws]), cached)
+
+    def head(self, kind: str, request: Request) -> dict[str, Any]:
+        """Return how a reply begins: `id`, `created` and `model`."""
+        return {"id": f"{kind}-{request.state.request_id}", "created": int(time.time()), "model": self.name}
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, request: Request) -> AsyncIterator[tuple[bytes, Permit]]:
+        """Read the body of an HTTP request and give it with a permit; what is done inside has until the deadline.
 
         Raises:
-            RequestError: `invalid_request_timeout`, `unsupported_media_type`, `request_timeout`, `queue_full`,
-                `deadline_exceeded`, or what `work` raises.
+            RequestError: `invalid_request_timeout`, `unsupported_media_type`, `request_timeout`, `queue_full`, or
+                `deadline_exceeded`.
             ClientDisconnect: the client is gone.
         """
         seconds = requested_seconds(request, self.settings.request_timeout)
@@ -135,7 +136,7 @@ class HttpService:
                     body = await read_json_body(request, room)
                 body_arrived()
                 with self.admission.permit() as permit:
-                    return await work(body, permit)
+                    yield body, permit
 
     @property
     def requests_waiting(self) -> int:
@@ -197,7 +198,7 @@ def _prompt_tokens(parsed: Parsed) -> int:
     return sum(request.prompt_tokens for request in parsed.requests)
 
 
-def _written(parsed: ParsedText) -> tuple[int, int]:
+def _most_generated(parsed: ParsedText) -> tuple[int, int]:
     """Return the most tokens that a request may compute, and how many sequences it has."""
     drawn = sum(request.num_items for request in parsed.requests if request.sampling is not None)
     return _prompt_tokens(parsed) + drawn + parsed.sequences.most_tokens, parsed.num_sequences
@@ -208,8 +209,13 @@ def _timing(answered: Answered[Any, Any]) -> dict[str, str]:
     return {"server-timing": ", ".join(stages)}
 
 
-async def _service(request: Request) -> HttpService:
+def service_of(request: Request) -> HttpService:
+    """Return the app's service. Routes with bodies call it: as a dependency, it costs a tenth of a small request."""
     return request.app.state.service
+
+
+async def _service(request: Request) -> HttpService:  # a function that is not async would run in a thread
+    return service_of(request)
 
 
 ServiceOfApp = Annotated[HttpService, Depends(_service)]

@@ -16,9 +16,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from mis_core.errors import ConfigError
+from mis_core.process.heap import return_freed_memory
 from mis_core.process.wire import Ready
 from mis_server.app import create_app, has_playground
-from mis_server.edge.memory import return_freed_memory, return_memory_between
+from mis_server.edge.memory import return_memory_between
 from mis_server.edge.protocol import Protocol
 from mis_server.edge.tls import tls_context
 from mis_server.model import running_model
@@ -73,7 +74,7 @@ async def serve(settings: ServerConfig) -> None:
                 http.should_exit = True
                 await serving
                 # The engine gets the rest of the shutdown time; no request is waiting for it any more.
-                await model.client.close(max(0.0, http.told_to_stop + settings.shutdown_timeout - time.monotonic()))
+                await model.client.close(max(0.0, http.stop_requested + settings.shutdown_timeout - time.monotonic()))
 
 
 def _cancel_on_sigterm() -> None:
@@ -87,14 +88,14 @@ class _HttpServer(uvicorn.Server):
     """Uvicorn, except that it does not raise the signal again that stopped it: a drained server exits with 0.
 
     Attributes:
-        told_to_stop: When the first signal arrived, by the monotonic clock; infinity before that.
+        stop_requested: When the first signal arrived, by the monotonic clock; infinity before that.
     """
 
-    told_to_stop = math.inf
+    stop_requested = math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Record the time of the first signal."""
-        self.told_to_stop = min(self.told_to_stop, time.monotonic())
+        self.stop_requested = min(self.stop_requested, time.monotonic())
         super().handle_exit(sig, frame)
 
     @contextlib.contextmanager

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, RequestError
-from mis_server.edge.body_bytes import BodyBytes
+from mis_server.edge.body import BodyBytes
 from mis_server.edge.memory import allowed_memory
 from mis_server.settings import ServerConfig
 
@@ -175,7 +175,7 @@ def test_memory_is_what_the_control_group_allows(
 _KEPT = """
 import os, sys
 from pathlib import Path
-from mis_server.edge.memory import return_freed_memory
+from mis_core.process.heap import return_freed_memory
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
@@ -234,7 +234,7 @@ def test_memory_between_blocks_that_stay_is_given_back() -> None:
 
 
 def test_the_default_follows_from_memory_and_the_largest_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mis_server.edge.body_bytes.allowed_memory", lambda: 1000)
+    monkeypatch.setattr("mis_server.edge.body.allowed_memory", lambda: 1000)
     assert BodyBytes(None, 10).most == 100
     assert BodyBytes(None, 64).most == 128
     assert BodyBytes(777, 64).most == 777

@@ -12,7 +12,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from mis_core.errors import RequestError
-from mis_server.edge.deadline import deadline
+from mis_server.edge.admission import deadline
 from mis_server.edge.protocol import CONNECTION_LOST
 
 Body = Callable[..., dict[str, Any]]

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from mis_core.config import EngineConfig
-from mis_server.edge.keys import OPEN_PATHS
+from mis_server.edge.middleware import OPEN_PATHS
 from mis_server.settings import ServerConfig
 from served_app import served_app
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mis_server.edge.request_ids import RequestIds
+from mis_server.edge.middleware import RequestIdMiddleware
 from mis_server.telemetry.metrics import Metrics
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -37,7 +37,7 @@ def handled(messages: list[dict[str, Any]], end: BaseException | None) -> tuple[
         "headers": [(b"x-request-id", b"mine")],
         "client": ("::1", 1),
     }
-    asyncio.run(RequestIds(app, metrics, log=True)(scope, receive, send))
+    asyncio.run(RequestIdMiddleware(app, metrics, log=True)(scope, receive, send))
     return sent, metrics
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from mis_core.errors import EngineUnavailable, RequestError
-from mis_server.edge.keys import ADMIN_PATHS
+from mis_server.edge.middleware import ADMIN_PATHS
 
 Connect = Callable[..., httpx.Client]
 

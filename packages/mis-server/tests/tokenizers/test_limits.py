@@ -14,8 +14,8 @@ import pytest
 
 from mis_core.errors import RequestError
 from mis_core.tokenization import Tokenizer
-from mis_server.tokenizers import limits
 from mis_server.tokenizers import pool as tokenizer_pool
+from mis_server.tokenizers import process as tokenizer_process
 from mis_server.tokenizers.pool import TokenizerPool
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -62,8 +62,8 @@ def tokenizer_of(normalizer: Part | None, pre_tokenizer: Part | None) -> Tokeniz
 
 def lowered(text: str, tokenizer: Tokenizer) -> list[int]:
     """Read a text where a job has little time and memory; the processes need hardly any of theirs."""
-    limits._JOB_S, limits._JOB_BYTES = 0.5, 1 << 27
-    limits.JobLimits().begin(len(text))
+    tokenizer_process._JOB_S, tokenizer_process._JOB_BYTES = 0.5, 1 << 27
+    tokenizer_process.JobLimits().begin(len(text))
     return read(text, tokenizer)
 
 

@@ -26,7 +26,7 @@ from mis_core.tokenization import Tokenizer
 from mis_server.errors import TokenizersUnavailable
 from mis_server.tokenizers import pool as tokenizer_pool
 from mis_server.tokenizers import process as tokenizer_process
-from mis_server.tokenizers.decoding import parse_body
+from mis_server.tokenizers.decoding import decode_body, parse_text
 from mis_server.tokenizers.pool import TokenizerPool
 from mis_server.tokenizers.process import TokenizerProcess
 from mis_server.tokenizers.tokens import detokenize, tokenize
@@ -141,7 +141,9 @@ def test_what_travels_is_what_the_tokenizer_gives(opened: Callable[[], Any], tok
             empty = functools.partial(detokenize, b'{"tokens": []}', "m", 10, 10, None)
             assert await pool.large(empty, 14) == b'""'
             body = json.dumps({"query": "Is it", "items": [" so", ""], "labels": ["a"]}).encode()
-            request = await pool.large(functools.partial(parse_body, SCORE, body, LIMITS, ("m",)), len(body))
+            request = await pool.large(
+                functools.partial(parse_text, SCORE, LIMITS, ("m",), decode_body, body, None), len(body)
+            )
             request = request.request
             expected = tokenizer.join("Is it", [" so", ""])
             assert request.query.tolist() == expected.query.tolist()

@@ -39,8 +39,8 @@ from mis_core.tasks.recipes.recognition import describe_rerank
 from mis_core.tasks.rerank.task import RERANK, Ranking
 from mis_core.tasks.score.result import ScoreResult
 from mis_core.tasks.score.task import SCORE
+from mis_core.tasks.text.choices import GenerateChunk
 from mis_core.tasks.text.generation import NEW_TOKENS, GenerateResult, finish_generation
-from mis_core.tasks.text.writing import GenerateChunk
 from mis_core.tokenization import Tokenizer
 from mis_kernels.backends import explain, fastest_dtype
 
@@ -274,19 +274,19 @@ class Engine:
             ModelError: the checkpoint has no tokenizer, which says where answers end.
             EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
         """
-        parsed, writing = self._generations.parse({"prompt": prompt, "max_new_tokens": max_new_tokens, **options})
-        for _ in self._generations.generate(parsed, writing):
+        parsed, choices = self._generations.parse({"prompt": prompt, "max_new_tokens": max_new_tokens, **options})
+        for _ in self._generations.generate(parsed, choices):
             pass
-        return finish_generation(parsed, writing)
+        return finish_generation(parsed, choices)
 
     async def generate_async(self, prompt: Any, max_new_tokens: int = NEW_TOKENS, **options: Any) -> GenerateResult:
         """`generate` for asyncio: the event loop stays free, and cancelling the task frees the device."""
         fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
-        parsed, writing = await asyncio.to_thread(self._generations.parse, fields)
-        async with aclosing(self._generations.generate_async(parsed, writing)) as chunks:
+        parsed, choices = await asyncio.to_thread(self._generations.parse, fields)
+        async with aclosing(self._generations.generate_async(parsed, choices)) as chunks:
             async for _ in chunks:
                 pass
-        return finish_generation(parsed, writing)
+        return finish_generation(parsed, choices)
 
     def stream(
         self, prompt: str | Sequence[int], max_new_tokens: int = NEW_TOKENS, **options: Any
@@ -304,8 +304,8 @@ class Engine:
     ) -> AsyncGenerator[GenerateChunk]:
         """`stream` for asyncio."""
         fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
-        parsed, writing = await asyncio.to_thread(self._generations.parse, fields)
-        async with aclosing(self._generations.generate_async(parsed, writing)) as chunks:
+        parsed, choices = await asyncio.to_thread(self._generations.parse, fields)
+        async with aclosing(self._generations.generate_async(parsed, choices)) as chunks:
             async for chunk in chunks:
                 yield chunk
 

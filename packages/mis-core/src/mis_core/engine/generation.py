@@ -9,8 +9,8 @@ from typing import Any
 from mis_core.engine.loop import Listener
 from mis_core.requests import GenerateRequest, NewToken
 from mis_core.tasks.limits import Limits
+from mis_core.tasks.text.choices import GenerateChunk, GeneratedChoices
 from mis_core.tasks.text.generation import ParsedGeneration, parse_generation
-from mis_core.tasks.text.writing import GenerateChunk, Writing
 from mis_core.tokenization import Tokenizer
 
 Start = Callable[[GenerateRequest, Listener, int], Callable[[], None]]
@@ -27,24 +27,26 @@ class GenerationService:
         self._limits = limits
         self._tokenizer = tokenizer
 
-    def parse(self, fields: Mapping[str, Any]) -> tuple[ParsedGeneration, Writing]:
+    def parse(self, fields: Mapping[str, Any]) -> tuple[ParsedGeneration, GeneratedChoices]:
         """Validate a request, and begin its choices; raises `RequestError`."""
         tokenizer = self._tokenizer()
         parsed = parse_generation(fields, tokenizer, self._limits)
-        return parsed, Writing(tokenizer, parsed.stops, len(parsed.requests))
+        return parsed, GeneratedChoices(tokenizer, parsed.stops, len(parsed.requests))
 
-    def generate(self, parsed: ParsedGeneration, writing: Writing) -> Generator[GenerateChunk]:
+    def generate(self, parsed: ParsedGeneration, choices: GeneratedChoices) -> Generator[GenerateChunk]:
         """Yield what tokens add as they come; closing the iterator early frees what they hold."""
         tokens: queue.SimpleQueue[_Tokens] = queue.SimpleQueue()
         cancels = self._begin(parsed, tokens.put)
         try:
-            while not writing.is_complete:
-                yield from _add(writing, cancels, tokens.get())
+            while not choices.is_complete:
+                yield from _add(choices, cancels, tokens.get())
         finally:
             for cancel in cancels:
                 cancel()
 
-    async def generate_async(self, parsed: ParsedGeneration, writing: Writing) -> AsyncGenerator[GenerateChunk]:
+    async def generate_async(
+        self, parsed: ParsedGeneration, choices: GeneratedChoices
+    ) -> AsyncGenerator[GenerateChunk]:
         """`generate` for asyncio."""
         tokens: asyncio.Queue[_Tokens] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -55,8 +57,8 @@ class GenerationService:
 
         cancels = self._begin(parsed, listen)
         try:
-            while not writing.is_complete:
-                for chunk in _add(writing, cancels, await tokens.get()):
+            while not choices.is_complete:
+                for chunk in _add(choices, cancels, await tokens.get()):
                     yield chunk
         finally:
             for cancel in cancels:
@@ -74,11 +76,11 @@ class GenerationService:
         return cancels
 
 
-def _add(writing: Writing, cancels: list[Callable[[], None]], tokens: _Tokens) -> Generator[GenerateChunk]:
+def _add(choices: GeneratedChoices, cancels: list[Callable[[], None]], tokens: _Tokens) -> Generator[GenerateChunk]:
     for index, token in tokens:
         if isinstance(token, Exception):
             raise token
-        chunk = writing.add(index, token)
+        chunk = choices.add(index, token)
         if chunk is None:
             continue
         if chunk.finish_reason is not None and token.finish_reason is None:

@@ -11,12 +11,13 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from mis_core.config import EngineConfig
 from mis_core.errors import EngineUnavailable, MisError
 from mis_core.process.engine_process import STOP_S, EngineFault, EngineProcess, Reader, RequestLost
 from mis_core.process.quarantine import Quarantine
-from mis_core.process.wire import MalformedFrame, Operate, Operation, Ready
+from mis_core.process.wire import Generate, MalformedFrame, Operate, Operation, Ready, Score
 from mis_core.requests import EngineOutput, GenerateRequest, ScoreRequest
 
 __all__ = ["ENGINE_COMMAND", "EngineClient", "EngineFault", "Reader", "RequestLost"]
@@ -97,12 +98,7 @@ class EngineClient:
             EngineFault: the engine failed on this request.
             RequestRefused: the engine process ended, or its device failed, twice while it worked on this request.
         """
-        async with self._quarantine.watched(request):
-            try:
-                return await self._running().score(next(self._ids), request)
-            except RequestLost:
-                self._quarantine.blame([request])
-                raise
+        return await self._compute(Score(next(self._ids), request))
 
     async def generate(self, request: GenerateRequest, reader: Reader) -> None:
         """Generate a validated sequence, until it has ended. Cancelling the caller frees the engine's work.
@@ -115,12 +111,7 @@ class EngineClient:
         Raises:
             EngineUnavailable, RequestError, EngineFault, RequestRefused: as `score`.
         """
-        async with self._quarantine.watched(request):
-            try:
-                await self._running().generate(next(self._ids), request, reader)
-            except RequestLost:
-                self._quarantine.blame([request])
-                raise
+        await self._compute(Generate(next(self._ids), request), reader)
 
     async def operate(self, action: Operation, argument: str | None = None) -> dict[str, float]:
         """Do something to the engine as a whole; return numbers by name, see `wire.Operated`.
@@ -134,6 +125,14 @@ class EngineClient:
             RequestError: `profile_under_way` or `no_profile`.
         """
         return await self._running().operate(Operate(next(self._ids), action, argument))
+
+    async def _compute(self, message: Score | Generate, reader: Reader | None = None) -> Any:
+        async with self._quarantine.watched(message.request):
+            try:
+                return await self._running().compute(message, reader)
+            except RequestLost:
+                self._quarantine.blame([message.request])
+                raise
 
     def _running(self) -> EngineProcess:
         if self._process is None:
@@ -188,7 +187,7 @@ class EngineClient:
             raise EngineUnavailable(f"The engine process broke the protocol: {error}") from None
         finally:
             self._process = None
-            self._quarantine.blame(process.requests.values())
+            self._quarantine.blame(process.requests)
             await process.stop(self._stop_s)
 
     async def _kill_if_silent(self, process: EngineProcess) -> None:

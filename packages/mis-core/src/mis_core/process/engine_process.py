@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from asyncio.subprocess import Process
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mis_core.config import EngineConfig
@@ -35,7 +35,7 @@ from mis_core.process.wire import (
     encode_frame,
     payload_size,
 )
-from mis_core.requests import EngineOutput, GenerateRequest, NewToken, ScoreRequest
+from mis_core.requests import GenerateRequest, NewToken, ScoreRequest
 
 STOP_S = 5.0
 
@@ -54,12 +54,13 @@ class RequestLost(EngineUnavailable):
     """The device failed, for instance out of memory, while it computed this request. The engine goes on."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Generating:
-    """A sequence that is being generated."""
+@dataclasses.dataclass(slots=True, eq=False)
+class _Waiting:
+    """Somebody waits for an answer: to an operation, or to a request; one that generates has a reader."""
 
-    reader: Reader
-    ended: asyncio.Future[None]
+    answer: asyncio.Future[Any]
+    request: ScoreRequest | GenerateRequest | None = None
+    reader: Reader | None = None
 
 
 class EngineProcess:
@@ -68,9 +69,8 @@ class EngineProcess:
     def __init__(
         self, process: Process, lifeline: Lifeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self.answers: dict[int, asyncio.Future[Any]] = {}
-        self.requests: dict[int, ScoreRequest | GenerateRequest] = {}
-        self._generating: dict[int, _Generating] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._resumed = 0.0  # when other work of the event loop last had a turn
         self._process = process
         self._lifeline = lifeline
         self._reader = reader
@@ -78,41 +78,31 @@ class EngineProcess:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests that wait for an answer, or for more of it."""
-        return len(self.answers) + len(self._generating)
+        """Number of messages that wait for an answer, or for more of it."""
+        return len(self._waiting)
+
+    @property
+    def requests(self) -> list[ScoreRequest | GenerateRequest]:
+        """The requests among them."""
+        return [each.request for each in self._waiting.values() if each.request is not None]
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> "EngineProcess":
-        """Start the process with one end of a socket pair; it inherits our standard error, and ends with us.
-
-        A start that is cancelled is finished and the process ended: event loops leave half-started processes behind.
-        """
-        starting = asyncio.create_task(cls._start(command), name="engine start")
-        try:
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            with contextlib.suppress(EngineUnavailable):
-                await (await starting).stop()
-            raise
-
-    @classmethod
-    async def _start(cls, command: Sequence[str]) -> "EngineProcess":
+        """Start the process with one end of a socket pair; it inherits our standard error, and ends with us."""
         ours, theirs = socket.socketpair()
-        lifeline = Lifeline()
-        try:
-            try:
-                with theirs:
-                    fd = theirs.fileno()
-                    process = await asyncio.create_subprocess_exec(
-                        *command, str(fd), pass_fds=(fd,), stdin=lifeline.theirs
-                    )
-            finally:
-                lifeline.keep()
+        with theirs:
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_READ_AHEAD_BYTES)
-        except OSError as error:
-            ours.close()
-            lifeline.close()
-            raise EngineUnavailable(f"The engine process could not be started: {error.strerror}.") from None
+            try:
+                fd = theirs.fileno()
+                process, lifeline = await Lifeline.start(
+                    lambda stdin: asyncio.create_subprocess_exec(*command, str(fd), pass_fds=(fd,), stdin=stdin)
+                )
+            except BaseException as error:
+                writer.close()
+                if isinstance(error, OSError):
+                    message = f"The engine process could not be started: {error.strerror}."
+                    raise EngineUnavailable(message) from None
+                raise
         return cls(process, lifeline, reader, writer)
 
     async def configure(self, config: EngineConfig) -> Ready:
@@ -135,55 +125,43 @@ class EngineProcess:
             case message:
                 raise MalformedFrame(f"{type(message).__name__} before the start.")
 
-    async def score(self, id: int, request: ScoreRequest) -> EngineOutput:
-        """Send a request and wait for its answer."""
-        frame = _frame_of(Score(id, request))
-        self.requests[id] = request
-        try:
-            return await self._ask(id, frame)
-        except asyncio.CancelledError:
-            self._send(encode_frame(Cancel(id)))
-            raise
-        finally:
-            del self.requests[id]
-
-    async def generate(self, id: int, request: GenerateRequest, reader: Reader) -> None:
-        """Send a sequence to be generated and wait until it has ended.
+    async def compute(self, message: Score | Generate, reader: Reader | None = None) -> Any:
+        """Send a request and wait for what a `Score` gives, or until a sequence has ended.
 
         Args:
-            id: Never used before.
-            request: The sequence.
-            reader: Called with each token as it comes; what it raises ends the sequence and is raised here.
+            message: The request, with an id that was never used before.
+            reader: Of a sequence. What it raises ends the sequence and is raised here.
         """
-        frame = _frame_of(Generate(id, request))
-        generating = self._generating[id] = _Generating(reader, asyncio.get_running_loop().create_future())
-        self.requests[id] = request
         try:
-            self._send(frame)
-            await self._writer.drain()
-            await generating.ended
-        except ConnectionError:
-            raise EngineUnavailable("The engine ended.") from None
+            frame = encode_frame(message)
+        except MalformedFrame:
+            raise RequestError("request_too_large", "The request does not fit in one message to the engine.") from None
+        try:
+            return await self._ask(message.id, frame, message.request, reader)
         except asyncio.CancelledError:
-            self._send(encode_frame(Cancel(id)))
+            self._send(encode_frame(Cancel(message.id)))
             raise
-        finally:
-            del self._generating[id], self.requests[id]
 
     async def operate(self, operate: Operate) -> dict[str, float]:
         """Send an operation and wait until it is done."""
         return await self._ask(operate.id, encode_frame(operate))
 
-    async def _ask(self, id: int, frame: bytes) -> Any:
-        answer = self.answers[id] = asyncio.get_running_loop().create_future()
+    async def _ask(
+        self,
+        id: int,
+        frame: bytes,
+        request: ScoreRequest | GenerateRequest | None = None,
+        reader: Reader | None = None,
+    ) -> Any:
+        waiting = self._waiting[id] = _Waiting(asyncio.get_running_loop().create_future(), request, reader)
         try:
             self._send(frame)
             await self._writer.drain()
-            return await answer
+            return await waiting.answer
         except ConnectionError:
             raise EngineUnavailable("The engine ended.") from None
         finally:
-            del self.answers[id]
+            del self._waiting[id]
 
     def kill(self) -> None:
         """Kill the process; whoever reads from it sees the end."""
@@ -196,18 +174,13 @@ class EngineProcess:
             EngineUnavailable: always, when the process ends; says how it ended.
             MalformedFrame: what arrived is not an answer.
         """
-        began = time.monotonic()
         while True:
-            for _ in self._deliver(await self._receive()):
-                # What is here already makes nothing wait: without a pause, thousands of tokens would hold up the loop.
-                if time.monotonic() - began > _WITHOUT_PAUSE_S:
-                    await asyncio.sleep(0)
-                    began = time.monotonic()
+            await self._deliver(await self._receive())
 
     async def stop(self, within_s: float = STOP_S) -> None:
         """Fail what is in flight, then stop the process: politely, then by force."""
-        for waiting in (*self.answers, *self._generating):
-            self._fail(waiting, EngineUnavailable("The engine ended before it answered."))
+        for number in self._waiting:
+            self._answer(number, EngineUnavailable("The engine ended before it answered."))
         self._send(encode_frame(Shutdown()))
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation, and supervision would go on.
@@ -224,47 +197,53 @@ class EngineProcess:
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
 
-    def _deliver(self, message: ToFront) -> Iterator[None]:
-        """Deliver a message piece by piece; there may be a pause after each."""
+    async def _deliver(self, message: ToFront) -> None:
         match message:
             case Generated():
                 for number, token in message.tokens():
                     self._deliver_token(number, token)
-                    yield
-                return
+                    await self._pause()
             case Scored(id=id, output=value) | Operated(id=id, values=value):
-                answer = self.answers.get(id)
-                if answer is not None and not answer.done():
-                    answer.set_result(value)
+                self._answer(id, value)
             case Rejected():
-                self._fail(message.id, RequestError(message.code, message.message, message.param))
+                self._answer(message.id, RequestError(message.code, message.message, message.param))
             case Errored(is_lost=True):
-                self._fail(message.id, RequestLost("The device failed while it computed this request."))
+                self._answer(message.id, RequestLost("The device failed while it computed this request."))
             case Errored():
-                self._fail(message.id, EngineFault("The engine failed on this request; its log says why."))
+                self._answer(message.id, EngineFault("The engine failed on this request; its log says why."))
             case _:
                 raise MalformedFrame(f"{type(message).__name__} after the start.")
-        yield
+        await self._pause()
+
+    async def _pause(self) -> None:
+        """Let others have a turn: what has arrived makes nothing wait, and thousands of tokens would hold them up."""
+        if time.monotonic() - self._resumed > _WITHOUT_PAUSE_S:
+            await asyncio.sleep(0)
+            self._resumed = time.monotonic()
 
     def _deliver_token(self, id: int, token: NewToken) -> None:
-        generating = self._generating.get(id)
-        if generating is None or generating.ended.done():  # cancelled meanwhile
+        waiting = self._waiting.get(id)
+        if waiting is None or waiting.reader is None or waiting.answer.done():  # cancelled meanwhile
             return
+        reason: Exception | None = None
         try:
-            is_read = generating.reader(token)
+            if waiting.reader(token) and token.finish_reason is None:
+                return
         except Exception as error:
+            reason = error
+        if token.finish_reason is None:
             self._send(encode_frame(Cancel(id)))
-            generating.ended.set_exception(error)
-            return
-        if token.finish_reason is None and not is_read:
-            self._send(encode_frame(Cancel(id)))
-        if token.finish_reason is not None or not is_read:
-            generating.ended.set_result(None)
+        self._answer(id, reason)
 
-    def _fail(self, id: int, error: Exception) -> None:
-        answer = self._generating[id].ended if id in self._generating else self.answers.get(id)
-        if answer is not None and not answer.done():
-            answer.set_exception(error)
+    def _answer(self, id: int, answer: Any) -> None:
+        """Return an answer to who waits for it, or raise it there if it is an error."""
+        waiting = self._waiting.get(id)
+        if waiting is None or waiting.answer.done():
+            return
+        if isinstance(answer, Exception):
+            waiting.answer.set_exception(answer)
+        else:
+            waiting.answer.set_result(answer)
 
     def _send(self, frame: bytes) -> None:
         if not self._writer.is_closing():  # else nobody reads it, and uvloop refuses to write it
@@ -284,10 +263,3 @@ class EngineProcess:
         except TimeoutError:
             return "the conversation"
         return f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-
-
-def _frame_of(message: Score | Generate) -> bytes:
-    try:
-        return encode_frame(message)
-    except MalformedFrame:
-        raise RequestError("request_too_large", "The request does not fit in one message to the engine.") from None

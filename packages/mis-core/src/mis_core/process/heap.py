@@ -1,20 +1,41 @@
-"""The C library's heap: what is free in it goes back to the system."""
+"""The C library's heap: what is free in it goes back to the system. Without glibc, nothing happens here."""
 
 import ctypes
+from collections.abc import Callable
 
 TRIM_S = 10.0
 """Between two trims of a process."""
 
+# From malloc.h of glibc.
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+_LARGE_BYTES = 256 * 1024
+_ARENAS = 2
+
 
 def trim() -> None:
-    """Return memory that is free between small blocks that are not; without glibc, do nothing.
+    """Return memory that is free between small blocks that are not.
 
     The heap of a process that had thousands of small objects ends in one that stays, and the C library returns only
     what lies behind the last one: after some attacks, 40 MiB were free and not returned. It takes some milliseconds,
     without the interpreter's lock. See malloc_trim(3).
     """
+    _function("malloc_trim")(0)
+
+
+def return_freed_memory() -> None:
+    """Have the C library return memory to the system as soon as it is free.
+
+    By default glibc learns from each large block that is freed to keep blocks of its size, up to 32 MiB, and each of
+    many threads has a heap of its own: after some large bodies and replies a process keeps hundreds of megabytes. Now
+    whatever is large is mapped for itself, and few threads have heaps.
+    """
+    mallopt = _function("mallopt")
+    mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+    mallopt(_M_ARENA_MAX, _ARENAS)
+
+
+def _function(name: str) -> Callable[..., object]:
     try:
-        malloc_trim = ctypes.CDLL(None).malloc_trim
+        return getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):  # another C library, or another system
-        return
-    malloc_trim(0)
+        return lambda *numbers: None

@@ -6,28 +6,54 @@ holds the interpreter lock, where a watching thread would wait. `PR_SET_PDEATHSI
 *thread* ends that started the process. A pipe belongs to the whole process.
 """
 
+import asyncio
+import contextlib
 import fcntl
 import os
 import select
 import signal
 import stat
-from typing import Self
+from asyncio.subprocess import Process
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
 
 
 class Lifeline:
-    """The starter's end. Give `theirs` to the process that is started, and call `keep` once it has it.
+    """The starter's end.
 
     A process that is forked without `exec`, as `multiprocessing` may do, holds this end as well while it lives.
     """
 
-    def __init__(self) -> None:
-        self.theirs, self._ours = os.pipe()
+    def __init__(self, ours: int) -> None:
+        self._ours = ours
         self._is_open = True
 
-    def keep(self) -> Self:
-        """Leave the other end to the process that was started."""
-        os.close(self.theirs)
-        return self
+    @classmethod
+    async def start(cls, start: Callable[[int], Coroutine[Any, Any, Process]]) -> tuple[Process, Self]:
+        """Start a process that ends with this one.
+
+        A start that is cancelled is finished and the process ended: event loops leave half-started processes behind.
+
+        Args:
+            start: Starts the process, which inherits the file descriptor that it is called with.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        theirs, ours = os.pipe()
+        lifeline = cls(ours)
+        starting = asyncio.create_task(start(theirs), name="process start")
+        try:
+            return await asyncio.shield(starting), lifeline
+        except BaseException:
+            with contextlib.suppress(Exception):
+                process = await starting
+                process.kill()
+                await process.wait()
+            lifeline.close()
+            raise
+        finally:
+            os.close(theirs)
 
     def close(self) -> None:
         """End the process if it still runs. Closing twice is fine."""
@@ -49,6 +75,6 @@ def end_with_starter(fd: int) -> None:
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
     watched = select.poll()
-    watched.register(fd, 0)  # the end of the other side is always told
+    watched.register(fd, 0)  # the end of the other side is always reported
     if watched.poll(0):
         os._exit(0)  # it ended before the signal was asked for

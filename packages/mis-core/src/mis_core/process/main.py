@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 from mis_core.config import EngineConfig
 from mis_core.errors import MisError
-from mis_core.process.channel import Channel
 from mis_core.process.lifeline import end_with_starter
-from mis_core.process.request_table import RequestTable
+from mis_core.process.request_table import Channel, RequestTable
 from mis_core.process.wire import (
     Cancel,
     Configure,
@@ -32,7 +31,6 @@ from mis_core.process.wire import (
     Ready,
     Score,
     Shutdown,
-    encode_frame,
 )
 
 if TYPE_CHECKING:
@@ -79,7 +77,7 @@ def run(connection: socket.socket, make_engine: EngineFactory) -> int:
         signs=limits.signs,
         created=engine.created,
     )
-    channel.post(encode_frame(ready))
+    channel.post(ready)
     opened.set_result(table)
     timeout_s = EngineConfig(**first.options).watchdog_timeout
     threading.Thread(target=table.watch, args=(timeout_s,), name="watchdog", daemon=True).start()
@@ -93,11 +91,11 @@ def _load(channel: Channel, make_engine: EngineFactory, configure: Configure) ->
     try:
         return make_engine(EngineConfig(**configure.options))
     except MisError as error:
-        channel.post(encode_frame(Failed(message=error.message)))
+        channel.post(Failed(message=error.message))
     except Exception as error:
         logger.exception("The engine could not start.")
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_CHARACTERS]
-        channel.post(encode_frame(Failed(message=f"The engine could not start: {reason}", fault=True)))
+        channel.post(Failed(message=f"The engine could not start: {reason}", fault=True))
     return None
 
 

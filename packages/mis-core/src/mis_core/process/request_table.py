@@ -1,7 +1,9 @@
-"""The requests that the engine process works on, and the answers it sends."""
+"""The requests that the engine process works on, and its end of the socket, over which it answers them."""
 
+import contextlib
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,9 +11,23 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from mis_core.errors import EngineUnavailable, RequestError
-from mis_core.process.channel import Channel
 from mis_core.process.heap import TRIM_S, trim
-from mis_core.process.wire import Errored, Generate, Generated, Operate, Operated, Rejected, Score, Scored, encode_frame
+from mis_core.process.wire import (
+    HEADER_BYTES,
+    Errored,
+    Generate,
+    Generated,
+    Operate,
+    Operated,
+    Rejected,
+    Score,
+    Scored,
+    ToEngine,
+    ToFront,
+    decode_for_engine,
+    encode_frame,
+    payload_size,
+)
 from mis_core.requests import EngineOutput, NewToken
 
 if TYPE_CHECKING:
@@ -20,6 +36,44 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HUNG = 3  # exit status
+
+
+class Channel:
+    """Whole messages over a stream socket, blocking; any thread may send."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._stream = connection.makefile("rb")
+
+    def post(self, message: ToFront) -> None:
+        """Send a message; a front that is gone ends this process through its reader.
+
+        Raises:
+            MalformedFrame: it is too large.
+        """
+        frame = encode_frame(message)
+        with self._sending, contextlib.suppress(OSError):
+            self._connection.sendall(frame)
+
+    def receive(self) -> ToEngine | None:
+        """Read one message, or None when the front is gone.
+
+        Raises:
+            MalformedFrame: what arrived is not a message.
+        """
+        header = self._read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            return None
+        size = payload_size(header)
+        payload = self._read(size)
+        return decode_for_engine(payload) if len(payload) == size else None
+
+    def _read(self, size: int) -> bytes:
+        try:
+            return self._stream.read(size)
+        except ConnectionError:  # the front left answers unread
+            return b""
 
 
 class RequestTable:
@@ -103,7 +157,7 @@ class RequestTable:
         if not future.cancelled():
             error = future.exception()
             if error is None:
-                self._channel.post(encode_frame(Scored(id, future.result())))
+                self._channel.post(Scored(id, future.result()))
             else:
                 self._answer(id, error)
         self._forget(id)
@@ -111,7 +165,7 @@ class RequestTable:
     def _send(self, outputs: Sequence[tuple[int, NewToken | Exception]]) -> None:
         tokens = [(number, token) for number, token in outputs if isinstance(token, NewToken)]
         if tokens:
-            self._channel.post(encode_frame(Generated.of(tokens)))
+            self._channel.post(Generated.of(tokens))
         for number, token in outputs:
             if isinstance(token, Exception):
                 self._answer(number, token)
@@ -138,12 +192,11 @@ class RequestTable:
         except Exception as error:
             self._answer(operate.id, error)
         else:
-            self._channel.post(encode_frame(Operated(operate.id, values)))
+            self._channel.post(Operated(operate.id, values))
 
     def _answer(self, id: int, error: BaseException) -> None:
         if isinstance(error, RequestError):
-            frame = encode_frame(Rejected(id=id, code=error.code, message=error.message, param=error.param))
+            self._channel.post(Rejected(id=id, code=error.code, message=error.message, param=error.param))
         else:  # a poisoned request must not take its neighbours along
             logger.error("Request %d failed.", id, exc_info=error)
-            frame = encode_frame(Errored(id=id, is_lost=isinstance(error, EngineUnavailable)))
-        self._channel.post(frame)
+            self._channel.post(Errored(id=id, is_lost=isinstance(error, EngineUnavailable)))

@@ -10,7 +10,8 @@ in an error, not in a wrong score.
                         Generated for the tokens of a step, or Rejected or Errored at a Generate's end,
                         and Operated or Rejected for each Operate
 
-This module does no I/O: `engine_process`, in the front, and `channel`, in the engine process, read and write frames.
+This module does no I/O: `engine_process`, in the front, and `request_table`, in the engine process, read and
+write frames.
 """
 
 from collections.abc import Iterator, Sequence
@@ -92,7 +93,7 @@ class Score(_Message, frozen=True):
 
 
 class Generate(_Message, frozen=True):
-    """Write one sequence.
+    """Generate one sequence.
 
     Attributes:
         id: Chosen by the front, never reused, not even for a `Score`.
@@ -103,7 +104,7 @@ class Generate(_Message, frozen=True):
     request: GenerateRequest
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be written, as `Score` does."""
+        """Refuse what cannot be generated, as `Score` does."""
         request = self.request
         if not len(request.prompt) or request.max_new_tokens < 1 or not 0 <= request.top_tokens <= MAX_TOP_TOKENS:
             raise ValueError(f"{request.max_new_tokens} tokens behind a prompt of {len(request.prompt)}.")
@@ -198,7 +199,7 @@ class Generated(_Message, frozen=True):
         ids: Of the sequences.
         token_ids: As in `NewToken`, like all that follow; the last token of a sequence says why it ends.
         logprobs: One of each.
-        top_counts: How many of the most probable tokens are told of each.
+        top_counts: How many of the most probable tokens each has.
         top_ids: They, one sequence's after the other's, `[sum of top_counts]`.
         top_logprobs: Their log-probabilities.
         finish_reasons: One of each.
@@ -215,11 +216,11 @@ class Generated(_Message, frozen=True):
     cached_tokens: tuple[int, ...]
 
     @classmethod
-    def of(cls, told: Sequence[tuple[int, NewToken]]) -> Self:
+    def of(cls, numbered: Sequence[tuple[int, NewToken]]) -> Self:
         """Return the message of tokens, each with the number of its sequence; at least one."""
-        tokens = [token for _, token in told]
+        tokens = [token for _, token in numbered]
         return cls(
-            ids=tuple(number for number, _ in told),
+            ids=tuple(number for number, _ in numbered),
             token_ids=tuple(token.token_id for token in tokens),
             logprobs=tuple(token.logprob for token in tokens),
             top_counts=tuple(len(token.top_ids) for token in tokens),

@@ -1,16 +1,22 @@
-"""What is kept of one request until it is answered: the values read of it, and where its segments were computed."""
+"""What is answered to one request: identical items are computed once, values and placements collected step by step."""
 
+import dataclasses
+import secrets
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 
+from mis_core.ragged import offsets, ramp, rows_at
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.scheduler.plan import Room
 from mis_core.scheduler.reading import Reading, Values
 
 QUERY = -1
 """The number of the query among the segments of a request."""
+
+# Drawn per process: nobody outside can make different items look alike, and the tokens are compared anyway.
+_RNG = np.random.default_rng(secrets.randbits(128))
 
 
 class Answer:
@@ -132,3 +138,107 @@ class Placements:
 def _put(values: np.ndarray | None, rows: np.ndarray, new: np.ndarray | None) -> None:
     if values is not None:
         values[rows] = new
+
+
+class Placements:
+    """Remembers which rows of which step each segment of a request got: what `return_layout` shows.
+
+    Attributes:
+        num_steps: Steps so far that compute some of the request.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self._placed: list[np.ndarray] = []
+        self._is_in_step = False
+
+    def add(
+        self,
+        room: Room,
+        segments: Int32[np.ndarray, " placements"],
+        lens: Int32[np.ndarray, " placements"],
+        context_lens: Int32[np.ndarray, " placements"],
+    ) -> None:
+        """Remember what was put into a room of the step being planned.
+
+        Args:
+            room: The room, from its first row on.
+            segments: Numbers of the segments, or `QUERY`.
+            lens: New tokens of each.
+            context_lens: Tokens before each in its pages.
+        """
+        rows = room.start + np.cumsum(lens) - lens
+        steps, shards = np.full_like(segments, self.num_steps), np.full_like(segments, room.shard)
+        self._placed.append(np.stack([steps, shards, rows, segments, lens, context_lens], axis=1))
+        self._is_in_step = True
+
+    def end_step(self) -> None:
+        """Go on to the next step, if something was put into this one."""
+        self.num_steps += self._is_in_step
+        self._is_in_step = False
+
+    def rows(self, originals: Int32[np.ndarray, " segments"] | None) -> Int32[np.ndarray, "placements 6"]:
+        """Return one row for each run of tokens: step, shard, first row, segment, tokens, tokens of context.
+
+        Args:
+            originals: The number that each segment goes by in the request as it was sent; None: its own.
+        """
+        rows = np.concatenate(self._placed).astype(np.int32)
+        if originals is not None:
+            segments = rows[:, 3]
+            rows[:, 3] = np.where(segments == QUERY, QUERY, originals[segments])
+        return rows
+
+
+def without_duplicates(request: ScoreRequest) -> tuple[ScoreRequest, Int32[np.ndarray, " items"] | None]:
+    """Return the request with each distinct item once, and for every item its number among them.
+
+    Items are identical if their tokens, their context and their labels are. They are grouped by a random
+    linear hash of their tokens (Carter and Wegman, J. Comput. Syst. Sci. 18, 1979), then compared token
+    by token. Without duplicates, the request itself and None; so too where more than the last row of each item is
+    read, or tokens are drawn, each with a key of its own.
+    """
+    if request.read_lens is not None or request.query_reads or request.sampling is not None:
+        return request, None
+    lens = np.diff(request.item_starts)
+    starts = request.item_starts[:-1]
+    within = ramp(lens)
+    factors = _RNG.integers(1, 2**63, int(lens.max()), np.uint64)
+    hashes = np.add.reduceat((request.item_tokens.astype(np.uint64) + 1) * factors[within], starts)
+    keys = [hashes, lens.astype(np.uint64), request.context_lens.astype(np.uint64)]
+    if len(request.label_ids) > 1:
+        label_factors = _RNG.integers(1, 2**63, request.label_ids.shape[1], np.uint64)
+        keys.append(((request.label_ids + 2).astype(np.uint64) * label_factors).sum(1, dtype=np.uint64))
+    order = np.lexsort(keys)
+    alike = np.all([key[order[1:]] == key[order[:-1]] for key in keys], axis=0)
+    if not alike.any():
+        return request, None
+    group = np.empty(len(order), np.int64)
+    group[order] = np.cumsum(np.r_[False, ~alike])
+    first = np.full(group.max() + 1, len(order))
+    np.minimum.at(first, group, np.arange(len(order)))
+    if not _are_equal(request, first[group], lens):
+        return request, None  # a collision of 64-bit hashes: compute every item, as if there were no duplicates
+    kept = np.sort(first)
+    numbers = np.searchsorted(kept, first[group]).astype(np.int32)
+    return _chosen(request, kept, lens), numbers
+
+
+def _are_equal(request: ScoreRequest, first: np.ndarray, lens: np.ndarray) -> bool:
+    """Whether each item equals the first of its group."""
+    tokens = request.item_tokens
+    same_tokens = np.array_equal(rows_at(tokens, request.item_starts[:-1][first], lens), tokens)
+    labels = request.label_ids
+    return same_tokens and (len(labels) == 1 or np.array_equal(labels[first], labels))
+
+
+def _chosen(request: ScoreRequest, items: np.ndarray, lens: np.ndarray) -> ScoreRequest:
+    """Return the request with some of its items only."""
+    kept_lens = lens[items]
+    return dataclasses.replace(
+        request,
+        item_tokens=rows_at(request.item_tokens, request.item_starts[items], kept_lens),
+        item_starts=offsets(kept_lens),
+        context_lens=request.context_lens[items],
+        label_ids=request.label_ids if len(request.label_ids) == 1 else request.label_ids[items],
+    )

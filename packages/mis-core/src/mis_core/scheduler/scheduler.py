@@ -20,8 +20,8 @@ from collections.abc import Iterable
 
 from mis_core.cache import CacheStatistics, PrefixCache
 from mis_core.requests import EngineOutput, GenerateRequest, Layout, NewToken, ScoreRequest
+from mis_core.scheduler.answer import without_duplicates
 from mis_core.scheduler.decoding import plan_decoding
-from mis_core.scheduler.duplicates import without_duplicates
 from mis_core.scheduler.generation_run import Generation
 from mis_core.scheduler.homes import Home, Opening
 from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan, StepShape

@@ -1,4 +1,4 @@
-"""Ids of many texts, the special tokens that a tokenizer adds at their ends, and what all that may cost."""
+"""Ids of many texts, what they cost, and the special tokens that a tokenizer adds at their ends."""
 
 import contextlib
 import copy

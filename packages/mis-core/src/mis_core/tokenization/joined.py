@@ -1,14 +1,19 @@
-"""Segments of a request, as arrays: how each item continues the query.
+"""Segments of a request, as arrays: how each item continues the query, given as ids or as texts.
 
-`ScoreRequest` states the invariants these arrays keep. Nothing here loops over items.
+`ScoreRequest` states the invariants these arrays keep. Query and items are one string each, tokenised so that the
+query's tokens are shared. Nothing here loops over ids of items.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Integer
+from jaxtyping import Int32, Int64, Integer
 
+from mis_core.errors import RequestError
 from mis_core.ragged import offsets, ramp, rows_at
+from mis_core.tokenization.encoder import Encoder, begin_with, framed
+from mis_core.tokenization.seam import Seam
 
 
 class Joined(NamedTuple):
@@ -121,3 +126,138 @@ def whole_sequences(tokens: Int32[np.ndarray, " tokens"], lens: Integer[np.ndarr
 def _put_items_first(query: np.ndarray, tokens: np.ndarray, lens: np.ndarray) -> Joined:
     before = np.repeat(np.arange(len(lens)) * len(query), lens)  # each item's tokens go before its copy of the query
     return whole_sequences(np.insert(np.tile(query, len(lens)), before, tokens), lens + len(query))
+
+
+class Joiner:
+    """Tokenises queries with their items."""
+
+    def __init__(self, encoder: Encoder, seam: Seam) -> None:
+        """Take what encodes texts, and what knows where the tokens of one end whatever follows."""
+        self._encoder = encoder
+        self._seam = seam
+
+    def apart(
+        self, query: str, items: Sequence[str], item_first: bool, add_special_tokens: bool
+    ) -> tuple[Int64[np.ndarray, " query_tokens"], Int64[np.ndarray, " item_tokens"], Int64[np.ndarray, " items"]]:
+        """Tokenise query and items each for itself; returns as `Tokenizer.encode_apart`, whatever the model has."""
+        tokens, lens = self._encoder.encode_all(iter(items), 0, len(items), special=False)
+        own = np.array(self._encoder.ids(query), np.int64)
+        before, after = (self._encoder.frame or ([], [])) if add_special_tokens else ([], [])
+        if item_first:
+            tokens, lens = framed(tokens, lens, before, [], ~begin_with(tokens, lens, before))
+            return np.concatenate([own, after]).astype(np.int64), tokens.astype(np.int64), lens
+        if begin_with(own, np.array([len(own)]), before)[0]:
+            before, after = [], []
+        tokens, lens = framed(tokens, lens, [], after, np.ones(len(items), bool))
+        return np.concatenate([before, own]).astype(np.int64), tokens.astype(np.int64), lens
+
+    def join(
+        self,
+        query: str,
+        items: Sequence[str],
+        item_first: bool,
+        alone: Int32[np.ndarray, " query_tokens"],
+        special: bool,
+        max_characters: int,
+        fields: tuple[str, str],
+    ) -> Joined:
+        """Tokenise every joined string, and share what the query's own tokens begin it with.
+
+        Args:
+            query: Shared text, not empty.
+            items: Texts; one may be empty.
+            item_first: Tokenise `item + query` instead; then nothing is shared.
+            alone: The query's own tokens.
+            special: Whether special tokens are added.
+            max_characters: Most that are tokenised.
+            fields: What holds the query and what holds the items in the request.
+
+        Raises:
+            RequestError: a text has no tokens at all, or too many characters would be tokenised.
+        """
+
+        def whole(join: Callable[[str], str]) -> tuple[np.ndarray, np.ndarray]:
+            return self._encode_whole(query, items, join, special, max_characters, fields)
+
+        if item_first:
+            return whole_sequences(*whole(lambda item: item + query))
+        cut = self._seam.cut(query)
+        if cut is not None:
+            _check_characters(query[cut:], items, max_characters, fields[1])
+            joined = self._join_at(cut, query, items, alone, special)
+            if joined is not None:
+                return joined
+        return cut_segments(alone, *whole(lambda item: query + item), head_len=0)
+
+    def cut_after(
+        self, before: str, texts: Sequence[str], max_tokens: Sequence[int], max_characters: int, field: str
+    ) -> list[str]:
+        """Return the beginnings of texts after the same one; the arguments are those of `Tokenizer.cut_after`."""
+        place = self._seam.cut(before)
+        # Tokens before the cut are the same whatever follows; the character before it stays: see `seam`.
+        kept = before if place is None else before[place - 1 :]
+        _check_characters(kept, texts, max_characters, field)
+        own = len(self._encoder.ids(kept)) if kept else 0
+        whole = [self._cut(kept + text, own + most) for text, most in zip(texts, max_tokens, strict=True)]
+        return [text[len(kept) :] for text in whole]
+
+    def _cut(self, text: str, max_tokens: int) -> str:
+        """Return the longest beginning of a text that its first tokens spell, as whole characters."""
+        while True:
+            encoding = self._encoder.encoding(text)
+            if len(encoding) <= max_tokens:
+                return text
+            if max_tokens == 0:
+                return ""
+            # A character may be several tokens: then the token after the cut begins where the last one does.
+            end = min(encoding.offsets[max_tokens - 1][1], encoding.offsets[max_tokens][0])
+            text = text[: min(end, len(text) - 1)]
+
+    def _join_at(self, cut: int, query: str, items: Sequence[str], alone: np.ndarray, special: bool) -> Joined | None:
+        """Tokenise from the cut on only; None if the tokenizer does not split there after all."""
+        tail = query[cut:]
+        left = query[cut - 1]  # before what is tokenised from the cut on, and left out of the ids again: see `seam`
+        left_len = len(self._encoder.ids(left))
+        if special and self._encoder.frame is None:
+            return None
+        head = self._encoder.ids(query[:cut])
+        before, after = (self._encoder.frame or ([], [])) if special else ([], [])
+        if begin_with(np.array(head), np.array([len(head)]), before)[0]:
+            before, after = [], []
+        rest = self._encoder.ids(left + tail)[left_len:]
+        if not np.array_equal(alone, [*before, *head, *rest, *after]):
+            return None
+        texts = (left + tail + item for item in items)
+        tokens, lens = self._encoder.encode_all(texts, 1 + len(tail), len(items), special=False)
+        tokens, lens = tokens[ramp(lens) >= left_len], lens - left_len
+        tokens, lens = framed(tokens, lens, [], after, np.ones(len(items), bool))
+        return cut_segments(alone, tokens, lens, len(before) + len(head)) if lens.all() else None
+
+    def _encode_whole(
+        self,
+        query: str,
+        items: Sequence[str],
+        join: Callable[[str], str],
+        special: bool,
+        max_characters: int,
+        fields: tuple[str, str],
+    ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " items"]]:
+        """Tokenise every joined string from its beginning."""
+        _check_characters(query, items, max_characters, fields[1])
+        tokens, lens = self._encoder.encode_all(map(join, items), len(query), len(items), special)
+        if not lens.all():
+            message = f"The query and {fields[1]}[{int(lens.argmin())}] have no tokens together."
+            raise RequestError("empty_query", message, fields[0])
+        return tokens, lens
+
+
+def _check_characters(repeated: str, items: Sequence[str], most: int, field: str) -> None:
+    """Refuse to tokenise so much text: what is repeated once for each item, and the items."""
+    count = len(repeated) * len(items) + sum(map(len, items))
+    if count > most:
+        raise RequestError(
+            "too_many_tokens",
+            f"Each of {len(items)} items is tokenised together with {len(repeated)} characters of the query: {count} "
+            f"characters; at most {most} are allowed. Send fewer items at a time, or token ids.",
+            field,
+        )

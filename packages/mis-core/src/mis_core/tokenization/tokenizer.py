@@ -17,8 +17,7 @@ from mis_core.errors import ModelError, RequestError
 from mis_core.ragged import rows_at
 from mis_core.tokenization.chat_template import ChatTemplate
 from mis_core.tokenization.encoder import Encoder, Meter, begin_with, is_failure_of_library
-from mis_core.tokenization.joined import Joined
-from mis_core.tokenization.joiner import Joiner
+from mis_core.tokenization.joined import Joined, Joiner
 from mis_core.tokenization.seam import Seam
 from mis_core.tokenization.spelling import Spelling
 from mis_core.tokenization.starts import Starts

@@ -1,1 +1,1 @@
-"""What a request passes before its route: HTTP, browsers, keys, body, deadline, admission. One concept a file."""
+"""What a request passes before its route: HTTP, ids, browsers, keys, body, deadline, admission."""

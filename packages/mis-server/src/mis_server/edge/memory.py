@@ -1,7 +1,6 @@
 """Memory of this process: how much it may use, and the return of what it no longer uses."""
 
 import asyncio
-import ctypes
 import os
 from pathlib import Path
 
@@ -9,26 +8,6 @@ from mis_core.process.heap import TRIM_S, trim
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
-
-# From malloc.h of glibc.
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-_LARGE_BYTES = 256 * 1024
-_ARENAS = 2
-
-
-def return_freed_memory() -> None:
-    """Have the C library return memory to the system as soon as it is free; without glibc, do nothing.
-
-    By default glibc learns from each large block that is freed to keep blocks of its size, up to 32 MiB, and each of
-    many threads has a heap of its own: after some large bodies and replies a process keeps hundreds of megabytes. Now
-    whatever is large is mapped for itself, and few threads have heaps.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # another C library, or another system
-        return
-    mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-    mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 async def return_memory_between(period_s: float = TRIM_S) -> None:

@@ -12,6 +12,7 @@ import pyarrow.parquet
 from mis_core.errors import ConfigError
 from mis_server.offline.asked import ERROR_COLUMN, ID_COLUMN
 from mis_server.offline.rows import InputRow
+from mis_server.offline.tables import BINARIES, STRINGS, is_any
 
 _SCORES = pa.list_(pa.list_(pa.float32()))
 _ERROR = pa.struct([("code", pa.string()), ("message", pa.string())])
@@ -59,21 +60,13 @@ def _shared(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return one
     if pa.types.is_null(one):
         return other
-    for is_kind, layout in ((_is_string, pa.large_string()), (_is_binary, pa.large_binary())):
-        if is_kind(one) and is_kind(other):
+    for kinds, layout in ((STRINGS, pa.large_string()), (BINARIES, pa.large_binary())):
+        if is_any(kinds, one) and is_any(kinds, other):
             return layout
     for is_kind in (pa.types.is_signed_integer, pa.types.is_unsigned_integer):
         if is_kind(one) and is_kind(other):
             return max(one, other, key=lambda each: each.bit_width)
     return None
-
-
-def _is_string(type: pa.DataType) -> bool:
-    return pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_string_view(type)
-
-
-def _is_binary(type: pa.DataType) -> bool:
-    return pa.types.is_binary(type) or pa.types.is_large_binary(type) or pa.types.is_binary_view(type)
 
 
 def columns(rows: list[InputRow]) -> tuple[pa.Array, pa.Array]:

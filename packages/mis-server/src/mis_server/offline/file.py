@@ -19,12 +19,13 @@ from tqdm import tqdm
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
+from mis_server.model import AT_A_TIME
 from mis_server.offline.asked import OfflineQuery, decisive
 from mis_server.offline.inputs import STANDARD_INPUT, Input, Survey, check_parquet, opened
 from mis_server.offline.output import Output, is_standard_output, note_of, output_of
 from mis_server.offline.places import Place, check_apart, engine_places
 from mis_server.offline.rows import InputRow, batches, write_lines
-from mis_server.offline.scorer import BATCHES_IN_FLIGHT, Scorer, running_scorer
+from mis_server.offline.scorer import Scorer, running_scorer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,7 @@ async def _append(job: Job, scorer: Scorer, rows: Iterator[InputRow], output: Ou
     try:
         for batch in batches(rows, job):
             waiting.append((batch, asyncio.create_task(scorer.score(batch))))
-            if len(waiting) == BATCHES_IN_FLIGHT:
+            if len(waiting) == AT_A_TIME:
                 await write_first()
         while waiting:
             await write_first()

@@ -21,7 +21,7 @@ import pyarrow.fs
 import pyarrow.parquet
 
 from mis_core.errors import ConfigError
-from mis_server.offline.output import check_writable
+from mis_server.offline.output import check_same_type, check_writable, taken_over
 
 _NOTE, _SUCCESS, _UNFINISHED = "_job.json", "_SUCCESS", "_unfinished"
 _PART = r"(.+\.(jsonl|jsonl\.gz|jsonl\.zst|parquet)/)?\d{15}\.(jsonl|parquet)"
@@ -92,7 +92,7 @@ class JobFolder:
             if note is not None and run == self._run:
                 return note
             if run not in (None, self._run_before):
-                raise self._taken_over()
+                raise taken_over(self._folder)
             fs.create_dir(folder, recursive=True)
             if self._overwrite and note is not None:
                 self._clear(fs, folder)
@@ -140,13 +140,8 @@ class JobFolder:
         Raises:
             ConfigError: the note names another type, and its parts stay.
         """
-        if self._overwrite:
-            return
-        note = self.note()
-        made_in = None if note is None else note["dtype"]
-        if made_in is not None and dtype not in ("auto", made_in):
-            message = f"{self._folder} was made in {made_in}, and this run computes in {dtype}; use "
-            raise ConfigError(f"{message}--dtype {made_in}, another --output, or --overwrite.", "dtype")
+        if not self._overwrite and (note := self.note()) is not None:
+            check_same_type(self._folder, note["dtype"], dtype)
 
     def agree(self, dtype: str) -> str:
         """Return the type that all parts are made in: the given one, if none is agreed on yet. The first call begins.
@@ -205,11 +200,8 @@ class JobFolder:
         with self._using():
             note = self.note()
             if note is None or note["run"] != self._run:
-                raise self._taken_over()
+                raise taken_over(self._folder)
             self._write(name + self._suffix, content)
-
-    def _taken_over(self) -> ConfigError:
-        return ConfigError(f"{self._folder} is written by another run now; this one ends.", "output")
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file that is there as a whole or not at all."""

@@ -92,15 +92,15 @@ class LinesInput:
         return Lines(self._file, self._name, "items")
 
 
-def check_unchanged(name: str, found: Survey, expected: Survey) -> None:
-    """Refuse an input that another survey finds to be another.
+def check_unchanged(name: str, found: object, expected: object, option: str = "items") -> None:
+    """Refuse an input that is another than it was found to be before.
 
     Raises:
         ConfigError: it is.
     """
     if found != expected:
         message = f"{name} changed while it was scored; score it again with another --output, or --overwrite."
-        raise ConfigError(message, "items")
+        raise ConfigError(message, option)
 
 
 def is_read_once(name: str) -> bool:

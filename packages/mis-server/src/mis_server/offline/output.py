@@ -11,9 +11,10 @@ import io
 import os
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from mis_core.errors import ConfigError
 from mis_server.offline.places import is_kept
@@ -29,52 +30,40 @@ _NOTE_BYTES = 64  # no note has more
 _ATOMIC_BYTES = 4096  # that a pipe which takes more takes at once
 
 
-class Output(Protocol):
-    """Where lines of scores go."""
+class Output(ABC):
+    """Where rows of scores go. What is defined here fits an output that keeps nothing, and so is not resumed."""
 
     def resume(self, *, overwrite: bool) -> tuple[int, int]:
-        """Return how many lines are there, and how many of them are errors."""
-        ...
+        """Return how many rows are there, and how many of them are errors."""
+        return 0, 0
 
-    def check_type(self, dtype: str) -> None:
-        """Refuse to add lines that another type would be computed in."""
-        ...
+    def check_type(self, dtype: str) -> None:  # noqa: B027 - allows any
+        """Refuse to add rows that another type would be computed in.
+
+        Raises:
+            ConfigError: the rows that are there were computed in another type, which another machine may choose.
+        """
 
     def opened(self, dtype: str) -> contextlib.AbstractContextManager[None]:
-        """Open it to append lines that are computed in a type."""
-        ...
+        """Open it to append rows that are computed in a type; a type that is not known yet is empty."""
+        return contextlib.nullcontext()
 
-    def void(self) -> None:
+    def void(self) -> None:  # noqa: B027 - is not continued
         """Say that what is there belongs to no input, so that nothing continues it."""
-        ...
 
+    @abstractmethod
     async def append(self, rows: list[InputRow]) -> None:
         """Write rows that have their scores or their errors."""
-        ...
 
 
-class Stream:
-    """An output that keeps nothing: standard output, a pipe or a device. It has no note and is not resumed."""
+class Stream(Output):
+    """Standard output, a pipe or a device."""
 
     def __init__(self, name: str, lines: ToLines, file: io.FileIO) -> None:
         """Take its name, what makes lines of rows, and the file, which is open."""
         self._name = name
         self._lines = lines
         self._file = file
-
-    def resume(self, *, overwrite: bool) -> tuple[int, int]:
-        """Return that nothing is there."""
-        return 0, 0
-
-    def check_type(self, dtype: str) -> None:
-        """Allow any."""
-
-    def opened(self, dtype: str) -> contextlib.AbstractContextManager[None]:
-        """Do nothing, as it is open."""
-        return contextlib.nullcontext()
-
-    def void(self) -> None:
-        """Do nothing, as it is not continued."""
 
     async def append(self, rows: list[InputRow]) -> None:
         """Write lines, for the next program to read; while it does not, others have the event loop."""
@@ -98,7 +87,7 @@ class Stream:
             loop.remove_writer(self._file)
 
 
-class OutputFile:
+class OutputFile(Output):
     """A file, and the note of what it was made with, which is locked meanwhile."""
 
     def __init__(self, path: Path, fingerprint: str, lines: ToLines, closing: contextlib.ExitStack) -> None:
@@ -144,31 +133,25 @@ class OutputFile:
         return lines, errors
 
     def check_type(self, dtype: str) -> None:
-        """Refuse to resume in another type, which another machine may choose: scores would differ between lines.
-
-        Raises:
-            ConfigError: the lines that are there were computed in another type.
-        """
-        if self._made_in and dtype not in ("auto", self._made_in):
-            message = f"{self._path} was made in {self._made_in}, and this run computes in {dtype}; use "
-            raise ConfigError(f"{message}--dtype {self._made_in}, another --output, or --overwrite.", "dtype")
+        """Refuse another type: scores would differ between lines."""
+        check_same_type(self._path, self._made_in, dtype)
 
     @contextlib.contextmanager
     def opened(self, dtype: str) -> Iterator[None]:
-        """Open the file to append to it; a type that is not known yet is empty."""
+        """Open the file."""
         with _writing(str(self._path)):
             self._lock()
             if self._starts_over and self._is_ours:
                 self._empty()  # before the old note goes: whatever ends this run, a file has its own
             if self._path.exists() and self._path.stat().st_size != self._complete:
-                raise self._taken_over()
+                raise taken_over(self._path)
             self._file = self._path.open("ab")  # a link stays one
             self._write_note(self._fingerprint, dtype or self._made_in)
         with self._file:
             yield
 
     def void(self) -> None:
-        """Say that the lines belong to no input, so that nothing continues them."""
+        """Have the note say so."""
         with _writing(str(self._path)):
             self._write_note("0" * len(self._fingerprint), self._made_in)
 
@@ -196,12 +179,9 @@ class OutputFile:
         try:
             fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise self._taken_over() from None
+            raise taken_over(self._path) from None
         except OSError:  # this file system has no locks
             return
-
-    def _taken_over(self) -> ConfigError:
-        return ConfigError(f"{self._path} is written by another run now; this one ends.", "output")
 
     def _write_note(self, fingerprint: str, dtype: str) -> None:
         assert self._locked is not None, "locked"
@@ -249,6 +229,22 @@ def output_of(name: str, fingerprint: str, lines: ToLines) -> Iterator[Output]:
 def is_standard_output(name: str) -> bool:
     """Return whether an output is standard output."""
     return name in (STANDARD_OUTPUT, "/dev/stdout")
+
+
+def check_same_type(name: str | Path, made_in: str | None, dtype: str) -> None:
+    """Refuse to add to an output what another type than its own would be computed in; none is known yet if it is empty.
+
+    Raises:
+        ConfigError: it would.
+    """
+    if made_in and dtype not in ("auto", made_in):
+        message = f"{name} was made in {made_in}, and this run computes in {dtype}; use --dtype {made_in}, another "
+        raise ConfigError(f"{message}--output, or --overwrite.", "dtype")
+
+
+def taken_over(name: str | Path) -> ConfigError:
+    """Return the error of a run whose output another run has begun to write."""
+    return ConfigError(f"{name} is written by another run now; this one ends.", "output")
 
 
 def check_writable(folder: Path) -> None:

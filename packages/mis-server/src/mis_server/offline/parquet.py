@@ -15,6 +15,7 @@ from mis_server.offline.answers import Schema, id_type, parquet_of, table_of
 from mis_server.offline.asked import ERROR_COLUMN
 from mis_server.offline.folder import JobFolder
 from mis_server.offline.inputs import Input, Survey, check_unchanged
+from mis_server.offline.output import Output
 from mis_server.offline.rows import InputRow
 from mis_server.offline.tables import Parquet
 
@@ -61,7 +62,7 @@ class ParquetInput:
         check_unchanged(self._name, self.survey(), expected)
 
 
-class OutputFolder:
+class OutputFolder(Output):
     """An output of Parquet files in a folder."""
 
     def __init__(self, name: str, made_with: dict[str, Any], schema: Schema) -> None:
@@ -95,16 +96,12 @@ class OutputFolder:
         return self._first, errors
 
     def check_type(self, dtype: str) -> None:
-        """Refuse to add rows that another type would be computed in.
-
-        Raises:
-            ConfigError: the rows that are there were computed in another type.
-        """
+        """Refuse another type."""
         self._folder.check_type(dtype)
 
     @contextlib.contextmanager
     def opened(self, dtype: str) -> Iterator[None]:
-        """Take rows that are computed in a type; a type that is not known yet is empty."""
+        """Write the note."""
         if dtype:
             self._folder.agree(dtype)
         else:
@@ -118,7 +115,7 @@ class OutputFolder:
         self._folder.end()
 
     def void(self) -> None:
-        """Say that the rows belong to no input, so that nothing continues them."""
+        """Have the note say so."""
         self._folder.void()
 
     async def append(self, rows: list[InputRow]) -> None:

@@ -23,9 +23,6 @@ from mis_server.offline.rows import InputRow
 
 logger = logging.getLogger(__name__)
 
-BATCHES_IN_FLIGHT = 16
-"""Of few items each, many of them fill a step."""
-
 _ATTEMPTS = 3  # at a batch whose engine process ended
 _RESTART_S = 900.0
 

@@ -141,33 +141,30 @@ def _ids(column: pa.Array | pa.ChunkedArray) -> list[pa.Array | None]:
 
 # What a type's values are, whichever of Arrow's layouts they have.
 
+STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+BINARIES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+_BYTES = (*BINARIES, pa.types.is_fixed_size_binary)
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+
+
+def is_any(kinds: tuple[Callable[[pa.DataType], bool], ...], type: pa.DataType) -> bool:
+    """Return whether a type is of one of these kinds."""
+    return any(is_kind(type) for is_kind in kinds)
+
 
 def _is_text(type: pa.DataType) -> bool:
-    if pa.types.is_dictionary(type):
-        return _is_text(type.value_type)
-    is_string = pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_string_view(type)
-    return is_string or _is_bytes(type)
-
-
-def _is_bytes(type: pa.DataType) -> bool:
-    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
-    return any(is_kind(type) for is_kind in kinds)
-
-
-def _is_list(type: pa.DataType) -> bool:
-    kinds = (
-        pa.types.is_list,
-        pa.types.is_large_list,
-        pa.types.is_fixed_size_list,
-        pa.types.is_list_view,
-        pa.types.is_large_list_view,
-    )
-    return any(is_kind(type) for is_kind in kinds)
+    return _is_text(type.value_type) if pa.types.is_dictionary(type) else is_any((*STRINGS, *_BYTES), type)
 
 
 def _is_list_of(is_element: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
     def fits(type: pa.DataType) -> bool:
-        return pa.types.is_null(type) or (_is_list(type) and is_element(type.value_type))
+        return pa.types.is_null(type) or (is_any(_LISTS, type) and is_element(type.value_type))
 
     return fits
 
@@ -181,9 +178,9 @@ def _is_input(type: pa.DataType) -> bool:
 
 
 def _has_bytes(type: pa.DataType) -> bool:
-    if _is_list(type) or pa.types.is_dictionary(type):
+    if is_any(_LISTS, type) or pa.types.is_dictionary(type):
         return _has_bytes(type.value_type)
-    return _is_bytes(type)
+    return is_any(_BYTES, type)
 
 
 def _plain(name: str, scalar: pa.Scalar) -> Any:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mis_core.config import EngineConfig
+from mis_server.model import some_at_a_time
 from mis_server.offline.asked import OfflineQuery
 from mis_server.offline.rows import InputRow, batches
-from mis_server.offline.scorer import BATCHES_IN_FLIGHT, Scorer, running_scorer
+from mis_server.offline.scorer import Scorer, running_scorer
 
 
 class Host:
@@ -37,18 +38,7 @@ class Host:
             ConfigError, ModelError, EngineUnavailable: as `running_scorer`, and as `Scorer.score`.
         """
         scorer = await self.scorer()
-        waiting = batches(grouped(rows), self._asked)
-
-        async def work() -> None:
-            for batch in waiting:
-                await scorer.score(batch)
-
-        workers = [asyncio.create_task(work()) for _ in range(BATCHES_IN_FLIGHT)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
+        await some_at_a_time(scorer.score, batches(grouped(rows), self._asked))
 
 
 _PATHS = ("model", "tokenizer_path", "chat_template", "rerank_template", "compilation_cache_dir", "download_dir")

@@ -19,6 +19,7 @@ import pyarrow.fs
 
 from mis_core.errors import ConfigError
 from mis_server.offline import tables, text
+from mis_server.offline.inputs import check_unchanged
 from mis_server.offline.rows import InputRow, read_line
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", tables.SUFFIX)
@@ -249,9 +250,7 @@ def read_rows(fs: pa.fs.FileSystem, part: DatasetPart, query: str | None) -> lis
     """
     with fs.open_input_file(part.path) as file:
         rows = _rows(file, part, query)
-    if _version(fs.get_file_info(part.path)) != part.version:
-        message = f"{part.path} changed while it was scored; score it again with another --output, or --overwrite."
-        raise ConfigError(message, "input")
+    check_unchanged(part.path, _version(fs.get_file_info(part.path)), part.version, "input")
     return rows
 
 

@@ -14,15 +14,15 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, RequestError
 from mis_server.app import create_app
 from mis_server.edge.admission import Admission
-from mis_server.edge.body import BodyLimit, announced_bytes
-from mis_server.edge.body_bytes import BodyBytes, BodyRoom
-from mis_server.edge.keys import OPEN_PATHS, ApiKey
+from mis_server.edge.body import BodyBytes, BodyLimitMiddleware, BodyRoom, announced_bytes, read_body
+from mis_server.edge.middleware import OPEN_PATHS, ApiKeyMiddleware
 from mis_server.errors import error_reply
 from mis_server.model import running_model
 from mis_server.ray.actor import for_actors
@@ -216,8 +216,8 @@ class RequestGate:
         )
         self._max_body_bytes = settings.max_body_bytes
         self._bodies = BodyBytes(settings.max_body_bytes_under_way, settings.max_body_bytes)
-        limited = BodyLimit(self._forward, max_bytes=settings.max_body_bytes)
-        self._app = ApiKey(limited, OPEN_PATHS, key=settings.api_key, admin_key=settings.admin_api_key)
+        limited = BodyLimitMiddleware(self._forward, max_bytes=settings.max_body_bytes)
+        self._app = ApiKeyMiddleware(limited, OPEN_PATHS, key=settings.api_key, admin_key=settings.admin_api_key)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:  # uvicorn takes no bound method for ASGI 3
@@ -240,7 +240,7 @@ class RequestGate:
         try:
             headers = Headers(scope=scope)
             with self._bodies.room(announced_bytes(headers, self._max_body_bytes)) as room:
-                body = await self._read(receive, room)
+                body = await self._read(Request(scope, receive), room)
                 replicas = self._replicas
                 if (key := routing_key(headers, body)) is not None:
                     replicas = replicas.options(session_id=key)
@@ -256,25 +256,18 @@ class RequestGate:
             message = "The replica ended before it answered; try again."
             await error_reply("engine_unavailable", message)(scope, receive, send)
 
-    async def _read(self, receive: Receive, room: BodyRoom) -> bytes:
+    async def _read(self, request: Request, room: BodyRoom) -> bytes:
         """Return the body.
 
         Raises:
             RequestError: `request_too_large`, `request_timeout` or `queue_full`.
         """
-        parts = []
         try:
             async with asyncio.timeout(self._body_timeout):
                 with self._admission.body():
-                    while True:
-                        message = await receive()
-                        if message["type"] == "http.disconnect":
-                            raise asyncio.CancelledError
-                        part = message.get("body", b"")
-                        room.receive(len(part))
-                        parts.append(part)
-                        if not message.get("more_body", False):
-                            return b"".join(parts)
+                    return await read_body(request, room)
+        except ClientDisconnect:
+            raise asyncio.CancelledError from None
         except TimeoutError:
             raise RequestError("request_timeout", f"The body did not arrive within {self._body_timeout:g} s.") from None
 

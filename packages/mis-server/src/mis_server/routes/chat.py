@@ -1,9 +1,7 @@
 """`POST /v1/chat/completions`."""
 
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -12,10 +10,11 @@ from numpy import ndarray
 from starlette.responses import Response
 
 from mis_core.tasks.text.chat import CHAT, ChatResult, ParsedChat
-from mis_core.tasks.text.writing import GeneratedChoice
+from mis_core.tasks.text.choices import GeneratedChoice
 from mis_core.tokenization import Tokenizer
-from mis_server.answering import Answering
-from mis_server.model import in_thread_if_large
+from mis_server.generation import GenerationStream
+from mis_server.model import OBJECT_VALUES, in_thread_if_large
+from mis_server.schemas.bodies import EVENTS, described
 from mis_server.schemas.chat import (
     AnswerMessage,
     ChatBody,
@@ -29,86 +28,79 @@ from mis_server.schemas.chat import (
     TokenLogprob,
     TopLogprob,
 )
-from mis_server.service import ServiceOfApp, event_reply, json_reply
+from mis_server.service import event_reply, json_reply, service_of
 
 router = APIRouter(tags=["chat"])
 
-_DOCUMENT = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": ChatBody.model_json_schema()}}}
-}
-_EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
-_TOKEN_VALUES = 8  # a token is spelled in the time of so many numbers
 
-
-@router.post("/v1/chat/completions", response_model=ChatReply, openapi_extra=_DOCUMENT, responses=_EVENTS)
+@router.post("/v1/chat/completions", response_model=ChatReply, openapi_extra=described(ChatBody), responses=EVENTS)
 @router.post("/chat/completions", include_in_schema=False)
-async def chat(request: Request, service: ServiceOfApp) -> Response:
+async def chat(request: Request) -> Response:
     """Answer a chat, and say how probable the answer's tokens, the most probable tokens and given labels are.
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
-    answering = await service.write(CHAT, request)
-    answered, tokenizer = answering.answered, service.model.tokenizers.tokenizer
-    name, created, model = f"chatcmpl-{request.state.request_id}", int(time.time()), service.settings.model_name
+    service = service_of(request)
+    stream = await service.generate(CHAT, request)
+    answered, tokenizer = stream.answered, service.model.tokenizers.tokenizer
+    head = service.head("chatcmpl", request)
     if answered.parsed.stream:
         usage = None if answered.parsed.include_usage else msgspec.UNSET
-        event = ChatChunk(id=name, created=created, model=model, choices=[], usage=usage)
-        events = _events(answering, event, tokenizer)
-        return event_reply(request, events, answered)
-    values = _TOKEN_VALUES * answered.result.label_ids.size
+        event = ChatChunk(**head, choices=[], usage=usage)
+        return event_reply(request, _events(stream, event, tokenizer), answered)
+    values = OBJECT_VALUES * answered.result.label_ids.size
     labels = await in_thread_if_large(values, _labels, answered.result, tokenizer)
     choices: dict[int, msgspec.Raw] = {}
 
     async def receive(choice: GeneratedChoice) -> None:
-        values = _TOKEN_VALUES * (choice.token_ids.size + choice.top_ids.size)
+        values = OBJECT_VALUES * (choice.token_ids.size + choice.top_ids.size)
         with_logprobs = answered.parsed.logprobs
         choices[choice.index] = await in_thread_if_large(values, _encoded, choice, with_logprobs, labels, tokenizer)
 
-    await answering.hand_over_each(receive)
+    await stream.hand_over_each(receive)
     in_order = [choices[index] for index in sorted(choices)]
-    reply = ChatReply(id=name, created=created, model=model, choices=in_order, usage=_usage(answering))
-    return json_reply(reply, answered)
+    return json_reply(ChatReply(**head, choices=in_order, usage=_usage(stream)), answered)
 
 
 async def _events(
-    answering: Answering[ParsedChat, ChatResult], event: ChatChunk, tokenizer: Tokenizer
+    stream: GenerationStream[ParsedChat, ChatResult], event: ChatChunk, tokenizer: Tokenizer
 ) -> AsyncGenerator[ChatChunk]:
     """Yield of each answer first the role, then what its tokens add, then why it ends."""
-    parsed, result = answering.answered.parsed, answering.answered.result
+    parsed, result = stream.answered.parsed, stream.answered.result
 
     def of(piece: ChunkChoice) -> ChatChunk:
         return replace(event, choices=[piece])
 
-    async with answering.chunks() as chunks:
+    async with stream:
         labels = _labels(result, tokenizer)
         waiting = set(range(len(parsed.sequences) or len(result.tokens)))  # for their first token
         for index in sorted(waiting):
             yield of(ChunkChoice(index, {"role": "assistant", "content": ""}))
-        async for chunk in chunks:
+        async for chunk in stream:
             index, is_first = chunk.index, chunk.index in waiting
             waiting.discard(index)
             if chunk.text or parsed.logprobs or is_first:
                 own = chunk.token_id, chunk.logprob, chunk.top_ids, chunk.top_logprobs
                 logprobs = ChoiceLogprobs([_token(tokenizer, *own)]) if parsed.logprobs else None
-                told = labels if is_first else msgspec.UNSET
-                yield of(ChunkChoice(index, {"content": chunk.text}, logprobs=logprobs, labels=told))
+                first = labels if is_first else msgspec.UNSET
+                yield of(ChunkChoice(index, {"content": chunk.text}, logprobs=logprobs, labels=first))
             if chunk.finish_reason:
                 yield of(ChunkChoice(index, {}, finish_reason=chunk.finish_reason))
         if parsed.include_usage:
-            yield replace(event, usage=_usage(answering))
+            yield replace(event, usage=_usage(stream))
 
 
 def _encoded(
     choice: GeneratedChoice, with_logprobs: bool, labels: msgspec.Raw | msgspec.UnsetType, tokenizer: Tokenizer
 ) -> msgspec.Raw:
-    told = ChatChoice(
+    answer = ChatChoice(
         index=choice.index,
         message=AnswerMessage(choice.text),
         logprobs=_logprobs(choice, tokenizer) if with_logprobs else None,
         finish_reason=choice.finish_reason,
         labels=labels,
     )
-    return msgspec.Raw(msgspec.json.encode(told))
+    return msgspec.Raw(msgspec.json.encode(answer))
 
 
 def _logprobs(choice: GeneratedChoice, tokenizer: Tokenizer) -> ChoiceLogprobs:
@@ -147,8 +139,8 @@ def _spelled(tokenizer: Tokenizer, token: int) -> tuple[str, list[int]]:
     return data.decode(errors="replace"), list(data)
 
 
-def _usage(answering: Answering[ParsedChat, ChatResult]) -> ChatUsage:
-    """Return the token counts when all is written; the prompt counts once, however many answers there are."""
-    parsed, writing = answering.answered.parsed, answering.writing
-    cached = writing.cached_tokens[0] if parsed.sequences else answering.answered.result.usage.cached_tokens
-    return ChatUsage.of(parsed.prompt_tokens, writing.num_tokens, cached)
+def _usage(stream: GenerationStream[ParsedChat, ChatResult]) -> ChatUsage:
+    """Return the token counts when all is generated; the prompt counts once, however many answers there are."""
+    parsed, choices = stream.answered.parsed, stream.choices
+    cached = choices.cached_tokens[0] if parsed.sequences else stream.answered.result.usage.cached_tokens
+    return ChatUsage.of(parsed.prompt_tokens, choices.num_tokens, cached)

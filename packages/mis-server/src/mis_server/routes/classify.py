@@ -1,42 +1,32 @@
 """`POST /v1/classify`."""
 
-import time
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mis_core.tasks.classify import CLASSIFY, ClassifyResult
 from mis_server.model import in_thread_if_large
+from mis_server.schemas.bodies import described
 from mis_server.schemas.classify import Classification, ClassifyBody, ClassifyReply
-from mis_server.schemas.score import PromptTokensDetails, ScoreUsage
-from mis_server.service import ServiceOfApp, json_reply
+from mis_server.schemas.score import ScoreUsage
+from mis_server.service import json_reply, service_of
 
 router = APIRouter(tags=["classify"])
 
-_DOCUMENT = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": ClassifyBody.model_json_schema()}}}
-}
 
-
-@router.post("/v1/classify", response_model=ClassifyReply, openapi_extra=_DOCUMENT)
+@router.post("/v1/classify", response_model=ClassifyReply, openapi_extra=described(ClassifyBody))
 @router.post("/classify", include_in_schema=False)
-async def classify(request: Request, service: ServiceOfApp) -> Response:
+async def classify(request: Request) -> Response:
     """Classify texts by the model's classification head.
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
+    service = service_of(request)
     answered = await service.handle(CLASSIFY, request)
-    result, usage = answered.result, answered.result.usage
+    result = answered.result
     reply = ClassifyReply(
-        id=f"classify-{request.state.request_id}",
-        created=int(time.time()),
-        model=service.settings.model_name,
+        **service.head("classify", request),
         data=await in_thread_if_large(result.probabilities.size, _data, result),
-        usage=ScoreUsage(
-            prompt_tokens=usage.prompt_tokens,
-            total_tokens=usage.prompt_tokens,
-            prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
-        ),
+        usage=ScoreUsage.of(result.usage),
     )
     return json_reply(reply, answered)
 

@@ -1,70 +1,63 @@
 """`POST /v1/completions`."""
 
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mis_core.tasks.text.choices import GenerateChunk, GeneratedChoice
 from mis_core.tasks.text.completion import COMPLETE, CompletionResult, ParsedCompletion, best_choices
-from mis_core.tasks.text.writing import GenerateChunk, GeneratedChoice
 from mis_core.tokenization import Tokenizer
-from mis_server.answering import Answering
-from mis_server.model import in_thread_if_large
+from mis_server.generation import GenerationStream
+from mis_server.model import OBJECT_VALUES, in_thread_if_large
 from mis_server.routes.token_logprobs import Entries, Spelled, TextOffsets
+from mis_server.schemas.bodies import EVENTS, described
 from mis_server.schemas.chat import ChatUsage, Finish
 from mis_server.schemas.completions import CompletionBody, CompletionChoice, CompletionReply
-from mis_server.service import ServiceOfApp, event_reply, json_reply
+from mis_server.service import event_reply, json_reply, service_of
 
 router = APIRouter(tags=["completions"])
 
-_DOCUMENT = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": CompletionBody.model_json_schema()}}}
-}
-_EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
-_TOKEN_VALUES = 8  # a token is spelled in the time of so many numbers
+_BODY = described(CompletionBody)
 
 
-@router.post("/v1/completions", response_model=CompletionReply, openapi_extra=_DOCUMENT, responses=_EVENTS)
+@router.post(
+    "/v1/completions", response_model=CompletionReply, openapi_extra=described(CompletionBody), responses=EVENTS
+)
 @router.post("/completions", include_in_schema=False)
-async def complete(request: Request, service: ServiceOfApp) -> Response:
+async def complete(request: Request) -> Response:
     """Write what comes after each prompt, and say how probable its tokens and the prompt's own are.
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
-    answering = await service.write(COMPLETE, request)
-    parsed, tokenizer = answering.answered.parsed, service.model.tokenizers.tokenizer
-    reply = CompletionReply(
-        id=f"cmpl-{request.state.request_id}",
-        created=int(time.time()),
-        model=service.settings.model_name,
-        choices=[],
-        usage=None if parsed.include_usage else msgspec.UNSET,
-    )
+    service = service_of(request)
+    stream = await service.generate(COMPLETE, request)
+    parsed, tokenizer = stream.answered.parsed, service.model.tokenizers.tokenizer
+    usage = None if parsed.include_usage else msgspec.UNSET
+    reply = CompletionReply(**service.head("cmpl", request), choices=[], usage=usage)
     if parsed.stream:
-        return event_reply(request, _events(answering, reply, tokenizer), answering.answered)
-    choices = await _choices(answering, tokenizer)
-    return json_reply(replace(reply, choices=choices, usage=_usage(answering)), answering.answered)
+        return event_reply(request, _events(stream, reply, tokenizer), stream.answered)
+    choices = await _choices(stream, tokenizer)
+    return json_reply(replace(reply, choices=choices, usage=_usage(stream)), stream.answered)
 
 
 async def _events(
-    answering: Answering[ParsedCompletion, CompletionResult], reply: CompletionReply, tokenizer: Tokenizer
+    stream: GenerationStream[ParsedCompletion, CompletionResult], reply: CompletionReply, tokenizer: Tokenizer
 ) -> AsyncGenerator[CompletionReply]:
-    """Yield an event for each prompt that is only echoed, else for each token that tells something."""
-    parsed, result = answering.answered.parsed, answering.answered.result
-    async with answering.chunks() as chunks:
+    """Yield an event for each prompt that is only echoed, else for each token that adds something."""
+    parsed, result = stream.answered.parsed, stream.answered.result
+    async with stream:
         echoes = await _echoes(parsed, result, tokenizer)
-        pieces: dict[int, _Pieces] = {}  # of those that are being written
+        pieces: dict[int, _Pieces] = {}  # of those that are being generated
         wants_logprobs = parsed.logprobs is not None
         if not parsed.sequences and not result.tokens:
             for index, (text, entries) in enumerate(echoes):
                 logprobs = None if parsed.logprobs is None else entries.logprobs()
                 yield replace(reply, choices=[CompletionChoice(index, text, logprobs, "length")])
-        async for chunk in chunks:
+        async for chunk in stream:
             if chunk.index not in pieces:
                 pieces[chunk.index] = _Pieces(tokenizer, *echoes[chunk.index // parsed.choices])
             text, entries = pieces[chunk.index].add(chunk, wants_logprobs)
@@ -74,7 +67,7 @@ async def _events(
                 logprobs = entries.logprobs() if wants_logprobs else None
                 yield replace(reply, choices=[CompletionChoice(chunk.index, text, logprobs, chunk.finish_reason)])
         if parsed.include_usage:
-            yield replace(reply, usage=_usage(answering))
+            yield replace(reply, usage=_usage(stream))
 
 
 class _Pieces:
@@ -94,13 +87,15 @@ class _Pieces:
         spelled = Spelled(self._tokenizer, [ids, top_ids])
         logprobs, place = np.array([chunk.logprob], np.float32), spelled.places(ids, self._places)
         entries = Entries.of(spelled, ids, logprobs, top_ids, chunk.top_logprobs[None], place)
-        entries, self._entries = self._entries + entries, Entries.none()
+        entries, self._entries = self._entries + entries, Entries()
         return text, entries
 
 
-async def _choices(answering: Answering[ParsedCompletion, CompletionResult], tokenizer: Tokenizer) -> list[msgspec.Raw]:
+async def _choices(
+    stream: GenerationStream[ParsedCompletion, CompletionResult], tokenizer: Tokenizer
+) -> list[msgspec.Raw]:
     """Return the answers in order. Those to a prompt are encoded when all that are drawn from it have ended."""
-    parsed, result = answering.answered.parsed, answering.answered.result
+    parsed, result = stream.answered.parsed, stream.answered.result
     echoes = await _echoes(parsed, result, tokenizer)
     draws = (len(parsed.sequences) or len(result.tokens)) // len(echoes)
     drawn: dict[int, list[GeneratedChoice]] = {}
@@ -113,10 +108,10 @@ async def _choices(answering: Answering[ParsedCompletion, CompletionResult], tok
             return
         in_order = sorted(drawn.pop(prompt), key=lambda each: each.index)
         best = best_choices(in_order, parsed.choices)
-        values = _TOKEN_VALUES * sum(each.token_ids.size + each.top_ids.size for each in best)
+        values = OBJECT_VALUES * sum(each.token_ids.size + each.top_ids.size for each in best)
         encoded[prompt] = await in_thread_if_large(values, _answers, parsed, prompt, echoes[prompt], best, tokenizer)
 
-    await answering.hand_over_each(receive)
+    await stream.hand_over_each(receive)
     if not draws:  # no answer has tokens
         return [_encoded(parsed, index, *echo, "length") for index, echo in enumerate(echoes)]
     return [choice for prompt in range(len(echoes)) for choice in encoded[prompt]]
@@ -130,7 +125,7 @@ def _answers(
     text, entries = echo
     answers: list[msgspec.Raw] = []
     for index, choice in enumerate(best, prompt * parsed.choices):
-        both = entries if parsed.logprobs is None else entries + _told(choice, spelled, len(text))
+        both = entries if parsed.logprobs is None else entries + _entries(choice, spelled, len(text))
         answers.append(_encoded(parsed, index, text + choice.text, both, choice.finish_reason))
     return answers
 
@@ -140,8 +135,8 @@ def _encoded(parsed: ParsedCompletion, index: int, text: str, entries: Entries, 
     return msgspec.Raw(msgspec.json.encode(CompletionChoice(index, text, logprobs, finish)))
 
 
-def _told(choice: GeneratedChoice, spelled: Spelled, place: int) -> Entries:
-    """Return what is said of an answer's tokens, which begins at a place of the text."""
+def _entries(choice: GeneratedChoice, spelled: Spelled, place: int) -> Entries:
+    """Return what is said of the tokens of an answer, which begins at a place of the text."""
     places = spelled.places(choice.token_ids, TextOffsets(place))
     arrays = choice.token_ids, choice.token_logprobs, choice.top_ids, choice.top_logprobs
     return Entries.of(spelled, *arrays, places)
@@ -155,15 +150,15 @@ async def _echoes(
     parsed: ParsedCompletion, result: CompletionResult, tokenizer: Tokenizer
 ) -> list[tuple[str, Entries]]:
     """Return the text of each prompt and what is said of its tokens, as far as they are echoed."""
-    return await in_thread_if_large(_TOKEN_VALUES * _echoed_values(parsed), _all_echoes, parsed, result, tokenizer)
+    return await in_thread_if_large(OBJECT_VALUES * _echoed_values(parsed), _all_echoes, parsed, result, tokenizer)
 
 
 def _all_echoes(parsed: ParsedCompletion, result: CompletionResult, tokenizer: Tokenizer) -> list[tuple[str, Entries]]:
     count = len(parsed.prompts.lens)
     if not parsed.echo:
-        return [("", Entries.none())] * count
-    told = [parsed.prompts.tokens] if result.prompt is None else [parsed.prompts.tokens, result.prompt.top_ids]
-    spelled = Spelled(tokenizer, told)
+        return [("", Entries())] * count
+    tops = [] if result.prompt is None else [result.prompt.top_ids]
+    spelled = Spelled(tokenizer, [parsed.prompts.tokens, *tops])
     return [_echoed(parsed, result, spelled, prompt) for prompt in range(count)]
 
 
@@ -173,18 +168,18 @@ def _echoed(parsed: ParsedCompletion, result: CompletionResult, spelled: Spelled
     ids = parsed.prompts.tokens[begin:end]
     text = spelled.text(ids) if parsed.texts is None else parsed.texts[prompt]
     if result.prompt is None:
-        return text, Entries.none()
+        return text, Entries()
     starts = parsed.text_starts
     places = spelled.places(ids, TextOffsets(0)) if starts is None else starts[begin:end]
-    told = result.prompt
-    tops = told.top_ids[begin:end], told.top_logprobs[begin:end]
-    return text, Entries.of(spelled, ids, told.logprobs[begin:end], *tops, places, has_first=False)
+    own = result.prompt
+    tops = own.top_ids[begin:end], own.top_logprobs[begin:end]
+    return text, Entries.of(spelled, ids, own.logprobs[begin:end], *tops, places, has_first=False)
 
 
-def _usage(answering: Answering[ParsedCompletion, CompletionResult]) -> ChatUsage:
-    """Return the token counts when all is written."""
-    parsed, result = answering.answered.parsed, answering.answered.result
+def _usage(stream: GenerationStream[ParsedCompletion, CompletionResult]) -> ChatUsage:
+    """Return the token counts when all is generated."""
+    parsed, result = stream.answered.parsed, stream.answered.result
     if not parsed.sequences:
         return ChatUsage.of(result.usage.prompt_tokens, result.completion_tokens, result.usage.cached_tokens)
-    cached = sum(answering.writing.cached_tokens[:: parsed.sequences.draws])
-    return ChatUsage.of(result.usage.prompt_tokens, answering.writing.num_tokens, cached)
+    cached = sum(stream.choices.cached_tokens[:: parsed.sequences.draws])
+    return ChatUsage.of(result.usage.prompt_tokens, stream.choices.num_tokens, cached)

@@ -1,7 +1,5 @@
 """`POST /v1/decisions`, also `/decisions`."""
 
-import time
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -9,7 +7,7 @@ from mis_core.tasks.decide.task import DECIDE
 from mis_server.model import in_thread_if_large
 from mis_server.schemas.bodies import described
 from mis_server.schemas.decisions import DecisionBody, DecisionReply
-from mis_server.service import ServiceOfApp, json_reply
+from mis_server.service import json_reply, service_of
 
 router = APIRouter()
 
@@ -18,16 +16,15 @@ _BODY = described(DecisionBody)
 
 @router.post("/v1/decisions", response_model=DecisionReply, openapi_extra=_BODY)
 @router.post("/decisions", response_model=DecisionReply, openapi_extra=_BODY)
-async def decide(request: Request, service: ServiceOfApp) -> Response:
+async def decide(request: Request) -> Response:
     """Answer questions about an input: is it so, which is it, how much is it.
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
+    service = service_of(request)
     answered = await service.handle(DECIDE, request)
     reply = DecisionReply(
-        id=f"decision-{request.state.request_id}",
-        created=int(time.time()),
-        model=service.settings.model_name,
+        **service.head("decision", request),
         answers=answered.result.answers,
         usage=answered.result.usage,
     )

@@ -18,7 +18,7 @@ async def list_models(service: ServiceOfApp) -> ModelList:
 @router.get("/v1/models/{model_id:path}")
 async def get_model(model_id: str, service: ServiceOfApp) -> ModelCard:
     """Describe the served model; names may contain slashes."""
-    if model_id != service.settings.model_name:
+    if model_id != service.name:
         raise RequestError("model_not_found", "This model is not served; GET /v1/models lists the served one.", "model")
     return _card(service)
 
@@ -26,7 +26,7 @@ async def get_model(model_id: str, service: ServiceOfApp) -> ModelCard:
 def _card(service: HttpService) -> ModelCard:
     info = service.model.client.info
     return ModelCard(
-        id=service.settings.model_name,
+        id=service.name,
         created=0 if info is None else info.created,
         root=service.settings.engine.model,
         max_model_len=None if info is None else info.context_length,

@@ -60,7 +60,7 @@ async def server_info(service: ServiceOfApp) -> ServerInfo:
     """Return every setting except secrets, what was loaded, and the engine's statistics."""
     return ServerInfo(
         version=mis_server.__version__,
-        model=service.settings.model_name,
+        model=service.name,
         settings=_settings(service),
         engine=_loaded(service),
         statistics=await service.statistics(),
@@ -73,7 +73,7 @@ async def get_server_info(service: ServiceOfApp) -> FlatServerInfo:
     named = {
         "model_path": service.settings.engine.model,
         "tokenizer_path": service.settings.engine.tokenizer,
-        "served_model_name": service.settings.model_name,
+        "served_model_name": service.name,
         "version": mis_server.__version__,
         "internal_states": [await service.statistics()],
     }
@@ -89,7 +89,7 @@ async def model_info(service: ServiceOfApp) -> ModelInfo:
     return ModelInfo(
         model_path=service.settings.engine.model,
         tokenizer_path=service.settings.engine.tokenizer,
-        served_model_name=service.settings.model_name,
+        served_model_name=service.name,
         is_generation=info is None or not info.head_labels,
         tasks=list(tasks),
         context_length=None if info is None else info.context_length,

@@ -7,29 +7,29 @@ from starlette.responses import Response
 from mis_core.tasks.path.service import Answered
 from mis_core.tasks.rerank.ranking import Ranking
 from mis_core.tasks.rerank.task import RERANK, ParsedRerank
-from mis_server.model import in_thread_if_large
+from mis_server.model import OBJECT_VALUES, in_thread_if_large
 from mis_server.schemas.bodies import described
 from mis_server.schemas.rerank import RerankBody, RerankReply, RerankResult
-from mis_server.service import ServiceOfApp, json_reply
+from mis_server.service import json_reply, service_of
 
 router = APIRouter()
 
 _BODY = described(RerankBody)
-_RESULT_VALUES = 8  # a result is made in the time of so many numbers
 
 
 @router.post("/v1/rerank", response_model=RerankReply, openapi_extra=_BODY)
 @router.post("/v2/rerank", response_model=RerankReply, openapi_extra=_BODY)
 @router.post("/rerank", response_model=RerankReply, openapi_extra=_BODY)
-async def rerank(request: Request, service: ServiceOfApp) -> Response:
+async def rerank(request: Request) -> Response:
     """Sort documents by how well each answers a query.
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
+    service = service_of(request)
     answered = await service.handle(RERANK, request)
     characters = sum(map(len, (answered.parsed.texts or {}).values()))
-    values = characters + _RESULT_VALUES * len(answered.result.results)
-    name, model = f"rerank-{request.state.request_id}", service.settings.model_name
+    values = characters + OBJECT_VALUES * len(answered.result.results)
+    name, model = f"rerank-{request.state.request_id}", service.name
     return await in_thread_if_large(values, _reply, name, model, answered)
 
 

@@ -1,7 +1,5 @@
 """`POST /v1/score`, also `/score`."""
 
-import time
-
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
@@ -11,14 +9,14 @@ from mis_core.tasks.score.parsed import ParsedScore
 from mis_core.tasks.score.result import ScoreResult
 from mis_core.tasks.score.task import SCORE
 from mis_server.model import in_thread_if_large
-from mis_server.schemas.score import Placement, PromptTokensDetails, ScoreBody, ScoreLayout, ScoreReply, ScoreUsage
-from mis_server.service import HttpService, json_reply
+from mis_server.schemas.bodies import described
+from mis_server.schemas.score import Placement, ScoreBody, ScoreLayout, ScoreReply, ScoreUsage
+from mis_server.service import HttpService, json_reply, service_of
 
 router = APIRouter()
 
+_BODY = described(ScoreBody)
 _PIECE_SCORES = 8192  # encoded within a millisecond or two
-
-_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": ScoreBody.model_json_schema()}}}}
 
 
 @router.post("/score", response_model=ScoreReply, openapi_extra=_BODY)
@@ -28,24 +26,17 @@ async def score(request: Request) -> Response:
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
-    service: HttpService = request.app.state.service  # resolving a dependency costs a tenth of a small request
+    service = service_of(request)
     answered = await service.handle(SCORE, request)
     result = answered.result
     scores, logprobs = await in_thread_if_large(result.scores.size, _encode_both, answered.parsed, result)
-    usage = result.usage
     reply = ScoreReply(
-        id=f"score-{request.state.request_id}",
-        created=int(time.time()),
-        model=service.settings.model_name,
+        **service.head("score", request),
         scores=scores,
         token_logprobs=logprobs,
         errors=result.errors if answered.parsed.items.per_item else msgspec.UNSET,
         layout=await _layout(service, result) if answered.parsed.request.return_layout else msgspec.UNSET,
-        usage=ScoreUsage(
-            prompt_tokens=usage.prompt_tokens,
-            total_tokens=usage.prompt_tokens,
-            prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
-        ),
+        usage=ScoreUsage.of(result.usage),
     )
     return json_reply(reply, answered)
 

@@ -17,14 +17,14 @@ _PIECE_VALUES = 4096  # encoded within a millisecond or two, after which other t
 class Spelled:
     """The texts of some tokens, each looked up once."""
 
-    def __init__(self, tokenizer: Tokenizer, told: list[np.ndarray]) -> None:
+    def __init__(self, tokenizer: Tokenizer, arrays: list[np.ndarray]) -> None:
         """Look up tokens.
 
         Args:
             tokenizer: Spells them.
-            told: Arrays of their ids.
+            arrays: Their ids.
         """
-        self._ids = np.unique(np.concatenate([ids.ravel() for ids in told]))
+        self._ids = np.unique(np.concatenate([ids.ravel() for ids in arrays]))
         data = [tokenizer.token_bytes(each) for each in self._ids.tolist()]
         self._data = np.array(data, object)
         self._names = np.array([_name(*each) for each in zip(self._ids.tolist(), data, strict=True)], object)
@@ -62,17 +62,9 @@ class TextOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Elements of the four lists, encoded, without brackets."""
+    """What is said of tokens that follow each other: runs of elements of the four lists, encoded, without brackets."""
 
-    tokens: bytes
-    token_logprobs: bytes
-    top_logprobs: bytes
-    text_offset: bytes
-
-    @classmethod
-    def none(cls) -> Self:
-        """Return no elements."""
-        return cls(b"", b"", b"", b"")
+    runs: tuple[tuple[bytes, ...], ...] = ()
 
     @classmethod
     def of(
@@ -102,7 +94,7 @@ class Entries:
         names = np.concatenate([top_ids, ids[:, None]], 1)
         values = np.concatenate([shown, logprobs[:, None]], 1)
         step = max(1, _PIECE_VALUES // values.shape[1])
-        pieces: list[list[bytes]] = []
+        runs: list[tuple[bytes, ...]] = []
         for begin in range(0, len(ids), step):
             piece = slice(begin, begin + step)
             own: list[float | None] = logprobs[piece].tolist()
@@ -112,22 +104,17 @@ class Entries:
             if begin == 0 and not has_first:
                 own[0] = tops[0] = None
             lists = spelled.names(ids[piece]), own, tops, places[piece].tolist()
-            pieces.append([msgspec.json.encode(each)[1:-1] for each in lists])
-        return cls(*map(b",".join, zip(*pieces, strict=True))) if pieces else cls.none()
+            runs.append(tuple(msgspec.json.encode(each)[1:-1] for each in lists))
+        return cls(tuple(runs))
 
     def __add__(self, other: "Entries") -> "Entries":
         """Return the elements of both."""
-        return Entries(
-            _both(self.tokens, other.tokens),
-            _both(self.token_logprobs, other.token_logprobs),
-            _both(self.top_logprobs, other.top_logprobs),
-            _both(self.text_offset, other.text_offset),
-        )
+        return Entries(self.runs + other.runs)
 
     def logprobs(self) -> Logprobs:
         """Return the lists."""
-        lists = self.tokens, self.token_logprobs, self.top_logprobs, self.text_offset
-        return Logprobs(*(msgspec.Raw(b"[" + each + b"]") for each in lists))
+        lists = zip(*self.runs, strict=True) if self.runs else [()] * 4
+        return Logprobs(*(msgspec.Raw(b"[" + b",".join(each) + b"]") for each in lists))
 
 
 def _name(token: int, data: bytes) -> str:
@@ -145,7 +132,3 @@ def _by_name(names: list[str], values: list[float]) -> dict[str, float]:
     for name, value in zip(names, values, strict=True):
         found.setdefault(name, value)
     return found
-
-
-def _both(first: bytes, second: bytes) -> bytes:
-    return first + b"," + second if first and second else first + second

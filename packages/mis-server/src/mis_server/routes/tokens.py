@@ -2,17 +2,16 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from mis_core.tokenization import Tokenizer
-from mis_server.edge.admission import Permit
+from mis_server.schemas.bodies import described
 from mis_server.schemas.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
-from mis_server.service import HttpService, ServiceOfApp
+from mis_server.service import HttpService, service_of
 from mis_server.tokenizers import tokens as work
 from mis_server.tokenizers.pool import SMALL
 
@@ -21,17 +20,13 @@ Result = TypeVar("Result")
 router = APIRouter(tags=["tokens"])
 
 
-def _body(schema: type[BaseModel]) -> dict[str, Any]:
-    content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-@router.post("/tokenize", openapi_extra=_body(TokenizeBody), response_model=TokenizeReply)
-async def tokenize(request: Request, service: ServiceOfApp) -> Response:
+@router.post("/tokenize", openapi_extra=described(TokenizeBody), response_model=TokenizeReply)
+async def tokenize(request: Request) -> Response:
     """Return the token ids of a text.
 
     The header `x-request-timeout` gives a deadline in seconds, after which the reply is 504.
     """
+    service = service_of(request)
     info = service.model.client.info
     tokens = await _do(request, service, work.tokenize)
     return _json(
@@ -44,9 +39,10 @@ async def tokenize(request: Request, service: ServiceOfApp) -> Response:
     )
 
 
-@router.post("/detokenize", openapi_extra=_body(DetokenizeBody), response_model=DetokenizeReply)
-async def detokenize(request: Request, service: ServiceOfApp) -> Response:
+@router.post("/detokenize", openapi_extra=described(DetokenizeBody), response_model=DetokenizeReply)
+async def detokenize(request: Request) -> Response:
     """Return the text of token ids. The header `x-request-timeout` is that of `/tokenize`."""
+    service = service_of(request)
     info = service.model.client.info
     text = await _do(request, service, work.detokenize, None if info is None else info.vocab_size)
     return _json(DetokenizeReply(msgspec.Raw(text)))
@@ -56,12 +52,10 @@ async def _do(request: Request, service: HttpService, function: Callable[..., Re
     settings = service.settings
     limits = settings.max_text_characters, settings.max_request_tokens
 
-    async def tokenized(body: bytes, permit: Permit) -> Result:
-        job: Callable[[Tokenizer], Result] = partial(function, body, settings.model_name, *limits, *more)
+    async with service.admitted(request) as (body, _):
+        job: Callable[[Tokenizer], Result] = partial(function, body, service.name, *limits, *more)
         lane = service.model.tokenizers.small if len(body) <= SMALL else service.model.tokenizers.large
         return await lane(job, len(body))
-
-    return await service.with_body(request, tokenized)
 
 
 def _json(reply: TokenizeReply | DetokenizeReply) -> Response:

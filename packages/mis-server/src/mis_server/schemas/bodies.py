@@ -4,6 +4,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+"""What FastAPI's `responses` needs for a reply that may be a stream of events."""
+
 
 def described(body: type[BaseModel]) -> dict[str, Any]:
     """Return what FastAPI's `openapi_extra` needs for a body of this model, which may hold other models."""

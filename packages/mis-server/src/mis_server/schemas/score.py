@@ -1,13 +1,14 @@
 """Body and reply of `POST /v1/score`."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
 from mis_core.tasks.fields.item_errors import ItemError
+from mis_core.tasks.usage import Usage
 
 TokenId = Annotated[int, Field(ge=0)]
 _Text = Annotated[str, Field(min_length=1)]
@@ -121,6 +122,12 @@ class ScoreUsage:
     completion_tokens: int = 0
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, usage: Usage) -> Self:
+        """Return the counts of a result."""
+        details = PromptTokensDetails(usage.cached_tokens)
+        return cls(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens, prompt_tokens_details=details)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Metrics:
         self._stage_seconds = self._histogram(
             "mis_stage_seconds", "Time of requests in each stage.", _SECONDS, ("stage",)
         )
-        self._written = self._counter("mis_generation_tokens", "Tokens written into answers.")
+        self._generated = self._counter("mis_generation_tokens", "Tokens written into answers.")
         self._first_token_seconds = self._histogram(
             "mis_time_to_first_token_seconds", "From the body's arrival to an answer's first token.", _SECONDS
         )
@@ -116,9 +116,9 @@ class Metrics:
         self._prompt_tokens.inc(tokens)
         self._cached_tokens.inc(cached)
 
-    def wrote(self, seconds: float, *, is_first: bool) -> None:
+    def generated(self, seconds: float, *, is_first: bool) -> None:
         """Count a token of an answer, so many seconds after the body or after the token before it."""
-        self._written.inc()
+        self._generated.inc()
         (self._first_token_seconds if is_first else self._token_seconds).observe(seconds)
 
     def replied(self, method: str, handler: str, status: int, seconds: float) -> None:
@@ -133,7 +133,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class WritingClock:
+class TokenClock:
     """Times the tokens of one request's answers."""
 
     def __init__(self, metrics: Metrics) -> None:
@@ -147,10 +147,10 @@ class WritingClock:
         """Seconds since the body arrived."""
         return time.perf_counter() - self._began
 
-    def wrote(self, index: int) -> None:
-        """Take note of an answer's next token."""
+    def generated(self, index: int) -> None:
+        """Record an answer's next token."""
         now = time.perf_counter()
-        self._metrics.wrote(now - self._last.get(index, self._began), is_first=index not in self._last)
+        self._metrics.generated(now - self._last.get(index, self._began), is_first=index not in self._last)
         self._last[index] = now
 
 

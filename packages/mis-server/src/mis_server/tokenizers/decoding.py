@@ -1,7 +1,6 @@
 """From the bytes of a body to its fields, and to a request."""
 
-import marshal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -10,7 +9,7 @@ import numpy as np
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.token_rows import TokenRows
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.task import ParsedType, Task
+from mis_core.tasks.path.task import Fields, ParsedType, Task
 from mis_core.tasks.score.options import LAYOUT_FIELDS
 from mis_core.tasks.score.task import FIELDS
 from mis_core.tokenization import Meter, Tokenizer
@@ -44,39 +43,34 @@ def decode_object(body: bytes) -> Mapping[str, Any]:
     return fields
 
 
-def parse_body(
-    task: Task[ParsedType, Any], body: bytes, limits: Limits, models: tuple[str, ...] | None, tokenizer: Tokenizer
+def parse_text(
+    task: Task[ParsedType, Any],
+    limits: Limits,
+    models: tuple[str, ...] | None,
+    decode: Callable[[bytes], Fields],
+    source: bytes,
+    most: int | None,
+    tokenizer: Tokenizer,
 ) -> ParsedType:
-    """Validate and tokenise a body of the given task; runs in tokenizer processes.
+    """Validate and tokenise a request of the given task; runs in tokenizer processes.
+
+    Args:
+        task: The task.
+        limits: What the request may ask for.
+        models: The model names that it may give; None: any.
+        decode: Reads the fields.
+        source: What it reads them from.
+        most: What it may cost here, as `Meter` counts it; None: what its limits allow.
+        tokenizer: Tokenises its texts.
 
     Raises:
         RequestError: the request breaks the contract, or is more work than its limits allow.
+        TooMuchWork: it costs more than `most`; nothing is said of the request.
     """
-    return task.read(decode_body(body), tokenizer, limits, models)
-
-
-def parse_fields(
-    task: Task[ParsedType, Any], fields: bytes, limits: Limits, models: tuple[str, ...] | None, tokenizer: Tokenizer
-) -> ParsedType:
-    """Do the same as `parse_body` with fields that `marshal` has written."""
-    return task.read(marshal.loads(fields), tokenizer, limits, models)
-
-
-def parse_within(
-    task: Task[ParsedType, Any],
-    body: bytes,
-    limits: Limits,
-    models: tuple[str, ...] | None,
-    most: int,
-    tokenizer: Tokenizer,
-) -> ParsedType:
-    """Do the same as `parse_body`, if it costs no more than `most`, as `Meter` counts it.
-
-    Raises:
-        RequestError: the request breaks the contract.
-        TooMuchWork: it costs more; nothing is said of the request.
-    """
-    return task.parse(decode_body(body), tokenizer.metered(Meter(most)), limits, models)
+    fields = decode(source)
+    if most is None:
+        return task.read(fields, tokenizer, limits, models)
+    return task.parse(fields, tokenizer.metered(Meter(most)), limits, models)
 
 
 def decode_body(body: bytes) -> Mapping[str, Any]:

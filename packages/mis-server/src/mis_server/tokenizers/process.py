@@ -4,6 +4,11 @@ Both ends write frames: eight bytes of length, then a pickle. The first frame ha
 reads no files, which might be gone. It has no terminal and ignores SIGTERM, so that a signal to the whole process group
 of the server does not keep it from finishing accepted requests. It exits at the end of its input, and ends with the
 front whatever it does: see `mis_core.process.lifeline`. Templates are rendered in a child of it: see `rendering`.
+
+What a job may take is limited, and the kernel ends the process of one that takes more. A tokenizer of a stranger may
+have regular expressions that try without end, and nothing within the process stops the library. So a timer of the
+kernel counts processor time: each text that is about to be tokenised adds what the worst honest text of its length
+takes, several times over. Its signal ends the process, as does memory that is refused.
 """
 
 import asyncio
@@ -11,25 +16,46 @@ import contextlib
 import logging
 import os
 import pickle
+import resource
 import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
+from mis_core.errors import RequestError
 from mis_core.process.lifeline import Lifeline, end_with_starter
 from mis_core.tokenization import Tokenizer
-from mis_server.tokenizers.limits import JobLimits, refusal
-from mis_server.tokenizers.rendering import Renderer, find_faults, watch_templates
+from mis_server.tokenizers.rendering import (
+    HEADER_BYTES,
+    OWN_BYTES,
+    Renderer,
+    find_faults,
+    lift_memory_limit,
+    read_frame,
+    watch_templates,
+    write_frame,
+)
 
-_HEADER_BYTES = 8
 _READ_AHEAD_BYTES = 1024 * 1024
 _INLINE_BYTES = 65_536  # of a result; a longer one may hold objects enough to hold up the event loop
 _MOST_THREADS = 8  # of the library; each takes memory, of which a job has little
 # NumPy and SciPy each map 42 MB for every processor that their OpenBLAS sees: on 26 of them, all that a job may have.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+
+_JOB_S = 10.0
+_S_PER_CHARACTER = 2e-5  # five times what a slow processor takes for texts that are one token for each character
+_S_PER_BYTE = 1e-6  # of the body
+_JOB_BYTES = 1 << 30
+_BYTES_PER_BYTE = 256  # of the body; a text that is one token for each character takes 212, one of ideographs 640 each
+
+_REASONS = {
+    signal.SIGPROF: "takes far more time than texts of this length may take",
+    signal.SIGABRT: "takes more memory than it may, or has failed",
+}
+
 _COMMAND = (sys.executable, "-P", "-m", "mis_server.tokenizers.process")
 
 Result = TypeVar("Result")
@@ -50,6 +76,14 @@ class ProcessEnded(Exception):
     def described(self) -> str:
         """How it ended, to stand behind a sentence; empty if not by a signal."""
         return f": {signal.Signals(self.signal).name}" if self.signal else ""
+
+
+def _refusal(number: int) -> RequestError | None:
+    """Return the error of a job whose process a signal has ended; None if that is not for what the job took."""
+    reason = _REASONS.get(signal.Signals(number)) if number in _REASONS else None
+    if reason is None:
+        return None
+    return RequestError("tokenizer_failed", f"The model's tokenizer {reason}. Send shorter texts, or token ids.")
 
 
 class TokenizerProcess:
@@ -77,13 +111,14 @@ class TokenizerProcess:
             OSError: it cannot be started.
             ProcessEnded: it ended before it was ready.
         """
-        starting = asyncio.create_task(cls._start(), name="tokenizer start")
-        try:
-            process = await asyncio.shield(starting)
-        except asyncio.CancelledError:  # event loops leave half-started processes behind
-            with contextlib.suppress(OSError):
-                await (await starting).stop()
-            raise
+        process = cls(
+            *await Lifeline.start(
+                lambda fd: asyncio.create_subprocess_exec(
+                    *_COMMAND, str(fd), pass_fds=(fd,), stdin=PIPE, stdout=PIPE, start_new_session=True,
+                    limit=_READ_AHEAD_BYTES, env=_ONE_THREAD | os.environ,
+                )
+            )
+        )  # fmt: skip
         try:
             await process._exchange(tokenizer)
             await process.run(_load)
@@ -93,22 +128,6 @@ class TokenizerProcess:
             await process.stop()
             raise
         return process
-
-    @classmethod
-    async def _start(cls) -> "TokenizerProcess":
-        lifeline = Lifeline()
-        fd = lifeline.theirs
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *_COMMAND, str(fd), pass_fds=(fd,), stdin=PIPE, stdout=PIPE, start_new_session=True,
-                limit=_READ_AHEAD_BYTES, env=_ONE_THREAD | os.environ,
-            )  # fmt: skip
-        except BaseException:
-            lifeline.close()
-            raise
-        finally:
-            lifeline.keep()
-        return cls(process, lifeline)
 
     async def run(self, work: Callable[[Tokenizer], Result], size: int = 0, *, is_brief: bool = False) -> Result:
         """Call a function, sent as a pickle, with the tokenizer; return or raise what it does.
@@ -158,17 +177,54 @@ class TokenizerProcess:
         try:
             if stdin.is_closing():  # it has ended between jobs; uvloop's own error would be another one
                 raise ConnectionResetError
-            for part in _frame(message):
-                stdin.write(part)
+            data = _pickled(message)
+            stdin.write(len(data).to_bytes(HEADER_BYTES))
+            stdin.write(data)
             await stdin.drain()
-            size = int.from_bytes(await stdout.readexactly(_HEADER_BYTES))
+            size = int.from_bytes(await stdout.readexactly(HEADER_BYTES))
             data = await stdout.readexactly(size)
             return pickle.loads(data) if size <= _INLINE_BYTES else await asyncio.to_thread(pickle.loads, data)
         except (asyncio.IncompleteReadError, ConnectionError):
             number = max(0, -await self._process.wait())
-            if (refused := refusal(number)) is not None:
+            if (refused := _refusal(number)) is not None:
                 raise refused from None
             raise ProcessEnded(number) from None
+
+
+class JobLimits:
+    """The limits of one process. Between jobs it has those that it was started with."""
+
+    def begin(self, size: int) -> None:
+        """Begin a job.
+
+        Args:
+            size: Bytes of the body.
+        """
+        has = _data_bytes()
+        if has is not None:
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            most = has + _JOB_BYTES + _BYTES_PER_BYTE * size
+            allowed = most if OWN_BYTES == resource.RLIM_INFINITY else min(most, OWN_BYTES)
+            resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
+        signal.setitimer(signal.ITIMER_PROF, _JOB_S + _S_PER_BYTE * size)
+
+    def allow(self, characters: int) -> None:
+        """Add the time of texts that are about to be tokenised."""
+        left_s, _ = signal.getitimer(signal.ITIMER_PROF)
+        signal.setitimer(signal.ITIMER_PROF, left_s + _S_PER_CHARACTER * characters)
+
+    def end(self) -> None:
+        """End a job."""
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        lift_memory_limit()
+
+
+def _data_bytes() -> int | None:
+    """Return what the kernel compares with the limit, and the stack besides (proc_pid_statm(5)); None: not Linux."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    except OSError:
+        return None
 
 
 def _load(tokenizer: Tokenizer) -> None:
@@ -181,34 +237,26 @@ def _load(tokenizer: Tokenizer) -> None:
     from mis_server.tokenizers import decoding, tokens  # noqa: F401
 
 
-def _frame(message: Any) -> tuple[bytes, bytes]:
-    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return len(data).to_bytes(_HEADER_BYTES), data
+def _pickled(message: Any) -> bytes:
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
-def _read(source: BinaryIO) -> bytes:
-    header = source.read(_HEADER_BYTES)
-    if len(header) < _HEADER_BYTES:
-        raise EOFError
-    return source.read(int.from_bytes(header))
-
-
-def _answer(job: bytes, tokenizer: Tokenizer, renderer: Renderer, limits: JobLimits) -> tuple[bytes, bytes]:
+def _answer(job: bytes, tokenizer: Tokenizer, renderer: Renderer, limits: JobLimits) -> bytes:
     try:
         work, size, is_brief = pickle.loads(job)
         renderer.begin(is_brief=is_brief)
         limits.begin(size)
         try:
-            return _frame((True, work(tokenizer)))
+            return _pickled((True, work(tokenizer)))
         finally:
             limits.end()
     except MemoryError:
-        return _frame((False, refusal(signal.SIGABRT)))
+        return _pickled((False, _refusal(signal.SIGABRT)))
     except BaseException as error:  # a panic of the library is not an Exception
         with contextlib.suppress(Exception):
             if isinstance(error, Exception):
-                return _frame((False, error))
-        return _frame((False, RuntimeError(f"{type(error).__name__}: {error}")))  # it cannot be pickled
+                return _pickled((False, error))
+        return _pickled((False, RuntimeError(f"{type(error).__name__}: {error}")))  # it cannot be pickled
 
 
 def main() -> None:
@@ -222,13 +270,11 @@ def main() -> None:
     sys.stdout = sys.stderr  # printing must not corrupt the frames
     with contextlib.suppress(EOFError, BrokenPipeError):
         renderer, limits = Renderer(), JobLimits()
-        tokenizer = Tokenizer.from_json(pickle.loads(_read(source))).watched(limits.allow)
+        tokenizer = Tokenizer.from_json(pickle.loads(read_frame(source))).watched(limits.allow)
         watch_templates(tokenizer, renderer)
-        sink.writelines(_frame(None))
-        sink.flush()
+        write_frame(sink, _pickled(None))
         while True:
-            sink.writelines(_answer(_read(source), tokenizer, renderer, limits))
-            sink.flush()
+            write_frame(sink, _answer(read_frame(source), tokenizer, renderer, limits))
 
 
 if __name__ == "__main__":

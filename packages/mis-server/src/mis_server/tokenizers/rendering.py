@@ -24,19 +24,22 @@ import msgspec
 from mis_core.tasks.text.messages import count_characters
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate, reason_of, refused
-from mis_server.tokenizers.limits import lift_memory_limit
 
 BRIEF_S = 0.03
 """Seconds of processor time that all renderings of a job may take if others wait for it."""
 LONGEST_S = 10.0
 """Seconds of processor time that all renderings of any other job may take."""
+HEADER_BYTES = 8
+"""Of a frame: the number of bytes that follow."""
 
 _MEMORY_BYTES = 256 * 1024 * 1024
 _BYTES_PER_CHARACTER = 32  # up to four each, in eight copies
 _CHARACTERS = 16 * 1024 * 1024
 _CHARACTERS_PER_CHARACTER = 4
 _KEPT_BYTES = 16 * 1024 * 1024  # that a child may keep; one that keeps more is replaced
-_HEADER_BYTES = 8
+OWN_BYTES, _ = resource.getrlimit(resource.RLIMIT_DATA)
+"""What this process was started with."""
+
 _MOST_FILES = 4096
 _PR_SET_PDEATHSIG = 1
 
@@ -219,10 +222,10 @@ class _Child:
         self._requests, self._answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
 
     def send(self, request: bytes) -> None:
-        _write(self._requests, request)
+        write_frame(self._requests, request)
 
     def receive(self) -> bytes:
-        return _read(self._answers)
+        return read_frame(self._answers)
 
     def wait(self) -> int:
         with contextlib.suppress(BrokenPipeError):
@@ -247,9 +250,15 @@ def _live(parent: int, source: int, sink: int) -> None:
     stays = True
     with contextlib.suppress(EOFError, BrokenPipeError):
         while stays:
-            done = _do(*pickle.loads(_read(requests)))
-            _write(answers, msgspec.msgpack.encode(done))
+            done = _do(*pickle.loads(read_frame(requests)))
+            write_frame(answers, msgspec.msgpack.encode(done))
             stays = done.stays
+
+
+def lift_memory_limit() -> None:
+    """Take away the limit of a job, which a forked process has inherited."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (OWN_BYTES, hard))
 
 
 def _do(work: Callable[[], str], limits: _Limits) -> _Done:
@@ -277,15 +286,17 @@ def _memory() -> tuple[int, int]:
     return int(pages) * resource.getpagesize(), int(resident) * resource.getpagesize()
 
 
-def _write(sink: BinaryIO, data: bytes) -> None:
-    sink.write(len(data).to_bytes(_HEADER_BYTES))
+def write_frame(sink: BinaryIO, data: bytes) -> None:
+    """Write bytes behind their number."""
+    sink.write(len(data).to_bytes(HEADER_BYTES))
     sink.write(data)
     sink.flush()
 
 
-def _read(source: BinaryIO) -> bytes:
-    header = source.read(_HEADER_BYTES)
+def read_frame(source: BinaryIO) -> bytes:
+    """Read what `write_frame` has written; raises EOFError if it is not all there."""
+    header = source.read(HEADER_BYTES)
     data = source.read(int.from_bytes(header))
-    if len(header) < _HEADER_BYTES or len(data) < int.from_bytes(header):
+    if len(header) < HEADER_BYTES or len(data) < int.from_bytes(header):
         raise EOFError
     return data

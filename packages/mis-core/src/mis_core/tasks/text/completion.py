@@ -27,11 +27,11 @@ from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Task
 from mis_core.tasks.probabilities import normalised
 from mis_core.tasks.served import check_task
+from mis_core.tasks.text.choices import GeneratedChoice
 from mis_core.tasks.text.prompt_field import check_lengths, read_prompts, tokenize_prompts
 from mis_core.tasks.text.prompt_groups import Group, Prompts
 from mis_core.tasks.text.sampling import MAX_DRAWS, SAMPLING_FIELDS, Stops, read_draws, read_sampling, read_stops
 from mis_core.tasks.text.sequences import Sequences, check_new_tokens, check_sequences, no_sequences
-from mis_core.tasks.text.writing import GeneratedChoice
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 

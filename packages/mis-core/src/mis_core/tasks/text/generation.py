@@ -10,10 +10,10 @@ from mis_core.tasks.fields.token_rows import TokenRows
 from mis_core.tasks.fields.values import check_names, read_bool, read_optional_text
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.served import check_task
+from mis_core.tasks.text.choices import GeneratedChoice, GeneratedChoices
 from mis_core.tasks.text.prompt_field import read_prompts, tokenize_prompts
 from mis_core.tasks.text.sampling import SAMPLING_FIELDS, Stops, read_draws, read_sampling, read_stops
 from mis_core.tasks.text.sequences import Sequences, check_new_tokens, check_sequences
-from mis_core.tasks.text.writing import GeneratedChoice, Writing
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 
@@ -82,7 +82,7 @@ def parse_generation(fields: Mapping[str, object], tokenizer: Tokenizer, limits:
     return ParsedGeneration(sequences, stops, logprobs)
 
 
-def finish_generation(parsed: ParsedGeneration, writing: Writing) -> GenerateResult:
+def finish_generation(parsed: ParsedGeneration, choices: GeneratedChoices) -> GenerateResult:
     """Return what was written, which is complete."""
-    usage = Usage(len(parsed.requests[0].prompt), writing.cached_tokens[0])
-    return GenerateResult(writing.results(), usage, writing.num_tokens)
+    usage = Usage(len(parsed.requests[0].prompt), choices.cached_tokens[0])
+    return GenerateResult(choices.results(), usage, choices.num_tokens)

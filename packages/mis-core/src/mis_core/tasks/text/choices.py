@@ -22,11 +22,11 @@ class ParsedText(Parsed, Protocol):
 
     @property
     def sequences(self) -> Sequences:
-        """What the engine writes, one for each answer; none where scores draw the only token of answers."""
+        """What the engine generates, one for each answer; none where scores draw the only token of answers."""
 
     @property
     def num_sequences(self) -> int:
-        """Answers that are written, or drawn several to a prompt."""
+        """Answers that are generated, or drawn several to a prompt."""
 
     @property
     def stops(self) -> Stops:
@@ -39,7 +39,7 @@ class Drawn(Protocol):
 
     @property
     def tokens(self) -> list[NewToken]:
-        """The only token of each answer; none where answers are written, or have no tokens."""
+        """The only token of each answer; none where answers are generated, or have no tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +88,7 @@ class GeneratedChoice:
     finish_reason: FinishReason
 
 
-class Writing:
+class GeneratedChoices:
     """The choices of one request as their tokens come. What is kept of each token is its number and its values."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Stops, choices: int) -> None:
