@@ -5,16 +5,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mis_core.tasks.path.service import Answered
+from mis_core.tasks.rerank.body import RerankBody
 from mis_core.tasks.rerank.ranking import Ranking
 from mis_core.tasks.rerank.task import RERANK, ParsedRerank
 from mis_server.model import in_thread_if_large
 from mis_server.schemas.bodies import described
-from mis_server.schemas.rerank import RerankBody, RerankReply, RerankResult
+from mis_server.schemas.rerank import EXAMPLE, RerankReply, RerankResult
 from mis_server.service import ServiceOfApp, json_reply
 
 router = APIRouter()
 
-_BODY = described(RerankBody)
+_BODY = described(RerankBody, EXAMPLE)
 _RESULT_VALUES = 8  # a result is made in the time of so many numbers
 
 

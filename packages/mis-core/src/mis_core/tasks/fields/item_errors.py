@@ -6,15 +6,25 @@ an item that cannot be scored gets an `ItemError`, and the rest are scored as if
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from mis_core.errors import RequestError
+from mis_core.tasks.fields.body import about
 from mis_core.tasks.fields.values import kind, shown
 
 ON_ERROR = ("request", "item")
+
+OnError = Annotated[
+    Literal["request", "item"],
+    about(
+        "What an item that cannot be scored does: `request` refuses the whole request; `item` gives the item an entry "
+        "in `errors`, and scores the rest."
+    ),
+]
+"""The type of the field `on_error`."""
 
 Item = TypeVar("Item")
 Read = TypeVar("Read")

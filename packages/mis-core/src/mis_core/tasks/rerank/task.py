@@ -13,13 +13,15 @@ from scipy.special import expit
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.tasks.fields.item_errors import ItemErrors, SortedItems, read_on_error
-from mis_core.tasks.fields.openai import check_ignored, check_model, read_flag, read_whole, refuse_unsupported
-from mis_core.tasks.fields.values import check_characters, check_names, kind, read_optional_text, readable
+from mis_core.tasks.fields.body import read_body, read_element
+from mis_core.tasks.fields.item_errors import ItemErrors, SortedItems
+from mis_core.tasks.fields.openai import check_model
+from mis_core.tasks.fields.values import check_characters
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Task
 from mis_core.tasks.probabilities import label_softmax
 from mis_core.tasks.recipes.recognition import rerank_labels, rerank_recipe
+from mis_core.tasks.rerank.body import Document, RerankBody
 from mis_core.tasks.rerank.prompts import RerankPrompt, rerank_prompt
 from mis_core.tasks.rerank.ranking import (
     ApiVersion,
@@ -34,24 +36,6 @@ from mis_core.tasks.rerank.ranking import (
 )
 from mis_core.tasks.served import check_task
 from mis_core.tokenization import Joined, Refuse, Tokenizer
-
-IGNORED = ("max_chunks_per_doc", "priority", "truncation", "user")
-"""Fields of Cohere's and Jina's bodies that change nothing here."""
-
-UNSUPPORTED = {
-    "rank_fields": lambda value: value == ["text"],
-    "relevant_spans": lambda value: False,
-    "return_embeddings": lambda value: value is False,
-}
-"""Fields that are refused, and what is harmless in them."""
-
-FIELDS = (
-    "model", "query", "documents", "top_n", "return_documents", "max_tokens_per_doc", "instruction", "cache_salt",
-    "on_error", *IGNORED, *UNSUPPORTED,
-)  # fmt: skip
-"""Every field of a request."""
-
-_COUNTS = range(1, 1 << 31)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,20 +81,16 @@ def parse_rerank(
     Raises:
         RequestError: the request breaks the contract, or no document can be scored.
     """
-    check_names(fields, FIELDS)
+    body = read_body(RerankBody, fields)
     check_task("rerank", tokenizer, limits)
     assert tokenizer is not None, "as checked"
     check_model(fields, served_models)
-    query = _read_query(fields)
-    sources = _read_documents(fields, limits)
-    documents = ItemErrors("documents", len(sources), per_item=read_on_error(fields))
-    texts = documents.read_each(sources, _read_document)
-    instruction = read_optional_text(fields, "instruction")
-    top_n, most_tokens = read_whole(fields, "top_n", _COUNTS), read_whole(fields, "max_tokens_per_doc", _COUNTS)
-    return_documents = read_flag(fields, "return_documents")
-    cache_salt = read_optional_text(fields, "cache_salt")
-    check_ignored(fields, IGNORED)
-    refuse_unsupported(fields, UNSUPPORTED)
+    query, instruction = body.query, body.instruction
+    if len(body.documents) > limits.max_items:
+        message = f"{len(body.documents)} documents; at most {limits.max_items} are allowed."
+        raise RequestError("too_many_items", message, "documents")
+    documents = ItemErrors("documents", len(body.documents), per_item=body.on_error == "item")
+    texts = documents.read_each(body.documents, _read_document)
     check_characters(limits.max_text_characters, query=[query], documents=texts, instruction=[instruction or ""])
     _check_any_left(documents)
     if instruction:
@@ -119,16 +99,16 @@ def parse_rerank(
     labels = rerank_labels(recipe, tokenizer, limits)
     prompt = rerank_prompt(recipe, query, instruction, tokenizer)
     sent = dict(zip(documents.kept.tolist(), texts, strict=True))
-    joined, cut = _join(prompt, texts, most_tokens, documents, tokenizer, limits)
+    joined, cut = _join(prompt, texts, body.max_tokens_per_doc, documents, tokenizer, limits)
     _check_any_left(documents)
     kept = documents.kept.tolist()
     texts = [sent[index] for index in kept]
     return ParsedRerank(
-        ScoreRequest(*joined, np.array([labels], np.int32), apply_softmax=True, cache_salt=cache_salt),
+        ScoreRequest(*joined, np.array([labels], np.int32), apply_softmax=True, cache_salt=body.cache_salt),
         documents.sorted(),
-        dict(zip(kept, texts, strict=True)) if return_documents else None,
+        dict(zip(kept, texts, strict=True)) if body.return_documents else None,
         tuple(index for index, text, whole in zip(kept, cut, texts, strict=True) if text != whole),
-        top_n,
+        body.top_n,
         recipe.name,
     )
 
@@ -168,38 +148,9 @@ def _relevance(request: ScoreRequest, output: EngineOutput) -> Float64[np.ndarra
     return label_softmax(output.logits, request.label_ids)[:, -1].astype(np.float64)
 
 
-def _read_query(fields: Mapping[str, object]) -> str:
-    query = fields.get("query")
-    if query is None:
-        raise RequestError("missing_query", "The field query is required: a text.", "query")
-    if not isinstance(query, str):
-        raise RequestError("invalid_query_type", f"query must be a text, not {kind(query)}.", "query")
-    if not query:
-        raise RequestError("empty_query", "query must not be empty.", "query")
-    return readable(query, "query", "invalid_query_type")
-
-
-def _read_documents(fields: Mapping[str, object], limits: Limits) -> list[object]:
-    documents = fields.get("documents")
-    if documents is None:
-        message = "The field documents is required: a list of texts, or of objects with text."
-        raise RequestError("missing_documents", message, "documents")
-    if not isinstance(documents, (list, tuple)):
-        raise RequestError("invalid_documents", f"documents must be a list, not {kind(documents)}.", "documents")
-    if not documents:
-        raise RequestError("empty_documents", "documents must hold at least one document.", "documents")
-    if len(documents) > limits.max_items:
-        message = f"{len(documents)} documents; at most {limits.max_items} are allowed."
-        raise RequestError("too_many_items", message, "documents")
-    return list(documents)
-
-
 def _read_document(index: int, document: object) -> str:
-    text = document.get("text") if isinstance(document, Mapping) else document
-    if not isinstance(text, str):
-        message = f"documents[{index}] must be a text or an object with text, not {kind(document)}."
-        raise RequestError("invalid_documents", message, "documents")
-    return readable(text, f"documents[{index}]", "invalid_documents")
+    read = read_element(RerankBody, "documents", index, document)
+    return read.text if isinstance(read, Document) else read
 
 
 def _check_any_left(documents: ItemErrors) -> None:

@@ -1,0 +1,262 @@
+"""Bodies that are declared once: what reads a request, its errors, the OpenAPI document and the pages are made of it.
+
+A body is a struct of msgspec. The names of a request's fields are checked first; then each field is converted, in the
+order in which they are declared. So which of several faults is reported does not depend on the order of the bytes, as
+it would if msgspec converted the struct itself.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import msgspec
+import numpy as np
+from msgspec import inspect
+
+from mis_core.errors import RequestError
+from mis_core.tasks.fields.values import check_names, kind, readable, shown
+
+_EACH, _CODES, _NOUN = "each", "codes", "noun"
+_STEP = re.compile(r"\[(\d+)\]|\.(\w+)")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)` - at")
+_NEEDED = re.compile(r"Object missing required field `(\w+)`")
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a request. A field that may be null is as good as missing if it is."""
+
+
+B = TypeVar("B", bound=Body)
+
+
+def about(help: str, *, each: Any = None, noun: str | None = None, **codes: str) -> msgspec.Meta:
+    """Return what a declaration says of a field beside its type.
+
+    Args:
+        help: What it is for: one sentence, which stands in the documents.
+        each: The type of a list's elements, where each is read by itself, by `read_each`.
+        noun: What the field must be, where its type does not say so in plain words.
+        codes: Of errors, where they are not `invalid_` and the field's name: `wrong` (its type or value), `empty`,
+            and `missing` of a field that is required.
+    """
+    return msgspec.Meta(description=help, extra={_EACH: each, _NOUN: noun, _CODES: codes})
+
+
+NO_EFFECT = about("No effect.")
+"""Of fields that other servers have, and that change nothing here."""
+
+REFUSED_CODE = "unsupported_parameter"
+REFUSED = about("Refused, but for what changes nothing.", wrong=REFUSED_CODE)
+"""Of fields that would change an answer in a way that is not there."""
+
+
+ModelName = Annotated[str | None, about("The served model; any other name is refused.", wrong="invalid_model_type")]
+"""The type of the field `model`."""
+
+CacheSalt = Annotated[
+    str | None,
+    about(
+        "Requests share cached prefixes only with requests that have the same salt.", wrong="invalid_cache_salt_type"
+    ),
+]
+"""The type of the field `cache_salt`."""
+
+
+def read_body(declared: type[B], given: Mapping[str, object]) -> B:
+    """Return the body that fields make: those of a JSON object, or keyword arguments of the same names.
+
+    Raises:
+        RequestError: of the first fault, in the order of the declaration; names the field.
+    """
+    fields = _fields(declared)
+    check_names(given, tuple(fields))
+    return declared(**{
+        name: field.convert(given.get(name)) for name, field in fields.items() if field.is_given(given)
+    })  # fmt: skip
+
+
+def read_element(declared: type[Body], name: str, index: int, value: object) -> Any:
+    """Return an element of a list whose elements are read each by itself.
+
+    Raises:
+        RequestError: it is not of the type that the declaration says; `param` is the field.
+    """
+    field = _fields(declared)[name]
+    each = _Field(f"{name}[{index}]", field.each, inspect.type_info(field.each), True, field.about | {_EACH: None})
+    try:
+        return each.convert(value)
+    except RequestError as error:
+        raise RequestError(error.code, error.message, name) from None
+
+
+def schema_of(declared: type[Body], examples: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return the JSON schema of a body, whole: it refers to nothing outside itself."""
+    (schema,), parts = msgspec.json.schema_components([declared], ref_template="{name}")
+    body = parts[schema["$ref"]]
+    for name, field in _fields(declared).items():
+        if field.each is not None:
+            (element,), others = msgspec.json.schema_components([field.each], ref_template="{name}")
+            body["properties"][name]["items"] = element
+            parts |= others
+    return inlined(body, parts) | ({"examples": [*examples]} if examples else {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A field of a body: its path, its type, and what the declaration says of it."""
+
+    path: str
+    type: Any
+    info: inspect.Type
+    is_required: bool
+    about: dict[str, Any]
+
+    @property
+    def each(self) -> Any:
+        return self.about.get(_EACH)
+
+    @property
+    def admits_null(self) -> bool:
+        return any(isinstance(each, inspect.NoneType) for each in getattr(self.info, "types", [self.info]))
+
+    def is_given(self, given: Mapping[str, object]) -> bool:
+        """Whether a request has the field, and not null where that means nothing.
+
+        Raises:
+            RequestError: it is missing and required.
+        """
+        if given.get(self.path) is not None:
+            return True
+        if self.is_required:
+            message = f"The field {self.path} is required: {self._noun()}."
+            raise RequestError(self._code("missing", f"missing_{self.path}"), message, self.path)
+        return self.path in given and not self.admits_null
+
+    def convert(self, value: object) -> Any:
+        """Return a value as the type of this field.
+
+        Raises:
+            RequestError: it is not of it.
+        """
+        value = value.item() if isinstance(value, np.generic) else value
+        try:
+            converted = msgspec.convert(value, self.type)
+        except msgspec.ValidationError as error:
+            raise self._refusal(value, str(error)) from None
+        return readable(converted, self.path, self._code("wrong")) if isinstance(converted, str) else converted
+
+    def _refusal(self, value: object, said: str) -> RequestError:
+        """Return the error for what msgspec said of a value."""
+        path, info = self.path, self.info
+        for index, name in _STEP.findall(said.rpartition(" - at `$")[2]):
+            info, value = _inside(info, value, int(index) if index else name)
+            path += f"[{index}]" if index else f".{name}"
+        wrong = self._code("wrong")
+        if wrong == REFUSED_CODE:
+            return RequestError(wrong, f"{path} is not supported here; leave it out.", path)
+        unknown, needed = _UNKNOWN.match(said), _NEEDED.match(said)
+        if unknown is not None:
+            return RequestError("unknown_parameter", f"{path} has an unknown field {shown(unknown[1])}.", path)
+        if needed is not None:
+            return RequestError(wrong, f"{path} needs the field {needed[1]}.", path)
+        if isinstance(value, (str, list, tuple)) and not value and "of length >=" in said:
+            return RequestError(self._code("empty", wrong), f"{path} must not be empty.", path)
+        noun = self._noun() if info is self.info else _in_words(info)
+        has_type = any(isinstance(value, _TYPES.get(type(each), ())) for each in _alternatives(info))
+        given = "" if has_type else f", not {shown(value) if isinstance(value, str) else kind(value)}"
+        return RequestError(wrong, f"{path} must be {noun}{given}.", path)
+
+    def _code(self, fault: str, default: str | None = None) -> str:
+        return self.about.get(_CODES, {}).get(fault, default or f"invalid_{self.path.partition('[')[0]}")
+
+    def _noun(self) -> str:
+        return self.about.get(_NOUN) or _in_words(self.info)
+
+
+@functools.cache
+def _fields(declared: type[Body]) -> dict[str, _Field]:
+    types = get_type_hints(declared, include_extras=True)
+    fields = {}
+    for field in inspect.type_info(declared).fields:  # pyrefly: ignore[missing-attribute]
+        extra, info = {}, field.type
+        while isinstance(info, inspect.Metadata):
+            extra, info = extra | (info.extra or {}), info.type
+        fields[field.name] = _Field(field.name, types[field.name], info, field.required, extra)
+    return fields
+
+
+def _alternatives(info: inspect.Type) -> tuple[inspect.Type, ...]:
+    """Return what a type may be, without null."""
+    if isinstance(info, inspect.Metadata):
+        return _alternatives(info.type)
+    parts = info.types if isinstance(info, inspect.UnionType) else (info,)
+    return tuple(part for part in parts if not isinstance(part, inspect.NoneType))
+
+
+def _inside(info: inspect.Type, value: Any, step: int | str) -> tuple[inspect.Type, object]:
+    """Return the type and the value of an element or a member."""
+    if isinstance(step, int):
+        (of_list,) = (each for each in _alternatives(info) if isinstance(each, inspect.ListType))
+        return of_list.item_type, value[step]
+    types = [field.type for each in _alternatives(info) for field in getattr(each, "fields", ()) if field.name == step]
+    return (types or [inspect.AnyType()])[0], value.get(step)
+
+
+def _in_words(info: inspect.Type) -> str:
+    """Return what a value must be."""
+    return " or ".join(map(_one_in_words, _alternatives(info))) or "null"
+
+
+def _one_in_words(info: inspect.Type) -> str:
+    match info:
+        case inspect.IntType(gt, ge, lt, le):
+            least = ge if gt is None else gt + 1
+            most = le if lt is None else lt - 1
+            return "a whole number" + _range(least, most)
+        case inspect.FloatType(_, ge, _, le):
+            return "a number" + _range(ge, le)
+        case inspect.LiteralType(values):
+            return " or ".join(map(repr, values))
+        case inspect.StructType(_, fields):
+            return f"an object with {', '.join(field.encode_name for field in fields if field.required)}"
+    return _NAMES.get(type(info), "a value of another kind")
+
+
+def _range(least: float | None, most: float | None) -> str:
+    if least is None and most is None:
+        return ""
+    return f" from {least:g}" if most is None else f" from {least} to {most}"
+
+
+def inlined(schema: Any, parts: dict[str, Any]) -> Any:
+    """Return a JSON schema with what it refers to in its place.
+
+    Args:
+        schema: The schema.
+        parts: Others, by the references to them.
+    """
+    if isinstance(schema, list):
+        return [inlined(each, parts) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return inlined(parts[schema["$ref"]], parts)
+    return {name: inlined(each, parts) for name, each in schema.items()}
+
+
+_NAMES: dict[type[inspect.Type], str] = {
+    inspect.BoolType: "true or false",
+    inspect.StrType: "a text",
+    inspect.ListType: "a list",
+    inspect.DictType: "an object",
+}
+_TYPES: dict[type[inspect.Type], type | tuple[type, ...]] = {
+    inspect.IntType: int,
+    inspect.FloatType: (int, float),
+    inspect.StrType: str,
+    inspect.ListType: (list, tuple),
+    inspect.DictType: Mapping,
+    inspect.StructType: Mapping,
+}

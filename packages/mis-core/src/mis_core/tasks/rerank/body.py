@@ -1,0 +1,54 @@
+"""The body of a rerank: Cohere's and Jina's in one."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mis_core.tasks.fields.body import NO_EFFECT, REFUSED, Body, CacheSalt, ModelName, about
+from mis_core.tasks.fields.item_errors import OnError
+
+_OnlyText = Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)]
+_Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A document; fields beside its text are not read."""
+
+    text: str
+
+
+class RerankBody(Body):
+    """Fields of `POST /v1/rerank`, or keyword arguments of the same names."""
+
+    query: Annotated[
+        str,
+        Meta(min_length=1),
+        about("What the documents are to answer.", wrong="invalid_query_type", empty="empty_query"),
+    ]
+    documents: Annotated[
+        list[Any],
+        Meta(min_length=1),
+        about(
+            "Texts, or objects with `text`.",
+            each=str | Document,
+            noun="a list of texts, or of objects with text",
+            empty="empty_documents",
+        ),
+    ]
+    model: ModelName = None
+    on_error: OnError = "request"
+    instruction: Annotated[str | None, about("What documents are judged by.", wrong="invalid_instruction_type")] = None
+    top_n: Annotated[_Count | None, about("How many of the best are returned; null: all.")] = None
+    max_tokens_per_doc: Annotated[
+        _Count | None, about("Longer documents are cut, and so are those for which the context has no room.")
+    ] = None
+    return_documents: Annotated[bool | None, about("Return the documents with their scores.")] = None
+    cache_salt: CacheSalt = None
+    max_chunks_per_doc: Annotated[int | None, NO_EFFECT] = None
+    priority: Annotated[int | None, NO_EFFECT] = None
+    truncation: Annotated[bool | None, NO_EFFECT] = None
+    user: Annotated[str | None, NO_EFFECT] = None
+    rank_fields: Annotated[_OnlyText | None, REFUSED] = None
+    relevant_spans: Annotated[None, REFUSED] = None
+    return_embeddings: Annotated[Literal[False] | None, REFUSED] = None
