@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from mis_core.tokenization import Tokenizer
 from mis_server.edge.admission import Permit
-from mis_server.schemas.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
+from mis_server.schemas.bodies import described
+from mis_server.schemas.tokens import DetokenizeReply, TokenizeReply
 from mis_server.service import HttpService, ServiceOfApp
 from mis_server.tokenizers import tokens as work
 from mis_server.tokenizers.pool import SMALL
@@ -21,12 +21,7 @@ Result = TypeVar("Result")
 router = APIRouter(tags=["tokens"])
 
 
-def _body(schema: type[BaseModel]) -> dict[str, Any]:
-    content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-@router.post("/tokenize", openapi_extra=_body(TokenizeBody), response_model=TokenizeReply)
+@router.post("/tokenize", openapi_extra=described(work.TokenizeBody, {"prompt": " yes"}), response_model=TokenizeReply)
 async def tokenize(request: Request, service: ServiceOfApp) -> Response:
     """Return the token ids of a text.
 
@@ -44,7 +39,9 @@ async def tokenize(request: Request, service: ServiceOfApp) -> Response:
     )
 
 
-@router.post("/detokenize", openapi_extra=_body(DetokenizeBody), response_model=DetokenizeReply)
+@router.post(
+    "/detokenize", openapi_extra=described(work.DetokenizeBody, {"tokens": [9834]}), response_model=DetokenizeReply
+)
 async def detokenize(request: Request, service: ServiceOfApp) -> Response:
     """Return the text of token ids. The header `x-request-timeout` is that of `/tokenize`."""
     info = service.model.client.info

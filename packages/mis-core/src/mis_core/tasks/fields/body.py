@@ -64,6 +64,16 @@ CacheSalt = Annotated[
 """The type of the field `cache_salt`."""
 
 
+def check_model(model: str | None, served_models: tuple[str, ...] | None) -> None:
+    """Refuse a model that is not served; None for `served_models` allows every name.
+
+    Raises:
+        RequestError: `model_not_found`.
+    """
+    if model is not None and served_models is not None and model not in served_models:
+        raise RequestError("model_not_found", f"Model {shown(model)} is not served here.", "model")
+
+
 def read_body(declared: type[B], given: Mapping[str, object]) -> B:
     """Return the body that fields make: those of a JSON object, or keyword arguments of the same names.
 

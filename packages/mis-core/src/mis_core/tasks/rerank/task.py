@@ -13,9 +13,8 @@ from scipy.special import expit
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.tasks.fields.body import read_body, read_element
+from mis_core.tasks.fields.body import check_model, read_body, read_element
 from mis_core.tasks.fields.item_errors import ItemErrors, SortedItems
-from mis_core.tasks.fields.openai import check_model
 from mis_core.tasks.fields.values import check_characters
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Task
@@ -84,7 +83,7 @@ def parse_rerank(
     body = read_body(RerankBody, fields)
     check_task("rerank", tokenizer, limits)
     assert tokenizer is not None, "as checked"
-    check_model(fields, served_models)
+    check_model(body.model, served_models)
     query, instruction = body.query, body.instruction
     if len(body.documents) > limits.max_items:
         message = f"{len(body.documents)} documents; at most {limits.max_items} are allowed."
