@@ -22,7 +22,7 @@ class Limits:
         max_sequences: Most answers that are written, or drawn several to a prompt.
         max_scores: Most items times labels of the longest list: what a request and its reply hold in memory.
         delimiter: Token put between query and item, or None.
-        layouts: Whether requests may choose their layout, by `LAYOUT_FIELDS`.
+        layouts: Whether requests may choose their layout, by the fields of `LaidOutScoreBody`.
         head_labels: Names of the rows of a classification head, in order; empty for language models. Label ids are
             then rows of the head.
         head_activation: What makes probabilities of its values.

@@ -6,6 +6,7 @@ it would if msgspec converted the struct itself.
 """
 
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,12 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
-from msgspec import inspect
+from msgspec import Meta, inspect
 
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.values import check_names, kind, readable, shown
 
-_EACH, _CODES, _NOUN = "each", "codes", "noun"
+_EACH, _SCHEMA, _CODES, _NOUN = "each", "schema", "codes", "noun"
 _STEP = re.compile(r"\[(\d+)\]|\.(\w+)")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)` - at")
 _NEEDED = re.compile(r"Object missing required field `(\w+)`")
@@ -31,18 +32,22 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 B = TypeVar("B", bound=Body)
 
 
-def about(help: str, *, each: Any = None, noun: str | None = None, **codes: str) -> msgspec.Meta:
+def about(help: str, *, each: Any = None, schema: tuple[Any, ...] = (), noun: str | None = None, **codes: str) -> Meta:
     """Return what a declaration says of a field beside its type.
 
     Args:
         help: What it is for: one sentence, which stands in the documents.
         each: The type of a list's elements, where each is read by itself, by `read_each`.
+        schema: Types of which a value has one, where the field has a reader of its own and is declared as anything.
         noun: What the field must be, where its type does not say so in plain words.
         codes: Of errors, where they are not `invalid_` and the field's name: `wrong` (its type or value), `empty`,
-            and `missing` of a field that is required.
+            and `missing` of a field that is required; `{}` stands for the name.
     """
-    return msgspec.Meta(description=help, extra={_EACH: each, _NOUN: noun, _CODES: codes})
+    return Meta(description=help, extra={_EACH: each, _SCHEMA: schema, _NOUN: noun, _CODES: codes})
 
+
+TYPE = "invalid_{}_type"
+"""Code of those fields whose error of a wrong type says so."""
 
 NO_EFFECT = about("No effect.")
 """Of fields that other servers have, and that change nothing here."""
@@ -52,16 +57,23 @@ REFUSED = about("Refused, but for what changes nothing.", wrong=REFUSED_CODE)
 """Of fields that would change an answer in a way that is not there."""
 
 
-ModelName = Annotated[str | None, about("The served model; any other name is refused.", wrong="invalid_model_type")]
+ModelName = Annotated[str | None, about("The served model; any other name is refused.", wrong=TYPE)]
 """The type of the field `model`."""
 
 CacheSalt = Annotated[
     str | None,
-    about(
-        "Requests share cached prefixes only with requests that have the same salt.", wrong="invalid_cache_salt_type"
-    ),
+    about("Requests share cached prefixes only with requests that have the same salt.", wrong=TYPE),
 ]
 """The type of the field `cache_salt`."""
+
+
+TokenId = Annotated[int, Meta(ge=0)]
+
+AddSpecialTokens = Annotated[
+    bool,
+    about("Add the tokenizer's special tokens, such as BOS, to texts that do not start with them.", wrong=TYPE),
+]
+"""The type of the field `add_special_tokens`."""
 
 
 def check_model(model: str | None, served_models: tuple[str, ...] | None) -> None:
@@ -87,6 +99,16 @@ def read_body(declared: type[B], given: Mapping[str, object]) -> B:
     })  # fmt: skip
 
 
+def read_field(declared: type[Body], name: str, given: Mapping[str, object]) -> Any:
+    """Return one field of a body, for what must be known before the others are read.
+
+    Raises:
+        RequestError: it is missing, or not of its type.
+    """
+    field = _fields(declared)[name]
+    return field.convert(given[name]) if field.is_given(given) else field.default
+
+
 def read_element(declared: type[Body], name: str, index: int, value: object) -> Any:
     """Return an element of a list whose elements are read each by itself.
 
@@ -94,7 +116,9 @@ def read_element(declared: type[Body], name: str, index: int, value: object) -> 
         RequestError: it is not of the type that the declaration says; `param` is the field.
     """
     field = _fields(declared)[name]
-    each = _Field(f"{name}[{index}]", field.each, inspect.type_info(field.each), True, field.about | {_EACH: None})
+    each = _Field(
+        f"{name}[{index}]", field.each, inspect.type_info(field.each), True, None, field.about | {_EACH: None}
+    )
     try:
         return each.convert(value)
     except RequestError as error:
@@ -106,10 +130,13 @@ def schema_of(declared: type[Body], examples: Sequence[Any] = ()) -> dict[str, A
     (schema,), parts = msgspec.json.schema_components([declared], ref_template="{name}")
     body = parts[schema["$ref"]]
     for name, field in _fields(declared).items():
+        types = field.about.get(_SCHEMA) or (() if field.each is None else (field.each,))
+        schemas, others = msgspec.json.schema_components(types, ref_template="{name}")
+        parts |= others
         if field.each is not None:
-            (element,), others = msgspec.json.schema_components([field.each], ref_template="{name}")
-            body["properties"][name]["items"] = element
-            parts |= others
+            body["properties"][name]["items"] = schemas[0]
+        elif types:
+            body["properties"][name] |= {"anyOf": [*schemas]} if len(types) > 1 else schemas[0]
     return inlined(body, parts) | ({"examples": [*examples]} if examples else {})
 
 
@@ -121,6 +148,7 @@ class _Field:
     type: Any
     info: inspect.Type
     is_required: bool
+    default: Any
     about: dict[str, Any]
 
     @property
@@ -155,12 +183,14 @@ class _Field:
             converted = msgspec.convert(value, self.type)
         except msgspec.ValidationError as error:
             raise self._refusal(value, str(error)) from None
+        if isinstance(converted, float) and not math.isfinite(converted):
+            raise self._refusal(value, "")
         return readable(converted, self.path, self._code("wrong")) if isinstance(converted, str) else converted
 
     def _refusal(self, value: object, said: str) -> RequestError:
         """Return the error for what msgspec said of a value."""
         path, info = self.path, self.info
-        for index, name in _STEP.findall(said.rpartition(" - at `$")[2]):
+        for index, name in _STEP.findall(said.partition(" - at `$")[2]):
             info, value = _inside(info, value, int(index) if index else name)
             path += f"[{index}]" if index else f".{name}"
         wrong = self._code("wrong")
@@ -179,7 +209,8 @@ class _Field:
         return RequestError(wrong, f"{path} must be {noun}{given}.", path)
 
     def _code(self, fault: str, default: str | None = None) -> str:
-        return self.about.get(_CODES, {}).get(fault, default or f"invalid_{self.path.partition('[')[0]}")
+        name = self.path.partition("[")[0]
+        return self.about.get(_CODES, {}).get(fault, default or "invalid_{}").format(name)
 
     def _noun(self) -> str:
         return self.about.get(_NOUN) or _in_words(self.info)
@@ -193,7 +224,7 @@ def _fields(declared: type[Body]) -> dict[str, _Field]:
         extra, info = {}, field.type
         while isinstance(info, inspect.Metadata):
             extra, info = extra | (info.extra or {}), info.type
-        fields[field.name] = _Field(field.name, types[field.name], info, field.required, extra)
+        fields[field.name] = _Field(field.name, types[field.name], info, field.required, field.default, extra)
     return fields
 
 
@@ -225,8 +256,8 @@ def _one_in_words(info: inspect.Type) -> str:
             least = ge if gt is None else gt + 1
             most = le if lt is None else lt - 1
             return "a whole number" + _range(least, most)
-        case inspect.FloatType(_, ge, _, le):
-            return "a number" + _range(ge, le)
+        case inspect.FloatType(gt, ge, _, le):
+            return "a number" + _range(ge, le) if gt is None else f"a finite number above {gt:g}"
         case inspect.LiteralType(values):
             return " or ".join(map(repr, values))
         case inspect.StructType(_, fields):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from mis_core.tasks.fields.body import NO_EFFECT, REFUSED, Body, CacheSalt, ModelName, about
+from mis_core.tasks.fields.body import NO_EFFECT, REFUSED, TYPE, Body, CacheSalt, ModelName, about
 from mis_core.tasks.fields.item_errors import OnError
 
 _OnlyText = Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)]
@@ -24,7 +24,7 @@ class RerankBody(Body):
     query: Annotated[
         str,
         Meta(min_length=1),
-        about("What the documents are to answer.", wrong="invalid_query_type", empty="empty_query"),
+        about("What the documents are to answer.", wrong=TYPE, empty="empty_query"),
     ]
     documents: Annotated[
         list[Any],
@@ -38,7 +38,7 @@ class RerankBody(Body):
     ]
     model: ModelName = None
     on_error: OnError = "request"
-    instruction: Annotated[str | None, about("What documents are judged by.", wrong="invalid_instruction_type")] = None
+    instruction: Annotated[str | None, about("What documents are judged by.", wrong=TYPE)] = None
     top_n: Annotated[_Count | None, about("How many of the best are returned; null: all.")] = None
     max_tokens_per_doc: Annotated[
         _Count | None, about("Longer documents are cut, and so are those for which the context has no room.")

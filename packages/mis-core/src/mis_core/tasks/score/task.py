@@ -11,7 +11,8 @@ from jaxtyping import Int32
 
 from mis_core.errors import RequestError
 from mis_core.requests import ScoreRequest
-from mis_core.tasks.fields.item_errors import SortedItems, read_on_error
+from mis_core.tasks.fields.body import check_model, read_body, read_field
+from mis_core.tasks.fields.item_errors import SortedItems
 from mis_core.tasks.fields.labels import Labels, check_label_count, label_matrix, read_labels
 from mis_core.tasks.fields.token_rows import TokenRows
 from mis_core.tasks.fields.values import check_characters, check_names
@@ -19,17 +20,11 @@ from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, Task
 from mis_core.tasks.score.inputs import IdInputs, TextInputs, check_item_count, check_total, read_inputs
 from mis_core.tasks.score.label_sequences import LabelSequences
-from mis_core.tasks.score.options import LAYOUT_FIELDS, ScoreOptions, read_layout, read_options
+from mis_core.tasks.score.options import LaidOutScoreBody, ScoreBody, check_options, layout_of
 from mis_core.tasks.score.parsed import ParsedScore
 from mis_core.tasks.score.result import ScoreResult
 from mis_core.tasks.score.scores import finish_score
 from mis_core.tokenization import NOTHING, Joined, Tokenizer
-
-FIELDS = (
-    "query", "items", "label_token_ids", "labels", "apply_softmax", "item_first", "temperature",
-    "return_token_logprobs", "model", "cache_salt", "add_special_tokens", "on_error", "return_layout",
-)  # fmt: skip
-"""Every field of a request."""
 
 _PAIRS = ("queries", "documents", "text_1", "text_2", "data_1", "data_2")
 """Fields of the route that has the same path in vLLM: one relevance for each pair."""
@@ -55,17 +50,21 @@ def parse_score_request(
         RequestError: the request breaks the contract; `code` and `param` say where.
     """
     _check_not_pairs(body)
-    check_names(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
-    inputs = read_inputs(body, tokenizer, limits, per_item=read_on_error(body))
+    declared = LaidOutScoreBody if limits.layouts else ScoreBody
+    check_names(body, tuple(declared.__struct_fields__))
+    per_item = read_field(declared, "on_error", body) == "item"
+    inputs = read_inputs(body, tokenizer, limits, per_item=per_item)
     given = read_labels(body, inputs.errors.count, limits.head_labels)
     _check_texts(inputs, given, tokenizer, limits)
     labels = given.look_up(tokenizer, limits.head_labels) if limits.head_labels else given.look_up_sequences(tokenizer)
     inputs = inputs.below(limits.vocab_size)
     labels.check_below(limits.head_rows, "number of rows of the head," if limits.head_labels else "vocabulary size")
     sequences = LabelSequences.of(labels) if given.texts and labels.is_nested else None
-    options = read_options(body, served_models)
+    options = read_body(declared, body)
+    check_model(options.model, served_models)
+    check_options(options)
     _check_counts(inputs.errors.count, labels, sequences, limits)
-    layout = read_layout(body)
+    layout = layout_of(options)
     if inputs.errors.any_left and limits.delimiter is not None:
         inputs = inputs.as_ids(options.item_first, options.add_special_tokens)
         inputs = inputs.delimited(limits.delimiter, options.item_first)
@@ -127,7 +126,7 @@ def _check_counts(num_items: int, labels: TokenRows, sequences: LabelSequences |
 
 
 def _join(
-    inputs: IdInputs | TextInputs, sequences: LabelSequences | None, options: ScoreOptions, limits: Limits
+    inputs: IdInputs | TextInputs, sequences: LabelSequences | None, options: ScoreBody, limits: Limits
 ) -> Joined:
     """Tokenise, and make the segments of the items that nothing is wrong with."""
     joined = NOTHING
