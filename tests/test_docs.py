@@ -20,7 +20,6 @@ from mis_server.schemas.chat import ChatBody
 from mis_server.schemas.classify import ClassifyBody
 from mis_server.schemas.completions import CompletionBody
 from mis_server.schemas.decisions import DecisionBody
-from mis_server.schemas.score import ScoreBody
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import _ENGINE, _FRONT, Metrics
 from mis_server.tokenizers.pool import TokenizerPool
@@ -72,11 +71,6 @@ def test_every_route_is_in_the_index(checkpoint: Path) -> None:
     assert set(keys) == routes
     assert {path for path, key in keys.items() if key == "none"} == OPEN_PATHS | {"/playground"}
     assert {path for path, key in keys.items() if key == "admin"} == ADMIN_PATHS
-
-
-def test_every_field_of_a_score_request_is_in_its_table() -> None:
-    listed = {name for row in rows("score.md") for name in words(row[0])}
-    assert listed == set(ScoreBody.model_fields)
 
 
 def test_every_field_of_a_decision_is_in_its_table() -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mis_core.tasks.fields.body import Body, inlined, schema_of
+from mis_core.tasks.fields.body import Body
+from mis_core.tasks.fields.described import inlined, schema_of
 
 
 def described(body: type[Body] | type[BaseModel], *examples: Any) -> dict[str, Any]:

@@ -38,12 +38,17 @@ class RerankBody(Body):
     ]
     model: ModelName = None
     on_error: OnError = "request"
-    instruction: Annotated[str | None, about("What documents are judged by.", wrong=TYPE)] = None
-    top_n: Annotated[_Count | None, about("How many of the best are returned; null: all.")] = None
-    max_tokens_per_doc: Annotated[
-        _Count | None, about("Longer documents are cut, and so are those for which the context has no room.")
+    instruction: Annotated[
+        str | None, about("What documents are judged by, in place of the recipe's own.", wrong=TYPE)
     ] = None
-    return_documents: Annotated[bool | None, about("Return the documents with their scores.")] = None
+    top_n: Annotated[
+        _Count | None, about("How many of the best are returned; all, if it is left out. It may exceed the documents.")
+    ] = None
+    max_tokens_per_doc: Annotated[
+        _Count | None,
+        about("Longer documents are cut to so many tokens of their own, and all to what the context has room for."),
+    ] = None
+    return_documents: Annotated[bool | None, about("Return the documents with their scores.")] = False
     cache_salt: CacheSalt = None
     max_chunks_per_doc: Annotated[int | None, NO_EFFECT] = None
     priority: Annotated[int | None, NO_EFFECT] = None

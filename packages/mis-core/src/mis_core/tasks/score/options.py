@@ -19,28 +19,34 @@ _Temperature = Annotated[float, Meta(gt=0)]
 class ScoreBody(Body):
     """Fields of `POST /v1/score`. Query, items and labels have readers of their own: they depend on each other."""
 
-    query: Annotated[Any, about("The shared text or token ids; not empty.", schema=(_Text, _Tokens))]
+    query: Annotated[
+        Any, about("What all items share; not empty.", noun="a text, or a list of token ids", schemas=(_Text, _Tokens))
+    ]
     items: Annotated[
         Any,
         about(
-            "What to score after the query: texts, or lists of token ids, as the query is. There is at least one item, "
-            "which may be empty. One string is one item.",
-            schema=(str, _Texts, Annotated[list[list[TokenId]], Meta(min_length=1)]),
+            "What is scored after the query, of the query's kind. There is at least one item, which may be empty; one "
+            "text is one item.",
+            noun="a list of texts, or of lists of token ids",
+            schemas=(str, _Texts, Annotated[list[list[TokenId]], Meta(min_length=1)]),
         ),
     ]
     label_token_ids: Annotated[
         Any,
         about(
-            "Tokens whose probability after `query + item` is returned, or one list per item. Required unless `labels` "
-            "is given.",
-            schema=(_Tokens, Annotated[list[_Tokens], Meta(min_length=1)], None),
+            "Tokens whose probability after `query + item` is returned; the same one may come twice. Required unless "
+            "`labels` is given.",
+            noun="a list of token ids, or one such list per item",
+            schemas=(_Tokens, Annotated[list[_Tokens], Meta(min_length=1)], None),
         ),
     ] = None
     labels: Annotated[
         Any,
         about(
-            "The labels as texts, of one or more tokens; the score is that of the whole sequence.",
-            schema=(_Texts, None),
+            "The labels as texts, of one or more tokens; the score is that of all of them. A leading space often "
+            "matters.",
+            noun="a list of texts",
+            schemas=(_Texts, None),
         ),
     ] = None
     apply_softmax: Annotated[
