@@ -1,7 +1,7 @@
 """Answers that are written token by token: a task of their own has them written while the client reads."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
@@ -9,14 +9,16 @@ from typing import Any, Generic, Self, TypeVar
 from mis_core.process.client import Reader
 from mis_core.requests import GenerateRequest, NewToken
 from mis_core.tasks.path.service import Answered
-from mis_core.tasks.text.writing import Drawn, GenerateChunk, GeneratedChoice, ParsedText, Writing
+from mis_core.tasks.text.parsed import ParsedText, TextResult
+from mis_core.tasks.text.sequences import Sequences
+from mis_core.tasks.text.writing import GenerateChunk, GeneratedChoice, Writing
 from mis_server.errors import forget_frames
 
 _AHEAD = 256  # chunks that a client has not read yet, above which no further sequence is begun
 _AT_A_TIME = 16  # sequences of one request in the engine
 
 ParsedType = TypeVar("ParsedType", bound=ParsedText)
-Result = TypeVar("Result", bound=Drawn)
+Result = TypeVar("Result", bound=TextResult)
 
 
 class Answering(Generic[ParsedType, Result]):
@@ -107,7 +109,7 @@ class Answering(Generic[ParsedType, Result]):
 
 async def write_all(
     generate: Callable[[GenerateRequest, Reader], Coroutine[Any, Any, None]],
-    sequences: Sequence[GenerateRequest],
+    sequences: Sequences,
     tell: Callable[[int, NewToken], bool],
     room: Callable[[], Coroutine[Any, Any, None]],
 ) -> None:

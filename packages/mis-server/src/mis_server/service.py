@@ -15,7 +15,8 @@ from mis_core.errors import EngineUnavailable
 from mis_core.requests import NewToken
 from mis_core.tasks.path.service import Answered
 from mis_core.tasks.path.task import Parsed, ParsedType, Task
-from mis_core.tasks.text.writing import Drawn, ParsedText, Writing
+from mis_core.tasks.text.parsed import ParsedText, TextResult
+from mis_core.tasks.text.writing import Writing
 from mis_server.answering import Answering, write_all
 from mis_server.edge.admission import Admission, Permit
 from mis_server.edge.body import announced_bytes, read_json_body
@@ -30,7 +31,7 @@ _STATISTICS_S = 2.0
 
 Result = TypeVar("Result")
 TextType = TypeVar("TextType", bound=ParsedText)
-DrawnType = TypeVar("DrawnType", bound=Drawn)
+DrawnType = TypeVar("DrawnType", bound=TextResult)
 
 
 class HttpService:
@@ -91,7 +92,7 @@ class HttpService:
                 self.metrics.answered(task.name, answered, clock.seconds)
                 sequences = answered.parsed.sequences
                 for index, cached in enumerate(answering.writing.cached_tokens if sequences else ()):
-                    self.metrics.prompted(int(sequences.prompts.lens[index // sequences.draws]), cached)
+                    self.metrics.prompted(int(sequences.prompts.lens[index // sequences.options.draws]), cached)
 
             await self.with_body(request, work)
 
@@ -104,7 +105,7 @@ class HttpService:
         clock: WritingClock,
     ) -> None:
         parsed, drawn = answered.parsed, answered.result.tokens
-        writing = Writing(self.model.tokenizers.tokenizer, parsed.stops, len(parsed.sequences) or len(drawn))
+        writing = Writing(self.model.tokenizers.tokenizer, parsed.options.stops, len(parsed.sequences) or len(drawn))
         answering.begin(answered, writing)
 
         def tell(index: int, token: NewToken) -> bool:
@@ -199,8 +200,7 @@ def _prompt_tokens(parsed: Parsed) -> int:
 
 def _written(parsed: ParsedText) -> tuple[int, int]:
     """Return the most tokens that a request may compute, and how many sequences it has."""
-    drawn = sum(request.num_items for request in parsed.requests if request.sampling is not None)
-    return _prompt_tokens(parsed) + drawn + parsed.sequences.most_tokens, parsed.num_sequences
+    return _prompt_tokens(parsed) + parsed.num_drawn + parsed.sequences.most_tokens, parsed.num_sequences
 
 
 def _timing(answered: Answered[Any, Any]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Classification: the probabilities of a classification head's labels at the end of whole texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,9 +13,18 @@ from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.fields.openai import check_ignored, check_model, read_flag, refuse_unsupported
 from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_rows
-from mis_core.tasks.fields.values import check_characters, check_names, kind, read_bool, read_optional_text, readable
+from mis_core.tasks.fields.values import (
+    check_characters,
+    check_names,
+    has_text,
+    kind,
+    read_bool,
+    read_optional_text,
+    readable,
+)
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.task import Task
+from mis_core.tasks.path.task import Fields, ServedModels, Task
+from mis_core.tasks.probabilities import check_finite
 from mis_core.tasks.served import check_task
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
@@ -39,19 +48,15 @@ class ParsedClassify:
     """Inputs as the engine computes them, and how they are to be answered.
 
     Attributes:
-        request: Every input as an item of its own, without a query, so that none changes the bits of another.
+        requests: What the engine computes: one request, in which every input is an item of its own, without a query,
+            so that none changes the bits of another.
         labels: Names of the head's rows.
         activation: What makes probabilities of its values.
     """
 
-    request: ScoreRequest
+    requests: tuple[ScoreRequest]
     labels: tuple[str, ...]
     activation: Activation
-
-    @property
-    def requests(self) -> tuple[ScoreRequest, ...]:
-        """What the engine computes: one request."""
-        return (self.request,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,22 +76,9 @@ class ClassifyResult:
 
 
 def parse_classify(
-    fields: Mapping[str, object],
-    tokenizer: Tokenizer | None,
-    limits: Limits,
-    served_models: tuple[str, ...] | None = None,
+    fields: Fields, tokenizer: Tokenizer | None, limits: Limits, served_models: ServedModels = None
 ) -> ParsedClassify:
-    """Validate the fields of a request, and tokenise its texts.
-
-    Args:
-        fields: The JSON object of `POST /v1/classify`.
-        tokenizer: Needed for texts only.
-        limits: What the request may ask for.
-        served_models: Names that the field `model` may have; None allows every name.
-
-    Raises:
-        RequestError: the request breaks the contract; `code` and `param` say where.
-    """
+    """Validate the fields of a request, and tokenise its texts; see `Task.parse`."""
     check_names(fields, FIELDS)
     check_task("classify", tokenizer, limits)
     check_model(fields, served_models)
@@ -104,7 +96,7 @@ def parse_classify(
         apply_softmax=True,  # no normaliser: the activation has all rows
         cache_salt=cache_salt,
     )
-    return ParsedClassify(request, limits.head_labels, activation)
+    return ParsedClassify((request,), limits.head_labels, activation)
 
 
 def finish_classify(parsed: ParsedClassify, outputs: tuple[EngineOutput, ...]) -> ClassifyResult:
@@ -113,10 +105,9 @@ def finish_classify(parsed: ParsedClassify, outputs: tuple[EngineOutput, ...]) -
     Raises:
         FloatingPointError: they are not finite.
     """
-    (output,) = outputs
+    (request,), (output,) = parsed.requests, outputs
     values = output.logits.astype(np.float64)
-    if not np.isfinite(values).all():
-        raise FloatingPointError("The engine returned values that are not finite.")
+    check_finite(values)
     best = values.argmax(axis=1)  # before an activation makes equals of large values
     if parsed.activation == "softmax":
         values = softmax(values, axis=1)
@@ -125,19 +116,18 @@ def finish_classify(parsed: ParsedClassify, outputs: tuple[EngineOutput, ...]) -
     return ClassifyResult(
         labels=tuple(parsed.labels[row] for row in best),
         probabilities=values.astype(np.float32),
-        usage=Usage(parsed.request.prompt_tokens, output.cached_tokens),
+        usage=Usage(request.prompt_tokens, output.cached_tokens),
     )
 
 
-def _has_text(fields: Mapping[str, object]) -> bool:
-    value = fields.get("input")
-    return isinstance(value, str) or (isinstance(value, (list, tuple)) and any(isinstance(each, str) for each in value))
+def _needs_tokenizer(fields: Fields) -> bool:
+    return has_text(fields.get("input"))
 
 
-CLASSIFY: Task[ParsedClassify, ClassifyResult] = Task("classify", parse_classify, finish_classify, _has_text)
+CLASSIFY: Task[ParsedClassify, ClassifyResult] = Task("classify", parse_classify, finish_classify, _needs_tokenizer)
 
 
-def _read_activation(fields: Mapping[str, object]) -> bool:
+def _read_activation(fields: Fields) -> bool:
     given = {name: read_flag(fields, name) for name in ACTIVATION if fields.get(name) is not None}
     if len(set(given.values())) > 1:
         name = min(given, key=ACTIVATION.index)

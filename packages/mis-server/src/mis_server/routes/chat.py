@@ -50,8 +50,8 @@ async def chat(request: Request, service: ServiceOfApp) -> Response:
     answering = await service.write(CHAT, request)
     answered, tokenizer = answering.answered, service.model.tokenizers.tokenizer
     name, created, model = f"chatcmpl-{request.state.request_id}", int(time.time()), service.settings.model_name
-    if answered.parsed.stream:
-        usage = None if answered.parsed.include_usage else msgspec.UNSET
+    if answered.parsed.options.stream:
+        usage = None if answered.parsed.options.include_usage else msgspec.UNSET
         event = ChatChunk(id=name, created=created, model=model, choices=[], usage=usage)
         events = _events(answering, event, tokenizer)
         return event_reply(request, events, answered)
@@ -61,7 +61,7 @@ async def chat(request: Request, service: ServiceOfApp) -> Response:
 
     async def receive(choice: GeneratedChoice) -> None:
         values = _TOKEN_VALUES * (choice.token_ids.size + choice.top_ids.size)
-        with_logprobs = answered.parsed.logprobs
+        with_logprobs = answered.parsed.options.logprobs is not None
         choices[choice.index] = await in_thread_if_large(values, _encoded, choice, with_logprobs, labels, tokenizer)
 
     await answering.hand_over_each(receive)
@@ -75,6 +75,7 @@ async def _events(
 ) -> AsyncGenerator[ChatChunk]:
     """Yield of each answer first the role, then what its tokens add, then why it ends."""
     parsed, result = answering.answered.parsed, answering.answered.result
+    wants_logprobs = parsed.options.logprobs is not None
 
     def of(piece: ChunkChoice) -> ChatChunk:
         return replace(event, choices=[piece])
@@ -87,14 +88,14 @@ async def _events(
         async for chunk in chunks:
             index, is_first = chunk.index, chunk.index in waiting
             waiting.discard(index)
-            if chunk.text or parsed.logprobs or is_first:
+            if chunk.text or wants_logprobs or is_first:
                 own = chunk.token_id, chunk.logprob, chunk.top_ids, chunk.top_logprobs
-                logprobs = ChoiceLogprobs([_token(tokenizer, *own)]) if parsed.logprobs else None
+                logprobs = ChoiceLogprobs([_token(tokenizer, *own)]) if wants_logprobs else None
                 told = labels if is_first else msgspec.UNSET
                 yield of(ChunkChoice(index, {"content": chunk.text}, logprobs=logprobs, labels=told))
             if chunk.finish_reason:
                 yield of(ChunkChoice(index, {}, finish_reason=chunk.finish_reason))
-        if parsed.include_usage:
+        if parsed.options.include_usage:
             yield replace(event, usage=_usage(answering))
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mis_core.tasks.text.completion import COMPLETE, CompletionResult, ParsedCompletion, best_choices
+from mis_core.tasks.text.completion import COMPLETE, CompletionResult, ParsedCompletion
+from mis_core.tasks.text.row_logprobs import best_choices
 from mis_core.tasks.text.writing import GenerateChunk, GeneratedChoice
 from mis_core.tokenization import Tokenizer
 from mis_server.answering import Answering
@@ -43,9 +44,9 @@ async def complete(request: Request, service: ServiceOfApp) -> Response:
         created=int(time.time()),
         model=service.settings.model_name,
         choices=[],
-        usage=None if parsed.include_usage else msgspec.UNSET,
+        usage=None if parsed.options.include_usage else msgspec.UNSET,
     )
-    if parsed.stream:
+    if parsed.options.stream:
         return event_reply(request, _events(answering, reply, tokenizer), answering.answered)
     choices = await _choices(answering, tokenizer)
     return json_reply(replace(reply, choices=choices, usage=_usage(answering)), answering.answered)
@@ -59,10 +60,10 @@ async def _events(
     async with answering.chunks() as chunks:
         echoes = await _echoes(parsed, result, tokenizer)
         pieces: dict[int, _Pieces] = {}  # of those that are being written
-        wants_logprobs = parsed.logprobs is not None
+        wants_logprobs = parsed.options.logprobs is not None
         if not parsed.sequences and not result.tokens:
             for index, (text, entries) in enumerate(echoes):
-                logprobs = None if parsed.logprobs is None else entries.logprobs()
+                logprobs = None if parsed.options.logprobs is None else entries.logprobs()
                 yield replace(reply, choices=[CompletionChoice(index, text, logprobs, "length")])
         async for chunk in chunks:
             if chunk.index not in pieces:
@@ -73,7 +74,7 @@ async def _events(
             if text or chunk.finish_reason or wants_logprobs:
                 logprobs = entries.logprobs() if wants_logprobs else None
                 yield replace(reply, choices=[CompletionChoice(chunk.index, text, logprobs, chunk.finish_reason)])
-        if parsed.include_usage:
+        if parsed.options.include_usage:
             yield replace(reply, usage=_usage(answering))
 
 
@@ -112,7 +113,7 @@ async def _choices(answering: Answering[ParsedCompletion, CompletionResult], tok
         if len(drawn[prompt]) < draws:
             return
         in_order = sorted(drawn.pop(prompt), key=lambda each: each.index)
-        best = best_choices(in_order, parsed.choices)
+        best = best_choices(in_order, parsed.choices, lambda choice: choice.token_logprobs.mean())
         values = _TOKEN_VALUES * sum(each.token_ids.size + each.top_ids.size for each in best)
         encoded[prompt] = await in_thread_if_large(values, _answers, parsed, prompt, echoes[prompt], best, tokenizer)
 
@@ -130,13 +131,13 @@ def _answers(
     text, entries = echo
     answers: list[msgspec.Raw] = []
     for index, choice in enumerate(best, prompt * parsed.choices):
-        both = entries if parsed.logprobs is None else entries + _told(choice, spelled, len(text))
+        both = entries if parsed.options.logprobs is None else entries + _told(choice, spelled, len(text))
         answers.append(_encoded(parsed, index, text + choice.text, both, choice.finish_reason))
     return answers
 
 
 def _encoded(parsed: ParsedCompletion, index: int, text: str, entries: Entries, finish: Finish) -> msgspec.Raw:
-    logprobs = None if parsed.logprobs is None else entries.logprobs()
+    logprobs = None if parsed.options.logprobs is None else entries.logprobs()
     return msgspec.Raw(msgspec.json.encode(CompletionChoice(index, text, logprobs, finish)))
 
 
@@ -148,7 +149,7 @@ def _told(choice: GeneratedChoice, spelled: Spelled, place: int) -> Entries:
 
 
 def _echoed_values(parsed: ParsedCompletion) -> int:
-    return len(parsed.prompts.tokens) * (1 + (parsed.logprobs or 0)) if parsed.echo else 0
+    return len(parsed.prompts.tokens) * (1 + parsed.options.top_tokens) if parsed.echo else 0
 
 
 async def _echoes(
@@ -186,5 +187,5 @@ def _usage(answering: Answering[ParsedCompletion, CompletionResult]) -> ChatUsag
     parsed, result = answering.answered.parsed, answering.answered.result
     if not parsed.sequences:
         return ChatUsage.of(result.usage.prompt_tokens, result.completion_tokens, result.usage.cached_tokens)
-    cached = sum(answering.writing.cached_tokens[:: parsed.sequences.draws])
+    cached = sum(answering.writing.cached_tokens[:: parsed.options.draws])
     return ChatUsage.of(result.usage.prompt_tokens, answering.writing.num_tokens, cached)

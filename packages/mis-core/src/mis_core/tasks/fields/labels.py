@@ -37,8 +37,7 @@ class Labels:
         if self.ids is not None:
             return self.ids
         assert tokenizer is not None, "texts need a tokenizer"
-        rows = [tokenizer.label_ids(text) for text in self.texts]
-        ids = TokenRows.nested("labels", [TokenRows.single("labels", np.array(row, np.int64)) for row in rows])
+        ids = TokenRows.nested("labels", [np.array(tokenizer.label_ids(text)) for text in self.texts])
         return ids if ids.longest > 1 else TokenRows.single("labels", ids.values)
 
     def look_up(self, tokenizer: Tokenizer | None, head_labels: tuple[str, ...] = ()) -> TokenRows:

@@ -34,6 +34,13 @@ def read_optional_text(body: Mapping[str, object], name: str) -> str | None:
     return readable(value, name, f"invalid_{name}_type")
 
 
+def has_text(value: object) -> bool:
+    """Return whether a value is a text, or a list that holds one."""
+    if isinstance(value, (list, tuple)):
+        return any(issubclass(each, str) for each in set(map(type, value)))
+    return isinstance(value, str)
+
+
 def readable(text: str, param: str, code: str) -> str:
     """Return a text; refuse what is no Unicode: JSON can spell half of a surrogate pair.
 

@@ -266,12 +266,12 @@ def _read_id_lists(items: list[object]) -> TokenRows:
     return read_rows("items", cast(list[Sequence[object]], items))
 
 
-def _read_id_list(index: int, item: object) -> TokenRows:
+def _read_id_list(index: int, item: object) -> Int64[np.ndarray, " tokens"]:
     _check_kinds([item], ROW_TYPES, (str,), "a list of token ids", index)
     row = cast(Sequence[object] | np.ndarray, item)
     if isinstance(row, np.ndarray) and row.ndim != 1:
         raise RequestError("invalid_token_id_type", f"items[{index}] must have one dimension.", "items")
-    return read_row(f"items[{index}]", row)
+    return read_row(f"items[{index}]", row).values
 
 
 def _check_kinds(

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.errors import RequestError
-from mis_core.requests import MAX_TOP_TOKENS, EngineOutput, NewToken, ScoreRequest
+from mis_core.requests import MAX_TOP_TOKENS, EngineOutput, ScoreRequest
 from mis_core.tasks.fields.labels import check_label_count, label_matrix, read_labels
 from mis_core.tasks.fields.openai import (
     check_ignored,
@@ -23,13 +23,15 @@ from mis_core.tasks.fields.openai import (
 )
 from mis_core.tasks.fields.values import check_characters, check_names, kind, read_optional_text, readable
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.task import Task
-from mis_core.tasks.probabilities import normalised
+from mis_core.tasks.path.task import Fields, ServedModels, Task
+from mis_core.tasks.probabilities import check_finite
 from mis_core.tasks.served import check_task
 from mis_core.tasks.text.messages import count_characters, read_messages
+from mis_core.tasks.text.parsed import ParsedText, TextResult
 from mis_core.tasks.text.prompt_groups import Prompts
-from mis_core.tasks.text.sampling import SAMPLING_FIELDS, Stops, read_draws, read_sampling, read_stops
-from mis_core.tasks.text.sequences import Sequences, check_new_tokens, check_sequences, no_sequences
+from mis_core.tasks.text.row_logprobs import RowLogprobs
+from mis_core.tasks.text.sampling import SAMPLING_FIELDS, read_draws, read_sampling, read_stops
+from mis_core.tasks.text.sequences import NO_SEQUENCES, AnswerOptions, check_sequences, sequences_behind
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer, join_ids
 
@@ -72,85 +74,40 @@ _MAX_VARIABLE_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ParsedChat:
-    """A chat as the engine computes it, and how it is to be answered.
+class ParsedChat(ParsedText):
+    """A chat as the engine computes it: at most one request, of the prompt as the query and empty items.
+
+    The items are one for each choice of one token, or one for labels.
 
     Attributes:
-        requests: At most one, of the prompt as the query and empty items: one for each choice of one token, or one for
-            labels.
-        sequences: What the engine writes, one for each choice that may have more tokens.
         prompt_tokens: Tokens of the prompt.
-        logprobs: Whether log-probabilities are in the answer.
-        stops: What ends an answer.
-        stream: Whether the answer is sent as events.
-        include_usage: Whether an event at the end says the usage.
     """
 
-    requests: tuple[ScoreRequest, ...]
-    sequences: Sequences
     prompt_tokens: int
-    logprobs: bool
-    stops: Stops
-    stream: bool
-    include_usage: bool
-
-    @property
-    def num_sequences(self) -> int:
-        """Answers that are written, or drawn several to a prompt."""
-        drawn = sum(request.num_items for request in self.requests if request.sampling is not None)
-        return len(self.sequences) or (drawn if drawn > 1 else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChatResult:
+class ChatResult(TextResult):
     """What scores say of the prompt's next token.
 
-    Log-probabilities are natural, of the model's own distribution: before temperature, bias and `top_p`.
-
     Attributes:
-        token_ids: The token of each choice, `[choices]`; none where choices may have more.
-        token_logprobs: Their log-probabilities, `[choices]`.
-        top_ids: The most probable tokens, best first, `[top_logprobs]`; the same whatever is drawn, as are labels.
-        top_logprobs: Their log-probabilities, `[top_logprobs]`.
         label_ids: The labels that were asked for, `[labels]`.
-        label_logprobs: Their log-probabilities, `[labels]`.
-        label_probabilities: Their probabilities over the full vocabulary, `[labels]`.
-        usage: Token counts.
+        label_logprobs: Their log-probabilities, `[labels]`; the same whatever is drawn.
     """
 
-    token_ids: Int32[np.ndarray, " choices"]
-    token_logprobs: Float32[np.ndarray, " choices"]
-    top_ids: Int32[np.ndarray, " top_logprobs"]
-    top_logprobs: Float32[np.ndarray, " top_logprobs"]
     label_ids: Int32[np.ndarray, " labels"]
     label_logprobs: Float32[np.ndarray, " labels"]
-    label_probabilities: Float32[np.ndarray, " labels"]
-    usage: Usage
 
     @property
-    def tokens(self) -> list[NewToken]:
-        """The token of each choice, if they have one."""
-        rows = zip(self.token_ids.tolist(), self.token_logprobs.tolist(), strict=True)
-        return [NewToken(token, logprob, self.top_ids, self.top_logprobs, "length") for token, logprob in rows]
+    def label_probabilities(self) -> Float32[np.ndarray, " labels"]:
+        """Probabilities of the labels over the full vocabulary, `[labels]`."""
+        return np.exp(self.label_logprobs)
 
 
 def parse_chat(
-    fields: Mapping[str, object],
-    tokenizer: Tokenizer | None,
-    limits: Limits,
-    served_models: tuple[str, ...] | None = None,
+    fields: Fields, tokenizer: Tokenizer | None, limits: Limits, served_models: ServedModels = None
 ) -> ParsedChat:
-    """Validate the fields of a chat, render its messages and tokenise them.
-
-    Args:
-        fields: The JSON object of `POST /v1/chat/completions`.
-        tokenizer: The model's, with its chat template.
-        limits: What the request may ask for.
-        served_models: Names that the field `model` may have; None allows every name.
-
-    Raises:
-        RequestError: the request breaks the contract; `code` and `param` say where.
-    """
+    """Validate the fields of a chat, render its messages and tokenise them; see `Task.parse`."""
     check_names(fields, FIELDS)
     messages = read_messages(fields.get("messages"))
     check_model(fields, served_models)
@@ -160,9 +117,9 @@ def parse_chat(
     choices, stops = read_draws(fields), read_stops(fields, limits.vocab_size)
     check_sequences(1, choices, limits)
     sampling = read_sampling(fields, choices, limits.vocab_size)
-    logprobs, top_logprobs = _read_logprobs(fields)
-    stream, include_usage = read_stream(fields)
+    logprobs, (stream, include_usage) = _read_logprobs(fields), read_stream(fields)
     cache_salt = read_optional_text(fields, "cache_salt")
+    options = AnswerOptions(sampling, stops, logprobs, stream, include_usage, cache_salt)
     variables = _read_variables(fields)
     label_ids = _read_label_ids(fields, tokenizer, limits)
     characters = count_characters(messages)
@@ -177,13 +134,12 @@ def parse_chat(
     prompt = tokenizer.encode(text, add_special_tokens=False, field="messages")  # the template writes them itself
     _check_length(len(prompt), limits)
     if count is None:
-        count = _room(len(prompt), choices, top_logprobs, limits)
-    sequences = no_sequences()
+        count = _room(len(prompt), options, limits)
+    sequences = NO_SEQUENCES
     if count > 1:
-        prompts, end_ids = Prompts(prompt, np.array([len(prompt)])), stops.end_ids(tokenizer)
         param = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
-        check_new_tokens(prompts, choices, count, top_logprobs, limits, param, "messages")
-        sequences = Sequences(prompts, count, sampling, end_ids, top_logprobs, cache_salt)
+        prompts = Prompts(prompt, np.array([len(prompt)]))
+        sequences = sequences_behind(prompts, count, options, tokenizer, limits, param, "messages")
     requests: tuple[ScoreRequest, ...] = ()
     if count == 1 or label_ids.size:
         none, items = np.zeros(0, np.int32), choices if count == 1 else 1
@@ -192,11 +148,11 @@ def parse_chat(
             label_ids,
             cache_salt=cache_salt,
             empty_items=items,
-            top_tokens=top_logprobs if count == 1 else 0,
+            top_tokens=options.top_tokens if count == 1 else 0,
             sampling=sampling if count == 1 else None,
         )
         requests = (request,)
-    return ParsedChat(requests, sequences, len(prompt), logprobs, stops, stream, include_usage)
+    return ParsedChat(options, requests, sequences, len(prompt))
 
 
 def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatResult:
@@ -206,66 +162,42 @@ def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatRe
         ValueError: the engine's output lacks what the request needs.
         FloatingPointError: its values are not finite.
     """
-    ids, values = np.zeros(0, np.int32), np.zeros(0, np.float32)
     if not parsed.requests:
-        return ChatResult(ids, values, ids, values, ids, values, values, Usage(parsed.prompt_tokens, 0))
+        return ChatResult([], Usage(parsed.prompt_tokens), np.zeros(0, np.int32), np.zeros(0, np.float32))
     (request,), (output,) = parsed.requests, outputs
-    if output.log_sum_exp is None:
-        raise ValueError("The engine normalised nothing.")
-    # All items are the same segment, and have the same bits.
-    normaliser = output.log_sum_exp[:1]
-    labels = normalised(output.logits[:1], normaliser)[0]
-    token_ids, token_logprobs, top_ids, top_logprobs = ids, values, ids, values
-    if request.sampling is not None:
-        if output.next_ids is None or output.next_logits is None:
-            raise ValueError("The engine drew no token.")
-        token_ids = output.next_ids
-        token_logprobs = normalised(output.next_logits[:, None], output.log_sum_exp)[:, 0]
-    if request.top_tokens:
-        if output.top_ids is None or output.top_logits is None:
-            raise ValueError("The engine returned no most probable tokens.")
-        top_ids, top_logprobs = output.top_ids[0], normalised(output.top_logits[:1], normaliser)[0]
-    result = ChatResult(
-        token_ids=token_ids,
-        token_logprobs=token_logprobs,
-        top_ids=top_ids,
-        top_logprobs=top_logprobs,
-        label_ids=request.label_ids[0],
-        label_logprobs=labels,
-        label_probabilities=np.exp(labels),
-        usage=Usage(request.prompt_tokens, output.cached_tokens),
-    )
-    if not all(np.isfinite(values).all() for values in (result.token_logprobs, result.top_logprobs, labels)):
-        raise FloatingPointError("The engine returned log-probabilities that are not finite.")
-    return result
+    reads = RowLogprobs.of(parsed.requests, outputs)
+    labels = reads.label_logprobs[0]  # all items are the same segment, and have the same bits
+    check_finite(labels, what="log-probabilities")
+    return ChatResult(reads.tokens, Usage(request.prompt_tokens, output.cached_tokens), request.label_ids[0], labels)
 
 
 CHAT: Task[ParsedChat, ChatResult] = Task("chat", parse_chat, finish_chat)
 
 
-def _read_max_tokens(fields: Mapping[str, object]) -> int | None:
+def _read_max_tokens(fields: Fields) -> int | None:
     """Read how many tokens an answer has at most; None: as many as fit. The newer of the two names counts."""
     names = ("max_completion_tokens", "max_tokens")
     given = [count for name in names if (count := read_whole(fields, name, range(1, 2**31))) is not None]
     return given[0] if given else None
 
 
-def _room(prompt_tokens: int, choices: int, top_tokens: int, limits: Limits) -> int:
+def _room(prompt_tokens: int, options: AnswerOptions, limits: Limits) -> int:
     """Return how many tokens each answer may have, at least 1."""
-    in_request = (limits.max_request_tokens - prompt_tokens) // choices
-    in_reply = limits.max_scores // (choices * (1 + top_tokens))
+    in_request = (limits.max_request_tokens - prompt_tokens) // options.draws
+    in_reply = limits.max_scores // (options.draws * (1 + options.top_tokens))
     return max(min(limits.context_length - prompt_tokens, in_request, in_reply), 1)
 
 
-def _read_logprobs(fields: Mapping[str, object]) -> tuple[bool, int]:
+def _read_logprobs(fields: Fields) -> int | None:
+    """Read how many of the most probable tokens are told with each; None: no log-probabilities at all."""
     logprobs = read_flag(fields, "logprobs")
-    count = read_whole(fields, "top_logprobs", range(MAX_TOP_TOKENS + 1))
-    if count is not None and not logprobs and count:
+    count = read_whole(fields, "top_logprobs", range(MAX_TOP_TOKENS + 1)) or 0
+    if count and not logprobs:
         raise RequestError("invalid_top_logprobs", "top_logprobs needs logprobs: true.", "top_logprobs")
-    return logprobs, count or 0
+    return count if logprobs else None
 
 
-def _read_variables(fields: Mapping[str, object]) -> dict[str, Any]:
+def _read_variables(fields: Fields) -> dict[str, Any]:
     """Read what the template gets beside the messages."""
     continues = read_flag(fields, "continue_final_message")
     adds = read_flag(fields, "add_generation_prompt", default=not continues)
@@ -294,9 +226,7 @@ def _read_variables(fields: Mapping[str, object]) -> dict[str, Any]:
     return variables
 
 
-def _read_label_ids(
-    fields: Mapping[str, object], tokenizer: Tokenizer | None, limits: Limits
-) -> Int32[np.ndarray, "1 labels"]:
+def _read_label_ids(fields: Fields, tokenizer: Tokenizer | None, limits: Limits) -> Int32[np.ndarray, "1 labels"]:
     """Return the ids of the labels, none if there are none."""
     if fields.get("labels") is None and fields.get("label_token_ids") is None:
         return np.zeros((1, 0), np.int32)

@@ -7,7 +7,7 @@ import numpy as np
 
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_row, read_rows
-from mis_core.tasks.fields.values import check_characters, kind, readable
+from mis_core.tasks.fields.values import check_characters, kind, read_bool, readable
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.text.prompt_groups import MAX_GROUPS, Prompts
 from mis_core.tokenization import Tokenizer
@@ -44,6 +44,15 @@ def read_prompts(fields: Mapping[str, object]) -> TokenRows | list[str]:
     return list(cast(Sequence[str], prompts))
 
 
+def read_special(fields: Mapping[str, object]) -> bool:
+    """Read whether the tokenizer's special tokens are added to texts.
+
+    Raises:
+        RequestError: `invalid_add_special_tokens_type`.
+    """
+    return fields.get("add_special_tokens") is None or read_bool(fields, "add_special_tokens")
+
+
 def tokenize_prompts(
     given: TokenRows | list[str], tokenizer: Tokenizer | None, limits: Limits, draws: int, special: bool
 ) -> Prompts:
@@ -59,7 +68,7 @@ def tokenize_prompts(
     Raises:
         RequestError: `too_many_items`, `too_many_tokens`, `token_id_exceeds_vocab`, `empty_prompt`, `invalid_prompt`.
     """
-    count = len(given.lens) if isinstance(given, TokenRows) else len(given)
+    count = len(given)
     most = limits.max_items if draws == 1 else min(limits.max_items // draws, MAX_GROUPS)
     if count > most:
         message = f"{count} prompts with {draws} draws each; at most {most} are allowed."
