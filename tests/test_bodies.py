@@ -1,6 +1,7 @@
 """A body is declared once: its reading, its errors, the OpenAPI document and the reference follow the declaration."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +14,15 @@ from msgspec import Meta
 from field_tables import DECLARED, PAGES, table, with_tables
 from mis_core.config import EngineConfig
 from mis_core.errors import RequestError
+from mis_core.tasks.classify import CLASSIFY
 from mis_core.tasks.fields.body import Body, about, read_body
 from mis_core.tasks.fields.described import schema_of
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Task
 from mis_core.tasks.rerank.task import RERANK
 from mis_core.tasks.score.task import SCORE
+from mis_core.tasks.text.chat import CHAT
+from mis_core.tasks.text.completion import COMPLETE
 from mis_core.tokenization import Tokenizer
 from mis_server.settings import ServerConfig
 from mis_server.tokenizers.tokens import detokenize, tokenize
@@ -122,6 +126,7 @@ def fault(route: str, fields: dict[str, Any], tokenizer: Tokenizer) -> tuple[str
 
 
 LIMITS = Limits(context_length=100, vocab_size=1 << 20)
+WITH_HEAD = replace(LIMITS, head_labels=("no", "yes"))
 
 
 def parse(task: Task[Any, Any]) -> Callable[[dict[str, Any], Tokenizer], object]:
@@ -131,6 +136,9 @@ def parse(task: Task[Any, Any]) -> Callable[[dict[str, Any], Tokenizer], object]
 PARSE: dict[str, Callable[[dict[str, Any], Tokenizer], object]] = {
     "/v1/score": parse(SCORE),
     "/v1/rerank": parse(RERANK),
+    "/v1/classify": lambda fields, tokenizer: CLASSIFY.parse(fields, tokenizer, WITH_HEAD, ("m",)),
+    "/v1/completions": parse(COMPLETE),
+    "/v1/chat/completions": parse(CHAT),
     "/tokenize": lambda fields, tokenizer: tokenize(msgspec.json.encode(fields), "m", 100, 100, tokenizer),
     "/detokenize": lambda fields, tokenizer: detokenize(msgspec.json.encode(fields), "m", 100, 100, None, tokenizer),
 }

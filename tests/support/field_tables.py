@@ -8,10 +8,12 @@ writes them into the pages, each after its comment `<!-- fields of ROUTE -->`.
 import re
 from pathlib import Path
 
+from mis_core.tasks.classify import ClassifyBody
 from mis_core.tasks.fields.body import Body
 from mis_core.tasks.fields.described import rows_of
 from mis_core.tasks.rerank.body import RerankBody
 from mis_core.tasks.score.options import ScoreBody
+from mis_core.tasks.text.bodies import ChatBody, CompletionBody
 from mis_server.tokenizers.tokens import DetokenizeBody, TokenizeBody
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference" / "http"
@@ -19,6 +21,9 @@ PAGES = Path(__file__).parents[2] / "docs" / "reference" / "http"
 DECLARED: dict[str, type[Body]] = {
     "/v1/score": ScoreBody,
     "/v1/rerank": RerankBody,
+    "/v1/classify": ClassifyBody,
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

@@ -12,8 +12,10 @@ from transformers import AutoTokenizer
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput
+from mis_core.tasks.fields.described import without_effect
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.text.chat import CHAT, FIELDS, IGNORED, ParsedChat
+from mis_core.tasks.text.bodies import ChatBody
+from mis_core.tasks.text.chat import CHAT, ParsedChat
 from mis_core.tasks.text.messages import MAX_MESSAGES, read_messages
 from mis_core.tasks.text.sampling import Stops, sampling_keys
 from mis_core.tokenization import Tokenizer
@@ -21,6 +23,7 @@ from mis_testing import tiny_checkpoint
 
 LIMITS = Limits(context_length=200, vocab_size=2000, max_labels=4, max_text_characters=5000)
 MESSAGES = [{"role": "system", "content": "Answer yes or no."}, {"role": "user", "content": "Do cats purr?"}]
+FIELDS = ChatBody.__struct_fields__
 GOOD = {"messages": MESSAGES, "max_tokens": 1}
 
 
@@ -108,7 +111,7 @@ def test_labels_are_looked_up(some_tokenizer: Tokenizer) -> None:
 
 
 def test_null_is_as_good_as_missing(some_tokenizer: Tokenizer) -> None:
-    fields = {name: None for name in FIELDS if name not in GOOD}
+    fields = {name: None for name in ChatBody.__struct_fields__ if name not in GOOD}
     parsed = parse(some_tokenizer, **fields)
     assert prompt(parsed) == prompt(parse(some_tokenizer))
     assert parsed.requests[0].label_ids.shape == (1, 0)
@@ -116,7 +119,10 @@ def test_null_is_as_good_as_missing(some_tokenizer: Tokenizer) -> None:
 
 def test_what_is_harmless_or_has_no_effect_is_accepted(some_tokenizer: Tokenizer) -> None:
     values = {"frequency_penalty": 0.5, "presence_penalty": 1, "store": True, "parallel_tool_calls": False}
-    ignored = {name: {} if "options" in name or name in ("metadata", "prediction") else "text" for name in IGNORED}
+    ignored = {
+        name: {} if "options" in name or name in ("metadata", "prediction") else "text"
+        for name in without_effect(ChatBody)
+    }
     harmless = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]}
     parse(some_tokenizer, **(ignored | values | harmless))
 
@@ -328,7 +334,8 @@ messages = st.lists(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    given=st.dictionaries(st.sampled_from(FIELDS), anything, max_size=3), chat=messages | st.just(MESSAGES) | anything
+    given=st.dictionaries(st.sampled_from(FIELDS), anything, max_size=3),
+    chat=messages | st.just(MESSAGES) | anything,
 )
 def test_anything_is_a_request_or_an_error_of_it(some_tokenizer: Tokenizer, given, chat) -> None:
     try:

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
+from mis_core.tasks.fields.described import without_effect
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.text.completion import COMPLETE, FIELDS, IGNORED, CompletionResult, ParsedCompletion
+from mis_core.tasks.text.bodies import CompletionBody
+from mis_core.tasks.text.completion import COMPLETE, CompletionResult, ParsedCompletion
 from mis_core.tasks.text.prompt_groups import Prompts
 from mis_core.tasks.text.row_logprobs import best_choices
 from mis_core.tasks.text.sampling import sampling_keys
@@ -230,7 +232,7 @@ def test_texts_need_a_tokenizer_and_ids_do_not(prompt: object) -> None:
 
 
 def test_null_is_as_good_as_missing() -> None:
-    parsed = parse(**{name: None for name in FIELDS if name not in GOOD})
+    parsed = parse(**{name: None for name in CompletionBody.__struct_fields__ if name not in GOOD})
     assert parsed.prompts.tokens.tolist() == [5, 6, 7]
     parse(suffix="", user="u", frequency_penalty=1, presence_penalty=-1.5, model="m", best_of=1)
 
@@ -273,7 +275,7 @@ def test_null_is_as_good_as_missing() -> None:
         ({"logit_bias": {"1000": 1}}, "token_id_exceeds_vocab"),
         ({"stop": [1]}, "invalid_stop"),
         ({"add_special_tokens": 1}, "invalid_add_special_tokens_type"),
-        *[({name: [1]}, f"invalid_{name}") for name in IGNORED],
+        *[({name: [1]}, f"invalid_{name}") for name in without_effect(CompletionBody)],
     ],
 )  # fmt: skip
 def test_errors_name_the_field(changes: dict[str, Any], code: str) -> None:

@@ -2,24 +2,33 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 from jaxtyping import Float32
+from msgspec import Meta
 from scipy.special import expit, softmax
 
 from mis_core.config import Activation
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.tasks.fields.openai import check_ignored, check_model, read_flag, refuse_unsupported
+from mis_core.tasks.fields.body import (
+    NO_EFFECT,
+    TYPE,
+    AddSpecialTokens,
+    Body,
+    ModelName,
+    TokenId,
+    about,
+    check_model,
+    read_body,
+    refused,
+)
 from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_rows
 from mis_core.tasks.fields.values import (
     check_characters,
-    check_names,
     has_text,
     kind,
-    read_bool,
-    read_optional_text,
     readable,
 )
 from mis_core.tasks.limits import Limits
@@ -30,17 +39,40 @@ from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.joined import whole_sequences
 
-ACTIVATION = ("use_activation", "activation", "softmax")
-"""Names of one field: vLLM's, and those that it had before."""
+_ACTIVATION = ("use_activation", "activation", "softmax")  # names of one field: vLLM's, and those that it had before
+_Text = Annotated[str, Meta(min_length=1)]
+_Tokens = Annotated[list[TokenId], Meta(min_length=1)]
 
-IGNORED = ("priority", "request_id", "user")
-"""Fields of vLLM's that change nothing here."""
 
-UNSUPPORTED = {"messages": lambda value: False, "truncate_prompt_tokens": lambda value: False}
-"""Fields of vLLM's that are refused, each with what is harmless."""
+class ClassifyBody(Body, kw_only=True):
+    """Fields of `POST /v1/classify`."""
 
-FIELDS = ("input", "model", "add_special_tokens", "cache_salt", *ACTIVATION, *IGNORED, *UNSUPPORTED)
-"""Every field of a request."""
+    input: Annotated[
+        Any,
+        about(
+            "What is classified; each is one whole sequence, and none is empty.",
+            noun="a text, a list of texts, or lists of token ids",
+            schemas=(
+                _Text,
+                Annotated[list[_Text], Meta(min_length=1)],
+                _Tokens,
+                Annotated[list[_Tokens], Meta(min_length=1)],
+            ),
+        ),
+    ]
+    model: ModelName = None
+    add_special_tokens: AddSpecialTokens = True
+    use_activation: Annotated[bool | None, about("Return probabilities; otherwise the head's values as they are.")] = (
+        True
+    )
+    activation: Annotated[bool | None, about("The same as `use_activation`.")] = None
+    softmax: Annotated[bool | None, about("The same as `use_activation`.")] = None
+    cache_salt: Annotated[str | None, about("As on every route; whole sequences are not cached.", wrong=TYPE)] = None
+    priority: Annotated[int | None, NO_EFFECT] = None
+    request_id: Annotated[str | None, NO_EFFECT] = None
+    user: Annotated[str | None, NO_EFFECT] = None
+    messages: Annotated[None, refused()] = None
+    truncate_prompt_tokens: Annotated[None, refused()] = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,22 +111,18 @@ def parse_classify(
     fields: Fields, tokenizer: Tokenizer | None, limits: Limits, served_models: ServedModels = None
 ) -> ParsedClassify:
     """Validate the fields of a request, and tokenise its texts; see `Task.parse`."""
-    check_names(fields, FIELDS)
+    body = read_body(ClassifyBody, fields)
     check_task("classify", tokenizer, limits)
-    check_model(fields, served_models)
-    refuse_unsupported(fields, UNSUPPORTED)
-    check_ignored(fields, IGNORED)
-    special = read_bool(fields, "add_special_tokens", default=True)
-    activation = limits.head_activation if _read_activation(fields) else "identity"
-    cache_salt = read_optional_text(fields, "cache_salt")
-    inputs = _read_inputs(fields.get("input"), tokenizer, special, limits)
+    check_model(body.model, served_models)
+    activation = limits.head_activation if _activates(fields) else "identity"
+    inputs = _read_inputs(body.input, tokenizer, body.add_special_tokens, limits)
     inputs.check_below(limits.vocab_size)
     _check_lengths(inputs, limits)
     request = ScoreRequest(
         *whole_sequences(inputs.values.astype(np.int32), inputs.lens),
         np.arange(len(limits.head_labels), dtype=np.int32)[None],
         apply_softmax=True,  # no normaliser: the activation has all rows
-        cache_salt=cache_salt,
+        cache_salt=body.cache_salt,
     )
     return ParsedClassify((request,), limits.head_labels, activation)
 
@@ -127,18 +155,16 @@ def _needs_tokenizer(fields: Fields) -> bool:
 CLASSIFY: Task[ParsedClassify, ClassifyResult] = Task("classify", parse_classify, finish_classify, _needs_tokenizer)
 
 
-def _read_activation(fields: Fields) -> bool:
-    given = {name: read_flag(fields, name) for name in ACTIVATION if fields.get(name) is not None}
+def _activates(fields: Fields) -> bool:
+    given = {name: bool(fields[name]) for name in _ACTIVATION if fields.get(name) is not None}
     if len(set(given.values())) > 1:
-        name = min(given, key=ACTIVATION.index)
+        name = min(given, key=_ACTIVATION.index)
         raise RequestError(f"invalid_{name}", f"{' and '.join(given)} mean the same and must not differ.", name)
     return all(given.values())
 
 
 def _read_inputs(value: object, tokenizer: Tokenizer | None, special: bool, limits: Limits) -> TokenRows:
-    """Return the ids of every input, none without any."""
-    if value is None:
-        raise RequestError("missing_input", "The field input is required: texts, or lists of token ids.", "input")
+    """Return the ids of every input."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, ROW_TYPES) or (isinstance(value, np.ndarray) and value.ndim not in (1, 2)):

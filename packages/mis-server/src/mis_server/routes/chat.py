@@ -11,14 +11,16 @@ from jaxtyping import Float32, Int32
 from numpy import ndarray
 from starlette.responses import Response
 
+from mis_core.tasks.text.bodies import ChatBody
 from mis_core.tasks.text.chat import CHAT, ChatResult, ParsedChat
 from mis_core.tasks.text.writing import GeneratedChoice
 from mis_core.tokenization import Tokenizer
 from mis_server.answering import Answering
 from mis_server.model import in_thread_if_large
+from mis_server.schemas.bodies import described
 from mis_server.schemas.chat import (
+    EXAMPLES,
     AnswerMessage,
-    ChatBody,
     ChatChoice,
     ChatChunk,
     ChatReply,
@@ -33,9 +35,7 @@ from mis_server.service import ServiceOfApp, event_reply, json_reply
 
 router = APIRouter(tags=["chat"])
 
-_DOCUMENT = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": ChatBody.model_json_schema()}}}
-}
+_DOCUMENT = described(ChatBody, *EXAMPLES)
 _EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 _TOKEN_VALUES = 8  # a token is spelled in the time of so many numbers
 

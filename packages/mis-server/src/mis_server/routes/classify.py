@@ -5,17 +5,16 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mis_core.tasks.classify import CLASSIFY, ClassifyResult
+from mis_core.tasks.classify import CLASSIFY, ClassifyBody, ClassifyResult
 from mis_server.model import in_thread_if_large
-from mis_server.schemas.classify import Classification, ClassifyBody, ClassifyReply
+from mis_server.schemas.bodies import described
+from mis_server.schemas.classify import EXAMPLES, Classification, ClassifyReply
 from mis_server.schemas.score import PromptTokensDetails, ScoreUsage
 from mis_server.service import ServiceOfApp, json_reply
 
 router = APIRouter(tags=["classify"])
 
-_DOCUMENT = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": ClassifyBody.model_json_schema()}}}
-}
+_DOCUMENT = described(ClassifyBody, *EXAMPLES)
 
 
 @router.post("/v1/classify", response_model=ClassifyReply, openapi_extra=_DOCUMENT)

@@ -10,6 +10,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mis_core.tasks.text.bodies import CompletionBody
 from mis_core.tasks.text.completion import COMPLETE, CompletionResult, ParsedCompletion
 from mis_core.tasks.text.row_logprobs import best_choices
 from mis_core.tasks.text.writing import GenerateChunk, GeneratedChoice
@@ -17,15 +18,14 @@ from mis_core.tokenization import Tokenizer
 from mis_server.answering import Answering
 from mis_server.model import in_thread_if_large
 from mis_server.routes.token_logprobs import Entries, Spelled, TextOffsets
+from mis_server.schemas.bodies import described
 from mis_server.schemas.chat import ChatUsage, Finish
-from mis_server.schemas.completions import CompletionBody, CompletionChoice, CompletionReply
+from mis_server.schemas.completions import EXAMPLES, CompletionChoice, CompletionReply
 from mis_server.service import ServiceOfApp, event_reply, json_reply
 
 router = APIRouter(tags=["completions"])
 
-_DOCUMENT = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": CompletionBody.model_json_schema()}}}
-}
+_DOCUMENT = described(CompletionBody, *EXAMPLES)
 _EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 _TOKEN_VALUES = 8  # a token is spelled in the time of so many numbers
 

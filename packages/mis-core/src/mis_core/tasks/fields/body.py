@@ -30,7 +30,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)` - at")
 _NEEDED = re.compile(r"Object missing required field `(\w+)`")
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fields of a request. A field that may be null is as good as missing if it is."""
 
 
@@ -46,27 +46,47 @@ class About:
         each: The type of a list's elements, where each is read by itself, by `read_element`.
         schemas: Types of which a value has one, where the field has a reader of its own and is declared as anything.
         noun: What the field must be, where its type does not say so in plain words.
+        nullable: Whether null is as good as missing, though the type does not admit it.
         codes: Of errors, where they are not `invalid_` and the field's name: `wrong` (its type or value), `empty`,
-            and `missing` of a field that is required; `{}` stands for the name.
+            `missing` of a field that is required, and `unknown` of a member; `{}` stands for the name.
     """
 
     help: str = ""
     each: Any = None
     schemas: tuple[Any, ...] = ()
     noun: str | None = None
+    nullable: bool = False
     codes: Mapping[str, str] = field(default_factory=dict)
 
 
-def about(help: str, *, each: Any = None, schemas: tuple[Any, ...] = (), noun: str | None = None, **codes: str) -> Meta:
+def about(
+    help: str,
+    *,
+    each: Any = None,
+    schemas: tuple[Any, ...] = (),
+    noun: str | None = None,
+    nullable: bool = False,
+    **codes: str,
+) -> Meta:
     """Return an annotation of a field; the arguments are the attributes of `About`."""
-    return Meta(description=help, extra={_ABOUT: About(help, each, schemas, noun, codes)})
+    return Meta(description=help, extra={_ABOUT: About(help, each, schemas, noun, nullable, codes)})
 
 
-NO_EFFECT = about("No effect.")
+optional = functools.partial(about, nullable=True)
+"""As `about`, of a field that null leaves at its default."""
+
+NO_EFFECT = about("No effect, but its type is checked.")
 """Of fields that other servers have, and that change nothing here."""
 
-REFUSED = about("Refused, but for what changes nothing.", wrong=_UNSUPPORTED)
-"""Of fields that would change an answer in a way that is not there."""
+
+def refused(harmless: str = "null") -> Meta:
+    """Return the annotation of a field that would change an answer in a way that is not there.
+
+    Args:
+        harmless: The value that asks for nothing, as JSON: the field's type admits no other one.
+    """
+    return about("Refused otherwise.", noun=f"`{harmless}`", wrong=_UNSUPPORTED)
+
 
 TokenId = Annotated[int, Meta(ge=0)]
 
@@ -160,7 +180,7 @@ class DeclaredField:
             message = f"The field {self.path} is required: {self.noun}."
             raise RequestError(self._code("missing", "missing_{}"), message, self.path)
         admits_null = any(isinstance(each, inspect.NoneType) for each in getattr(self.info, "types", [self.info]))
-        return self.path in given and not admits_null
+        return self.path in given and not (admits_null or self.about.nullable)
 
     def convert(self, value: object) -> Any:
         """Return a value as the type of this field.
@@ -179,16 +199,17 @@ class DeclaredField:
 
     def _refusal(self, value: object, said: str) -> RequestError:
         """Return the error for what msgspec said of a value."""
+        wrong = self._code("wrong")
+        if wrong == _UNSUPPORTED:
+            return RequestError(wrong, f"{self.path} is not supported here; leave it out.", self.path)
         path, info = self.path, self.info
         for index, name in _STEP.findall(said.partition(" - at `$")[2]):
             info, value = inside(info, value, int(index) if index else name)
             path += f"[{index}]" if index else f".{name}"
-        wrong = self._code("wrong")
-        if wrong == _UNSUPPORTED:
-            return RequestError(wrong, f"{path} is not supported here; leave it out.", path)
         unknown, needed = _UNKNOWN.match(said), _NEEDED.match(said)
         if unknown is not None:
-            return RequestError("unknown_parameter", f"{path} has an unknown field {shown(unknown[1])}.", path)
+            code = self.about.codes.get("unknown", "unknown_parameter")
+            return RequestError(code, f"{path} has an unknown field {shown(unknown[1])}.", path)
         if needed is not None:
             return RequestError(wrong, f"{path} needs the field {needed[1]}.", path)
         if isinstance(value, (str, list, tuple)) and not value and "of length >=" in said:
@@ -203,10 +224,11 @@ class DeclaredField:
 
 @functools.cache
 def fields_of(declared: type[Body]) -> dict[str, DeclaredField]:
-    """Return the fields of a body by their names, in the order in which they are checked."""
+    """Return the fields of a body by their names, in the order in which they are checked: first those it must have."""
     types = get_type_hints(declared, include_extras=True)
     fields = {}
-    for each in inspect.type_info(declared).fields:  # pyrefly: ignore[missing-attribute]
+    declaration = inspect.type_info(declared).fields  # pyrefly: ignore[missing-attribute]
+    for each in sorted(declaration, key=lambda each: not each.required):
         said, info = About(), each.type
         while isinstance(info, inspect.Metadata):
             said, info = (info.extra or {}).get(_ABOUT, said), info.type

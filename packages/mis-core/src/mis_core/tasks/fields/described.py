@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mis_core.tasks.fields.body import Body, fields_of
+from mis_core.tasks.fields.body import NO_EFFECT, Body, fields_of
 
 
 class FieldRow(NamedTuple):
@@ -24,6 +24,11 @@ def rows_of(declared: type[Body]) -> Iterator[FieldRow]:
         yield FieldRow(name, field.noun, "" if default == "null" else default, field.about.help)
 
 
+def without_effect(declared: type[Body]) -> list[str]:
+    """Return the fields that change nothing."""
+    return [row.name for row in rows_of(declared) if row.help == NO_EFFECT.description]
+
+
 def schema_of(declared: type[Body], examples: Sequence[Any] = ()) -> dict[str, Any]:
     """Return the JSON schema of a body, whole: it refers to nothing outside itself."""
     (schema,), parts = msgspec.json.schema_components([declared], ref_template="{name}")
@@ -37,7 +42,14 @@ def schema_of(declared: type[Body], examples: Sequence[Any] = ()) -> dict[str, A
             body["properties"][name]["items"] = schemas[0]
         elif schemas:
             body["properties"][name]["anyOf"] = [*schemas]
+        if field.about.nullable:
+            body["properties"][name] = _with_null(body["properties"][name])
     return inlined(body, parts) | ({"examples": [*examples]} if examples else {})
+
+
+def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+    apart = {name: schema.pop(name) for name in ("description", "default") if name in schema}
+    return {"anyOf": [*(schema.get("anyOf") or [schema]), {"type": "null"}]} | apart
 
 
 def inlined(schema: Any, parts: dict[str, Any]) -> Any:

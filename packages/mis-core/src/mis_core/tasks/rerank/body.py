@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from mis_core.tasks.fields.body import NO_EFFECT, REFUSED, TYPE, Body, CacheSalt, ModelName, about
+from mis_core.tasks.fields.body import NO_EFFECT, TYPE, Body, CacheSalt, ModelName, about, optional, refused
 from mis_core.tasks.fields.item_errors import OnError
 
 _OnlyText = Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)]
@@ -18,7 +18,7 @@ class Document(msgspec.Struct, frozen=True):
     text: str
 
 
-class RerankBody(Body):
+class RerankBody(Body, kw_only=True):
     """Fields of `POST /v1/rerank`, or keyword arguments of the same names."""
 
     query: Annotated[
@@ -48,12 +48,12 @@ class RerankBody(Body):
         _Count | None,
         about("Longer documents are cut to so many tokens of their own, and all to what the context has room for."),
     ] = None
-    return_documents: Annotated[bool | None, about("Return the documents with their scores.")] = False
+    return_documents: Annotated[bool, optional("Return the documents with their scores.")] = False
     cache_salt: CacheSalt = None
     max_chunks_per_doc: Annotated[int | None, NO_EFFECT] = None
     priority: Annotated[int | None, NO_EFFECT] = None
     truncation: Annotated[bool | None, NO_EFFECT] = None
     user: Annotated[str | None, NO_EFFECT] = None
-    rank_fields: Annotated[_OnlyText | None, REFUSED] = None
-    relevant_spans: Annotated[None, REFUSED] = None
-    return_embeddings: Annotated[Literal[False] | None, REFUSED] = None
+    rank_fields: Annotated[_OnlyText | None, refused('["text"]')] = None
+    relevant_spans: Annotated[None, refused()] = None
+    return_embeddings: Annotated[Literal[False] | None, refused("false")] = None

@@ -16,7 +16,7 @@ _Texts = Annotated[list[str], Meta(min_length=1)]
 _Temperature = Annotated[float, Meta(gt=0)]
 
 
-class ScoreBody(Body):
+class ScoreBody(Body, kw_only=True):
     """Fields of `POST /v1/score`. Query, items and labels have readers of their own: they depend on each other."""
 
     query: Annotated[
@@ -72,7 +72,7 @@ class ScoreBody(Body):
     on_error: OnError = "request"
 
 
-class LaidOutScoreBody(ScoreBody):
+class LaidOutScoreBody(ScoreBody, kw_only=True):
     """Fields of a request that may choose its layout; null is what the engine was started with."""
 
     scoring_algorithm: Annotated[Literal[ALGORITHMS] | None, about("How items are laid out in steps.")] = None

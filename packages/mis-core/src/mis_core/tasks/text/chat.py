@@ -11,56 +11,23 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.errors import RequestError
-from mis_core.requests import MAX_TOP_TOKENS, EngineOutput, ScoreRequest
+from mis_core.requests import EngineOutput, ScoreRequest
+from mis_core.tasks.fields.body import check_model, read_body
 from mis_core.tasks.fields.labels import check_label_count, label_matrix, read_labels
-from mis_core.tasks.fields.openai import (
-    check_ignored,
-    check_model,
-    read_flag,
-    read_stream,
-    read_whole,
-    refuse_unsupported,
-)
-from mis_core.tasks.fields.values import check_characters, check_names, kind, read_optional_text, readable
+from mis_core.tasks.fields.values import check_characters, kind, readable
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
 from mis_core.tasks.probabilities import check_finite
 from mis_core.tasks.served import check_task
+from mis_core.tasks.text.bodies import ChatBody, stream_of
 from mis_core.tasks.text.messages import count_characters, read_messages
 from mis_core.tasks.text.parsed import ParsedText, TextResult
 from mis_core.tasks.text.prompt_groups import Prompts
 from mis_core.tasks.text.row_logprobs import RowLogprobs
-from mis_core.tasks.text.sampling import SAMPLING_FIELDS, read_draws, read_sampling, read_stops
+from mis_core.tasks.text.sampling import sampling_of, stops_of
 from mis_core.tasks.text.sequences import NO_SEQUENCES, AnswerOptions, check_sequences, sequences_behind
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer, join_ids
-
-IGNORED = (
-    "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key",
-    "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "store",
-    "user", "verbosity",
-)  # fmt: skip
-"""Fields that change nothing here."""
-
-UNSUPPORTED = {
-    "tools": lambda value: value == [],
-    "tool_choice": lambda value: value == "none",
-    "functions": lambda value: value == [],
-    "function_call": lambda value: value == "none",
-    "response_format": lambda value: value == {"type": "text"},
-    "modalities": lambda value: value == ["text"],
-    "audio": lambda value: False,
-    "moderation": lambda value: False,
-    "web_search_options": lambda value: False,
-}
-"""Fields that are refused, each with what is harmless."""
-
-FIELDS = (
-    "messages", "model", "max_tokens", "max_completion_tokens", *SAMPLING_FIELDS, "logprobs", "top_logprobs", "stream",
-    "stream_options", "labels", "label_token_ids", "cache_salt", "chat_template_kwargs", "add_generation_prompt",
-    "continue_final_message", *IGNORED, *UNSUPPORTED,
-)  # fmt: skip
-"""Every field of a request."""
 
 TEMPLATE_VARIABLES: dict[str, type] = {
     "enable_thinking": bool,
@@ -108,19 +75,14 @@ def parse_chat(
     fields: Fields, tokenizer: Tokenizer | None, limits: Limits, served_models: ServedModels = None
 ) -> ParsedChat:
     """Validate the fields of a chat, render its messages and tokenise them; see `Task.parse`."""
-    check_names(fields, FIELDS)
-    messages = read_messages(fields.get("messages"))
-    check_model(fields, served_models)
-    refuse_unsupported(fields, UNSUPPORTED)
-    check_ignored(fields, IGNORED)
-    count = _read_max_tokens(fields)
-    choices, stops = read_draws(fields), read_stops(fields, limits.vocab_size)
+    body = read_body(ChatBody, fields)
+    check_model(body.model, served_models)
+    messages = read_messages(body.messages)
+    choices, stops = body.n, stops_of(body, limits.vocab_size)
     check_sequences(1, choices, limits)
-    sampling = read_sampling(fields, choices, limits.vocab_size)
-    logprobs, (stream, include_usage) = _read_logprobs(fields), read_stream(fields)
-    cache_salt = read_optional_text(fields, "cache_salt")
-    options = AnswerOptions(sampling, stops, logprobs, stream, include_usage, cache_salt)
-    variables = _read_variables(fields)
+    sampling = sampling_of(body, choices, limits.vocab_size)
+    options = AnswerOptions(sampling, stops, _logprobs(body), *stream_of(body), body.cache_salt)
+    variables = _variables(body)
     label_ids = _read_label_ids(fields, tokenizer, limits)
     characters = count_characters(messages)
     if characters > limits.max_text_characters:
@@ -133,11 +95,12 @@ def parse_chat(
     check_characters(limits.max_text_characters, messages=[text])
     prompt = tokenizer.encode(text, add_special_tokens=False, field="messages")  # the template writes them itself
     _check_length(len(prompt), limits)
+    param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    count = body.max_completion_tokens or body.max_tokens
     if count is None:
         count = _room(len(prompt), options, limits)
     sequences = NO_SEQUENCES
     if count > 1:
-        param = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
         prompts = Prompts(prompt, np.array([len(prompt)]))
         sequences = sequences_behind(prompts, count, options, tokenizer, limits, param, "messages")
     requests: tuple[ScoreRequest, ...] = ()
@@ -146,7 +109,7 @@ def parse_chat(
         request = ScoreRequest(
             *join_ids(prompt, none, np.zeros(items, np.int64), item_first=False),
             label_ids,
-            cache_salt=cache_salt,
+            cache_salt=body.cache_salt,
             empty_items=items,
             top_tokens=options.top_tokens if count == 1 else 0,
             sampling=sampling if count == 1 else None,
@@ -174,13 +137,6 @@ def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatRe
 CHAT: Task[ParsedChat, ChatResult] = Task("chat", parse_chat, finish_chat)
 
 
-def _read_max_tokens(fields: Fields) -> int | None:
-    """Read how many tokens an answer has at most; None: as many as fit. The newer of the two names counts."""
-    names = ("max_completion_tokens", "max_tokens")
-    given = [count for name in names if (count := read_whole(fields, name, range(1, 2**31))) is not None]
-    return given[0] if given else None
-
-
 def _room(prompt_tokens: int, options: AnswerOptions, limits: Limits) -> int:
     """Return how many tokens each answer may have, at least 1."""
     in_request = (limits.max_request_tokens - prompt_tokens) // options.draws
@@ -188,27 +144,24 @@ def _room(prompt_tokens: int, options: AnswerOptions, limits: Limits) -> int:
     return max(min(limits.context_length - prompt_tokens, in_request, in_reply), 1)
 
 
-def _read_logprobs(fields: Fields) -> int | None:
-    """Read how many of the most probable tokens are told with each; None: no log-probabilities at all."""
-    logprobs = read_flag(fields, "logprobs")
-    count = read_whole(fields, "top_logprobs", range(MAX_TOP_TOKENS + 1)) or 0
-    if count and not logprobs:
+def _logprobs(body: ChatBody) -> int | None:
+    """Return how many of the most probable tokens are told with each; None: no log-probabilities at all."""
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("invalid_top_logprobs", "top_logprobs needs logprobs: true.", "top_logprobs")
-    return count if logprobs else None
+    return body.top_logprobs if body.logprobs else None
 
 
-def _read_variables(fields: Fields) -> dict[str, Any]:
-    """Read what the template gets beside the messages."""
-    continues = read_flag(fields, "continue_final_message")
-    adds = read_flag(fields, "add_generation_prompt", default=not continues)
+def _variables(body: ChatBody) -> dict[str, Any]:
+    """Return what the template gets beside the messages."""
+    continues = body.continue_final_message
+    adds = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     if continues and adds:
         message = "continue_final_message needs add_generation_prompt: false."
         raise RequestError("invalid_continue_final_message", message, "continue_final_message")
     variables: dict[str, Any] = {"add_generation_prompt": adds}
     if continues:
         variables["continue_final_message"] = True
-    param = "chat_template_kwargs"
-    given = fields.get(param)
+    param, given = "chat_template_kwargs", body.chat_template_kwargs
     if given is None:
         return variables
     if not isinstance(given, Mapping):

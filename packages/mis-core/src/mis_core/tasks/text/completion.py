@@ -10,44 +10,23 @@ import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.errors import RequestError
-from mis_core.requests import MAX_TOP_TOKENS, EngineOutput, NewToken
-from mis_core.tasks.fields.openai import (
-    check_ignored,
-    check_model,
-    read_flag,
-    read_stream,
-    read_whole,
-    refuse_unsupported,
-)
+from mis_core.requests import EngineOutput, NewToken
+from mis_core.tasks.fields.body import check_model, read_body
 from mis_core.tasks.fields.token_rows import TokenRows
-from mis_core.tasks.fields.values import check_names, has_text, read_optional_text
+from mis_core.tasks.fields.values import has_text
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
 from mis_core.tasks.probabilities import check_finite
 from mis_core.tasks.served import check_task
+from mis_core.tasks.text.bodies import NEW_TOKENS, CompletionBody, stream_of
 from mis_core.tasks.text.parsed import ParsedText, TextResult
-from mis_core.tasks.text.prompt_field import check_lengths, read_prompts, read_special, tokenize_prompts
+from mis_core.tasks.text.prompt_field import check_lengths, read_prompts, tokenize_prompts
 from mis_core.tasks.text.prompt_groups import Group, Prompts
 from mis_core.tasks.text.row_logprobs import RowLogprobs, best_choices
-from mis_core.tasks.text.sampling import MAX_DRAWS, SAMPLING_FIELDS, read_draws, read_sampling, read_stops
+from mis_core.tasks.text.sampling import sampling_of, stops_of
 from mis_core.tasks.text.sequences import NO_SEQUENCES, AnswerOptions, Sequences, check_sequences, sequences_behind
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
-
-NEW_TOKENS = 16
-"""Most tokens of an answer where a request does not say and the context has room, as in OpenAI's API."""
-
-IGNORED = ("user",)
-"""Fields that change nothing here."""
-
-UNSUPPORTED = {"suffix": lambda value: value == ""}
-"""Fields that are refused, each with what is harmless."""
-
-FIELDS = (
-    "prompt", "model", "max_tokens", "echo", "logprobs", *SAMPLING_FIELDS, "best_of", "stream", "stream_options",
-    "cache_salt", "add_special_tokens", *IGNORED, *UNSUPPORTED,
-)  # fmt: skip
-"""Every field of a request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,18 +82,21 @@ def parse_completion(
     fields: Fields, tokenizer: Tokenizer | None, limits: Limits, served_models: ServedModels = None
 ) -> ParsedCompletion:
     """Validate the fields of a completion and tokenise its prompts; see `Task.parse`."""
-    check_names(fields, FIELDS)
+    body = read_body(CompletionBody, fields)
     check_task("complete", tokenizer, limits)
-    given = read_prompts(fields)
-    check_model(fields, served_models)
-    refuse_unsupported(fields, UNSUPPORTED)
-    check_ignored(fields, IGNORED)
-    echo, count = read_flag(fields, "echo"), read_whole(fields, "max_tokens", range(2**31))
+    check_model(body.model, served_models)
+    given = read_prompts(body.prompt)
+    count, echo, special = body.max_tokens, body.echo, body.add_special_tokens
     if count == 0 and not echo:
         raise RequestError("invalid_max_tokens", "max_tokens 0 needs echo: true, or nothing is answered.", "max_tokens")
-    choices, draws = _read_draws(fields, count)
-    options = _read_options(fields, draws, limits)
-    special = read_special(fields)
+    choices, draws = body.n, _draws(body)
+    options = AnswerOptions(
+        sampling_of(body, draws, limits.vocab_size),
+        stops_of(body, limits.vocab_size),
+        body.logprobs,
+        *stream_of(body),
+        body.cache_salt,
+    )
     if draws > 1 or count is None or count > 1:
         check_sequences(len(given), draws, limits, _multiplier(fields))
     prompts = tokenize_prompts(given, tokenizer, limits, draws, special)
@@ -165,27 +147,15 @@ COMPLETE: Task[ParsedCompletion, CompletionResult] = Task(
 )
 
 
-def _read_draws(fields: Fields, count: int | None) -> tuple[int, int]:
-    """Read how many answers each prompt gets, and of how many draws they are the best."""
-    choices = read_draws(fields)
-    best_of = read_whole(fields, "best_of", range(1, MAX_DRAWS + 1))
-    if best_of is not None and best_of < choices:
+def _draws(body: CompletionBody) -> int:
+    """Return of how many draws the answers to a prompt are the best."""
+    if body.best_of is not None and body.best_of < body.n:
         raise RequestError("invalid_best_of", "best_of must not be below n.", "best_of")
-    draws = best_of or choices
-    if draws > 1 and count == 0:
-        name = "n" if choices > 1 else "best_of"
+    draws = body.best_of or body.n
+    if draws > 1 and body.max_tokens == 0:
+        name = "n" if body.n > 1 else "best_of"
         raise RequestError(f"invalid_{name}", f"{name} above 1 needs max_tokens above 0.", name)
-    return choices, draws
-
-
-def _read_options(fields: Fields, draws: int, limits: Limits) -> AnswerOptions:
-    return AnswerOptions(
-        read_sampling(fields, draws, limits.vocab_size),
-        read_stops(fields, limits.vocab_size),
-        read_whole(fields, "logprobs", range(MAX_TOP_TOKENS + 1)),
-        *read_stream(fields),
-        read_optional_text(fields, "cache_salt"),
-    )
+    return draws
 
 
 def _multiplier(fields: Fields) -> str:

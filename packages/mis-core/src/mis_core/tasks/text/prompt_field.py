@@ -1,28 +1,24 @@
 """The field `prompt`: one or several, as texts or as token ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_row, read_rows
-from mis_core.tasks.fields.values import check_characters, kind, read_bool, readable
+from mis_core.tasks.fields.values import check_characters, kind, readable
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.text.prompt_groups import MAX_GROUPS, Prompts
 from mis_core.tokenization import Tokenizer
 
 
-def read_prompts(fields: Mapping[str, object]) -> TokenRows | list[str]:
+def read_prompts(prompt: object) -> TokenRows | list[str]:
     """Read one prompt or several, of texts or of ids.
 
     Raises:
-        RequestError: there is none, one is empty, of a wrong type, or not of the others' kind.
+        RequestError: one is empty, of a wrong type, or not of the others' kind.
     """
-    prompt = fields.get("prompt")
-    if prompt is None:
-        message = "The field prompt is required: a text, a list of token ids, or a list of either."
-        raise RequestError("missing_prompt", message, "prompt")
     prompts = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(prompts, ROW_TYPES):
         message = f"prompt must be a text, a list of token ids, or a list of either, not {kind(prompt)}."
@@ -42,15 +38,6 @@ def read_prompts(fields: Mapping[str, object]) -> TokenRows | list[str]:
         return read_rows("prompt", cast(Sequence[Sequence[object]], prompts))
     readable("".join(cast(Sequence[str], prompts)), "prompt", "invalid_prompt")
     return list(cast(Sequence[str], prompts))
-
-
-def read_special(fields: Mapping[str, object]) -> bool:
-    """Read whether the tokenizer's special tokens are added to texts.
-
-    Raises:
-        RequestError: `invalid_add_special_tokens_type`.
-    """
-    return fields.get("add_special_tokens") is None or read_bool(fields, "add_special_tokens")
 
 
 def tokenize_prompts(
