@@ -12,16 +12,13 @@ from mis_core.tasks.served import check_task
 from mis_core.tasks.text.parsed import ParsedText
 from mis_core.tasks.text.prompt_field import read_prompts, read_special, tokenize_prompts
 from mis_core.tasks.text.sampling import SAMPLING_FIELDS, read_draws, read_sampling, read_stops
-from mis_core.tasks.text.sequences import AnswerOptions, check_sequences, sequences_behind
+from mis_core.tasks.text.sequences import NEW_TOKENS, AnswerOptions, check_sequences, sequences_behind
 from mis_core.tasks.text.writing import GeneratedChoice, Writing
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 
 FIELDS = ("prompt", "max_new_tokens", *SAMPLING_FIELDS, "logprobs", "cache_salt", "add_special_tokens")
 """Every field of a request."""
-
-NEW_TOKENS = 16
-"""Most tokens that are written where a request does not say, as in OpenAI's completions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

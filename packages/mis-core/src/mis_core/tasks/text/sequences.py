@@ -13,6 +13,9 @@ from mis_core.tasks.text.prompt_groups import Prompts
 from mis_core.tasks.text.sampling import Stops
 from mis_core.tokenization import Tokenizer
 
+NEW_TOKENS = 16
+"""Most tokens of an answer where a request for a text to go on does not say, as in OpenAI's API."""
+
 
 def check_sequences(prompts: int, draws: int, limits: Limits, param: str = "n") -> None:
     """Refuse to write more answers than a request may have. Nothing is tokenised before that is known.
@@ -120,7 +123,7 @@ def sequences_behind(
     prompts: Prompts,
     max_new_tokens: int,
     options: AnswerOptions,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     limits: Limits,
     param: str,
     prompt_param: str = "prompt",
@@ -131,14 +134,16 @@ def sequences_behind(
         prompts: The prompts.
         max_new_tokens: Most tokens of an answer.
         options: How answers are asked for.
-        tokenizer: Says where they end.
+        tokenizer: Says where they end; needed.
         limits: What the request may ask for.
         param: The field that has `max_new_tokens`.
         prompt_param: The field that has the prompts.
 
     Raises:
-        RequestError: `context_length_exceeded` or `too_many_tokens`.
+        RequestError: `task_not_supported`, `context_length_exceeded` or `too_many_tokens`.
     """
+    if tokenizer is None:
+        raise RequestError("task_not_supported", "This engine has no tokenizer, and writes no texts.", param)
     longest, answers = int(prompts.lens.max()), len(prompts.lens) * options.draws
     if longest + max_new_tokens > limits.context_length:
         message = (
