@@ -27,6 +27,7 @@ from mis_core.tasks.fields.body import (
 from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_rows
 from mis_core.tasks.fields.values import (
     check_characters,
+    check_count,
     has_text,
     kind,
     readable,
@@ -117,7 +118,7 @@ def parse_classify(
     activation = limits.head_activation if _activates(fields) else "identity"
     inputs = _read_inputs(body.input, tokenizer, body.add_special_tokens, limits)
     inputs.check_below(limits.vocab_size)
-    _check_lengths(inputs, limits)
+    limits.check_lens(inputs.lens, "input")
     request = ScoreRequest(
         *whole_sequences(inputs.values.astype(np.int32), inputs.lens),
         np.arange(len(limits.head_labels), dtype=np.int32)[None],
@@ -128,11 +129,7 @@ def parse_classify(
 
 
 def finish_classify(parsed: ParsedClassify, outputs: tuple[EngineOutput, ...]) -> ClassifyResult:
-    """Turn the head's values into probabilities, in float64.
-
-    Raises:
-        FloatingPointError: they are not finite.
-    """
+    """Turn the head's values into probabilities, in float64; see `Task.finish`."""
     (request,), (output,) = parsed.requests, outputs
     values = output.logits.astype(np.float64)
     check_finite(values)
@@ -175,9 +172,7 @@ def _read_inputs(value: object, tokenizer: Tokenizer | None, special: bool, limi
         rows = [value]  # one list of ids
     if not rows or not all(map(_is_filled, rows)):
         raise RequestError("empty_input", "input must not be empty, nor any text or list in it.", "input")
-    if len(rows) > limits.max_items or len(rows) * len(limits.head_labels) > limits.max_scores:
-        most = min(limits.max_items, limits.max_scores // len(limits.head_labels))
-        raise RequestError("too_many_items", f"{len(rows)} inputs; at most {most} are allowed.", "input")
+    check_count(len(rows), min(limits.max_items, limits.max_scores // len(limits.head_labels)), "inputs", "input")
     if all(isinstance(row, ROW_TYPES) for row in rows):
         return read_rows("input", cast(list[Sequence[object]], rows))
     if not all(isinstance(row, str) for row in rows):
@@ -199,13 +194,3 @@ def _tokenised(texts: list[str], tokenizer: Tokenizer | None, special: bool, lim
     if not lens.all():
         raise RequestError("empty_input", f"input[{int(lens.argmin())}] has no tokens.", "input")
     return TokenRows("input", tokens.astype(np.int64), lens, is_nested=True)
-
-
-def _check_lengths(inputs: TokenRows, limits: Limits) -> None:
-    if inputs.longest > limits.context_length:
-        index = int(inputs.lens.argmax())
-        message = f"input[{index}] has {inputs.longest} tokens; the context holds {limits.context_length}."
-        raise RequestError("context_length_exceeded", message, "input")
-    if len(inputs.values) > limits.max_request_tokens:
-        message = f"The inputs have {len(inputs.values)} tokens; at most {limits.max_request_tokens} are allowed."
-        raise RequestError("too_many_tokens", message, "input")

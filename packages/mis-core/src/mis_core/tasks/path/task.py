@@ -45,7 +45,8 @@ class Task(Generic[ParsedType, Result]):
         parse: Validates fields and tokenises their texts: with the model's tokenizer, which may be None where
             `has_text` is false, and within limits. Raises `RequestError`, whose `code` and `param` say how the request
             breaks the contract, or what the tokenizer's meter raises.
-        finish: Turns the engine's outputs, one for each of the parsed `requests`, into the result.
+        finish: Turns the engine's outputs, one for each of the parsed `requests`, into the result. Raises ValueError
+            where they lack what was asked for, and FloatingPointError where it is not finite.
         has_text: Whether these fields need a tokenizer.
     """
 

@@ -4,21 +4,19 @@ Checks run in the order of the error table of the HTTP reference,
 cheap ones before any text is tokenised; status codes are not known here.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 from jaxtyping import Int32
 
 from mis_core.errors import RequestError
 from mis_core.requests import ScoreRequest
 from mis_core.tasks.fields.body import check_model, read_body, read_field
-from mis_core.tasks.fields.item_errors import SortedItems
-from mis_core.tasks.fields.labels import Labels, check_label_count, label_matrix, read_labels
+from mis_core.tasks.fields.item_errors import ItemErrors
+from mis_core.tasks.fields.labels import Labels, label_matrix, read_labels
 from mis_core.tasks.fields.token_rows import TokenRows
-from mis_core.tasks.fields.values import check_characters, check_names
+from mis_core.tasks.fields.values import check_characters, check_count, check_names
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.task import Fields, Task
-from mis_core.tasks.score.inputs import IdInputs, TextInputs, check_item_count, check_total, read_inputs
+from mis_core.tasks.path.task import Fields, ServedModels, Task
+from mis_core.tasks.score.inputs import IdInputs, TextInputs, check_total, read_inputs
 from mis_core.tasks.score.label_sequences import LabelSequences
 from mis_core.tasks.score.options import LaidOutScoreBody, ScoreBody, check_options, layout_of
 from mis_core.tasks.score.parsed import ParsedScore
@@ -31,23 +29,11 @@ _PAIRS = ("queries", "documents", "text_1", "text_2", "data_1", "data_2")
 
 
 def parse_score_request(
-    body: Mapping[str, object],
-    tokenizer: Tokenizer | None,
-    limits: Limits,
-    served_models: tuple[str, ...] | None = None,
+    body: Fields, tokenizer: Tokenizer | None, limits: Limits, served_models: ServedModels = None
 ) -> ParsedScore:
-    """Validate the fields of a request, and tokenise its texts.
+    """Validate the fields of a request, and tokenise its texts; see `Task.parse`.
 
-    Args:
-        body: The JSON object of `POST /v1/score`, or keyword arguments of the same names. From Python,
-            tuples and integer arrays are as good as lists, and NumPy integers as `int`. Ids that were
-            read before come as `TokenRows`, nested for `items`, not for `query`; none is empty as a whole.
-        tokenizer: Needed for requests with text only.
-        limits: What the request may ask for.
-        served_models: Names that the field `model` may have; None allows every name.
-
-    Raises:
-        RequestError: the request breaks the contract; `code` and `param` say where.
+    Ids that were read before come as `TokenRows`, nested for `items`, not for `query`; none is empty as a whole.
     """
     _check_not_pairs(body)
     declared = LaidOutScoreBody if limits.layouts else ScoreBody
@@ -66,10 +52,9 @@ def parse_score_request(
     _check_counts(inputs.errors.count, labels, sequences, limits)
     layout = layout_of(options)
     if inputs.errors.any_left and limits.delimiter is not None:
-        inputs = inputs.as_ids(options.item_first, options.add_special_tokens)
-        inputs = inputs.delimited(limits.delimiter, options.item_first)
+        inputs = inputs.delimited(limits.delimiter, options.item_first, options.add_special_tokens)
     joined = _join(inputs, sequences, options, limits)
-    items = inputs.errors.sorted()
+    items = inputs.errors
     request = ScoreRequest(
         *joined,
         _label_ids(labels, sequences, items),
@@ -81,7 +66,8 @@ def parse_score_request(
         layout=layout,
         empty_items=0 if options.item_first else inputs.num_empty,
     )
-    return ParsedScore(request, items, sequences)
+    requests = (request if sequences is None else sequences.segments(request),) if request.num_items else ()
+    return ParsedScore(request, requests, items, sequences)
 
 
 def _has_text(fields: Fields) -> bool:
@@ -91,7 +77,7 @@ def _has_text(fields: Fields) -> bool:
 SCORE: Task[ParsedScore, ScoreResult] = Task("score", parse_score_request, finish_score, _has_text)
 
 
-def _check_not_pairs(body: Mapping[str, object]) -> None:
+def _check_not_pairs(body: Fields) -> None:
     name = next((name for name in _PAIRS if name in body), None)
     if name is not None:
         raise RequestError(
@@ -105,15 +91,15 @@ def _check_not_pairs(body: Mapping[str, object]) -> None:
 def _check_texts(inputs: IdInputs | TextInputs, labels: Labels, tokenizer: Tokenizer | None, limits: Limits) -> None:
     """Refuse texts that cannot be tokenised, and more than may be, before any is."""
     check_characters(limits.max_text_characters, **inputs.texts, labels=labels.texts)
-    check_label_count(len(labels.texts), "labels", limits)
+    check_count(len(labels.texts), limits.max_labels, "labels", "labels", "too_many_labels")
     if tokenizer is None and (inputs.texts or (labels.texts and not limits.head_labels)):
         raise RequestError("invalid_query_type", "This engine has no tokenizer: send token ids, not text.", "query")
 
 
 def _check_counts(num_items: int, labels: TokenRows, sequences: LabelSequences | None, limits: Limits) -> None:
-    check_item_count(num_items, limits)
+    check_count(num_items, limits.max_items, "items", "items")
     count = labels.longest if sequences is None else len(sequences.lens)
-    check_label_count(count, labels.param, limits)
+    check_count(count, limits.max_labels, "labels", labels.param, "too_many_labels")
     scores = num_items * (count if sequences is None else sequences.num_reads * sequences.width)
     if scores > limits.max_scores:
         what = "scores" if sequences is None else "values that are read, as some have several tokens"
@@ -139,7 +125,7 @@ def _join(
 
 
 def _label_ids(
-    labels: TokenRows, sequences: LabelSequences | None, items: SortedItems
+    labels: TokenRows, sequences: LabelSequences | None, items: ItemErrors
 ) -> Int32[np.ndarray, "label_rows labels"]:
     """Return the labels of the items that are scored; of labels of several tokens, where each begins."""
     if sequences is not None:

@@ -13,8 +13,8 @@ from jaxtyping import Float32, Int32
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.fields.body import check_model, read_body
-from mis_core.tasks.fields.labels import check_label_count, label_matrix, read_labels
-from mis_core.tasks.fields.values import check_characters, kind, readable
+from mis_core.tasks.fields.labels import label_matrix, read_labels
+from mis_core.tasks.fields.values import check_characters, check_count, kind, readable
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
 from mis_core.tasks.probabilities import check_finite
@@ -84,15 +84,13 @@ def parse_chat(
     options = AnswerOptions(sampling, stops, _logprobs(body), *stream_of(body), body.cache_salt)
     variables = _variables(body)
     label_ids = _read_label_ids(fields, tokenizer, limits)
-    characters = count_characters(messages)
-    if characters > limits.max_text_characters:
-        message = f"{characters} characters of text; at most {limits.max_text_characters} are allowed."
-        raise RequestError("too_many_tokens", message, "messages")
+    most = limits.max_text_characters
+    check_count(count_characters(messages), most, "characters of text", "messages", "too_many_tokens")
     check_task("chat", tokenizer, limits)
     assert tokenizer is not None, "as checked"
     assert tokenizer.chat_template is not None, "as checked"
     text = tokenizer.chat_template.render(messages, **variables)
-    check_characters(limits.max_text_characters, messages=[text])
+    check_characters(most, messages=[text])
     prompt = tokenizer.encode(text, add_special_tokens=False, field="messages")  # the template writes them itself
     _check_length(len(prompt), limits)
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
@@ -103,28 +101,13 @@ def parse_chat(
     if count > 1:
         prompts = Prompts(prompt, np.array([len(prompt)]))
         sequences = sequences_behind(prompts, count, options, tokenizer, limits, param, "messages")
-    requests: tuple[ScoreRequest, ...] = ()
-    if count == 1 or label_ids.size:
-        none, items = np.zeros(0, np.int32), choices if count == 1 else 1
-        request = ScoreRequest(
-            *join_ids(prompt, none, np.zeros(items, np.int64), item_first=False),
-            label_ids,
-            cache_salt=body.cache_salt,
-            empty_items=items,
-            top_tokens=options.top_tokens if count == 1 else 0,
-            sampling=sampling if count == 1 else None,
-        )
-        requests = (request,)
+    is_drawn = count == 1
+    requests = (_request(prompt, label_ids, options, is_drawn=is_drawn),) if is_drawn or label_ids.size else ()
     return ParsedChat(options, requests, sequences, len(prompt))
 
 
 def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatResult:
-    """Turn what the engine computed into log-probabilities.
-
-    Raises:
-        ValueError: the engine's output lacks what the request needs.
-        FloatingPointError: its values are not finite.
-    """
+    """Turn what the engine computed into log-probabilities; see `Task.finish`."""
     if not parsed.requests:
         return ChatResult([], Usage(parsed.prompt_tokens), np.zeros(0, np.int32), np.zeros(0, np.float32))
     (request,), (output,) = parsed.requests, outputs
@@ -135,6 +118,25 @@ def finish_chat(parsed: ParsedChat, outputs: tuple[EngineOutput, ...]) -> ChatRe
 
 
 CHAT: Task[ParsedChat, ChatResult] = Task("chat", parse_chat, finish_chat)
+
+
+def _request(
+    prompt: Int32[np.ndarray, " query_tokens"],
+    label_ids: Int32[np.ndarray, "1 labels"],
+    options: AnswerOptions,
+    *,
+    is_drawn: bool,
+) -> ScoreRequest:
+    """Return what is scored behind a prompt: an item for each choice whose only token is drawn, or one for labels."""
+    none, items = np.zeros(0, np.int32), options.draws if is_drawn else 1
+    return ScoreRequest(
+        *join_ids(prompt, none, np.zeros(items, np.int64), item_first=False),
+        label_ids,
+        cache_salt=options.cache_salt,
+        empty_items=items,
+        top_tokens=options.top_tokens if is_drawn else 0,
+        sampling=options.sampling if is_drawn else None,
+    )
 
 
 def _room(prompt_tokens: int, options: AnswerOptions, limits: Limits) -> int:
@@ -184,7 +186,7 @@ def _read_label_ids(fields: Fields, tokenizer: Tokenizer | None, limits: Limits)
     if fields.get("labels") is None and fields.get("label_token_ids") is None:
         return np.zeros((1, 0), np.int32)
     labels = read_labels(fields, num_items=1)
-    check_label_count(len(labels.texts), "labels", limits)
+    check_count(len(labels.texts), limits.max_labels, "labels", "labels", "too_many_labels")
     check_characters(limits.max_text_characters, labels=labels.texts)
     if labels.texts and tokenizer is None:
         raise RequestError("invalid_labels_type", "This engine has no tokenizer: send label_token_ids.", "labels")
@@ -193,7 +195,7 @@ def _read_label_ids(fields: Fields, tokenizer: Tokenizer | None, limits: Limits)
         message = "label_token_ids must be one list of token ids."
         raise RequestError("invalid_label_token_ids_type", message, "label_token_ids")
     ids.check_below(limits.vocab_size)
-    check_label_count(ids.longest, ids.param, limits)
+    check_count(ids.longest, limits.max_labels, "labels", ids.param, "too_many_labels")
     return label_matrix(ids)
 
 
@@ -203,6 +205,4 @@ def _check_length(tokens: int, limits: Limits) -> None:
     if tokens > limits.context_length:
         message = f"The messages have {tokens} tokens; the context holds {limits.context_length}."
         raise RequestError("context_length_exceeded", message, "messages")
-    if tokens > limits.max_request_tokens:
-        message = f"The messages have {tokens} tokens; at most {limits.max_request_tokens} are allowed."
-        raise RequestError("too_many_tokens", message, "messages")
+    limits.check_tokens(tokens, "The messages", "messages")

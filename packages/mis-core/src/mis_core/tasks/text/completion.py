@@ -24,7 +24,7 @@ from mis_core.tasks.text.prompt_field import check_lengths, read_prompts, tokeni
 from mis_core.tasks.text.prompt_groups import Group, Prompts
 from mis_core.tasks.text.row_logprobs import RowLogprobs, best_choices
 from mis_core.tasks.text.sampling import sampling_of, stops_of
-from mis_core.tasks.text.sequences import NO_SEQUENCES, AnswerOptions, Sequences, check_sequences, sequences_behind
+from mis_core.tasks.text.sequences import NO_SEQUENCES, AnswerOptions, check_sequences, sequences_behind
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 
@@ -105,7 +105,9 @@ def parse_completion(
         count = max(min(NEW_TOKENS, limits.context_length - int(prompts.lens.max())), 1)
     if count > 1 and options.stream and draws > choices:
         raise RequestError("invalid_best_of", "best_of above n cannot be streamed.", "best_of")
-    sequences = _sequences(options, prompts, count, tokenizer, limits) if count > 1 else NO_SEQUENCES
+    sequences = NO_SEQUENCES
+    if count > 1:
+        sequences = sequences_behind(prompts, count, options, tokenizer, limits, "max_tokens")
     reads_prompts = echo and options.logprobs is not None
     groups = _group(prompts, draws, count, reads_prompts)
     sampling = options.sampling if count == 1 else None
@@ -119,12 +121,7 @@ def parse_completion(
 
 
 def finish_completion(parsed: ParsedCompletion, outputs: tuple[EngineOutput, ...]) -> CompletionResult:
-    """Turn what the engine computed into log-probabilities.
-
-    Raises:
-        ValueError: the engine's outputs lack what the requests need.
-        FloatingPointError: their values are not finite.
-    """
+    """Turn what the engine computed into log-probabilities; see `Task.finish`."""
     usage = Usage(len(parsed.prompts.tokens), sum(output.cached_tokens for output in outputs))
     if not parsed.requests:
         return CompletionResult([], usage, None, 0)
@@ -161,15 +158,6 @@ def _draws(body: CompletionBody) -> int:
 def _multiplier(fields: Fields) -> str:
     """Return the name of the field that says how many answers each prompt gets, or of the prompts if none does."""
     return next((name for name in ("best_of", "n") if fields.get(name) is not None), "prompt")
-
-
-def _sequences(
-    options: AnswerOptions, prompts: Prompts, count: int, tokenizer: Tokenizer | None, limits: Limits
-) -> Sequences:
-    """Return what is written: answers that may have more than one token."""
-    if tokenizer is None:
-        raise RequestError("task_not_supported", "This engine has no tokenizer, and writes no texts.", "max_tokens")
-    return sequences_behind(prompts, count, options, tokenizer, limits, "max_tokens")
 
 
 def _group(prompts: Prompts, draws: int, count: int, reads_prompts: bool) -> list[Group]:

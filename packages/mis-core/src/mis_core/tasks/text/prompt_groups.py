@@ -99,6 +99,8 @@ class Prompts:
             cache_salt: The salt of its cached prefix.
         """
         members, shared = group.members, group.shared
+        if sampling is not None:  # every prompt's draws have the same keys, whatever else is in the request
+            sampling = replace(sampling, keys=np.tile(sampling.keys, (len(members) // len(sampling.keys), 1)))
         lens = self.lens[members] - shared
         starts = self.starts[members]
         query = self.tokens[starts[0] : starts[0] + shared]
@@ -118,7 +120,7 @@ class Prompts:
             query_reads=shared if reads_all else 0,
             top_tokens=top_tokens,
             cache_salt=cache_salt,
-            sampling=None if sampling is None else _tiled(sampling, len(members)),
+            sampling=sampling,
         )
 
     def rows(self, groups: list[Group]) -> Int64[np.ndarray, " prompt_tokens"]:
@@ -160,8 +162,3 @@ def _at_most(groups: list[Group], cached: bool) -> list[Group]:
     ranked = sorted(groups, key=lambda group: group.shared * (len(group.members) - (not cached)), reverse=True)
     kept, others = ranked[: MAX_GROUPS - 1], ranked[MAX_GROUPS - 1 :]
     return [*kept, Group(np.concatenate([group.members for group in others]), 0)]
-
-
-def _tiled(sampling: Sampling, items: int) -> Sampling:
-    """Return sampling in which every prompt's draws have the same keys, whatever else is in the request."""
-    return replace(sampling, keys=np.tile(sampling.keys, (items // len(sampling.keys), 1)))

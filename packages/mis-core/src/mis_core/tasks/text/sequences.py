@@ -120,7 +120,7 @@ def sequences_behind(
     prompts: Prompts,
     max_new_tokens: int,
     options: AnswerOptions,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     limits: Limits,
     param: str,
     prompt_param: str = "prompt",
@@ -131,14 +131,16 @@ def sequences_behind(
         prompts: The prompts.
         max_new_tokens: Most tokens of an answer.
         options: How answers are asked for.
-        tokenizer: Says where they end.
+        tokenizer: Says where they end; needed.
         limits: What the request may ask for.
         param: The field that has `max_new_tokens`.
         prompt_param: The field that has the prompts.
 
     Raises:
-        RequestError: `context_length_exceeded` or `too_many_tokens`.
+        RequestError: `task_not_supported`, `context_length_exceeded` or `too_many_tokens`.
     """
+    if tokenizer is None:
+        raise RequestError("task_not_supported", "This engine has no tokenizer, and writes no texts.", param)
     longest, answers = int(prompts.lens.max()), len(prompts.lens) * options.draws
     if longest + max_new_tokens > limits.context_length:
         message = (
