@@ -8,19 +8,12 @@ import pytest
 import mis_server.cli
 from documented_commands import commands
 from mis_core.config import EngineConfig
-from mis_core.tasks import classify
 from mis_core.tasks.decide import task as decide
-from mis_core.tasks.text import completion as complete
-from mis_core.tasks.text.chat import FIELDS, IGNORED, UNSUPPORTED
 from mis_core.tokenization import Tokenizer
 from mis_server.compatibility import ACCEPTED, WHY_WITHOUT_LIMIT
 from mis_server.edge.middleware import ADMIN_PATHS, OPEN_PATHS
 from mis_server.errors import ERRORS
-from mis_server.schemas.chat import ChatBody
-from mis_server.schemas.classify import ClassifyBody
-from mis_server.schemas.completions import CompletionBody
 from mis_server.schemas.decisions import DecisionBody
-from mis_server.schemas.score import ScoreBody
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import _ENGINE, _FRONT, Metrics
 from mis_server.tokenizers.pool import TokenizerPool
@@ -74,45 +67,10 @@ def test_every_route_is_in_the_index(checkpoint: Path) -> None:
     assert {path for path, key in keys.items() if key == "admin"} == ADMIN_PATHS
 
 
-def test_every_field_of_a_score_request_is_in_its_table() -> None:
-    listed = {name for row in rows("score.md") for name in words(row[0])}
-    assert listed == set(ScoreBody.model_fields)
-
-
 def test_every_field_of_a_decision_is_in_its_table() -> None:
     listed = {name for row in rows("decisions.md") if len(row) == 3 for name in words(row[0])}
     assert listed == {*DecisionBody.model_fields, "predicate", "choice", "score"}
     assert set(DecisionBody.model_fields) == set(decide.FIELDS)
-
-
-def test_every_field_of_a_chat_is_on_its_page() -> None:
-    page = (HTTP / "chat.md").read_text()
-    listed = {name for row in rows("chat.md") for name in words(row[0])}
-    ignored, unsupported = (page.split(start)[1].split("\n\n")[0] for start in ("No effect,", "Refused with"))
-    assert listed == set(FIELDS) - set(IGNORED) - set(UNSUPPORTED)
-    assert set(words(ignored)) == set(IGNORED)
-    assert set(UNSUPPORTED) <= set(words(unsupported))
-    assert set(ChatBody.model_fields) <= listed
-
-
-def test_every_field_of_a_completion_is_on_its_page() -> None:
-    page = (HTTP / "completions.md").read_text()
-    listed = {name for row in rows("completions.md") for name in words(row[0])}
-    ignored, unsupported = (page.split(start)[1].split("\n\n")[0] for start in ("No effect,", "Refused with"))
-    assert listed == set(complete.FIELDS) - set(complete.IGNORED) - set(complete.UNSUPPORTED)
-    assert set(words(ignored)) == set(complete.IGNORED)
-    assert set(complete.UNSUPPORTED) <= set(words(unsupported))
-    assert set(CompletionBody.model_fields) <= listed
-
-
-def test_every_field_of_a_classification_is_on_its_page() -> None:
-    page = (HTTP / "classify.md").read_text()
-    listed = {name for row in rows("classify.md") for name in words(row[0])}
-    ignored, unsupported = (page.split(start)[1].split("\n\n")[0] for start in ("No effect:", "Refused with"))
-    assert listed == set(classify.FIELDS) - set(classify.IGNORED) - set(classify.UNSUPPORTED)
-    assert set(words(ignored)) == set(classify.IGNORED)
-    assert set(classify.UNSUPPORTED) <= set(words(unsupported))
-    assert set(ClassifyBody.model_fields) <= listed | set(classify.IGNORED)
 
 
 DOCS = HTTP.parent.parent

@@ -188,7 +188,7 @@ def write(engine: Engine, text: str, **fields: Any) -> tuple[list[str], str | No
     """Return the texts of the chunks of an answer whose tokens spell a text."""
     ids = engine.tokenizer.encode(text, add_special_tokens=False).tolist()
     parsed = parse_generation({"prompt": PROMPT, "max_new_tokens": 100, **fields}, engine.tokenizer, engine.limits)
-    choices, none = GeneratedChoices(engine.tokenizer, parsed.stops, 1), np.zeros(0, np.int32)
+    choices, none = GeneratedChoices(engine.tokenizer, parsed.options.stops, 1), np.zeros(0, np.int32)
     texts: list[str] = []
     finish: str | None = None
     for place, token in enumerate(ids):

@@ -166,13 +166,12 @@ def test_any_field_of_items_can_be_sorted_out():
         np.array([True, False]), lambda row, index: RequestError("too_long", f"documents[{index}] {row}")
     )
     assert rows.tolist() == [1]
-    sorted_out = errors.sorted()
-    assert (sorted_out.count, sorted_out.kept.tolist()) == (4, [2])
-    assert [(error.index, error.code, error.param) for error in sorted_out.errors] == [
+    assert (errors.count, errors.kept.tolist()) == (4, [2])
+    assert [(error.index, error.code, error.param) for error in errors.errors] == [
         (0, "too_long", "documents"),
         (1, "invalid_documents", "documents"),
         (3, "invalid_documents", "documents"),
     ]
     np.testing.assert_array_equal(
-        sorted_out.spread(np.ones((1, 2), np.float32)), [[np.nan] * 2, [np.nan] * 2, [1, 1], [np.nan] * 2]
+        errors.spread(np.ones((1, 2), np.float32)), [[np.nan] * 2, [np.nan] * 2, [1, 1], [np.nan] * 2]
     )

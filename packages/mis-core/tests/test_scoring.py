@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp
 
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.tasks.fields.item_errors import SortedItems
+from mis_core.tasks.fields.item_errors import ItemErrors
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.score.parsed import ParsedScore
 from mis_core.tasks.score.scores import finish_score
@@ -64,9 +64,8 @@ def finished(logits, log_sum_exp=None, label_ids=None, **options):
     logits = np.array(logits, np.float32)
     label_ids = label_ids if label_ids is not None else [list(range(logits.shape[1]))]
     normalisers = None if log_sum_exp is None else np.array(log_sum_exp, np.float32)
-    parsed = ParsedScore(
-        request_of(label_ids, len(logits), **options), SortedItems(len(logits), np.arange(len(logits)))
-    )
+    request = request_of(label_ids, len(logits), **options)
+    parsed = ParsedScore(request, (request,), ItemErrors("items", len(logits), per_item=False))
     return finish_score(parsed, (EngineOutput(logits, normalisers),))
 
 

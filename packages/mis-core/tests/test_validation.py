@@ -9,7 +9,8 @@ import pytest
 
 from mis_core.errors import RequestError
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.score.task import FIELDS, parse_score_request
+from mis_core.tasks.score.options import ScoreBody
+from mis_core.tasks.score.task import parse_score_request
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.encoder import Encoder
 
@@ -183,7 +184,7 @@ def test_messages_name_the_place():
 
 def test_unknown_field_suggests_the_nearest():
     assert "'item_first'" in refusal({**GOOD, "items_first": True}).message
-    assert all(name in refusal({**GOOD, "zzz": 1}).message for name in FIELDS)
+    assert all(name in refusal({**GOOD, "zzz": 1}).message for name in ScoreBody.__struct_fields__)
 
 
 def test_long_input_is_not_echoed():

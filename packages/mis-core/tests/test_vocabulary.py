@@ -161,7 +161,7 @@ def test_with_errors_of_items_the_other_documents_are_ranked(tokenizer: Tokenize
     alone = RERANK.parse(fields | {"documents": [GOOD, "sun " * 900]}, tokenizer, LIMITS, None)
     assert [error.index for error in parsed.documents.errors] == [0, 3]
     assert (parsed.texts, parsed.truncated) == ({1: GOOD, 2: "sun " * 900}, (2,))
-    np.testing.assert_array_equal(parsed.request.item_tokens, alone.request.item_tokens)
+    np.testing.assert_array_equal(parsed.requests[0].item_tokens, alone.requests[0].item_tokens)
     error = refusal(lambda: RERANK.parse(fields | {"documents": [BAD]}, tokenizer, LIMITS, None))
     assert (error.code, error.param) == ("token_id_exceeds_vocab", "documents")
 

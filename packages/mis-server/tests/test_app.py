@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 import mis_server
-from mis_core.tasks.score.task import FIELDS
+from mis_core.tasks.score.options import ScoreBody
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def document(http: httpx.Client) -> dict[str, Any]:
 
 def test_the_body_of_score_has_the_fields_that_validation_knows(document: dict[str, Any]) -> None:
     schema = document["paths"]["/v1/score"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert set(schema["properties"]) == set(FIELDS)
+    assert set(schema["properties"]) == set(ScoreBody.__struct_fields__)
     assert set(schema["required"]) == {"query", "items"}
     assert schema["additionalProperties"] is False
 

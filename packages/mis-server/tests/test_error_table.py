@@ -12,7 +12,8 @@ import pytest
 
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineFault
-from mis_core.tasks.text.chat import IGNORED
+from mis_core.tasks.fields.described import without_effect
+from mis_core.tasks.text.bodies import ChatBody
 from mis_server.errors import ERRORS
 
 Body = Callable[..., dict[str, Any]]
@@ -315,7 +316,7 @@ CAUSES = [
     chat_error("invalid_model_type", model=7),
     chat_error("model_not_found", model="other"),
     chat_error("unknown_parameter", massages=[]),
-    *[chat_error(f"invalid_{name}", **{name: [1]}) for name in IGNORED],
+    *[chat_error(f"invalid_{name}", **{name: [1]}) for name in without_effect(ChatBody)],
     completion_error("missing_prompt", prompt=GONE),
     completion_error("empty_prompt", prompt=[[1], []]),
     completion_error("invalid_prompt", prompt=["a", 1]),

@@ -13,8 +13,7 @@ import pytest
 from mis_core.errors import EngineUnavailable, RequestError
 from mis_core.process.client import EngineFault
 from mis_core.process.quarantine import RequestRefused
-from mis_core.tasks.text import completion as complete
-from mis_core.tasks.text.chat import FIELDS
+from mis_core.tasks.text.bodies import ChatBody, CompletionBody
 from mis_testing.server import RunningServer
 
 Body = Callable[..., dict[str, Any]]
@@ -294,7 +293,7 @@ def test_no_field_of_the_client_is_unknown() -> None:
         params.CompletionCreateParamsNonStreaming.__annotations__ | params.CompletionCreateParamsBase.__annotations__
     )
     assert {"messages", "logit_bias", "stream"} <= set(theirs)
-    assert set(theirs) <= set(FIELDS)
+    assert set(theirs) <= set(ChatBody.__struct_fields__)
 
 
 COMPLETION: dict[str, Any] = {"model": "some/model", "prompt": "Do cats purr?", "max_tokens": 1}
@@ -342,4 +341,4 @@ def test_what_a_completion_cannot_have_is_refused_by_name(client: openai.OpenAI)
 def test_no_field_of_the_clients_completions_is_unknown() -> None:
     from openai.types import completion_create_params as params
 
-    assert set(params.CompletionCreateParamsBase.__annotations__) <= set(complete.FIELDS)
+    assert set(params.CompletionCreateParamsBase.__annotations__) <= set(CompletionBody.__struct_fields__)

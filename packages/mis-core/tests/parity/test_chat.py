@@ -46,30 +46,31 @@ def test_log_probabilities_are_those_of_transformers(
         (result,) = answers(engine, limits, body)
         assert result.usage.prompt_tokens == len(prompt)
         np.testing.assert_allclose(result.label_logprobs, expected[[5, 271, 900, 5]], atol=TINY_LOGITS)
-        np.testing.assert_allclose(result.token_logprobs, expected[result.token_ids], atol=TINY_LOGITS)
-        np.testing.assert_allclose(result.top_logprobs, expected[result.top_ids], atol=TINY_LOGITS)
-        np.testing.assert_allclose(result.top_logprobs, np.sort(expected)[::-1][:20], atol=TINY_LOGITS)
+        for token in result.tokens:
+            np.testing.assert_allclose(token.logprob, expected[token.token_id], atol=TINY_LOGITS)
+            np.testing.assert_allclose(token.top_logprobs, expected[token.top_ids], atol=TINY_LOGITS)
+            np.testing.assert_allclose(token.top_logprobs, np.sort(expected)[::-1][:20], atol=TINY_LOGITS)
     assert result.usage.cached_tokens > 0
 
 
 def test_temperature_zero_is_the_most_probable_token_after_the_bias(engine: Engine, limits: Limits) -> None:
     body = ASKED | {"messages": CHATS[0], "temperature": 0}
     plain, biased = answers(engine, limits, body, body | {"logit_bias": {"7": 100}})
-    assert plain.token_ids[0] == plain.top_ids[0]
-    assert biased.token_ids[0] == 7
-    assert_bits_equal(biased.top_logprobs, plain.top_logprobs)  # of the model's own distribution
+    (plain_token,), (biased_token,) = plain.tokens, biased.tokens
+    assert plain_token.token_id == plain_token.top_ids[0]
+    assert biased_token.token_id == 7
+    assert_bits_equal(biased_token.top_logprobs, plain_token.top_logprobs)  # of the model's own distribution
 
 
 def test_a_seed_draws_the_same_tokens_whatever_is_asked_beside_it(engine: Engine, limits: Limits) -> None:
     body = {"messages": CHATS[0], "max_tokens": 1, "temperature": 2.0}
-    many, few, other = answers(
-        engine, limits, body | {"seed": 5, "n": 100}, body | {"seed": 5, "n": 3} | ASKED, body | {"seed": 6, "n": 100}
-    )
-    assert_bits_equal(few.token_ids, many.token_ids[:3])
-    assert len(np.unique(many.token_ids)) > 5
-    assert (other.token_ids != many.token_ids).any()
-    unseeded = answers(engine, limits, body | {"n": 100}, body | {"n": 100})
-    assert (unseeded[0].token_ids != unseeded[1].token_ids).any()
+    fields = [{"seed": 5, "n": 100}, {"seed": 5, "n": 3} | ASKED, {"seed": 6, "n": 100}, {"n": 100}, {"n": 100}]
+    results = answers(engine, limits, *(body | each for each in fields))
+    many, few, other, *unseeded = ([token.token_id for token in result.tokens] for result in results)
+    assert few == many[:3]
+    assert len(set(many)) > 5
+    assert other != many
+    assert unseeded[0] != unseeded[1]
 
 
 def test_a_chat_alone_has_the_bits_that_it_has_among_others(engine: Engine, limits: Limits) -> None:
@@ -81,5 +82,8 @@ def test_a_chat_alone_has_the_bits_that_it_has_among_others(engine: Engine, limi
     together = answers(engine, limits, *bodies)
     for number in (0, 1, 8, 16):
         (alone,) = answers(engine, limits, bodies[number] | {"cache_salt": f"alone {number}"})
-        for name in ("token_ids", "token_logprobs", "top_ids", "top_logprobs", "label_logprobs"):
-            assert_bits_equal(getattr(together[number], name), getattr(alone, name))
+        assert_bits_equal(together[number].label_logprobs, alone.label_logprobs)
+        for among, token in zip(together[number].tokens, alone.tokens, strict=True):
+            assert (among.token_id, among.logprob) == (token.token_id, token.logprob)
+            assert_bits_equal(among.top_ids, token.top_ids)
+            assert_bits_equal(among.top_logprobs, token.top_logprobs)

@@ -62,6 +62,16 @@ def complete(engine: Engine, *every: dict[str, object]) -> list[CompletionResult
     return [COMPLETE.finish(*each) for each in zip(parsed, outputs, strict=True)]
 
 
+def drawn(result: CompletionResult) -> dict[str, np.ndarray]:
+    """Return the tokens of answers and their values as arrays, `[answers]` and `[answers, top_logprobs]`."""
+    return {
+        "token_ids": np.array([token.token_id for token in result.tokens], np.int32),
+        "token_logprobs": np.array([token.logprob for token in result.tokens], np.float32),
+        "top_ids": np.stack([token.top_ids for token in result.tokens]),
+        "top_logprobs": np.stack([token.top_logprobs for token in result.tokens]),
+    }
+
+
 def test_log_probabilities_are_those_of_transformers(engine: Engine, reference: Callable[..., np.ndarray]) -> None:
     (result,) = complete(engine, {"prompt": PROMPTS, "echo": True, "logprobs": TOP, "temperature": 0})
     (short,) = complete(engine, {"prompt": PROMPTS, "logprobs": TOP, "temperature": 0})
@@ -75,10 +85,10 @@ def test_log_probabilities_are_those_of_transformers(engine: Engine, reference: 
         np.testing.assert_allclose(own, expected[rows, prompt[1:]], atol=TINY_LOGITS, rtol=0)
         check_top(told.top_ids[begin + 1 : end], told.top_logprobs[begin + 1 : end], expected[:-1])
         for each in (result, short):
-            check_top(each.top_ids[index], each.top_logprobs[index], expected[-1:])
-            best = expected[-1].max()
-            np.testing.assert_allclose(each.token_logprobs[index], best, atol=TINY_LOGITS, rtol=0)
-            np.testing.assert_allclose(expected[-1][each.token_ids[index]], best, atol=TINY_LOGITS, rtol=0)
+            token, best = each.tokens[index], expected[-1].max()
+            check_top(token.top_ids[None], token.top_logprobs[None], expected[-1:])
+            np.testing.assert_allclose(token.logprob, best, atol=TINY_LOGITS, rtol=0)
+            np.testing.assert_allclose(expected[-1][token.token_id], best, atol=TINY_LOGITS, rtol=0)
         begin = end
 
 
@@ -98,18 +108,19 @@ def test_bits_are_the_same_alone_and_among_others(engine: Engine, echo: bool) ->
     every.append(fields(CONTEXTS[0]) | {"n": 5})
     for request, among in zip(every, complete(engine, *every), strict=True):
         (alone,) = complete(engine, request)
-        for name in ("token_ids", "token_logprobs", "top_ids", "top_logprobs"):
-            assert_bits_equal(getattr(alone, name), getattr(among, name))
+        for name, values in drawn(alone).items():
+            assert_bits_equal(values, drawn(among)[name])
         if alone.prompt is not None:
             for name in ("logprobs", "top_ids", "top_logprobs"):
                 assert_bits_equal(getattr(alone.prompt, name), getattr(among.prompt, name))
 
 
 def test_draws_of_a_seed_repeat_and_do_not_depend_on_their_number(engine: Engine) -> None:
-    few, many, again = complete(engine, *[{"prompt": PROMPTS[0], "seed": 1, "n": n} for n in (3, 40, 40)])
-    assert len(np.unique(many.token_ids)) > 5
-    assert_bits_equal(many.token_ids, again.token_ids)
-    assert_bits_equal(few.token_ids, many.token_ids[:3])
+    results = complete(engine, *[{"prompt": PROMPTS[0], "seed": 1, "n": n} for n in (3, 40, 40)])
+    few, many, again = (drawn(result)["token_ids"] for result in results)
+    assert len(np.unique(many)) > 5
+    assert_bits_equal(many, again)
+    assert_bits_equal(few, many[:3])
 
 
 def test_a_prompt_that_is_sent_again_comes_from_the_cache(engine: Engine) -> None:
@@ -118,4 +129,4 @@ def test_a_prompt_that_is_sent_again_comes_from_the_cache(engine: Engine) -> Non
     (second,) = complete(engine, {"prompt": prompt, "logprobs": 5, "temperature": 0})
     assert (first.usage.cached_tokens, second.usage.prompt_tokens) == (0, 500)
     assert second.usage.cached_tokens > 400
-    assert_bits_equal(first.top_logprobs, second.top_logprobs)
+    assert_bits_equal(first.tokens[0].top_logprobs, second.tokens[0].top_logprobs)

@@ -12,8 +12,10 @@ from transformers import AutoTokenizer
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput
+from mis_core.tasks.fields.described import without_effect
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.text.chat import CHAT, FIELDS, IGNORED, ParsedChat
+from mis_core.tasks.text.bodies import ChatBody
+from mis_core.tasks.text.chat import CHAT, ParsedChat
 from mis_core.tasks.text.messages import MAX_MESSAGES, read_messages
 from mis_core.tasks.text.sampling import Stops, sampling_keys
 from mis_core.tokenization import Tokenizer
@@ -21,6 +23,7 @@ from mis_testing import tiny_checkpoint
 
 LIMITS = Limits(context_length=200, vocab_size=2000, max_labels=4, max_text_characters=5000)
 MESSAGES = [{"role": "system", "content": "Answer yes or no."}, {"role": "user", "content": "Do cats purr?"}]
+FIELDS = ChatBody.__struct_fields__
 GOOD = {"messages": MESSAGES, "max_tokens": 1}
 
 
@@ -97,7 +100,8 @@ def test_fields_arrive(some_tokenizer: Tokenizer) -> None:
     (request,) = parsed.requests
     assert (request.top_tokens, request.cache_salt, request.label_ids.tolist()) == (20, "s", [[7, 8, 7]])
     assert (request.sampling.temperature, request.sampling.bias_ids.tolist()) == (0, [3])
-    assert (parsed.logprobs, parsed.stops.texts, parsed.stream, parsed.include_usage) == (True, ("a",), True, True)
+    options = parsed.options
+    assert (options.logprobs, options.stops.texts, options.stream, options.include_usage) == (20, ("a",), True, True)
 
 
 def test_labels_are_looked_up(some_tokenizer: Tokenizer) -> None:
@@ -107,7 +111,7 @@ def test_labels_are_looked_up(some_tokenizer: Tokenizer) -> None:
 
 
 def test_null_is_as_good_as_missing(some_tokenizer: Tokenizer) -> None:
-    fields = {name: None for name in FIELDS if name not in GOOD}
+    fields = {name: None for name in ChatBody.__struct_fields__ if name not in GOOD}
     parsed = parse(some_tokenizer, **fields)
     assert prompt(parsed) == prompt(parse(some_tokenizer))
     assert parsed.requests[0].label_ids.shape == (1, 0)
@@ -115,7 +119,10 @@ def test_null_is_as_good_as_missing(some_tokenizer: Tokenizer) -> None:
 
 def test_what_is_harmless_or_has_no_effect_is_accepted(some_tokenizer: Tokenizer) -> None:
     values = {"frequency_penalty": 0.5, "presence_penalty": 1, "store": True, "parallel_tool_calls": False}
-    ignored = {name: {} if "options" in name or name in ("metadata", "prediction") else "text" for name in IGNORED}
+    ignored = {
+        name: {} if "options" in name or name in ("metadata", "prediction") else "text"
+        for name in without_effect(ChatBody)
+    }
     harmless = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]}
     parse(some_tokenizer, **(ignored | values | harmless))
 
@@ -195,7 +202,7 @@ def test_an_answer_of_more_tokens_is_a_sequence_for_each_choice(some_tokenizer: 
     fields = {"n": 3, "seed": 5, "logprobs": True, "top_logprobs": 2, "stop": "a", "stop_token_ids": [9]}
     parsed = pickle.loads(pickle.dumps(parse(some_tokenizer, max_tokens=7, cache_salt="s", top_k=4, **fields)))
     assert parsed.requests == ()
-    assert parsed.stops == Stops(("a",), frozenset([9]))
+    assert parsed.options.stops == Stops(("a",), frozenset([9]))
     (first, *_) = parse(some_tokenizer, seed=5).requests
     for number, sequence in enumerate(parsed.sequences):
         assert sequence.prompt.tolist() == first.query.tolist()
@@ -216,13 +223,13 @@ def test_labels_of_a_longer_answer_are_scored_once_beside_it(some_tokenizer: Tok
 
 def test_without_a_number_an_answer_has_what_fits(some_tokenizer: Tokenizer) -> None:
     def longest(limits: Limits, **fields: object) -> int:
-        return parse(some_tokenizer, limits, max_tokens=None, **fields).sequences[0].max_new_tokens
+        return parse(some_tokenizer, limits, max_tokens=None, **fields).sequences.max_new_tokens
 
     tokens = parse(some_tokenizer).prompt_tokens
     assert longest(LIMITS) == LIMITS.context_length - tokens
     assert longest(replace(LIMITS, max_request_tokens=tokens + 40), n=4) == 10
     assert longest(replace(LIMITS, max_scores=60), n=2, logprobs=True, top_logprobs=4) == 6
-    assert parse(some_tokenizer, max_tokens=9, max_completion_tokens=3).sequences[0].max_new_tokens == 3
+    assert parse(some_tokenizer, max_tokens=9, max_completion_tokens=3).sequences.max_new_tokens == 3
 
 
 def test_what_an_answer_may_cost_is_bounded(some_tokenizer: Tokenizer) -> None:
@@ -287,8 +294,11 @@ def test_log_probabilities_are_of_the_models_own_distribution(some_tokenizer: To
         next_ids=np.array([3, 0], np.int32), next_logits=logits[[3, 0]],
     )  # fmt: skip
     result = CHAT.finish(parsed, (output,))
-    np.testing.assert_allclose(np.exp(result.token_logprobs), [0.125, 0.5], rtol=1e-6)
-    np.testing.assert_allclose(np.exp(result.top_logprobs), [0.5, 0.25], rtol=1e-6)
+    assert [token.token_id for token in result.tokens] == [3, 0]
+    np.testing.assert_allclose(np.exp([token.logprob for token in result.tokens]), [0.125, 0.5], rtol=1e-6)
+    for token in result.tokens:
+        assert token.top_ids.tolist() == [0, 1]
+        np.testing.assert_allclose(np.exp(token.top_logprobs), [0.5, 0.25], rtol=1e-6)
     np.testing.assert_allclose(np.exp(result.label_logprobs), [0.25, 0.125, 0.25], rtol=1e-6)
     assert result.label_ids.tolist() == [1, 3, 1]
     assert (result.usage.prompt_tokens, result.usage.cached_tokens) == (len(prompt(parsed)), 4)
@@ -299,8 +309,9 @@ def test_without_labels_and_top_tokens_there_are_none(some_tokenizer: Tokenizer)
     normaliser, drawn = np.ones(1, np.float32), np.zeros(1, np.int32)
     output = EngineOutput(np.zeros((1, 0), np.float32), normaliser, next_ids=drawn, next_logits=normaliser)
     result = CHAT.finish(parsed, (output,))
-    assert result.top_ids.shape == result.top_logprobs.shape == result.label_logprobs.shape == (0,)
-    with pytest.raises(ValueError, match="drew no token"):
+    (token,) = result.tokens
+    assert token.top_ids.shape == token.top_logprobs.shape == result.label_logprobs.shape == (0,)
+    with pytest.raises(ValueError, match="next_ids"):
         CHAT.finish(parsed, (EngineOutput(np.zeros((1, 0), np.float32), normaliser),))
 
 
@@ -323,7 +334,8 @@ messages = st.lists(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    given=st.dictionaries(st.sampled_from(FIELDS), anything, max_size=3), chat=messages | st.just(MESSAGES) | anything
+    given=st.dictionaries(st.sampled_from(FIELDS), anything, max_size=3),
+    chat=messages | st.just(MESSAGES) | anything,
 )
 def test_anything_is_a_request_or_an_error_of_it(some_tokenizer: Tokenizer, given, chat) -> None:
     try:

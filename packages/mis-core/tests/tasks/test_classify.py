@@ -29,7 +29,7 @@ def parse(fields: dict[str, Any], tokenizer: Tokenizer | None = None, limits: Li
 
 
 def sequences(parsed: ParsedClassify) -> list[list[int]]:
-    request = parsed.request
+    (request,) = parsed.requests
     assert (len(request.query), request.context_lens.any(), request.label_ids.tolist()) == (0, False, [[0, 1, 2]])
     assert not request.needs_log_sum_exp
     return [row.tolist() for row in np.split(request.item_tokens, request.item_starts[1:-1])]

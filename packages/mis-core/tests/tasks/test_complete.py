@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
+from mis_core.tasks.fields.described import without_effect
 from mis_core.tasks.limits import Limits
+from mis_core.tasks.text.bodies import CompletionBody
 from mis_core.tasks.text.choices import GeneratedChoice
-from mis_core.tasks.text.completion import COMPLETE, FIELDS, IGNORED, CompletionResult, ParsedCompletion, best_choices
+from mis_core.tasks.text.completion import COMPLETE, CompletionResult, ParsedCompletion
 from mis_core.tasks.text.prompt_groups import Prompts
+from mis_core.tasks.text.row_logprobs import best_choices
 from mis_core.tasks.text.sampling import sampling_keys
 from mis_core.tokenization import Tokenizer
 
@@ -84,6 +87,10 @@ def answer(parsed: ParsedCompletion) -> CompletionResult:
     return COMPLETE.finish(parsed, tuple(map(compute, parsed.requests)))
 
 
+def ids(result: CompletionResult) -> list[int]:
+    return [token.token_id for token in result.tokens]
+
+
 # Beginnings that are long enough to be shared, and some that are not.
 beginning = st.sampled_from([[], [1, 2], list(range(3, 30)), list(range(3, 50)), [7] * 40])
 prompt_lists = st.lists(
@@ -101,12 +108,12 @@ def test_every_token_is_read_after_those_before_it(prompts, echo: bool, logprobs
     sampling = parsed.requests[0].sampling
     assert sampling is not None
     keys = sampling.keys[:draws].tolist()
-    assert result.token_ids[:, 0].tolist() == [drawn(prompt, key) for prompt in prompts for key in keys]
+    assert ids(result) == [drawn(prompt, key) for prompt in prompts for key in keys]
     sequences = [prompt for prompt in prompts for _ in range(draws)]
-    own = [value(whole, token) - 11 for whole, token in zip(sequences, result.token_ids[:, 0].tolist(), strict=True)]
-    np.testing.assert_allclose(result.token_logprobs[:, 0], own, rtol=1e-5)
-    if logprobs:
-        assert result.top_ids.ravel().tolist() == [len(whole) + rank for whole in sequences for rank in range(logprobs)]
+    own = [value(whole, token) - 11 for whole, token in zip(sequences, ids(result), strict=True)]
+    np.testing.assert_allclose([token.logprob for token in result.tokens], own, rtol=1e-5)
+    tops = [[len(whole) + rank for rank in range(logprobs or 0)] for whole in sequences]
+    assert [token.top_ids.tolist() for token in result.tokens] == tops
     assert result.usage.prompt_tokens == sum(map(len, prompts))
     assert result.completion_tokens == len(prompts) * draws
     assert (result.prompt is None) == (not echo or logprobs is None)
@@ -186,15 +193,14 @@ def test_draws_share_their_prompt() -> None:
 def test_a_prompt_draws_the_same_alone_and_among_others() -> None:
     prompts = [[*range(100, 150), last] for last in (1, 2, 3)]
     together = answer(parse(prompt=prompts, seed=3))
-    alone = [answer(parse(prompt=prompt, seed=3)).token_ids.item() for prompt in prompts]
-    assert together.token_ids[:, 0].tolist() == alone
+    assert ids(together) == [token for prompt in prompts for token in ids(answer(parse(prompt=prompt, seed=3)))]
 
 
 def test_the_best_of_several_draws_are_the_most_probable_ones() -> None:
     every = answer(parse(n=6, seed=2))
     best = answer(parse(n=2, best_of=6, seed=2))
-    order = np.argsort(-every.token_logprobs[:, 0], kind="stable")[:2]
-    assert best.token_ids[:, 0].tolist() == every.token_ids[order, 0].tolist()
+    order = np.argsort([-token.logprob for token in every.tokens], kind="stable")[:2]
+    assert ids(best) == np.array(ids(every))[order].tolist()
     assert (best.completion_tokens, every.completion_tokens) == (6, 6)
 
 
@@ -202,7 +208,7 @@ def test_nothing_is_drawn_where_only_the_prompt_is_asked_for() -> None:
     parsed = parse(max_tokens=0, echo=True, logprobs=2)
     assert all(request.sampling is None for request in parsed.requests)
     result = answer(parsed)
-    assert (result.token_ids.shape, result.top_ids.shape, result.completion_tokens) == ((1, 0), (1, 0, 2), 0)
+    assert (result.tokens, result.completion_tokens) == ([], 0)
     assert answer(parse(max_tokens=0, echo=True)).prompt is None
 
 
@@ -226,7 +232,7 @@ def test_texts_need_a_tokenizer_and_ids_do_not(prompt: object) -> None:
 
 
 def test_null_is_as_good_as_missing() -> None:
-    parsed = parse(**{name: None for name in FIELDS if name not in GOOD})
+    parsed = parse(**{name: None for name in CompletionBody.__struct_fields__ if name not in GOOD})
     assert parsed.prompts.tokens.tolist() == [5, 6, 7]
     parse(suffix="", user="u", frequency_penalty=1, presence_penalty=-1.5, model="m", best_of=1)
 
@@ -269,7 +275,7 @@ def test_null_is_as_good_as_missing() -> None:
         ({"logit_bias": {"1000": 1}}, "token_id_exceeds_vocab"),
         ({"stop": [1]}, "invalid_stop"),
         ({"add_special_tokens": 1}, "invalid_add_special_tokens_type"),
-        *[({name: [1]}, f"invalid_{name}") for name in IGNORED],
+        *[({name: [1]}, f"invalid_{name}") for name in without_effect(CompletionBody)],
     ],
 )  # fmt: skip
 def test_errors_name_the_field(changes: dict[str, Any], code: str) -> None:
@@ -302,7 +308,7 @@ def test_prompts_of_longer_answers_are_read_beside_them(tokenizer: Tokenizer) ->
 def test_without_a_number_an_answer_has_sixteen_tokens_or_what_fits(tokenizer: Tokenizer) -> None:
     def longest(tokens: int) -> int:
         parsed = parse(tokenizer=tokenizer, prompt=[1] * tokens, max_tokens=None)
-        return parsed.sequences[0].max_new_tokens if parsed.sequences else 1
+        return parsed.sequences.max_new_tokens if parsed.sequences else 1
 
     assert [longest(tokens) for tokens in (1, 184, 190, 199, 200)] == [16, 16, 10, 1, 1]
 
@@ -333,9 +339,13 @@ def test_the_best_answers_have_the_highest_mean_log_probability() -> None:
         )
         for index, each in enumerate(values)
     ]
-    assert [choice.index for choice in best_choices(written[:3], 2)] == [1, 2]
-    assert [choice.index for choice in best_choices(written[3:], 2)] == [3, 4]
-    assert [choice.index for choice in best_choices(written, 6)] == [0, 1, 2, 3, 4, 5]
+
+    def best(drawn: list[GeneratedChoice], count: int) -> list[int]:
+        return [choice.index for choice in best_choices(drawn, count, lambda choice: choice.token_logprobs.mean())]
+
+    assert best(written[:3], 2) == [1, 2]
+    assert best(written[3:], 2) == [3, 4]
+    assert best(written, 6) == [0, 1, 2, 3, 4, 5]
 
 
 def test_answers_are_counted_before_anything_is_tokenised(tokenizer: Tokenizer, monkeypatch: Any) -> None:
@@ -369,9 +379,8 @@ def test_thousands_of_answers_take_no_more_than_their_prompts(tokenizer: Tokeniz
     parsed = parse(limits, tokenizer, **fields)
     assert len(pickle.dumps(parsed)) < 400_000  # 48,000 ids
     assert parsed.sequences.most_tokens == sum(len(each.prompt) + each.max_new_tokens for each in parsed.sequences)
-    assert [each.prompt[0] for each in parsed.sequences[126:130]] == [1, 1, 2, 2]
-    with pytest.raises(IndexError):
-        parsed.sequences[4096]
+    assert [each.prompt[0] for each in parsed.sequences][126:130] == [1, 1, 2, 2]
+    assert len(parsed.sequences) == len(list(parsed.sequences)) == 4096
 
 
 def test_limits_count_draws_and_values_that_are_read() -> None:

@@ -261,7 +261,7 @@ def test_what_surrounds_each_document_counts_as_tokens_of_the_request(
 ) -> None:
     tokenizer, limits = model(originals[family], rerank_template=recipe)
     parsed = parse_rerank({"query": "q", "documents": ["d"] * 50}, tokenizer, limits)
-    joined = parsed.request
+    (joined,) = parsed.requests
     tokens = len(joined.query) + len(joined.item_tokens)
     parse_rerank({"query": "q", "documents": ["d"] * 50}, tokenizer, replace(limits, max_request_tokens=tokens))
     with pytest.raises(RequestError) as caught:
@@ -296,7 +296,7 @@ def test_mxbais_prompt_has_the_ids_of_its_own_code(make: Checkpoints, instructio
     tokenizer, limits = model(path)
     query, documents = "Do {cats} sleep?", ["Cats sleep.", "", " It {query} rains.\n", "猫 sleeps 👍!?"]
     parsed = parse_rerank({"query": query, "documents": documents, "instruction": instruction}, tokenizer, limits)
-    request = parsed.request
+    (request,) = parsed.requests
     sequences = [
         np.concatenate([request.query[:seen], request.item_tokens[begin:end]]).tolist()
         for seen, begin, end in zip(
@@ -315,7 +315,7 @@ def test_long_documents_of_pieces_are_cut_and_what_follows_is_not(make: Checkpoi
     whole = len(published_mxbai(path, "q", "", None))
     tight = replace(limits, context_length=whole + 10)
     parsed = parse_rerank({"query": "q", "documents": ["short", "The price is 1999.95. " * 50]}, tokenizer, tight)
-    request = parsed.request
+    (request,) = parsed.requests
     lens = request.context_lens + np.diff(request.item_starts)
     assert parsed.truncated == (1,)
     assert lens.max() <= whole + 10

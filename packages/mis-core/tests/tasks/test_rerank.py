@@ -55,7 +55,7 @@ def prompts(parsed: ParsedRerank, tokenizer: Tokenizer) -> list[str]:
 
 
 def sequences(parsed: ParsedRerank) -> list[list[int]]:
-    request = parsed.request
+    (request,) = parsed.requests
     return [
         np.concatenate([request.query[:seen], request.item_tokens[begin:end]]).tolist()
         for seen, begin, end in zip(
@@ -80,8 +80,8 @@ def test_the_prompt_is_the_model_cards_byte_for_byte(models: dict[str, Tokenizer
     theirs = AutoTokenizer.from_pretrained(folders["qwen3"])
     wanted = [theirs(CARD.format(text), add_special_tokens=False)["input_ids"] for text in DOCUMENTS]
     assert sequences(parsed) == wanted
-    assert parsed.request.label_ids.tolist() == [theirs.convert_tokens_to_ids(["no", "yes"])]
-    assert len(parsed.request.query) > 60  # shared
+    assert parsed.requests[0].label_ids.tolist() == [theirs.convert_tokens_to_ids(["no", "yes"])]
+    assert len(parsed.requests[0].query) > 60  # shared
 
 
 def test_the_instruction_is_a_field(models: dict[str, Tokenizer]) -> None:
@@ -145,7 +145,7 @@ def test_a_head_reads_query_and_document(models: dict[str, Tokenizer]) -> None:
     two = Limits(context_length=400, vocab_size=5000, head_labels=("no", "yes"), architecture="Qwen3ForSequence")
     parsed = parse(models["qwen3"], two, documents=["d"])
     assert prompts(parsed, models["qwen3"]) == [CARD.format("d")]
-    assert parsed.request.label_ids.tolist() == [[0, 1]]
+    assert parsed.requests[0].label_ids.tolist() == [[0, 1]]
     three = Limits(context_length=400, vocab_size=5000, head_labels=("a", "b", "c"))
     refused("task_not_supported", bare, three)
 
@@ -158,7 +158,7 @@ def test_results_are_sorted_and_ties_keep_their_order(models: dict[str, Tokenize
     wanted = softmax(np.array(logits, float), axis=1)[:, 1]
     assert [each.relevance_score for each in ranking.results] == pytest.approx(sorted(wanted, reverse=True))
     assert [each.document for each in ranking.results] == [RankedText(DOCUMENTS[index]) for index in (1, 4, 0, 2, 3)]
-    assert ranking.usage.prompt_tokens == ranking.usage.total_tokens == parsed.request.prompt_tokens
+    assert ranking.usage.prompt_tokens == ranking.usage.total_tokens == parsed.requests[0].prompt_tokens
     assert ranking.usage.prompt_tokens_details.cached_tokens == 3
     assert ranking.meta.billed_units.search_units == 1
     best = finish(parse(models["qwen3"], top_n=2), logits).results

@@ -9,25 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mis_core.errors import RequestError
-from mis_core.requests import MAX_BIASES
-from mis_core.tasks.text.sampling import (
-    MAX_DRAWS,
-    MAX_STOP_IDS,
-    MAX_STOPS,
-    SAMPLING_FIELDS,
-    Stops,
-    read_draws,
-    read_sampling,
-    read_stops,
-    sampling_keys,
-)
+from mis_core.requests import MAX_BIASES, Sampling
+from mis_core.tasks.fields.body import read_body
+from mis_core.tasks.text.bodies import MAX_DRAWS, AnswerBody, CompletionBody
+from mis_core.tasks.text.sampling import MAX_STOP_IDS, MAX_STOPS, Stops, sampling_keys, sampling_of, stops_of
 
 VOCAB = 1000
 seeds = st.integers(-(2**63), 2**63 - 1)
 
 
-def read(**fields: object):
-    return read_sampling(fields, 2, VOCAB)
+def read(*, draws: int = 2, vocab_size: int = VOCAB, **fields: object) -> Sampling:
+    return sampling_of(read_body(AnswerBody, fields), draws, vocab_size)
+
+
+def stops(**fields: object) -> Stops:
+    return stops_of(read_body(AnswerBody, fields), VOCAB)
 
 
 def test_without_fields_a_token_is_drawn_from_the_distribution_itself() -> None:
@@ -38,11 +34,11 @@ def test_without_fields_a_token_is_drawn_from_the_distribution_itself() -> None:
 
 
 def test_null_is_as_good_as_missing() -> None:
-    fields = dict.fromkeys(SAMPLING_FIELDS)
+    fields = dict.fromkeys(AnswerBody.__struct_fields__)
     sampling = read(**fields)
     assert (sampling.temperature, sampling.top_p, sampling.bias_ids.size) == (1, 1, 0)
     assert (sampling.top_k, sampling.min_p, sampling.penalises) == (0, 0, False)
-    assert (read_draws(fields), read_stops(fields, VOCAB)) == (1, Stops())
+    assert (read_body(AnswerBody, fields).n, stops(**fields)) == (1, Stops())
 
 
 def test_fields_arrive() -> None:
@@ -95,7 +91,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "value"), REFUSED)
 def test_a_bad_value_is_refused_by_name(name: str, value: object) -> None:
-    refusal = refused(lambda: read_sampling({name: value}, 1, 10**6))
+    refusal = refused(lambda: read(**{name: value}, vocab_size=10**6))
     assert (refusal.code, refusal.param) == (f"invalid_{name}", name)
     assert name in refusal.message
 
@@ -108,21 +104,21 @@ def test_a_bias_outside_the_vocabulary_is_refused(token: object) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, MAX_DRAWS + 1, 1.0, True, "1"])
 def test_how_many_draws_is_a_bounded_whole_number(value: object) -> None:
-    assert refused(lambda: read_draws({"best_of": value}, "best_of")).code == "invalid_best_of"
-    assert read_draws({"n": MAX_DRAWS}) == MAX_DRAWS
+    assert refused(lambda: read_body(CompletionBody, {"prompt": "a", "best_of": value})).code == "invalid_best_of"
+    assert read_body(AnswerBody, {"n": MAX_DRAWS}).n == MAX_DRAWS
 
 
 @pytest.mark.parametrize("value", [1, {"a": 1}, [1], [None], "", [""], ["a"] * (MAX_STOPS + 1), "a" * 257, "\ud83d"])
 def test_bad_stop_texts_are_refused(value: object) -> None:
-    refusal = refused(lambda: read_stops({"stop": value}, VOCAB))
+    refusal = refused(lambda: stops(stop=value))
     assert (refusal.code, refusal.param) == ("invalid_stop", "stop")
 
 
 def test_stops_arrive() -> None:
-    assert read_stops({"stop": "ab"}, VOCAB) == Stops(("ab",))
+    assert stops(stop="ab") == Stops(("ab",))
     fields = {"stop": ["ab", "c"], "stop_token_ids": [3, 4, 3], "ignore_eos": True}
-    assert read_stops(fields, VOCAB) == Stops(("ab", "c"), frozenset([3, 4]), ignore_eos=True)
-    assert read_stops({"stop_token_ids": []}, VOCAB) == Stops()
+    assert stops(**fields) == Stops(("ab", "c"), frozenset([3, 4]), ignore_eos=True)
+    assert stops(stop_token_ids=[]) == Stops()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +132,7 @@ def test_stops_arrive() -> None:
     ],
 )
 def test_bad_stops_are_refused_by_name(name: str, value: object, code: str) -> None:
-    refusal = refused(lambda: read_stops({name: value}, VOCAB))
+    refusal = refused(lambda: stops(**{name: value}))
     assert (refusal.code, refusal.param) == (code, name)
 
 

@@ -5,13 +5,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, Self, TypeVar
 
 from mis_core.tasks.path.service import Answered
-from mis_core.tasks.text.choices import Drawn, GenerateChunk, GeneratedChoice, GeneratedChoices, ParsedText
+from mis_core.tasks.text.choices import GenerateChunk, GeneratedChoice, GeneratedChoices
+from mis_core.tasks.text.parsed import ParsedText, TextResult
 from mis_server.errors import forget_frames
 
 _AHEAD = 256  # chunks that a client has not read yet, above which no further sequence is begun
 
 ParsedType = TypeVar("ParsedType", bound=ParsedText)
-Result = TypeVar("Result", bound=Drawn)
+Result = TypeVar("Result", bound=TextResult)
 
 
 class GenerationStream(Generic[ParsedType, Result]):

@@ -16,7 +16,8 @@ from mis_core.errors import EngineUnavailable
 from mis_core.requests import GenerateRequest, NewToken
 from mis_core.tasks.path.service import Answered
 from mis_core.tasks.path.task import Parsed, ParsedType, Task
-from mis_core.tasks.text.choices import Drawn, GeneratedChoices, ParsedText
+from mis_core.tasks.text.choices import GeneratedChoices
+from mis_core.tasks.text.parsed import ParsedText, TextResult
 from mis_server.edge.admission import Admission, Permit, deadline, requested_seconds
 from mis_server.edge.body import BodyBytes, announced_bytes, read_json_body
 from mis_server.errors import error_body, forget_frames
@@ -29,7 +30,7 @@ _STATISTICS_S = 2.0
 
 Result = TypeVar("Result")
 TextType = TypeVar("TextType", bound=ParsedText)
-DrawnType = TypeVar("DrawnType", bound=Drawn)
+DrawnType = TypeVar("DrawnType", bound=TextResult)
 
 
 class HttpService:
@@ -92,7 +93,7 @@ class HttpService:
             answered = await self.model.answer(task, body, lambda parsed: permit.allocate(*_most_generated(parsed)))
             sequences, drawn = answered.parsed.sequences, answered.result.tokens
             tokenizer = self.model.tokenizers.tokenizer
-            choices = GeneratedChoices(tokenizer, answered.parsed.stops, len(sequences) or len(drawn))
+            choices = GeneratedChoices(tokenizer, answered.parsed.options.stops, len(sequences) or len(drawn))
             stream.begin(answered, choices)
 
             def read(index: int, token: NewToken) -> bool:
@@ -113,7 +114,7 @@ class HttpService:
             await some_at_a_time(generate, enumerate(sequences))
             self.metrics.answered(task.name, answered, clock.seconds)
             for index, cached in enumerate(choices.cached_tokens if sequences else ()):
-                self.metrics.prompted(int(sequences.prompts.lens[index // sequences.draws]), cached)
+                self.metrics.prompted(int(sequences.prompts.lens[index // sequences.options.draws]), cached)
 
     def head(self, kind: str, request: Request) -> dict[str, Any]:
         """Return how a reply begins: `id`, `created` and `model`."""
@@ -200,8 +201,7 @@ def _prompt_tokens(parsed: Parsed) -> int:
 
 def _most_generated(parsed: ParsedText) -> tuple[int, int]:
     """Return the most tokens that a request may compute, and how many sequences it has."""
-    drawn = sum(request.num_items for request in parsed.requests if request.sampling is not None)
-    return _prompt_tokens(parsed) + drawn + parsed.sequences.most_tokens, parsed.num_sequences
+    return _prompt_tokens(parsed) + parsed.num_drawn + parsed.sequences.most_tokens, parsed.num_sequences
 
 
 def _timing(answered: Answered[Any, Any]) -> dict[str, str]:

@@ -39,8 +39,9 @@ from mis_core.tasks.recipes.recognition import describe_rerank
 from mis_core.tasks.rerank.task import RERANK, Ranking
 from mis_core.tasks.score.result import ScoreResult
 from mis_core.tasks.score.task import SCORE
+from mis_core.tasks.text.bodies import NEW_TOKENS
 from mis_core.tasks.text.choices import GenerateChunk
-from mis_core.tasks.text.generation import NEW_TOKENS, GenerateResult, finish_generation
+from mis_core.tasks.text.generation import GenerateResult, finish_generation
 from mis_core.tokenization import Tokenizer
 from mis_kernels.backends import explain, fastest_dtype
 

@@ -10,7 +10,8 @@ from mis_core.engine.loop import Listener
 from mis_core.requests import GenerateRequest, NewToken
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.text.choices import GenerateChunk, GeneratedChoices
-from mis_core.tasks.text.generation import ParsedGeneration, parse_generation
+from mis_core.tasks.text.generation import parse_generation
+from mis_core.tasks.text.parsed import ParsedText
 from mis_core.tokenization import Tokenizer
 
 Start = Callable[[GenerateRequest, Listener, int], Callable[[], None]]
@@ -27,13 +28,13 @@ class GenerationService:
         self._limits = limits
         self._tokenizer = tokenizer
 
-    def parse(self, fields: Mapping[str, Any]) -> tuple[ParsedGeneration, GeneratedChoices]:
+    def parse(self, fields: Mapping[str, Any]) -> tuple[ParsedText, GeneratedChoices]:
         """Validate a request, and begin its choices; raises `RequestError`."""
         tokenizer = self._tokenizer()
         parsed = parse_generation(fields, tokenizer, self._limits)
-        return parsed, GeneratedChoices(tokenizer, parsed.stops, len(parsed.requests))
+        return parsed, GeneratedChoices(tokenizer, parsed.options.stops, len(parsed.sequences))
 
-    def generate(self, parsed: ParsedGeneration, choices: GeneratedChoices) -> Generator[GenerateChunk]:
+    def generate(self, parsed: ParsedText, choices: GeneratedChoices) -> Generator[GenerateChunk]:
         """Yield what tokens add as they come; closing the iterator early frees what they hold."""
         tokens: queue.SimpleQueue[_Tokens] = queue.SimpleQueue()
         cancels = self._begin(parsed, tokens.put)
@@ -44,9 +45,7 @@ class GenerationService:
             for cancel in cancels:
                 cancel()
 
-    async def generate_async(
-        self, parsed: ParsedGeneration, choices: GeneratedChoices
-    ) -> AsyncGenerator[GenerateChunk]:
+    async def generate_async(self, parsed: ParsedText, choices: GeneratedChoices) -> AsyncGenerator[GenerateChunk]:
         """`generate` for asyncio."""
         tokens: asyncio.Queue[_Tokens] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -64,10 +63,10 @@ class GenerationService:
             for cancel in cancels:
                 cancel()
 
-    def _begin(self, parsed: ParsedGeneration, listener: Listener) -> list[Callable[[], None]]:
+    def _begin(self, parsed: ParsedText, listener: Listener) -> list[Callable[[], None]]:
         cancels: list[Callable[[], None]] = []
         try:
-            for index, request in enumerate(parsed.requests):
+            for index, request in enumerate(parsed.sequences):
                 cancels.append(self._start(request, listener, index))
         except BaseException:
             for cancel in cancels:

@@ -1,37 +1,79 @@
 """Classification: the probabilities of a classification head's labels at the end of whole texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 from jaxtyping import Float32
+from msgspec import Meta
 from scipy.special import expit, softmax
 
 from mis_core.config import Activation
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.tasks.fields.openai import check_ignored, check_model, read_flag, refuse_unsupported
+from mis_core.tasks.fields.body import (
+    NO_EFFECT,
+    TYPE,
+    AddSpecialTokens,
+    Body,
+    ModelName,
+    TokenId,
+    about,
+    check_model,
+    read_body,
+    refused,
+)
 from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_rows
-from mis_core.tasks.fields.values import check_characters, check_names, kind, read_bool, read_optional_text, readable
+from mis_core.tasks.fields.values import (
+    check_characters,
+    check_count,
+    has_text,
+    kind,
+    readable,
+)
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.task import Task
+from mis_core.tasks.path.task import Fields, ServedModels, Task
+from mis_core.tasks.probabilities import check_finite
 from mis_core.tasks.served import check_task
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.joined import whole_sequences
 
-ACTIVATION = ("use_activation", "activation", "softmax")
-"""Names of one field: vLLM's, and those that it had before."""
+_ACTIVATION = ("use_activation", "activation", "softmax")  # names of one field: vLLM's, and those that it had before
+_Text = Annotated[str, Meta(min_length=1)]
+_Tokens = Annotated[list[TokenId], Meta(min_length=1)]
 
-IGNORED = ("priority", "request_id", "user")
-"""Fields of vLLM's that change nothing here."""
 
-UNSUPPORTED = {"messages": lambda value: False, "truncate_prompt_tokens": lambda value: False}
-"""Fields of vLLM's that are refused, each with what is harmless."""
+class ClassifyBody(Body, kw_only=True):
+    """Fields of `POST /v1/classify`."""
 
-FIELDS = ("input", "model", "add_special_tokens", "cache_salt", *ACTIVATION, *IGNORED, *UNSUPPORTED)
-"""Every field of a request."""
+    input: Annotated[
+        Any,
+        about(
+            "What is classified; each is one whole sequence, and none is empty.",
+            noun="a text, a list of texts, or lists of token ids",
+            schemas=(
+                _Text,
+                Annotated[list[_Text], Meta(min_length=1)],
+                _Tokens,
+                Annotated[list[_Tokens], Meta(min_length=1)],
+            ),
+        ),
+    ]
+    model: ModelName = None
+    add_special_tokens: AddSpecialTokens = True
+    use_activation: Annotated[bool | None, about("Return probabilities; otherwise the head's values as they are.")] = (
+        True
+    )
+    activation: Annotated[bool | None, about("The same as `use_activation`.")] = None
+    softmax: Annotated[bool | None, about("The same as `use_activation`.")] = None
+    cache_salt: Annotated[str | None, about("As on every route; whole sequences are not cached.", wrong=TYPE)] = None
+    priority: Annotated[int | None, NO_EFFECT] = None
+    request_id: Annotated[str | None, NO_EFFECT] = None
+    user: Annotated[str | None, NO_EFFECT] = None
+    messages: Annotated[None, refused()] = None
+    truncate_prompt_tokens: Annotated[None, refused()] = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,19 +81,15 @@ class ParsedClassify:
     """Inputs as the engine computes them, and how they are to be answered.
 
     Attributes:
-        request: Every input as an item of its own, without a query, so that none changes the bits of another.
+        requests: What the engine computes: one request, in which every input is an item of its own, without a query,
+            so that none changes the bits of another.
         labels: Names of the head's rows.
         activation: What makes probabilities of its values.
     """
 
-    request: ScoreRequest
+    requests: tuple[ScoreRequest]
     labels: tuple[str, ...]
     activation: Activation
-
-    @property
-    def requests(self) -> tuple[ScoreRequest, ...]:
-        """What the engine computes: one request."""
-        return (self.request,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,52 +109,30 @@ class ClassifyResult:
 
 
 def parse_classify(
-    fields: Mapping[str, object],
-    tokenizer: Tokenizer | None,
-    limits: Limits,
-    served_models: tuple[str, ...] | None = None,
+    fields: Fields, tokenizer: Tokenizer | None, limits: Limits, served_models: ServedModels = None
 ) -> ParsedClassify:
-    """Validate the fields of a request, and tokenise its texts.
-
-    Args:
-        fields: The JSON object of `POST /v1/classify`.
-        tokenizer: Needed for texts only.
-        limits: What the request may ask for.
-        served_models: Names that the field `model` may have; None allows every name.
-
-    Raises:
-        RequestError: the request breaks the contract; `code` and `param` say where.
-    """
-    check_names(fields, FIELDS)
+    """Validate the fields of a request, and tokenise its texts; see `Task.parse`."""
+    body = read_body(ClassifyBody, fields)
     check_task("classify", tokenizer, limits)
-    check_model(fields, served_models)
-    refuse_unsupported(fields, UNSUPPORTED)
-    check_ignored(fields, IGNORED)
-    special = read_bool(fields, "add_special_tokens", default=True)
-    activation = limits.head_activation if _read_activation(fields) else "identity"
-    cache_salt = read_optional_text(fields, "cache_salt")
-    inputs = _read_inputs(fields.get("input"), tokenizer, special, limits)
+    check_model(body.model, served_models)
+    activation = limits.head_activation if _activates(fields) else "identity"
+    inputs = _read_inputs(body.input, tokenizer, body.add_special_tokens, limits)
     inputs.check_below(limits.vocab_size)
-    _check_lengths(inputs, limits)
+    limits.check_lens(inputs.lens, "input")
     request = ScoreRequest(
         *whole_sequences(inputs.values.astype(np.int32), inputs.lens),
         np.arange(len(limits.head_labels), dtype=np.int32)[None],
         apply_softmax=True,  # no normaliser: the activation has all rows
-        cache_salt=cache_salt,
+        cache_salt=body.cache_salt,
     )
-    return ParsedClassify(request, limits.head_labels, activation)
+    return ParsedClassify((request,), limits.head_labels, activation)
 
 
 def finish_classify(parsed: ParsedClassify, outputs: tuple[EngineOutput, ...]) -> ClassifyResult:
-    """Turn the head's values into probabilities, in float64.
-
-    Raises:
-        FloatingPointError: they are not finite.
-    """
-    (output,) = outputs
+    """Turn the head's values into probabilities, in float64; see `Task.finish`."""
+    (request,), (output,) = parsed.requests, outputs
     values = output.logits.astype(np.float64)
-    if not np.isfinite(values).all():
-        raise FloatingPointError("The engine returned values that are not finite.")
+    check_finite(values)
     best = values.argmax(axis=1)  # before an activation makes equals of large values
     if parsed.activation == "softmax":
         values = softmax(values, axis=1)
@@ -125,30 +141,27 @@ def finish_classify(parsed: ParsedClassify, outputs: tuple[EngineOutput, ...]) -
     return ClassifyResult(
         labels=tuple(parsed.labels[row] for row in best),
         probabilities=values.astype(np.float32),
-        usage=Usage(parsed.request.prompt_tokens, output.cached_tokens),
+        usage=Usage(request.prompt_tokens, output.cached_tokens),
     )
 
 
-def _has_text(fields: Mapping[str, object]) -> bool:
-    value = fields.get("input")
-    return isinstance(value, str) or (isinstance(value, (list, tuple)) and any(isinstance(each, str) for each in value))
+def _needs_tokenizer(fields: Fields) -> bool:
+    return has_text(fields.get("input"))
 
 
-CLASSIFY: Task[ParsedClassify, ClassifyResult] = Task("classify", parse_classify, finish_classify, _has_text)
+CLASSIFY: Task[ParsedClassify, ClassifyResult] = Task("classify", parse_classify, finish_classify, _needs_tokenizer)
 
 
-def _read_activation(fields: Mapping[str, object]) -> bool:
-    given = {name: read_flag(fields, name) for name in ACTIVATION if fields.get(name) is not None}
+def _activates(fields: Fields) -> bool:
+    given = {name: bool(fields[name]) for name in _ACTIVATION if fields.get(name) is not None}
     if len(set(given.values())) > 1:
-        name = min(given, key=ACTIVATION.index)
+        name = min(given, key=_ACTIVATION.index)
         raise RequestError(f"invalid_{name}", f"{' and '.join(given)} mean the same and must not differ.", name)
     return all(given.values())
 
 
 def _read_inputs(value: object, tokenizer: Tokenizer | None, special: bool, limits: Limits) -> TokenRows:
-    """Return the ids of every input, none without any."""
-    if value is None:
-        raise RequestError("missing_input", "The field input is required: texts, or lists of token ids.", "input")
+    """Return the ids of every input."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, ROW_TYPES) or (isinstance(value, np.ndarray) and value.ndim not in (1, 2)):
@@ -159,9 +172,7 @@ def _read_inputs(value: object, tokenizer: Tokenizer | None, special: bool, limi
         rows = [value]  # one list of ids
     if not rows or not all(map(_is_filled, rows)):
         raise RequestError("empty_input", "input must not be empty, nor any text or list in it.", "input")
-    if len(rows) > limits.max_items or len(rows) * len(limits.head_labels) > limits.max_scores:
-        most = min(limits.max_items, limits.max_scores // len(limits.head_labels))
-        raise RequestError("too_many_items", f"{len(rows)} inputs; at most {most} are allowed.", "input")
+    check_count(len(rows), min(limits.max_items, limits.max_scores // len(limits.head_labels)), "inputs", "input")
     if all(isinstance(row, ROW_TYPES) for row in rows):
         return read_rows("input", cast(list[Sequence[object]], rows))
     if not all(isinstance(row, str) for row in rows):
@@ -183,13 +194,3 @@ def _tokenised(texts: list[str], tokenizer: Tokenizer | None, special: bool, lim
     if not lens.all():
         raise RequestError("empty_input", f"input[{int(lens.argmin())}] has no tokens.", "input")
     return TokenRows("input", tokens.astype(np.int64), lens, is_nested=True)
-
-
-def _check_lengths(inputs: TokenRows, limits: Limits) -> None:
-    if inputs.longest > limits.context_length:
-        index = int(inputs.lens.argmax())
-        message = f"input[{index}] has {inputs.longest} tokens; the context holds {limits.context_length}."
-        raise RequestError("context_length_exceeded", message, "input")
-    if len(inputs.values) > limits.max_request_tokens:
-        message = f"The inputs have {len(inputs.values)} tokens; at most {limits.max_request_tokens} are allowed."
-        raise RequestError("too_many_tokens", message, "input")

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from jaxtyping import Integer
+
 from mis_core.checkpoints import NO_SIGNS, Signs
 from mis_core.config import Activation
+from mis_core.errors import RequestError
 from mis_core.tokenization import MAX_CHARACTERS
 
 
@@ -22,7 +26,7 @@ class Limits:
         max_sequences: Most answers that are written, or drawn several to a prompt.
         max_scores: Most items times labels of the longest list: what a request and its reply hold in memory.
         delimiter: Token put between query and item, or None.
-        layouts: Whether requests may choose their layout, by `LAYOUT_FIELDS`.
+        layouts: Whether requests may choose their layout, by the fields of `LaidOutScoreBody`.
         head_labels: Names of the rows of a classification head, in order; empty for language models. Label ids are
             then rows of the head.
         head_activation: What makes probabilities of its values.
@@ -60,3 +64,25 @@ class Limits:
     def head_rows(self) -> int:
         """Rows of the head; label ids are below it."""
         return len(self.head_labels) or self.vocab_size
+
+    def check_tokens(self, count: int, what: str, param: str) -> None:
+        """Refuse more tokens than a request may have; the message says what has them, such as `The prompts`.
+
+        Raises:
+            RequestError: `too_many_tokens`.
+        """
+        if count > self.max_request_tokens:
+            message = f"{what} have {count} tokens; at most {self.max_request_tokens} are allowed."
+            raise RequestError("too_many_tokens", message, param)
+
+    def check_lens(self, lens: Integer[np.ndarray, " texts"], param: str) -> None:
+        """Refuse texts of a field that have more tokens than the context holds, each or together than a request may.
+
+        Raises:
+            RequestError: `context_length_exceeded` or `too_many_tokens`.
+        """
+        longest = int(lens.argmax())
+        if lens[longest] > self.context_length:
+            message = f"{param}[{longest}] has {lens[longest]} tokens; the context holds {self.context_length}."
+            raise RequestError("context_length_exceeded", message, param)
+        self.check_tokens(int(lens.sum()), f"The {param}s", param)

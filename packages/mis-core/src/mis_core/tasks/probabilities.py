@@ -40,3 +40,13 @@ def label_softmax(
     below_best = values - values.max(axis=1, keepdims=True)  # first: a small temperature then overflows to -inf only
     with np.errstate(over="ignore"):
         return softmax(below_best / temperature, axis=1).astype(np.float32)
+
+
+def check_finite(*values: np.ndarray, what: str = "values") -> None:
+    """Refuse arrays of the engine's, of any shape, with numbers that are infinite or none.
+
+    Raises:
+        FloatingPointError: there are some.
+    """
+    if not all(np.isfinite(each).all() for each in values):
+        raise FloatingPointError(f"The engine returned {what} that are not finite.")

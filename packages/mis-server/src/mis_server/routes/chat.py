@@ -9,6 +9,7 @@ from jaxtyping import Float32, Int32
 from numpy import ndarray
 from starlette.responses import Response
 
+from mis_core.tasks.text.bodies import ChatBody
 from mis_core.tasks.text.chat import CHAT, ChatResult, ParsedChat
 from mis_core.tasks.text.choices import GeneratedChoice
 from mis_core.tokenization import Tokenizer
@@ -16,8 +17,8 @@ from mis_server.generation import GenerationStream
 from mis_server.model import OBJECT_VALUES, in_thread_if_large
 from mis_server.schemas.bodies import EVENTS, described
 from mis_server.schemas.chat import (
+    EXAMPLES,
     AnswerMessage,
-    ChatBody,
     ChatChoice,
     ChatChunk,
     ChatReply,
@@ -33,7 +34,9 @@ from mis_server.service import event_reply, json_reply, service_of
 router = APIRouter(tags=["chat"])
 
 
-@router.post("/v1/chat/completions", response_model=ChatReply, openapi_extra=described(ChatBody), responses=EVENTS)
+@router.post(
+    "/v1/chat/completions", response_model=ChatReply, openapi_extra=described(ChatBody, *EXAMPLES), responses=EVENTS
+)
 @router.post("/chat/completions", include_in_schema=False)
 async def chat(request: Request) -> Response:
     """Answer a chat, and say how probable the answer's tokens, the most probable tokens and given labels are.
@@ -44,8 +47,8 @@ async def chat(request: Request) -> Response:
     stream = await service.generate(CHAT, request)
     answered, tokenizer = stream.answered, service.model.tokenizers.tokenizer
     head = service.head("chatcmpl", request)
-    if answered.parsed.stream:
-        usage = None if answered.parsed.include_usage else msgspec.UNSET
+    if answered.parsed.options.stream:
+        usage = None if answered.parsed.options.include_usage else msgspec.UNSET
         event = ChatChunk(**head, choices=[], usage=usage)
         return event_reply(request, _events(stream, event, tokenizer), answered)
     values = OBJECT_VALUES * answered.result.label_ids.size
@@ -54,7 +57,7 @@ async def chat(request: Request) -> Response:
 
     async def receive(choice: GeneratedChoice) -> None:
         values = OBJECT_VALUES * (choice.token_ids.size + choice.top_ids.size)
-        with_logprobs = answered.parsed.logprobs
+        with_logprobs = answered.parsed.options.logprobs is not None
         choices[choice.index] = await in_thread_if_large(values, _encoded, choice, with_logprobs, labels, tokenizer)
 
     await stream.hand_over_each(receive)
@@ -67,6 +70,7 @@ async def _events(
 ) -> AsyncGenerator[ChatChunk]:
     """Yield of each answer first the role, then what its tokens add, then why it ends."""
     parsed, result = stream.answered.parsed, stream.answered.result
+    wants_logprobs = parsed.options.logprobs is not None
 
     def of(piece: ChunkChoice) -> ChatChunk:
         return replace(event, choices=[piece])
@@ -79,14 +83,14 @@ async def _events(
         async for chunk in stream:
             index, is_first = chunk.index, chunk.index in waiting
             waiting.discard(index)
-            if chunk.text or parsed.logprobs or is_first:
+            if chunk.text or wants_logprobs or is_first:
                 own = chunk.token_id, chunk.logprob, chunk.top_ids, chunk.top_logprobs
-                logprobs = ChoiceLogprobs([_token(tokenizer, *own)]) if parsed.logprobs else None
+                logprobs = ChoiceLogprobs([_token(tokenizer, *own)]) if wants_logprobs else None
                 first = labels if is_first else msgspec.UNSET
                 yield of(ChunkChoice(index, {"content": chunk.text}, logprobs=logprobs, labels=first))
             if chunk.finish_reason:
                 yield of(ChunkChoice(index, {}, finish_reason=chunk.finish_reason))
-        if parsed.include_usage:
+        if parsed.options.include_usage:
             yield replace(event, usage=_usage(stream))
 
 

@@ -3,17 +3,17 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mis_core.tasks.classify import CLASSIFY, ClassifyResult
+from mis_core.tasks.classify import CLASSIFY, ClassifyBody, ClassifyResult
 from mis_server.model import in_thread_if_large
 from mis_server.schemas.bodies import described
-from mis_server.schemas.classify import Classification, ClassifyBody, ClassifyReply
+from mis_server.schemas.classify import EXAMPLES, Classification, ClassifyReply
 from mis_server.schemas.score import ScoreUsage
 from mis_server.service import json_reply, service_of
 
 router = APIRouter(tags=["classify"])
 
 
-@router.post("/v1/classify", response_model=ClassifyReply, openapi_extra=described(ClassifyBody))
+@router.post("/v1/classify", response_model=ClassifyReply, openapi_extra=described(ClassifyBody, *EXAMPLES))
 @router.post("/classify", include_in_schema=False)
 async def classify(request: Request) -> Response:
     """Classify texts by the model's classification head.

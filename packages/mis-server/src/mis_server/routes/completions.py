@@ -8,25 +8,25 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mis_core.tasks.text.bodies import CompletionBody
 from mis_core.tasks.text.choices import GenerateChunk, GeneratedChoice
-from mis_core.tasks.text.completion import COMPLETE, CompletionResult, ParsedCompletion, best_choices
+from mis_core.tasks.text.completion import COMPLETE, CompletionResult, ParsedCompletion
+from mis_core.tasks.text.row_logprobs import best_choices
 from mis_core.tokenization import Tokenizer
 from mis_server.generation import GenerationStream
 from mis_server.model import OBJECT_VALUES, in_thread_if_large
 from mis_server.routes.token_logprobs import Entries, Spelled, TextOffsets
 from mis_server.schemas.bodies import EVENTS, described
 from mis_server.schemas.chat import ChatUsage, Finish
-from mis_server.schemas.completions import CompletionBody, CompletionChoice, CompletionReply
+from mis_server.schemas.completions import EXAMPLES, CompletionChoice, CompletionReply
 from mis_server.service import event_reply, json_reply, service_of
 
 router = APIRouter(tags=["completions"])
 
-_BODY = described(CompletionBody)
+_BODY = described(CompletionBody, *EXAMPLES)
 
 
-@router.post(
-    "/v1/completions", response_model=CompletionReply, openapi_extra=described(CompletionBody), responses=EVENTS
-)
+@router.post("/v1/completions", response_model=CompletionReply, openapi_extra=_BODY, responses=EVENTS)
 @router.post("/completions", include_in_schema=False)
 async def complete(request: Request) -> Response:
     """Write what comes after each prompt, and say how probable its tokens and the prompt's own are.
@@ -36,9 +36,9 @@ async def complete(request: Request) -> Response:
     service = service_of(request)
     stream = await service.generate(COMPLETE, request)
     parsed, tokenizer = stream.answered.parsed, service.model.tokenizers.tokenizer
-    usage = None if parsed.include_usage else msgspec.UNSET
+    usage = None if parsed.options.include_usage else msgspec.UNSET
     reply = CompletionReply(**service.head("cmpl", request), choices=[], usage=usage)
-    if parsed.stream:
+    if parsed.options.stream:
         return event_reply(request, _events(stream, reply, tokenizer), stream.answered)
     choices = await _choices(stream, tokenizer)
     return json_reply(replace(reply, choices=choices, usage=_usage(stream)), stream.answered)
@@ -52,10 +52,10 @@ async def _events(
     async with stream:
         echoes = await _echoes(parsed, result, tokenizer)
         pieces: dict[int, _Pieces] = {}  # of those that are being generated
-        wants_logprobs = parsed.logprobs is not None
+        wants_logprobs = parsed.options.logprobs is not None
         if not parsed.sequences and not result.tokens:
             for index, (text, entries) in enumerate(echoes):
-                logprobs = None if parsed.logprobs is None else entries.logprobs()
+                logprobs = None if parsed.options.logprobs is None else entries.logprobs()
                 yield replace(reply, choices=[CompletionChoice(index, text, logprobs, "length")])
         async for chunk in stream:
             if chunk.index not in pieces:
@@ -66,7 +66,7 @@ async def _events(
             if text or chunk.finish_reason or wants_logprobs:
                 logprobs = entries.logprobs() if wants_logprobs else None
                 yield replace(reply, choices=[CompletionChoice(chunk.index, text, logprobs, chunk.finish_reason)])
-        if parsed.include_usage:
+        if parsed.options.include_usage:
             yield replace(reply, usage=_usage(stream))
 
 
@@ -107,7 +107,7 @@ async def _choices(
         if len(drawn[prompt]) < draws:
             return
         in_order = sorted(drawn.pop(prompt), key=lambda each: each.index)
-        best = best_choices(in_order, parsed.choices)
+        best = best_choices(in_order, parsed.choices, lambda choice: choice.token_logprobs.mean())
         values = OBJECT_VALUES * sum(each.token_ids.size + each.top_ids.size for each in best)
         encoded[prompt] = await in_thread_if_large(values, _answers, parsed, prompt, echoes[prompt], best, tokenizer)
 
@@ -125,13 +125,13 @@ def _answers(
     text, entries = echo
     answers: list[msgspec.Raw] = []
     for index, choice in enumerate(best, prompt * parsed.choices):
-        both = entries if parsed.logprobs is None else entries + _entries(choice, spelled, len(text))
+        both = entries if parsed.options.logprobs is None else entries + _entries(choice, spelled, len(text))
         answers.append(_encoded(parsed, index, text + choice.text, both, choice.finish_reason))
     return answers
 
 
 def _encoded(parsed: ParsedCompletion, index: int, text: str, entries: Entries, finish: Finish) -> msgspec.Raw:
-    logprobs = None if parsed.logprobs is None else entries.logprobs()
+    logprobs = None if parsed.options.logprobs is None else entries.logprobs()
     return msgspec.Raw(msgspec.json.encode(CompletionChoice(index, text, logprobs, finish)))
 
 
@@ -143,7 +143,7 @@ def _entries(choice: GeneratedChoice, spelled: Spelled, place: int) -> Entries:
 
 
 def _echoed_values(parsed: ParsedCompletion) -> int:
-    return len(parsed.prompts.tokens) * (1 + (parsed.logprobs or 0)) if parsed.echo else 0
+    return len(parsed.prompts.tokens) * (1 + parsed.options.top_tokens) if parsed.echo else 0
 
 
 async def _echoes(
@@ -181,5 +181,5 @@ def _usage(stream: GenerationStream[ParsedCompletion, CompletionResult]) -> Chat
     parsed, result = stream.answered.parsed, stream.answered.result
     if not parsed.sequences:
         return ChatUsage.of(result.usage.prompt_tokens, result.completion_tokens, result.usage.cached_tokens)
-    cached = sum(stream.choices.cached_tokens[:: parsed.sequences.draws])
+    cached = sum(stream.choices.cached_tokens[:: parsed.options.draws])
     return ChatUsage.of(result.usage.prompt_tokens, stream.choices.num_tokens, cached)

@@ -5,16 +5,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mis_core.tasks.path.service import Answered
+from mis_core.tasks.rerank.body import RerankBody
 from mis_core.tasks.rerank.ranking import Ranking
 from mis_core.tasks.rerank.task import RERANK, ParsedRerank
 from mis_server.model import OBJECT_VALUES, in_thread_if_large
 from mis_server.schemas.bodies import described
-from mis_server.schemas.rerank import RerankBody, RerankReply, RerankResult
+from mis_server.schemas.rerank import EXAMPLE, RerankReply, RerankResult
 from mis_server.service import json_reply, service_of
 
 router = APIRouter()
 
-_BODY = described(RerankBody)
+_BODY = described(RerankBody, EXAMPLE)
 
 
 @router.post("/v1/rerank", response_model=RerankReply, openapi_extra=_BODY)

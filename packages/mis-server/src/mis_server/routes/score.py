@@ -5,17 +5,18 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mis_core.tasks.score.options import ScoreBody
 from mis_core.tasks.score.parsed import ParsedScore
 from mis_core.tasks.score.result import ScoreResult
 from mis_core.tasks.score.task import SCORE
 from mis_server.model import in_thread_if_large
 from mis_server.schemas.bodies import described
-from mis_server.schemas.score import Placement, ScoreBody, ScoreLayout, ScoreReply, ScoreUsage
+from mis_server.schemas.score import EXAMPLES, Placement, ScoreLayout, ScoreReply, ScoreUsage
 from mis_server.service import HttpService, json_reply, service_of
 
 router = APIRouter()
 
-_BODY = described(ScoreBody)
+_BODY = described(ScoreBody, *EXAMPLES)
 _PIECE_SCORES = 8192  # encoded within a millisecond or two
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from mis_core.tokenization import Tokenizer
 from mis_server.schemas.bodies import described
-from mis_server.schemas.tokens import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
+from mis_server.schemas.tokens import DetokenizeReply, TokenizeReply
 from mis_server.service import HttpService, service_of
 from mis_server.tokenizers import tokens as work
 from mis_server.tokenizers.pool import SMALL
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 router = APIRouter(tags=["tokens"])
 
 
-@router.post("/tokenize", openapi_extra=described(TokenizeBody), response_model=TokenizeReply)
+@router.post("/tokenize", openapi_extra=described(work.TokenizeBody, {"prompt": " yes"}), response_model=TokenizeReply)
 async def tokenize(request: Request) -> Response:
     """Return the token ids of a text.
 
@@ -39,7 +39,9 @@ async def tokenize(request: Request) -> Response:
     )
 
 
-@router.post("/detokenize", openapi_extra=described(DetokenizeBody), response_model=DetokenizeReply)
+@router.post(
+    "/detokenize", openapi_extra=described(work.DetokenizeBody, {"tokens": [9834]}), response_model=DetokenizeReply
+)
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids. The header `x-request-timeout` is that of `/tokenize`."""
     service = service_of(request)

@@ -4,23 +4,18 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mis_core.tasks.fields.body import Body
+from mis_core.tasks.fields.described import inlined, schema_of
+
 EVENTS: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 """What FastAPI's `responses` needs for a reply that may be a stream of events."""
 
 
-def described(body: type[BaseModel]) -> dict[str, Any]:
-    """Return what FastAPI's `openapi_extra` needs for a body of this model, which may hold other models."""
-    schema = body.model_json_schema()
-    content = {"application/json": {"schema": _inlined(schema, schema.pop("$defs", {}))}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def _inlined(schema: Any, models: dict[str, Any]) -> Any:
-    """Put models where they are referred to: references would be looked up from the root of the document."""
-    if isinstance(schema, list):
-        return [_inlined(each, models) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _inlined(models[schema["$ref"].rpartition("/")[2]], models)
-    return {name: _inlined(each, models) for name, each in schema.items()}
+def described(body: type[Body] | type[BaseModel], *examples: Any) -> dict[str, Any]:
+    """Return what FastAPI's `openapi_extra` needs for a body; nothing in it refers to another schema."""
+    if issubclass(body, Body):
+        schema = schema_of(body, examples)
+    else:
+        schema = body.model_json_schema()
+        schema = inlined(schema, {f"#/$defs/{name}": part for name, part in schema.pop("$defs", {}).items()})
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

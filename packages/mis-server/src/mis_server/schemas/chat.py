@@ -1,15 +1,14 @@
-"""Body, reply and events of `POST /v1/chat/completions`, as OpenAI has them."""
+"""Reply and events of `POST /v1/chat/completions`, as OpenAI has them."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, InstanceOf, TypeAdapter, WithJsonSchema
+from pydantic import ConfigDict, GetPydanticSchema, InstanceOf, TypeAdapter, WithJsonSchema
 
-from mis_server.schemas.sampling import SamplingBody
-from mis_server.schemas.score import Absent, PromptTokensDetails, TokenId, absent
+from mis_server.schemas.score import Absent, PromptTokensDetails, absent
 
-_EXAMPLES: list[Any] = [
+EXAMPLES: list[Any] = [
     {
         "messages": [{"role": "user", "content": "Do cats purr? Answer yes or no."}],
         "max_tokens": 1,
@@ -21,53 +20,6 @@ _EXAMPLES: list[Any] = [
 
 Finish = Literal["stop", "length"]
 """Why an answer ended: at a token or a text that ends it, or because it may not be longer."""
-
-
-class TextPart(BaseModel):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(BaseModel):
-    """A message. The role `developer` is rendered as `system`; parts are joined by line breaks."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] = Field(description="A text, or parts of text. Images and audio are refused.")
-
-
-class ChatBody(SamplingBody):
-    """Describes the body in the OpenAPI document; `mis_core.tasks.text.chat` checks what arrives.
-
-    Further fields of OpenAI's are accepted without effect, or refused by name.
-    """
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": _EXAMPLES})
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(description="The chat so far.")
-    max_tokens: int | None = Field(
-        default=None, ge=1, lt=2**31, description="Most tokens of an answer; by default as many as the context holds."
-    )
-    max_completion_tokens: int | None = Field(
-        default=None, ge=1, lt=2**31, description="The same; this one counts where both are given."
-    )
-    model: str | None = Field(default=None, description="The served model; any other name is refused.")
-    logprobs: bool | None = Field(default=False, description="Return the log-probabilities of the answer's tokens.")
-    top_logprobs: int | None = Field(default=0, ge=0, le=20, description="And of so many most probable tokens.")
-    labels: Annotated[list[str], Field(min_length=1)] | None = Field(
-        default=None,
-        description="Texts of one token each, whose log-probabilities as the answer's first token are returned.",
-    )
-    label_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = Field(
-        default=None, description="The same as token ids."
-    )
-    n: int | None = Field(default=1, ge=1, le=128, description="How many answers are drawn.")
-    chat_template_kwargs: dict[str, bool | str] | None = Field(
-        default=None, description="What the chat template reads beside the messages, such as `enable_thinking`."
-    )
-    add_generation_prompt: bool | None = Field(default=None, description="End the prompt with the answer's beginning.")
-    continue_final_message: bool | None = Field(default=False, description="Continue the last message instead.")
 
 
 @dataclass(frozen=True, slots=True)

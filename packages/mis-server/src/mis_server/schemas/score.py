@@ -1,23 +1,18 @@
-"""Body and reply of `POST /v1/score`."""
+"""Reply of `POST /v1/score`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema
+from pydantic import ConfigDict, Field, InstanceOf, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
 from mis_core.tasks.fields.item_errors import ItemError
 from mis_core.tasks.usage import Usage
 
 TokenId = Annotated[int, Field(ge=0)]
-_Text = Annotated[str, Field(min_length=1)]
-_Tokens = Annotated[list[TokenId], Field(min_length=1)]
-_Texts = Annotated[list[str], Field(min_length=1)]
-_TokenLists = Annotated[list[list[TokenId]], Field(min_length=1)]
-_LabelLists = Annotated[list[_Tokens], Field(min_length=1)]
 
-_EXAMPLES: list[Any] = [
+EXAMPLES: list[Any] = [
     {
         "query": "Is it about animals? ",
         "items": ["A cat sleeps.", "Rain."],
@@ -42,50 +37,6 @@ _REPLY_EXAMPLE: dict[str, Any] = {
         "prompt_tokens_details": {"cached_tokens": 0},
     },
 }
-
-
-class ScoreBody(BaseModel):
-    """Describes the body in the OpenAPI document; `mis_core.tasks.score.task` checks what arrives."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": _EXAMPLES})
-
-    query: _Text | _Tokens = Field(description="The shared text or token ids; not empty.")
-    items: str | _Texts | _TokenLists = Field(
-        description="What to score after the query: texts, or lists of token ids, as the query is. There is at least "
-        "one item, which may be empty. One string is one item."
-    )
-    label_token_ids: _Tokens | _LabelLists | None = Field(
-        default=None,
-        description="Tokens whose probability after `query + item` is returned, or one list per item. "
-        "Required unless `labels` is given.",
-    )
-    labels: _Texts | None = Field(
-        default=None, description="The labels as texts, of one or more tokens; the score is that of the whole sequence."
-    )
-    apply_softmax: bool = Field(
-        default=False, description="Return a softmax over the labels instead of full-vocabulary probabilities."
-    )
-    item_first: bool = Field(default=False, description="Put each item before the query instead of after it.")
-    temperature: float = Field(
-        default=1.0, gt=0, description="Divides the label log-probabilities; values other than 1 need `apply_softmax`."
-    )
-    return_token_logprobs: bool = Field(
-        default=False, description="Also return full-vocabulary natural log-probabilities."
-    )
-    model: str | None = Field(default=None, description="The served model; any other name is refused.")
-    cache_salt: str | None = Field(
-        default=None, description="Requests share cached prefixes only with requests that have the same salt."
-    )
-    add_special_tokens: bool = Field(
-        default=True,
-        description="Add the tokenizer's special tokens, such as BOS, to texts that do not start with them.",
-    )
-    on_error: Literal["request", "item"] = Field(
-        default="request",
-        description="What an item that cannot be scored does: `request` refuses the whole request; `item` gives the "
-        "item an entry in `errors` and null for its scores, and scores the rest.",
-    )
-    return_layout: bool = Field(default=False, description="Also return how the request was laid out in steps.")
 
 
 _NUMBERS = {"type": "array", "items": {"type": "number"}}

@@ -1,25 +1,12 @@
-"""Bodies and replies of `/tokenize` and `/detokenize`, as vLLM has them."""
+"""Replies of `/tokenize` and `/detokenize`, as vLLM has them."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, WithJsonSchema
+from pydantic import ConfigDict, InstanceOf, WithJsonSchema
 
-from mis_server.schemas.score import Absent, TokenId, absent
-
-
-class TokenizeBody(BaseModel):
-    """Describes the body in the OpenAPI document; the route checks what arrives."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"prompt": " yes"}]})
-
-    prompt: str = Field(description="The text.")
-    model: str | None = Field(default=None, description="The served model; any other name is refused.")
-    add_special_tokens: bool = Field(
-        default=True, description="Add the tokenizer's special tokens, such as BOS, as scoring does."
-    )
-    return_token_strs: bool = Field(default=False, description="Also return the tokens as the vocabulary spells them.")
+from mis_server.schemas.score import Absent, absent
 
 
 def _encoded(items: str) -> WithJsonSchema:
@@ -36,15 +23,6 @@ class TokenizeReply:
     tokens: Annotated[msgspec.Raw, InstanceOf(), _encoded("integer")]
     token_strs: Annotated[msgspec.Raw, InstanceOf(), _encoded("string")] | None
     max_model_len: int | Absent = field(default_factory=absent)
-
-
-class DetokenizeBody(BaseModel):
-    """Describes the body in the OpenAPI document; the route checks what arrives."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"tokens": [9834]}]})
-
-    tokens: list[TokenId] = Field(description="Token ids.")
-    model: str | None = Field(default=None, description="The served model; any other name is refused.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from mis_core.errors import RequestError
 from mis_core.tasks.fields.token_rows import TokenRows
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ParsedType, Task
-from mis_core.tasks.score.options import LAYOUT_FIELDS
-from mis_core.tasks.score.task import FIELDS
+from mis_core.tasks.score.options import LaidOutScoreBody
 from mis_core.tokenization import Meter, Tokenizer
 
 try:
@@ -19,7 +18,7 @@ try:
 except (ImportError, RuntimeError):  # not built for this Python or processor: the same results, at a higher cost
     Parser = None
 
-_MOST_FIELDS = len(FIELDS) + len(LAYOUT_FIELDS)
+_MOST_FIELDS = len(LaidOutScoreBody.__struct_fields__)
 
 _FORMS = {"query": (False,), "items": (True,), "label_token_ids": (False, True)}  # lists of ids; lists of lists?
 

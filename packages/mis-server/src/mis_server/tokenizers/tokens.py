@@ -1,18 +1,39 @@
 """What tokenizer processes do for `/tokenize` and `/detokenize`: from a body to the encoded parts of its reply."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from mis_core.errors import RequestError
+from mis_core.tasks.fields.body import Body, ModelName, about, check_model, read_body
 from mis_core.tasks.fields.token_rows import read_row
-from mis_core.tasks.fields.values import check_characters, read_optional_text
+from mis_core.tasks.fields.values import check_characters
 from mis_core.tokenization import Tokenizer
 from mis_server.tokenizers.decoding import decode_object
 
-_TOKENIZE_FIELDS = ("prompt", "model", "add_special_tokens", "return_token_strs")
-_DETOKENIZE_FIELDS = ("tokens", "model")
+
+class TokenizeBody(Body, kw_only=True):
+    """Fields of `POST /tokenize`."""
+
+    prompt: Annotated[str, about("The text.", missing="invalid_prompt")]
+    model: ModelName = None
+    add_special_tokens: Annotated[
+        bool, about("Add the tokenizer's special tokens, such as BOS, as scoring does.", wrong="invalid_prompt")
+    ] = True
+    return_token_strs: Annotated[
+        bool, about("Also return the tokens as the vocabulary spells them.", wrong="invalid_prompt")
+    ] = False
+
+
+class DetokenizeBody(Body, kw_only=True):
+    """Fields of `POST /detokenize`."""
+
+    tokens: Annotated[
+        list[Any],
+        about("Token ids.", each=Annotated[int, Meta(ge=0)], noun="a list of token ids", missing="invalid_tokens"),
+    ]
+    model: ModelName = None
 
 
 class Tokens(NamedTuple):
@@ -36,16 +57,12 @@ def tokenize(body: bytes, model: str, max_characters: int, max_tokens: int, toke
     Raises:
         RequestError: the request breaks the contract, or is too long.
     """
-    fields = _read(body, _TOKENIZE_FIELDS, model)
-    prompt = fields.get("prompt")
-    if not isinstance(prompt, str):
-        raise RequestError("invalid_prompt", "prompt must be a text.", "prompt")
-    special = _bool(fields, "add_special_tokens", default=True)
-    wants_strings = _bool(fields, "return_token_strs", default=False)
-    check_characters(max_characters, prompt=[prompt])
-    tokens = tokenizer.within(None).encode(prompt, special)  # as they are, so that people can see them
+    asked = read_body(TokenizeBody, decode_object(body))
+    check_model(asked.model, (model,))
+    check_characters(max_characters, prompt=[asked.prompt])
+    tokens = tokenizer.within(None).encode(asked.prompt, asked.add_special_tokens)  # as they are, for people to see
     _check_count(len(tokens), max_tokens, "prompt")
-    strings = msgspec.json.encode(tokenizer.spelled(tokens)) if wants_strings else None
+    strings = msgspec.json.encode(tokenizer.spelled(tokens)) if asked.return_token_strs else None
     return Tokens(len(tokens), msgspec.json.encode(tokens.tolist()), strings)
 
 
@@ -65,34 +82,14 @@ def detokenize(
     Raises:
         RequestError: the request breaks the contract, or is too long.
     """
-    fields = _read(body, _DETOKENIZE_FIELDS, model)
-    tokens = fields.get("tokens")
-    if not isinstance(tokens, list):
-        raise RequestError("invalid_tokens", "tokens must be a list of token ids.", "tokens")
-    _check_count(len(tokens), max_tokens, "tokens")
-    rows = read_row("tokens", tokens)
+    asked = read_body(DetokenizeBody, decode_object(body))
+    check_model(asked.model, (model,))
+    _check_count(len(asked.tokens), max_tokens, "tokens")
+    rows = read_row("tokens", asked.tokens)
     rows.check_below(tokenizer.vocab_size if vocab_size is None else vocab_size)
     text = tokenizer.decode(rows.values)
     check_characters(max_characters, tokens=[text])
     return msgspec.json.encode(text)
-
-
-def _read(body: bytes, known: tuple[str, ...], served_model: str) -> Mapping[str, Any]:
-    fields = decode_object(body)
-    for name in fields:
-        if name not in known:
-            raise RequestError("unknown_parameter", f"Unknown field. Known fields: {', '.join(known)}.", name[:64])
-    model = read_optional_text(fields, "model")
-    if model and model != served_model:
-        raise RequestError("model_not_found", "This model is not served; GET /v1/models lists the served one.", "model")
-    return fields
-
-
-def _bool(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    value = fields.get(name, default)
-    if not isinstance(value, bool):
-        raise RequestError("invalid_prompt", f"{name} must be true or false.", name)
-    return value
 
 
 def _check_count(count: int, most: int, param: str) -> None:

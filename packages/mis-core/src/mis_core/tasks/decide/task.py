@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int32, Int64
+from jaxtyping import Float64, Int64
 
 from mis_core.errors import RequestError
 from mis_core.ragged import offsets
@@ -30,14 +30,15 @@ from mis_core.tasks.decide.prompts import Prompter
 from mis_core.tasks.decide.questions import MAX_QUESTIONS, Question, read_question
 from mis_core.tasks.fields.field import Field
 from mis_core.tasks.fields.item_errors import ItemErrors, read_on_error
-from mis_core.tasks.fields.labels import check_label_count
+from mis_core.tasks.fields.labels import label_matrix
 from mis_core.tasks.fields.openai import check_ignored, check_model
-from mis_core.tasks.fields.values import check_characters, check_names, kind, read_optional_text, shown
+from mis_core.tasks.fields.token_rows import TokenRows
+from mis_core.tasks.fields.values import check_characters, check_count, check_names, kind, read_optional_text, shown
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.task import Task
-from mis_core.tasks.probabilities import label_logprobs, label_softmax
+from mis_core.tasks.path.task import Fields, ServedModels, Task
+from mis_core.tasks.probabilities import check_finite, label_logprobs, label_softmax
 from mis_core.tasks.served import check_task
-from mis_core.tokenization import Joined, Tokenizer
+from mis_core.tokenization import NOTHING, Joined, Tokenizer
 
 FIELDS = (
     "input", "questions", "model", "prompt_cache_key", "prompt_cache_options", "safety_identifier", "cache_salt",
@@ -73,36 +74,19 @@ class ParsedDecision:
     """What the engine computes, and for each question what was asked, or why it was not.
 
     Attributes:
-        request: Its items are those of the first question that is asked, then those of the next; None if none is.
+        requests: One request, whose items are those of the first question that is asked, then those of the next;
+            nothing if none is.
         questions: All questions in their order.
     """
 
-    request: ScoreRequest | None
+    requests: tuple[ScoreRequest, ...]
     questions: tuple[AskedQuestion | RefusalAnswer, ...]
-
-    @property
-    def requests(self) -> tuple[ScoreRequest, ...]:
-        """What the engine computes: one request, or nothing if no question can be answered."""
-        return () if self.request is None else (self.request,)
 
 
 def parse_decision(
-    fields: Mapping[str, object],
-    tokenizer: Tokenizer | None,
-    limits: Limits,
-    served_models: tuple[str, ...] | None = None,
+    fields: Fields, tokenizer: Tokenizer | None, limits: Limits, served_models: ServedModels = None
 ) -> ParsedDecision:
-    """Validate the fields of a request, and make and tokenise its prompts.
-
-    Args:
-        fields: The JSON object of `POST /v1/decisions`, or keyword arguments of the same names.
-        tokenizer: The model's.
-        limits: What the request may ask for.
-        served_models: Names that the field `model` may have; None allows every name.
-
-    Raises:
-        RequestError: the request breaks the contract.
-    """
+    """Validate the fields of a request, and make and tokenise its prompts; see `Task.parse`."""
     check_names(fields, FIELDS)
     check_task("decide", tokenizer, limits)
     assert tokenizer is not None, "as checked"
@@ -127,31 +111,34 @@ def parse_decision(
             question, question.orders(is_rotated=is_rotated), codes.labels(question, f"questions[{index}]")
         )
 
-    asked = errors.read_each(questions, ask)
-    _check_counts(asked, limits)
-    joined, asked = _join(asked, errors, prompter, tokenizer, limits)
-    request = None if joined is None else ScoreRequest(*joined, _label_matrix(asked), cache_salt=cache_salt)
-    each: list[AskedQuestion | RefusalAnswer] = [*asked]
-    for error in errors.sorted().errors:  # by rising places, so that those before are complete
-        why = QuestionError(error.code, error.message, error.param)
-        each.insert(error.index, RefusalAnswer(_name(sources[error.index]), why))
-    return ParsedDecision(request, tuple(each))
+    read = errors.read_each(questions, ask)
+    _check_counts(read, limits)
+    asked = dict(zip(errors.kept.tolist(), read, strict=True))
+    joined = _join(asked, errors, prompter, tokenizer, limits)
+    requests: tuple[ScoreRequest, ...] = ()
+    if errors.any_left:
+        kept = [asked[index] for index in errors.kept.tolist()]
+        labels = TokenRows.nested("questions", [each.labels[1] for each in kept for _ in each.orders])
+        requests = (ScoreRequest(*joined, label_matrix(labels), cache_salt=cache_salt),)
+    refused = {
+        error.index: RefusalAnswer(_name(sources[error.index]), QuestionError(error.code, error.message, error.param))
+        for error in errors.errors
+    }
+    each = tuple(refused.get(index) or asked[index] for index in range(len(sources)))
+    return ParsedDecision(requests, each)
 
 
 def finish_decision(parsed: ParsedDecision, outputs: tuple[EngineOutput, ...]) -> Decision:
-    """Turn what the engine computed into answers.
+    """Turn what the engine computed into answers; see `Task.finish`.
 
     The probability of a label is the softmax over the labels of its item, as that of a score with `apply_softmax`.
-
-    Raises:
-        FloatingPointError: the engine's values are not finite.
     """
     probabilities, masses = np.zeros((0, 0)), np.zeros(0)
     tokens = cached_tokens = 0
-    if parsed.request is not None:
-        (output,) = outputs
-        probabilities, masses = _probabilities(parsed.request, output)
-        tokens, cached_tokens = parsed.request.prompt_tokens, output.cached_tokens
+    if parsed.requests:
+        (request,), (output,) = parsed.requests, outputs
+        probabilities, masses = _probabilities(request, output)
+        tokens, cached_tokens = request.prompt_tokens, output.cached_tokens
     answers: list[Answer] = []
     begin = 0
     for each in parsed.questions:
@@ -170,8 +157,7 @@ def _probabilities(
 ) -> tuple[Float64[np.ndarray, "items labels"], Float64[np.ndarray, " items"]]:
     """Return the probability of each label of each item, and that of all its labels over the whole vocabulary."""
     is_label = request.label_ids >= 0
-    if not np.isfinite(output.logits[is_label]).all():
-        raise FloatingPointError("The engine returned values that are not finite.")
+    check_finite(output.logits[is_label])
     probabilities = label_softmax(output.logits, request.label_ids).astype(np.float64)
     over_all = np.exp(label_logprobs(output).astype(np.float64)) * is_label
     return probabilities, np.minimum(over_all.sum(axis=1), 1.0)  # rounded, they may come out above
@@ -180,7 +166,7 @@ def _probabilities(
 DECIDE: Task[ParsedDecision, Decision] = Task("decide", parse_decision, finish_decision)
 
 
-def _read_sources(fields: Mapping[str, object]) -> list[Field]:
+def _read_sources(fields: Fields) -> list[Field]:
     value = fields.get("questions")
     if value is None:
         raise RequestError("missing_questions", "The field questions is required: a list of questions.", "questions")
@@ -188,13 +174,11 @@ def _read_sources(fields: Mapping[str, object]) -> list[Field]:
         raise RequestError("invalid_questions", f"questions must be a list, not {kind(value)}.", "questions")
     if not value:
         raise RequestError("empty_questions", "questions must hold at least one question.", "questions")
-    if len(value) > MAX_QUESTIONS:
-        message = f"{len(value)} questions; at most {MAX_QUESTIONS} are allowed."
-        raise RequestError("too_many_items", message, "questions")
+    check_count(len(value), MAX_QUESTIONS, "questions", "questions")
     return Field(value, "questions").elements(1, MAX_QUESTIONS)
 
 
-def _read_choice_order(fields: Mapping[str, object]) -> str:
+def _read_choice_order(fields: Fields) -> str:
     value = fields.get("choice_order", "given")
     if not isinstance(value, str) or value not in CHOICE_ORDERS:
         given = shown(value) if isinstance(value, str) else kind(value)
@@ -203,7 +187,7 @@ def _read_choice_order(fields: Mapping[str, object]) -> str:
     return value
 
 
-def _read_cache_salt(fields: Mapping[str, object]) -> str | None:
+def _read_cache_salt(fields: Fields) -> str | None:
     """Read who shares cached prefixes: requests of the same `cache_salt` and `prompt_cache_key`."""
     check_ignored(fields, ("prompt_cache_key",))
     salt, key = read_optional_text(fields, "cache_salt"), fields.get("prompt_cache_key")
@@ -214,10 +198,8 @@ def _read_cache_salt(fields: Mapping[str, object]) -> str | None:
 
 def _check_counts(asked: Sequence[AskedQuestion], limits: Limits) -> None:
     items, labels = sum(len(each.orders) for each in asked), max((len(each.labels[0]) for each in asked), default=0)
-    if items > limits.max_items:
-        message = f"{items} questions, each choice once for each of its orders; at most {limits.max_items} are allowed."
-        raise RequestError("too_many_items", message, "questions")
-    check_label_count(labels, "questions", limits)
+    check_count(items, limits.max_items, "questions, each choice once for each of its orders", "questions")
+    check_count(labels, limits.max_labels, "labels", "questions", "too_many_labels")
     if items * labels > limits.max_scores:
         message = (
             f"{items} questions with up to {labels} answers make {items * labels} scores; at most {limits.max_scores} "
@@ -227,26 +209,24 @@ def _check_counts(asked: Sequence[AskedQuestion], limits: Limits) -> None:
 
 
 def _join(
-    asked: list[AskedQuestion], errors: ItemErrors, prompter: Prompter, tokenizer: Tokenizer, limits: Limits
-) -> tuple[Joined | None, list[AskedQuestion]]:
-    """Tokenise the prompts; return their segments, None if there are none, and the questions that fit."""
-    if not asked:
-        return None, asked
-    most = limits.max_text_characters
-    shared, rests = prompter.prompts([text for each in asked for text in each.texts], most)
+    asked: dict[int, AskedQuestion], errors: ItemErrors, prompter: Prompter, tokenizer: Tokenizer, limits: Limits
+) -> Joined:
+    """Tokenise the prompts of the questions that are kept; return the segments of those that fit."""
+    kept = [asked[index] for index in errors.kept.tolist()]
+    if not kept:
+        return NOTHING
+    most, most_tokens = limits.max_text_characters, limits.context_length
+    shared, rests = prompter.prompts([text for each in kept for text in each.texts], most)
     check_characters(most, input=[shared], questions=rests)
-    most_tokens = limits.context_length
-    starts = offsets(np.array([len(each.orders) for each in asked]))[:-1]
-    rows = np.arange(len(asked))
+    starts = offsets(np.array([len(each.orders) for each in kept]))[:-1]
 
     def refuse(is_bad: np.ndarray, error: Callable[[int, int], RequestError]) -> Int64[np.ndarray, " rows"]:
         """Refuse the questions of some prompts; what is left is joined once more."""
-        nonlocal rows
 
         def first(row: int, index: int) -> RequestError:
             return error(int(starts[row] + is_bad[starts[row] :].argmax()), index)
 
-        rows = errors.refuse(np.logical_or.reduceat(is_bad, starts), first)
+        errors.refuse(np.logical_or.reduceat(is_bad, starts), first)
         return np.arange(len(is_bad))
 
     try:
@@ -265,8 +245,7 @@ def _join(
             message = f"The input alone has more tokens than the context holds, which is {most_tokens}."
             raise RequestError(error.code, message, "input") from None
         raise
-    lens = joined.context_lens + np.diff(joined.item_starts)
-    longest = np.maximum.reduceat(lens, starts)
+    longest = np.maximum.reduceat(joined.context_lens + np.diff(joined.item_starts), starts)
 
     def too_long(row: int, index: int) -> RequestError:
         message = (
@@ -275,24 +254,12 @@ def _join(
         )
         return RequestError("context_length_exceeded", message, "questions")
 
-    if len(rows) == len(asked):
-        rows = errors.refuse(longest > most_tokens, too_long)
-    if len(rows) < len(asked):
-        return _join([asked[row] for row in rows], errors, prompter, tokenizer, limits)
-    tokens = len(joined.query) + len(joined.item_tokens)
-    if tokens > limits.max_request_tokens:
-        message = f"Input and questions have {tokens} tokens; at most {limits.max_request_tokens} are allowed."
-        raise RequestError("too_many_tokens", message, "questions")
-    return joined, asked
-
-
-def _label_matrix(asked: Sequence[AskedQuestion]) -> Int32[np.ndarray, "items labels"]:
-    """Return a row of labels for each item, filled up with -1."""
-    rows = [each.labels[1] for each in asked for _ in each.orders]
-    matrix = np.full((len(rows), max(map(len, rows))), -1, np.int32)
-    for row, ids in zip(matrix, rows, strict=True):
-        row[: len(ids)] = ids
-    return matrix
+    if len(errors.kept) == len(kept):
+        errors.refuse(longest > most_tokens, too_long)
+    if len(errors.kept) < len(kept):
+        return _join(asked, errors, prompter, tokenizer, limits)
+    limits.check_tokens(len(joined.query) + len(joined.item_tokens), "Input and questions", "questions")
+    return joined
 
 
 def _name(source: Field) -> str | None:

@@ -6,15 +6,25 @@ an item that cannot be scored gets an `ItemError`, and the rest are scored as if
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from mis_core.errors import RequestError
+from mis_core.tasks.fields.body import about
 from mis_core.tasks.fields.values import kind, shown
 
 ON_ERROR = ("request", "item")
+
+OnError = Annotated[
+    Literal["request", "item"],
+    about(
+        "What an item that cannot be scored does: `request` refuses the whole request; `item` gives the item an entry "
+        "in `errors`, and scores the rest."
+    ),
+]
+"""The type of the field `on_error`."""
 
 Item = TypeVar("Item")
 Read = TypeVar("Read")
@@ -37,37 +47,12 @@ class ItemError:
     param: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SortedItems:
-    """Which items of a request are scored, and why the others are not.
-
-    Attributes:
-        count: Items of the request.
-        kept: Places of those that are scored, `[kept]`, rising.
-        per_item: Whether the request wants the rest where some are wrong.
-        errors: One for each of the others, in their order.
-    """
-
-    count: int
-    kept: Int64[np.ndarray, " kept"]
-    per_item: bool = False
-    errors: tuple[ItemError, ...] = ()
-
-    def spread(self, values: Float32[np.ndarray, "kept columns"]) -> Float32[np.ndarray, "items columns"]:
-        """Return a row for every item of the request: NaN for those that were not scored."""
-        if not self.errors:
-            return values
-        rows = np.full((self.count, values.shape[1]), np.nan, np.float32)
-        rows[self.kept] = values
-        return rows
-
-
 class ItemErrors:
-    """Sorts the items of one request out while it is read.
+    """Sorts the items of one request out while it is read: which are scored, and why the others are not.
 
     Attributes:
         count: Items of the request.
-        kept: Places of the items that nothing is wrong with so far, `[kept]`.
+        kept: Places of the items that nothing is wrong with so far, `[kept]`, rising.
         per_item: Whether the rest is scored where items are wrong; otherwise, the first that is wrong is raised.
     """
 
@@ -129,11 +114,18 @@ class ItemErrors:
         self.kept = self.kept[~is_bad]
         return np.flatnonzero(~is_bad)
 
-    def sorted(self) -> SortedItems:
-        """Return the items as they are sorted out now."""
-        return SortedItems(
-            self.count, self.kept, self.per_item, tuple(sorted(self._errors, key=lambda error: error.index))
-        )
+    @property
+    def errors(self) -> tuple[ItemError, ...]:
+        """One for each item that is not kept, in their order."""
+        return tuple(sorted(self._errors, key=lambda error: error.index))
+
+    def spread(self, values: Float32[np.ndarray, "kept columns"]) -> Float32[np.ndarray, "items columns"]:
+        """Return a row for every item of the request: NaN for those that are not kept."""
+        if not self._errors:
+            return values
+        rows = np.full((self.count, values.shape[1]), np.nan, np.float32)
+        rows[self.kept] = values
+        return rows
 
     def _add(self, index: int, error: RequestError) -> None:
         if not self.per_item:

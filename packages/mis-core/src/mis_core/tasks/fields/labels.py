@@ -12,7 +12,6 @@ from jaxtyping import Int32
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_row, read_rows
 from mis_core.tasks.fields.values import kind, readable, shown
-from mis_core.tasks.limits import Limits
 from mis_core.tokenization import Tokenizer
 
 
@@ -37,8 +36,7 @@ class Labels:
         if self.ids is not None:
             return self.ids
         assert tokenizer is not None, "texts need a tokenizer"
-        rows = [tokenizer.label_ids(text) for text in self.texts]
-        ids = TokenRows.nested("labels", [TokenRows.single("labels", np.array(row, np.int64)) for row in rows])
+        ids = TokenRows.nested("labels", [np.array(tokenizer.label_ids(text)) for text in self.texts])
         return ids if ids.longest > 1 else TokenRows.single("labels", ids.values)
 
     def look_up(self, tokenizer: Tokenizer | None, head_labels: tuple[str, ...] = ()) -> TokenRows:
@@ -72,16 +70,6 @@ def read_labels(body: Mapping[str, object], num_items: int, head_labels: tuple[s
         message = "Give the labels to score: label_token_ids or labels."
         raise RequestError("missing_label_token_ids", message, "label_token_ids")
     return Labels([], _read_ids("label_token_ids", ids, num_items))
-
-
-def check_label_count(count: int, param: str, limits: Limits) -> None:
-    """Refuse more labels of an item than are allowed.
-
-    Raises:
-        RequestError: `too_many_labels`.
-    """
-    if count > limits.max_labels:
-        raise RequestError("too_many_labels", f"{count} labels; at most {limits.max_labels} are allowed.", param)
 
 
 def label_matrix(labels: TokenRows) -> Int32[np.ndarray, "label_rows labels"]:

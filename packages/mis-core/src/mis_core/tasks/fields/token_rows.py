@@ -42,10 +42,14 @@ class TokenRows:
         return cls(param, values, np.array([len(values)]), is_nested=False)
 
     @classmethod
-    def nested(cls, param: str, rows: "Sequence[TokenRows]") -> Self:
-        """Make a field of several lists, each read by itself."""
-        values = [np.empty(0, np.int64), *(row.values for row in rows)]
-        return cls(param, np.concatenate(values), np.array([len(row.values) for row in rows], np.int64), is_nested=True)
+    def nested(cls, param: str, rows: Sequence[np.ndarray]) -> Self:
+        """Make a field of several lists."""
+        values = np.concatenate([np.empty(0, np.int64), *rows])
+        return cls(param, values, np.array(list(map(len, rows)), np.int64), is_nested=True)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.lens)
 
     def rows(self, rows: Int64[np.ndarray, " rows"]) -> Self:
         """Return some lists of a nested field."""

@@ -34,6 +34,13 @@ def read_optional_text(body: Mapping[str, object], name: str) -> str | None:
     return readable(value, name, f"invalid_{name}_type")
 
 
+def has_text(value: object) -> bool:
+    """Return whether a value is a text, or a list that holds one."""
+    if isinstance(value, (list, tuple)):
+        return any(issubclass(each, str) for each in set(map(type, value)))
+    return isinstance(value, str)
+
+
 def readable(text: str, param: str, code: str) -> str:
     """Return a text; refuse what is no Unicode: JSON can spell half of a surrogate pair.
 
@@ -81,10 +88,15 @@ def check_characters(most: int, **texts: Sequence[str]) -> None:
         RequestError: `too_many_tokens`; names the longest field.
     """
     counts = {name: sum(map(len, field)) for name, field in texts.items()}
-    count = sum(counts.values())
+    longest = max(counts, key=lambda name: counts[name])
+    check_count(sum(counts.values()), most, "characters of text", longest, "too_many_tokens")
+
+
+def check_count(count: int, most: int, what: str, param: str, code: str = "too_many_items") -> None:
+    """Refuse more of something in a field than is allowed.
+
+    Raises:
+        RequestError: of the code.
+    """
     if count > most:
-        raise RequestError(
-            "too_many_tokens",
-            f"{count} characters of text; at most {most} are allowed.",
-            max(counts, key=lambda name: counts[name]),
-        )
+        raise RequestError(code, f"{count} {what}; at most {most} are allowed.", param)

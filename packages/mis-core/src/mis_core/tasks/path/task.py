@@ -10,6 +10,13 @@ from mis_core.tasks.limits import Limits
 from mis_core.tokenization import Meter, Tokenizer, TooMuchWork
 
 Fields = Mapping[str, object]
+"""Fields of a request by their names: the JSON object of its route, or keyword arguments from Python.
+
+From Python, tuples and integer arrays are lists, too, and NumPy integers are `int`.
+"""
+
+ServedModels = tuple[str, ...] | None
+"""Names that the field `model` may have; None allows every name."""
 
 
 @runtime_checkable
@@ -35,20 +42,20 @@ class Task(Generic[ParsedType, Result]):
 
     Attributes:
         name: What people call it, such as `score`.
-        parse: Validates fields and tokenises their texts; the last argument are the model names that requests may
-            give, None for any. Raises `RequestError`, or what the tokenizer's meter raises.
-        finish: Turns the engine's outputs, one for each of the parsed `requests`, into the result.
+        parse: Validates fields and tokenises their texts: with the model's tokenizer, which may be None where
+            `has_text` is false, and within limits. Raises `RequestError`, whose `code` and `param` say how the request
+            breaks the contract, or what the tokenizer's meter raises.
+        finish: Turns the engine's outputs, one for each of the parsed `requests`, into the result. Raises ValueError
+            where they lack what was asked for, and FloatingPointError where it is not finite.
         has_text: Whether these fields need a tokenizer.
     """
 
     name: str
-    parse: Callable[[Fields, Tokenizer | None, Limits, tuple[str, ...] | None], ParsedType]
+    parse: Callable[[Fields, Tokenizer | None, Limits, ServedModels], ParsedType]
     finish: Callable[[ParsedType, tuple[EngineOutput, ...]], Result]
     has_text: Callable[[Fields], bool] = _always
 
-    def read(
-        self, fields: Fields, tokenizer: Tokenizer | None, limits: Limits, models: tuple[str, ...] | None
-    ) -> ParsedType:
+    def read(self, fields: Fields, tokenizer: Tokenizer | None, limits: Limits, models: ServedModels) -> ParsedType:
         """Parse; what would cost more than the limits allow is refused before it is done.
 
         Raises:

@@ -40,7 +40,7 @@ def rerank_labels(recipe: Recipe, tokenizer: Tokenizer, limits: Limits) -> list[
     """
     rows = len(limits.head_labels)
     if rows > _ROWS:
-        raise _refused(f"The model's head has {rows} rows; reranking needs one, or two of which the second is yes.")
+        raise unsupported(f"The model's head has {rows} rows; reranking needs one, or two of which the second is yes.")
     if rows:
         return list(range(rows))
     try:
@@ -48,7 +48,7 @@ def rerank_labels(recipe: Recipe, tokenizer: Tokenizer, limits: Limits) -> list[
     except RequestError:
         words = " and ".join(recipe.labels)
         message = f"The words {words} are not single tokens of this model; a reranker with a classification head is."
-        raise _refused(message) from None
+        raise unsupported(message) from None
 
 
 def describe_rerank(tokenizer: Tokenizer, limits: Limits) -> str:
@@ -63,7 +63,7 @@ def _recognised(tokenizer: Tokenizer, limits: Limits) -> Recipe:
     """Return the recipe that nobody has chosen."""
     said = _read(limits.signs)
     if said.refusal is not None:
-        raise _refused(said.refusal)
+        raise unsupported(said.refusal)
     named = None if said.recipe is None else RECIPES[said.recipe]
     if named is not None:
         _check_answers(named, tokenizer, limits)
@@ -73,14 +73,14 @@ def _recognised(tokenizer: Tokenizer, limits: Limits) -> Recipe:
         _check_answers(family, tokenizer, limits)
         return family
     if said.doubt is not None and not limits.head_labels:  # whose rows are read, whatever their names
-        raise _refused(said.doubt)
+        raise unsupported(said.doubt)
     if family is not None:
         return family
     if tokenizer.chat_template is not None:
         return GENERIC
     if limits.head_labels:
         return PLAIN
-    raise _refused(_NO_TEMPLATE)
+    raise unsupported(_NO_TEMPLATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +152,21 @@ def _check_answers(recipe: Recipe, tokenizer: Tokenizer, limits: Limits) -> None
     if list(answers) != rerank_labels(recipe, tokenizer, limits):
         read = " and ".join(repr(tokenizer.decode([each])) for each in answers if each is not None) or "nothing"
         message = f"A config.json of sentence-transformers reads {read}, which the recipe {recipe.name} does not."
-        raise _refused(f"{message} {_CHOOSE}")
+        raise unsupported(f"{message} {_CHOOSE}")
 
 
 def _check(recipe: Recipe, tokenizer: Tokenizer, limits: Limits) -> None:
     """Refuse a recipe that the model cannot have."""
     if recipe.system is not None and tokenizer.chat_template is None:
-        raise _refused(_NO_TEMPLATE)
+        raise unsupported(_NO_TEMPLATE)
     if recipe.system is not None and tokenizer.chat_template is not None and tokenizer.chat_template.fault is not None:
         fault = tokenizer.chat_template.fault
-        raise _refused(f"The model's chat template cannot be compiled: {fault} Give another with --chat-template.")
+        raise unsupported(f"The model's chat template cannot be compiled: {fault} Give another with --chat-template.")
     if not _all_known(recipe.words, tokenizer):
         words = ", ".join(recipe.words)
-        raise _refused(f"The recipe {recipe.name} needs {words} as single tokens, which this model does not have.")
+        raise unsupported(f"The recipe {recipe.name} needs {words} as single tokens, which this model does not have.")
     if not recipe.labels and not limits.head_labels:
-        raise _refused(
+        raise unsupported(
             f"The recipe {recipe.name} is for models with a classification head, which this one does not have."
         )
     rerank_labels(recipe, tokenizer, limits)
@@ -187,5 +187,6 @@ def _other(sign: Sign) -> str:
     return f"{sign.where} says {shown!r}, and no recipe of rerank is known for that. {_CHOOSE}"
 
 
-def _refused(message: str) -> RequestError:
+def unsupported(message: str) -> RequestError:
+    """Return the error of a model that does not rerank, or not in this way."""
     return RequestError("task_not_supported", message, "model")

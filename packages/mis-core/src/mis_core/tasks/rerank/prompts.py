@@ -6,6 +6,7 @@ from typing import Any
 
 from mis_core.errors import RequestError
 from mis_core.tasks.recipes.recipe import Recipe
+from mis_core.tasks.recipes.recognition import unsupported
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate
 
@@ -64,14 +65,10 @@ def _rendered(
     try:
         text = template.render(messages, **variables)
     except RequestError as error:
-        raise _unsupported(error.message) from None
+        raise unsupported(error.message) from None
     before, *rest = text.split(document)
     if len(rest) != 1:
-        raise _unsupported(f"The model's template writes the document {len(rest)} times; it must do so once.")
+        raise unsupported(f"The model's template writes the document {len(rest)} times; it must do so once.")
     if not before:
-        raise _unsupported("The model's template writes nothing before the document; the query comes first.")
+        raise unsupported("The model's template writes nothing before the document; the query comes first.")
     return RerankPrompt(before, rest[0])
-
-
-def _unsupported(message: str) -> RequestError:
-    return RequestError("task_not_supported", message, "model")

@@ -4,22 +4,23 @@ The query is the prompt up to the document; an item is a document and what follo
 cut, never what follows it.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from jaxtyping import Float64, Int32, Int64
+from jaxtyping import Float64, Int32
 from scipy.special import expit
 
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.tasks.fields.item_errors import ItemErrors, SortedItems, read_on_error
-from mis_core.tasks.fields.openai import check_ignored, check_model, read_flag, read_whole, refuse_unsupported
-from mis_core.tasks.fields.values import check_characters, check_names, kind, read_optional_text, readable
+from mis_core.tasks.fields.body import check_model, read_body, read_element
+from mis_core.tasks.fields.item_errors import ItemErrors
+from mis_core.tasks.fields.values import check_characters, check_count
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.task import Task
-from mis_core.tasks.probabilities import label_softmax
+from mis_core.tasks.path.task import Fields, ServedModels, Task
+from mis_core.tasks.probabilities import check_finite, label_softmax
 from mis_core.tasks.recipes.recognition import rerank_labels, rerank_recipe
+from mis_core.tasks.rerank.body import Document, RerankBody
 from mis_core.tasks.rerank.prompts import RerankPrompt, rerank_prompt
 from mis_core.tasks.rerank.ranking import (
     ApiVersion,
@@ -33,25 +34,7 @@ from mis_core.tasks.rerank.ranking import (
     RerankUsage,
 )
 from mis_core.tasks.served import check_task
-from mis_core.tokenization import Joined, Refuse, Tokenizer
-
-IGNORED = ("max_chunks_per_doc", "priority", "truncation", "user")
-"""Fields of Cohere's and Jina's bodies that change nothing here."""
-
-UNSUPPORTED = {
-    "rank_fields": lambda value: value == ["text"],
-    "relevant_spans": lambda value: False,
-    "return_embeddings": lambda value: value is False,
-}
-"""Fields that are refused, and what is harmless in them."""
-
-FIELDS = (
-    "model", "query", "documents", "top_n", "return_documents", "max_tokens_per_doc", "instruction", "cache_salt",
-    "on_error", *IGNORED, *UNSUPPORTED,
-)  # fmt: skip
-"""Every field of a request."""
-
-_COUNTS = range(1, 1 << 31)
+from mis_core.tokenization import Joined, Tokenizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +42,7 @@ class ParsedRerank:
     """What the engine computes, and what the answer needs beside it.
 
     Attributes:
-        request: An item for each document that is scored.
+        requests: What the engine computes: one request, with an item for each document that is scored.
         documents: Which documents these are.
         texts: All documents as they were sent, if they are to be returned; of those not scored, nothing.
         truncated: Places of the documents that were cut, rising.
@@ -67,88 +50,59 @@ class ParsedRerank:
         recipe: Name of the recipe that the prompts were made by.
     """
 
-    request: ScoreRequest
-    documents: SortedItems
+    requests: tuple[ScoreRequest]
+    documents: ItemErrors
     texts: dict[int, str] | None
     truncated: tuple[int, ...]
     top_n: int | None
     recipe: str
 
-    @property
-    def requests(self) -> tuple[ScoreRequest]:
-        """What the engine computes: one request."""
-        return (self.request,)
-
 
 def parse_rerank(
-    fields: Mapping[str, object],
-    tokenizer: Tokenizer | None,
-    limits: Limits,
-    served_models: tuple[str, ...] | None = None,
+    fields: Fields, tokenizer: Tokenizer | None, limits: Limits, served_models: ServedModels = None
 ) -> ParsedRerank:
-    """Validate the fields of a request, and make and tokenise its prompts.
-
-    Args:
-        fields: The JSON object of `POST /v1/rerank`, or keyword arguments of the same names.
-        tokenizer: The model's.
-        limits: What the request may ask for.
-        served_models: Names that the field `model` may have; None allows every name.
-
-    Raises:
-        RequestError: the request breaks the contract, or no document can be scored.
-    """
-    check_names(fields, FIELDS)
+    """Validate the fields of a request, and make and tokenise its prompts; see `Task.parse`."""
+    body = read_body(RerankBody, fields)
     check_task("rerank", tokenizer, limits)
     assert tokenizer is not None, "as checked"
-    check_model(fields, served_models)
-    query = _read_query(fields)
-    sources = _read_documents(fields, limits)
-    documents = ItemErrors("documents", len(sources), per_item=read_on_error(fields))
-    texts = documents.read_each(sources, _read_document)
-    instruction = read_optional_text(fields, "instruction")
-    top_n, most_tokens = read_whole(fields, "top_n", _COUNTS), read_whole(fields, "max_tokens_per_doc", _COUNTS)
-    return_documents = read_flag(fields, "return_documents")
-    cache_salt = read_optional_text(fields, "cache_salt")
-    check_ignored(fields, IGNORED)
-    refuse_unsupported(fields, UNSUPPORTED)
-    check_characters(limits.max_text_characters, query=[query], documents=texts, instruction=[instruction or ""])
+    check_model(body.model, served_models)
+    query, instruction = body.query, body.instruction
+    check_count(len(body.documents), limits.max_items, "documents", "documents")
+    documents = ItemErrors("documents", len(body.documents), per_item=body.on_error == "item")
+    read = documents.read_each(body.documents, _read_document)
+    texts = dict(zip(documents.kept.tolist(), read, strict=True))
+    check_characters(limits.max_text_characters, query=[query], documents=read, instruction=[instruction or ""])
     _check_any_left(documents)
     if instruction:
         tokenizer.encode(instruction, field="instruction")  # only to name it: in the prompt it is a part of the query
     recipe = rerank_recipe(tokenizer, limits)
     labels = rerank_labels(recipe, tokenizer, limits)
     prompt = rerank_prompt(recipe, query, instruction, tokenizer)
-    sent = dict(zip(documents.kept.tolist(), texts, strict=True))
-    joined, cut = _join(prompt, texts, most_tokens, documents, tokenizer, limits)
+    joined, cut = _join(prompt, texts, body.max_tokens_per_doc, documents, tokenizer, limits)
     _check_any_left(documents)
+    request = ScoreRequest(*joined, np.array([labels], np.int32), apply_softmax=True, cache_salt=body.cache_salt)
     kept = documents.kept.tolist()
-    texts = [sent[index] for index in kept]
     return ParsedRerank(
-        ScoreRequest(*joined, np.array([labels], np.int32), apply_softmax=True, cache_salt=cache_salt),
-        documents.sorted(),
-        dict(zip(kept, texts, strict=True)) if return_documents else None,
-        tuple(index for index, text, whole in zip(kept, cut, texts, strict=True) if text != whole),
-        top_n,
+        (request,),
+        documents,
+        {index: texts[index] for index in kept} if body.return_documents else None,
+        tuple(index for index in kept if cut[index] != texts[index]),
+        body.top_n,
         recipe.name,
     )
 
 
 def finish_rerank(parsed: ParsedRerank, outputs: tuple[EngineOutput, ...]) -> Ranking:
-    """Sort the documents by what the engine computed.
-
-    Raises:
-        FloatingPointError: the engine's values are not finite.
-    """
-    (output,) = outputs
-    if not np.isfinite(output.logits).all():
-        raise FloatingPointError("The engine returned values that are not finite.")
-    relevance = _relevance(parsed.request, output)
+    """Sort the documents by what the engine computed; see `Task.finish`."""
+    (request,), (output,) = parsed.requests, outputs
+    check_finite(output.logits)
+    relevance = _relevance(request, output)
     best = np.argsort(-relevance, kind="stable")[: parsed.top_n]
     results = []
     for index, score in zip(parsed.documents.kept[best].tolist(), relevance[best].tolist(), strict=True):
         document = None if parsed.texts is None else RankedText(parsed.texts[index])
         results.append(RankedDocument(index, score, document))
-    tokens = parsed.request.prompt_tokens
+    tokens = request.prompt_tokens
     return Ranking(
         tuple(results),
         parsed.documents.errors,
@@ -168,125 +122,64 @@ def _relevance(request: ScoreRequest, output: EngineOutput) -> Float64[np.ndarra
     return label_softmax(output.logits, request.label_ids)[:, -1].astype(np.float64)
 
 
-def _read_query(fields: Mapping[str, object]) -> str:
-    query = fields.get("query")
-    if query is None:
-        raise RequestError("missing_query", "The field query is required: a text.", "query")
-    if not isinstance(query, str):
-        raise RequestError("invalid_query_type", f"query must be a text, not {kind(query)}.", "query")
-    if not query:
-        raise RequestError("empty_query", "query must not be empty.", "query")
-    return readable(query, "query", "invalid_query_type")
-
-
-def _read_documents(fields: Mapping[str, object], limits: Limits) -> list[object]:
-    documents = fields.get("documents")
-    if documents is None:
-        message = "The field documents is required: a list of texts, or of objects with text."
-        raise RequestError("missing_documents", message, "documents")
-    if not isinstance(documents, (list, tuple)):
-        raise RequestError("invalid_documents", f"documents must be a list, not {kind(documents)}.", "documents")
-    if not documents:
-        raise RequestError("empty_documents", "documents must hold at least one document.", "documents")
-    if len(documents) > limits.max_items:
-        message = f"{len(documents)} documents; at most {limits.max_items} are allowed."
-        raise RequestError("too_many_items", message, "documents")
-    return list(documents)
-
-
 def _read_document(index: int, document: object) -> str:
-    text = document.get("text") if isinstance(document, Mapping) else document
-    if not isinstance(text, str):
-        message = f"documents[{index}] must be a text or an object with text, not {kind(document)}."
-        raise RequestError("invalid_documents", message, "documents")
-    return readable(text, f"documents[{index}]", "invalid_documents")
+    read = read_element(RerankBody, "documents", index, document)
+    return read.text if isinstance(read, Document) else read
 
 
 def _check_any_left(documents: ItemErrors) -> None:
     if not documents.any_left:
-        error = documents.sorted().errors[0]
+        error = documents.errors[0]
         raise RequestError(error.code, error.message, error.param)
 
 
 def _join(
     prompt: RerankPrompt,
-    texts: list[str],
+    texts: dict[int, str],
     most_tokens: int | None,
     documents: ItemErrors,
     tokenizer: Tokenizer,
     limits: Limits,
-) -> tuple[Joined, list[str]]:
-    """Tokenise the prompts; return the segments of those that are kept, and their documents as they were cut to fit."""
-    special = prompt.add_special_tokens
+) -> tuple[Joined, dict[int, str]]:
+    """Tokenise the prompts; return the segments of those that are kept, and all documents as they were cut to fit."""
+    special, most_characters = prompt.add_special_tokens, limits.max_text_characters
+    cut_after = partial(tokenizer.cut_after, max_characters=most_characters, field="documents")
     head, tail = _ids(prompt.head, tokenizer), _ids(prompt.tail, tokenizer)
-    context = limits.context_length - len(head) - len(tail)
-    room = context - len(tokenizer.encode(prompt.before + prompt.after, special, field="query"))
-    if room < 1:
+    frame = len(head) + len(tail) + len(tokenizer.encode(prompt.before + prompt.after, special, field="query"))
+    if frame >= limits.context_length:
         most = limits.context_length
-        message = f"The prompt with the query has {most - room} tokens; the context holds {most} with a document."
+        message = f"The prompt with the query has {frame} tokens; the context holds {most} with a document."
         raise RequestError("context_length_exceeded", message, "query")
-    cut = list(texts)
+    cut, rooms = dict(texts), np.full(documents.count, limits.context_length - frame)
     if most_tokens is not None:
-        cut = tokenizer.cut_after(
-            "", texts, [most_tokens] * len(texts), max_characters=limits.max_text_characters, field="documents"
-        )
+        cut = dict(zip(texts, cut_after("", list(texts.values()), [most_tokens] * len(texts)), strict=True))
     # Hardly any text has more tokens than bytes; one that has is found below.
-    excess = np.array([len(text.encode()) > room for text in cut], np.int64)
-    rooms = room + excess
-
-    def refuse(is_bad: np.ndarray, error: Callable[[int, int], RequestError]) -> Int64[np.ndarray, " rows"]:
-        nonlocal cut, rooms
-        rows = documents.refuse(is_bad, error)
-        cut, rooms = [cut[row] for row in rows.tolist()], rooms[rows]
-        return rows
-
+    long = [index for index, text in cut.items() if len(text.encode()) > limits.context_length - frame]
     while True:
-        rooms -= excess
-        if (rooms < 0).any():
-            raise RequestError("context_length_exceeded", "The query leaves no room for a document.", "query")
-        long = np.flatnonzero(excess > 0).tolist()
         # Together with what is before them, as their beginnings may be one token with that.
-        shorter = tokenizer.cut_after(
+        shorter = cut_after(prompt.before, [cut[index] for index in long], rooms[long].tolist())
+        cut |= zip(long, shorter, strict=True)
+        joined = tokenizer.join(
             prompt.before,
-            [cut[row] for row in long],
-            rooms[long].tolist(),
-            max_characters=limits.max_text_characters,
-            field="documents",
+            [cut[index] + prompt.after for index in documents.kept.tolist()],
+            add_special_tokens=special,
+            max_characters=most_characters,
+            fields=("query", "documents"),
+            refuse=documents.refuse,
         )
-        for row, text in zip(long, shorter, strict=True):
-            cut[row] = text
-        joined = _joined(prompt, cut, (head, tail), refuse, tokenizer, limits)
-        excess = np.maximum(joined.context_lens + np.diff(joined.item_starts) - limits.context_length, 0)
-        if not excess.any():
+        tokens = len(head) + len(joined.query) + len(joined.item_tokens) + len(joined.context_lens) * len(tail)
+        limits.check_tokens(tokens, "Query and documents", "documents")
+        joined = joined.framed(head, tail)
+        excess = joined.context_lens + np.diff(joined.item_starts) - limits.context_length
+        long = documents.kept[excess > 0].tolist()
+        if not long:
             return joined, cut
+        rooms[long] -= excess[excess > 0]
+        if (rooms[long] < 0).any():
+            raise RequestError("context_length_exceeded", "The query leaves no room for a document.", "query")
 
 
 def _ids(texts: tuple[str, ...], tokenizer: Tokenizer) -> Int32[np.ndarray, " tokens"]:
     """Return the ids of texts that are each tokenised by itself."""
     ids = [tokenizer.encode(text, add_special_tokens=False, field="query") for text in texts]
     return np.concatenate([np.empty(0, np.int32), *ids])
-
-
-def _joined(
-    prompt: RerankPrompt,
-    texts: list[str],
-    frame: tuple[Int32[np.ndarray, " query_tokens"], Int32[np.ndarray, " tail_tokens"]],
-    refuse: Refuse,
-    tokenizer: Tokenizer,
-    limits: Limits,
-) -> Joined:
-    head, tail = frame
-    joined = tokenizer.join(
-        prompt.before,
-        [text + prompt.after for text in texts],
-        add_special_tokens=prompt.add_special_tokens,
-        max_characters=limits.max_text_characters,
-        fields=("query", "documents"),
-        refuse=refuse,
-    )
-    items = len(joined.item_starts) - 1
-    tokens = len(head) + len(joined.query) + len(joined.item_tokens) + items * len(tail)
-    if tokens > limits.max_request_tokens:
-        message = f"Query and documents have {tokens} tokens; at most {limits.max_request_tokens} are allowed."
-        raise RequestError("too_many_tokens", message, "documents")
-    return joined.framed(head, tail)

@@ -11,7 +11,7 @@ from jaxtyping import Int64
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.item_errors import ItemErrors
 from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_row, read_rows
-from mis_core.tasks.fields.values import kind, readable
+from mis_core.tasks.fields.values import check_count, kind, readable
 from mis_core.tasks.limits import Limits
 from mis_core.tokenization import NOTHING, Joined, Tokenizer, join_ids
 
@@ -52,12 +52,13 @@ class IdInputs:
             columns >= 0, lambda row, index: self.items.exceeds(f"items[{index}][{columns[row]}]", vocab_size)
         )
 
-    def as_ids(self, item_first: bool, special: bool) -> "IdInputs":
-        """Return them as they are."""
-        return self
-
-    def delimited(self, delimiter: int, item_first: bool) -> "IdInputs":
+    def delimited(self, delimiter: int, item_first: bool, special: bool) -> "IdInputs":
         """Put a delimiter between query and items, as older servers' models expect it: behind whatever comes first.
+
+        Args:
+            delimiter: The token.
+            item_first: Whether items come before the query.
+            special: Whether special tokens are added to texts.
 
         Raises:
             RequestError: `delimiter_in_input`.
@@ -124,14 +125,15 @@ class TextInputs:
         """Return them as they are: the tokenizer refuses what the model does not have."""
         return self
 
-    def as_ids(self, item_first: bool, special: bool) -> IdInputs:
-        """Tokenise query and items each for itself."""
+    def delimited(self, delimiter: int, item_first: bool, special: bool) -> IdInputs:
+        """Tokenise query and items each for itself, and put a delimiter between them, as `IdInputs.delimited` does."""
         assert self.tokenizer is not None, "texts need a tokenizer"
         query, tokens, lens = self.tokenizer.encode_apart(
             self.query, self.items, item_first, add_special_tokens=special, refuse=self.errors.refuse
         )
         items = TokenRows("items", tokens, lens, is_nested=True)
-        return IdInputs(TokenRows.single("query", query), items, self.errors)
+        ids = IdInputs(TokenRows.single("query", query), items, self.errors)
+        return ids.delimited(delimiter, item_first, special)
 
     def join(self, item_first: bool, special: bool, limits: Limits, appended: int = 0) -> Joined:
         """Tokenise every joined text, with the special tokens that are added to it or without, and make the segments.
@@ -193,16 +195,6 @@ def read_inputs(
     return IdInputs(rows, _sort_out(listed, errors, limits, _read_id_lists, _read_id_list, stack), errors)
 
 
-def check_item_count(count: int, limits: Limits) -> None:
-    """Refuse more items than are allowed.
-
-    Raises:
-        RequestError: `too_many_items`.
-    """
-    if count > limits.max_items:
-        raise RequestError("too_many_items", f"{count} items; at most {limits.max_items} are allowed.", "items")
-
-
 def _sort_out(
     items: list[object],
     errors: ItemErrors,
@@ -217,7 +209,7 @@ def _sort_out(
     except RequestError:
         if not errors.per_item:
             raise
-    check_item_count(len(items), limits)
+    check_count(len(items), limits.max_items, "items", "items")
     return put_together(errors.read_each(items, read_one))
 
 
@@ -266,12 +258,12 @@ def _read_id_lists(items: list[object]) -> TokenRows:
     return read_rows("items", cast(list[Sequence[object]], items))
 
 
-def _read_id_list(index: int, item: object) -> TokenRows:
+def _read_id_list(index: int, item: object) -> Int64[np.ndarray, " tokens"]:
     _check_kinds([item], ROW_TYPES, (str,), "a list of token ids", index)
     row = cast(Sequence[object] | np.ndarray, item)
     if isinstance(row, np.ndarray) and row.ndim != 1:
         raise RequestError("invalid_token_id_type", f"items[{index}] must have one dimension.", "items")
-    return read_row(f"items[{index}]", row)
+    return read_row(f"items[{index}]", row).values
 
 
 def _check_kinds(

@@ -1,84 +1,105 @@
-"""The fields by which a request says how it is scored."""
+"""The body of a score, and what its fields mean together."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, Any, Literal
 
-import numpy as np
+from msgspec import Meta
 
 from mis_core.config import ALGORITHMS, MASKS
 from mis_core.errors import RequestError
 from mis_core.requests import Layout
-from mis_core.tasks.fields.openai import as_number, check_model
-from mis_core.tasks.fields.values import read_bool, read_optional_text
+from mis_core.tasks.fields.body import TYPE, AddSpecialTokens, Body, CacheSalt, ModelName, TokenId, about
+from mis_core.tasks.fields.item_errors import OnError
 
-LAYOUT_FIELDS = ("scoring_algorithm", "mask_impl", "multi_item_scoring_chunk_size")
-"""Fields of a request that chooses its layout, where the engine lets it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreOptions:
-    """How a request is scored; attributes that are not here are those of `ScoreRequest`.
-
-    Attributes:
-        item_first: Whether each item is put before the query.
-        add_special_tokens: Whether the tokenizer's special tokens are added to texts.
-    """
-
-    apply_softmax: bool
-    item_first: bool
-    return_token_logprobs: bool
-    return_layout: bool
-    add_special_tokens: bool
-    cache_salt: str | None
-    temperature: float
+_Text = Annotated[str, Meta(min_length=1)]
+_Tokens = Annotated[list[TokenId], Meta(min_length=1)]
+_Texts = Annotated[list[str], Meta(min_length=1)]
+_Temperature = Annotated[float, Meta(gt=0)]
 
 
-def read_options(body: Mapping[str, object], served_models: tuple[str, ...] | None) -> ScoreOptions:
-    """Read everything but inputs, labels and layout; check the field `model`.
+class ScoreBody(Body, kw_only=True):
+    """Fields of `POST /v1/score`. Query, items and labels have readers of their own: they depend on each other."""
 
-    Raises:
-        RequestError: `invalid_` and the name of the field, or `model_not_found`.
-    """
-    names = ("apply_softmax", "item_first", "return_token_logprobs", "return_layout")
-    flags = {name: read_bool(body, name) for name in names}
-    special = read_bool(body, "add_special_tokens", default=True)
-    cache_salt, _ = read_optional_text(body, "cache_salt"), read_optional_text(body, "model")
-    check_model(body, served_models)
-    temperature = _read_temperature(body, flags["apply_softmax"])
-    return ScoreOptions(**flags, add_special_tokens=special, cache_salt=cache_salt, temperature=temperature)
+    query: Annotated[
+        Any, about("What all items share; not empty.", noun="a text, or a list of token ids", schemas=(_Text, _Tokens))
+    ]
+    items: Annotated[
+        Any,
+        about(
+            "What is scored after the query, of the query's kind. There is at least one item, which may be empty; one "
+            "text is one item.",
+            noun="a list of texts, or of lists of token ids",
+            schemas=(str, _Texts, Annotated[list[list[TokenId]], Meta(min_length=1)]),
+        ),
+    ]
+    label_token_ids: Annotated[
+        Any,
+        about(
+            "Tokens whose probability after `query + item` is returned; the same one may come twice. Required unless "
+            "`labels` is given.",
+            noun="a list of token ids, or one such list per item",
+            schemas=(_Tokens, Annotated[list[_Tokens], Meta(min_length=1)], None),
+        ),
+    ] = None
+    labels: Annotated[
+        Any,
+        about(
+            "The labels as texts, of one or more tokens; the score is that of all of them. A leading space often "
+            "matters.",
+            noun="a list of texts",
+            schemas=(_Texts, None),
+        ),
+    ] = None
+    apply_softmax: Annotated[
+        bool,
+        about(
+            "Return a softmax over the labels instead of full-vocabulary probabilities.",
+            wrong=TYPE,
+        ),
+    ] = False
+    item_first: Annotated[bool, about("Put each item before the query instead of after it.", wrong=TYPE)] = False
+    return_token_logprobs: Annotated[
+        bool,
+        about("Also return full-vocabulary natural log-probabilities.", wrong=TYPE),
+    ] = False
+    return_layout: Annotated[bool, about("Also return how the request was laid out in steps.", wrong=TYPE)] = False
+    add_special_tokens: AddSpecialTokens = True
+    cache_salt: CacheSalt = None
+    model: ModelName = None
+    temperature: Annotated[
+        _Temperature,
+        about("Divides the label log-probabilities; values other than 1 need `apply_softmax`."),
+    ] = 1.0
+    on_error: OnError = "request"
 
 
-def read_layout(body: Mapping[str, object]) -> Layout:
-    """Read the fields by which a request chooses its layout.
+class LaidOutScoreBody(ScoreBody, kw_only=True):
+    """Fields of a request that may choose its layout; null is what the engine was started with."""
 
-    Raises:
-        RequestError: `invalid_` and the name of the field.
-    """
-    for name, allowed in (("scoring_algorithm", ALGORITHMS), ("mask_impl", MASKS)):
-        value = body.get(name)
-        if value is not None and value not in allowed:
-            raise RequestError(f"invalid_{name}", f"{name} must be one of {', '.join(allowed)}.", name)
-    name = "multi_item_scoring_chunk_size"
-    size = body.get(name)
-    if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0):
-        raise RequestError(f"invalid_{name}", f"{name} must be a whole number, 0 for as many items as fit.", name)
-    algorithm, mask = cast(str | None, body.get("scoring_algorithm")), cast(str | None, body.get("mask_impl"))
-    if mask == "dense" and algorithm not in (None, "auto", "packed"):
-        raise RequestError("invalid_mask_impl", "mask_impl dense needs scoring_algorithm packed.", "mask_impl")
-    return Layout(algorithm, mask, None if size is None else int(size))
+    scoring_algorithm: Annotated[Literal[ALGORITHMS] | None, about("How items are laid out in steps.")] = None
+    mask_impl: Annotated[Literal[MASKS] | None, about("`dense`: with a mask that is an array.")] = None
+    multi_item_scoring_chunk_size: Annotated[
+        Annotated[int, Meta(ge=0)] | None, about("Items that are laid out together; 0: as many as fit.")
+    ] = None
 
 
-def _read_temperature(body: Mapping[str, object], apply_softmax: bool) -> float:
-    """Read the temperature, above 0.
+def check_options(body: ScoreBody) -> None:
+    """Refuse fields that do not go together.
 
     Raises:
         RequestError: `invalid_temperature`.
     """
-    temperature = as_number(body.get("temperature", 1.0))
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise RequestError("invalid_temperature", "temperature must be a finite number above 0.", "temperature")
-    if temperature != 1.0 and not apply_softmax:
+    if body.temperature != 1.0 and not body.apply_softmax:
         raise RequestError("invalid_temperature", "A temperature other than 1 needs apply_softmax.", "temperature")
-    return temperature
+
+
+def layout_of(body: ScoreBody) -> Layout:
+    """Return the layout that a request chooses.
+
+    Raises:
+        RequestError: `invalid_mask_impl`.
+    """
+    if not isinstance(body, LaidOutScoreBody):
+        return Layout()
+    if body.mask_impl == "dense" and body.scoring_algorithm not in (None, "auto", "packed"):
+        raise RequestError("invalid_mask_impl", "mask_impl dense needs scoring_algorithm packed.", "mask_impl")
+    return Layout(body.scoring_algorithm, body.mask_impl, body.multi_item_scoring_chunk_size)

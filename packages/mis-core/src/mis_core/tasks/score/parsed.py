@@ -1,9 +1,9 @@
 """A score request as its task has parsed it: what the engine computes, and what its result needs besides."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mis_core.requests import ScoreRequest
-from mis_core.tasks.fields.item_errors import SortedItems
+from mis_core.tasks.fields.item_errors import ItemErrors
 from mis_core.tasks.score.label_sequences import LabelSequences
 
 
@@ -13,16 +13,12 @@ class ParsedScore:
 
     Attributes:
         request: The items that are scored, perhaps none.
+        requests: What the engine computes for them: one request, or nothing if no item can be scored.
         items: Which of the request's items these are, and why the others are not scored.
         sequences: Its labels, if some have several tokens; `request.label_ids` are their first tokens then.
     """
 
     request: ScoreRequest
-    items: SortedItems
+    requests: tuple[ScoreRequest, ...]
+    items: ItemErrors
     sequences: LabelSequences | None = None
-    requests: tuple[ScoreRequest, ...] = field(init=False)
-    """What the engine computes; nothing if no item can be scored."""
-
-    def __post_init__(self) -> None:
-        computed = self.request if self.sequences is None else self.sequences.segments(self.request)
-        object.__setattr__(self, "requests", (computed,) if self.request.num_items else ())

@@ -13,7 +13,7 @@ from mis_core.tasks.usage import Usage
 
 
 def finish_score(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> ScoreResult:
-    """Turn what the engine computed into the request's scores.
+    """Turn what the engine computed into the request's scores; see `Task.finish`.
 
     Without `apply_softmax` a score is the label's probability over the full vocabulary, the
     exponential of its log-probability. With it, a score is the softmax over the item's labels, in
@@ -22,13 +22,6 @@ def finish_score(parsed: ParsedScore, outputs: tuple[EngineOutput, ...]) -> Scor
 
     Of a model with a classification head, the vocabulary are the rows of its head; of a head with one row the
     probability is the sigmoid of its logit, because its normaliser (`runner.head`) counts the other class.
-
-    Args:
-        parsed: The request.
-        outputs: Its one output, with `log_sum_exp` if the request `needs_log_sum_exp`; none if no item can be scored.
-
-    Raises:
-        ValueError: `log_sum_exp` is missing though the request needs it.
     """
     began = time.perf_counter()
     request, items = parsed.request, parsed.items

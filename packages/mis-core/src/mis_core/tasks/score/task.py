@@ -4,73 +4,57 @@ Checks run in the order of the error table of the HTTP reference,
 cheap ones before any text is tokenised; status codes are not known here.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 from jaxtyping import Int32
 
 from mis_core.errors import RequestError
 from mis_core.requests import ScoreRequest
-from mis_core.tasks.fields.item_errors import SortedItems, read_on_error
-from mis_core.tasks.fields.labels import Labels, check_label_count, label_matrix, read_labels
+from mis_core.tasks.fields.body import check_model, read_body, read_field
+from mis_core.tasks.fields.item_errors import ItemErrors
+from mis_core.tasks.fields.labels import Labels, label_matrix, read_labels
 from mis_core.tasks.fields.token_rows import TokenRows
-from mis_core.tasks.fields.values import check_characters, check_names
+from mis_core.tasks.fields.values import check_characters, check_count, check_names
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.path.task import Fields, Task
-from mis_core.tasks.score.inputs import IdInputs, TextInputs, check_item_count, check_total, read_inputs
+from mis_core.tasks.path.task import Fields, ServedModels, Task
+from mis_core.tasks.score.inputs import IdInputs, TextInputs, check_total, read_inputs
 from mis_core.tasks.score.label_sequences import LabelSequences
-from mis_core.tasks.score.options import LAYOUT_FIELDS, ScoreOptions, read_layout, read_options
+from mis_core.tasks.score.options import LaidOutScoreBody, ScoreBody, check_options, layout_of
 from mis_core.tasks.score.parsed import ParsedScore
 from mis_core.tasks.score.result import ScoreResult
 from mis_core.tasks.score.scores import finish_score
 from mis_core.tokenization import NOTHING, Joined, Tokenizer
-
-FIELDS = (
-    "query", "items", "label_token_ids", "labels", "apply_softmax", "item_first", "temperature",
-    "return_token_logprobs", "model", "cache_salt", "add_special_tokens", "on_error", "return_layout",
-)  # fmt: skip
-"""Every field of a request."""
 
 _PAIRS = ("queries", "documents", "text_1", "text_2", "data_1", "data_2")
 """Fields of the route that has the same path in vLLM: one relevance for each pair."""
 
 
 def parse_score_request(
-    body: Mapping[str, object],
-    tokenizer: Tokenizer | None,
-    limits: Limits,
-    served_models: tuple[str, ...] | None = None,
+    body: Fields, tokenizer: Tokenizer | None, limits: Limits, served_models: ServedModels = None
 ) -> ParsedScore:
-    """Validate the fields of a request, and tokenise its texts.
+    """Validate the fields of a request, and tokenise its texts; see `Task.parse`.
 
-    Args:
-        body: The JSON object of `POST /v1/score`, or keyword arguments of the same names. From Python,
-            tuples and integer arrays are as good as lists, and NumPy integers as `int`. Ids that were
-            read before come as `TokenRows`, nested for `items`, not for `query`; none is empty as a whole.
-        tokenizer: Needed for requests with text only.
-        limits: What the request may ask for.
-        served_models: Names that the field `model` may have; None allows every name.
-
-    Raises:
-        RequestError: the request breaks the contract; `code` and `param` say where.
+    Ids that were read before come as `TokenRows`, nested for `items`, not for `query`; none is empty as a whole.
     """
     _check_not_pairs(body)
-    check_names(body, FIELDS + LAYOUT_FIELDS if limits.layouts else FIELDS)
-    inputs = read_inputs(body, tokenizer, limits, per_item=read_on_error(body))
+    declared = LaidOutScoreBody if limits.layouts else ScoreBody
+    check_names(body, tuple(declared.__struct_fields__))
+    per_item = read_field(declared, "on_error", body) == "item"
+    inputs = read_inputs(body, tokenizer, limits, per_item=per_item)
     given = read_labels(body, inputs.errors.count, limits.head_labels)
     _check_texts(inputs, given, tokenizer, limits)
     labels = given.look_up(tokenizer, limits.head_labels) if limits.head_labels else given.look_up_sequences(tokenizer)
     inputs = inputs.below(limits.vocab_size)
     labels.check_below(limits.head_rows, "number of rows of the head," if limits.head_labels else "vocabulary size")
     sequences = LabelSequences.of(labels) if given.texts and labels.is_nested else None
-    options = read_options(body, served_models)
+    options = read_body(declared, body)
+    check_model(options.model, served_models)
+    check_options(options)
     _check_counts(inputs.errors.count, labels, sequences, limits)
-    layout = read_layout(body)
+    layout = layout_of(options)
     if inputs.errors.any_left and limits.delimiter is not None:
-        inputs = inputs.as_ids(options.item_first, options.add_special_tokens)
-        inputs = inputs.delimited(limits.delimiter, options.item_first)
+        inputs = inputs.delimited(limits.delimiter, options.item_first, options.add_special_tokens)
     joined = _join(inputs, sequences, options, limits)
-    items = inputs.errors.sorted()
+    items = inputs.errors
     request = ScoreRequest(
         *joined,
         _label_ids(labels, sequences, items),
@@ -82,7 +66,8 @@ def parse_score_request(
         layout=layout,
         empty_items=0 if options.item_first else inputs.num_empty,
     )
-    return ParsedScore(request, items, sequences)
+    requests = (request if sequences is None else sequences.segments(request),) if request.num_items else ()
+    return ParsedScore(request, requests, items, sequences)
 
 
 def _has_text(fields: Fields) -> bool:
@@ -92,7 +77,7 @@ def _has_text(fields: Fields) -> bool:
 SCORE: Task[ParsedScore, ScoreResult] = Task("score", parse_score_request, finish_score, _has_text)
 
 
-def _check_not_pairs(body: Mapping[str, object]) -> None:
+def _check_not_pairs(body: Fields) -> None:
     name = next((name for name in _PAIRS if name in body), None)
     if name is not None:
         raise RequestError(
@@ -106,15 +91,15 @@ def _check_not_pairs(body: Mapping[str, object]) -> None:
 def _check_texts(inputs: IdInputs | TextInputs, labels: Labels, tokenizer: Tokenizer | None, limits: Limits) -> None:
     """Refuse texts that cannot be tokenised, and more than may be, before any is."""
     check_characters(limits.max_text_characters, **inputs.texts, labels=labels.texts)
-    check_label_count(len(labels.texts), "labels", limits)
+    check_count(len(labels.texts), limits.max_labels, "labels", "labels", "too_many_labels")
     if tokenizer is None and (inputs.texts or (labels.texts and not limits.head_labels)):
         raise RequestError("invalid_query_type", "This engine has no tokenizer: send token ids, not text.", "query")
 
 
 def _check_counts(num_items: int, labels: TokenRows, sequences: LabelSequences | None, limits: Limits) -> None:
-    check_item_count(num_items, limits)
+    check_count(num_items, limits.max_items, "items", "items")
     count = labels.longest if sequences is None else len(sequences.lens)
-    check_label_count(count, labels.param, limits)
+    check_count(count, limits.max_labels, "labels", labels.param, "too_many_labels")
     scores = num_items * (count if sequences is None else sequences.num_reads * sequences.width)
     if scores > limits.max_scores:
         what = "scores" if sequences is None else "values that are read, as some have several tokens"
@@ -127,7 +112,7 @@ def _check_counts(num_items: int, labels: TokenRows, sequences: LabelSequences |
 
 
 def _join(
-    inputs: IdInputs | TextInputs, sequences: LabelSequences | None, options: ScoreOptions, limits: Limits
+    inputs: IdInputs | TextInputs, sequences: LabelSequences | None, options: ScoreBody, limits: Limits
 ) -> Joined:
     """Tokenise, and make the segments of the items that nothing is wrong with."""
     joined = NOTHING
@@ -140,7 +125,7 @@ def _join(
 
 
 def _label_ids(
-    labels: TokenRows, sequences: LabelSequences | None, items: SortedItems
+    labels: TokenRows, sequences: LabelSequences | None, items: ItemErrors
 ) -> Int32[np.ndarray, "label_rows labels"]:
     """Return the labels of the items that are scored; of labels of several tokens, where each begins."""
     if sequences is not None:

@@ -4,42 +4,13 @@ import codecs
 import math
 from array import array
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Int32
 
 from mis_core.requests import FinishReason, NewToken
-from mis_core.tasks.path.task import Parsed
 from mis_core.tasks.text.sampling import Stops
-from mis_core.tasks.text.sequences import Sequences
 from mis_core.tokenization import Tokenizer
-
-
-@runtime_checkable
-class ParsedText(Parsed, Protocol):
-    """What a task that answers with text has made of the fields of a request."""
-
-    @property
-    def sequences(self) -> Sequences:
-        """What the engine generates, one for each answer; none where scores draw the only token of answers."""
-
-    @property
-    def num_sequences(self) -> int:
-        """Answers that are generated, or drawn several to a prompt."""
-
-    @property
-    def stops(self) -> Stops:
-        """What ends an answer."""
-
-
-@runtime_checkable
-class Drawn(Protocol):
-    """What scores say of a request that is answered with text."""
-
-    @property
-    def tokens(self) -> list[NewToken]:
-        """The only token of each answer; none where answers are generated, or have no tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

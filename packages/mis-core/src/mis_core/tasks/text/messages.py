@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from mis_core.errors import RequestError
-from mis_core.tasks.fields.values import kind, readable, shown
+from mis_core.tasks.fields.values import check_count, kind, readable, shown
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -37,8 +37,7 @@ def read_messages(messages: object) -> list[dict[str, Any]]:
         raise _invalid(f"messages must be a list, not {kind(messages)}.")
     if not messages:
         raise RequestError("empty_messages", "messages must hold at least one message.", "messages")
-    if len(messages) > MAX_MESSAGES:
-        raise _invalid(f"{len(messages)} messages; at most {MAX_MESSAGES} are allowed.")
+    check_count(len(messages), MAX_MESSAGES, "messages", "messages", "invalid_messages")
     return [_read_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
 
 

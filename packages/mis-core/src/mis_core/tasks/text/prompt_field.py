@@ -1,28 +1,24 @@
 """The field `prompt`: one or several, as texts or as token ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.token_rows import ROW_TYPES, TokenRows, read_row, read_rows
-from mis_core.tasks.fields.values import check_characters, kind, readable
+from mis_core.tasks.fields.values import check_characters, check_count, kind, readable
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.text.prompt_groups import MAX_GROUPS, Prompts
 from mis_core.tokenization import Tokenizer
 
 
-def read_prompts(fields: Mapping[str, object]) -> TokenRows | list[str]:
+def read_prompts(prompt: object) -> TokenRows | list[str]:
     """Read one prompt or several, of texts or of ids.
 
     Raises:
-        RequestError: there is none, one is empty, of a wrong type, or not of the others' kind.
+        RequestError: one is empty, of a wrong type, or not of the others' kind.
     """
-    prompt = fields.get("prompt")
-    if prompt is None:
-        message = "The field prompt is required: a text, a list of token ids, or a list of either."
-        raise RequestError("missing_prompt", message, "prompt")
     prompts = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(prompts, ROW_TYPES):
         message = f"prompt must be a text, a list of token ids, or a list of either, not {kind(prompt)}."
@@ -59,11 +55,8 @@ def tokenize_prompts(
     Raises:
         RequestError: `too_many_items`, `too_many_tokens`, `token_id_exceeds_vocab`, `empty_prompt`, `invalid_prompt`.
     """
-    count = len(given.lens) if isinstance(given, TokenRows) else len(given)
     most = limits.max_items if draws == 1 else min(limits.max_items // draws, MAX_GROUPS)
-    if count > most:
-        message = f"{count} prompts with {draws} draws each; at most {most} are allowed."
-        raise RequestError("too_many_items", message, "prompt")
+    check_count(len(given), most, f"prompts with {draws} draws each", "prompt")
     if isinstance(given, TokenRows):
         given.check_below(limits.vocab_size)
         return Prompts(given.values.astype(np.int32), given.lens)
@@ -77,23 +70,13 @@ def tokenize_prompts(
 
 
 def check_lengths(prompts: Prompts, limits: Limits, values: int) -> None:
-    """Refuse prompts beyond the context, and more tokens than a request may have.
-
-    Args:
-        prompts: The prompts.
-        limits: What the request may ask for.
-        values: Values that the reply has for each token.
+    """Refuse prompts beyond the context, and more tokens, or `values` in the reply for each, than a request may have.
 
     Raises:
         RequestError: `context_length_exceeded` or `too_many_tokens`.
     """
-    longest, count = int(prompts.lens.argmax()), len(prompts.tokens)
-    if prompts.lens[longest] > limits.context_length:
-        message = f"prompt[{longest}] has {prompts.lens[longest]} tokens; the context holds {limits.context_length}."
-        raise RequestError("context_length_exceeded", message, "prompt")
-    if count > limits.max_request_tokens:
-        message = f"The prompts have {count} tokens; at most {limits.max_request_tokens} are allowed."
-        raise RequestError("too_many_tokens", message, "prompt")
+    limits.check_lens(prompts.lens, "prompt")
+    count = len(prompts.tokens)
     if count * values > limits.max_scores:
         message = (
             f"{count} tokens are echoed with {values} values each; at most {limits.max_scores} in all are allowed. Ask "

@@ -4,7 +4,6 @@ A group of prompts is one engine request: what all of them begin with is its que
 token that a group shares stays with the items: what follows it differs, and is read there.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -50,10 +49,9 @@ class Prompts:
         """Offsets into `tokens`."""
         return offsets(self.lens)
 
-    def alone(self, draws: int) -> Iterator[Group]:
-        """Yield each prompt as a group of its own, in which its last token is there once for each draw."""
-        for prompt, count in enumerate(self.lens.tolist()):
-            yield Group(np.full(draws, prompt), count - 1)
+    def alone(self, draws: int) -> list[Group]:
+        """Return each prompt as a group of its own, in which its last token is there once for each draw."""
+        return [Group(np.full(draws, prompt), count - 1) for prompt, count in enumerate(self.lens.tolist())]
 
     def group(self, *, cached: bool) -> list[Group]:
         """Group prompts such that one query each saves the most tokens.
@@ -88,19 +86,21 @@ class Prompts:
         return _at_most([Group(order[first:end], shared) for first, end, shared in groups], cached)
 
     def request(
-        self, group: Group, *, reads_all: bool, top_tokens: int, sampling: Sampling | None, cache_salt: str | None
+        self, group: Group, reads_all: bool, top_tokens: int, sampling: Sampling | None, cache_salt: str | None
     ) -> ScoreRequest:
         """Return what the engine computes for a group.
 
         Args:
             group: The group.
-            cache_salt: The salt of its cached prefix.
             reads_all: Whether all rows of the prompts are read, each with the token that follows as its label,
                 instead of the last row of each prompt, which has none.
             top_tokens: Most probable tokens that are read at each row.
             sampling: How the token after each prompt is drawn, if one is: with as many keys as each prompt has draws.
+            cache_salt: The salt of its cached prefix.
         """
         members, shared = group.members, group.shared
+        if sampling is not None:  # every prompt's draws have the same keys, whatever else is in the request
+            sampling = replace(sampling, keys=np.tile(sampling.keys, (len(members) // len(sampling.keys), 1)))
         lens = self.lens[members] - shared
         starts = self.starts[members]
         query = self.tokens[starts[0] : starts[0] + shared]
@@ -120,7 +120,7 @@ class Prompts:
             query_reads=shared if reads_all else 0,
             top_tokens=top_tokens,
             cache_salt=cache_salt,
-            sampling=None if sampling is None else _tiled(sampling, len(members)),
+            sampling=sampling,
         )
 
     def rows(self, groups: list[Group]) -> Int64[np.ndarray, " prompt_tokens"]:
@@ -162,8 +162,3 @@ def _at_most(groups: list[Group], cached: bool) -> list[Group]:
     ranked = sorted(groups, key=lambda group: group.shared * (len(group.members) - (not cached)), reverse=True)
     kept, others = ranked[: MAX_GROUPS - 1], ranked[MAX_GROUPS - 1 :]
     return [*kept, Group(np.concatenate([group.members for group in others]), 0)]
-
-
-def _tiled(sampling: Sampling, items: int) -> Sampling:
-    """Return sampling in which every prompt's draws have the same keys, whatever else is in the request."""
-    return replace(sampling, keys=np.tile(sampling.keys, (items // len(sampling.keys), 1)))

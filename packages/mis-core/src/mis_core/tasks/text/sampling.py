@@ -1,7 +1,4 @@
-"""The fields by which a request says how its next tokens are drawn and where an answer ends.
-
-Names and ranges are OpenAI's; `top_k`, `min_p`, `stop_token_ids` and `ignore_eos` are vLLM's.
-"""
+"""How next tokens are drawn and where an answer ends, from the body of a request."""
 
 import hashlib
 import secrets
@@ -14,25 +11,18 @@ from jaxtyping import Int32
 
 from mis_core.errors import RequestError
 from mis_core.requests import MAX_BIASES, Sampling
-from mis_core.tasks.fields.openai import as_number, read_flag, read_number, read_whole
+from mis_core.tasks.fields.openai import as_number
 from mis_core.tasks.fields.token_rows import ROW_TYPES, read_row
 from mis_core.tasks.fields.values import kind, readable
+from mis_core.tasks.text.bodies import AnswerBody
 from mis_core.tokenization import Tokenizer
 
-SAMPLING_FIELDS = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias", "n",
-    "stop", "stop_token_ids", "ignore_eos",
-)  # fmt: skip
-"""Every field that is read here."""
-
-MAX_DRAWS = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_IDS = 256
 
 _GREEDY_BELOW = 1e-5  # a temperature; logits that are divided by less overflow
 _MOST_DIGITS = 18  # of a token id
-_SEEDS = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +44,33 @@ class Stops:
         return self.token_ids if self.ignore_eos else self.token_ids | tokenizer.end_ids
 
 
-def read_sampling(fields: Mapping[str, object], draws: int, vocab_size: int) -> Sampling:
-    """Read how tokens are drawn.
+def sampling_of(body: AnswerBody, draws: int, vocab_size: int) -> Sampling:
+    """Return how tokens are drawn.
+
+    A temperature below 0.00001 is 0, and so is a `top_p` so small that one token has it.
 
     Args:
-        fields: `temperature` (0 to 2, default 1; below 0.00001 is 0), `top_p` (0 to 1, default 1; so little that one
-            token has it is temperature 0), `top_k` (1 and more; 0 and -1: all tokens), `min_p` (0 to 1),
-            `presence_penalty` and `frequency_penalty` (-2 to 2), `seed` (a signed 64-bit number) and `logit_bias`
-            (token ids to numbers from -100 to 100); null is as good as missing.
+        body: What the request says.
         draws: How many answers are drawn; answer `i` has the same key whatever their number.
         vocab_size: Ids in `logit_bias` are below this.
 
     Raises:
-        RequestError: `invalid_` and the name of the field, or `token_id_exceeds_vocab`.
+        RequestError: `invalid_logit_bias` or `token_id_exceeds_vocab`.
     """
-    temperature = read_number(fields, "temperature", most=2.0)
-    top_p = read_number(fields, "top_p", most=1.0)
-    seed = read_whole(fields, "seed", _SEEDS)
-    bias_ids, bias = _read_bias(fields.get("logit_bias"), vocab_size)
+    temperature, top_p = body.temperature, body.top_p
+    bias_ids, bias = _read_bias(body.logit_bias, vocab_size)
     if temperature < _GREEDY_BELOW or top_p * vocab_size <= 1:  # the most probable token alone has as much
         temperature, top_p = 0.0, 1.0
     return Sampling(
-        sampling_keys(seed, draws),
+        sampling_keys(body.seed, draws),
         temperature,
         top_p,
         bias_ids,
         bias,
-        top_k=max(read_whole(fields, "top_k", range(-1, 2**31 - 1)) or 0, 0),
-        min_p=read_number(fields, "min_p", most=1.0, default=0.0),
-        presence_penalty=_read_penalty(fields, "presence_penalty"),
-        frequency_penalty=_read_penalty(fields, "frequency_penalty"),
+        top_k=max(body.top_k, 0),
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
     )
 
 
@@ -106,27 +93,16 @@ def sampling_keys(seed: int | None, draws: int) -> Int32[np.ndarray, "draws 2"]:
     return np.frombuffer(words, "<i4").reshape(draws, 2).astype(np.int32)
 
 
-def read_draws(fields: Mapping[str, object], name: str = "n") -> int:
-    """Read how many choices a prompt gets, 1 unless it says so.
+def stops_of(body: AnswerBody, vocab_size: int) -> Stops:
+    """Return what ends an answer.
 
     Raises:
-        RequestError: `invalid_` and the name of the field.
+        RequestError: `invalid_stop`, `invalid_stop_token_ids`, or `token_id_exceeds_vocab`.
     """
-    draws = read_whole(fields, name, range(1, MAX_DRAWS + 1))
-    return 1 if draws is None else draws
+    return Stops(_read_stop_texts(body.stop), _read_stop_ids(body.stop_token_ids, vocab_size), body.ignore_eos)
 
 
-def read_stops(fields: Mapping[str, object], vocab_size: int) -> Stops:
-    """Read what ends an answer: `stop`, a text or several, `stop_token_ids` and `ignore_eos`.
-
-    Raises:
-        RequestError: `invalid_` and the name of the field, or `token_id_exceeds_vocab`.
-    """
-    return Stops(_read_stop_texts(fields), _read_stop_ids(fields, vocab_size), read_flag(fields, "ignore_eos"))
-
-
-def _read_stop_texts(fields: Mapping[str, object]) -> tuple[str, ...]:
-    stop = fields.get("stop")
+def _read_stop_texts(stop: object) -> tuple[str, ...]:
     if stop is None:
         return ()
     texts = [stop] if isinstance(stop, str) else stop
@@ -142,9 +118,8 @@ def _read_stop_texts(fields: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _read_stop_ids(fields: Mapping[str, object], vocab_size: int) -> frozenset[int]:
+def _read_stop_ids(given: object, vocab_size: int) -> frozenset[int]:
     name = "stop_token_ids"
-    given = fields.get(name)
     if given is None:
         return frozenset()
     if not isinstance(given, ROW_TYPES) or len(given) > MAX_STOP_IDS:
@@ -177,13 +152,6 @@ def _read_bias(bias: object, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
             raise RequestError(code, f"The value of token {token} in logit_bias must be from -100 to 100.", param)
         by_id[token] = added
     return np.array(list(by_id), np.int32), np.array(list(by_id.values()), np.float32)
-
-
-def _read_penalty(fields: Mapping[str, object], name: str) -> float:
-    penalty = 0.0 if fields.get(name) is None else as_number(fields[name])
-    if not -2 <= penalty <= 2:  # NaN is not
-        raise RequestError(f"invalid_{name}", f"{name} must be a number from -2 to 2.", name)
-    return penalty
 
 
 def _token_id(name: object) -> int:

@@ -1,8 +1,8 @@
-"""What the engine writes behind prompts, and how much of it a request may ask for."""
+"""How answers are asked for, what the engine writes behind prompts, and how much of it a request may ask for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import overload
+from itertools import pairwise
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from mis_core.errors import RequestError
 from mis_core.requests import GenerateRequest, Sampling
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.text.prompt_groups import Prompts
+from mis_core.tasks.text.sampling import Stops
+from mis_core.tokenization import Tokenizer
 
 
 def check_sequences(prompts: int, draws: int, limits: Limits, param: str = "n") -> None:
@@ -32,100 +34,126 @@ def check_sequences(prompts: int, draws: int, limits: Limits, param: str = "n") 
         raise RequestError("too_many_sequences", message, param)
 
 
-def check_new_tokens(
-    prompts: Prompts,
-    choices: int,
-    count: int,
-    top_tokens: int,
-    limits: Limits,
-    param: str,
-    prompt_param: str = "prompt",
-) -> None:
-    """Refuse to write more than fits the context, or than a request may hold.
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerOptions:
+    """How a request wants its answers.
 
-    Args:
-        prompts: The prompts.
-        choices: Answers to each.
-        count: Most tokens of an answer.
-        top_tokens: Most probable tokens that are told with each.
-        limits: What the request may ask for.
-        param: The field that has `count`.
-        prompt_param: The field that has the prompts.
-
-    Raises:
-        RequestError: `context_length_exceeded` or `too_many_tokens`.
+    Attributes:
+        sampling: How tokens are drawn; each of its keys is that of one draw from every prompt.
+        stops: What ends an answer.
+        logprobs: How many of the most probable tokens are told with each; None: no log-probabilities at all.
+        stream: Whether answers are sent as events.
+        include_usage: Whether an event at the end says the usage.
+        cache_salt: The salt of cached prefixes.
     """
-    longest = int(prompts.lens.max())
-    if longest + count > limits.context_length:
-        message = (
-            f"The prompt's {longest} tokens and {count} new ones are more than the context holds, "
-            f"{limits.context_length}; shorten the prompt or lower {param}."
-        )
-        raise RequestError("context_length_exceeded", message, prompt_param)
-    answers = len(prompts.lens) * choices
-    tokens, values = len(prompts.tokens) + answers * count, answers * count * (1 + top_tokens)
-    if tokens > limits.max_request_tokens:
-        message = f"Prompts and {answers} answers may have {tokens} tokens; at most {limits.max_request_tokens} may be."
-        raise RequestError("too_many_tokens", message, param)
-    if values > limits.max_scores:
-        message = (
-            f"{answers * count} new tokens may have {values} log-probabilities; at most {limits.max_scores} may be."
-        )
-        raise RequestError("too_many_tokens", message, param)
+
+    sampling: Sampling
+    stops: Stops
+    logprobs: int | None = None
+    stream: bool = False
+    include_usage: bool = False
+    cache_salt: str | None = None
+
+    @property
+    def draws(self) -> int:
+        """Answers that are drawn from each prompt."""
+        return len(self.sampling.keys)
+
+    @property
+    def top_tokens(self) -> int:
+        """Most probable tokens that are read with each."""
+        return self.logprobs or 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sequences(Sequence[GenerateRequest]):
-    """What the engine writes behind prompts: of the first prompt one sequence for each key, then of the next.
+class Sequences:
+    """What the engine writes behind prompts: of the first prompt one sequence for each draw, then of the next.
 
-    Each is made when it is asked for, so that thousands that wait take no more memory than their prompts.
+    Each is made when its turn comes, so that thousands that wait take no more memory than their prompts.
 
     Attributes:
         prompts: The prompts.
         max_new_tokens: Most tokens of a sequence.
-        sampling: How tokens are drawn; each of its keys is that of one answer to every prompt.
+        options: How they are asked for.
         end_ids: Tokens that end a sequence.
-        top_tokens: Most probable tokens that are told with each.
-        cache_salt: The salt of cached prefixes.
     """
 
     prompts: Prompts
     max_new_tokens: int
-    sampling: Sampling
+    options: AnswerOptions
     end_ids: frozenset[int]
-    top_tokens: int
-    cache_salt: str | None
-
-    @property
-    def draws(self) -> int:
-        """Answers to each prompt."""
-        return len(self.sampling.keys)
 
     @property
     def most_tokens(self) -> int:
         """The most tokens that are computed; a prompt counts in each sequence behind it."""
-        return len(self.prompts.tokens) * self.draws + len(self) * self.max_new_tokens
+        return len(self.prompts.tokens) * self.options.draws + len(self) * self.max_new_tokens
 
     def __len__(self) -> int:
         """Return how many there are."""
-        return len(self.prompts.lens) * self.draws
+        return len(self.prompts.lens) * self.options.draws
 
-    @overload
-    def __getitem__(self, index: int) -> GenerateRequest: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[GenerateRequest]: ...
-    def __getitem__(self, index: int | slice) -> GenerateRequest | Sequence[GenerateRequest]:
-        """Return one of them, or several; raises IndexError."""
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        prompt, draw = divmod(range(len(self))[index], self.draws)
-        begin, end = self.prompts.starts[prompt : prompt + 2].tolist()
-        sampling = replace(self.sampling, keys=self.sampling.keys[draw : draw + 1])
-        tokens = self.prompts.tokens[begin:end]
-        return GenerateRequest(tokens, self.max_new_tokens, sampling, self.end_ids, self.top_tokens, self.cache_salt)
+    def __iter__(self) -> Iterator[GenerateRequest]:
+        """Make one after the other."""
+        options, keys = self.options, self.options.sampling.keys
+        for begin, end in pairwise(self.prompts.starts.tolist()):
+            for draw in range(options.draws):
+                yield GenerateRequest(
+                    self.prompts.tokens[begin:end],
+                    self.max_new_tokens,
+                    replace(options.sampling, keys=keys[draw : draw + 1]),
+                    self.end_ids,
+                    options.top_tokens,
+                    options.cache_salt,
+                )
 
 
-def no_sequences() -> Sequences:
-    """Return what is written where scores say all."""
-    nothing = Prompts(np.zeros(0, np.int32), np.zeros(0, np.int64))
-    return Sequences(nothing, 0, Sampling(np.zeros((0, 2), np.int32)), frozenset(), 0, None)
+NO_SEQUENCES = Sequences(
+    Prompts(np.zeros(0, np.int32), np.zeros(0, np.int64)),
+    0,
+    AnswerOptions(Sampling(np.zeros((0, 2), np.int32)), Stops()),
+    frozenset(),
+)
+"""What is written where scores say all."""
+
+
+def sequences_behind(
+    prompts: Prompts,
+    max_new_tokens: int,
+    options: AnswerOptions,
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    param: str,
+    prompt_param: str = "prompt",
+) -> Sequences:
+    """Return what is written; refuse more than fits the context, or than a request may hold.
+
+    Args:
+        prompts: The prompts.
+        max_new_tokens: Most tokens of an answer.
+        options: How answers are asked for.
+        tokenizer: Says where they end; needed.
+        limits: What the request may ask for.
+        param: The field that has `max_new_tokens`.
+        prompt_param: The field that has the prompts.
+
+    Raises:
+        RequestError: `task_not_supported`, `context_length_exceeded` or `too_many_tokens`.
+    """
+    if tokenizer is None:
+        raise RequestError("task_not_supported", "This engine has no tokenizer, and writes no texts.", param)
+    longest, answers = int(prompts.lens.max()), len(prompts.lens) * options.draws
+    if longest + max_new_tokens > limits.context_length:
+        message = (
+            f"The prompt's {longest} tokens and {max_new_tokens} new ones are more than the context holds, "
+            f"{limits.context_length}; shorten the prompt or lower {param}."
+        )
+        raise RequestError("context_length_exceeded", message, prompt_param)
+    new = answers * max_new_tokens
+    tokens, values = len(prompts.tokens) + new, new * (1 + options.top_tokens)
+    if tokens > limits.max_request_tokens:
+        message = f"Prompts and {answers} answers may have {tokens} tokens; at most {limits.max_request_tokens} may be."
+        raise RequestError("too_many_tokens", message, param)
+    if values > limits.max_scores:
+        message = f"{new} new tokens may have {values} log-probabilities; at most {limits.max_scores} may be."
+        raise RequestError("too_many_tokens", message, param)
+    return Sequences(prompts, max_new_tokens, options, options.stops.end_ids(tokenizer))

@@ -1,0 +1,59 @@
+"""The body of a rerank: Cohere's and Jina's in one."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mis_core.tasks.fields.body import NO_EFFECT, TYPE, Body, CacheSalt, ModelName, about, optional, refused
+from mis_core.tasks.fields.item_errors import OnError
+
+_OnlyText = Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)]
+_Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A document; fields beside its text are not read."""
+
+    text: str
+
+
+class RerankBody(Body, kw_only=True):
+    """Fields of `POST /v1/rerank`, or keyword arguments of the same names."""
+
+    query: Annotated[
+        str,
+        Meta(min_length=1),
+        about("What the documents are to answer.", wrong=TYPE, empty="empty_query"),
+    ]
+    documents: Annotated[
+        list[Any],
+        Meta(min_length=1),
+        about(
+            "Texts, or objects with `text`.",
+            each=str | Document,
+            noun="a list of texts, or of objects with text",
+            empty="empty_documents",
+        ),
+    ]
+    model: ModelName = None
+    on_error: OnError = "request"
+    instruction: Annotated[
+        str | None, about("What documents are judged by, in place of the recipe's own.", wrong=TYPE)
+    ] = None
+    top_n: Annotated[
+        _Count | None, about("How many of the best are returned; all, if it is left out. It may exceed the documents.")
+    ] = None
+    max_tokens_per_doc: Annotated[
+        _Count | None,
+        about("Longer documents are cut to so many tokens of their own, and all to what the context has room for."),
+    ] = None
+    return_documents: Annotated[bool, optional("Return the documents with their scores.")] = False
+    cache_salt: CacheSalt = None
+    max_chunks_per_doc: Annotated[int | None, NO_EFFECT] = None
+    priority: Annotated[int | None, NO_EFFECT] = None
+    truncation: Annotated[bool | None, NO_EFFECT] = None
+    user: Annotated[str | None, NO_EFFECT] = None
+    rank_fields: Annotated[_OnlyText | None, refused('["text"]')] = None
+    relevant_spans: Annotated[None, refused()] = None
+    return_embeddings: Annotated[Literal[False] | None, refused("false")] = None
