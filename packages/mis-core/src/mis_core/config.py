@@ -13,8 +13,10 @@ from mis_core.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8")
-ALGORITHMS = ("auto", "serial", "packed", "prefill_extend")
-MASKS = ("auto", "segment", "dense")
+Algorithm = Literal["auto", "serial", "packed", "prefill_extend"]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+Mask = Literal["auto", "segment", "dense"]
+MASKS: tuple[str, ...] = get_args(Mask)
 
 RERANK_RECIPES = ("qwen3-reranker", "mxbai-rerank-v2", "generic", "plain")
 """Names that `rerank_template` may have instead of a file; `mis_core.tasks.recipes.recipe` says what they are."""

@@ -45,7 +45,7 @@ _Text = Annotated[str, Meta(min_length=1)]
 _Tokens = Annotated[list[TokenId], Meta(min_length=1)]
 
 
-class ClassifyBody(Body, kw_only=True):
+class ClassifyBody(Body, frozen=True, kw_only=True):
     """Fields of `POST /v1/classify`."""
 
     input: Annotated[

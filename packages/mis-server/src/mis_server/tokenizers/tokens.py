@@ -13,7 +13,7 @@ from mis_core.tokenization import Tokenizer
 from mis_server.tokenizers.decoding import decode_object
 
 
-class TokenizeBody(Body, kw_only=True):
+class TokenizeBody(Body, frozen=True, kw_only=True):
     """Fields of `POST /tokenize`."""
 
     prompt: Annotated[str, about("The text.", missing="invalid_prompt")]
@@ -26,7 +26,7 @@ class TokenizeBody(Body, kw_only=True):
     ] = False
 
 
-class DetokenizeBody(Body, kw_only=True):
+class DetokenizeBody(Body, frozen=True, kw_only=True):
     """Fields of `POST /detokenize`."""
 
     tokens: Annotated[

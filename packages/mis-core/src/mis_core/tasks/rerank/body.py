@@ -18,7 +18,7 @@ class Document(msgspec.Struct, frozen=True):
     text: str
 
 
-class RerankBody(Body, kw_only=True):
+class RerankBody(Body, frozen=True, kw_only=True):
     """Fields of `POST /v1/rerank`, or keyword arguments of the same names."""
 
     query: Annotated[

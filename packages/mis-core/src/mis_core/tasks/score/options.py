@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from mis_core.config import ALGORITHMS, MASKS
+from mis_core.config import Algorithm, Mask
 from mis_core.errors import RequestError
 from mis_core.requests import Layout
 from mis_core.tasks.fields.body import TYPE, AddSpecialTokens, Body, CacheSalt, ModelName, TokenId, about
@@ -16,7 +16,7 @@ _Texts = Annotated[list[str], Meta(min_length=1)]
 _Temperature = Annotated[float, Meta(gt=0)]
 
 
-class ScoreBody(Body, kw_only=True):
+class ScoreBody(Body, frozen=True, kw_only=True):
     """Fields of `POST /v1/score`. Query, items and labels have readers of their own: they depend on each other."""
 
     query: Annotated[
@@ -72,11 +72,11 @@ class ScoreBody(Body, kw_only=True):
     on_error: OnError = "request"
 
 
-class LaidOutScoreBody(ScoreBody, kw_only=True):
+class LaidOutScoreBody(ScoreBody, frozen=True, kw_only=True):
     """Fields of a request that may choose its layout; null is what the engine was started with."""
 
-    scoring_algorithm: Annotated[Literal[ALGORITHMS] | None, about("How items are laid out in steps.")] = None
-    mask_impl: Annotated[Literal[MASKS] | None, about("`dense`: with a mask that is an array.")] = None
+    scoring_algorithm: Annotated[Algorithm | None, about("How items are laid out in steps.")] = None
+    mask_impl: Annotated[Mask | None, about("`dense`: with a mask that is an array.")] = None
     multi_item_scoring_chunk_size: Annotated[
         Annotated[int, Meta(ge=0)] | None, about("Items that are laid out together; 0: as many as fit.")
     ] = None

@@ -52,7 +52,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-class AnswerBody(Body, kw_only=True):
+class AnswerBody(Body, frozen=True, kw_only=True):
     """How next tokens are drawn, and where an answer ends."""
 
     temperature: Annotated[
@@ -105,7 +105,7 @@ class AnswerBody(Body, kw_only=True):
     cache_salt: CacheSalt = None
 
 
-class GenerateBody(AnswerBody, kw_only=True):
+class GenerateBody(AnswerBody, frozen=True, kw_only=True):
     """Keyword arguments of `Engine.generate`."""
 
     prompt: Prompt
@@ -114,7 +114,7 @@ class GenerateBody(AnswerBody, kw_only=True):
     add_special_tokens: _AddSpecialTokens = True
 
 
-class StreamedBody(AnswerBody, kw_only=True):
+class StreamedBody(AnswerBody, frozen=True, kw_only=True):
     """A body whose answers may be sent as events."""
 
     stream: Annotated[
@@ -143,7 +143,7 @@ def stream_of(body: StreamedBody) -> tuple[bool, bool]:
     return body.stream, body.stream_options is not None and body.stream_options.include_usage
 
 
-class CompletionBody(StreamedBody, kw_only=True):
+class CompletionBody(StreamedBody, frozen=True, kw_only=True):
     """Fields of `POST /v1/completions`."""
 
     prompt: Prompt
@@ -188,7 +188,7 @@ class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["text"]
 
 
-class ChatBody(StreamedBody, kw_only=True):
+class ChatBody(StreamedBody, frozen=True, kw_only=True):
     """Fields of `POST /v1/chat/completions`."""
 
     messages: Annotated[
