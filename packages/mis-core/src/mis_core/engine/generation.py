@@ -2,14 +2,14 @@
 
 import asyncio
 import queue
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 from mis_core.engine.loop import Listener
 from mis_core.requests import GenerateRequest, NewToken
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.text.generation import ParsedGeneration, parse_generation
+from mis_core.tasks.text.generation import GenerateResult, ParsedGeneration, finish_generation, parse_generation
 from mis_core.tasks.text.writing import GenerateChunk, Writing
 from mis_core.tokenization import Tokenizer
 
@@ -17,6 +17,7 @@ Start = Callable[[GenerateRequest, Listener, int], Callable[[], None]]
 """Begins a sequence, and returns what ends it early; see `EngineLoop.generate`."""
 
 _Tokens = Sequence[tuple[int, NewToken | Exception]]  # what a step adds to choices
+_Cancels = list[Callable[[], None]]  # what ends each choice early
 
 
 class GenerationService:
@@ -27,25 +28,46 @@ class GenerationService:
         self._limits = limits
         self._tokenizer = tokenizer
 
-    def parse(self, fields: Mapping[str, Any]) -> tuple[ParsedGeneration, Writing]:
-        """Validate a request, and begin its choices; raises `RequestError`."""
+    def generate(self, /, **fields: Any) -> GenerateResult:
+        """Return what comes after a prompt; raises `RequestError`."""
+        parsed, writing = self._parse(fields)
+        for _ in self._chunks(parsed, writing):
+            pass
+        return finish_generation(parsed, writing)
+
+    async def generate_async(self, /, **fields: Any) -> GenerateResult:
+        """`generate` for asyncio."""
+        parsed, writing = await asyncio.to_thread(self._parse, fields)
+        async with aclosing(self._chunks_async(parsed, writing)) as chunks:
+            async for _ in chunks:
+                pass
+        return finish_generation(parsed, writing)
+
+    def stream(self, /, **fields: Any) -> Generator[GenerateChunk]:
+        """Yield what tokens add as they come; closing the iterator early frees what they hold.
+
+        Raises `RequestError` before that.
+        """
+        return self._chunks(*self._parse(fields))
+
+    async def stream_async(self, /, **fields: Any) -> AsyncGenerator[GenerateChunk]:
+        """`stream` for asyncio; fields are parsed when the first chunk is asked for."""
+        async with aclosing(self._chunks_async(*await asyncio.to_thread(self._parse, fields))) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _parse(self, fields: Mapping[str, Any]) -> tuple[ParsedGeneration, Writing]:
         tokenizer = self._tokenizer()
         parsed = parse_generation(fields, tokenizer, self._limits)
         return parsed, Writing(tokenizer, parsed.stops, len(parsed.requests))
 
-    def generate(self, parsed: ParsedGeneration, writing: Writing) -> Generator[GenerateChunk]:
-        """Yield what tokens add as they come; closing the iterator early frees what they hold."""
+    def _chunks(self, parsed: ParsedGeneration, writing: Writing) -> Generator[GenerateChunk]:
         tokens: queue.SimpleQueue[_Tokens] = queue.SimpleQueue()
-        cancels = self._begin(parsed, tokens.put)
-        try:
+        with self._begun(parsed, tokens.put) as cancels:
             while not writing.is_complete:
                 yield from _add(writing, cancels, tokens.get())
-        finally:
-            for cancel in cancels:
-                cancel()
 
-    async def generate_async(self, parsed: ParsedGeneration, writing: Writing) -> AsyncGenerator[GenerateChunk]:
-        """`generate` for asyncio."""
+    async def _chunks_async(self, parsed: ParsedGeneration, writing: Writing) -> AsyncGenerator[GenerateChunk]:
         tokens: asyncio.Queue[_Tokens] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -53,28 +75,25 @@ class GenerationService:
             with suppress(RuntimeError):  # the event loop is closed, and nobody reads any more
                 loop.call_soon_threadsafe(tokens.put_nowait, new)
 
-        cancels = self._begin(parsed, listen)
-        try:
+        with self._begun(parsed, listen) as cancels:
             while not writing.is_complete:
                 for chunk in _add(writing, cancels, await tokens.get()):
                     yield chunk
+
+    @contextmanager
+    def _begun(self, parsed: ParsedGeneration, listener: Listener) -> Iterator[_Cancels]:
+        """Have the choices generated as long as the context is open."""
+        cancels: _Cancels = []
+        try:
+            for index, request in enumerate(parsed.requests):
+                cancels.append(self._start(request, listener, index))
+            yield cancels
         finally:
             for cancel in cancels:
                 cancel()
 
-    def _begin(self, parsed: ParsedGeneration, listener: Listener) -> list[Callable[[], None]]:
-        cancels: list[Callable[[], None]] = []
-        try:
-            for index, request in enumerate(parsed.requests):
-                cancels.append(self._start(request, listener, index))
-        except BaseException:
-            for cancel in cancels:
-                cancel()
-            raise
-        return cancels
 
-
-def _add(writing: Writing, cancels: list[Callable[[], None]], tokens: _Tokens) -> Generator[GenerateChunk]:
+def _add(writing: Writing, cancels: _Cancels, tokens: _Tokens) -> Generator[GenerateChunk]:
     for index, token in tokens:
         if isinstance(token, Exception):
             raise token
