@@ -47,6 +47,11 @@ def step_bytes_per_token(config: ModelConfig, item_bytes: int, devices: int) -> 
     return 2 * cut // devices + 8 * config.embed * 4
 
 
+def cache_bytes_per_token(config: ModelConfig, cache_head_dim: int, item_bytes: int, devices: int) -> int:
+    """Return the bytes of a token's keys and values in all layers, on each of `devices`; heads are spread."""
+    return 2 * config.layers * config.kv_heads * cache_head_dim * item_bytes // devices
+
+
 def free_bytes(fraction: float) -> float | None:
     """Return the memory left on the fullest device within a fraction of its whole; None on CPUs."""
     statistics = [device.memory_stats() for device in jax.local_devices()]
@@ -93,8 +98,8 @@ def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: i
         else:
             step = budget * step_bytes_per_token(config, item_bytes, mesh.shape[TENSOR])
             step += DENSE_BYTES if engine.mask_impl == "dense" else 0
-            heads = backend_for(config, jnp.dtype(engine.dtype), mesh).cache_head_dim * config.kv_heads
-            tokens = int((free - step) // (2 * config.layers * heads * item_bytes // mesh.shape[TENSOR]))
+            head_dim = backend_for(config, jnp.dtype(engine.dtype), mesh).cache_head_dim
+            tokens = int((free - step) // cache_bytes_per_token(config, head_dim, item_bytes, mesh.shape[TENSOR]))
     pages = tokens // PAGE_SIZE
     room = (pages - 1) * PAGE_SIZE  # a long item's pages repeat up to one page of its query
     if room < (engine.context_length or PAGE_SIZE):

@@ -30,7 +30,7 @@ from mis_core.runner.read_plan import ReadPlan, Returned, Running
 from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import SAMPLED_ROWS
 from mis_core.runner.slots import Slots
-from mis_core.runner.step import CACHE, KeyValueCache, decode, make_step
+from mis_core.runner.step import CACHE, KeyValueCache, cache_shape, decode, make_step
 from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, StepPlan, StepShape
 from mis_kernels.segments import MIN_TOKENS
 
@@ -53,12 +53,7 @@ class Runner:
         self.mesh, self.shape, self.pages = mesh, shape, pages
         graph, self._weights = nnx.split(decoder)
         config, self._backend = decoder.config, decoder.backend
-        self._cache_shape = (
-            config.kv_heads,
-            mesh.shape[DATA] * config.layers * pages,
-            PAGE_SIZE,
-            self._backend.cache_head_dim,
-        )
+        self._cache_shape = cache_shape(config, self._backend, mesh, pages)
         try:  # waiting for it, since a device that lacks the room would say so in the first step
             self._cache = jax.block_until_ready(self._empty_cache())
         except jax.errors.JaxRuntimeError as error:

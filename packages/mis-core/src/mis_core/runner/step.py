@@ -11,6 +11,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, partition
 from mis_core.runner.arrays import EXCHANGED, StepArrays
@@ -24,6 +25,11 @@ KeyValueCache = tuple[Array, Array]
 
 CACHE = P(TENSOR, DATA)
 """How the cache is cut: by head along `TENSOR`; along `DATA` every device has pages of its own."""
+
+
+def cache_shape(config: ModelConfig, backend: Backend, mesh: Mesh, pages: int) -> tuple[int, int, int, int]:
+    """Return the shape of keys, and of values, with so many pages of a layer on a device; heads are spread."""
+    return config.kv_heads, mesh.shape[DATA] * config.layers * pages, PAGE_SIZE, backend.cache_head_dim
 
 
 def decode(
