@@ -38,9 +38,8 @@ class GenerationService:
     async def generate_async(self, /, **fields: Any) -> GenerateResult:
         """`generate` for asyncio."""
         parsed, writing = await asyncio.to_thread(self._parse, fields)
-        async with aclosing(self._chunks_async(parsed, writing)) as chunks:
-            async for _ in chunks:
-                pass
+        async for _ in self._chunks_async(parsed, writing):
+            pass
         return finish_generation(parsed, writing)
 
     def stream(self, /, **fields: Any) -> Generator[GenerateChunk]:

@@ -5,7 +5,6 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import jax
@@ -64,16 +63,7 @@ class LoadedModel:
 
 
 def load(config: EngineConfig, progress: bool) -> LoadedModel:
-    """Load a model and compile its steps.
-
-    Args:
-        config: What to load and how.
-        progress: Show progress bars on standard error.
-
-    Raises:
-        ModelError: the checkpoint cannot be served as it stands; one sentence says why.
-        ConfigError: the options do not fit the model or this machine's devices.
-    """
+    """Load a model and compile its steps; arguments and errors are those of `Engine`."""
     keep_compiled(config.compilation_cache_dir)
     local = resolve(config)
     directory = Path(local.model)
@@ -152,18 +142,16 @@ def _scheduler(config: EngineConfig, runner: Runner) -> Scheduler:
 
 def _tokenizer_reader(local: EngineConfig, limits: Limits) -> Callable[[], Tokenizer]:
     reading = threading.Lock()  # concurrent first uses would race on importing transformers
+    found: list[Tokenizer] = []
 
-    @cache
     def read() -> Tokenizer:
-        tokenizer = Tokenizer.of(local).compiled()
-        logger.info("Rerank: %s", describe_rerank(tokenizer, limits))
-        return tokenizer
-
-    def read_alone() -> Tokenizer:
         with reading:
-            return read()
+            if not found:
+                found.append(Tokenizer.of(local).compiled())
+                logger.info("Rerank: %s", describe_rerank(found[0], limits))
+            return found[0]
 
-    return read_alone
+    return read
 
 
 def _warm_up(runner: Runner, config: EngineConfig, progress: bool) -> None:

@@ -69,9 +69,6 @@ def make_reads(graph: Any, weights: Any, mesh: Mesh) -> Reads:
 
         return jax.jit(on_all, donate_argnums=donated, out_shardings=cut)
 
-    def normalised(decoder: Any, hidden: Any, rows: Any) -> Any:
-        return log_sum_exp(decoder, hidden, rows, tensor_cut=tensor_cut)
-
     each, decoder = P(DATA), nnx.merge(graph, weights)
     # A row has the same bits in all numbers of rows.
     takes_few = not tensor_cut and decoder.backend.takes_few_rows(decoder.config.embed)
@@ -87,7 +84,7 @@ def make_reads(graph: Any, weights: Any, mesh: Mesh) -> Reads:
     return Reads(
         choose_rows=jax.jit(choose_rows),
         label_logits=on_each_device(label_logits),
-        log_sum_exp=on_each_device(normalised),
+        log_sum_exp=on_each_device(partial(log_sum_exp, tensor_cut=tensor_cut)),
         most_probable=on_each_device(most_probable),
         hold_logits=held,
         next_tokens=jax.jit(draw, donate_argnums=(3, 4)),
