@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from mis_core.models.parallel import backend_for, one_device
+from mis_core.models.parallel import backend_for, make_mesh
 from mis_core.models.published import PUBLISHED
 from mis_core.requests import Layout
 from mis_core.runner.arrays import step_arrays
@@ -77,7 +77,7 @@ def host_work(body: dict[str, object], backend: Backend) -> tuple[Stages, int]:
 def measure(items: int, query: int, length: int, rounds: int) -> dict[str, object]:
     """Return medians over rounds for one size of request."""
     config = PUBLISHED["qwen3-0.6b"]
-    backend = backend_for(config, np.dtype("float32"), one_device())
+    backend = backend_for(config, np.dtype("float32"), make_mesh(1, 1))
     rng = np.random.default_rng(0)
     body = {
         "query": rng.integers(0, 150_000, query).tolist(),

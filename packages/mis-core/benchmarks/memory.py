@@ -11,7 +11,6 @@ import argparse
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from mis_core import Engine
@@ -47,12 +46,12 @@ def main() -> None:
     line("resident before the engine", resident())
     engine = Engine.from_pretrained(options.model, max_total_tokens=options.cache, progress=False)
     line("resident after the start, all shapes compiled", resident())
-    runner = engine._loop._runner
-    assert runner is not None
-    weights = sum(x.nbytes for x in jax.tree.leaves(runner._weights)) / MIB
-    cache = sum(x.nbytes for x in runner._cache) / MIB
-    line("  weights", weights)
-    line("  KV cache", cache)
+    stays = engine.memory()
+    cache = sum(array.bytes for name, array in stays.items() if name.startswith("cache/"))
+    slots = sum(array.bytes for name, array in stays.items() if name.startswith("slots/"))
+    line("  weights", (sum(array.bytes for array in stays.values()) - cache - slots) / MIB)
+    line("  KV cache", cache / MIB)
+    line("  what slots hold", slots / MIB)
     rng = np.random.default_rng(0)
     query = rng.integers(0, engine.vocab_size, options.query).tolist()
     for items in (options.items // 2, options.items):
@@ -63,10 +62,9 @@ def main() -> None:
         line(f"peak above that while scoring {items} items", resident("VmHWM") - before)
         line("  arrays of the request and of its scores", (tokens.nbytes / 2 + result.scores.nbytes) / MIB)
     line("peak resident", resident("VmHWM"))
-    tokens_in_step, config = runner.shape.tokens, runner._layouts
     pairs = options.items * options.length * (options.query + options.items * options.length)
     line("an array of items x query would have, at one byte an element", pairs / MIB)
-    sys.stdout.write(f"steps of {tokens_in_step} tokens; attention: {'native' if config.native else 'xla'}\n")
+    sys.stdout.write(f"steps of {engine.summary['step_tokens']} tokens\n")
     engine.close()
 
 

@@ -109,7 +109,7 @@ def test_the_real_server_scores(server: RunningServer) -> None:
     scores = httpx.post(f"{server.base_url}/v1/score", json=body, trust_env=False, timeout=240).json()["scores"]
     assert [sum(row) for row in scores] == pytest.approx([1, 1, 1])
     for said in (
-        " INFO mis_core.engine.engine: Loading ",
+        " INFO mis_core.engine.loading: Loading ",
         " INFO mis_server.serving: Ready at ",
         " recipe qwen3-reranker\n",
     ):

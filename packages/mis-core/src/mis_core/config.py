@@ -7,7 +7,7 @@ these fields, so a new option is one new field and nothing else.
 import dataclasses
 import difflib
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from mis_core.errors import ConfigError
 

@@ -40,7 +40,7 @@ def runner(path: Path, quantization: str) -> Runner:
     shape, dtype = made._cache[0].shape, made._cache[0].dtype
     caches = [jnp.asarray(random.standard_normal(shape), jnp.bfloat16) for _ in range(2)]
     made._cache = tuple(jax.lax.bitcast_convert_type(cache, dtype) for cache in caches)
-    made._last = jnp.asarray(random.integers(0, 300, SLOTS), jnp.int32)
+    made._slots.last = jnp.asarray(random.integers(0, 300, SLOTS), jnp.int32)
     return made
 
 

@@ -19,6 +19,8 @@ from mis_core.runner.reads import make_reads
 from mis_core.runner.sampling import SAMPLED_ROWS, DrawArrays
 from mis_core.runner.step import CACHE, cache_shape, decode, make_step
 from mis_core.scheduler.plan import SLOTS, StepPlan, StepShape
+from mis_kernels.aot.targets import Topology
+from mis_kernels.aot.targets import mesh as mesh_of
 from mis_kernels.backends import Backend
 from mis_kernels.quantized import QuantizedWeight, block_of
 
@@ -48,9 +50,7 @@ def compile_step(
         pages: Pages of the KV cache on each device along `DATA`.
         backend: Who computes; default: the first that fits, as the runner chooses.
     """
-    spread = spread_heads(config, mesh.shape[TENSOR])
-    backend = backend or backend_for(spread, jnp.dtype(dtype), mesh)
-    graph, abstract = _abstract_weights(spread, mesh, backend, quantization)
+    spread, backend, graph, abstract = _abstract_model(config, mesh, dtype, quantization, backend)
 
     def on_mesh(shape: tuple[int, ...], dtype: jnp.dtype, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
@@ -83,9 +83,7 @@ def compile_head(
     Returns:
         The programs for `PAIRS` pairs and for as many rows as one call normalises, on each device along `DATA`.
     """
-    spread = spread_heads(config, mesh.shape[TENSOR])
-    backend = backend_for(spread, jnp.dtype(dtype), mesh)
-    graph, abstract = _abstract_weights(spread, mesh, backend)
+    _, backend, graph, abstract = _abstract_model(config, mesh, dtype)
 
     def ints(size: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=NamedSharding(mesh, P()))
@@ -109,9 +107,7 @@ def compile_vocabulary_reads(
         mesh: As in `compile_step`.
         dtype: Type of weights and activations.
     """
-    spread = spread_heads(config, mesh.shape[TENSOR])
-    backend = backend_for(spread, jnp.dtype(dtype), mesh)
-    graph, abstract = _abstract_weights(spread, mesh, backend)
+    _, backend, graph, abstract = _abstract_model(config, mesh, dtype)
 
     def rows(count: int) -> jax.ShapeDtypeStruct:
         size = (count * mesh.shape[DATA], config.embed)
@@ -130,9 +126,18 @@ def compile_vocabulary_reads(
     )
 
 
-def _abstract_weights(
-    spread: ModelConfig, mesh: Mesh, backend: Backend, quantization: str = "none"
-) -> tuple[nnx.GraphDef, nnx.State]:
+def topology_mesh(target: Topology, data: int, tensor: int) -> Mesh:
+    """Return a mesh of the first `data * tensor` devices of a topology, which exist for the compiler only."""
+    devices = np.array(mesh_of(target).devices).reshape(-1)[: data * tensor]
+    return Mesh(devices.reshape(data, tensor), (DATA, TENSOR))
+
+
+def _abstract_model(
+    config: ModelConfig, mesh: Mesh, dtype: str, quantization: str = "none", backend: Backend | None = None
+) -> tuple[ModelConfig, Backend, nnx.GraphDef, nnx.State]:
+    """Return a model as the runner has it: its shape with heads spread, who computes, its graph and its state."""
+    spread = spread_heads(config, mesh.shape[TENSOR])
+    backend = backend or backend_for(spread, jnp.dtype(dtype), mesh)
     graph, weights = nnx.split(nnx.eval_shape(lambda: Decoder(spread, backend.storage_dtype, backend)))
     flat = nnx.to_flat_state(weights)
 
@@ -149,4 +154,4 @@ def _abstract_weights(
             placement(path, weight, mesh, backend),
         )
 
-    return graph, nnx.from_flat_state({path: leaf.replace(on_mesh(path, leaf)) for path, leaf in flat})
+    return spread, backend, graph, nnx.from_flat_state({path: leaf.replace(on_mesh(path, leaf)) for path, leaf in flat})

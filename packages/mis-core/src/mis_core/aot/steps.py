@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from mis_core.aot.hlo import KERNEL, HloOperation, read_operations
 from mis_core.aot.price import price_program
-from mis_core.aot.programs import compile_head, compile_step
+from mis_core.aot.programs import compile_head, compile_step, topology_mesh
 from mis_core.aot.traffic import plan_requests
 from mis_core.models.config import ModelConfig
-from mis_core.models.parallel import DATA, TENSOR, backend_for, spread_heads
+from mis_core.models.parallel import backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.arrays import StepArrays, step_arrays
 from mis_core.runner.buckets import PAIRS, token_buckets
+from mis_core.runner.read_plan import ReadPlan
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.aot.chips import CHIPS, Chip
 from mis_kernels.aot.price import (
@@ -39,7 +39,7 @@ from mis_kernels.aot.price import (
 )
 from mis_kernels.aot.programs import ProductSize
 from mis_kernels.aot.ranges import Range, total
-from mis_kernels.aot.targets import TARGETS, Topology, mesh
+from mis_kernels.aot.targets import TARGETS, Topology
 from mis_kernels.backends import Backend
 from mis_kernels.backends.tpu.backend import TpuBackend
 from mis_kernels.backends.tpu.tiles import count_tiles
@@ -63,8 +63,7 @@ def main(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
     config, data, tensor = PUBLISHED[job["model"]], job["dp"], job["tp"]
-    devices = np.array(mesh(target).devices).reshape(-1)[: data * tensor]
-    on = Mesh(devices.reshape(data, tensor), (DATA, TENSOR))
+    on = topology_mesh(target, data, tensor)
     spread = spread_heads(config, tensor)
     backend = backend_for(spread, jnp.dtype("bfloat16"), on)
     shape, pages, plans = _plan(job["requests"], job["step_tokens"], backend, data)
@@ -115,7 +114,8 @@ def _priced(job: Mapping[str, Any], target: Topology) -> dict[str, Any]:
             stages[stage] += seconds
         written = price_page_writes(_written_tokens(arrays), heads.kv_heads, heads.head_dim, chip)
         stages["write_pages"] += written * layers
-        calls = _head_calls(plan, backend)
+        reads = ReadPlan(plan)
+        calls = reads.pairs.num_calls(PAIRS), reads.normalised.num_calls(backend.normalised_rows)
         for count, seconds in zip(calls, head, strict=True):
             stages["head"] += seconds * count
         stages["launches"] += LAUNCH * (1 + sum(calls))
@@ -176,15 +176,6 @@ def _written_tokens(arrays: StepArrays) -> int:
     """Return how many tokens go to pages of the device with the most, whole pages as they are copied."""
     pages = np.concatenate([arrays.segments.page_writes[:, None], arrays.exchanged_writes], axis=1)
     return int((pages < NOWHERE).sum((1, 2)).max()) * PAGE_SIZE
-
-
-def _head_calls(plan: StepPlan, backend: Backend) -> tuple[int, int]:
-    """Return how often the fullest shard's rows need the program of label logits, and that of the log-sum-exp."""
-    pairs, normalised = np.zeros((2, len(plan.shards)), np.int64)
-    for reading in plan.readings:
-        pairs[reading.shard] += reading.label_ids.size
-        normalised[reading.shard] += len(reading.rows) * reading.normalise
-    return -(-int(pairs.max()) // PAIRS), -(-int(normalised.max()) // backend.normalised_rows)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,16 @@ import time
 from functools import partial
 
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 
-from mis_core.aot.programs import compile_step, compile_vocabulary_reads
+from mis_core.aot.programs import compile_step, compile_vocabulary_reads, topology_mesh
 from mis_core.aot.roofline import ITEM_BYTES, weight_bytes
 from mis_core.models.layers import kept_elements
-from mis_core.models.parallel import DATA, TENSOR, backend_for, spread_heads
+from mis_core.models.parallel import backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.buckets import empty_decode_step, full_step
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
 from mis_kernels.aot.chips import CHIPS
-from mis_kernels.aot.targets import TARGETS, mesh
+from mis_kernels.aot.targets import TARGETS
 from mis_kernels.target import compiling_for
 
 TOKENS, CONTEXT, ITEM, CONTEXT_PAGES, MOST_PAGES = 2048, 2000, 20, 128, 2048
@@ -31,9 +29,7 @@ def compile_one(topology: str, model: str, data: int, tensor: int, *, decodes: b
         RuntimeError: XLA makes room for another copy of the weights, which it would fill in every step.
     """
     target = TARGETS[topology]
-    devices = np.array(mesh(target).devices).reshape(-1)[: data * tensor]
-    on = Mesh(devices.reshape(data, tensor), (DATA, TENSOR))
-    config = PUBLISHED[model]
+    on, config = topology_mesh(target, data, tensor), PUBLISHED[model]
     began = time.perf_counter()
     with compiling_for(target.chip):
         spread = spread_heads(config, tensor)
@@ -60,9 +56,8 @@ def compile_one(topology: str, model: str, data: int, tensor: int, *, decodes: b
 def compile_reads(topology: str, model: str, data: int, tensor: int) -> str:
     """Compile what reads the whole vocabulary at rows of a step; return a line about it."""
     target, began = TARGETS[topology], time.perf_counter()
-    devices = np.array(mesh(target).devices).reshape(-1)[: data * tensor]
     with compiling_for(target.chip):
-        compile_vocabulary_reads(PUBLISHED[model], Mesh(devices.reshape(data, tensor), (DATA, TENSOR)))
+        compile_vocabulary_reads(PUBLISHED[model], topology_mesh(target, data, tensor))
     return (
         f"{topology:8} {model:14} dp {data} tp {tensor}  {time.perf_counter() - began:5.1f} s  top tokens, next tokens"
     )

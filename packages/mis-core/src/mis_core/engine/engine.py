@@ -1,51 +1,32 @@
 """The engine: one model on this process's devices, asked in Python."""
 
-import asyncio
-import dataclasses
-import logging
-import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 
-from mis_core.checkpoints import open_checkpoint
 from mis_core.config import EngineConfig
-from mis_core.engine.compilations import Compilations, keep_compiled
+from mis_core.engine.compilations import Compilations
 from mis_core.engine.generation import GenerationService
+from mis_core.engine.loading import load
 from mis_core.engine.loop import EngineLoop, Listener
-from mis_core.errors import ConfigError, ModelError, RequestError
-from mis_core.hub import resolve
-from mis_core.models.config import read_model_config
-from mis_core.models.parallel import make_mesh, spread_heads
-from mis_core.models.weights import load_decoder
-from mis_core.requests import EngineOutput, GenerateRequest, Layout, ScoreRequest
-from mis_core.runner.buckets import token_buckets
-from mis_core.runner.dense import DenseMemory
-from mis_core.runner.memory import Resident, cache_pages, token_budget
-from mis_core.runner.runner import Runner
-from mis_core.scheduler.plan import PAGE_SIZE, StepShape
-from mis_core.scheduler.scheduler import Scheduler
+from mis_core.errors import RequestError
+from mis_core.requests import EngineOutput, GenerateRequest, ScoreRequest
+from mis_core.runner.memory import Resident
 from mis_core.tasks.classify import CLASSIFY, ClassifyResult
 from mis_core.tasks.decide.answers import Decision
 from mis_core.tasks.decide.task import DECIDE
-from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.service import InlineService, ThreadedService, run_blocking
-from mis_core.tasks.recipes.recognition import describe_rerank
+from mis_core.tasks.path.task import Result, Task
 from mis_core.tasks.rerank.task import RERANK, Ranking
 from mis_core.tasks.score.result import ScoreResult
 from mis_core.tasks.score.task import SCORE
 from mis_core.tasks.text.bodies import NEW_TOKENS
 from mis_core.tasks.text.choices import GenerateChunk
-from mis_core.tasks.text.generation import GenerateResult, finish_generation
+from mis_core.tasks.text.generation import GenerateResult
 from mis_core.tokenization import Tokenizer
-from mis_kernels.backends import explain, fastest_dtype
-
-logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -68,81 +49,16 @@ class Engine:
             ModelError: the checkpoint cannot be served as it stands; one sentence says why.
             ConfigError: the options do not fit the model or this machine's devices.
         """
-        keep_compiled(config.compilation_cache_dir)
-        local = resolve(config)
-        directory = Path(local.model)
-        checkpoint = open_checkpoint(directory, config.max_checkpoint_file_bytes)
-        model = read_model_config(checkpoint, ignore_unknown=config.ignore_unknown_settings)
-        dtype, reason = fastest_dtype() if config.dtype == "auto" else (config.dtype, "as asked for")
-        self.config = config = dataclasses.replace(config, dtype=dtype)
-        self.directory: Path = directory
-        self.created = int(checkpoint.settings_path.stat().st_mtime)
-        self._local = local
-        self.vocab_size = model.vocab_size
-        if config.context_length is not None and config.context_length > model.longest:
-            raise ModelError(f"context_length {config.context_length} exceeds the model's {model.longest} positions.")
-        delimiter = config.multi_item_scoring_delimiter
-        if delimiter is not None and delimiter >= model.vocab_size:
-            raise ConfigError(
-                f"multi_item_scoring_delimiter must be a token of the model, below {model.vocab_size}, "
-                f"not {delimiter}.",
-                "multi_item_scoring_delimiter",
-            )
-        mesh = make_mesh(config.dp_size, config.tp_size)
-        spread = spread_heads(model, config.tp_size)
-        logger.info("Loading %s as %s (%s), quantization %s.", directory.name, dtype, reason, config.quantization)
-        decoder = load_decoder(checkpoint, model, jnp.dtype(dtype), mesh, progress, config.quantization)
-        logger.info("Steps are computed by %s.", explain(decoder.backend.heads, dtype))
-        budget = token_budget(config, spread, mesh)
-        pages, self.context_length = cache_pages(config, spread, mesh, budget)
-        shape = StepShape.of_budget(
-            budget,
-            pages_per_context=-(-self.context_length // PAGE_SIZE),
-            alignment=decoder.backend.alignment,
-            shards=config.dp_size,
-        )
-        self._dense_memory = DenseMemory(shape, decoder.backend)
-        if config.mask_impl == "dense":
-            self._dense_memory.check_longest()
-        runner = Runner(decoder, mesh, shape, pages)
-        layout = Layout(config.scoring_algorithm, config.mask_impl, config.multi_item_scoring_chunk_size)
-        caches, most = not config.disable_radix_cache, config.max_running_requests
-        scheduler = Scheduler(shape, pages, layout, max_running=most, prefix_cache=caches)
-        self._tokenizer: Tokenizer | None = None
-        self._reading_tokenizer = threading.Lock()  # threads that begin together would import transformers by halves
-        # Who asks in Python may always choose the layout.
-        self.limits = Limits(
-            context_length=self.context_length,
-            vocab_size=self.vocab_size,
-            delimiter=delimiter,
-            layouts=True,
-            head_labels=model.head_labels,
-            head_activation=model.head_activation,
-            architecture=model.architecture,
-            signs=checkpoint.signs(),
-            rerank_recipe=config.rerank_recipe,
-        )
-        if not config.skip_warmup:
-            logger.info("Compiling the steps of %d shapes.", len(token_buckets(budget)))
-            seconds = runner.warm_up(dense_mask=config.mask_impl == "dense", progress=progress)
-            logger.info("Compiled in %.1f s: %s", sum(seconds.values()), seconds)
-        self.summary: dict[str, str | int | float] = {
-            "dtype": dtype,
-            "quantization": config.quantization,
-            "devices": f"{config.tp_size * config.dp_size} x {jax.devices()[0].device_kind}",
-            "tp_size": config.tp_size,
-            "dp_size": config.dp_size,
-            "context_length": self.context_length,
-            "cache_tokens": pages * PAGE_SIZE * config.dp_size,
-            "step_tokens": budget,
-            "buckets": " ".join(map(str, token_buckets(budget))),
-        }
+        model = load(config, progress)
+        self.config, self.directory, self.created = model.config, model.directory, model.created
+        self.limits, self.summary = model.limits, model.summary
+        self.vocab_size, self.context_length = model.limits.vocab_size, model.limits.context_length
+        self._dense_memory, self._read_tokenizer = model.dense_memory, model.read_tokenizer
         self._compilations = Compilations()
-        self._loop = EngineLoop(runner, scheduler)
-        self._inline, self._threaded = (
-            service(self.submit, self.limits, lambda: self.tokenizer) for service in (InlineService, ThreadedService)
-        )
-        self._generations = GenerationService(self.submit_generation, self.limits, lambda: self.tokenizer)
+        self._loop = EngineLoop(model.runner, model.scheduler)
+        reading = model.limits, model.read_tokenizer
+        self._inline, self._threaded = InlineService(self.submit, *reading), ThreadedService(self.submit, *reading)
+        self._generations = GenerationService(self.submit_generation, *reading)
 
     @classmethod
     def from_pretrained(cls, model: str | Path, *, progress: bool = True, **options: Any) -> Self:
@@ -162,11 +78,7 @@ class Engine:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, read at first use; requests of token ids never need it."""
-        with self._reading_tokenizer:
-            if self._tokenizer is None:
-                self._tokenizer = Tokenizer.of(self._local).compiled()
-                logger.info("Rerank: %s", describe_rerank(self._tokenizer, self.limits))
-            return self._tokenizer
+        return self._read_tokenizer()
 
     def score(
         self,
@@ -190,13 +102,11 @@ class Engine:
             RequestError: the request breaks the contract; nothing was computed.
             EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
         """
-        fields = _fields(query, items, label_token_ids, options)
-        return run_blocking(self._inline.answer(SCORE, fields)).result
+        return self._ask(SCORE, query=query, items=items, label_token_ids=label_token_ids, **options)
 
     async def score_async(self, query: Any, items: Any, label_token_ids: Any = None, **options: Any) -> ScoreResult:
         """`score` for asyncio: the event loop stays free, and cancelling the task frees the device."""
-        fields = _fields(query, items, label_token_ids, options)
-        return (await self._threaded.answer(SCORE, fields)).result
+        return await self._ask_async(SCORE, query=query, items=items, label_token_ids=label_token_ids, **options)
 
     def classify(self, input: str | Sequence[Any], **options: Any) -> ClassifyResult:
         """Classify whole sequences by the model's classification head.
@@ -209,11 +119,11 @@ class Engine:
             RequestError: the request breaks the contract, or the model has no such head; nothing was computed.
             EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
         """
-        return run_blocking(self._inline.answer(CLASSIFY, {"input": input, **options})).result
+        return self._ask(CLASSIFY, input=input, **options)
 
     async def classify_async(self, input: Any, **options: Any) -> ClassifyResult:
         """`classify` for asyncio: the event loop stays free, and cancelling the task frees the device."""
-        return (await self._threaded.answer(CLASSIFY, {"input": input, **options})).result
+        return await self._ask_async(CLASSIFY, input=input, **options)
 
     def decide(self, input: str | Sequence[Any], questions: Sequence[Any], **options: Any) -> Decision:
         """Answer questions about an input: is it so, which is it, how much is it.
@@ -227,13 +137,11 @@ class Engine:
             RequestError: the request breaks the contract; nothing was computed.
             EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
         """
-        fields = {"input": input, "questions": questions, **options}
-        return run_blocking(self._inline.answer(DECIDE, fields)).result
+        return self._ask(DECIDE, input=input, questions=questions, **options)
 
     async def decide_async(self, input: Any, questions: Any, **options: Any) -> Decision:
         """`decide` for asyncio: the event loop stays free, and cancelling the task frees the device."""
-        fields = {"input": input, "questions": questions, **options}
-        return (await self._threaded.answer(DECIDE, fields)).result
+        return await self._ask_async(DECIDE, input=input, questions=questions, **options)
 
     def rerank(
         self, query: str, documents: Sequence[str | Mapping[str, str]], top_n: int | None = None, **options: Any
@@ -251,13 +159,11 @@ class Engine:
             RequestError: the request breaks the contract; nothing was computed.
             EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
         """
-        fields = {"query": query, "documents": documents, "top_n": top_n, **options}
-        return run_blocking(self._inline.answer(RERANK, fields)).result
+        return self._ask(RERANK, query=query, documents=documents, top_n=top_n, **options)
 
     async def rerank_async(self, query: Any, documents: Any, top_n: int | None = None, **options: Any) -> Ranking:
         """`rerank` for asyncio: the event loop stays free, and cancelling the task frees the device."""
-        fields = {"query": query, "documents": documents, "top_n": top_n, **options}
-        return (await self._threaded.answer(RERANK, fields)).result
+        return await self._ask_async(RERANK, query=query, documents=documents, top_n=top_n, **options)
 
     def generate(self, prompt: str | Sequence[int], max_new_tokens: int = NEW_TOKENS, **options: Any) -> GenerateResult:
         """Write what comes after a prompt.
@@ -275,19 +181,11 @@ class Engine:
             ModelError: the checkpoint has no tokenizer, which says where answers end.
             EngineUnavailable: the engine is closed, or lost this request to a fault of the device.
         """
-        parsed, choices = self._generations.parse({"prompt": prompt, "max_new_tokens": max_new_tokens, **options})
-        for _ in self._generations.generate(parsed, choices):
-            pass
-        return finish_generation(parsed, choices)
+        return self._generations.generate(prompt=prompt, max_new_tokens=max_new_tokens, **options)
 
     async def generate_async(self, prompt: Any, max_new_tokens: int = NEW_TOKENS, **options: Any) -> GenerateResult:
         """`generate` for asyncio: the event loop stays free, and cancelling the task frees the device."""
-        fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
-        parsed, choices = await asyncio.to_thread(self._generations.parse, fields)
-        async with aclosing(self._generations.generate_async(parsed, choices)) as chunks:
-            async for _ in chunks:
-                pass
-        return finish_generation(parsed, choices)
+        return await self._generations.generate_async(prompt=prompt, max_new_tokens=max_new_tokens, **options)
 
     def stream(
         self, prompt: str | Sequence[int], max_new_tokens: int = NEW_TOKENS, **options: Any
@@ -297,18 +195,13 @@ class Engine:
         Nothing is written before the first is asked for. Then tokens are kept for who reads slowly, all of an answer if
         need be: nobody waits for a reader.
         """
-        fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
-        return self._generations.generate(*self._generations.parse(fields))
+        return self._generations.stream(prompt=prompt, max_new_tokens=max_new_tokens, **options)
 
-    async def stream_async(
+    def stream_async(
         self, prompt: Any, max_new_tokens: int = NEW_TOKENS, **options: Any
     ) -> AsyncGenerator[GenerateChunk]:
         """`stream` for asyncio."""
-        fields = {"prompt": prompt, "max_new_tokens": max_new_tokens, **options}
-        parsed, choices = await asyncio.to_thread(self._generations.parse, fields)
-        async with aclosing(self._generations.generate_async(parsed, choices)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        return self._generations.stream_async(prompt=prompt, max_new_tokens=max_new_tokens, **options)
 
     def submit(self, request: ScoreRequest) -> Future[EngineOutput]:
         """Queue a validated request; cancelling the future frees what it holds.
@@ -402,7 +295,8 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _ask(self, task: Task[Any, Result], /, **fields: Any) -> Result:
+        return run_blocking(self._inline.answer(task, fields)).result
 
-def _fields(query: Any, items: Any, label_token_ids: Any, options: dict[str, Any]) -> dict[str, Any]:
-    fields = {"query": query, "items": items, **options}
-    return fields if label_token_ids is None else fields | {"label_token_ids": label_token_ids}
+    async def _ask_async(self, task: Task[Any, Result], /, **fields: Any) -> Result:
+        return (await self._threaded.answer(task, fields)).result

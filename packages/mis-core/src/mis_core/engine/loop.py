@@ -8,11 +8,12 @@ import dataclasses
 import itertools
 import logging
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from contextvars import copy_context
+from typing import Any, TypeVar
 
 import jax
 
@@ -31,6 +32,9 @@ Listener = Callable[[Sequence[tuple[int, NewToken | Exception]]], None]
 """Gets, once in each step, what comes of the sequences that it listens to: the key of each with its next token, or why
 no more come. It is called in the engine's thread, so it must not wait."""
 
+_Request = TypeVar("_Request", ScoreRequest, GenerateRequest)
+_Waiting = Callable[[Sequence[tuple[int, Any]]], None]  # a `Listener`, or what sets a future
+
 
 class EngineLoop:
     """Runs a scheduler's steps on a runner. Thread-safe.
@@ -43,13 +47,12 @@ class EngineLoop:
         self._runner: Runner | None = runner
         self._scheduler = scheduler
         self._changed = threading.Condition()
-        self._futures: dict[int, Future[EngineOutput]] = {}
-        self._listeners: dict[int, tuple[Listener, int]] = {}
+        self._listeners: dict[int, tuple[_Waiting, int]] = {}
         self._ids = itertools.count()
         self._is_closing = False
         self.progress = 0
-        self._counts = {"steps": 0, "new_tokens": 0, "step_tokens": 0, "requests": 0, "items": 0}
-        self._counts |= {"generations": 0, "written_tokens": 0}
+        self._counts = Counter(steps=0, new_tokens=0, step_tokens=0, requests=0, items=0)
+        self._counts.update(generations=0, written_tokens=0)
         here = copy_context()  # what steps are compiled for, see `mis_kernels.target`
         self._thread = threading.Thread(target=here.run, args=(self._run, runner), name="mis-engine", daemon=True)
         self._thread.start()
@@ -61,16 +64,17 @@ class EngineLoop:
             EngineUnavailable: the engine is closed.
         """
         future: Future[EngineOutput] = Future()
-        with self._changed:
-            if self._is_closing:
-                raise EngineUnavailable("The engine is closed.")
-            number = next(self._ids)
-            self._scheduler.submit(number, request)
-            self._futures[number] = future
-            self._counts["requests"] += 1
-            self._counts["items"] += request.num_items
-            self._changed.notify()
-        future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
+
+        def listen(answers: Sequence[tuple[int, EngineOutput | Exception]]) -> None:
+            ((_, answer),) = answers
+            with suppress(InvalidStateError):  # cancelled meanwhile
+                if isinstance(answer, Exception):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+
+        cancel = self._begin(self._scheduler.submit, request, listen, 0, requests=1, items=request.num_items)
+        future.add_done_callback(lambda done: cancel() if done.cancelled() else None)
         return future
 
     def generate(self, request: GenerateRequest, listener: Listener, key: int) -> Callable[[], None]:
@@ -84,15 +88,7 @@ class EngineLoop:
         Raises:
             EngineUnavailable: the engine is closed.
         """
-        with self._changed:
-            if self._is_closing:
-                raise EngineUnavailable("The engine is closed.")
-            number = next(self._ids)
-            self._scheduler.generate(number, request)
-            self._listeners[number] = listener, key
-            self._counts["generations"] += 1
-            self._changed.notify()
-        return lambda: self._cancel(number)
+        return self._begin(self._scheduler.generate, request, listener, key, generations=1)
 
     def flush(self) -> int:
         """Forget every prefix that no request holds; return how many pages that freed."""
@@ -122,9 +118,22 @@ class EngineLoop:
         self._thread.join()
         self._runner = None
 
+    def _begin(
+        self, submit: Callable[[int, _Request], None], request: _Request, listener: _Waiting, key: int, **counts: int
+    ) -> Callable[[], None]:
+        """Hand a request to the scheduler, and what comes of it to a listener; return what ends it early."""
+        with self._changed:
+            if self._is_closing:
+                raise EngineUnavailable("The engine is closed.")
+            number = next(self._ids)
+            submit(number, request)
+            self._listeners[number] = listener, key
+            self._counts.update(counts)
+            self._changed.notify()
+        return lambda: self._cancel(number)
+
     def _cancel(self, number: int) -> None:
         with self._changed:
-            self._futures.pop(number, None)
             self._listeners.pop(number, None)
             self._scheduler.cancel(number)
 
@@ -144,7 +153,7 @@ class EngineLoop:
                 under_way.clear()
                 self._fail(self._scheduler.abort, f"The engine lost this request: {type(error).__name__}.")
                 runner.reset()
-        self._fail(lambda: [*self._futures, *self._listeners], "The engine is closed.")
+        self._fail(lambda: [*self._listeners], "The engine is closed.")
 
     def _next(self, *, wait: bool) -> StepPlan | None:
         """Plan a step. None: nothing to plan now, or, if `wait`, the engine closes."""
@@ -174,31 +183,17 @@ class EngineLoop:
         values = running.wait()
         self.progress += 1
         with self._changed, jax.profiler.TraceAnnotation("mis.answer"):
-            answered: list[tuple[Future[EngineOutput], EngineOutput]] = []
-            new: dict[Listener, list[tuple[int, NewToken | Exception]]] = defaultdict(list)
+            answers: dict[_Waiting, list[tuple[int, EngineOutput | NewToken]]] = defaultdict(list)
             for number, output in self._scheduler.complete(running.plan, values):
-                if isinstance(output, NewToken):
-                    listener, key = self._listeners[number]
-                    new[listener].append((key, output))
-                    if output.finish_reason is not None:
-                        del self._listeners[number]
-                else:
-                    answered.append((self._futures.pop(number), output))
-            self._counts["written_tokens"] += sum(map(len, new.values()))
-        for future, output in answered:
-            with suppress(InvalidStateError):  # cancelled meanwhile
-                future.set_result(output)
-        for listener, tokens in new.items():
-            listener(tokens)
+                listener, key = self._listeners.pop(number) if output.is_last else self._listeners[number]
+                answers[listener].append((key, output))
+                self._counts["written_tokens"] += isinstance(output, NewToken)
+        for listener, outputs in answers.items():
+            listener(outputs)
 
     def _fail(self, numbers: Callable[[], list[int]], message: str) -> None:
         """Fail the requests that a function names, which is called under the lock."""
         with self._changed:
-            failed = numbers()
-            futures = [self._futures.pop(number) for number in failed if number in self._futures]
-            listeners = [self._listeners.pop(number) for number in failed if number in self._listeners]
-        for listener, key in listeners:
+            failed = [self._listeners.pop(number) for number in numbers() if number in self._listeners]
+        for listener, key in failed:
             listener([(key, EngineUnavailable(message))])
-        for future in futures:
-            with suppress(InvalidStateError):  # cancelled meanwhile
-                future.set_exception(EngineUnavailable(message))

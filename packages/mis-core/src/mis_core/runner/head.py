@@ -65,10 +65,14 @@ def most_probable(
         return jnp.take_along_axis(ids, at, 1), highest
 
     with jax.named_scope("most_probable"):
-        shape = len(hidden), MAX_TOP_TOKENS
-        none = jnp.full(shape, -1, jnp.int32), jnp.full(shape, -jnp.inf, jnp.float32)
-        (ids, logits), sums = _stream(decoder, hidden, keep, none)
+        (ids, logits), sums = _stream(decoder, hidden, keep, no_tokens(hidden))
         return ids, logits, sums
+
+
+def no_tokens(rows: Array) -> tuple[Int32[Array, "rows top"], Float32[Array, "rows top"]]:
+    """Return what fills the most probable tokens of so many rows: ids of -1, logits of minus infinity."""
+    shape = len(rows), MAX_TOP_TOKENS
+    return jnp.full(shape, -1, jnp.int32), jnp.full(shape, -jnp.inf, jnp.float32)
 
 
 def _stream(

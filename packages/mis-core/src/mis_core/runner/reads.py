@@ -12,7 +12,7 @@ from jax.stages import Wrapped
 
 from mis_core.models.parallel import DATA, TENSOR
 from mis_core.runner.head import label_logits, log_sum_exp, most_probable
-from mis_core.runner.sampling import count_written, hold_logits, next_tokens, row_counts
+from mis_core.runner.sampling import SAMPLED_ROWS, count_written, hold_logits, next_tokens
 
 
 class Reads(NamedTuple):
@@ -26,8 +26,8 @@ class Reads(NamedTuple):
         label_logits: `(weights, hidden, pair_row, pair_label)`, see `mis_core.runner.head`.
         log_sum_exp: `(weights, hidden, rows)`.
         most_probable: `(weights, rows of hidden)`.
-        hold_logits: By number of rows, `(weights, rows of hidden, logits)`, see `mis_core.runner.sampling`; logits are
-            donated.
+        hold_logits: By number of rows, rising, `(weights, rows of hidden, logits)`, see `mis_core.runner.sampling`;
+            logits are donated.
         next_tokens: `(logits, count, how, last, counts)`, without a state; the last two are donated.
         count_written: `(counts, slot, tokens, is_first)`, without a state; `counts` are donated.
     """
@@ -69,22 +69,22 @@ def make_reads(graph: Any, weights: Any, mesh: Mesh) -> Reads:
 
         return jax.jit(on_all, donate_argnums=donated, out_shardings=cut)
 
-    def normalised(decoder: Any, hidden: Any, rows: Any) -> Any:
-        return log_sum_exp(decoder, hidden, rows, tensor_cut=tensor_cut)
-
     each, decoder = P(DATA), nnx.merge(graph, weights)
+    # A row has the same bits in all numbers of rows.
+    takes_few = not tensor_cut and decoder.backend.takes_few_rows(decoder.config.embed)
+    counts = [1 << power for power in range(SAMPLED_ROWS.bit_length())] if takes_few else [SAMPLED_ROWS]
     choose_rows = jax.shard_map(lambda hidden, rows: hidden[rows], mesh=mesh, in_specs=(each, each), out_specs=each)
     count = jax.shard_map(count_written, mesh=mesh, in_specs=(each,) * 4, out_specs=each)
     draw = partial(next_tokens, group=decoder.backend.drawn_rows)
     draw = jax.shard_map(draw, mesh=mesh, in_specs=(each,) * 5, out_specs=each, check_vma=False)
     held = {
         rows: on_each_device(partial(hold_logits, rows=rows, tensor_cut=tensor_cut), (2,), NamedSharding(mesh, each))
-        for rows in row_counts(decoder.backend, decoder.config.embed, tensor_cut=tensor_cut)
+        for rows in counts
     }
     return Reads(
         choose_rows=jax.jit(choose_rows),
         label_logits=on_each_device(label_logits),
-        log_sum_exp=on_each_device(normalised),
+        log_sum_exp=on_each_device(partial(log_sum_exp, tensor_cut=tensor_cut)),
         most_probable=on_each_device(most_probable),
         hold_logits=held,
         next_tokens=jax.jit(draw, donate_argnums=(3, 4)),

@@ -26,9 +26,9 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from mis_core.models.decoder import Decoder
 from mis_core.requests import MAX_BIASES, MAX_TOP_TOKENS
+from mis_core.runner.head import no_tokens
 from mis_core.scheduler.plan import SLOTS
 from mis_core.scheduler.reading import Draws
-from mis_kernels.backends import Backend
 from mis_kernels.backends.xla.head import head_logits
 
 SAMPLED_ROWS = 64
@@ -124,20 +124,13 @@ def hold_logits(
         decoder: The model.
         hidden: Final-normed hidden states.
         logits: Is overwritten.
-        rows: How many; one of `row_counts`.
+        rows: How many.
         tensor_cut: Whether the head is cut over devices, so that the compiler multiplies.
     """
     with jax.named_scope("hold_logits"):
         backend = decoder.backend
         multiply = partial(head_logits, most=backend.vocab_chunk) if tensor_cut else backend.logits
         return lax.dynamic_update_slice_in_dim(logits, multiply(hidden[:rows], decoder.head_weight), 0, 0)
-
-
-def row_counts(backend: Backend, embed: int, *, tensor_cut: bool) -> list[int]:
-    """Return the numbers of rows whose logits one call computes, rising; a row has the same bits in all of them."""
-    if tensor_cut or not backend.takes_few_rows(embed):
-        return [SAMPLED_ROWS]
-    return [1 << power for power in range(SAMPLED_ROWS.bit_length())]
 
 
 def next_tokens(
@@ -174,7 +167,7 @@ def next_tokens(
             return DrawnTokens(*(lax.dynamic_update_slice_in_dim(*each, number * group, 0) for each in both))
 
         zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows), jnp.zeros(rows)
-        empty = DrawnTokens(*zeros, *_no_tokens(logits))
+        empty = DrawnTokens(*zeros, *no_tokens(logits))
         drawn = lax.fori_loop(0, -(-count[0] // group), draw, empty)
         last = last.at[how.slots].set(drawn.ids, mode="drop")
         counted = jnp.where(_penalises(how), how.slots, SLOTS)
@@ -208,7 +201,7 @@ def _draw(logits: Float32[Array, "rows vocab"], how: DrawArrays, counts: Int32[A
     ids = _first_highest(jnp.where(draws[:, None], drawn, changed))
     highest = logits.max(1, keepdims=True)
     log_sums = (highest + jnp.log(jnp.exp(logits - highest).sum(1, keepdims=True)))[:, 0]
-    top = lax.cond((how.top_tokens > 0).any(), _most_probable, _no_tokens, logits)
+    top = lax.cond((how.top_tokens > 0).any(), _most_probable, no_tokens, logits)
     return DrawnTokens(ids, jnp.take_along_axis(logits, ids[:, None], 1)[:, 0], log_sums, *top)
 
 
@@ -229,11 +222,6 @@ def _most_probable(
     fill = ((0, 0), (0, max(MAX_TOP_TOKENS - logits.shape[1], 0)))
     top, ids = lax.top_k(logits, min(MAX_TOP_TOKENS, logits.shape[1]))  # takes the first among equals
     return jnp.pad(ids.astype(jnp.int32), fill, constant_values=-1), jnp.pad(top, fill, constant_values=-jnp.inf)
-
-
-def _no_tokens(logits: Float32[Array, "rows vocab"]) -> tuple[Int32[Array, "rows top"], Float32[Array, "rows top"]]:
-    shape = len(logits), MAX_TOP_TOKENS
-    return jnp.full(shape, -1, jnp.int32), jnp.full(shape, -jnp.inf, jnp.float32)
 
 
 def _changed(

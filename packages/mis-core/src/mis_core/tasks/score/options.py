@@ -1,6 +1,6 @@
 """The body of a score, and what its fields mean together."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta
 
