@@ -48,8 +48,12 @@ def longest_chain(graph: grimp.ImportGraph, package: str) -> list[str]:
             below |= {other for other in rooms for each in imported if f"{each}.".startswith(f"{other}.")} - {room}
     chains: dict[str, list[str]] = {}
     for room in TopologicalSorter(rooms).static_order():
-        chains[room] = [room, *max((chains[each] for each in rooms[room]), key=len, default=[])]
-    return max(chains.values(), key=len)
+        chains[room] = [room, *max((chains[each] for each in rooms[room]), key=_length_and_names, default=[])]
+    return max(chains.values(), key=_length_and_names)
+
+
+def _length_and_names(chain: list[str]) -> tuple[int, list[str]]:
+    return len(chain), chain  # of equally long ones always the same, in whatever order sets are walked
 
 
 def plant(tree: Path, path: str, line: str) -> None:
