@@ -29,8 +29,7 @@ from mis_core.scheduler.plan import StepShape
 from mis_core.scheduler.reading import Values
 from mis_core.scheduler.scheduler import Scheduler
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.score.scores import finish_score
-from mis_core.tasks.score.task import parse_score_request
+from mis_core.tasks.score.task import finish_score, parse_score_request
 from mis_kernels.backends import Backend
 
 Stages = dict[str, float]

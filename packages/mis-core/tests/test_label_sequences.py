@@ -9,8 +9,7 @@ from scipy.special import log_softmax, logsumexp
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.score.scores import finish_score
-from mis_core.tasks.score.task import parse_score_request
+from mis_core.tasks.score.task import finish_score, parse_score_request
 from mis_core.tokenization import Tokenizer
 
 LABELS = [" yes", " no no", " dog and dog", "maybe", " yes"]

@@ -10,8 +10,7 @@ from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.fields.item_errors import ItemErrors
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.score.parsed import ParsedScore
-from mis_core.tasks.score.scores import finish_score
-from mis_core.tasks.score.task import parse_score_request
+from mis_core.tasks.score.task import finish_score, parse_score_request
 
 pytestmark = pytest.mark.quick
 

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Int32
 
-from mis_kernels.ragged import ramp
-from mis_kernels.segments import IntArray, Segments
+from mis_kernels.segments import IntArray, Segments, ramp
 
 
 @jax.tree_util.register_dataclass

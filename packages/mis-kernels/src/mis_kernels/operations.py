@@ -9,8 +9,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32, Shaped
 
 from mis_kernels.backends import Backend, LaidOut, choose
 from mis_kernels.heads import HeadShape
-from mis_kernels.ragged import ramp
-from mis_kernels.segments import MIN_TOKENS, NOWHERE, Segments
+from mis_kernels.segments import MIN_TOKENS, NOWHERE, Segments, ramp
 from mis_kernels.storage import to_bits
 from mis_kernels.weights import FoldedNorm, HeadTurns, QueriesKeysValues, Weight
 

@@ -24,6 +24,11 @@ from jaxtyping import Array
 IntArray = np.ndarray | Array
 
 
+def ramp(lens: np.ndarray) -> np.ndarray:
+    """Return `0 .. n - 1` for every n of `lens`, one after the other, int64."""
+    return np.arange(lens.sum()) - np.repeat(np.cumsum(lens) - lens, lens)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Segments:

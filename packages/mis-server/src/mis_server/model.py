@@ -71,7 +71,7 @@ class Model(Service[bytes | Fields]):
         self._config = config
         self._names = None if name is None else (name,)
         self._given_limits = limits
-        self._limits: tuple[Ready, Limits] | None = None
+        self._served: tuple[Ready, Limits, tuple[str, ...]] | None = None
 
     async def wait_ready(self) -> Ready:
         """Wait until all of it is ready for the first time; return what the engine says about its model.
@@ -128,12 +128,13 @@ class Model(Service[bytes | Fields]):
         """
         if not self.client.ready:
             raise EngineUnavailable("The engine is not ready.")
-        check_task(task.name, self.tokenizers.tokenizer, self.limits)
+        if task.name not in self.tasks:
+            check_task(task.name, self.tokenizers.tokenizer, self.limits)
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Names of the tasks that the model has; none until the engine is ready."""
-        return () if self.client.info is None else tasks_of(self.tokenizers.tokenizer, self.limits)
+        return () if self.client.info is None else self._known()[1]
 
     @property
     def recipe(self) -> str | None:
@@ -148,10 +149,14 @@ class Model(Service[bytes | Fields]):
     @property
     def limits(self) -> Limits:
         """What one request may ask for; raises EngineUnavailable until the engine is ready."""
+        return self._known()[0]
+
+    def _known(self) -> tuple[Limits, tuple[str, ...]]:
+        """Return what the model allows and which tasks it has, made once for each start of the engine."""
         info, config = self.client.info, self._config
         if info is None:
             raise EngineUnavailable("The engine is not ready.")
-        if self._limits is None or self._limits[0] is not info:
+        if self._served is None or self._served[0] is not info:
             limits = Limits(
                 context_length=info.context_length,
                 vocab_size=info.vocab_size,
@@ -164,8 +169,8 @@ class Model(Service[bytes | Fields]):
                 rerank_recipe=config.rerank_recipe,
                 **self._given_limits,
             )
-            self._limits = info, limits
-        return self._limits[1]
+            self._served = info, limits, tasks_of(self.tokenizers.tokenizer, limits)
+        return self._served[1:]
 
 
 @contextlib.asynccontextmanager

@@ -18,11 +18,13 @@ from mis_core.tasks.path.service import Answered
 from mis_core.tasks.path.task import Parsed, ParsedType, Task
 from mis_core.tasks.text.choices import GeneratedChoices
 from mis_core.tasks.text.parsed import ParsedText, TextResult
+from mis_core.tasks.usage import Usage
 from mis_server.edge.admission import Admission, Permit, deadline, requested_seconds
 from mis_server.edge.body import BodyBytes, announced_bytes, read_json_body
 from mis_server.errors import error_body, forget_frames
 from mis_server.generation import GenerationStream
 from mis_server.model import Model, some_at_a_time
+from mis_server.schemas.score import PromptTokensDetails, ScoreUsage
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import Metrics, TokenClock
 
@@ -163,6 +165,12 @@ class HttpService:
         if info is not None:
             self.metrics.engine.front["step_budget"] = float(info.summary.get("step_tokens", 0))
         return self._statistics
+
+
+def usage_of(usage: Usage) -> ScoreUsage:
+    """Return the token counts of a result that has no tokens of its own, as a reply says them."""
+    count, details = usage.prompt_tokens, PromptTokensDetails(usage.cached_tokens)
+    return ScoreUsage(prompt_tokens=count, total_tokens=count, prompt_tokens_details=details)
 
 
 def json_reply(reply: Any, answered: Answered[Any, Any]) -> Response:

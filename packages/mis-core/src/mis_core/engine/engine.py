@@ -210,7 +210,8 @@ class Engine:
             RequestError: it asks for dense masks, which take more memory than they may.
             EngineUnavailable: the engine is closed.
         """
-        self._dense_memory.check(request)
+        if request.layout.mask == "dense":
+            self._dense_memory.check(request)
         return self._loop.submit(request)
 
     def submit_generation(self, request: GenerateRequest, listener: Listener, key: int) -> Callable[[], None]:

@@ -63,13 +63,11 @@ class DenseMemory:
             )
 
     def check(self, request: ScoreRequest) -> None:
-        """Refuse a request that asks for dense masks of more than fits.
+        """Refuse a request of dense masks of more than fits.
 
         Raises:
             RequestError: `invalid_mask_impl`; says how many bytes they take.
         """
-        if request.layout.mask != "dense":
-            return
         longest = len(request.query) + int(np.diff(request.item_starts).max())
         if (needed := self.bytes_for(longest)) > DENSE_BYTES:
             raise RequestError(

@@ -144,7 +144,7 @@ class Runner:
             [programs.label_logits(weights, hidden, *pairs) for pairs in reads.pairs.calls(PAIRS)],
             [programs.log_sum_exp(weights, hidden, *rows) for rows in reads.normalised.calls(few)],
             [programs.most_probable(weights, programs.choose_rows(hidden, *rows)) for rows in reads.top.calls(few)],
-            self._slots.draw(hidden, reads),
+            self._slots.draw(hidden, reads) if any(reads.draws) else [],
         )
         return Running(plan, reads, returned)
 

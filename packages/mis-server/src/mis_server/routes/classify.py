@@ -7,8 +7,7 @@ from mis_core.tasks.classify import CLASSIFY, ClassifyBody, ClassifyResult
 from mis_server.model import in_thread_if_large
 from mis_server.schemas.bodies import described
 from mis_server.schemas.classify import EXAMPLES, Classification, ClassifyReply
-from mis_server.schemas.score import ScoreUsage
-from mis_server.service import json_reply, service_of
+from mis_server.service import json_reply, service_of, usage_of
 
 router = APIRouter(tags=["classify"])
 
@@ -26,7 +25,7 @@ async def classify(request: Request) -> Response:
     reply = ClassifyReply(
         **service.head("classify", request),
         data=await in_thread_if_large(result.probabilities.size, _data, result),
-        usage=ScoreUsage.of(result.usage),
+        usage=usage_of(result.usage),
     )
     return json_reply(reply, answered)
 

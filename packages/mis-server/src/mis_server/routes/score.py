@@ -11,8 +11,8 @@ from mis_core.tasks.score.result import ScoreResult
 from mis_core.tasks.score.task import SCORE
 from mis_server.model import in_thread_if_large
 from mis_server.schemas.bodies import described
-from mis_server.schemas.score import EXAMPLES, Placement, ScoreLayout, ScoreReply, ScoreUsage
-from mis_server.service import HttpService, json_reply, service_of
+from mis_server.schemas.score import EXAMPLES, Placement, ScoreLayout, ScoreReply
+from mis_server.service import HttpService, json_reply, service_of, usage_of
 
 router = APIRouter()
 
@@ -37,7 +37,7 @@ async def score(request: Request) -> Response:
         token_logprobs=logprobs,
         errors=result.errors if answered.parsed.items.per_item else msgspec.UNSET,
         layout=await _layout(service, result) if answered.parsed.request.return_layout else msgspec.UNSET,
-        usage=ScoreUsage.of(result.usage),
+        usage=usage_of(result.usage),
     )
     return json_reply(reply, answered)
 

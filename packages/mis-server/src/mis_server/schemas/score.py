@@ -1,14 +1,13 @@
 """Reply of `POST /v1/score`."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import ConfigDict, Field, InstanceOf, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
 from mis_core.tasks.fields.item_errors import ItemError
-from mis_core.tasks.usage import Usage
 
 TokenId = Annotated[int, Field(ge=0)]
 
@@ -73,12 +72,6 @@ class ScoreUsage:
     completion_tokens: int = 0
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-
-    @classmethod
-    def of(cls, usage: Usage) -> Self:
-        """Return the counts of a result."""
-        details = PromptTokensDetails(usage.cached_tokens)
-        return cls(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens, prompt_tokens_details=details)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ import jax
 import numpy as np
 from jaxtyping import Int64
 
-from mis_kernels.ragged import ramp
-from mis_kernels.segments import IntArray, Segments
+from mis_kernels.segments import IntArray, Segments, ramp
 
 OWN_ALIGNMENT = 16
 """Own tiles start at a multiple of this: the rows of a bfloat16 tile in memory."""

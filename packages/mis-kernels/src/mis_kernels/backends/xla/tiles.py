@@ -18,8 +18,7 @@ import jax
 import numpy as np
 
 from mis_kernels.backends.laid_out import StepLimits
-from mis_kernels.ragged import ramp
-from mis_kernels.segments import MIN_TOKENS, IntArray, Segments
+from mis_kernels.segments import MIN_TOKENS, IntArray, Segments, ramp
 
 ROW_BLOCK = 1024
 CONTEXT_TILE = 512
