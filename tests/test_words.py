@@ -53,6 +53,18 @@ def banned_words() -> set[str]:
     return {word for cells in rows for word in cells[0].split(", ")}
 
 
+def narrow_words() -> dict[str, set[Path]]:
+    """Return the files in whose names a word may stand, by its forms."""
+    found: dict[str, set[Path]] = {}
+    for word, _, files in list(table("docs/glossary.md", "## Words of one meaning"))[1:]:
+        patterns = re.findall(r"`([^`]+)`", files)
+        paths = [path for pattern in patterns for path in ROOT.glob(f"packages/*/src/{pattern}")]
+        assert all(any(ROOT.glob(f"packages/*/src/{pattern}")) for pattern in patterns), f"{word}: a file is not there"
+        for form in word.split(", "):
+            found.setdefault(form, set()).update(paths)
+    return found
+
+
 def known_axes() -> set[str]:
     rows = list(table("docs/shapes.md", "# Shapes"))[1:]
     return {word for cells in rows for word in re.findall(r"`(\w+)`", cells[0])}
@@ -79,6 +91,34 @@ def test_no_name_has_a_banned_word(package: str) -> None:
         if words(name) & banned
     ]
     assert found == []
+
+
+def strays(paths: Iterable[Path], narrow: dict[str, set[Path]]) -> list[str]:
+    """Return the names that have a word of one meaning where it would have another."""
+    return [
+        f"{path.name}:{line} {name}"
+        for path in paths
+        for name, line in names(path)
+        if any(path not in narrow[word] for word in words(name) & narrow.keys())
+    ]
+
+
+def test_words_of_one_meaning_have_no_other() -> None:
+    assert strays(SOURCES, narrow_words()) == []
+
+
+def test_words_of_one_meaning_are_used() -> None:
+    rows = list(table("docs/glossary.md", "## Words of one meaning"))[1:]
+    for forms, sense, files in rows:
+        paths = [path for pattern in re.findall(r"`([^`]+)`", files) for path in ROOT.glob(f"packages/*/src/{pattern}")]
+        used = {word for path in paths for name, _ in names(path) for word in words(name)}
+        assert not paths or used & set(forms.split(", ")), sense
+
+
+def test_planted_words_of_another_meaning_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text("def cut_words() -> None:\n    place = turn_around = 1\n")
+    assert strays([path], narrow_words()) == ["module.py:1 cut_words", "module.py:2 place", "module.py:2 turn_around"]
 
 
 def test_axes_are_those_of_the_list() -> None:

@@ -13,7 +13,7 @@ from mis_bench.perf import judge as judging
 from mis_bench.perf import plan, side
 from mis_bench.perf.judge import judge
 from mis_bench.perf.side import Side
-from mis_bench.perf.sources import PerfError, default_base, put_in_place, resolve
+from mis_bench.perf.sources import PerfError, check_out, default_base, resolve
 from mis_bench.results.records import read_results
 from mis_bench.targets.target import TargetUnavailable
 from mis_bench.workload import build_workload
@@ -187,7 +187,7 @@ def test_the_base_is_the_commit_before_the_change(checkout: Checkout) -> None:
 def test_the_head_is_the_working_tree_with_new_and_without_deleted_files(checkout: Checkout, tmp_path: Path) -> None:
     checkout.write(f"{CORE}/src/mis_core/new.py", "")
     (checkout.path / CORE / "src/mis_core/__init__.py").unlink()
-    sources = put_in_place(checkout.path, "HEAD", tmp_path / "sides")
+    sources = check_out(checkout.path, "HEAD", tmp_path / "sides")
     base, head = sources.folder / "base", sources.folder / "head"
     assert sources.commits["head"] == f"{sources.commits['base']} with changes"
     assert not sources.are_equal
@@ -202,13 +202,13 @@ def test_the_checkout_is_left_as_it_is(checkout: Checkout, tmp_path: Path) -> No
     checkout.write(f"{CORE}/src/mis_core/new.py", "")
     before = checkout.git("status", "--porcelain")
     assert "new.py" in before
-    put_in_place(checkout.path, "HEAD", tmp_path / "sides")
+    check_out(checkout.path, "HEAD", tmp_path / "sides")
     assert checkout.git("status", "--porcelain") == before
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PerfError, match="git"):
-        put_in_place(tmp_path, None, tmp_path / "sides")
+        check_out(tmp_path, None, tmp_path / "sides")
 
 
 @pytest.mark.full

@@ -15,7 +15,7 @@ from mis_kernels.heads import HEAD_SHAPES, HeadShape
 from mis_kernels.operations import project
 from mis_kernels.quantized import QuantizedWeight, block_of, quantize
 from mis_kernels.target import compiling_for
-from mis_kernels.weights import FoldedNorm, HeadTurns
+from mis_kernels.weights import FoldedNorm, HeadRotations
 from mis_testing.bits import assert_bits_equal
 
 LAYERS, LAYER, EPSILON = 2, jnp.int32(1), 1e-6
@@ -33,11 +33,11 @@ def rows_of(count: int, dtype: str = "bfloat16", seed: int = 0) -> jax.Array:
     return jnp.asarray(random.normal(size=(count, DEPTH)) * np.exp(random.normal(size=(1, DEPTH))), dtype)
 
 
-def turns_of(tokens: int, heads: HeadShape, dtype: str = "bfloat16", *, normed: bool = True) -> HeadTurns:
+def turns_of(tokens: int, heads: HeadShape, dtype: str = "bfloat16", *, normed: bool = True) -> HeadRotations:
     random = np.random.default_rng(tokens)
     inverse = 1e4 ** -jnp.linspace(0, 1, heads.head_dim // 2, endpoint=False)
     norms = [jnp.asarray(random.normal(size=heads.head_dim), dtype) if normed else None for _ in range(2)]
-    return HeadTurns(*rotary_tables(jnp.arange(tokens, dtype=jnp.int32) * 37, inverse), *norms, EPSILON)
+    return HeadRotations(*rotary_tables(jnp.arange(tokens, dtype=jnp.int32) * 37, inverse), *norms, EPSILON)
 
 
 def bias_of(heads: HeadShape) -> jax.Array:
@@ -49,7 +49,7 @@ def computed(
     backend: Backend,
     x: jax.Array,
     weight: QuantizedWeight,
-    turns: HeadTurns,
+    turns: HeadRotations,
     bias: jax.Array | None = None,
     *,
     folded: bool = True,
@@ -58,7 +58,7 @@ def computed(
     def run(x: jax.Array, weight: QuantizedWeight, arrays: tuple, bias: jax.Array | None) -> tuple:
         norm = FoldedNorm((x.astype(jnp.float32) ** 2).sum(1, keepdims=True), EPSILON) if folded else None
         packed = backend.pack_quantized(weight, *weight.values.shape[-2:])
-        return project(x, packed.at_layer(LAYER), HeadTurns(*arrays, EPSILON), bias, norm, backend=backend)
+        return project(x, packed.at_layer(LAYER), HeadRotations(*arrays, EPSILON), bias, norm, backend=backend)
 
     with compiling_for(interpret=interpret):
         made = jax.jit(run, compiler_options=EMULATED)(x, weight, turns[:-1], bias)
@@ -170,7 +170,9 @@ def test_the_backend_projects_in_one_kernel_where_that_is_faster(chip: str, fuse
         turns = jax.eval_shape(lambda: turns_of(64, heads)[:-1])
         text = str(
             jax.make_jaxpr(
-                lambda x, weight, turns: project(x, weight.at_layer(LAYER), HeadTurns(*turns, EPSILON), backend=backend)
+                lambda x, weight, turns: project(
+                    x, weight.at_layer(LAYER), HeadRotations(*turns, EPSILON), backend=backend
+                )
             )(rows_of(64), weight, turns)
         )
     assert ("quantized_projection" in text) == fused

@@ -44,13 +44,13 @@ class Table:
         rows = list(rows)
         cells = {heading: [of_row(row) for row in rows] for heading, of_row in columns.items()}
         kept = [heading for heading, column in cells.items() if any(cell not in (None, "") for cell in column)]
-        texts = [[_text(cells[heading][place]) for heading in kept] for place in range(len(rows))]
+        texts = [[_text(cells[heading][index]) for heading in kept] for index in range(len(rows))]
         return cls(caption, kept, texts)
 
     @classmethod
     def of_cells(cls, caption: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> "Table":
         """Describe a table as `of` does, by rows of a value for each heading."""
-        return cls.of(caption, rows, {heading: itemgetter(place) for place, heading in enumerate(header)})
+        return cls.of(caption, rows, {heading: itemgetter(index) for index, heading in enumerate(header)})
 
     def is_numeric(self, column: int) -> bool:
         """Whether every cell of a column is a number, a range of two, or `-`."""

@@ -30,7 +30,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
-_programs = {group: jax.jit(partial(next_tokens, group=group)) for group in (1, 8)}
+_programs = {count: jax.jit(partial(next_tokens, at_a_time=count)) for count in (1, 8)}
 
 
 def run(logits: np.ndarray, count: int, how: DrawArrays, group: int = 1) -> tuple[DrawnTokens, jax.Array, jax.Array]:

@@ -11,7 +11,7 @@ from mis_kernels.backends import Backend, LaidOut, choose
 from mis_kernels.heads import HeadShape
 from mis_kernels.segments import MIN_TOKENS, NOWHERE, Segments, ramp
 from mis_kernels.storage import to_bits
-from mis_kernels.weights import FoldedNorm, HeadTurns, QueriesKeysValues, Weight
+from mis_kernels.weights import FoldedNorm, HeadRotations, QueriesKeysValues, Weight
 
 
 def lay_out(
@@ -152,7 +152,7 @@ def write_pages(
 def project(
     x: Float[Array, "tokens in"],
     weight: Weight,
-    turns: HeadTurns,
+    rotations: HeadRotations,
     bias: Float[Array, "kv_heads group_plus_two head_dim"] | None = None,
     norm: FoldedNorm | None = None,
     *,
@@ -163,19 +163,19 @@ def project(
     Args:
         x: Activations.
         weight: Per KV head its query heads, then its key, then its value, as columns.
-        turns: Of the tokens.
+        rotations: Of the tokens.
         bias: Added to the product.
         norm: In front of the product; only of backends that fold norms.
         backend: Who normalises and rotates what the weight leaves to it.
     """
-    made = weight.project(x, backend.heads, turns, bias, norm)
+    made = weight.project(x, backend.heads, rotations, bias, norm)
     if made is not None:
         return made
     with jax.named_scope("qkv"):
         qkv = weight.linear(x, norm=norm)
         qkv = qkv.reshape(len(qkv), -1, backend.heads.group + 2, backend.heads.head_dim)
         qkv = qkv if bias is None else qkv + bias
-    return norm_rope(qkv, *turns, backend=backend)
+    return norm_rope(qkv, *rotations, backend=backend)
 
 
 def norm_rope(

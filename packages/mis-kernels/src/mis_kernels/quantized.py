@@ -94,10 +94,10 @@ def quantize(weight: Float[np.ndarray, "*stack in out"], block: int = 1) -> Quan
     values, scales = np.empty(weight.shape, np.int8), np.empty((*stack, columns), np.float32)
     for index in np.ndindex(*stack):  # one by one, so that no wider copy of a stack is made
         blocks = weight[index].astype(np.float32).reshape(depth // block, block, columns)
-        turned = np.matmul(hadamard(block) / block, blocks).reshape(depth, columns)
-        largest = np.abs(turned).max(axis=0, initial=0)
+        rotated = np.matmul(hadamard(block) / block, blocks).reshape(depth, columns)
+        largest = np.abs(rotated).max(axis=0, initial=0)
         step = largest / LARGEST
-        integers = np.rint(turned / np.where(step > 0, step, np.inf))
+        integers = np.rint(rotated / np.where(step > 0, step, np.inf))
         values[index] = np.clip(integers, -LARGEST, LARGEST)  # of the smallest floats a step is rounded itself
         scales[index] = step
     return QuantizedWeight(values, scales, block)
@@ -110,21 +110,21 @@ def quantize_rows(x: Float[Array, "rows in"], block: int = 1) -> QuantizedRows:
         x: bfloat16 or float32.
         block: Of the weight that they are multiplied with.
     """
-    turned = x.astype(jnp.float32)
+    rotated = x.astype(jnp.float32)
     if block > 1:
         blocks = x.reshape(-1, block)
-        turns = jnp.asarray(hadamard(block), x.dtype)  # ones and minus ones, which every type holds
-        turned = jnp.dot(blocks, turns, preferred_element_type=jnp.float32).reshape(x.shape)
-    largest = jnp.abs(turned).max(axis=1, keepdims=True)
+        rotation = jnp.asarray(hadamard(block), x.dtype)  # ones and minus ones, which every type holds
+        rotated = jnp.dot(blocks, rotation, preferred_element_type=jnp.float32).reshape(x.shape)
+    largest = jnp.abs(rotated).max(axis=1, keepdims=True)
     inverse = LARGEST / jnp.where(largest > 0, largest, jnp.inf)
     # XLA's maximum on CPUs ignores NaN, which no answer may.
-    scales = jnp.where(jnp.isfinite(turned).all(axis=1, keepdims=True), largest / LARGEST, jnp.nan)
-    return QuantizedRows(jnp.round(turned * inverse).astype(jnp.int8), scales)
+    scales = jnp.where(jnp.isfinite(rotated).all(axis=1, keepdims=True), largest / LARGEST, jnp.nan)
+    return QuantizedRows(jnp.round(rotated * inverse).astype(jnp.int8), scales)
 
 
 def hadamard(size: int) -> Float32[np.ndarray, "in in"]:
     """Return Sylvester's matrix of ones and minus ones, symmetric: its square is `size` times the identity."""
-    turns = np.ones((1, 1), np.float32)
-    while len(turns) < size:
-        turns = np.block([[turns, turns], [turns, -turns]])
-    return turns
+    rotation = np.ones((1, 1), np.float32)
+    while len(rotation) < size:
+        rotation = np.block([[rotation, rotation], [rotation, -rotation]])
+    return rotation

@@ -48,7 +48,7 @@ class FoldedNorm(NamedTuple):
         return lax.rsqrt(self.squares / width + self.epsilon)
 
 
-class HeadTurns(NamedTuple):
+class HeadRotations(NamedTuple):
     """What turns heads by their positions and normalises them.
 
     Attributes:
@@ -113,7 +113,7 @@ class Weight(ABC):
         self,
         x: Float[Array, "tokens in"],
         heads: HeadShape,
-        turns: HeadTurns,
+        rotations: HeadRotations,
         bias: Float[Array, "kv_heads group_plus_two head_dim"] | None,
         norm: FoldedNorm | None,
     ) -> QueriesKeysValues | None:

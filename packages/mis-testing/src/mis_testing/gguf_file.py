@@ -70,10 +70,10 @@ def tokenizer_fields(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
     content = json.loads(tokenizer.to_str())
     tokens = [""] * tokenizer.get_vocab_size()
     types = [int(gguf.TokenType.NORMAL)] * len(tokens)
-    for token, place in tokenizer.get_vocab().items():
-        tokens[place] = token
-    for place, token in tokenizer.get_added_tokens_decoder().items():
-        types[place] = int(gguf.TokenType.CONTROL if token.special else gguf.TokenType.USER_DEFINED)
+    for token, index in tokenizer.get_vocab().items():
+        tokens[index] = token
+    for index, token in tokenizer.get_added_tokens_decoder().items():
+        types[index] = int(gguf.TokenType.CONTROL if token.special else gguf.TokenType.USER_DEFINED)
     merges = [" ".join(pair) for pair in content["model"]["merges"]]
     return {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": types, "merges": merges}
 
@@ -125,7 +125,7 @@ def _write_tokenizer(writer: gguf.GGUFWriter, directory: Path, config: dict[str,
     missing = range(len(fields["tokens"]), config["vocab_size"])
     writer.add_tokenizer_model(fields["model"])
     writer.add_tokenizer_pre(pre)
-    writer.add_token_list(fields["tokens"] + [f"[PAD{place}]" for place in missing])
+    writer.add_token_list(fields["tokens"] + [f"[PAD{index}]" for index in missing])
     writer.add_token_types(fields["token_type"] + [int(gguf.TokenType.UNUSED)] * len(missing))
     writer.add_token_merges(fields["merges"])
     described = json.loads((directory / "tokenizer_config.json").read_text())

@@ -117,17 +117,17 @@ def random_tensor(spec: TensorSpec, dtype: str, seed: int) -> np.ndarray:
 
 def write_weights(path: Path, shape: CheckpointShape, vocab_size: int) -> None:
     """Write the safetensors files, and the index where there are several. Holds one file in memory."""
-    groups = _split(list(tensor_specs(shape, vocab_size)), shape.shards)
+    shards = _split(list(tensor_specs(shape, vocab_size)), shape.shards)
     weight_map: dict[str, str] = {}
     total_bytes = 0
-    for number, group in enumerate(groups, start=1):
-        single = len(groups) == 1
-        name = "model.safetensors" if single else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        tensors = {spec.name: random_tensor(spec, shape.dtype, shape.seed) for spec in group}
+    for number, specs in enumerate(shards, start=1):
+        single = len(shards) == 1
+        name = "model.safetensors" if single else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {spec.name: random_tensor(spec, shape.dtype, shape.seed) for spec in specs}
         save_file(tensors, path / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
         total_bytes += sum(tensor.nbytes for tensor in tensors.values())
-    if len(groups) > 1:
+    if len(shards) > 1:
         index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
         (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 

@@ -54,13 +54,13 @@ class Ring:
         self._weights = [weight * POINTS for weight in weights]
         self._factor = balance_factor
         self._up = [True] * len(weights)
-        self._place()
+        self._lay_out()
 
     def set_up(self, server: int, is_up: bool) -> None:
         """Put a server on the ring or take it off, as a health check does; nothing of the others moves."""
         if self._up[server] != is_up:  # of 1,000 servers, laying out takes seconds
             self._up[server] = is_up
-            self._place()
+            self._lay_out()
 
     def choose(self, key: int, served: Sequence[int], *, avoid: int | None = None) -> int | None:
         """Return the server of a request.
@@ -97,7 +97,7 @@ class Ring:
         finally:
             self._factor = factor
 
-    def _place(self) -> None:
+    def _lay_out(self) -> None:
         """Lay out the points of the servers that are up, and what of the places each has."""
         pairs = sorted(
             (avalanche((server + 1) * _POINTS_OF_A_SERVER + point), server)
@@ -115,8 +115,8 @@ class Ring:
         """Return whether a server may get one more: the places are shared out by weight, each at least one."""
         if not self._factor:
             return lambda _: True
-        places = ((sum(served) + 1) * self._factor + 99) // 100
-        each, rest = divmod(places, self._total)
+        room = ((sum(served) + 1) * self._factor + 99) // 100
+        each, rest = divmod(room, self._total)
 
         def has_room(server: int) -> bool:
             weight, before = self._weights[server], self._before[server]

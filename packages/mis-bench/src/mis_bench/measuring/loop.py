@@ -71,23 +71,23 @@ async def drive(
     found: dict[int, Sent] = {}
     began = time.perf_counter()
 
-    async def send(place: int, asked: DueRequest) -> None:
+    async def send(index: int, asked: DueRequest) -> None:
         try:
-            found[place] = await _sent(target, asked, began, timeout_s)
+            found[index] = await _sent(target, asked, began, timeout_s)
         finally:
             permits.release()
-        on_sent(found[place])
+        on_sent(found[index])
 
-    async with asyncio.TaskGroup() as group:
-        for place, asked in enumerate(waiting):
+    async with asyncio.TaskGroup() as sending:
+        for index, asked in enumerate(waiting):
             if asked.due_s is not None:
                 await asyncio.sleep(max(0.0, began + asked.due_s - time.perf_counter()))
             await permits.acquire()
             if seconds is not None and time.perf_counter() - began >= seconds:
                 break
-            group.create_task(send(place, asked))
+            sending.create_task(send(index, asked))
             await asyncio.sleep(0)  # let it go out before the next one is encoded
-    sent = [found[place] for place in sorted(found)]
+    sent = [found[index] for index in sorted(found)]
     if all(each.due_s is None for each in sent):
         start = min((each.sent_s for each in sent), default=0.0)
         sent = [each.model_copy(update={"sent_s": each.sent_s - start, "done_s": each.done_s - start}) for each in sent]

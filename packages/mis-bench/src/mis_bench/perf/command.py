@@ -28,7 +28,7 @@ def perf(base: str | None, repository: Path, model: str, sessions: int, output: 
     from mis_bench.perf.judge import judge, sentences, table_of, worst
     from mis_bench.perf.plan import OPTIONS, plan_of
     from mis_bench.perf.side import Side
-    from mis_bench.perf.sources import SIDES, put_in_place
+    from mis_bench.perf.sources import SIDES, check_out
     from mis_bench.targets.blocking import BlockingOpener
 
     directory = checkpoint(model)
@@ -36,7 +36,7 @@ def perf(base: str | None, repository: Path, model: str, sessions: int, output: 
     with tempfile.TemporaryDirectory(prefix="mis-perf-") as scratch:
         folder = new_folder(output or Path(scratch) / "results", "perf", "plan.json")
         with progress("both versions put in place") as show:
-            sources = put_in_place(repository.resolve(), base, Path(scratch).resolve())
+            sources = check_out(repository.resolve(), base, Path(scratch).resolve())
             openers = {side: BlockingOpener(partial(Side, sources.folder / side, directory, OPTIONS)) for side in SIDES}
             plan = plan_of(sources, directory, vocabulary(directory, None), sessions)
             results = execute(plan, openers, folder, on_progress=show).results

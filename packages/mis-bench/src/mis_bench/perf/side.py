@@ -26,7 +26,7 @@ class Side(BlockingTarget):
     """The process of one side.
 
     Args:
-        sources: Folder of the side, `base` or `head`, as `put_in_place` filled it.
+        sources: Folder of the side, `base` or `head`, as `check_out` filled it.
         model: Directory of the checkpoint.
         options: Of the engine.
 

@@ -51,7 +51,7 @@ def pythonpath(side: Path) -> str:
     return ":".join(str(side / package / "src") for package in PACKAGES)
 
 
-def put_in_place(repository: Path, base: str | None, folder: Path) -> PerfSources:
+def check_out(repository: Path, base: str | None, folder: Path) -> PerfSources:
     """Extract both sides and compile their native libraries.
 
     Args:

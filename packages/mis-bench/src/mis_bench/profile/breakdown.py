@@ -40,20 +40,20 @@ def by_stage(operations: Iterable[Operation]) -> list[Slice]:
 
 def by_operation(operations: Iterable[Operation], most: int = 20) -> list[OperationTime]:
     """Return the operations that took longest in all, with how often they ran."""
-    groups: dict[tuple[str, str], list[Operation]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[Operation]] = defaultdict(list)
     for each in operations:
-        groups[each.program, each.name].append(each)
+        alike[each.program, each.name].append(each)
     found = [
         OperationTime(
             name=name,
-            ms=sum(each.ms for each in group),
-            count=len(group),
+            ms=sum(each.ms for each in operations),
+            count=len(operations),
             program=program,
-            kind=group[0].kind,
-            stage=stage_of(group[0].scope),
-            scope=group[0].scope,
+            kind=operations[0].kind,
+            stage=stage_of(operations[0].scope),
+            scope=operations[0].scope,
         )
-        for (program, name), group in groups.items()
+        for (program, name), operations in alike.items()
     ]
     return sorted(found, key=lambda each: -each.ms)[:most]
 
@@ -94,7 +94,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 def _added(times: Iterable[tuple[str, float]]) -> dict[str, Slice]:
     """Add up milliseconds by name."""
-    groups: dict[str, list[float]] = defaultdict(list)
+    alike: dict[str, list[float]] = defaultdict(list)
     for name, ms in times:
-        groups[name].append(ms)
-    return {name: Slice(name=name, ms=sum(ms), count=len(ms)) for name, ms in groups.items()}
+        alike[name].append(ms)
+    return {name: Slice(name=name, ms=sum(ms), count=len(ms)) for name, ms in alike.items()}

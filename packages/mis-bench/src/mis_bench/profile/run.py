@@ -110,14 +110,14 @@ async def profile(
     trace = read_trace(xplanes[0]) if xplanes else DeviceTrace([], [])
     marks = [mark for mark in trace.marks if mark.name == REQUEST]  # a server's trace has none
     points = []
-    for place, workload in enumerate(workloads):
-        mine = marks[place * plan.profiled :][: plan.profiled]
+    for index, workload in enumerate(workloads):
+        mine = marks[index * plan.profiled :][: plan.profiled]
         points.append(
             Point(
                 workload=WorkloadPart.of(workload),
-                timed=timed[place],
-                profiled=profiled[place],
-                peak_mib=peaks[place],
+                timed=timed[index],
+                profiled=profiled[index],
+                peak_mib=peaks[index],
                 device=device_time(trace.operations, mine) if mine else None,
             )
         )

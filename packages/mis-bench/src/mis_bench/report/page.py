@@ -32,8 +32,8 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
         lstrip_blocks=True,
     )
     figures = {
-        f"section-{place}-plot-{number}": json.loads(plot.figure.to_json() or "{}")
-        for place, section in enumerate(sections, 1)
+        f"section-{index}-plot-{number}": json.loads(plot.figure.to_json() or "{}")
+        for index, section in enumerate(sections, 1)
         for number, plot in enumerate(section.plots, 1)
     }
     return environment.get_template("report.html.j2").render(

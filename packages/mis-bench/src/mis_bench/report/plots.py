@@ -56,7 +56,7 @@ def draw(series: Sequence[Series], x: Axis, y: Axis) -> go.Figure:
     ends = [end for each in series for pair in each.ends for end in pair]
     legend_lines = sum(len(_lines(each.name, _LEGEND_CHARACTERS)) for each in series)
     legend_px = LINE_PX * (legend_lines + 1) if len(series) > 1 else 0
-    made = go.Figure([_trace(place, each, beside_names) for place, each in enumerate(series)])
+    made = go.Figure([_trace(index, each, beside_names) for index, each in enumerate(series)])
     made.update_layout(
         template="none",
         colorway=COLOURS,
@@ -84,7 +84,7 @@ def draw(series: Sequence[Series], x: Axis, y: Axis) -> go.Figure:
     return made
 
 
-def _trace(place: int, series: Series, beside_names: bool) -> dict[str, Any]:
+def _trace(index: int, series: Series, beside_names: bool) -> dict[str, Any]:
     values = series.x if beside_names else series.y
     return {
         "type": "scatter",
@@ -94,7 +94,7 @@ def _trace(place: int, series: Series, beside_names: bool) -> dict[str, Any]:
         "name": "<br>".join(_lines(series.name, _LEGEND_CHARACTERS)),
         "text": list(series.notes) or [series.name] * len(series.x),
         "hovertemplate": f"%{{text}}<br>%{{x:.4~g}}, %{{y{'' if beside_names else ':.4~g'}}}<extra></extra>",
-        "marker": {"size": 9, "symbol": SYMBOLS[place % len(SYMBOLS)]},
+        "marker": {"size": 9, "symbol": SYMBOLS[index % len(SYMBOLS)]},
         "error_x" if beside_names else "error_y": {
             "array": [high - value for value, (_, high) in zip(values, series.ends, strict=False)],
             "arrayminus": [value - low for value, (low, _) in zip(values, series.ends, strict=False)],

@@ -140,10 +140,10 @@ def _lines(drawn: Sequence[_Drawn], without: str) -> dict[str, list[_Drawn]]:
     """Group rows that are alike but for one fact, by their target and what tells the groups apart."""
     facts = [{name: fact for name, fact in each.facts.items() if name != without} for each in drawn]
     telling = [name for name in facts[0] if name == "target" or len({each[name] for each in facts}) > 1]
-    groups: dict[str, list[_Drawn]] = {}
+    lines: dict[str, list[_Drawn]] = {}
     for each, mine in zip(drawn, facts, strict=True):
-        groups.setdefault(", ".join(mine[name] for name in telling if mine[name]), []).append(each)
-    return groups
+        lines.setdefault(", ".join(mine[name] for name in telling if mine[name]), []).append(each)
+    return lines
 
 
 def _percentiles(drawn: Sequence[_Drawn], percent: int) -> list[float]:

@@ -82,8 +82,8 @@ def to_confirm(plan: Plan, rows: Sequence[Row]) -> list[str]:
         return []
     alike = [row for row in rows if not row.objections]
     alike.sort(key=lambda row: row.chunk_items or row.num_items)
-    place = alike.index(best)
-    return [alike[index].case for index in sorted({0, max(0, place - 1), place, min(place + 1, len(alike) - 1)})]
+    middle = alike.index(best)
+    return [alike[index].case for index in sorted({0, max(0, middle - 1), middle, min(middle + 1, len(alike) - 1)})]
 
 
 def missed(gates: Gates, rows: Sequence[Row]) -> Iterator[str]:

@@ -88,8 +88,8 @@ class LlamaCpp(LocalModel):
         runs: list[Run] = [(sequence, 0, prompt) for sequence, prompt in enumerate(prompts)]
         for _ in range(count):
             tokens = []
-            for place in self._decode(runs):
-                pointer = self._c.llama_get_logits_ith(self._context, place)
+            for row in self._decode(runs):
+                pointer = self._c.llama_get_logits_ith(self._context, row)
                 tokens.append(int(np.ctypeslib.as_array(pointer, (self._vocab_size,)).argmax()))
             yield tokens
             runs = [
@@ -110,8 +110,8 @@ class LlamaCpp(LocalModel):
         sequences = range(1, len(items) + 1)
         for sequence in sequences:
             self._c.llama_memory_seq_cp(self._memory, 0, sequence, 0, context)
-        for place in self._decode([(sequence, context, items[sequence - 1]) for sequence in sequences]):
-            pointer = self._c.llama_get_logits_ith(self._context, place)
+        for row in self._decode([(sequence, context, items[sequence - 1]) for sequence in sequences]):
+            pointer = self._c.llama_get_logits_ith(self._context, row)
             yield np.ctypeslib.as_array(pointer, (self._vocab_size,))
         for sequence in sequences:
             self._c.llama_memory_seq_rm(self._memory, sequence, -1, -1)
@@ -120,14 +120,14 @@ class LlamaCpp(LocalModel):
         """Decode runs of tokens in one call; return the place of each one's last token."""
         count = sum(len(tokens) for _, _, tokens in runs)
         batch = self._c.llama_batch_init(count, 0, 1)
-        place, last = 0, []
+        row, last = 0, []
         for sequence, first, tokens in runs:
             for position, token in enumerate(tokens, first):
-                batch.token[place], batch.pos[place] = token, position
-                batch.n_seq_id[place], batch.seq_id[place][0] = 1, sequence
-                batch.logits[place] = position == first + len(tokens) - 1
-                place += 1
-            last.append(place - 1)
+                batch.token[row], batch.pos[row] = token, position
+                batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
+                batch.logits[row] = position == first + len(tokens) - 1
+                row += 1
+            last.append(row - 1)
         batch.n_tokens = count
         status = self._c.llama_decode(self._context, batch)
         self._c.llama_batch_free(batch)

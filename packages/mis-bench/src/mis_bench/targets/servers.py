@@ -92,7 +92,7 @@ def _by_label(workload: Workload) -> list[Json]:
     """Return one body, or one for each label with that label in front."""
     labels = workload.label_token_ids.tolist()
     fields = {"apply_softmax": workload.apply_softmax, "add_special_tokens": False}
-    orders = [[label, *labels[:place], *labels[place + 1 :]] for place, label in enumerate(labels)]
+    orders = [[label, *labels[:index], *labels[index + 1 :]] for index, label in enumerate(labels)]
     asked = orders[:1] if _needs_one_call(workload) else orders
     return [workload.request | fields | {"label_token_ids": order} for order in asked]
 
@@ -181,11 +181,11 @@ class OpenAI(Server):
             found = {int(each["index"]): each["logprobs"]["top_logprobs"][0] for each in answers[0]["choices"]}
             tops = [dict[str, float](top) for top in in_order(found, workload.num_items)]
         names = [self._name(label) for label in workload.label_token_ids.tolist()]
-        for place, top in enumerate(tops):
+        for index, top in enumerate(tops):
             if missing := set(names) - set(top):
                 raise CallFailed(
                     "missing_scores",
-                    f"The label {min(missing)!r} is not among the {len(top)} most probable tokens after item {place}; "
+                    f"The label {min(missing)!r} is not among the {len(top)} most probable tokens after item {index}; "
                     "this target cannot tell its probability.",
                 )
         logprobs = fitting([[top[name] for name in names] for top in tops], workload)

@@ -49,24 +49,24 @@ class _Moved(NamedTuple):
 
 def variants(case: Workload) -> dict[str, list[Variant]]:
     """Return what may happen to a request of at least two items of token ids, by kind."""
-    items, places, last = [np.asarray(item) for item in case.items], range(case.num_items), case.num_items - 1
-    longest = max(places, key=lambda place: len(items[place]))
+    items, indices, last = [np.asarray(item) for item in case.items], range(case.num_items), case.num_items - 1
+    longest = max(indices, key=lambda index: len(items[index]))
     random = np.random.default_rng(_SEED)
-    same = Variant(case, [(place, place) for place in places])
+    same = Variant(case, [(index, index) for index in indices])
 
     def reordered(*order: int) -> Variant:
         kept = [(old, new) for new, old in enumerate(order)]
-        return Variant(replace(case, items=tuple(items[place] for place in order)), kept)
+        return Variant(replace(case, items=tuple(items[index] for index in order)), kept)
 
     def changed(new: Mapping[int, np.ndarray]) -> Variant:
-        workload = replace(case, items=tuple(new.get(place, items[place]) for place in places))
-        return Variant(workload, [(place, place) for place in places if place not in new])
+        workload = replace(case, items=tuple(new.get(index, items[index]) for index in indices))
+        return Variant(workload, [(index, index) for index in indices if index not in new])
 
     def mutated(*which: int) -> Variant:
-        return changed({place: _mutated(items[place]) for place in which})._replace(mutated=which)
+        return changed({index: _mutated(items[index]) for index in which})._replace(mutated=which)
 
     def longer(by: Mapping[int, int]) -> Variant:
-        return changed({place: _longer(items[place], count) for place, count in by.items()})
+        return changed({index: _longer(items[index], count) for index, count in by.items()})
 
     def preceded(count: int) -> Variant:
         others = [_longer(items[number % last], number // last) for number in range(count)]
@@ -74,15 +74,15 @@ def variants(case: Workload) -> dict[str, list[Variant]]:
 
     return {
         "repetition": [same, same, same._replace(forgets=True)],  # the second time the query is surely cached
-        "same_length_mutation": [mutated(0), mutated(1), mutated(last), mutated(*places[:-1])],
+        "same_length_mutation": [mutated(0), mutated(1), mutated(last), mutated(*indices[:-1])],
         "changed_length_mutation": [
             longer({1: 1}), longer({0: 70}), changed({longest: items[longest][:1]}),
-            longer({place: 1 + place % 5 for place in places[:-1]}),
+            longer({index: 1 + index % 5 for index in indices[:-1]}),
         ],
-        "reversed_order": [reordered(*places[::-1])],
+        "reversed_order": [reordered(*indices[::-1])],
         "permutation": [reordered(*random.permutation(case.num_items).tolist()) for _ in range(2)],
-        "dropped_items": [reordered(*places[1:]), reordered(*places[::2]), reordered(case.num_items // 2)],
-        "duplicated_items": [reordered(0, *places), reordered(*places, *places)],
+        "dropped_items": [reordered(*indices[1:]), reordered(*indices[::2]), reordered(case.num_items // 2)],
+        "duplicated_items": [reordered(0, *indices), reordered(*indices, *indices)],
         "preceding_items": [preceded(count) for count in _PRECEDING],
     }  # fmt: skip
 
@@ -112,7 +112,7 @@ async def isolation(scorer: CaseScorer, cases: Sequence[Workload], on_gate: Call
                 for variant in variants(case)[kind]:
                     after = (await scorer.ask(variant.workload, anew=variant.forgets)).scores
                     kept += [_moved(case, old, scores[old], after[new]) for old, new in variant.kept]
-                    mutated += [_moved(case, place, scores[place], after[place]) for place in variant.mutated]
+                    mutated += [_moved(case, index, scores[index], after[index]) for index in variant.mutated]
             most, where = max(kept)
         except CallFailed as error:
             most, where = None, str(error)
@@ -134,8 +134,8 @@ async def _among_others(scorer: CaseScorer, case: Workload, before: Scores) -> l
     ]
 
 
-def _moved(case: Workload, place: int, before: Scores, after: Scores) -> _Moved:
-    return _Moved(float(np.abs(after - before).max()), f"{case.name}, item {place}")
+def _moved(case: Workload, index: int, before: Scores, after: Scores) -> _Moved:
+    return _Moved(float(np.abs(after - before).max()), f"{case.name}, item {index}")
 
 
 def _longer(item: np.ndarray, by: int) -> np.ndarray:

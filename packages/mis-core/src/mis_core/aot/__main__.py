@@ -34,9 +34,11 @@ _WEIGHTS = 0.5  # of a device's memory at most; cache and temporaries need the r
 def steps_of(topology: str) -> list[Step]:
     """Return what is compiled for a topology: each model on all devices, with tokens cut and with weights cut."""
     devices = DEVICES[topology]
-    cuts = [(1, 1)] if devices == 1 else [(devices, 1), (1, devices)]
+    meshes = [(1, 1)] if devices == 1 else [(devices, 1), (1, devices)]
     memory = _WEIGHTS * CHIPS[TARGETS[topology].chip].memory
-    steps = [(model, *cut) for model in MODELS for cut in cuts if weight_bytes(PUBLISHED[model]) / cut[1] <= memory]
+    steps = [
+        (model, *mesh) for model in MODELS for mesh in meshes if weight_bytes(PUBLISHED[model]) / mesh[1] <= memory
+    ]
     return [*steps, *OTHERS.get(topology, ())]
 
 

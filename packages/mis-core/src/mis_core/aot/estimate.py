@@ -57,10 +57,10 @@ def product_sizes(spread: ModelConfig, tensor: int, chip: str) -> dict[str, Prod
     """
     embed, mlp, here = spread.embed, spread.mlp // tensor, spread.attention.on_device(tensor)
     heads, qkv = here.heads * here.head_dim, (here.heads + 2 * here.kv_heads) * here.head_dim
-    turned = here if projection.is_faster(here, chip) else None
+    rotated = here if projection.is_faster(here, chip) else None
     alone = tensor == 1  # parts of a product are summed over the devices before a residual is added
     sizes = {
-        "qkv": ProductSize(embed, qkv, 1, normed=True, residual=False, heads=turned),
+        "qkv": ProductSize(embed, qkv, 1, normed=True, residual=False, heads=rotated),
         "out": ProductSize(heads, embed, 1, normed=False, residual=alone),
         "gate_up": ProductSize(embed, mlp, 2, normed=True, residual=False),
         "down": ProductSize(mlp, embed, 1, normed=False, residual=alone),

@@ -133,7 +133,7 @@ def _operation(instruction: Instruction, times: int, *, exchanged: bool) -> Iter
     where = scope(line)
     if kind.startswith(COLLECTIVES):
         if not kind.endswith("-done"):
-            yield HloOperation(instruction.name, kind, where, None, times, exchanged, _bytes(line), _group_size(line))
+            yield HloOperation(instruction.name, kind, where, None, times, exchanged, _bytes(line), _devices_of(line))
         return
     yield HloOperation(instruction.name, kind, where, known, times, exchanged)
 
@@ -155,7 +155,7 @@ def _cycles(line: str) -> int | None:
     return int(found.group(1)) if found and int(found.group(1)) < _UNKNOWN else None
 
 
-def _group_size(line: str) -> int:
+def _devices_of(line: str) -> int:
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
     if listed is not None:
         return len(listed.group(1).split(","))

@@ -149,7 +149,7 @@ def _abstract_model(
             scales = np.broadcast_to(np.float32(0), (*leaf.shape[:-2], leaf.shape[-1]))
             weight = backend.pack_quantized(QuantizedWeight(values, scales, block_of(depth)), depth, columns)
         return jax.tree.map(
-            lambda each, placed: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=placed),
+            lambda each, sharding: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding),
             weight,
             placement(path, weight, mesh, backend),
         )

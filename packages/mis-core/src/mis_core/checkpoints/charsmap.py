@@ -73,11 +73,11 @@ def _stays_inside(table: bytes, texts: bytes) -> bool:
         bases = np.unique(bases[~seen[bases]])
         seen[bases] = True
         parts = (bases[begin : begin + _AT_ONCE] for begin in range(0, len(bases), _AT_ONCE))
-        places = np.concatenate([_successors(units, part) for part in parts] or [bases])
-        bases = places ^ _offset(units[places])
+        found = np.concatenate([_successors(units, part) for part in parts] or [bases])
+        bases = found ^ _offset(units[found])
         if (bases >= len(units)).any():
             return False
-        values = units[bases[units[places] >> 8 & 1 == 1]] & 0x7FFFFFFF
+        values = units[bases[units[found] >> 8 & 1 == 1]] & 0x7FFFFFFF
         if (values >= len(starts)).any() or not starts[values].all():
             return False
     return True
@@ -91,5 +91,5 @@ def _successors(
     units: Int64[np.ndarray, " units"], bases: Int64[np.ndarray, " bases"]
 ) -> Int64[np.ndarray, " successors"]:
     """Return the places of the units that some byte leads to from some base."""
-    places = bases[:, None] ^ _BYTES
-    return places[units[places] & 0x800000FF == _BYTES]
+    found = bases[:, None] ^ _BYTES
+    return found[units[found] & 0x800000FF == _BYTES]

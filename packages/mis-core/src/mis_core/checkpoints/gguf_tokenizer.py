@@ -77,7 +77,7 @@ def build_tokenizer(fields: dict[str, Any]) -> StoredTokenizer:
     if len(types) != len(tokens):
         raise ModelError(f"tokenizer.ggml has {len(tokens)} tokens and the types of {len(types)}.")
     pairs = [tuple(merge.split(" ")) for merge in _list(fields, "merges", str)]
-    vocabulary = {token: place for place, token in enumerate(tokens)}
+    vocabulary = {token: index for index, token in enumerate(tokens)}
     try:
         bpe = models.BPE(vocabulary, pairs, ignore_merges=kind.whole_words)
     except Exception as error:  # the library raises this very type

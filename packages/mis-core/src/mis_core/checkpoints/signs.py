@@ -45,14 +45,14 @@ class Signs:
 
     Attributes:
         names: Names, tags and the title of its README.
-        place: The folder's or file's name, or the hub's name of a folder in the hub's cache.
+        location: The folder's or file's name, or the hub's name of a folder in the hub's cache.
         modules: Classes that `modules.json` of sentence-transformers puts around the model, such as `LogitScore`.
         answer_ids: The tokens of an irrelevant and of a relevant document that a module reads, None where it reads only
             the other; None if no module reads tokens.
     """
 
     names: tuple[Sign, ...] = ()
-    place: str = ""
+    location: str = ""
     modules: tuple[str, ...] = ()
     answer_ids: tuple[int | None, int | None] | None = None
 
@@ -67,7 +67,7 @@ def signs_of(path: Path, named: Iterable[tuple[str, object]]) -> Signs:
         path: The file or folder.
         named: Where something stands, and what: anything but a text is left out.
     """
-    return Signs(_signs(named), _place(path))
+    return Signs(_signs(named), _location(path))
 
 
 def directory_signs(directory: Path, files: Files) -> Signs:
@@ -81,7 +81,7 @@ def directory_signs(directory: Path, files: Files) -> Signs:
     modules = [each.get("type") for each in (listed if isinstance(listed, list) else []) if isinstance(each, dict)]
     classes = tuple(_clean(each.rpartition(".")[2]) for each in modules if isinstance(each, str))
     names = _signs(_directory_names(directory, files))
-    return Signs(names, _place(directory), classes[:_MAX_SIGNS], _answer_ids(directory, files))
+    return Signs(names, _location(directory), classes[:_MAX_SIGNS], _answer_ids(directory, files))
 
 
 def _directory_names(directory: Path, files: Files) -> Iterator[tuple[str, object]]:
@@ -137,7 +137,7 @@ def _answer_ids(directory: Path, files: Files) -> tuple[int | None, int | None] 
     return None
 
 
-def _place(path: Path) -> str:
+def _location(path: Path) -> str:
     """Return the name of a file or folder; `ORGANISATION/NAME` of a snapshot in the hub's cache."""
     path = path.absolute()
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith(_HUB_FOLDER):

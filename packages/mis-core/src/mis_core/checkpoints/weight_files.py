@@ -52,11 +52,11 @@ def weight_files(folder: Path, settings: dict[str, Any], files: Files) -> list[P
 
 def _of_index(folder: Path, index: Path, files: Files) -> list[Path]:
     """Return the files that an index names, from the checkpoint's folder on."""
-    places = files.read_object(index).get("weight_map")
-    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+    files_of = files.read_object(index).get("weight_map")
+    if not isinstance(files_of, dict) or not files_of or not all(isinstance(name, str) for name in files_of.values()):
         raise ModelError(f"{index}: not a safetensors index, whose weight_map names the file of each tensor.")
     found = []
-    for name in sorted(set(places.values())):
+    for name in sorted(set(files_of.values())):
         path = _inside(folder, name, f"{index}: weight_map")
         if not name.endswith(".safetensors"):
             raise ModelError(f"{index}: weight_map names {shown(repr(name), 80)}, which is no .safetensors file.")

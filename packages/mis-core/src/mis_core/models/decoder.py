@@ -24,7 +24,7 @@ from mis_core.models.rope import RopeConfig, frequencies
 from mis_kernels import from_bits, rotary_tables, to_bits
 from mis_kernels.backends import Backend
 from mis_kernels.operations import project
-from mis_kernels.weights import FoldedNorm, HeadTurns, layer_of, materialised, weight_of
+from mis_kernels.weights import FoldedNorm, HeadRotations, layer_of, materialised, weight_of
 
 Cache = Any
 """KV cache: any pytree that `attend` takes and returns."""
@@ -120,9 +120,9 @@ class DecoderLayer(nnx.Module):
     def _project(self, normed: Normed, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         config = self.config
         norms = (self.q_norm[...], self.k_norm[...]) if config.family.qk_norm else (None, None)
-        turns = HeadTurns(*tables, *norms, config.norm_epsilon)
+        rotations = HeadRotations(*tables, *norms, config.norm_epsilon)
         bias = self.qkv_bias[...] if config.qkv_bias else None
-        return project(normed.rows, self.qkv.get_value(), turns, bias, normed.norm, backend=self.backend)
+        return project(normed.rows, self.qkv.get_value(), rotations, bias, normed.norm, backend=self.backend)
 
 
 def _at_layer(path: tuple, stack: Any, layer: Array) -> Any:
@@ -138,7 +138,7 @@ def squares_of(x: Float[Array, "tokens embed"], backend: Backend) -> Float32[Arr
     return (wide * wide).sum(-1, keepdims=True)
 
 
-def make_turns(
+def make_rotations(
     layers: Sequence[Layer], positions: Int32[Array, " tokens"]
 ) -> Callable[[Array], tuple[Float32[Array, "tokens head_dim"], Float32[Array, "tokens head_dim"]]]:
     """Return what gives a layer, by its number, its cosines and sines; there is a table for each kind of RoPE.
@@ -156,7 +156,7 @@ def make_turns(
         (first, _), *others = ((table(rope), numbers) for rope, numbers in rope_kinds(layers).items())
     shape = len(positions), layers[0].heads.head_dim
 
-    def turns_of(layer: Array) -> tuple[Array, Array]:
+    def rotations_of(layer: Array) -> tuple[Array, Array]:
         cos, sin = first
         with jax.named_scope("rotary_tables"):
             for (other_cos, other_sin), numbers in others:
@@ -164,7 +164,7 @@ def make_turns(
                 cos, sin = jnp.where(is_other, other_cos, cos), jnp.where(is_other, other_sin, sin)
             return jnp.broadcast_to(cos, shape), jnp.broadcast_to(sin, shape)  # of no RoPE alone there is no table
 
-    return turns_of
+    return rotations_of
 
 
 class Decoder(nnx.Module):
@@ -208,7 +208,7 @@ class Decoder(nnx.Module):
 
         The last layer computes its output projection and its MLP for these rows only.
         """
-        turns_of = make_turns(self.config.layers, positions)
+        rotations_of = make_rotations(self.config.layers, positions)
         graph, stacked = nnx.split(self.layers)
 
         def layer(
@@ -216,8 +216,8 @@ class Decoder(nnx.Module):
         ) -> tuple[Array, Array | None, Cache]:
             flat = nnx.to_flat_state(stacked)
             weights = {path: leaf.replace(_at_layer(path, leaf.get_value(), index)) for path, leaf in flat}
-            turns = turns_of(index)
-            return nnx.merge(graph, nnx.from_flat_state(weights))(x, squares, turns, attend, cache, index, rows)
+            rotations = rotations_of(index)
+            return nnx.merge(graph, nnx.from_flat_state(weights))(x, squares, rotations, attend, cache, index, rows)
 
         # Where weights are bits, so are activations between layers: XLA:CPU would convert them by a copy.
         kept = to_bits if self.embedding[...].dtype == jnp.uint16 else lambda x: x

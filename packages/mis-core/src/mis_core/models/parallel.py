@@ -49,8 +49,8 @@ def partition(path: tuple[Any, ...]) -> P:
 
 def placement(path: tuple[Any, ...], weight: StoredWeight, mesh: Mesh, backend: Backend) -> Any:
     """Return how the parameter at a path of the decoder, as it is stored, lies on devices: a tree like it."""
-    cuts = jax.tree.map(lambda cut: NamedSharding(mesh, cut), weight_of(weight).partition(partition(path)))
-    return backend.placement(weight, cuts) if path[-1] in PRODUCTS else cuts
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), weight_of(weight).partition(partition(path)))
+    return backend.placement(weight, shardings) if path[-1] in PRODUCTS else shardings
 
 
 def backend_for(config: ModelConfig, dtype: jnp.dtype, mesh: Mesh) -> Backend:

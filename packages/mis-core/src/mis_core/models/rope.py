@@ -188,8 +188,8 @@ def _yarn(plain: np.ndarray, config: RopeConfig) -> tuple[np.ndarray, float]:
 
     def dimension(rotations: float) -> float:
         """Dimension that turns `rotations` times over the original context."""
-        turns = math.log(original / (rotations * 2 * math.pi))
-        return config.head_dim * turns / (2 * math.log(config.theta))
+        wavelengths = math.log(original / (rotations * 2 * math.pi))
+        return config.head_dim * wavelengths / (2 * math.log(config.theta))
 
     low, high = dimension(given.get("beta_fast") or 32), dimension(given.get("beta_slow") or 1)
     if given.get("truncate", True):

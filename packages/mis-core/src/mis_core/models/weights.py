@@ -34,7 +34,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _CHECKED = 1 << 22  # elements at a time, so that no copy of a parameter is made
 
-Place = Callable[[np.ndarray, np.ndarray], None]
+Store = Callable[[np.ndarray, np.ndarray], None]
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Tensor:
         name: Name in the checkpoint.
         shape: Shape in the checkpoint.
         target: Path of the decoder's parameter.
-        place: Writes the stored array into its part of the target, turned as needed.
+        store: Writes the stored array into its part of the target, turned as needed.
         layer: Index along the target's leading `layers` axis, or None where it has none.
     """
 
     name: str
     shape: tuple[int, ...]
     target: tuple[str, ...]
-    place: Place
+    store: Store
     layer: int | None = None
 
 
@@ -70,18 +70,18 @@ def tensors_of(config: ModelConfig, tensor_parallel: int = 1) -> Iterator[Tensor
         name = "score.weight" if config.family.classifies else _HEAD
         yield Tensor(name, (config.head_rows, config.embed), ("head",), _copy)
     for layer in range(len(config.layers)):
-        for name, shape, target, place in _layer_tensors(config, spread):
-            yield Tensor(f"model.layers.{layer}.{name}", shape, ("layers", target), place, layer)
+        for name, shape, target, store in _layer_tensors(config, spread):
+            yield Tensor(f"model.layers.{layer}.{name}", shape, ("layers", target), store, layer)
 
 
-def _layer_tensors(config: ModelConfig, spread: HeadShape) -> Iterator[tuple[str, tuple[int, ...], str, Place]]:
+def _layer_tensors(config: ModelConfig, spread: HeadShape) -> Iterator[tuple[str, tuple[int, ...], str, Store]]:
     embed, mlp, heads = config.embed, config.mlp, config.attention
     q, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
     for projection, width in (("q", q), ("k", kv), ("v", kv)):
-        place = _queries(heads, spread) if projection == "q" else _keys_or_values(heads, spread, projection)
-        yield f"self_attn.{projection}_proj.weight", (width, embed), "qkv", place
+        store = _queries(heads, spread) if projection == "q" else _keys_or_values(heads, spread, projection)
+        yield f"self_attn.{projection}_proj.weight", (width, embed), "qkv", store
         if config.qkv_bias:
-            yield f"self_attn.{projection}_proj.bias", (width,), "qkv_bias", place
+            yield f"self_attn.{projection}_proj.bias", (width,), "qkv_bias", store
     if config.family.qk_norm:
         yield "self_attn.q_norm.weight", (heads.head_dim,), "q_norm", _copy
         yield "self_attn.k_norm.weight", (heads.head_dim,), "k_norm", _copy
@@ -125,38 +125,38 @@ def _by_head(target: np.ndarray, spread: HeadShape) -> np.ndarray:
     return target.reshape(heads if target.shape == heads else (len(target), *heads))
 
 
-def _queries(own: HeadShape, spread: HeadShape) -> Place:
-    def place(target: np.ndarray, stored: np.ndarray) -> None:
+def _queries(own: HeadShape, spread: HeadShape) -> Store:
+    def store(target: np.ndarray, stored: np.ndarray) -> None:
         heads = _spread(stored.reshape(own.heads, own.head_dim, *stored.shape[1:]), own, spread)
         by_head = _by_head(target, spread)
         by_head[..., : spread.group, :] = np.moveaxis(heads, 3, 0) if stored.ndim == 2 else heads
 
-    return place
+    return store
 
 
-def _keys_or_values(own: HeadShape, spread: HeadShape, projection: str) -> Place:
-    def place(target: np.ndarray, stored: np.ndarray) -> None:
+def _keys_or_values(own: HeadShape, spread: HeadShape, projection: str) -> Store:
+    def store(target: np.ndarray, stored: np.ndarray) -> None:
         heads = stored.reshape(own.kv_heads, own.head_dim, *stored.shape[1:])
         heads = np.repeat(heads, spread.kv_heads // own.kv_heads, axis=0)
         by_head = _by_head(target, spread)
         by_head[..., spread.group + "kv".index(projection), :] = np.moveaxis(heads, 2, 0) if stored.ndim == 2 else heads
 
-    return place
+    return store
 
 
-def _output(own: HeadShape, spread: HeadShape) -> Place:
-    def place(target: np.ndarray, stored: np.ndarray) -> None:
+def _output(own: HeadShape, spread: HeadShape) -> Store:
+    def store(target: np.ndarray, stored: np.ndarray) -> None:
         heads = _spread(stored.T.reshape(own.heads, own.head_dim, -1), own, spread)
         target[...] = heads.reshape(target.shape)
 
-    return place
+    return store
 
 
-def _half(index: int) -> Place:
-    def place(target: np.ndarray, stored: np.ndarray) -> None:
+def _half(index: int) -> Store:
+    def store(target: np.ndarray, stored: np.ndarray) -> None:
         target[index] = stored.T
 
-    return place
+    return store
 
 
 def load_decoder(
@@ -214,7 +214,7 @@ def load_decoder(
                 target = np.empty(parameter.shape, dtype)
                 for tensor in tensors:
                     part = target if tensor.layer is None else target[tensor.layer]
-                    tensor.place(part, stored[tensor.name].read())
+                    tensor.store(part, stored[tensor.name].read())
                 if backend.folds_norms and target_path[-1] in NORM_OF:
                     norms = by_target[*target_path[:-1], NORM_OF[target_path[-1]]]
                     for layer, norm in zip(target, norms, strict=True):

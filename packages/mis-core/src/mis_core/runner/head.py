@@ -36,7 +36,7 @@ def label_logits(
 
 
 def log_sum_exp(
-    decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"], *, tensor_cut: bool
+    decoder: Decoder, hidden: Array, rows: Int32[Array, " rows"], *, is_sharded: bool
 ) -> Float32[Array, " rows"]:
     """Return the log of the sum of the exponentials of all logits of some rows of `hidden`.
 
@@ -44,7 +44,7 @@ def log_sum_exp(
     """
     with jax.named_scope("log_sum_exp"):
         hidden = hidden[rows]
-        fused = None if tensor_cut else decoder.backend.log_sum_exp(hidden, from_bits(decoder.head_weight))
+        fused = None if is_sharded else decoder.backend.log_sum_exp(hidden, from_bits(decoder.head_weight))
         if fused is not None:
             return fused
         return _stream(decoder, hidden, lambda kept, start, logits: kept, ())[1]

@@ -44,8 +44,8 @@ def step_bytes_per_token(config: ModelConfig, item_bytes: int, devices: int) -> 
     in float32 with their normed copies, and a few rows of hidden states.
     """
     heads = (config.attention.heads + 2 * config.attention.kv_heads) * config.attention.head_dim
-    cut = (2 * config.mlp * 4 + config.mlp * item_bytes) + 2 * heads * (4 + item_bytes)
-    return 2 * cut // devices + 8 * config.embed * 4
+    divided = (2 * config.mlp * 4 + config.mlp * item_bytes) + 2 * heads * (4 + item_bytes)
+    return 2 * divided // devices + 8 * config.embed * 4
 
 
 def free_bytes(fraction: float) -> float | None:

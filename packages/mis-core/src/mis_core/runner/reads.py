@@ -49,11 +49,11 @@ def make_reads(graph: Any, weights: Any, mesh: Mesh) -> Reads:
         weights: Its state; shapes are enough.
         mesh: Devices with axes `DATA` and `TENSOR`.
     """
-    tensor_cut = mesh.shape[TENSOR] > 1
+    is_sharded = mesh.shape[TENSOR] > 1
 
-    def on_each_device(read: Callable[..., Any], donated: tuple[int, ...] = (), cut: Any = None) -> Wrapped:
+    def on_each_device(read: Callable[..., Any], donated: tuple[int, ...] = (), sharding: Any = None) -> Wrapped:
         # Along `TENSOR` the compiler cuts products as weights are; a kernel takes arrays that nothing cuts any more.
-        axes = {DATA} if tensor_cut else {DATA, TENSOR}
+        axes = {DATA} if is_sharded else {DATA, TENSOR}
 
         def on_all(weights: Any, *arrays: Any) -> Any:
             specs = P(), *[P(DATA)] * len(arrays)
@@ -67,24 +67,24 @@ def make_reads(graph: Any, weights: Any, mesh: Mesh) -> Reads:
             )
             return each(weights, *arrays)
 
-        return jax.jit(on_all, donate_argnums=donated, out_shardings=cut)
+        return jax.jit(on_all, donate_argnums=donated, out_shardings=sharding)
 
     each, decoder = P(DATA), nnx.merge(graph, weights)
     # A row has the same bits in all numbers of rows.
-    takes_few = not tensor_cut and decoder.backend.takes_few_rows(decoder.config.embed)
+    takes_few = not is_sharded and decoder.backend.takes_few_rows(decoder.config.embed)
     counts = [1 << power for power in range(SAMPLED_ROWS.bit_length())] if takes_few else [SAMPLED_ROWS]
     choose_rows = jax.shard_map(lambda hidden, rows: hidden[rows], mesh=mesh, in_specs=(each, each), out_specs=each)
     count = jax.shard_map(count_written, mesh=mesh, in_specs=(each,) * 4, out_specs=each)
-    draw = partial(next_tokens, group=decoder.backend.drawn_rows)
+    draw = partial(next_tokens, at_a_time=decoder.backend.drawn_rows)
     draw = jax.shard_map(draw, mesh=mesh, in_specs=(each,) * 5, out_specs=each, check_vma=False)
     held = {
-        rows: on_each_device(partial(hold_logits, rows=rows, tensor_cut=tensor_cut), (2,), NamedSharding(mesh, each))
+        rows: on_each_device(partial(hold_logits, rows=rows, is_sharded=is_sharded), (2,), NamedSharding(mesh, each))
         for rows in counts
     }
     return Reads(
         choose_rows=jax.jit(choose_rows),
         label_logits=on_each_device(label_logits),
-        log_sum_exp=on_each_device(partial(log_sum_exp, tensor_cut=tensor_cut)),
+        log_sum_exp=on_each_device(partial(log_sum_exp, is_sharded=is_sharded)),
         most_probable=on_each_device(most_probable),
         hold_logits=held,
         next_tokens=jax.jit(draw, donate_argnums=(3, 4)),

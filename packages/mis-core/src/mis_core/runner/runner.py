@@ -65,10 +65,10 @@ class Runner:
             dense: make_step(graph, self._weights, mesh, pages, self._backend, dense_mask=dense)
             for dense in (False, True)
         }
-        placed: dict[str, Any] = {"donate_argnums": 1, "in_shardings": (None, None, NamedSharding(mesh, P(DATA)))}
-        self._steps = {dense: jax.jit(step, **placed) for dense, step in steps.items()}
-        placed["in_shardings"] += (None,)
-        self._decode = jax.jit(partial(decode, steps[False]), **placed)
+        options: dict[str, Any] = {"donate_argnums": 1, "in_shardings": (None, None, NamedSharding(mesh, P(DATA)))}
+        self._steps = {dense: jax.jit(step, **options) for dense, step in steps.items()}
+        options["in_shardings"] += (None,)
+        self._decode = jax.jit(partial(decode, steps[False]), **options)
         self._reads = make_reads(graph, self._weights, mesh)
         self._slots = Slots(mesh, config.head_rows, self._reads, self._weights)
 

@@ -116,7 +116,7 @@ class DrawnTokens(NamedTuple):
 
 
 def hold_logits(
-    decoder: Decoder, hidden: Array, logits: Float32[Array, "rows vocab"], *, rows: int, tensor_cut: bool
+    decoder: Decoder, hidden: Array, logits: Float32[Array, "rows vocab"], *, rows: int, is_sharded: bool
 ) -> Float32[Array, "rows vocab"]:
     """Return `logits` with the first rows replaced by those of `hidden`.
 
@@ -125,11 +125,11 @@ def hold_logits(
         hidden: Final-normed hidden states.
         logits: Is overwritten.
         rows: How many.
-        tensor_cut: Whether the head is cut over devices, so that the compiler multiplies.
+        is_sharded: Whether the head is cut over devices, so that the compiler multiplies.
     """
     with jax.named_scope("hold_logits"):
         backend = decoder.backend
-        multiply = partial(head_logits, most=backend.vocab_chunk) if tensor_cut else backend.logits
+        multiply = partial(head_logits, most=backend.vocab_chunk) if is_sharded else backend.logits
         return lax.dynamic_update_slice_in_dim(logits, multiply(hidden[:rows], decoder.head_weight), 0, 0)
 
 
@@ -140,7 +140,7 @@ def next_tokens(
     last: Int32[Array, " slots"],
     counts: Int32[Array, "slots vocab"],
     *,
-    group: int,
+    at_a_time: int,
 ) -> tuple[DrawnTokens, Int32[Array, " slots"], Int32[Array, "slots vocab"]]:
     """Draw a token from each row of logits.
 
@@ -150,7 +150,7 @@ def next_tokens(
         how: How each is drawn.
         last: The last token of each slot.
         counts: How often each token was written at each slot whose sequence penalises that.
-        group: Rows drawn from at a time; divides the number of rows.
+        at_a_time: Rows drawn from at a time; divides the number of rows.
 
     Returns:
         The tokens, and `last` and `counts` with them.
@@ -160,15 +160,15 @@ def next_tokens(
 
         def draw(number: Array, drawn: DrawnTokens) -> DrawnTokens:
             def mine(values: Any) -> Array:
-                return lax.dynamic_slice_in_dim(jnp.asarray(values), number * group, group)
+                return lax.dynamic_slice_in_dim(jnp.asarray(values), number * at_a_time, at_a_time)
 
             new = _draw(mine(logits), jax.tree.map(mine, how), counts)
             both = zip(drawn, new, strict=True)
-            return DrawnTokens(*(lax.dynamic_update_slice_in_dim(*each, number * group, 0) for each in both))
+            return DrawnTokens(*(lax.dynamic_update_slice_in_dim(*each, number * at_a_time, 0) for each in both))
 
         zeros = jnp.zeros(rows, jnp.int32), jnp.zeros(rows), jnp.zeros(rows)
         empty = DrawnTokens(*zeros, *no_tokens(logits))
-        drawn = lax.fori_loop(0, -(-count[0] // group), draw, empty)
+        drawn = lax.fori_loop(0, -(-count[0] // at_a_time), draw, empty)
         last = last.at[how.slots].set(drawn.ids, mode="drop")
         counted = jnp.where(_penalises(how), how.slots, SLOTS)
         return drawn, last, counts.at[counted, drawn.ids].add(1, mode="drop")
@@ -237,8 +237,8 @@ def _sampled(biased: Float32[Array, "rows vocab"], how: DrawArrays) -> Float32[A
     """Return values whose largest is at the token drawn."""
     scaled = biased / jnp.where(how.temperature > 0, how.temperature, 1.0)[:, None]
     weights = jnp.exp(scaled - scaled.max(1, keepdims=True))
-    cuts = (how.top_k > 0) | (how.top_p < 1)
-    least = lax.cond(cuts.any(), _least_weight, lambda weights, how: jnp.zeros(len(weights)), weights, how)
+    truncates = (how.top_k > 0) | (how.top_p < 1)
+    least = lax.cond(truncates.any(), _least_weight, lambda weights, how: jnp.zeros(len(weights)), weights, how)
     least = jnp.maximum(least, how.min_p)  # the highest weight is 1
 
     def noise(key: Array, position: Array) -> Array:

@@ -54,8 +54,8 @@ Step = Callable[[Any, KeyValueCache, StepArrays], tuple[Array, KeyValueCache]]
 def weight_partitions(weights: Any) -> Any:
     """Return the partition of every array of a decoder's state."""
     flat = nnx.to_flat_state(weights)
-    cut = {path: leaf.replace(weight_of(leaf.get_value()).partition(partition(path))) for path, leaf in flat}
-    return nnx.from_flat_state(cut)
+    specs = {path: leaf.replace(weight_of(leaf.get_value()).partition(partition(path))) for path, leaf in flat}
+    return nnx.from_flat_state(specs)
 
 
 def make_step(graph: Any, weights: Any, mesh: Mesh, pages: int, backend: Backend, *, dense_mask: bool = False) -> Step:

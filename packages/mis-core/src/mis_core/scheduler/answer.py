@@ -163,14 +163,14 @@ def without_duplicates(request: ScoreRequest) -> tuple[ScoreRequest, Int32[np.nd
     alike = np.all([key[order[1:]] == key[order[:-1]] for key in keys], axis=0)
     if not alike.any():
         return request, None
-    group = np.empty(len(order), np.int64)
-    group[order] = np.cumsum(np.r_[False, ~alike])
-    first = np.full(group.max() + 1, len(order))
-    np.minimum.at(first, group, np.arange(len(order)))
-    if not _are_equal(request, first[group], lens):
+    number = np.empty(len(order), np.int64)
+    number[order] = np.cumsum(np.r_[False, ~alike])
+    first = np.full(number.max() + 1, len(order))
+    np.minimum.at(first, number, np.arange(len(order)))
+    if not _are_equal(request, first[number], lens):
         return request, None  # a collision of 64-bit hashes: compute every item, as if there were no duplicates
     kept = np.sort(first)
-    numbers = np.searchsorted(kept, first[group]).astype(np.int32)
+    numbers = np.searchsorted(kept, first[number]).astype(np.int32)
     return _chosen(request, kept, lens), numbers
 
 

@@ -147,14 +147,14 @@ class _Reader:
         if self._skip("(?=") or self._skip("(?!"):
             return self._look_ahead()
         if self._skip("(?i:"):
-            return self._group(ignores_case=True)
+            return self._in_brackets(ignores_case=True)
         if self._skip("(?:") or self._skip("("):
-            return self._group(self._ignores_case)
+            return self._in_brackets(self._ignores_case)
         if self._skip("$"):
             return _Part(nullable=True, first=frozenset({_LOOK}))
         return self._class(self._one_character())
 
-    def _group(self, ignores_case: bool) -> _Part:
+    def _in_brackets(self, ignores_case: bool) -> _Part:
         if self._source[self._at : self._at + 1] == "?":
             raise ValueError("A group of an unknown kind.")
         outer, self._ignores_case = self._ignores_case, ignores_case

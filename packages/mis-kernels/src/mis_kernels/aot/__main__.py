@@ -48,8 +48,8 @@ PRODUCTS = [
 def jobs(name: str, quick: bool) -> list[Callable[[], list[Row]]]:
     """Return what compiles programs for a target, in a process each."""
     if name not in SINGLE_CHIP:
-        cut = [model for model, shape in HEAD_SHAPES.items() if all(map(shape.divides, TENSOR_PARALLEL))]
-        models = ["qwen3-0.6b", "qwen2.5-1.5b"] if quick else cut
+        divided = [model for model, shape in HEAD_SHAPES.items() if all(map(shape.divides, TENSOR_PARALLEL))]
+        models = ["qwen3-0.6b", "qwen2.5-1.5b"] if quick else divided
         return [partial(run_job, name, sharded_program, models, dumps=False)]
     shapes = QUICK_HEADS if quick else device_head_shapes()
     products, chip = QUICK_PRODUCTS if quick else PRODUCTS, TARGETS[name].chip

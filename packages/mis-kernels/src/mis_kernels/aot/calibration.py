@@ -114,7 +114,7 @@ def _tiled_product(a: Array, b: Array, rows: int = 512, depth: int = 1024, colum
     )(a, b)
 
 
-def _grouped_product(a: Array, b: Array) -> Array:
+def _megablox_product(a: Array, b: Array) -> Array:
     sizes = jnp.full(len(b), len(a) // len(b), jnp.int32)
     return megablox.gmm(a, b, sizes, preferred_element_type=jnp.float32, tiling=(1024, 1024, 1024))
 
@@ -155,7 +155,7 @@ PUBLISHED = (
     ),
     Published(
         "grouped product, megablox, 8 groups of 1024 x 14336 x 4096, tiles of 1024", "v6e:1x1", 1.75e-3 - _HOST["v6e"],
-        _ARENA.format("aa07394"), _grouped_product, ((8192, 14336), (8, 14336, 4096)),
+        _ARENA.format("aa07394"), _megablox_product, ((8192, 14336), (8, 14336, 4096)),
         Grid("gmm", 8 * 14 * 4, 2 * 2 * 1024 * 1024, bodies=2),
     ),
     _splash(2, 16384, 0.81e-3 - _HOST["v6e"]),

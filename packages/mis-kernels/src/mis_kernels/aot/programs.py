@@ -25,7 +25,7 @@ from mis_kernels.backends.xla.pages import write_pages
 from mis_kernels.heads import HEAD_SHAPES, HeadShape
 from mis_kernels.operations import lay_out, segment_attention
 from mis_kernels.quantized import QuantizedWeight, block_of
-from mis_kernels.weights import HeadTurns
+from mis_kernels.weights import HeadRotations
 
 STEP_TOKENS = 2048
 CONTEXT = 2000
@@ -265,12 +265,12 @@ class ProductSize(NamedTuple):
 
     def report(self, _: Any, runs: list[BundleRun]) -> Row:
         """Report the schedules of steps that quantise rows, and of the others."""
-        cut = self.grid_sizes(PRODUCT_ROWS)
+        sizes = self.grid_sizes(PRODUCT_ROWS)
         if self.heads:
-            strips = projection.strips_of(cut, self.heads)
+            strips = projection.strips_of(sizes, self.heads)
             bodies = read_loop(runs, strips // projection.strips_together(strips))
         else:
-            bodies = read_bodies(runs, min(cut.grid(PRODUCT_ROWS, self.columns)[1], 2))
+            bodies = read_bodies(runs, min(sizes.grid(PRODUCT_ROWS, self.columns)[1], 2))
         bundles = dict(zip(("first", "others"), (each.body for each in bodies), strict=False))
         return {"bundles": bundles, "schedules": bodies}
 
@@ -301,8 +301,8 @@ def product_program(target: Topology, size: ProductSize) -> Program:
     def project(
         x: Array, weight: QuantizedWeight, layer: Array, cos: Array, sin: Array, q_norm: Array, k_norm: Array
     ) -> tuple[Array, Array, Array]:
-        turns = HeadTurns(cos, sin, q_norm, k_norm, 1e-6)
-        return tpu_quantized_projection(x, weight, layer, None, heads, turns, epsilon)
+        rotations = HeadRotations(cos, sin, q_norm, k_norm, 1e-6)
+        return tpu_quantized_projection(x, weight, layer, None, heads, rotations, epsilon)
 
     name, arguments = f"int8 projection {name}, heads of {heads.head_dim}", (x, weight, layer, table, table, norm, norm)
     return Program(name, project, arguments, kernel="quantized_projection", report=size.report)

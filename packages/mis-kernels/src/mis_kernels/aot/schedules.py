@@ -168,24 +168,24 @@ def read_bodies(runs: list[BundleRun], bodies: int) -> list[GridSchedule]:
     return [GridSchedule(runs[i].bundles, runs[i].busy, around) for i in largest]
 
 
-def read_loop(runs: list[BundleRun], turns: int) -> list[GridSchedule]:
+def read_loop(runs: list[BundleRun], iterations: int) -> list[GridSchedule]:
     """Find the parts of a kernel whose step begins with a run that some steps skip, and goes on with one and a loop.
 
     Args:
         runs: Of the kernel.
-        turns: Of the loop; one turn is no loop, but part of what is straight.
+        iterations: Of the loop; one is no loop, but part of what is straight.
 
     Returns:
         Steps that skip nothing, then the others.
     """
-    inner = [i for i, run in enumerate(runs) if run.depth > 1 and turns > 1]
+    inner = [i for i, run in enumerate(runs) if run.depth > 1 and iterations > 1]
     loop = max(inner, key=lambda i: runs[i].bundles, default=None)
     first, straight = sorted(
         sorted((i for i, run in enumerate(runs) if run.depth == 1), key=lambda i: -runs[i].bundles)[:2]
     )
     others = [i for i, run in enumerate(runs) if run.depth == 1 and i not in (first, straight)]
     around = _least_and_most(runs, others, [first, straight, loop])
-    bodies = [runs[straight], *([] if loop is None else [runs[loop]] * turns)]
+    bodies = [runs[straight], *([] if loop is None else [runs[loop]] * iterations)]
     body, busy = sum(run.bundles for run in bodies), sum(run.busy for run in bodies)
     return [
         GridSchedule(body + runs[first].bundles, busy + runs[first].busy, around),
@@ -197,8 +197,8 @@ def _skipped(runs: list[BundleRun]) -> Iterable[range]:
     """Return the runs that each forward branch skips, longest first."""
     spans = []
     for index, run in enumerate(runs):
-        behind = (n for n in range(index + 1, len(runs)) if run.target in runs[n].regions)
-        end = next(behind, None) if run.target is not None else None
+        later = (n for n in range(index + 1, len(runs)) if run.target in runs[n].regions)
+        end = next(later, None) if run.target is not None else None
         if end is not None:
             spans.append(range(index + 1, end))
     return sorted(spans, key=len, reverse=True)

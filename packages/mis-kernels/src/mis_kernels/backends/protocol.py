@@ -145,7 +145,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def placement(self, weight: StoredWeight, cuts: Any) -> Any:
+    def placement(self, weight: StoredWeight, shardings: Any) -> Any:
         """Return how a stored stack lies on devices, a tree like it: as it is cut, in the fastest order."""
 
     @abstractmethod

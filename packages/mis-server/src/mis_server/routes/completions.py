@@ -77,7 +77,7 @@ class _Pieces:
         self._tokenizer = tokenizer
         self._text = text
         self._entries = entries
-        self._places = TextOffsets(len(text))
+        self._offsets = TextOffsets(len(text))
 
     def add(self, chunk: GenerateChunk, wants_logprobs: bool) -> tuple[str, Entries]:
         text, self._text = self._text + chunk.text, ""
@@ -85,8 +85,8 @@ class _Pieces:
             return text, self._entries
         ids, top_ids = np.array([chunk.token_id], np.int32), chunk.top_ids[None]
         spelled = Spelled(self._tokenizer, [ids, top_ids])
-        logprobs, place = np.array([chunk.logprob], np.float32), spelled.places(ids, self._places)
-        entries = Entries.of(spelled, ids, logprobs, top_ids, chunk.top_logprobs[None], place)
+        logprobs, offset = np.array([chunk.logprob], np.float32), spelled.offsets(ids, self._offsets)
+        entries = Entries.of(spelled, ids, logprobs, top_ids, chunk.top_logprobs[None], offset)
         entries, self._entries = self._entries + entries, Entries()
         return text, entries
 
@@ -135,11 +135,11 @@ def _encoded(parsed: ParsedCompletion, index: int, text: str, entries: Entries, 
     return msgspec.Raw(msgspec.json.encode(CompletionChoice(index, text, logprobs, finish)))
 
 
-def _entries(choice: GeneratedChoice, spelled: Spelled, place: int) -> Entries:
+def _entries(choice: GeneratedChoice, spelled: Spelled, offset: int) -> Entries:
     """Return what is said of the tokens of an answer, which begins at a place of the text."""
-    places = spelled.places(choice.token_ids, TextOffsets(place))
+    offsets = spelled.offsets(choice.token_ids, TextOffsets(offset))
     arrays = choice.token_ids, choice.token_logprobs, choice.top_ids, choice.top_logprobs
-    return Entries.of(spelled, *arrays, places)
+    return Entries.of(spelled, *arrays, offsets)
 
 
 def _echoed_values(parsed: ParsedCompletion) -> int:
@@ -170,10 +170,10 @@ def _echoed(parsed: ParsedCompletion, result: CompletionResult, spelled: Spelled
     if result.prompt is None:
         return text, Entries()
     starts = parsed.text_starts
-    places = spelled.places(ids, TextOffsets(0)) if starts is None else starts[begin:end]
+    offsets = spelled.offsets(ids, TextOffsets(0)) if starts is None else starts[begin:end]
     own = result.prompt
     tops = own.top_ids[begin:end], own.top_logprobs[begin:end]
-    return text, Entries.of(spelled, ids, own.logprobs[begin:end], *tops, places, has_first=False)
+    return text, Entries.of(spelled, ids, own.logprobs[begin:end], *tops, offsets, has_first=False)
 
 
 def _usage(stream: GenerationStream[ParsedCompletion, CompletionResult]) -> ChatUsage:

@@ -37,9 +37,9 @@ class Spelled:
         """Return the text of tokens that follow each other."""
         return b"".join(self._data[self._at(ids)].tolist()).decode(errors="replace")
 
-    def places(self, ids: Int32[np.ndarray, " tokens"], places: "TextOffsets") -> Int64[np.ndarray, " tokens"]:
+    def offsets(self, ids: Int32[np.ndarray, " tokens"], offsets: "TextOffsets") -> Int64[np.ndarray, " tokens"]:
         """Return where tokens that follow each other begin."""
-        return np.array([places.advance(data) for data in self._data[self._at(ids)]], np.int64)
+        return np.array([offsets.advance(data) for data in self._data[self._at(ids)]], np.int64)
 
     def _at(self, ids: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._ids, ids)
@@ -50,14 +50,14 @@ class TextOffsets:
 
     def __init__(self, begin: int) -> None:
         """Begin where so many characters are there already."""
-        self._place = begin
+        self._offset = begin
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def advance(self, data: bytes) -> int:
         """Read the bytes of a token; return how many whole characters are before it."""
-        place = self._place
-        self._place += len(self._decoder.decode(data))
-        return place
+        offset = self._offset
+        self._offset += len(self._decoder.decode(data))
+        return offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Entries:
         logprobs: Float32[np.ndarray, " tokens"],
         top_ids: Int32[np.ndarray, "tokens top_logprobs"],
         top_logprobs: Float32[np.ndarray, "tokens top_logprobs"],
-        places: Integer[np.ndarray, " tokens"],
+        offsets: Integer[np.ndarray, " tokens"],
         *,
         has_first: bool = True,
     ) -> Self:
@@ -86,7 +86,7 @@ class Entries:
             logprobs: Their log-probabilities.
             top_ids: The most probable tokens in place of each; the token itself is added.
             top_logprobs: Their log-probabilities.
-            places: Characters of the text before each.
+            offsets: Characters of the text before each.
             has_first: Whether something is said of the first token, not null.
         """
         # The token has one value in both lists: clients compare it with the highest.
@@ -103,7 +103,7 @@ class Entries:
             ]
             if begin == 0 and not has_first:
                 own[0] = tops[0] = None
-            lists = spelled.names(ids[piece]), own, tops, places[piece].tolist()
+            lists = spelled.names(ids[piece]), own, tops, offsets[piece].tolist()
             runs.append(tuple(msgspec.json.encode(each)[1:-1] for each in lists))
         return cls(tuple(runs))
 

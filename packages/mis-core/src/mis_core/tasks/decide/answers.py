@@ -177,10 +177,10 @@ def answer(
 
 
 def _score(question: Question, probabilities: np.ndarray, label_mass: float) -> ScoreAnswer:
-    places = np.arange(len(probabilities))
-    expected = float(probabilities @ places)
-    spread = math.sqrt(float(probabilities @ (places - expected) ** 2))
-    confidence = max(0.0, 1 - spread / float(np.std(places)))
+    numbers = np.arange(len(probabilities))
+    expected = float(probabilities @ numbers)
+    spread = math.sqrt(float(probabilities @ (numbers - expected) ** 2))
+    confidence = max(0.0, 1 - spread / float(np.std(numbers)))
     labels = [str(option.value) for option in question.options]
-    each = tuple(map(LevelProbability, labels, places.tolist(), probabilities.tolist()))
+    each = tuple(map(LevelProbability, labels, numbers.tolist(), probabilities.tolist()))
     return ScoreAnswer(question.name, expected, confidence, each, label_mass)

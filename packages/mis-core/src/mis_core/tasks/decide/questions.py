@@ -103,7 +103,7 @@ class Question:
             return [list(range(count))]
         ordered = sorted(range(count), key=lambda index: _sort_key(self.options[index]))
         rotations = min(count, MAX_ROTATIONS)
-        begins = [place * count // rotations for place in range(rotations)]
+        begins = [rotation * count // rotations for rotation in range(rotations)]
         return [ordered[begin:] + ordered[:begin] for begin in begins]
 
 

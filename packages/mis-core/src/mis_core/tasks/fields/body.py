@@ -38,7 +38,7 @@ B = TypeVar("B", bound=Body)
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class FieldRules:
     """What a declaration says of a field beside its type.
 
     Attributes:
@@ -68,8 +68,8 @@ def about(
     nullable: bool = False,
     **codes: str,
 ) -> Meta:
-    """Return an annotation of a field; the arguments are the attributes of `About`."""
-    return Meta(description=help, extra={_ABOUT: About(help, each, schemas, noun, nullable, codes)})
+    """Return an annotation of a field; the arguments are the attributes of `FieldRules`."""
+    return Meta(description=help, extra={_ABOUT: FieldRules(help, each, schemas, noun, nullable, codes)})
 
 
 optional = functools.partial(about, nullable=True)
@@ -161,7 +161,7 @@ class DeclaredField:
     info: inspect.Type
     is_required: bool
     default: Any
-    about: About
+    about: FieldRules
 
     @property
     def noun(self) -> str:
@@ -229,7 +229,7 @@ def fields_of(declared: type[Body]) -> dict[str, DeclaredField]:
     fields = {}
     declaration = inspect.type_info(declared).fields  # pyrefly: ignore[missing-attribute]
     for each in sorted(declaration, key=lambda each: not each.required):
-        said, info = About(), each.type
+        said, info = FieldRules(), each.type
         while isinstance(info, inspect.Metadata):
             said, info = (info.extra or {}).get(_ABOUT, said), info.type
         fields[each.name] = DeclaredField(each.name, types[each.name], info, each.required, each.default, said)

@@ -82,10 +82,10 @@ class TokenRows:
     def first_columns(self, is_token: Bool[np.ndarray, " tokens"]) -> Int64[np.ndarray, " rows"]:
         """Return where each row has the first of some tokens; -1 where it has none."""
         ends = np.cumsum(self.lens)
-        places = np.flatnonzero(is_token)
-        rows, first = np.unique(np.searchsorted(ends, places, side="right"), return_index=True)
+        found = np.flatnonzero(is_token)
+        rows, first = np.unique(np.searchsorted(ends, found, side="right"), return_index=True)
         columns = np.full(len(self.lens), -1)
-        columns[rows] = places[first] - (ends - self.lens)[rows]
+        columns[rows] = found[first] - (ends - self.lens)[rows]
         return columns
 
     @property

@@ -61,12 +61,12 @@ class Recipe:
         return tuple(piece.format(query=query, instruction=told) for piece in self.before)
 
 
-_TURN = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
+_QUESTION = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
 
 # https://huggingface.co/Qwen/Qwen3-Reranker-0.6B, README.md
 QWEN3_RERANKER = Recipe(
     name="qwen3-reranker",
-    before=(f"<|im_start|>system\n{_JUDGE}<|im_end|>\n<|im_start|>user\n{_TURN}",),
+    before=(f"<|im_start|>system\n{_JUDGE}<|im_end|>\n<|im_start|>user\n{_QUESTION}",),
     after=("<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",),
     words=("<|im_start|>", "<|im_end|>", "<think>", "</think>"),
     names=r"qwen-?3-reranker",
@@ -92,7 +92,7 @@ MXBAI_RERANK_V2 = Recipe(
     names=r"mxbai-rerank-(\w+-)*v2",
 )
 
-GENERIC = Recipe(name="generic", before=(_TURN,), system=_JUDGE)
+GENERIC = Recipe(name="generic", before=(_QUESTION,), system=_JUDGE)
 
 PLAIN = Recipe(name="plain", before=("{query}\n",), labels=(), add_special_tokens=True)
 

@@ -103,7 +103,7 @@ def _read(signs: Signs) -> _Said:
     """Return what signs mean: those inside the checkpoint, else the name of its folder."""
     inside = _named(signs.names)
     if inside is None:
-        inside = _named((Sign("The name of the model's folder or file", signs.place),))
+        inside = _named((Sign("The name of the model's folder or file", signs.location),))
     return inside or _Said(doubt=_doubt(signs))
 
 

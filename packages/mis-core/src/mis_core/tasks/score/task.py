@@ -186,9 +186,9 @@ def _of_items(placements: Int32[np.ndarray, "placements 6"], parsed: ParsedScore
     (computed,) = parsed.requests
     segments = placements[:, 3]
     items = parsed.items.kept[segments // (computed.num_items // parsed.request.num_items)]
-    placed = placements.copy()
-    placed[:, 3] = np.where(segments < 0, segments, items)
-    return placed
+    renamed = placements.copy()
+    renamed[:, 3] = np.where(segments < 0, segments, items)
+    return renamed
 
 
 def _nothing(request: ScoreRequest) -> EngineOutput:

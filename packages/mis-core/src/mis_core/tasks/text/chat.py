@@ -25,7 +25,7 @@ from mis_core.tasks.text.parsed import ParsedText, TextResult
 from mis_core.tasks.text.prompt_groups import Prompts
 from mis_core.tasks.text.row_logprobs import RowLogprobs
 from mis_core.tasks.text.sampling import sampling_of, stops_of
-from mis_core.tasks.text.sequences import NO_SEQUENCES, AnswerOptions, check_sequences, sequences_behind
+from mis_core.tasks.text.sequences import NO_SEQUENCES, AnswerOptions, check_sequences, sequences_after
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer, join_ids
 
@@ -100,7 +100,7 @@ def parse_chat(
     sequences = NO_SEQUENCES
     if count > 1:
         prompts = Prompts(prompt, np.array([len(prompt)]))
-        sequences = sequences_behind(prompts, count, options, tokenizer, limits, param, "messages")
+        sequences = sequences_after(prompts, count, options, tokenizer, limits, param, "messages")
     is_drawn = count == 1
     requests = (_request(prompt, label_ids, options, is_drawn=is_drawn),) if is_drawn or label_ids.size else ()
     return ParsedChat(options, requests, sequences, len(prompt))

@@ -150,9 +150,9 @@ class _Choice:
         self.finish_reason = "stop" if is_end else token.finish_reason
         spelled = b"" if is_end else self._tokenizer.token_bytes(token.token_id)
         self._held += self._decoder.decode(spelled, final=self.finish_reason is not None)
-        places = [place for place in map(self._held.find, self._stop) if place >= 0]
-        if places:
-            self.finish_reason, sure = "stop", min(places)
+        stops = [at for at in map(self._held.find, self._stop) if at >= 0]
+        if stops:
+            self.finish_reason, sure = "stop", min(stops)
         else:
             sure = len(self._held) if self.finish_reason else self._unsuspicious()
         text, self._held = self._held[:sure], self._held[sure:]

@@ -24,7 +24,7 @@ from mis_core.tasks.text.prompt_field import check_lengths, read_prompts, tokeni
 from mis_core.tasks.text.prompt_groups import Group, Prompts
 from mis_core.tasks.text.row_logprobs import RowLogprobs, best_choices
 from mis_core.tasks.text.sampling import sampling_of, stops_of
-from mis_core.tasks.text.sequences import NO_SEQUENCES, AnswerOptions, check_sequences, sequences_behind
+from mis_core.tasks.text.sequences import NO_SEQUENCES, AnswerOptions, check_sequences, sequences_after
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 
@@ -107,7 +107,7 @@ def parse_completion(
         raise RequestError("invalid_best_of", "best_of above n cannot be streamed.", "best_of")
     sequences = NO_SEQUENCES
     if count > 1:
-        sequences = sequences_behind(prompts, count, options, tokenizer, limits, "max_tokens")
+        sequences = sequences_after(prompts, count, options, tokenizer, limits, "max_tokens")
     reads_prompts = echo and options.logprobs is not None
     groups = _group(prompts, draws, count, reads_prompts)
     sampling = options.sampling if count == 1 else None

@@ -12,7 +12,7 @@ from mis_core.tasks.text.choices import GeneratedChoice, GeneratedChoices
 from mis_core.tasks.text.parsed import ParsedText
 from mis_core.tasks.text.prompt_field import read_prompts, tokenize_prompts
 from mis_core.tasks.text.sampling import sampling_of, stops_of
-from mis_core.tasks.text.sequences import AnswerOptions, check_sequences, sequences_behind
+from mis_core.tasks.text.sequences import AnswerOptions, check_sequences, sequences_after
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer
 
@@ -56,8 +56,8 @@ def parse_generation(fields: Mapping[str, object], tokenizer: Tokenizer, limits:
         cache_salt=body.cache_salt,
     )
     prompts = tokenize_prompts(given, tokenizer, limits, 1, body.add_special_tokens)
-    behind = sequences_behind(prompts, body.max_new_tokens, options, tokenizer, limits, "max_new_tokens")
-    return ParsedText(options, (), behind)
+    sequences = sequences_after(prompts, body.max_new_tokens, options, tokenizer, limits, "max_new_tokens")
+    return ParsedText(options, (), sequences)
 
 
 def finish_generation(parsed: ParsedText, choices: GeneratedChoices) -> GenerateResult:

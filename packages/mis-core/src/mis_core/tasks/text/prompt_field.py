@@ -30,7 +30,7 @@ def read_prompts(prompt: object) -> TokenRows | list[str]:
         raise RequestError("invalid_prompt", "All prompts must be texts, or all of them lists of token ids.", "prompt")
     if kinds == {int}:
         return read_row("prompt", cast(Sequence[object], prompts))
-    empty = next((place for place, each in enumerate(cast(Sequence[Sequence[object]], prompts)) if not len(each)), None)
+    empty = next((index for index, each in enumerate(cast(Sequence[Sequence[object]], prompts)) if not len(each)), None)
     if empty is not None:
         message = f"prompt[{empty}] is empty." if len(prompts) > 1 else "prompt must not be empty."
         raise RequestError("empty_prompt", message, "prompt")

@@ -129,10 +129,10 @@ class Prompts:
         base = 0
         for group in groups:
             lens = self.lens[group.members]
-            place = ramp(lens)
+            offset = ramp(lens)
             own = np.repeat(offsets(lens - group.shared)[:-1], lens)  # rows of the items before each
             at = rows_at(np.arange(len(self.tokens)), self.starts[group.members], lens)
-            rows[at] = base + place + np.where(place < group.shared, 0, own)
+            rows[at] = base + offset + np.where(offset < group.shared, 0, own)
             base += group.shared + int((lens - group.shared).sum())
         return rows
 
@@ -150,8 +150,8 @@ class Prompts:
         left, right, starts = order[:-1], order[1:], self.starts
         lens = np.minimum(self.lens[left], self.lens[right])
         equal = rows_at(self.tokens, starts[left], lens) == rows_at(self.tokens, starts[right], lens)
-        places = np.where(equal, np.repeat(lens, lens), ramp(lens))
-        return np.minimum.reduceat(places, offsets(lens)[:-1])
+        equals = np.where(equal, np.repeat(lens, lens), ramp(lens))
+        return np.minimum.reduceat(equals, offsets(lens)[:-1])
 
 
 def _at_most(groups: list[Group], cached: bool) -> list[Group]:

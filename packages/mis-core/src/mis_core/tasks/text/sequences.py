@@ -116,7 +116,7 @@ NO_SEQUENCES = Sequences(
 """What is written where scores say all."""
 
 
-def sequences_behind(
+def sequences_after(
     prompts: Prompts,
     max_new_tokens: int,
     options: AnswerOptions,

@@ -79,8 +79,8 @@ def _of_instruction(found: Computations, each: Instruction) -> Launches:
         trips = known_trips(each.line)
         if trips is not None:
             return body.times(trips)
-        turn = body + _launches(found, callee(each.line, "condition"))
-        return Launches(0, (turn.known, *turn.loops))
+        trip = body + _launches(found, callee(each.line, "condition"))
+        return Launches(0, (trip.known, *trip.loops))
     if each.kind == "conditional":
         raise ValueError(f"The conditional {each.name} does not say which branch it takes.")
     if each.kind == "call":

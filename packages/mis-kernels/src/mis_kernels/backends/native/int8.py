@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Float32, Int32
 
 from mis_kernels.backends.native import library
-from mis_kernels.backends.native.packed import TILE_COLUMNS, cut_tiles, tiled
+from mis_kernels.backends.native.packed import TILE_COLUMNS, tile_specs, tiled
 from mis_kernels.quantized import QuantizedRows, QuantizedWeight
 from mis_kernels.storage import to_bits
 from mis_kernels.weights import FoldedNorm
@@ -48,7 +48,7 @@ class TiledWeight(QuantizedWeight):
 
     def partition(self, partition: PartitionSpec) -> Self:
         """Return the cuts of tiles and scales, where `[*stack, in, out]` is cut like `partition`."""
-        values, scales = cut_tiles(partition, self.values.ndim - 1)
+        values, scales = tile_specs(partition, self.values.ndim - 1)
         return dataclasses.replace(self, values=values, scales=scales)
 
     def operand(self, x: Array) -> QuantizedRows:

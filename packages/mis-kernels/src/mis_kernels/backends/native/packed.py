@@ -44,7 +44,7 @@ class PackedWeight(Weight):
 
     def partition(self, partition: PartitionSpec) -> "PackedWeight":
         """Return the cuts of the tiles, in a tree like this one, where `[*stack, in, out]` is cut like `partition`."""
-        return PackedWeight(cut_tiles(partition, self.tiles.ndim - 1)[0])
+        return PackedWeight(tile_specs(partition, self.tiles.ndim - 1)[0])
 
     @property
     def is_pair(self) -> bool:
@@ -114,7 +114,7 @@ def tiled(
     return np.ascontiguousarray(parts.transpose(order)).reshape(*stack, *tiles)
 
 
-def cut_tiles(partition: PartitionSpec, ndim: int) -> tuple[PartitionSpec, PartitionSpec]:
+def tile_specs(partition: PartitionSpec, ndim: int) -> tuple[PartitionSpec, PartitionSpec]:
     """Return how the tiles of a stack `[*stack, in, out]` that is cut like `partition` are cut, and its columns."""
     *stack, depth, columns = (*partition, *[None] * (ndim - len(partition)))
     return PartitionSpec(*stack, columns, depth), PartitionSpec(*stack, columns)

@@ -84,7 +84,7 @@ def dense_attention(
         queries = lax.dynamic_slice_in_dim(q, head * group, group, 1).astype(jnp.float32)
 
         def of_context(context: Array, out: Array) -> Array:
-            own = _behind(segments, context)
+            own = _of_one_context(segments, context)
             keys, values = (
                 _joined(from_bits(pages[head, page_table[context]]), new[:, head], own)
                 for pages, new in ((k_pages, k), (v_pages, v))
@@ -98,13 +98,13 @@ def dense_attention(
     return lax.map(of_head, jnp.arange(k.shape[1])).swapaxes(0, 1).reshape(q.shape)
 
 
-def _behind(segments: Segments, context: Array) -> Segments:
+def _of_one_context(segments: Segments, context: Array) -> Segments:
     """Return the segments as if there were one context only; rows behind others see nothing."""
-    is_behind = jnp.asarray(segments.context_id) == context
+    is_of_it = jnp.asarray(segments.context_id) == context
     return Segments(
         context_id=jnp.zeros_like(segments.context_id),
-        context_len=jnp.where(is_behind, jnp.asarray(segments.context_len), 0),
-        segment_start=jnp.where(is_behind, jnp.asarray(segments.segment_start), jnp.arange(segments.num_tokens) + 1),
+        context_len=jnp.where(is_of_it, jnp.asarray(segments.context_len), 0),
+        segment_start=jnp.where(is_of_it, jnp.asarray(segments.segment_start), jnp.arange(segments.num_tokens) + 1),
         page_table=jnp.asarray(segments.page_table)[:1],  # how many pages there are, not which
         page_writes=segments.page_writes,
     )

@@ -77,18 +77,18 @@ class TpuBackend(XlaBackend):
         """Fuse the product and the sum where rows fill lanes, both ways."""
         return head.tpu_log_sum_exp(hidden, weight) if head.fits(len(hidden), *weight.shape) else None
 
-    def placement(self, weight: StoredWeight, cuts: Any) -> Any:
+    def placement(self, weight: StoredWeight, shardings: Any) -> Any:
         """On v7x, tiles of 16 rows: its products read them, and XLA would copy all weights into such in every step.
 
         So it does with weights that are cut over devices: of their parts it takes tiles of 8 only.
         """
 
-        def placed(each: Any, cut: Any) -> Any:
-            if each.dtype.itemsize != 2 or tpu_chip() != "v7x" or not cut.is_fully_replicated:
-                return cut
-            return Format(Layout(tuple(range(each.ndim)), tiling=((16, LANES), (2, 1))), cut)
+        def sharded(each: Any, sharding: Any) -> Any:
+            if each.dtype.itemsize != 2 or tpu_chip() != "v7x" or not sharding.is_fully_replicated:
+                return sharding
+            return Format(Layout(tuple(range(each.ndim)), tiling=((16, LANES), (2, 1))), sharding)
 
-        return jax.tree.map(placed, weight, cuts)
+        return jax.tree.map(sharded, weight, shardings)
 
     def pack_quantized(self, weight: QuantizedWeight, depth: int, columns: int) -> QuantizedWeight:
         """Have kernels multiply with it if it fills lanes."""

@@ -187,15 +187,15 @@ def _attend(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch
     # Written out as a pipeline, since the compiler keeps the order of what it is given: while the
     # vector units work on one piece, the matrix units have the next one's logits and the last one's sum.
     ahead = logits(pieces[0])
-    behind: list[tuple[Piece, list[Array]]] = []
+    pending: list[tuple[Piece, list[Array]]] = []
     for index, piece in enumerate(pieces):
         parts = ahead
         if index + 1 < len(pieces):
             ahead = logits(pieces[index + 1])
-        for weighted_piece in behind:
+        for weighted_piece in pending:
             accumulate(*weighted_piece)
-        behind = [(piece, weights(piece, parts))]
-    accumulate(*behind[0])
+        pending = [(piece, weights(piece, parts))]
+    accumulate(*pending[0])
 
 
 def _attend_anew(kind: int, tile: Scalar, slot: Scalar, facts: RowFacts, fetch: Fetch, scratch: Scratch) -> None:
@@ -286,5 +286,5 @@ def _mask(logits: Array, keys: slice, piece: Piece, intervals: tuple[Array, Arra
     low, count = map(piece.lanes_of, intervals)
     key = lax.broadcasted_iota(jnp.int32, logits.shape, 0)
     # One comparison for both ends: below the interval, the difference wraps to a large number.
-    behind = (key - (low - keys.start)).astype(jnp.uint32)
-    return jnp.where(behind < count.astype(jnp.uint32), logits, -jnp.inf)
+    distance = (key - (low - keys.start)).astype(jnp.uint32)
+    return jnp.where(distance < count.astype(jnp.uint32), logits, -jnp.inf)

@@ -80,7 +80,7 @@ def norm_rope_kernel(
     """One block of tokens and `heads` KV heads; `epsilon` is None where nothing is normalised."""
     cos, sin = cos_ref[...], sin_ref[...]
 
-    def turned(x: Array, weight: Array) -> Array:
+    def rotated(x: Array, weight: Array) -> Array:
         x = x.astype(jnp.float32)
         if epsilon is not None:
             x = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon) * weight
@@ -95,6 +95,6 @@ def norm_rope_kernel(
     for head in range(heads):
         first = head * (group + 2)
         for query in range(group):
-            q_ref[:, part(head * group + query)] = turned(qkv_ref[:, part(first + query)], weight_ref[0:1])
-        k_ref[:, part(head)] = turned(qkv_ref[:, part(first + group)], weight_ref[1:2])
+            q_ref[:, part(head * group + query)] = rotated(qkv_ref[:, part(first + query)], weight_ref[0:1])
+        k_ref[:, part(head)] = rotated(qkv_ref[:, part(first + group)], weight_ref[1:2])
         v_ref[:, part(head)] = qkv_ref[:, part(first + group + 1)]

@@ -138,7 +138,7 @@ def tpu_quantized_product(
     grid = sizes.grid(rows, columns)
 
     maps = index_maps(grid)
-    turns = jnp.asarray(block_turns(depth, weight.block), x.dtype)
+    rotation = jnp.asarray(block_rotation(depth, weight.block), x.dtype)
     others = () if residual is None else (in_hbm(residual),)
     out = pl.BlockSpec((sizes.rows, sizes.columns), maps.cell)
     return pl.pallas_call(
@@ -150,7 +150,7 @@ def tpu_quantized_product(
                 pl.BlockSpec((sizes.rows, depth), maps.row_once),
                 pl.BlockSpec((1, parts, depth, sizes.columns), maps.weights),
                 pl.BlockSpec((1, parts, 1, sizes.columns), maps.weights),
-                pl.BlockSpec(turns.shape, maps.whole),
+                pl.BlockSpec(rotation.shape, maps.whole),
                 *[out for _ in others],
             ],
             out_specs=out,
@@ -167,12 +167,12 @@ def tpu_quantized_product(
         name="quantized_product",
     )(
         jnp.reshape(layer, 1).astype(jnp.int32), in_hbm(x), values, scales.reshape(layers, parts, 1, columns),
-        turns, *others,
+        rotation, *others,
     )  # fmt: skip
 
 
 def product_kernel(
-    layer: Ref, x: Ref, values: Ref, scales: Ref, turns: Ref, *others: Ref, block: int, epsilon: float | None
+    layer: Ref, x: Ref, values: Ref, scales: Ref, rotation: Ref, *others: Ref, block: int, epsilon: float | None
 ) -> None:
     """One block of rows and columns; the first columns' steps quantise the rows."""
     *residual, out, quantised, row_scales = others
@@ -199,7 +199,7 @@ def product_kernel(
     @pl.when(column == 0)
     def _() -> None:
         def integers_of(strip: slice) -> tuple[slice, Array, Array]:
-            integers, scale = quantise(x[strip], turns[...], block, epsilon)
+            integers, scale = quantise(x[strip], rotation[...], block, epsilon)
             quantised[kept(strip)], row_scales[kept(strip)] = integers, scale
             return strip, integers, scale
 
@@ -217,27 +217,27 @@ def product_kernel(
             multiply(strip, quantised[kept(strip)], row_scales[kept(strip)])
 
 
-def quantise(x: Array, turns: Array, block: int, epsilon: float | None) -> tuple[Array, Array]:
+def quantise(x: Array, rotation: Array, block: int, epsilon: float | None) -> tuple[Array, Array]:
     """Return integers of some rows and the rows' scales, the factor of a folded norm included."""
     width = x.shape[1]
-    turned = x.astype(jnp.float32)
+    rotated = x.astype(jnp.float32)
     if block > 1:
         precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-        size = len(turns)
-        turned = jnp.concatenate(
+        size = len(rotation)
+        rotated = jnp.concatenate(
             [
-                jnp.dot(x[:, begin : begin + size], turns, precision=precision, preferred_element_type=jnp.float32)
+                jnp.dot(x[:, begin : begin + size], rotation, precision=precision, preferred_element_type=jnp.float32)
                 for begin in range(0, width, size)
             ],
             axis=1,
         )
-    largest = jnp.abs(turned).max(1, keepdims=True)
+    largest = jnp.abs(rotated).max(1, keepdims=True)
     inverse = jnp.where(largest > 0, LARGEST / largest, 0.0)
     scale = largest * (1 / LARGEST)
     if epsilon is not None:
         # Turns lengthen every row by the same factor.
-        scale *= lax.rsqrt((turned * turned).sum(1, keepdims=True) * (1 / (width * block)) + epsilon)
-    return jnp.round(turned * inverse).astype(jnp.int32).astype(jnp.int8), scale
+        scale *= lax.rsqrt((rotated * rotated).sum(1, keepdims=True) * (1 / (width * block)) + epsilon)
+    return jnp.round(rotated * inverse).astype(jnp.int32).astype(jnp.int8), scale
 
 
 def dot(integers: Array, weight: Array) -> Array:
@@ -247,7 +247,7 @@ def dot(integers: Array, weight: Array) -> Array:
     )
 
 
-def block_turns(depth: int, block: int) -> Float[np.ndarray, "in in"]:
+def block_rotation(depth: int, block: int) -> Float[np.ndarray, "in in"]:
     """Return the matrix that turns some blocks of summands side by side, as wide as a matrix unit if that divides."""
     size = PIECE if depth % PIECE == 0 else LANES
     return np.kron(np.eye(size // block, dtype=np.float32), hadamard(block))

@@ -20,11 +20,11 @@ from jaxtyping import Array, Float, Int32
 from mis_kernels.backends.tpu import products
 from mis_kernels.backends.tpu.fetch import LANES, Ref, Scalar, in_hbm
 from mis_kernels.backends.tpu.norm_rope import swapped
-from mis_kernels.backends.tpu.products import PIECE, STRIP, TILE_ROWS, ProductSizes, block_turns
+from mis_kernels.backends.tpu.products import PIECE, STRIP, TILE_ROWS, ProductSizes, block_rotation
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.target import target
-from mis_kernels.weights import HeadTurns, QueriesKeysValues
+from mis_kernels.weights import HeadRotations, QueriesKeysValues
 
 PAIRS = 4
 """Pairs of strips in a turn of the loop, if there are enough: behind one another they hide what each waits for."""
@@ -61,7 +61,7 @@ def tpu_quantized_projection(
     layer: Int32[Array, ""],
     bias: Float[Array, "kv_heads group_plus_two head_dim"] | None,
     heads: HeadShape,
-    turns: HeadTurns,
+    rotations: HeadRotations,
     epsilon: float | None = None,
 ) -> QueriesKeysValues:
     """Multiply with one layer's weight, add the bias, normalise and rotate, all in float32; round once.
@@ -74,7 +74,7 @@ def tpu_quantized_projection(
         layer: Which layer of it, of which no copy is made.
         bias: Added to the product.
         heads: Of the weight, of a multiple of 128 elements.
-        turns: Of the tokens.
+        rotations: Of the tokens.
         epsilon: Of the folded norm in front of the product; None: there is none.
     """
     (rows, depth), (layers, _, columns) = x.shape, weight.values.shape
@@ -83,12 +83,12 @@ def tpu_quantized_projection(
     grid = sizes.grid(rows, columns)
     maps = products.index_maps(grid)
     here = sizes.columns // ((heads.group + 2) * dim)
-    turning = jnp.asarray(block_turns(depth, weight.block), x.dtype)
-    normed = turns.q_norm is not None and turns.k_norm is not None
+    block_matrix = jnp.asarray(block_rotation(depth, weight.block), x.dtype)
+    normed = rotations.q_norm is not None and rotations.k_norm is not None
     norms = jnp.ones((2, dim), jnp.float32)
-    if turns.q_norm is not None and turns.k_norm is not None:
+    if rotations.q_norm is not None and rotations.k_norm is not None:
         # The factor of a mean square is that of a sum of squares and a number.
-        norms = math.sqrt(dim) * jnp.stack([turns.q_norm, turns.k_norm]).astype(jnp.float32)
+        norms = math.sqrt(dim) * jnp.stack([rotations.q_norm, rotations.k_norm]).astype(jnp.float32)
     # What is turned has changed places with the other half, and so have its weights.
     norms = jnp.stack([norms, jnp.roll(norms, dim // 2, 1)], axis=1).reshape(4, dim)
     added = [] if bias is None else [bias.reshape(1, -1).astype(jnp.float32)]
@@ -99,7 +99,7 @@ def tpu_quantized_projection(
             block=weight.block,
             epsilon=epsilon,
             heads=heads._replace(kv_heads=here, heads=here * heads.group),
-            head_epsilon=turns.epsilon if normed else None,
+            head_epsilon=rotations.epsilon if normed else None,
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
@@ -108,7 +108,7 @@ def tpu_quantized_projection(
                 pl.BlockSpec((sizes.rows, depth), maps.row_once),
                 pl.BlockSpec((1, 1, depth, sizes.columns), maps.weights),
                 pl.BlockSpec((1, 1, 1, sizes.columns), maps.weights),
-                pl.BlockSpec(turning.shape, maps.whole),
+                pl.BlockSpec(block_matrix.shape, maps.whole),
                 *[pl.BlockSpec((sizes.rows, dim), maps.row) for _ in range(2)],
                 pl.BlockSpec((4, dim), maps.whole),
                 *[pl.BlockSpec((1, sizes.columns), lambda group, column, index, layer: (0, column)) for _ in added],
@@ -129,7 +129,7 @@ def tpu_quantized_projection(
         name="quantized_projection",
     )(
         jnp.reshape(layer, 1).astype(jnp.int32), in_hbm(x), weight.values[:, None],
-        weight.scales.reshape(layers, 1, 1, columns), turning, turns.cos, turns.sin, norms, *added,
+        weight.scales.reshape(layers, 1, 1, columns), block_matrix, rotations.cos, rotations.sin, norms, *added,
     )  # fmt: skip
     q, k, v = (each.reshape(rows, -1, dim) for each in made)
     return q, k, v
@@ -140,7 +140,7 @@ def projection_kernel(
     x: Ref,
     values: Ref,
     scales: Ref,
-    turning: Ref,
+    block_matrix: Ref,
     cos: Ref,
     sin: Ref,
     norms: Ref,
@@ -163,18 +163,18 @@ def projection_kernel(
     @pl.when(column == 0)
     def _() -> None:
         for begin in range(0, num_rows, strip):
-            integers, scale = products.quantise(x[begin : begin + strip], turning[...], block, epsilon)
+            integers, scale = products.quantise(x[begin : begin + strip], block_matrix[...], block, epsilon)
             quantised[kept(begin)], row_scales[kept(begin)] = integers, jnp.broadcast_to(scale, (strip, LANES))
 
     for n in range(0, 4, 2):
         tables[n], tables[n + 1] = cos[...] * norms[n : n + 1], sin[...] * norms[n + 1 : n + 2]
 
-    def place(unit: Scalar) -> tuple[Array, Array]:
+    def head_of(unit: Scalar) -> tuple[Array, Array]:
         begin = lax.div(unit, heads.kv_heads) * strip
         return lax.rem(unit, heads.kv_heads), pl.multiple_of(begin, math.gcd(strip, TILE_ROWS))
 
     def multiply(unit: Scalar, product: Ref, factors: Ref) -> None:
-        head, begin = place(unit)
+        head, begin = head_of(unit)
         integers, scale = quantised[kept(begin)], row_scales[kept(begin)]
         for first in range(0, width, PIECE):
             size = min(PIECE, width - first)
@@ -190,8 +190,8 @@ def projection_kernel(
                     factor = lax.rsqrt((own * own).sum(1, keepdims=True) + least)
                     factors[:, part : part + dim] = jnp.broadcast_to(_across(factor, dim), own.shape)
 
-    def turn(unit: Scalar, product: Ref, factors: Ref) -> None:
-        head, begin = place(unit)
+    def rotate(unit: Scalar, product: Ref, factors: Ref) -> None:
+        head, begin = head_of(unit)
         own, scale = pl.ds(begin, strip), row_scales[kept(begin)]
 
         def scaled(values: Array) -> Array:
@@ -199,25 +199,25 @@ def projection_kernel(
 
         for which in range(group + 1):
             part, n = slice(which * dim, (which + 1) * dim), 2 * (which == group)
-            turned = product[:, part] * tables[n, own] + swapped(product[:, part]) * tables[n + 1, own]
-            turned = scaled(turned) if head_epsilon is None else turned * factors[:, part]
+            rotated = product[:, part] * tables[n, own] + swapped(product[:, part]) * tables[n + 1, own]
+            rotated = scaled(rotated) if head_epsilon is None else rotated * factors[:, part]
             to, lane = (k, head * dim) if which == group else (q, head * (group * dim) + which * dim)
-            to[own, pl.ds(pl.multiple_of(lane, LANES), dim)] = turned.astype(to.dtype)
+            to[own, pl.ds(pl.multiple_of(lane, LANES), dim)] = rotated.astype(to.dtype)
         v[own, pl.ds(pl.multiple_of(head * dim, LANES), dim)] = scaled(product[:, width - dim :]).astype(v.dtype)
 
     def pair(number: Scalar, carry: None) -> None:
         unit = 2 * number
         multiply(unit + 1, product_b, factors_b)
-        turn(unit, product_a, factors_a)
+        rotate(unit, product_a, factors_a)
         multiply(lax.rem(unit + 2, units), product_a, factors_a)  # behind the last pair, for nothing
-        turn(unit + 1, product_b, factors_b)
+        rotate(unit + 1, product_b, factors_b)
         return carry
 
     multiply(0, product_a, factors_a)
     if units > 1:
         lax.fori_loop(0, units // 2, pair, None, unroll=strips_together(units) // 2)
     if units % 2:
-        turn(units - 1, product_a, factors_a)
+        rotate(units - 1, product_a, factors_a)
 
 
 def _across(x: Array, width: int) -> Array:

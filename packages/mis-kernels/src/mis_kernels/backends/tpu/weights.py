@@ -11,7 +11,7 @@ from mis_kernels.backends.tpu.products import tpu_quantized_product
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.target import tpu_chip
-from mis_kernels.weights import FoldedNorm, HeadTurns
+from mis_kernels.weights import FoldedNorm, HeadRotations
 
 
 @jax.tree_util.register_dataclass
@@ -34,13 +34,13 @@ class KernelWeight(QuantizedWeight):
         return tpu_quantized_product(x, self, self.layer, residual, _epsilon(norm))
 
     def project(
-        self, x: Array, heads: HeadShape, turns: HeadTurns, bias: Array | None, norm: FoldedNorm | None
+        self, x: Array, heads: HeadShape, rotations: HeadRotations, bias: Array | None, norm: FoldedNorm | None
     ) -> tuple[Array, Array, Array] | None:
         """Project, normalise and rotate in one pass where that is faster."""
         if not projection.is_faster(heads, tpu_chip()):
             return None
         with jax.named_scope("qkv"):
-            return projection.tpu_quantized_projection(x, self, self.layer, bias, heads, turns, _epsilon(norm))
+            return projection.tpu_quantized_projection(x, self, self.layer, bias, heads, rotations, _epsilon(norm))
 
     def gated_linear(self, x: Array, bias: Array | None = None, norm: FoldedNorm | None = None) -> Array:
         """Gate products in one pass; those with biases, for which the kernel has no place, are XLA's."""

@@ -92,9 +92,9 @@ class XlaBackend(Backend):
         """Change nothing."""
         return weight
 
-    def placement(self, weight: StoredWeight, cuts: Any) -> Any:
+    def placement(self, weight: StoredWeight, shardings: Any) -> Any:
         """Leave the order to the compiler."""
-        return cuts
+        return shardings
 
     def log_sum_exp(self, hidden: Array, weight: Array) -> Array | None:
         """Leave it to the caller."""

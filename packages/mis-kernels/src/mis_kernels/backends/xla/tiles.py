@@ -135,10 +135,10 @@ def own_tiles(segment_start: np.ndarray, block_size: int, tile_size: int) -> np.
     keys_per_block = np.bincount(block, weights=size, minlength=blocks).astype(np.int64)
     crossings = np.bincount(block, minlength=blocks)
     offset = np.cumsum(size) - size - np.repeat(np.cumsum(keys_per_block) - keys_per_block, crossings)
-    place = np.repeat(offset, visible) + ramp(visible)
+    index = np.repeat(offset, visible) + ramp(visible)
     keys = np.full((-(-keys_per_block.max(initial=0) // tile_size), blocks, tile_size), -1, np.int32)
-    key = np.repeat(start, visible) + place - np.repeat(offset, visible)
-    keys[place // tile_size, np.repeat(block, visible), place % tile_size] = key
+    key = np.repeat(start, visible) + index - np.repeat(offset, visible)
+    keys[index // tile_size, np.repeat(block, visible), index % tile_size] = key
     return keys
 
 
