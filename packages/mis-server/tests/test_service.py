@@ -80,7 +80,7 @@ def test_what_small_bodies_cost_is_bounded_in_their_lane(pretended: Any, tokeniz
     query = "cat " * 17_000
     body = {"query": query, "documents": [f"of three words {number}" for number in range(800)]}
     parsed = asyncio.run(model.parse(RERANK, json.dumps(body).encode()))
-    assert parsed.request.num_items == 800
+    assert parsed.requests[0].num_items == 800
     (small, cost), (large, whole) = lanes
     assert (small, large) == ("small", "large")
     assert cost <= SMALL < whole < 8 * SMALL
@@ -132,7 +132,7 @@ def test_fields_are_read_as_their_json_is(
 
     def outcome(source: Any) -> Any:
         try:
-            request = asyncio.run(model.parse(task, source)).request
+            (request,) = asyncio.run(model.parse(task, source)).requests
         except RequestError as error:
             return error.code, error.message, error.param
         values = ((field.name, getattr(request, field.name)) for field in dataclasses.fields(ScoreRequest))
