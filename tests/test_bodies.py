@@ -15,6 +15,7 @@ from field_tables import DECLARED, PAGES, table, with_tables
 from mis_core.config import EngineConfig
 from mis_core.errors import RequestError
 from mis_core.tasks.classify import CLASSIFY
+from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.fields.body import Body, about, read_body
 from mis_core.tasks.fields.described import schema_of
 from mis_core.tasks.limits import Limits
@@ -138,6 +139,7 @@ PARSE: dict[str, Callable[[dict[str, Any], Tokenizer], object]] = {
     "/v1/rerank": parse(RERANK),
     "/v1/classify": lambda fields, tokenizer: CLASSIFY.parse(fields, tokenizer, WITH_HEAD, ("m",)),
     "/v1/completions": parse(COMPLETE),
+    "/v1/decisions": parse(DECIDE),
     "/v1/chat/completions": parse(CHAT),
     "/tokenize": lambda fields, tokenizer: tokenize(msgspec.json.encode(fields), "m", 100, 100, tokenizer),
     "/detokenize": lambda fields, tokenizer: detokenize(msgspec.json.encode(fields), "m", 100, 100, None, tokenizer),

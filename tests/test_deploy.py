@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import mis_server
 from mis_core.config import EngineConfig
 from mis_core.requests import EngineOutput, ScoreRequest
-from mis_core.tasks.fields.item_errors import SortedItems
+from mis_core.tasks.fields.item_errors import ItemErrors
 from mis_core.tasks.path.service import Answered
 from mis_core.tasks.score.parsed import ParsedScore
 from mis_server.cli import main
@@ -186,7 +186,7 @@ def exposed() -> set[str]:
     one, nothing = np.ones(1, np.int32), np.zeros(1, np.int32)
     request = ScoreRequest(one, one, np.array([0, 1], np.int32), one, nothing[None])
     output = EngineOutput(np.zeros((1, 1), np.float32), np.zeros(1, np.float32))
-    parsed = ParsedScore(request, SortedItems(1, nothing.astype(np.int64)))
+    parsed = ParsedScore(request, (request,), ItemErrors("items", 1, per_item=False))
     metrics.answered("score", Answered(parsed, (output,), None, {"device": 1.0}), 0.1)
     lines = metrics.text().decode().splitlines()
     return {re.split(r"[ {]", line)[0] for line in lines if not line.startswith("#")}

@@ -8,12 +8,10 @@ import pytest
 import mis_server.cli
 from documented_commands import commands
 from mis_core.config import EngineConfig
-from mis_core.tasks.decide import task as decide
 from mis_core.tokenization import Tokenizer
 from mis_server.compatibility import ACCEPTED, WHY_WITHOUT_LIMIT
 from mis_server.edge.middleware import ADMIN_PATHS, OPEN_PATHS
 from mis_server.errors import ERRORS
-from mis_server.schemas.decisions import DecisionBody
 from mis_server.settings import ServerConfig
 from mis_server.telemetry.metrics import _ENGINE, _FRONT, Metrics
 from mis_server.tokenizers.pool import TokenizerPool
@@ -65,12 +63,6 @@ def test_every_route_is_in_the_index(checkpoint: Path) -> None:
     assert set(keys) == routes
     assert {path for path, key in keys.items() if key == "none"} == OPEN_PATHS | {"/playground"}
     assert {path for path, key in keys.items() if key == "admin"} == ADMIN_PATHS
-
-
-def test_every_field_of_a_decision_is_in_its_table() -> None:
-    listed = {name for row in rows("decisions.md") if len(row) == 3 for name in words(row[0])}
-    assert listed == {*DecisionBody.model_fields, "predicate", "choice", "score"}
-    assert set(DecisionBody.model_fields) == set(decide.FIELDS)
 
 
 DOCS = HTTP.parent.parent

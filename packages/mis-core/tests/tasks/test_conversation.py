@@ -106,7 +106,6 @@ IMAGE = {"type": "input_image", "image_url": "https://a/b.png"}
 @pytest.mark.parametrize(
     ("value", "code", "param"),
     [
-        (None, "missing_input", "input"),
         ("", "empty_input", "input"),
         ([], "empty_input", "input"),
         (7, "invalid_input", "input"),

@@ -3,15 +3,16 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mis_core.tasks.decide.body import DecisionBody
 from mis_core.tasks.decide.task import DECIDE
 from mis_server.model import in_thread_if_large
 from mis_server.schemas.bodies import described
-from mis_server.schemas.decisions import DecisionBody, DecisionReply
+from mis_server.schemas.decisions import EXAMPLE, DecisionReply
 from mis_server.service import json_reply, service_of
 
 router = APIRouter()
 
-_BODY = described(DecisionBody)
+_BODY = described(DecisionBody, EXAMPLE)
 
 
 @router.post("/v1/decisions", response_model=DecisionReply, openapi_extra=_BODY)

@@ -29,11 +29,9 @@ def read_conversation(value: object) -> list[Message]:
     """Read the field `input`.
 
     Raises:
-        RequestError: `missing_input`, `empty_input`, `invalid_input`, `unknown_parameter` or `unsupported_parameter`.
+        RequestError: `empty_input`, `invalid_input`, `unknown_parameter` or `unsupported_parameter`.
     """
     source = Field(value, "input")
-    if value is None:
-        raise RequestError("missing_input", "The field input is required: a text or a list of messages.", "input")
     if isinstance(value, (str, list, tuple)) and not value:
         raise RequestError("empty_input", "input must not be empty.", "input")
     if isinstance(value, str):

@@ -24,29 +24,22 @@ from mis_core.tasks.decide.answers import (
     RefusalAnswer,
     answer,
 )
+from mis_core.tasks.decide.body import DecisionBody
 from mis_core.tasks.decide.codes import Codes, Labels
 from mis_core.tasks.decide.conversation import read_conversation
 from mis_core.tasks.decide.prompts import Prompter
 from mis_core.tasks.decide.questions import MAX_QUESTIONS, Question, read_question
+from mis_core.tasks.fields.body import check_model, read_body
 from mis_core.tasks.fields.field import Field
-from mis_core.tasks.fields.item_errors import ItemErrors, read_on_error
+from mis_core.tasks.fields.item_errors import ItemErrors
 from mis_core.tasks.fields.labels import label_matrix
-from mis_core.tasks.fields.openai import check_ignored, check_model
 from mis_core.tasks.fields.token_rows import TokenRows
-from mis_core.tasks.fields.values import check_characters, check_count, check_names, kind, read_optional_text, shown
+from mis_core.tasks.fields.values import check_characters, check_count
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
 from mis_core.tasks.probabilities import check_finite, label_logprobs, label_softmax
 from mis_core.tasks.served import check_task
 from mis_core.tokenization import NOTHING, Joined, Tokenizer
-
-FIELDS = (
-    "input", "questions", "model", "prompt_cache_key", "prompt_cache_options", "safety_identifier", "cache_salt",
-    "on_error", "choice_order",
-)  # fmt: skip
-"""Every field of a request."""
-
-CHOICE_ORDERS = ("given", "independent")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,16 +80,15 @@ def parse_decision(
     fields: Fields, tokenizer: Tokenizer | None, limits: Limits, served_models: ServedModels = None
 ) -> ParsedDecision:
     """Validate the fields of a request, and make and tokenise its prompts; see `Task.parse`."""
-    check_names(fields, FIELDS)
+    body = read_body(DecisionBody, fields)
     check_task("decide", tokenizer, limits)
     assert tokenizer is not None, "as checked"
-    check_model(fields, served_models)
-    conversation = read_conversation(fields.get("input"))
-    sources = _read_sources(fields)
-    errors = ItemErrors("questions", len(sources), per_item=read_on_error(fields))
-    is_rotated = _read_choice_order(fields) == "independent"
-    check_ignored(fields, ("prompt_cache_options", "safety_identifier"))
-    cache_salt = _read_cache_salt(fields)
+    check_model(body.model, served_models)
+    conversation = read_conversation(body.input)
+    check_count(len(body.questions), MAX_QUESTIONS, "questions", "questions")
+    sources = Field(body.questions, "questions").elements(1, MAX_QUESTIONS)
+    errors = ItemErrors("questions", len(sources), per_item=body.on_error == "item")
+    is_rotated = body.choice_order == "independent"
     questions = errors.read_each(sources, lambda _, source: read_question(source))
     check_characters(
         limits.max_text_characters,
@@ -119,7 +111,7 @@ def parse_decision(
     if errors.any_left:
         kept = [asked[index] for index in errors.kept.tolist()]
         labels = TokenRows.nested("questions", [each.labels[1] for each in kept for _ in each.orders])
-        requests = (ScoreRequest(*joined, label_matrix(labels), cache_salt=cache_salt),)
+        requests = (ScoreRequest(*joined, label_matrix(labels), cache_salt=_cache_salt(body)),)
     refused = {
         error.index: RefusalAnswer(_name(sources[error.index]), QuestionError(error.code, error.message, error.param))
         for error in errors.errors
@@ -166,31 +158,9 @@ def _probabilities(
 DECIDE: Task[ParsedDecision, Decision] = Task("decide", parse_decision, finish_decision)
 
 
-def _read_sources(fields: Fields) -> list[Field]:
-    value = fields.get("questions")
-    if value is None:
-        raise RequestError("missing_questions", "The field questions is required: a list of questions.", "questions")
-    if not isinstance(value, (list, tuple)):
-        raise RequestError("invalid_questions", f"questions must be a list, not {kind(value)}.", "questions")
-    if not value:
-        raise RequestError("empty_questions", "questions must hold at least one question.", "questions")
-    check_count(len(value), MAX_QUESTIONS, "questions", "questions")
-    return Field(value, "questions").elements(1, MAX_QUESTIONS)
-
-
-def _read_choice_order(fields: Fields) -> str:
-    value = fields.get("choice_order", "given")
-    if not isinstance(value, str) or value not in CHOICE_ORDERS:
-        given = shown(value) if isinstance(value, str) else kind(value)
-        message = f"choice_order must be one of {', '.join(CHOICE_ORDERS)}, not {given}."
-        raise RequestError("invalid_choice_order", message, "choice_order")
-    return value
-
-
-def _read_cache_salt(fields: Fields) -> str | None:
-    """Read who shares cached prefixes: requests of the same `cache_salt` and `prompt_cache_key`."""
-    check_ignored(fields, ("prompt_cache_key",))
-    salt, key = read_optional_text(fields, "cache_salt"), fields.get("prompt_cache_key")
+def _cache_salt(body: DecisionBody) -> str | None:
+    """Return who shares cached prefixes: requests of the same `cache_salt` and `prompt_cache_key`."""
+    salt, key = body.cache_salt, body.prompt_cache_key
     if key is None:
         return salt
     return "prompt_cache_key:" + hashlib.sha256(json.dumps([salt, key]).encode()).hexdigest()

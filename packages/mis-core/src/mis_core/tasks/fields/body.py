@@ -43,7 +43,7 @@ class FieldRules:
 
     Attributes:
         help: What it is for: one sentence, which stands in the documents.
-        each: The type of a list's elements, where each is read by itself, by `read_element`.
+        each: The type of a list's elements, or some types, where each is read by itself.
         schemas: Types of which a value has one, where the field has a reader of its own and is declared as anything.
         noun: What the field must be, where its type does not say so in plain words.
         nullable: Whether null is as good as missing, though the type does not admit it.

@@ -34,17 +34,19 @@ def schema_of(declared: type[Body], examples: Sequence[Any] = ()) -> dict[str, A
     (schema,), parts = msgspec.json.schema_components([declared], ref_template="{name}")
     body = parts[schema["$ref"]]
     for name, field in fields_of(declared).items():
-        each, alternatives = field.about.each, field.about.schemas
-        types = alternatives if each is None else (each,)
-        schemas, others = msgspec.json.schema_components(types, ref_template="{name}")
+        rules, own = field.about, body["properties"][name]
+        each = () if rules.each is None else rules.each if isinstance(rules.each, tuple) else (rules.each,)
+        schemas, others = msgspec.json.schema_components((*rules.schemas, *each), ref_template="{name}")
         parts |= others
-        if each is not None:
-            body["properties"][name]["items"] = schemas[0]
-        elif schemas:
-            body["properties"][name]["anyOf"] = [*schemas]
+        alternatives, elements = [*schemas[: len(rules.schemas)]], [*schemas[len(rules.schemas) :]]
+        items = elements[0] if len(elements) == 1 else {"anyOf": elements}
+        if alternatives:
+            own["anyOf"] = alternatives + ([{"type": "array", "items": items, "minItems": 1}] if elements else [])
+        elif elements:
+            own["items"] = items
         if field.about.nullable:
             body["properties"][name] = _with_null(body["properties"][name])
-    return inlined(body, parts) | ({"examples": [*examples]} if examples else {})
+    return _inlined(body, parts) | ({"examples": [*examples]} if examples else {})
 
 
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -52,17 +54,12 @@ def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [*(schema.get("anyOf") or [schema]), {"type": "null"}]} | apart
 
 
-def inlined(schema: Any, parts: dict[str, Any]) -> Any:
-    """Return a JSON schema with what it refers to in its place.
-
-    Args:
-        schema: The schema.
-        parts: Others, by the references to them.
-    """
+def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
+    """Return a JSON schema with what it refers to in its place, of its parts by their names."""
     if isinstance(schema, list):
-        return [inlined(each, parts) for each in schema]
+        return [_inlined(each, parts) for each in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        return inlined(parts[schema["$ref"]], parts)
-    return {name: inlined(each, parts) for name, each in schema.items()}
+        return _inlined(parts[schema["$ref"]], parts)
+    return {name: _inlined(each, parts) for name, each in schema.items()}

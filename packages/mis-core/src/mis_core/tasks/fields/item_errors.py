@@ -4,7 +4,7 @@
 an item that cannot be scored gets an `ItemError`, and the rest are scored as if it had not been sent.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float32, Int64
 
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.body import about
-from mis_core.tasks.fields.values import kind, shown
 
 ON_ERROR = ("request", "item")
 
@@ -62,7 +61,7 @@ class ItemErrors:
         Args:
             param: The field that holds them.
             count: How many there are.
-            per_item: What `read_on_error` says.
+            per_item: What `on_error` says.
         """
         self.count = count
         self.kept = np.arange(count)
@@ -131,19 +130,3 @@ class ItemErrors:
         if not self.per_item:
             raise error
         self._errors.append(ItemError(index, error.code, error.message, self._param))
-
-
-def read_on_error(body: Mapping[str, object]) -> bool:
-    """Return whether single items may be refused.
-
-    Raises:
-        RequestError: `invalid_on_error`.
-    """
-    value = body.get("on_error", "request")
-    if not isinstance(value, str):
-        raise RequestError("invalid_on_error", f"on_error must be a text, not {kind(value)}.", "on_error")
-    if value not in ON_ERROR:
-        raise RequestError(
-            "invalid_on_error", f"on_error must be one of {', '.join(ON_ERROR)}, not {shown(value)}.", "on_error"
-        )
-    return value == "item"

@@ -3,35 +3,7 @@
 import difflib
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from mis_core.errors import RequestError
-
-
-def read_bool(body: Mapping[str, object], name: str, *, default: bool = False) -> bool:
-    """Read a field that is true or false.
-
-    Raises:
-        RequestError: `invalid_NAME_type`.
-    """
-    value = body.get(name, default)
-    if not isinstance(value, (bool, np.bool_)):
-        raise RequestError(f"invalid_{name}_type", f"{name} must be true or false, not {kind(value)}.", name)
-    return bool(value)
-
-
-def read_optional_text(body: Mapping[str, object], name: str) -> str | None:
-    """Read a field that is a text or missing.
-
-    Raises:
-        RequestError: `invalid_NAME_type`.
-    """
-    value = body.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise RequestError(f"invalid_{name}_type", f"{name} must be a text, not {kind(value)}.", name)
-    return readable(value, name, f"invalid_{name}_type")
 
 
 def has_text(value: object) -> bool:

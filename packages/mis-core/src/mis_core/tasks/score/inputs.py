@@ -170,7 +170,7 @@ def read_inputs(
         body: Fields of the request.
         tokenizer: Tokenises texts later.
         limits: How many items are read one by one.
-        per_item: Whether items that are wrong are sorted out, as `read_on_error` says.
+        per_item: Whether items that are wrong are sorted out, as `on_error` says.
 
     Raises:
         RequestError: one is missing, empty, of a wrong type, or not of the other's kind.

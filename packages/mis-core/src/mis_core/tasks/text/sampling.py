@@ -1,6 +1,7 @@
 """How next tokens are drawn and where an answer ends, from the body of a request."""
 
 import hashlib
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from jaxtyping import Int32
 
 from mis_core.errors import RequestError
 from mis_core.requests import MAX_BIASES, Sampling
-from mis_core.tasks.fields.openai import as_number
 from mis_core.tasks.fields.token_rows import ROW_TYPES, read_row
 from mis_core.tasks.fields.values import kind, readable
 from mis_core.tasks.text.bodies import AnswerBody
@@ -142,7 +142,7 @@ def _read_bias(bias: object, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
         raise RequestError(code, f"logit_bias has {len(bias)} tokens; at most {MAX_BIASES} are allowed.", param)
     by_id: dict[int, float] = {}
     for name, value in bias.items():
-        token, added = _token_id(name), as_number(value)
+        token, added = _token_id(name), _as_number(value)
         if token in by_id:
             raise RequestError(code, "logit_bias names a token twice.", param)
         if token >= vocab_size:
@@ -161,3 +161,13 @@ def _token_id(name: object) -> int:
     if not isinstance(name, str) or not name.isascii() or not name.isdecimal() or len(name) > _MOST_DIGITS:
         raise RequestError("invalid_logit_bias", "The names in logit_bias must be token ids, such as 42.", "logit_bias")
     return int(name)
+
+
+def _as_number(value: object) -> float:
+    """Return a number as a float; NaN if it is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return math.nan
+    try:
+        return float(cast(float, value))
+    except OverflowError:
+        return math.inf
