@@ -21,6 +21,7 @@ BODY = {"query": "Is this about a cat? ", "items": ["It purrs.", "It barks."], "
 WATCHED = Path(__file__).parent / "watched"
 _TIMES = 3
 _WAIT_S = 60
+_TAIL_S = 0.5  # what is done after a reply belongs to the request before
 
 
 def files_of_a_score(model: Path) -> list[str]:
@@ -36,8 +37,11 @@ def files_of_a_score(model: Path) -> list[str]:
 
 def _road(server: RunningServer, folder: Path) -> list[str]:
     processes = [server.process.pid, *server.children]
+    time.sleep(_TAIL_S)
     for process in processes:
         os.kill(process, signal.SIGUSR1)
+    for process in processes:
+        _take(folder / f"{process}.begun")
     _score(server)
     for process in processes:
         os.kill(process, signal.SIGUSR2)

@@ -22,6 +22,7 @@ def profile(frame: FrameType, event: str, argument: Any) -> None:
 def begin(number: int, frame: FrameType | None) -> None:
     global started
     started = {}
+    _write("begun", "")
 
 
 def end(number: int, frame: FrameType | None) -> None:
@@ -35,9 +36,14 @@ def end(number: int, frame: FrameType | None) -> None:
         for package in PACKAGES
         if package in parts
     ]
+    _write("txt", "".join(lines))
+
+
+def _write(suffix: str, text: str) -> None:
+    """Write a file of this process, which is there as a whole or not at all."""
     written = Path(os.environ["MIS_WATCHED"], f"{os.getpid()}.part")
-    written.write_text("".join(lines), "utf-8")
-    written.rename(written.with_suffix(".txt"))
+    written.write_text(text, "utf-8")
+    written.rename(written.with_suffix(f".{suffix}"))
 
 
 if "MIS_WATCHED" in os.environ:

@@ -315,3 +315,17 @@ def test_forgetting_one_that_waits_costs_the_same_however_many_do() -> None:
         forget = busy("slots", count).scheduler.cancel
         costs.append(events_in(partial(forget, 1008)))
     assert costs[0] == costs[1]
+
+
+def test_what_finds_no_room_is_not_tried_again_before_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+    begin = Generation.begin
+    monkeypatch.setattr(Generation, "begin", lambda self, opening: tries.append(self.id) or begin(self, opening))
+    driver = busy("pages", 2)
+    driver.scheduler._admit()
+    tries.clear()
+    driver.scheduler._admit()
+    assert tries == []
+    driver.scheduler.cancel(next(iter(driver.scheduler._runs)))  # whose pages are free then
+    driver.scheduler._admit()
+    assert tries

@@ -322,6 +322,9 @@ def test_what_answers_may_cost_is_bounded(tokenizer: Tokenizer) -> None:
     assert refused(LIMITS, max_tokens=198) == ("context_length_exceeded", "prompt")
     assert refused(replace(LIMITS, max_request_tokens=60), max_tokens=30, n=2) == ("too_many_tokens", "max_tokens")
     assert refused(replace(LIMITS, max_scores=99), max_tokens=50, n=2) == ("too_many_tokens", "max_tokens")
+    narrow = replace(LIMITS, max_scores=299)
+    assert refused(narrow, max_tokens=50, n=2, logprobs=2) == ("too_many_tokens", "max_tokens")
+    parse(narrow, tokenizer, max_tokens=49, n=2, logprobs=2)
     assert refused(LIMITS, max_tokens=2, best_of=2, stream=True) == ("invalid_best_of", "best_of")
 
 

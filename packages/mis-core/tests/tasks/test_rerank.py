@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.rerank.ranking import RankedText, Ranking
+from mis_core.tasks.rerank.ranking import BilledUnits, RankedText, Ranking
 from mis_core.tasks.rerank.task import ParsedRerank, finish_rerank, parse_rerank
 from mis_core.tokenization import Meter, Tokenizer
 from mis_core.tokenization.chat_template import ChatTemplate
@@ -231,3 +231,8 @@ def test_words_of_several_tokens_are_no_labels() -> None:
     letters = tokenizers.Tokenizer(tokenizers.models.BPE({"y": 0, "e": 1, "s": 2, "n": 3, "o": 4}, []))
     tokenizer = Tokenizer(letters, ChatTemplate("{{ messages[1].content }}"))
     assert "single tokens" in refused("task_not_supported", tokenizer, LLAMA, documents=["yes"]).message
+
+
+@pytest.mark.parametrize(("documents", "units"), [(1, 1), (100, 1), (101, 2), (200, 2), (201, 3)])
+def test_a_hundred_documents_are_a_search_unit(documents: int, units: int) -> None:
+    assert BilledUnits.of(documents).search_units == units

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mis_core.errors import RequestError
 from mis_core.requests import MAX_BIASES, Sampling
 from mis_core.tasks.fields.body import read_body
-from mis_core.tasks.text.bodies import MAX_DRAWS, AnswerBody, CompletionBody
-from mis_core.tasks.text.sampling import MAX_STOP_IDS, MAX_STOPS, Stops, sampling_keys, sampling_of, stops_of
+from mis_core.tasks.text.bodies import MAX_DRAWS, MAX_STOP_IDS, MAX_STOPS, AnswerBody, CompletionBody
+from mis_core.tasks.text.sampling import Stops, sampling_keys, sampling_of, stops_of
 
 VOCAB = 1000
 seeds = st.integers(-(2**63), 2**63 - 1)

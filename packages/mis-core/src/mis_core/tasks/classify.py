@@ -18,7 +18,8 @@ from mis_core.tasks.fields.body import (
     AddSpecialTokens,
     Body,
     ModelName,
-    TokenId,
+    Text,
+    Tokens,
     about,
     check_model,
     read_body,
@@ -41,8 +42,6 @@ from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.joined import whole_sequences
 
 _ACTIVATION = ("use_activation", "activation", "softmax")  # names of one field: vLLM's, and those that it had before
-_Text = Annotated[str, Meta(min_length=1)]
-_Tokens = Annotated[list[TokenId], Meta(min_length=1)]
 
 
 class ClassifyBody(Body, frozen=True, kw_only=True):
@@ -54,10 +53,10 @@ class ClassifyBody(Body, frozen=True, kw_only=True):
             "What is classified; each is one whole sequence, and none is empty.",
             noun="a text, a list of texts, or lists of token ids",
             schemas=(
-                _Text,
-                Annotated[list[_Text], Meta(min_length=1)],
-                _Tokens,
-                Annotated[list[_Tokens], Meta(min_length=1)],
+                Text,
+                Annotated[list[Text], Meta(min_length=1)],
+                Tokens,
+                Annotated[list[Tokens], Meta(min_length=1)],
             ),
         ),
     ]

@@ -3,10 +3,9 @@
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from mis_core.errors import RequestError
-from mis_core.tasks.fields.body import Body, ModelName, about, check_model, read_body
+from mis_core.tasks.fields.body import Body, ModelName, TokenId, about, check_model, read_body
 from mis_core.tasks.fields.token_rows import read_row
 from mis_core.tasks.fields.values import check_characters
 from mis_core.tokenization import Tokenizer
@@ -31,7 +30,7 @@ class DetokenizeBody(Body, frozen=True, kw_only=True):
 
     tokens: Annotated[
         list[Any],
-        about("Token ids.", each=Annotated[int, Meta(ge=0)], noun="a list of token ids", missing="invalid_tokens"),
+        about("Token ids.", each=TokenId, noun="a list of token ids", missing="invalid_tokens"),
     ]
     model: ModelName = None
 
@@ -58,7 +57,7 @@ def tokenize(body: bytes, model: str, max_characters: int, max_tokens: int, toke
         RequestError: the request breaks the contract, or is too long.
     """
     asked = read_body(TokenizeBody, decode_object(body))
-    check_model(asked.model, (model,))
+    check_model(asked.model or None, (model,))
     check_characters(max_characters, prompt=[asked.prompt])
     tokens = tokenizer.within(None).encode(asked.prompt, asked.add_special_tokens)  # as they are, for people to see
     _check_count(len(tokens), max_tokens, "prompt")
@@ -83,7 +82,7 @@ def detokenize(
         RequestError: the request breaks the contract, or is too long.
     """
     asked = read_body(DetokenizeBody, decode_object(body))
-    check_model(asked.model, (model,))
+    check_model(asked.model or None, (model,))
     _check_count(len(asked.tokens), max_tokens, "tokens")
     rows = read_row("tokens", asked.tokens)
     rows.check_below(tokenizer.vocab_size if vocab_size is None else vocab_size)

@@ -180,6 +180,8 @@ class DecisionBody(Body, frozen=True, kw_only=True):
         about("`independent`: answers do not depend on the order of choices, which are read in up to 8 orders."),
     ] = "given"
     cache_salt: CacheSalt = None
-    prompt_cache_key: Annotated[str | None, about("As `cache_salt`; with both, both must be the same.")] = None
+    prompt_cache_key: Annotated[
+        str | None, about("As `cache_salt`; if both are given, requests share prefixes only if both match.")
+    ] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, NO_EFFECT] = None
     safety_identifier: Annotated[str | None, NO_EFFECT] = None

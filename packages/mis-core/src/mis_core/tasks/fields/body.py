@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
@@ -25,13 +25,14 @@ TYPE = "invalid_{}_type"
 
 _UNSUPPORTED = "unsupported_parameter"
 _ABOUT = "about"
+_ROOT = " - at `$[0]"
 _STEP = re.compile(r"\[(\d+)\]|\.(\w+)")
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)` - at")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _NEEDED = re.compile(r"Object missing required field `(\w+)`")
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a request. A field that may be null is as good as missing if it is."""
+    """The fields of a request. Null in a field that admits it is the same as leaving it out."""
 
 
 B = TypeVar("B", bound=Body)
@@ -80,15 +81,20 @@ NO_EFFECT = about("No effect, but its type is checked.")
 
 
 def refused(harmless: str = "null") -> Meta:
-    """Return the annotation of a field that would change an answer in a way that is not there.
+    """Return the annotation of a field that asks for something that is not there.
 
     Args:
         harmless: The value that asks for nothing, as JSON: the field's type admits no other one.
     """
-    return about("Refused otherwise.", noun=f"`{harmless}`", wrong=_UNSUPPORTED)
+    return about("Not supported; no other value is taken.", noun=f"`{harmless}`", wrong=_UNSUPPORTED)
 
 
+Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 TokenId = Annotated[int, Meta(ge=0)]
+Text = Annotated[str, Meta(min_length=1)]
+Tokens = Annotated[list[TokenId], Meta(min_length=1)]
+OnlyText = Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)]
+"""What asks for text and nothing else, where other servers know more."""
 
 ModelName = Annotated[str | None, about("The served model; any other name is refused.", wrong=TYPE)]
 """The type of the field `model`."""
@@ -118,12 +124,12 @@ def read_body(declared: type[B], given: Mapping[str, object]) -> B:
     """Return the body that fields make: those of a JSON object, or keyword arguments of the same names.
 
     Raises:
-        RequestError: of the first fault, in the order of the declaration; names the field.
+        RequestError: of the first fault: an unknown name, then required fields, then the others as they are declared.
     """
     fields = fields_of(declared)
     check_names(given, tuple(fields))
     return declared(**{
-        name: field.convert(given.get(name)) for name, field in fields.items() if field.is_given(given)
+        name: each.convert(given.get(name)) for name, each in fields.items() if each.is_given(given)
     })  # fmt: skip
 
 
@@ -133,30 +139,24 @@ def read_field(declared: type[Body], name: str, given: Mapping[str, object]) -> 
     Raises:
         RequestError: it is missing, or not of its type.
     """
-    field = fields_of(declared)[name]
-    return field.convert(given[name]) if field.is_given(given) else field.default
+    declared_field = fields_of(declared)[name]
+    return declared_field.convert(given[name]) if declared_field.is_given(given) else declared_field.default
 
 
 def read_element(declared: type[Body], name: str, index: int, value: object) -> Any:
     """Return an element of a list whose elements are read each by itself.
 
     Raises:
-        RequestError: it is not of the type that the declaration says; `param` is the field.
+        RequestError: it is not of the type that the declaration says.
     """
-    about = fields_of(declared)[name].about
-    info = inspect.type_info(about.each)
-    element = DeclaredField(f"{name}[{index}]", about.each, info, True, None, replace(about, noun=None))
-    try:
-        return element.convert(value)
-    except RequestError as error:
-        raise RequestError(error.code, error.message, name) from None
+    return _element_of(declared, name).convert(value, index)
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredField:
-    """A field of a body: its path, its type, and what the declaration says of it besides."""
+    """A field of a body, or the elements of one: its name, its type, and what the declaration says of it besides."""
 
-    path: str
+    name: str
     type: Any
     info: inspect.Type
     is_required: bool
@@ -169,57 +169,100 @@ class DeclaredField:
         return self.about.noun or in_words(self.info)
 
     def is_given(self, given: Mapping[str, object]) -> bool:
-        """Whether a request has the field, and not null where that means nothing.
+        """Whether a request has the field, and not null where that is the same as leaving it out.
 
         Raises:
             RequestError: it is missing and required.
         """
-        if given.get(self.path) is not None:
+        if given.get(self.name) is not None:
             return True
         if self.is_required:
-            message = f"The field {self.path} is required: {self.noun}."
-            raise RequestError(self._code("missing", "missing_{}"), message, self.path)
+            message = f"The field {self.name} is required: {self.noun}."
+            raise RequestError(self._code("missing", "missing_{}"), message, self.name)
         admits_null = any(isinstance(each, inspect.NoneType) for each in getattr(self.info, "types", [self.info]))
-        return self.path in given and not (admits_null or self.about.nullable)
+        return self.name in given and not (admits_null or self.about.nullable)
 
-    def convert(self, value: object) -> Any:
+    def convert(self, value: object, index: int | None = None) -> Any:
         """Return a value as the type of this field.
 
-        Raises:
-            RequestError: it is not of it.
-        """
-        value = value.item() if isinstance(value, np.generic) else value
-        try:
-            converted = msgspec.convert(value, self.type)
-        except msgspec.ValidationError as error:
-            raise self._refusal(value, str(error)) from None
-        if isinstance(converted, float) and not math.isfinite(converted):
-            raise self._refusal(value, "")
-        return readable(converted, self.path, self._code("wrong")) if isinstance(converted, str) else converted
+        Args:
+            value: Of JSON, or what Python has for it: NumPy's numbers, tuples, any mapping.
+            index: Of an element.
 
-    def _refusal(self, value: object, said: str) -> RequestError:
-        """Return the error for what msgspec said of a value."""
+        Raises:
+            RequestError: it is not of that type.
+        """
+        if isinstance(self.info, inspect.AnyType):
+            return value
+        try:
+            converted = msgspec.convert(_plain(value), self.type)
+        except (msgspec.ValidationError, UnicodeEncodeError):
+            raise self._refusal(value, index) from None
+        if isinstance(converted, float) and not math.isfinite(converted):
+            raise self._refusal(value, index)
+        for text in msgspec.structs.astuple(converted) if isinstance(converted, msgspec.Struct) else (converted,):
+            if isinstance(text, str):
+                readable(text, self.name, self._code("wrong"))
+        return converted
+
+    def _refusal(self, value: object, index: int | None) -> RequestError:
+        """Return the error of a value that is not of the type."""
         wrong = self._code("wrong")
         if wrong == _UNSUPPORTED:
-            return RequestError(wrong, f"{self.path} is not supported here; leave it out.", self.path)
-        path, info = self.path, self.info
-        for index, name in _STEP.findall(said.partition(" - at `$")[2]):
-            info, value = inside(info, value, int(index) if index else name)
-            path += f"[{index}]" if index else f".{name}"
+            return RequestError(wrong, f"{self.name} is not supported here; leave it out.", self.name)
+        said, path = self._said_of(_plain(value))
+        info, shown_path = self.info, self.name if index is None else f"{self.name}[{index}]"
+        for number, member in _STEP.findall(path):
+            info, value = inside(info, value, int(number) if number else member)
+            shown_path += f"[{number}]" if number else f".{member}"
         unknown, needed = _UNKNOWN.match(said), _NEEDED.match(said)
         if unknown is not None:
             code = self.about.codes.get("unknown", "unknown_parameter")
-            return RequestError(code, f"{path} has an unknown field {shown(unknown[1])}.", path)
+            return RequestError(code, f"{shown_path} has an unknown field {shown(unknown[1])}.", self.name)
         if needed is not None:
-            return RequestError(wrong, f"{path} needs the field {needed[1]}.", path)
+            return RequestError(wrong, f"{shown_path} needs the field {needed[1]}.", self.name)
         if isinstance(value, (str, list, tuple)) and not value and "of length >=" in said:
-            return RequestError(self._code("empty", wrong), f"{path} must not be empty.", path)
+            return RequestError(self._code("empty", wrong), f"{shown_path} must not be empty.", self.name)
         noun = self.noun if info is self.info else in_words(info)
         given = shown(value) if isinstance(value, str) else kind(value)
-        return RequestError(wrong, f"{path} must be {noun}{'' if is_of_kind(value, info) else f', not {given}'}.", path)
+        given = "" if is_of_kind(value, info) else f", not {given}"
+        return RequestError(wrong, f"{shown_path} must be {noun}{given}.", self.name)
+
+    def _said_of(self, value: object) -> tuple[str, str]:
+        """Return what msgspec says of a value, and where in it.
+
+        Its messages repeat the caller's text. So the value becomes an element of a list: then all of them end in a path.
+        """
+        try:
+            msgspec.convert([value], list[self.type])
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+            said, _, path = str(error).rpartition(_ROOT)
+            return said, path
+        return "", ""
 
     def _code(self, fault: str, default: str = "invalid_{}") -> str:
-        return self.about.codes.get(fault, default).format(self.path.partition("[")[0])
+        return self.about.codes.get(fault, default).format(self.name)
+
+
+def _plain(value: object) -> object:
+    """Return what msgspec converts: of Python's values those that JSON has, and nothing that only looks like one."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or isinstance(value, (str, bool, list, tuple, dict)):
+        return value
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, int):
+        return int(value)
+    return dict(value) if isinstance(value, Mapping) else _OTHER
+
+
+_OTHER = object()
+
+
+@functools.cache
+def _element_of(declared: type[Body], name: str) -> DeclaredField:
+    rules = fields_of(declared)[name].about
+    return DeclaredField(name, rules.each, inspect.type_info(rules.each), True, None, replace(rules, noun=None))
 
 
 @functools.cache

@@ -14,8 +14,6 @@ from jaxtyping import Bool, Float32, Int64
 from mis_core.errors import RequestError
 from mis_core.tasks.fields.body import about
 
-ON_ERROR = ("request", "item")
-
 OnError = Annotated[
     Literal["request", "item"],
     about(

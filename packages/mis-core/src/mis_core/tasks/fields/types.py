@@ -1,5 +1,6 @@
 """Types of fields in words: what a value must be."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ _NOUNS: dict[type[inspect.Type], str] = {
     inspect.StrType: "a text",
     inspect.ListType: "a list",
     inspect.DictType: "an object",
+    inspect.AnyType: "anything",
+    inspect.NoneType: "null",
 }
 _KINDS: dict[type[inspect.Type], type | tuple[type, ...]] = {
     inspect.IntType: int,
@@ -46,24 +49,29 @@ def in_words(info: inspect.Type) -> str:
 def _one_in_words(info: inspect.Type) -> str:
     match info:
         case inspect.IntType(gt, ge, lt, le):
-            least = ge if gt is None else gt + 1
-            most = le if lt is None else lt - 1
-            return "a whole number" + _range(least, most)
-        case inspect.FloatType(gt, ge, _, le):
-            return "a number" + _range(ge, le) if gt is None else f"a finite number above {gt:g}"
+            least, most = ge if gt is None else gt + 1, le if lt is None else lt - 1
+            return "a whole number" + _range(None, least, None, most)
+        case inspect.FloatType(gt, ge, lt, le):
+            return "a finite number" + _range(gt, ge, lt, le)
         case inspect.LiteralType(values):
-            return " or ".join(repr(each) if isinstance(each, str) else str(each).lower() for each in values)
+            return " or ".join(json.dumps(each) for each in values)
         case inspect.StructType(_, fields):
-            return f"an object with {', '.join(field.encode_name for field in fields if field.required)}"
-    return _NOUNS.get(type(info), "a value of another kind")
+            needed = ", ".join(field.encode_name for field in fields if field.required)
+            return f"an object with {needed}" if needed else "an object"
+    return _NOUNS[type(info)]
 
 
-def _range(least: float | None, most: float | None) -> str:
-    if least is None and most is None:
-        return ""
-    return f" from {least:g}" if most is None else f" from {least} to {most}"
+def _range(above: float | None, least: float | None, below: float | None, most: float | None) -> str:
+    if least is not None and most is not None:
+        return f" from {least} to {most}"
+    ends = {"above": above, "of at least": least, "below": below, "of at most": most}
+    said = " and ".join(f"{end} {value}" for end, value in ends.items() if value is not None)
+    return f" {said}" if said else ""
 
 
 def is_of_kind(value: object, info: inspect.Type) -> bool:
     """Whether only the size of a value can be wrong."""
-    return any(isinstance(value, _KINDS.get(type(each), ())) for each in _alternatives(info))
+    alternatives = _alternatives(info)
+    if isinstance(value, bool):
+        return any(isinstance(each, inspect.BoolType) for each in alternatives)
+    return any(isinstance(value, _KINDS.get(type(each), ())) for each in alternatives)

@@ -42,11 +42,12 @@ def check_names(body: Mapping[str, object], fields: tuple[str, ...]) -> None:
     Raises:
         RequestError: `unknown_parameter`.
     """
-    for name in body:
-        if name not in fields:
-            near = difflib.get_close_matches(str(name)[:64], fields, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known fields: {', '.join(fields)}."
-            raise RequestError("unknown_parameter", f"Unknown field {shown(name)}. {hint}", str(name)[:64])
+    unknown = [name for name in body if name not in fields]
+    if unknown:
+        name = min(unknown, key=str)  # whatever the order of the bytes
+        near = difflib.get_close_matches(str(name)[:64], fields, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known fields: {', '.join(fields)}."
+        raise RequestError("unknown_parameter", f"Unknown field {shown(name)}. {hint}", str(name)[:64])
 
 
 def check_characters(most: int, **texts: Sequence[str]) -> None:

@@ -5,11 +5,19 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from mis_core.tasks.fields.body import NO_EFFECT, TYPE, Body, CacheSalt, ModelName, about, optional, refused
+from mis_core.tasks.fields.body import (
+    NO_EFFECT,
+    TYPE,
+    Body,
+    CacheSalt,
+    Count,
+    ModelName,
+    OnlyText,
+    about,
+    optional,
+    refused,
+)
 from mis_core.tasks.fields.item_errors import OnError
-
-_OnlyText = Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)]
-_Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -42,10 +50,10 @@ class RerankBody(Body, frozen=True, kw_only=True):
         str | None, about("What documents are judged by, in place of the recipe's own.", wrong=TYPE)
     ] = None
     top_n: Annotated[
-        _Count | None, about("How many of the best are returned; all, if it is left out. It may exceed the documents.")
+        Count | None, about("How many of the best are returned; all, if it is left out. It may exceed the documents.")
     ] = None
     max_tokens_per_doc: Annotated[
-        _Count | None,
+        Count | None,
         about("Longer documents are cut to so many tokens of their own, and all to what the context has room for."),
     ] = None
     return_documents: Annotated[bool, optional("Return the documents with their scores.")] = False
@@ -54,6 +62,6 @@ class RerankBody(Body, frozen=True, kw_only=True):
     priority: Annotated[int | None, NO_EFFECT] = None
     truncation: Annotated[bool | None, NO_EFFECT] = None
     user: Annotated[str | None, NO_EFFECT] = None
-    rank_fields: Annotated[_OnlyText | None, refused('["text"]')] = None
+    rank_fields: Annotated[OnlyText | None, refused('["text"]')] = None
     relevant_spans: Annotated[None, refused()] = None
     return_embeddings: Annotated[Literal[False] | None, refused("false")] = None

@@ -77,7 +77,7 @@ class IdInputs:
         ended = TokenRows(first.param, values, first.lens + 1, first.is_nested)
         return replace(kept, items=ended) if item_first else replace(kept, query=ended)
 
-    def join(self, item_first: bool, special: bool, limits: Limits, appended: int = 0) -> Joined:
+    def join(self, item_first: bool, special: bool, limits: Limits, appended: int) -> Joined:
         """Make the segments; what exceeds the limits is refused before any array of that size is made.
 
         Args:
@@ -135,7 +135,7 @@ class TextInputs:
         ids = IdInputs(TokenRows.single("query", query), items, self.errors)
         return ids.delimited(delimiter, item_first, special)
 
-    def join(self, item_first: bool, special: bool, limits: Limits, appended: int = 0) -> Joined:
+    def join(self, item_first: bool, special: bool, limits: Limits, appended: int) -> Joined:
         """Tokenise every joined text, with the special tokens that are added to it or without, and make the segments.
 
         The arguments are those of `IdInputs.join`.

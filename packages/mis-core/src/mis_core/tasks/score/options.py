@@ -7,12 +7,10 @@ from msgspec import Meta
 from mis_core.config import Algorithm, Mask
 from mis_core.errors import RequestError
 from mis_core.requests import Layout
-from mis_core.tasks.fields.body import TYPE, AddSpecialTokens, Body, CacheSalt, ModelName, TokenId, about
+from mis_core.tasks.fields.body import TYPE, AddSpecialTokens, Body, CacheSalt, ModelName, Text, TokenId, Tokens, about
 from mis_core.tasks.fields.item_errors import OnError
 
-_Text = Annotated[str, Meta(min_length=1)]
-_Tokens = Annotated[list[TokenId], Meta(min_length=1)]
-_Texts = Annotated[list[str], Meta(min_length=1)]
+_AnyTexts = Annotated[list[str], Meta(min_length=1)]
 _Temperature = Annotated[float, Meta(gt=0)]
 
 
@@ -20,7 +18,7 @@ class ScoreBody(Body, frozen=True, kw_only=True):
     """Fields of `POST /v1/score`. Query, items and labels have readers of their own: they depend on each other."""
 
     query: Annotated[
-        Any, about("What all items share; not empty.", noun="a text, or a list of token ids", schemas=(_Text, _Tokens))
+        Any, about("What all items share; not empty.", noun="a text, or a list of token ids", schemas=(Text, Tokens))
     ]
     items: Annotated[
         Any,
@@ -28,7 +26,7 @@ class ScoreBody(Body, frozen=True, kw_only=True):
             "What is scored after the query, of the query's kind. There is at least one item, which may be empty; one "
             "text is one item.",
             noun="a list of texts, or of lists of token ids",
-            schemas=(str, _Texts, Annotated[list[list[TokenId]], Meta(min_length=1)]),
+            schemas=(str, _AnyTexts, Annotated[list[list[TokenId]], Meta(min_length=1)]),
         ),
     ]
     label_token_ids: Annotated[
@@ -37,7 +35,7 @@ class ScoreBody(Body, frozen=True, kw_only=True):
             "Tokens whose probability after `query + item` is returned; the same one may come twice. Required unless "
             "`labels` is given.",
             noun="a list of token ids, or one such list per item",
-            schemas=(_Tokens, Annotated[list[_Tokens], Meta(min_length=1)], None),
+            schemas=(Tokens, Annotated[list[Tokens], Meta(min_length=1)], None),
         ),
     ] = None
     labels: Annotated[
@@ -46,7 +44,7 @@ class ScoreBody(Body, frozen=True, kw_only=True):
             "The labels as texts, of one or more tokens; the score is that of all of them. A leading space often "
             "matters.",
             noun="a list of texts",
-            schemas=(_Texts, None),
+            schemas=(_AnyTexts, None),
         ),
     ] = None
     apply_softmax: Annotated[

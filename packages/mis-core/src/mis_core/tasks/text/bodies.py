@@ -9,25 +9,38 @@ import msgspec
 from msgspec import Meta
 
 from mis_core.errors import RequestError
-from mis_core.requests import MAX_TOP_TOKENS
-from mis_core.tasks.fields.body import NO_EFFECT, TYPE, Body, CacheSalt, ModelName, TokenId, about, optional, refused
+from mis_core.requests import MAX_BIASES, MAX_TOP_TOKENS
+from mis_core.tasks.fields.body import (
+    NO_EFFECT,
+    TYPE,
+    Body,
+    CacheSalt,
+    Count,
+    ModelName,
+    OnlyText,
+    Text,
+    TokenId,
+    Tokens,
+    about,
+    optional,
+    refused,
+)
 
 MAX_DRAWS = 128
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_IDS = 256
 
 NEW_TOKENS = 16
 """Most tokens of an answer where a request does not say, as in OpenAI's completions."""
 
-_Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 _Draws = Annotated[int, Meta(ge=1, le=MAX_DRAWS)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _TopTokens = Annotated[int, Meta(ge=0, le=MAX_TOP_TOKENS)]
-_Text = Annotated[str, Meta(min_length=1)]
-_Texts = Annotated[list[_Text], Meta(min_length=1)]
-_Tokens = Annotated[list[TokenId], Meta(min_length=1)]
+_Texts = Annotated[list[Text], Meta(min_length=1)]
 _Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Id = Annotated[str, Meta(pattern="^[0-9]+$")]
-_OnlyText = Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)]
 _Nothing = Annotated[list[Any], Meta(max_length=0)]
 
 Prompt = Annotated[
@@ -35,7 +48,7 @@ Prompt = Annotated[
     about(
         "What an answer follows, or several of them, of one kind; none is empty.",
         noun="a text, a list of token ids, or a list of either",
-        schemas=(_Text, _Tokens, _Texts, Annotated[list[_Tokens], Meta(min_length=1)]),
+        schemas=(Text, Tokens, _Texts, Annotated[list[Tokens], Meta(min_length=1)]),
     ),
 ]
 """The type of the field `prompt`."""
@@ -79,16 +92,16 @@ class AnswerBody(Body, frozen=True, kw_only=True):
     logit_bias: Annotated[
         Any,
         about(
-            "Numbers from -100 to 100, for at most 300 token ids: added to the logits before a token is drawn.",
+            f"Numbers from -100 to 100, for at most {MAX_BIASES} token ids: added to logits before a token is drawn.",
             noun="an object of numbers by token id",
             schemas=(dict[_Id, Annotated[float, Meta(ge=-100, le=100)]], None),
         ),
     ] = None
-    n: Annotated[_Draws, optional("How many answers a prompt gets; in all at most 256.")] = 1
+    n: Annotated[_Draws, optional("How many answers a prompt gets; of several there are at most 256 prompts.")] = 1
     stop: Annotated[
         Any,
         about(
-            "At most 16, of at most 256 characters: an answer ends before the first of them.",
+            f"At most {MAX_STOPS}, of at most {MAX_STOP_CHARACTERS} characters: an answer ends before the first.",
             noun="a text, or a list of texts",
             schemas=(str, list[str], None),
         ),
@@ -96,7 +109,7 @@ class AnswerBody(Body, frozen=True, kw_only=True):
     stop_token_ids: Annotated[
         Any,
         about(
-            "At most 256: an answer ends with the first of them.",
+            f"At most {MAX_STOP_IDS}: an answer ends with the first of them.",
             noun="a list of token ids",
             schemas=(list[TokenId], None),
         ),
@@ -109,7 +122,7 @@ class GenerateBody(AnswerBody, frozen=True, kw_only=True):
     """Keyword arguments of `Engine.generate`."""
 
     prompt: Prompt
-    max_new_tokens: Annotated[_Count, optional("Most tokens of an answer.")] = NEW_TOKENS
+    max_new_tokens: Annotated[Count, optional("Most tokens of an answer.")] = NEW_TOKENS
     logprobs: Annotated[_TopTokens | None, about("How many of the most probable tokens are told.")] = None
     add_special_tokens: _AddSpecialTokens = True
 
@@ -200,9 +213,9 @@ class ChatBody(StreamedBody, frozen=True, kw_only=True):
         ),
     ]
     max_tokens: Annotated[
-        _Count | None, about("Most tokens of an answer; as many as the context has room for, if it is left out.")
+        Count | None, about("Most tokens of an answer; as many as the context has room for, if it is left out.")
     ] = None
-    max_completion_tokens: Annotated[_Count | None, about("The same; this one counts where both are given.")] = None
+    max_completion_tokens: Annotated[Count | None, about("The same; this one counts where both are given.")] = None
     logprobs: Annotated[bool, optional("Return the log-probabilities of the answer's tokens.")] = False
     top_logprobs: Annotated[_TopTokens, optional("And of so many most probable tokens; needs `logprobs`.")] = 0
     labels: Annotated[
@@ -214,7 +227,7 @@ class ChatBody(StreamedBody, frozen=True, kw_only=True):
         ),
     ] = None
     label_token_ids: Annotated[
-        Any, about("The same as token ids.", noun="a list of token ids", schemas=(_Tokens, None))
+        Any, about("The same as token ids.", noun="a list of token ids", schemas=(Tokens, None))
     ] = None
     chat_template_kwargs: Annotated[
         Any,
@@ -245,7 +258,7 @@ class ChatBody(StreamedBody, frozen=True, kw_only=True):
     functions: Annotated[_Nothing | None, refused("[]")] = None
     function_call: Annotated[Literal["none"] | None, refused('"none"')] = None
     response_format: Annotated[TextFormat | None, refused('{"type": "text"}')] = None
-    modalities: Annotated[_OnlyText | None, refused('["text"]')] = None
+    modalities: Annotated[OnlyText | None, refused('["text"]')] = None
     audio: Annotated[None, refused()] = None
     moderation: Annotated[None, refused()] = None
     web_search_options: Annotated[None, refused()] = None

@@ -14,12 +14,8 @@ from mis_core.errors import RequestError
 from mis_core.requests import MAX_BIASES, Sampling
 from mis_core.tasks.fields.token_rows import ROW_TYPES, read_row
 from mis_core.tasks.fields.values import kind, readable
-from mis_core.tasks.text.bodies import AnswerBody
+from mis_core.tasks.text.bodies import MAX_STOP_CHARACTERS, MAX_STOP_IDS, MAX_STOPS, AnswerBody
 from mis_core.tokenization import Tokenizer
-
-MAX_STOPS = 16
-MAX_STOP_CHARACTERS = 256
-MAX_STOP_IDS = 256
 
 _GREEDY_BELOW = 1e-5  # a temperature; logits that are divided by less overflow
 _MOST_DIGITS = 18  # of a token id
