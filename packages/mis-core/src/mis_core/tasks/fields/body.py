@@ -231,7 +231,8 @@ class DeclaredField:
     def _said_of(self, value: object) -> tuple[str, str]:
         """Return what msgspec says of a value, and where in it.
 
-        Its messages repeat the caller's text. So the value becomes an element of a list: then all of them end in a path.
+        Its messages repeat the caller's text. So the value becomes an element of a list; then each message ends in a
+        path.
         """
         try:
             msgspec.convert([value], list[self.type])
