@@ -154,7 +154,7 @@ def test_a_stopped_server_finishes_what_runs_and_exits_with_zero(checkpoint: Pat
             time.sleep(0.02)
         server.process.send_signal(signal.SIGTERM)
         asking.join()
-        assert server.process.wait(240) == 0
+        assert server.process.wait(240) == 0, server.stderr
         assert "Traceback" not in server.stderr
     assert replies[0].status_code == 200
     assert len(replies[0].json()["scores"]) == 2000
