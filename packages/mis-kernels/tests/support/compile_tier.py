@@ -24,7 +24,7 @@ from mis_kernels.backends.tpu.projection import tpu_quantized_projection
 from mis_kernels.heads import HeadShape
 from mis_kernels.quantized import QuantizedWeight
 from mis_kernels.target import compiling_for
-from mis_kernels.weights import HeadTurns
+from mis_kernels.weights import HeadRotations
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -65,7 +65,7 @@ def programs() -> Iterator[Program]:
 
     def project(x: Array, weight: QuantizedWeight, *turns: Array) -> tuple[Array, Array, Array]:
         layer = test_tpu_projection.LAYER
-        return tpu_quantized_projection(x, weight, layer, None, heads, HeadTurns(*turns, 1e-6), 1e-6)
+        return tpu_quantized_projection(x, weight, layer, None, heads, HeadRotations(*turns, 1e-6), 1e-6)
 
     turns = test_tpu_projection.turns_of(96, heads)[:-1]
     yield project, (test_tpu_projection.rows_of(96), test_tpu_projection.stack(heads), *turns)
