@@ -37,7 +37,11 @@ def stack(weight: np.ndarray) -> PackedWeight:
 
 
 def linear(x: jax.Array, weight: PackedWeight, layer: int = 1) -> jax.Array:
-    return jax.jit(lambda x, weight, layer: weight.at_layer(layer).product(x))(x, weight, jnp.int32(layer))
+    def multiply(x: jax.Array, weight: PackedWeight, layer: jax.Array) -> jax.Array:
+        own = weight.at_layer(layer)
+        return own.gated_linear(x) if own.is_pair else own.linear(x)
+
+    return jax.jit(multiply)(x, weight, jnp.int32(layer))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -52,7 +56,7 @@ def test_equals_numpy(shape: tuple[int, int, int], layer: int) -> None:
 def test_a_residual_is_added_before_rounding(shape: tuple[int, int, int]) -> None:
     x, weight = tensors(*shape)
     residual = jnp.asarray(np.random.default_rng(7).standard_normal((shape[0], shape[2])) * 100, jnp.bfloat16)
-    found = jax.jit(lambda *given: given[1].at_layer(jnp.int32(1)).product(given[0], given[2]))(
+    found = jax.jit(lambda *given: given[1].at_layer(jnp.int32(1)).linear(given[0], given[2]))(
         x, stack(weight), residual
     )
     wanted = jnp.asarray(exact(residual) + exact(x) @ exact(weight[1]), jnp.bfloat16)
