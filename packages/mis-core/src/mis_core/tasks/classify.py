@@ -50,7 +50,7 @@ class ClassifyBody(Body, frozen=True, kw_only=True):
     input: Annotated[
         Any,
         about(
-            "What is classified; each is one whole sequence, and none is empty.",
+            "What to classify. Each input is one whole sequence, and none may be empty.",
             noun="a text, a list of texts, or lists of token ids",
             schemas=(
                 Text,
@@ -62,12 +62,12 @@ class ClassifyBody(Body, frozen=True, kw_only=True):
     ]
     model: ModelName = None
     add_special_tokens: AddSpecialTokens = True
-    use_activation: Annotated[bool | None, about("Return probabilities; otherwise the head's values as they are.")] = (
-        True
-    )
+    use_activation: Annotated[bool | None, about("Return probabilities; false returns the head's raw values.")] = True
     activation: Annotated[bool | None, about("The same as `use_activation`.")] = None
     softmax: Annotated[bool | None, about("The same as `use_activation`.")] = None
-    cache_salt: Annotated[str | None, about("As on every route; whole sequences are not cached.", wrong=TYPE)] = None
+    cache_salt: Annotated[
+        str | None, about("Accepted as on every route. Whole sequences are not cached.", wrong=TYPE)
+    ] = None
     priority: Annotated[int | None, NO_EFFECT] = None
     request_id: Annotated[str | None, NO_EFFECT] = None
     user: Annotated[str | None, NO_EFFECT] = None

@@ -167,7 +167,7 @@ class DecisionBody(Body, frozen=True, kw_only=True):
         list[Any],
         Meta(min_length=1),
         about(
-            "What is asked, each answered by itself.",
+            "What to answer. Each question is answered independently.",
             noun=f"a list of 1 to {MAX_QUESTIONS} questions",
             each=Predicate | Choice | ScoreQuestion,
             empty="empty_questions",
@@ -177,11 +177,11 @@ class DecisionBody(Body, frozen=True, kw_only=True):
     on_error: OnError = "request"
     choice_order: Annotated[
         Literal["given", "independent"],
-        about("`independent`: answers do not depend on the order of choices, which are read in up to 8 orders."),
+        about("`independent` makes answers independent of the order of choices, which are read in up to 8 orders."),
     ] = "given"
     cache_salt: CacheSalt = None
     prompt_cache_key: Annotated[
-        str | None, about("As `cache_salt`; if both are given, requests share prefixes only if both match.")
+        str | None, about("As `cache_salt`. If both are given, prefixes are shared only where both match.")
     ] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, NO_EFFECT] = None
     safety_identifier: Annotated[str | None, NO_EFFECT] = None

@@ -26,6 +26,7 @@ TYPE = "invalid_{}_type"
 _UNSUPPORTED = "unsupported_parameter"
 _ABOUT = "about"
 _ROOT = " - at `$[0]"
+_OTHER = object()  # of no type that JSON has
 _STEP = re.compile(r"\[(\d+)\]|\.(\w+)")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _NEEDED = re.compile(r"Object missing required field `(\w+)`")
@@ -86,7 +87,7 @@ def refused(harmless: str = "null") -> Meta:
     Args:
         harmless: The value that asks for nothing, as JSON: the field's type admits no other one.
     """
-    return about("Not supported; no other value is taken.", noun=f"`{harmless}`", wrong=_UNSUPPORTED)
+    return about("Not supported: no other value is accepted.", noun=f"`{harmless}`", wrong=_UNSUPPORTED)
 
 
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -160,6 +161,7 @@ class DeclaredField:
     type: Any
     info: inspect.Type
     is_required: bool
+    is_nullable: bool
     default: Any
     about: FieldRules
 
@@ -179,8 +181,7 @@ class DeclaredField:
         if self.is_required:
             message = f"The field {self.name} is required: {self.noun}."
             raise RequestError(self._code("missing", "missing_{}"), message, self.name)
-        admits_null = any(isinstance(each, inspect.NoneType) for each in getattr(self.info, "types", [self.info]))
-        return self.name in given and not (admits_null or self.about.nullable)
+        return self.name in given and not self.is_nullable
 
     def convert(self, value: object, index: int | None = None) -> Any:
         """Return a value as the type of this field.
@@ -229,10 +230,10 @@ class DeclaredField:
         return RequestError(wrong, f"{shown_path} must be {noun}{given}.", self.name)
 
     def _said_of(self, value: object) -> tuple[str, str]:
-        """Return what msgspec says of a value, and where in it.
+        """Return what msgspec says of a value, and the path to the fault.
 
-        Its messages repeat the caller's text. So the value becomes an element of a list; then each message ends in a
-        path.
+        Messages repeat the caller's text, which may look like a path. A value within a list always gets a real path at
+        the end of its message.
         """
         try:
             msgspec.convert([value], list[self.type])
@@ -257,13 +258,10 @@ def _plain(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else _OTHER
 
 
-_OTHER = object()
-
-
 @functools.cache
 def _element_of(declared: type[Body], name: str) -> DeclaredField:
     rules = fields_of(declared)[name].about
-    return DeclaredField(name, rules.each, inspect.type_info(rules.each), True, None, replace(rules, noun=None))
+    return DeclaredField(name, rules.each, inspect.type_info(rules.each), True, False, None, replace(rules, noun=None))
 
 
 @functools.cache
@@ -276,5 +274,8 @@ def fields_of(declared: type[Body]) -> dict[str, DeclaredField]:
         said, info = FieldRules(), each.type
         while isinstance(info, inspect.Metadata):
             said, info = (info.extra or {}).get(_ABOUT, said), info.type
-        fields[each.name] = DeclaredField(each.name, types[each.name], info, each.required, each.default, said)
+        nullable = said.nullable or any(isinstance(part, inspect.NoneType) for part in getattr(info, "types", [info]))
+        fields[each.name] = DeclaredField(
+            each.name, types[each.name], info, each.required, nullable, each.default, said
+        )
     return fields

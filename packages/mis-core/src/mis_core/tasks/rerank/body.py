@@ -32,7 +32,7 @@ class RerankBody(Body, frozen=True, kw_only=True):
     query: Annotated[
         str,
         Meta(min_length=1),
-        about("What the documents are to answer.", wrong=TYPE, empty="empty_query"),
+        about("What documents are ranked by.", wrong=TYPE, empty="empty_query"),
     ]
     documents: Annotated[
         list[Any],
@@ -47,16 +47,17 @@ class RerankBody(Body, frozen=True, kw_only=True):
     model: ModelName = None
     on_error: OnError = "request"
     instruction: Annotated[
-        str | None, about("What documents are judged by, in place of the recipe's own.", wrong=TYPE)
+        str | None, about("How to judge documents; replaces the recipe's own instruction.", wrong=TYPE)
     ] = None
     top_n: Annotated[
-        Count | None, about("How many of the best are returned; all, if it is left out. It may exceed the documents.")
+        Count | None,
+        about("Number of best documents to return, all by default. It may exceed the number of documents."),
     ] = None
     max_tokens_per_doc: Annotated[
         Count | None,
-        about("Longer documents are cut to so many tokens of their own, and all to what the context has room for."),
+        about("Truncate documents to this many tokens. Documents that exceed the context are always truncated."),
     ] = None
-    return_documents: Annotated[bool, optional("Return the documents with their scores.")] = False
+    return_documents: Annotated[bool, optional("Return each document with its score.")] = False
     cache_salt: CacheSalt = None
     max_chunks_per_doc: Annotated[int | None, NO_EFFECT] = None
     priority: Annotated[int | None, NO_EFFECT] = None

@@ -18,7 +18,10 @@ class ScoreBody(Body, frozen=True, kw_only=True):
     """Fields of `POST /v1/score`. Query, items and labels have readers of their own: they depend on each other."""
 
     query: Annotated[
-        Any, about("What all items share; not empty.", noun="a text, or a list of token ids", schemas=(Text, Tokens))
+        Any,
+        about(
+            "What all items share. It must not be empty.", noun="a text, or a list of token ids", schemas=(Text, Tokens)
+        ),
     ]
     items: Annotated[
         Any,
@@ -65,18 +68,18 @@ class ScoreBody(Body, frozen=True, kw_only=True):
     model: ModelName = None
     temperature: Annotated[
         _Temperature,
-        about("Divides the label log-probabilities; values other than 1 need `apply_softmax`."),
+        about("Divides the label log-probabilities. Values other than 1 need `apply_softmax`."),
     ] = 1.0
     on_error: OnError = "request"
 
 
 class LaidOutScoreBody(ScoreBody, frozen=True, kw_only=True):
-    """Fields of a request that may choose its layout; null is what the engine was started with."""
+    """Fields of a request that may choose its layout; null keeps what the engine was started with."""
 
     scoring_algorithm: Annotated[Algorithm | None, about("How items are laid out in steps.")] = None
-    mask_impl: Annotated[Mask | None, about("`dense`: with a mask that is an array.")] = None
+    mask_impl: Annotated[Mask | None, about("How the mask is made; `dense` makes an array of it.")] = None
     multi_item_scoring_chunk_size: Annotated[
-        Annotated[int, Meta(ge=0)] | None, about("Items that are laid out together; 0: as many as fit.")
+        Annotated[int, Meta(ge=0)] | None, about("Number of items laid out together. 0 means as many as fit.")
     ] = None
 
 

@@ -46,7 +46,7 @@ _Nothing = Annotated[list[Any], Meta(max_length=0)]
 Prompt = Annotated[
     Any,
     about(
-        "What an answer follows, or several of them, of one kind; none is empty.",
+        "The text to continue, or several of one kind. None may be empty.",
         noun="a text, a list of token ids, or a list of either",
         schemas=(Text, Tokens, _Texts, Annotated[list[Tokens], Meta(min_length=1)]),
     ),
@@ -54,14 +54,16 @@ Prompt = Annotated[
 """The type of the field `prompt`."""
 
 _AddSpecialTokens = Annotated[
-    bool, optional("Add the tokenizer's special tokens, such as BOS, to texts without them.", wrong=TYPE)
+    bool, optional("Add the tokenizer's special tokens, such as BOS, to texts that do not begin with them.", wrong=TYPE)
 ]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is sent in events beside the answer."""
+    """What events hold besides the answer."""
 
-    include_usage: Annotated[bool, Meta(description="Send the usage in an event of its own, before the last.")] = False
+    include_usage: Annotated[bool, Meta(description="Send token counts in an event of their own, before the last.")] = (
+        False
+    )
     include_obfuscation: bool = False
 
 
@@ -71,37 +73,37 @@ class AnswerBody(Body, frozen=True, kw_only=True):
     temperature: Annotated[
         float,
         Meta(ge=0, le=2),
-        optional("Divides the logits; 0, or less than 0.00001: the most probable token, the lowest id among equals."),
+        optional("Divides the logits. Below 0.00001, the most probable token is taken, the lowest id among equals."),
     ] = 1.0
     top_p: Annotated[
-        _Share, optional("Draw from the fewest most probable tokens that have this probability together.")
+        _Share, optional("Draw from the smallest set of most probable tokens whose probabilities reach this sum.")
     ] = 1.0
     top_k: Annotated[
-        int, Meta(ge=-1, lt=(1 << 31) - 1), optional("Draw from so many most probable tokens; 0 and -1: all.")
+        int, Meta(ge=-1, lt=(1 << 31) - 1), optional("Draw from this many most probable tokens. 0 and -1 mean all.")
     ] = 0
     min_p: Annotated[
-        _Share, optional("Draw from tokens with at least this share of the most probable one's probability.")
+        _Share, optional("Draw from tokens at least this fraction as probable as the most probable one.")
     ] = 0.0
-    presence_penalty: Annotated[_Penalty, optional("Is taken from the logits of tokens that the answer has.")] = 0.0
+    presence_penalty: Annotated[_Penalty, optional("Subtracted from the logits of tokens already in the answer.")] = 0.0
     frequency_penalty: Annotated[
-        _Penalty, optional("Is taken from the logits of tokens for each time that the answer has them.")
+        _Penalty, optional("Subtracted from a token's logit once for each time it is in the answer.")
     ] = 0.0
-    seed: Annotated[_Seed | None, about("Draw the same tokens again; without it the operating system draws one.")] = (
+    seed: Annotated[_Seed | None, about("Makes the draw repeatable. By default the operating system chooses one.")] = (
         None
     )
     logit_bias: Annotated[
         Any,
         about(
-            f"Numbers from -100 to 100, for at most {MAX_BIASES} token ids: added to logits before a token is drawn.",
+            f"Added to the logits before a token is drawn: numbers from -100 to 100 for at most {MAX_BIASES} tokens.",
             noun="an object of numbers by token id",
             schemas=(dict[_Id, Annotated[float, Meta(ge=-100, le=100)]], None),
         ),
     ] = None
-    n: Annotated[_Draws, optional("How many answers a prompt gets; of several there are at most 256 prompts.")] = 1
+    n: Annotated[_Draws, optional("Number of answers to each prompt. Above 1, at most 256 prompts are allowed.")] = 1
     stop: Annotated[
         Any,
         about(
-            f"At most {MAX_STOPS}, of at most {MAX_STOP_CHARACTERS} characters: an answer ends before the first.",
+            f"An answer ends before the first of these. At most {MAX_STOPS}, of {MAX_STOP_CHARACTERS} characters each.",
             noun="a text, or a list of texts",
             schemas=(str, list[str], None),
         ),
@@ -109,12 +111,12 @@ class AnswerBody(Body, frozen=True, kw_only=True):
     stop_token_ids: Annotated[
         Any,
         about(
-            f"At most {MAX_STOP_IDS}: an answer ends with the first of them.",
+            f"An answer ends with the first of these; at most {MAX_STOP_IDS}.",
             noun="a list of token ids",
             schemas=(list[TokenId], None),
         ),
     ] = None
-    ignore_eos: Annotated[bool, optional("Go on after the tokens with which the model ends answers.")] = False
+    ignore_eos: Annotated[bool, optional("Continue past the tokens that end the model's answers.")] = False
     cache_salt: CacheSalt = None
 
 
@@ -123,20 +125,20 @@ class GenerateBody(AnswerBody, frozen=True, kw_only=True):
 
     prompt: Prompt
     max_new_tokens: Annotated[Count, optional("Most tokens of an answer.")] = NEW_TOKENS
-    logprobs: Annotated[_TopTokens | None, about("How many of the most probable tokens are told.")] = None
+    logprobs: Annotated[_TopTokens | None, about("Number of most probable tokens to return at each position.")] = None
     add_special_tokens: _AddSpecialTokens = True
 
 
 class StreamedBody(AnswerBody, frozen=True, kw_only=True):
-    """A body whose answers may be sent as events."""
+    """A body whose answer may be streamed."""
 
     stream: Annotated[
-        bool, optional("Send events as tokens come; not with a `best_of` above `n` and more than one token.")
+        bool, optional("Send events as tokens come. Not allowed with `best_of` above `n` and more than one token.")
     ] = False
     stream_options: Annotated[
         StreamOptions | None,
         about(
-            "Needs `stream`. `include_usage`: an event at the end says the usage; `include_obfuscation`: no effect.",
+            "Needs `stream`. `include_usage` adds an event with token counts; `include_obfuscation` has no effect.",
             noun="an object of include_usage and include_obfuscation, true or false",
             unknown="invalid_stream_options",
         ),
@@ -162,18 +164,18 @@ class CompletionBody(StreamedBody, frozen=True, kw_only=True):
     prompt: Prompt
     max_tokens: Annotated[
         Annotated[int, Meta(ge=0, lt=1 << 31)] | None,
-        about("Most tokens of an answer; 0, with `echo`, only reads the prompt. 16, or what the context has room for."),
+        about("Maximum tokens of an answer; 16 by default, or fewer if the context is full. 0 needs `echo`."),
     ] = None
-    echo: Annotated[
-        bool, optional("Begin the answer with the prompt, and its log-probabilities with the prompt's.")
-    ] = False
+    echo: Annotated[bool, optional("Repeat the prompt, and its log-probabilities if asked for, before the answer.")] = (
+        False
+    )
     logprobs: Annotated[
         _TopTokens | None,
-        about("Return the log-probability of every token, and of so many most probable ones in its place."),
+        about("Return the log-probability of each token and of this many most probable alternatives."),
     ] = None
     best_of: Annotated[
         _Draws | None,
-        about("Draw so many, at least `n`, for each of at most 256 prompts; return the `n` most probable, best first."),
+        about("Draw this many answers, at least `n`, and return the `n` most probable. At most 256 prompts."),
     ] = None
     add_special_tokens: _AddSpecialTokens = True
     suffix: Annotated[Literal[""] | None, refused('""')] = None
@@ -207,27 +209,29 @@ class ChatBody(StreamedBody, frozen=True, kw_only=True):
     messages: Annotated[
         Any,
         about(
-            "The chat so far: at most 4,096 messages.",
+            "The chat so far; at most 4,096 messages.",
             noun="a list of messages",
             schemas=(Annotated[list[ChatMessage], Meta(min_length=1)],),
         ),
     ]
     max_tokens: Annotated[
-        Count | None, about("Most tokens of an answer; as many as the context has room for, if it is left out.")
+        Count | None, about("Maximum tokens of an answer. By default, as many as fit in the context.")
     ] = None
-    max_completion_tokens: Annotated[Count | None, about("The same; this one counts where both are given.")] = None
+    max_completion_tokens: Annotated[Count | None, about("The same as `max_tokens`, and takes precedence.")] = None
     logprobs: Annotated[bool, optional("Return the log-probabilities of the answer's tokens.")] = False
-    top_logprobs: Annotated[_TopTokens, optional("And of so many most probable tokens; needs `logprobs`.")] = 0
+    top_logprobs: Annotated[
+        _TopTokens, optional("Also return this many most probable alternatives at each position; needs `logprobs`.")
+    ] = 0
     labels: Annotated[
         Any,
         about(
-            "Texts of one token each, whose log-probabilities as the answer's first token are returned.",
+            "Return the log-probability of each as the first token of the answer; each must be a single token.",
             noun="a list of texts",
             schemas=(Annotated[list[str], Meta(min_length=1)], None),
         ),
     ] = None
     label_token_ids: Annotated[
-        Any, about("The same as token ids.", noun="a list of token ids", schemas=(Tokens, None))
+        Any, about("The same as `labels`, as token ids.", noun="a list of token ids", schemas=(Tokens, None))
     ] = None
     chat_template_kwargs: Annotated[
         Any,
@@ -239,9 +243,12 @@ class ChatBody(StreamedBody, frozen=True, kw_only=True):
         ),
     ] = None
     add_generation_prompt: Annotated[
-        bool | None, about("End the prompt with the answer's beginning; true unless `continue_final_message` is.")
+        bool | None,
+        about("End the prompt where the answer begins. True by default, unless `continue_final_message` is set."),
     ] = None
-    continue_final_message: Annotated[bool, optional("Continue the last message instead.")] = False
+    continue_final_message: Annotated[bool, optional("Continue the last message instead of beginning an answer.")] = (
+        False
+    )
     metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = None
     parallel_tool_calls: Annotated[bool | None, NO_EFFECT] = None
     prediction: Annotated[dict[str, Any] | None, NO_EFFECT] = None
