@@ -289,7 +289,8 @@ lists = [
     sorted(each.take_all(), key=lambda row: row["n"])
     for each in (scored, score_dataset(of_types, sys.argv[1], rows_per_batch=1, **options))
 ]
-print(json.dumps([refused, scored.columns(), *lists], default=np.ndarray.tolist))
+with open(sys.argv[2], "w") as file:  # Ray repeats what its workers print on the standard output
+    json.dump([refused, scored.columns(), *lists], file, default=np.ndarray.tolist)
 """
 
 
@@ -306,11 +307,12 @@ def test_a_dataset_keeps_its_columns_and_may_have_arrays(
         note = f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r} + '\\n')\nraise ImportError({name!r})\n"
         (elsewhere / f"{name}.py").write_text(note)
     environment = os.environ | {"RAY_ADDRESS": ray_cluster.address}
-    arguments = [sys.executable, str(scripts / "script.py"), str(checkpoint)]
+    found = tmp_path / "found.json"
+    arguments = [sys.executable, str(scripts / "script.py"), str(checkpoint), str(found)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, cwd=elsewhere, env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
     assert not (tmp_path / "imported").exists()
-    refused, columns, rows, of_types = json.loads(done.stdout)
+    refused, columns, rows, of_types = json.loads(found.read_text())
     assert [name for name, _ in refused[:4]] == ["ConfigError"] * 4
     for (_, message), (name, option) in zip(
         refused,
