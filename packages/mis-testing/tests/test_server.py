@@ -46,6 +46,14 @@ def is_listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
+    given = []
+    for _ in range(50):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            given.append(other.getsockname()[1])
+    assert max(free_port() for _ in range(50)) < min(given)
+
+
 def test_a_server_is_ready_inside_the_block_and_gone_after_it() -> None:
     port = free_port()
     command = [sys.executable, "-c", STAND_IN, str(port)]

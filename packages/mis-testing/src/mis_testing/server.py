@@ -1,6 +1,7 @@
 """A real server in a process of its own, for tests over HTTP."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.1
+_PORTS = range(10_000, 32_768)
 _STDERR_TAIL = 4000  # characters of standard error repeated in an error
 
 
@@ -119,10 +121,16 @@ def stop(process: subprocess.Popen[bytes], timeout_s: float) -> None:
 
 
 def free_port() -> int:
-    """Return a loopback port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a loopback port that nothing listens on now.
+
+    It is below those that systems choose themselves (RFC 6335 and Linux): no connection and no server at port 0 gets it
+    before the server that it is for listens.
+    """
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _wait_until_ready(server: RunningServer, timeout_s: float) -> None:
