@@ -3,20 +3,19 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Meta
 
 from field_tables import DECLARED, PAGES, table, with_tables
 from mis_core.config import EngineConfig
 from mis_core.errors import RequestError
 from mis_core.tasks.classify import CLASSIFY
 from mis_core.tasks.decide.task import DECIDE
-from mis_core.tasks.fields.body import Body, about, read_body
+from mis_core.tasks.fields.body import Body, read_body
 from mis_core.tasks.fields.described import schema_of
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Task
@@ -29,10 +28,9 @@ from mis_server.settings import ServerConfig
 from mis_server.tokenizers.tokens import detokenize, tokenize
 from route_bodies import BODIES, SAME, SHOWING
 from served_app import served_app
+from wider_bodies import HELP, wider
 
 GOOD = BODIES | SHOWING
-HELP = "How many wombats there are."
-
 
 of_each_route = pytest.mark.parametrize("route", DECLARED)
 
@@ -40,12 +38,6 @@ of_each_route = pytest.mark.parametrize("route", DECLARED)
 @pytest.fixture(scope="module")
 def tokenizer(checkpoint: Path) -> Tokenizer:
     return Tokenizer.from_pretrained(checkpoint)
-
-
-def wider(route: str) -> type[Body]:
-    """A copy of the declaration with one field more."""
-    wombats = Annotated[Annotated[int, Meta(ge=1, le=9)] | None, about(HELP)]
-    return msgspec.defstruct("Wider", [("wombats", wombats, None)], bases=(DECLARED[route],), frozen=True, kw_only=True)
 
 
 def refusal(declared: type[Body], fields: dict[str, Any]) -> RequestError:
