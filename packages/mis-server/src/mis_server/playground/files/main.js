@@ -5,6 +5,7 @@ import { beginTurn, forget, showTurns } from "./chat.js";
 import { showCosts } from "./costs.js";
 import { byId } from "./dom.js";
 import { showTokens } from "./labels.js";
+import { describe, fieldsOf, makeTables, optionsOf } from "./options.js";
 import { fileOf, runOf, runsOf, showRuns } from "./replay.js";
 import { showOutcomes } from "./results.js";
 import { showSnippets } from "./snippets.js";
@@ -14,25 +15,45 @@ import { TASKS } from "./tasks.js";
 
 const form = byId("request");
 let task = "score";
+let fields = {}; // of the bodies of the tasks, as far as the server says
 let runs = [];
 let underWay = null;
 
 const choose = makeTabs(byId("tabs"), (chosen) => {
   task = chosen;
-  for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(task);
+  showParts();
   underWay?.abort();
   for (const id of ["results", "costs", "error", "status"]) byId(id).replaceChildren(); // of the other task
   if (task === "chat") showTurns(byId("results"));
   changed();
 });
 
+/** Show what is for the chosen task, and nothing else. */
+function showParts() {
+  for (const part of document.querySelectorAll("[data-for]")) {
+    part.hidden = !part.dataset.for.split(" ").includes(task);
+    if (part.tagName === "FIELDSET") part.disabled = part.hidden; // or what is wrong in it would hinder sending
+  }
+  byId("more").hidden = !(task in fields);
+  describe(form, fields[task] ?? {});
+}
+
 function changed() {
+  keep();
+  if (task === "score") showTokens(byId("label-tokens"), TASKS.score.request(read(form, task)).labels);
+}
+
+/** Keep what is typed in the address, and show it as code. */
+function keep() {
   const state = read(form, task);
   if (!toAddress(state)) byId("status").textContent = "Too long to be kept in the address.";
-  showSnippets(byId("snippets"), TASKS[task].route, TASKS[task].request(state), typedKey(), byId("with-key").checked);
+  showSnippets(byId("snippets"), TASKS[task].route, requestOf(state), typedKey(), byId("with-key").checked);
   byId("with-key").parentElement.hidden = !typedKey();
-  if (task === "score") showTokens(byId("label-tokens"), TASKS.score.request(state).labels);
+  const set = Object.keys(optionsOf(task)).length;
+  byId("options-set").textContent = set ? `· ${set} set` : "";
 }
+
+const requestOf = (state) => ({ ...TASKS[task].request(state), ...optionsOf(task) });
 
 function restore() {
   const state = fromAddress();
@@ -48,6 +69,16 @@ async function showModel() {
   } catch (error) {
     byId("model").textContent = error.status === 401 ? "This server wants an API key." : "";
   }
+}
+
+/** Offer the fields that the form has no place for, if the server says what they are. */
+async function showOptions() {
+  fields = await get("openapi.json").then(fieldsOf, () => ({})); // a server with a key says it only to those who have it
+  const state = read(form, task);
+  makeTables(byId("options"), fields, state);
+  fill(byId("options"), state);
+  showParts();
+  keep();
 }
 
 /** Do something that asks the server, one at a time, and show what goes wrong. */
@@ -76,9 +107,9 @@ function told({ status, code, message, retryAfter }) {
 
 function send() {
   const state = read(form, task);
-  const { route, request, outcomes, order } = TASKS[task];
+  const { route, outcomes, order } = TASKS[task];
   return during("Sent…", async (signal) => {
-    const answer = await post(route, request(state), signal);
+    const answer = await post(route, requestOf(state), signal);
     showOutcomes(byId("results"), outcomes(state, answer.reply), order(state));
     showCosts(byId("costs"), answer.reply.usage, answer.stages, answer.elapsed);
     show(answer.reply.layout ? [runOf(answer)] : []);
@@ -88,7 +119,7 @@ function send() {
 /** Send a message, and show the answer as it is written. */
 function converse() {
   const state = read(form, "chat");
-  const body = { ...TASKS.chat.request(state), stream: true, stream_options: { include_usage: true } };
+  const body = { ...requestOf(state), ...TASKS.chat.streaming };
   return during("Writing…", async (signal) => {
     const turn = beginTurn(byId("results"), state);
     let usage = null;
@@ -108,7 +139,8 @@ function converse() {
 
 /** Have the score request laid out both ways, each with a cache of its own, so that both begin with nothing. */
 function compare() {
-  const body = TASKS.score.request(read(form, "score"));
+  if (!form.reportValidity()) return;
+  const body = requestOf(read(form, "score"));
   const salt = crypto.getRandomValues(new Uint32Array(2)).join("-");
   return during("Comparing…", async (signal) => {
     const found = [];
@@ -154,7 +186,12 @@ form.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
 });
 byId("key").addEventListener("input", changed);
-byId("key").addEventListener("change", showModel);
+byId("key").addEventListener("change", () => { showModel(); showOptions(); });
+byId("more").addEventListener("invalid", (event) => {
+  event.preventDefault(); // what is wrong stands beside it, where a bubble would hide that
+  byId("more").open = true;
+  byId("more").querySelector("[name]:invalid").focus();
+}, true);
 byId("compare").addEventListener("click", compare);
 byId("save").addEventListener("click", save);
 byId("open").addEventListener("change", open);
@@ -164,3 +201,4 @@ addEventListener("hashchange", restore);
 show([]);
 restore();
 showModel();
+showOptions();

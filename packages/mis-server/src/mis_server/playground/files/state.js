@@ -20,16 +20,18 @@ const EXAMPLE = {
   temperature: "0",
 };
 
+const IS_OPTION = /^[a-z]+\.\w+$/; // a task and a field: its control may come later, or never
+
 /** Fields of the example, changed by what the address says. */
-export function fromAddress() {
-  const said = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  const known = Object.entries(said).filter(([name]) => name in EXAMPLE);
-  return { ...EXAMPLE, ...Object.fromEntries(known) };
+export const fromAddress = () => ({ ...EXAMPLE, ...said((name) => name in EXAMPLE || IS_OPTION.test(name)) });
+
+function said(isWanted) {
+  return Object.fromEntries([...new URLSearchParams(location.hash.slice(1))].filter(([name]) => isWanted(name)));
 }
 
 /** Keep the fields that differ from the example in the address; gives whether there is room for them. */
 export function toAddress(state) {
-  const changed = Object.entries(state).filter(([name, value]) => value !== EXAMPLE[name]);
+  const changed = Object.entries(state).filter(([name, value]) => value !== (EXAMPLE[name] ?? ""));
   const fragment = new URLSearchParams(changed).toString();
   const fits = fragment.length <= LONGEST;
   history.replaceState(null, "", fits && fragment ? `#${fragment}` : location.pathname + location.search);
@@ -41,13 +43,13 @@ export function fill(form, state) {
   for (const field of form.querySelectorAll("[name]")) {
     if (field.type === "checkbox") field.checked = state[field.name] === "on";
     // A text area drops one line end at its beginning only when a page is parsed; set here, it stays.
-    else field.value = state[field.name];
+    else field.value = state[field.name] ?? "";
   }
 }
 
-/** The fields of a form, and the task that is chosen. */
+/** The fields of a form, the task that is chosen, and options in the address that the form has no control for. */
 export function read(form, task) {
-  const state = { task };
+  const state = { task, ...said((name) => IS_OPTION.test(name)) };
   for (const field of form.querySelectorAll("[name]")) {
     state[field.name] = field.type === "checkbox" ? (field.checked ? "on" : "") : field.value;
   }

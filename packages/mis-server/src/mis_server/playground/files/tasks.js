@@ -2,7 +2,8 @@
 //
 // `outcomes` gives one object per item, the best first: `title`, `bars` (`name` and `probability`), perhaps `mass`
 // (the probability that the model would say any of the labels) and `note`; `order` says what they are in the order of.
-// A chat has none of these: its answer is shown as it comes, by `chat.js`.
+// A chat has none of these: its answer is shown as it comes, by `chat.js`. `streaming` is what makes it come so.
+// `reserved` are fields that the page has another way for, or nothing to show for.
 
 import { messages } from "./chat.js";
 import { visible } from "./labels.js";
@@ -11,6 +12,7 @@ const lines = (text) => text.split("\n").filter((line) => line !== "");
 
 const score = {
   route: "v1/score",
+  reserved: ["label_token_ids"], // labels are texts here
   request: (state) => ({
     query: state.query,
     items: lines(state.items).map((line) => line + state.suffix),
@@ -24,12 +26,13 @@ const score = {
   outcomes(state, reply) {
     const items = lines(state.items);
     const labels = lines(state.labels);
-    const outcomes = items.map((title, item) => ({
+    const scored = items.map((title, item) => reply.scores[item] && {
       title,
       bars: labels.map((name, label) => ({ name, probability: reply.scores[item][label] })),
       mass: reply.token_logprobs[item].reduce((sum, logprob) => sum + Math.exp(logprob), 0),
-    }));
-    return outcomes.sort((one, other) => other.bars[0].probability - one.bars[0].probability);
+    }).filter(Boolean);
+    scored.sort((one, other) => other.bars[0].probability - one.bars[0].probability);
+    return [...scored, ...refused(items, reply)];
   },
 };
 
@@ -39,10 +42,11 @@ const rerank = {
   order: () => "by relevance",
   outcomes(state, reply) {
     const documents = lines(state.items);
-    return reply.results.map(({ index, relevance_score: probability }) => ({
+    const ranked = reply.results.map(({ index, relevance_score: probability }) => ({
       title: documents[index],
       bars: [{ name: "relevance", probability }],
     }));
+    return [...ranked, ...refused(documents, reply)];
   },
 };
 
@@ -52,11 +56,9 @@ const decide = {
   order: () => "as they were asked",
   outcomes: (state, reply) => reply.answers.map((answer, place) => ({
     title: question(lines(state.questions)[place]).instructions,
-    bars: answer.probabilities
-      ? answer.probabilities.map(({ value, label, probability }) => ({ name: label ?? String(value), probability }))
-      : [{ name: "true", probability: answer.probability }],
+    bars: probabilitiesOf(answer),
     mass: answer.label_mass,
-    note: answer.type === "score" ? `expected level ${answer.score.toFixed(2)}` : "",
+    note: answer.error?.message ?? (answer.type === "score" ? `expected level ${answer.score.toFixed(2)}` : ""),
   })),
 };
 
@@ -68,9 +70,26 @@ const chat = {
     temperature: Number(state.temperature),
     logprobs: true,
   }),
+  streaming: { stream: true, stream_options: { include_usage: true } },
+  reserved: ["n"], // one answer is shown
 };
 
 export const TASKS = { score, rerank, decide, chat };
+
+/** The fields that the page itself sends or keeps away. */
+export function ownFields(task, state) {
+  const { request, streaming = {}, reserved = [] } = TASKS[task];
+  return [...Object.keys({ ...request(state), ...streaming }), ...reserved];
+}
+
+/** Items that were not scored, where `on_error` lets the others be. */
+const refused = (items, { errors = [] }) =>
+  errors.map(({ index, message }) => ({ title: items[index], bars: [], note: message }));
+
+function probabilitiesOf({ type, probability, probabilities = [] }) {
+  if (type === "predicate") return [{ name: "true", probability }];
+  return probabilities.map(({ value, label, probability }) => ({ name: label ?? String(value), probability }));
+}
 
 /** A line as a question: `Which? | this | that`, `How much? < little < much`, or a statement. */
 function question(line) {
