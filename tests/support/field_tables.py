@@ -13,7 +13,7 @@ from mis_core.tasks.decide.body import DecisionBody
 from mis_core.tasks.fields.body import Body
 from mis_core.tasks.fields.described import rows_of
 from mis_core.tasks.rerank.body import RerankBody
-from mis_core.tasks.score.options import ScoreBody
+from mis_core.tasks.score.body import ScoreBody
 from mis_core.tasks.text.bodies import ChatBody, CompletionBody
 from mis_server.tokenizers.tokens import DetokenizeBody, TokenizeBody
 

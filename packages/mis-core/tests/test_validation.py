@@ -9,7 +9,7 @@ import pytest
 
 from mis_core.errors import RequestError
 from mis_core.tasks.limits import Limits
-from mis_core.tasks.score.options import ScoreBody
+from mis_core.tasks.score.body import ScoreBody
 from mis_core.tasks.score.task import parse_score_request
 from mis_core.tokenization import Tokenizer
 from mis_core.tokenization.encoder import Encoder

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 import mis_server
-from mis_core.tasks.score.options import ScoreBody
+from mis_core.tasks.score.body import ScoreBody
 
 
 @pytest.fixture

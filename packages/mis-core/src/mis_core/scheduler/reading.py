@@ -1,12 +1,12 @@
 """What is read at rows of a step, and the values that come back."""
 
 from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from mis_core.requests import EngineOutput, NewToken, Sampling, ScoreRequest
+from mis_core.requests import EngineOutput, NewToken, Sampling
 
 
 @runtime_checkable
@@ -78,16 +78,6 @@ class Reading:
     top_tokens: int = 0
     draws: Draws | None = None
 
-    @classmethod
-    def of(
-        cls, owner: Owner, request: ScoreRequest, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int
-    ) -> Self:
-        """Return the reading of some rows of the owner's request, which are numbered as its outputs are."""
-        labels = request.label_ids
-        label_ids = np.broadcast_to(labels, (len(rows), labels.shape[1])) if len(labels) == 1 else labels[rows]
-        normalise, top_tokens = request.needs_log_sum_exp, request.top_tokens
-        return cls(owner, rows, shard, first, label_ids, normalise, top_tokens, _draws(request, rows))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
@@ -110,18 +100,3 @@ class Values:
     next_ids: Int32[np.ndarray, " draws"] | None = None
     next_logits: Float32[np.ndarray, " draws"] | None = None
     next_log_sums: Float32[np.ndarray, " draws"] | None = None
-
-
-def _draws(request: ScoreRequest, rows: np.ndarray) -> Draws | None:
-    sampling = request.sampling
-    if sampling is None:
-        return None
-    last_rows = request.read_starts[1:] - 1  # the row of each item that its next token follows
-    items = np.searchsorted(last_rows, rows)  # the query's rows lie before the first of them
-    is_last = last_rows[items] == rows
-    if not is_last.any():
-        return None
-    items = items[is_last].astype(np.int32)
-    positions = (request.context_lens + np.diff(request.item_starts))[items]
-    at = np.flatnonzero(is_last).astype(np.int32)
-    return Draws(at, items, sampling.keys[items], positions.astype(np.int32), sampling)

@@ -14,7 +14,7 @@ from mis_core.scheduler.answer import Answer, Placements
 from mis_core.scheduler.homes import Home, Opening, QueryLock
 from mis_core.scheduler.parts import PagedItems, QueryPrefill, ShortItems
 from mis_core.scheduler.plan import LONG_ITEM, StepBuilder
-from mis_core.scheduler.reading import Reading, Values
+from mis_core.scheduler.reading import Draws, Reading, Values
 from mis_core.scheduler.run import Run, Waiting
 
 logger = logging.getLogger(__name__)
@@ -183,7 +183,11 @@ class ScoreRun:
 
     def reading(self, rows: Int32[np.ndarray, " rows"], *, shard: int, first: int) -> Reading:
         """Return what is read at some rows of the request, see `Reading`."""
-        return Reading.of(self, self._answer.request, rows, shard=shard, first=first)
+        request = self._answer.request
+        labels = request.label_ids
+        label_ids = np.broadcast_to(labels, (len(rows), labels.shape[1])) if len(labels) == 1 else labels[rows]
+        draws = _draws(request, rows)
+        return Reading(self, rows, shard, first, label_ids, request.needs_log_sum_exp, request.top_tokens, draws)
 
     def store(self, reading: Reading, values: Values) -> EngineOutput | None:
         """Store what was read at some rows; return the answer once all have been."""
@@ -217,3 +221,18 @@ class ScoreRun:
         if not self._paged.is_planned:
             return self._paged.add(builder, limit)
         return 0
+
+
+def _draws(request: ScoreRequest, rows: np.ndarray) -> Draws | None:
+    sampling = request.sampling
+    if sampling is None:
+        return None
+    last_rows = request.read_starts[1:] - 1  # the row of each item that its next token follows
+    items = np.searchsorted(last_rows, rows)  # the query's rows lie before the first of them
+    is_last = last_rows[items] == rows
+    if not is_last.any():
+        return None
+    items = items[is_last].astype(np.int32)
+    positions = (request.context_lens + np.diff(request.item_starts))[items]
+    at = np.flatnonzero(is_last).astype(np.int32)
+    return Draws(at, items, sampling.keys[items], positions.astype(np.int32), sampling)

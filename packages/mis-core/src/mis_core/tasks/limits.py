@@ -60,11 +60,6 @@ class Limits:
         """
         return 4 * self.max_text_characters + (1 << 16)
 
-    @property
-    def head_rows(self) -> int:
-        """Rows of the head; label ids are below it."""
-        return len(self.head_labels) or self.vocab_size
-
     def check_tokens(self, count: int, what: str, param: str) -> None:
         """Refuse more tokens than a request may have; the message says what has them, such as `The prompts`.
 

@@ -5,7 +5,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mis_core.tasks.score.options import ScoreBody
+from mis_core.tasks.score.body import ScoreBody
 from mis_core.tasks.score.parsed import ParsedScore
 from mis_core.tasks.score.result import ScoreResult
 from mis_core.tasks.score.task import SCORE

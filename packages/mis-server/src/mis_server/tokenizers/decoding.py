@@ -10,7 +10,7 @@ from mis_core.errors import RequestError
 from mis_core.tasks.fields.token_rows import TokenRows
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ParsedType, Task
-from mis_core.tasks.score.options import LaidOutScoreBody
+from mis_core.tasks.score.body import LaidOutScoreBody
 from mis_core.tokenization import Meter, Tokenizer
 
 try:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from mis_core.errors import RequestError
-from mis_core.requests import EngineOutput, ScoreRequest
+from mis_core.requests import EngineOutput, Layout, ScoreRequest
 from mis_core.tasks.fields.body import check_model, read_body, read_field
 from mis_core.tasks.fields.item_errors import ItemErrors
 from mis_core.tasks.fields.labels import Labels, label_matrix, read_labels
@@ -19,9 +19,9 @@ from mis_core.tasks.fields.values import check_characters, check_count, check_na
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
 from mis_core.tasks.probabilities import label_logprobs, label_softmax
+from mis_core.tasks.score.body import LaidOutScoreBody, ScoreBody
 from mis_core.tasks.score.inputs import IdInputs, TextInputs, check_total, read_inputs
 from mis_core.tasks.score.label_sequences import LabelSequences
-from mis_core.tasks.score.options import LaidOutScoreBody, ScoreBody, check_options, layout_of
 from mis_core.tasks.score.parsed import ParsedScore
 from mis_core.tasks.score.result import ScoreResult
 from mis_core.tasks.usage import Usage
@@ -47,13 +47,15 @@ def parse_score_request(
     _check_texts(inputs, given, tokenizer, limits)
     labels = given.look_up(tokenizer, limits.head_labels) if limits.head_labels else given.look_up_sequences(tokenizer)
     inputs = inputs.below(limits.vocab_size)
-    labels.check_below(limits.head_rows, "number of rows of the head," if limits.head_labels else "vocabulary size")
+    rows = len(limits.head_labels)
+    labels.check_below(rows or limits.vocab_size, "number of rows of the head," if rows else "vocabulary size")
     sequences = LabelSequences.of(labels) if given.texts and labels.is_nested else None
     options = read_body(declared, body)
     check_model(options.model, served_models)
-    check_options(options)
+    if options.temperature != 1.0 and not options.apply_softmax:
+        raise RequestError("invalid_temperature", "A temperature other than 1 needs apply_softmax.", "temperature")
     _check_counts(inputs.errors.count, labels, sequences, limits)
-    layout = layout_of(options)
+    layout = _layout_of(options)
     if inputs.errors.any_left and limits.delimiter is not None:
         inputs = inputs.delimited(limits.delimiter, options.item_first, options.add_special_tokens)
     joined = _join(inputs, sequences, options, limits)
@@ -122,6 +124,15 @@ def _has_text(fields: Fields) -> bool:
 
 
 SCORE: Task[ParsedScore, ScoreResult] = Task("score", parse_score_request, finish_score, _has_text)
+
+
+def _layout_of(options: ScoreBody) -> Layout:
+    """Return the layout that a request chooses; refuse what does not go together."""
+    if not isinstance(options, LaidOutScoreBody):
+        return Layout()
+    if options.mask_impl == "dense" and options.scoring_algorithm not in (None, "auto", "packed"):
+        raise RequestError("invalid_mask_impl", "mask_impl dense needs scoring_algorithm packed.", "mask_impl")
+    return Layout(options.scoring_algorithm, options.mask_impl, options.multi_item_scoring_chunk_size)
 
 
 def _check_not_pairs(body: Fields) -> None:

@@ -1,12 +1,10 @@
-"""The body of a score, and what its fields mean together."""
+"""The body of a score."""
 
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from mis_core.config import Algorithm, Mask
-from mis_core.errors import RequestError
-from mis_core.requests import Layout
 from mis_core.tasks.fields.body import TYPE, AddSpecialTokens, Body, CacheSalt, ModelName, Text, TokenId, Tokens, about
 from mis_core.tasks.fields.item_errors import OnError
 
@@ -81,26 +79,3 @@ class LaidOutScoreBody(ScoreBody, frozen=True, kw_only=True):
     multi_item_scoring_chunk_size: Annotated[
         Annotated[int, Meta(ge=0)] | None, about("Number of items laid out together. 0 means as many as fit.")
     ] = None
-
-
-def check_options(body: ScoreBody) -> None:
-    """Refuse fields that do not go together.
-
-    Raises:
-        RequestError: `invalid_temperature`.
-    """
-    if body.temperature != 1.0 and not body.apply_softmax:
-        raise RequestError("invalid_temperature", "A temperature other than 1 needs apply_softmax.", "temperature")
-
-
-def layout_of(body: ScoreBody) -> Layout:
-    """Return the layout that a request chooses.
-
-    Raises:
-        RequestError: `invalid_mask_impl`.
-    """
-    if not isinstance(body, LaidOutScoreBody):
-        return Layout()
-    if body.mask_impl == "dense" and body.scoring_algorithm not in (None, "auto", "packed"):
-        raise RequestError("invalid_mask_impl", "mask_impl dense needs scoring_algorithm packed.", "mask_impl")
-    return Layout(body.scoring_algorithm, body.mask_impl, body.multi_item_scoring_chunk_size)
