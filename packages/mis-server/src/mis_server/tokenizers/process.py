@@ -23,22 +23,14 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from mis_core.errors import RequestError
 from mis_core.process.lifeline import Lifeline, end_with_starter
 from mis_core.tokenization import Tokenizer
-from mis_server.tokenizers.rendering import (
-    HEADER_BYTES,
-    OWN_BYTES,
-    Renderer,
-    find_faults,
-    lift_memory_limit,
-    read_frame,
-    watch_templates,
-    write_frame,
-)
+from mis_server.tokenizers.rendering import BRIEF_S, LONGEST_S, Allowance, Renderer, find_faults, watch_templates
 
+_HEADER_BYTES = 8  # of a frame: the number of bytes that follow
 _READ_AHEAD_BYTES = 1024 * 1024
 _INLINE_BYTES = 65_536  # of a result; a longer one may hold objects enough to hold up the event loop
 _MOST_THREADS = 8  # of the library; each takes memory, of which a job has little
@@ -49,6 +41,7 @@ _JOB_S = 10.0
 _S_PER_CHARACTER = 2e-5  # five times what a slow processor takes for texts that are one token for each character
 _S_PER_BYTE = 1e-6  # of the body
 _JOB_BYTES = 1 << 30
+_OWN_BYTES, _ = resource.getrlimit(resource.RLIMIT_DATA)  # what this process was started with
 _BYTES_PER_BYTE = 256  # of the body; a text that is one token for each character takes 212, one of ideographs 640 each
 
 _REASONS = {
@@ -178,10 +171,10 @@ class TokenizerProcess:
             if stdin.is_closing():  # it has ended between jobs; uvloop's own error would be another one
                 raise ConnectionResetError
             data = _pickled(message)
-            stdin.write(len(data).to_bytes(HEADER_BYTES))
+            stdin.write(len(data).to_bytes(_HEADER_BYTES))
             stdin.write(data)
             await stdin.drain()
-            size = int.from_bytes(await stdout.readexactly(HEADER_BYTES))
+            size = int.from_bytes(await stdout.readexactly(_HEADER_BYTES))
             data = await stdout.readexactly(size)
             return pickle.loads(data) if size <= _INLINE_BYTES else await asyncio.to_thread(pickle.loads, data)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -204,7 +197,7 @@ class JobLimits:
         if has is not None:
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             most = has + _JOB_BYTES + _BYTES_PER_BYTE * size
-            allowed = most if OWN_BYTES == resource.RLIM_INFINITY else min(most, OWN_BYTES)
+            allowed = most if _OWN_BYTES == resource.RLIM_INFINITY else min(most, _OWN_BYTES)
             resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
         signal.setitimer(signal.ITIMER_PROF, _JOB_S + _S_PER_BYTE * size)
 
@@ -216,7 +209,12 @@ class JobLimits:
     def end(self) -> None:
         """End a job."""
         signal.setitimer(signal.ITIMER_PROF, 0)
-        lift_memory_limit()
+        self.lift_memory_limit()
+
+    def lift_memory_limit(self) -> None:
+        """Take away the limit of a job, which a forked process inherits."""
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (_OWN_BYTES, hard))
 
 
 def _data_bytes() -> int | None:
@@ -244,7 +242,7 @@ def _pickled(message: Any) -> bytes:
 def _answer(job: bytes, tokenizer: Tokenizer, renderer: Renderer, limits: JobLimits) -> bytes:
     try:
         work, size, is_brief = pickle.loads(job)
-        renderer.begin(is_brief=is_brief)
+        renderer.allowance = Allowance(BRIEF_S if is_brief else LONGEST_S, is_brief)
         limits.begin(size)
         try:
             return _pickled((True, work(tokenizer)))
@@ -259,6 +257,21 @@ def _answer(job: bytes, tokenizer: Tokenizer, renderer: Renderer, limits: JobLim
         return _pickled((False, RuntimeError(f"{type(error).__name__}: {error}")))  # it cannot be pickled
 
 
+def _write_frame(sink: BinaryIO, data: bytes) -> None:
+    sink.write(len(data).to_bytes(_HEADER_BYTES))
+    sink.write(data)
+    sink.flush()
+
+
+def _read_frame(source: BinaryIO) -> bytes:
+    """Read a frame; raises EOFError if it is not all there."""
+    header = source.read(_HEADER_BYTES)
+    data = source.read(int.from_bytes(header))
+    if len(header) < _HEADER_BYTES or len(data) < int.from_bytes(header):
+        raise EOFError
+    return data
+
+
 def main() -> None:
     """Run jobs until the input ends."""
     end_with_starter(int(sys.argv[1]))
@@ -269,12 +282,13 @@ def main() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # printing must not corrupt the frames
     with contextlib.suppress(EOFError, BrokenPipeError):
-        renderer, limits = Renderer(), JobLimits()
-        tokenizer = Tokenizer.from_json(pickle.loads(read_frame(source))).watched(limits.allow)
+        limits = JobLimits()
+        renderer = Renderer(limits.lift_memory_limit)
+        tokenizer = Tokenizer.from_json(pickle.loads(_read_frame(source))).watched(limits.allow)
         watch_templates(tokenizer, renderer)
-        write_frame(sink, _pickled(None))
+        _write_frame(sink, _pickled(None))
         while True:
-            write_frame(sink, _answer(read_frame(source), tokenizer, renderer, limits))
+            _write_frame(sink, _answer(_read_frame(source), tokenizer, renderer, limits))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,13 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,17 +32,12 @@ BRIEF_S = 0.03
 """Seconds of processor time that all renderings of a job may take if others wait for it."""
 LONGEST_S = 10.0
 """Seconds of processor time that all renderings of any other job may take."""
-HEADER_BYTES = 8
-"""Of a frame: the number of bytes that follow."""
 
 _MEMORY_BYTES = 256 * 1024 * 1024
 _BYTES_PER_CHARACTER = 32  # up to four each, in eight copies
 _CHARACTERS = 16 * 1024 * 1024
 _CHARACTERS_PER_CHARACTER = 4
 _KEPT_BYTES = 16 * 1024 * 1024  # that a child may keep; one that keeps more is replaced
-OWN_BYTES, _ = resource.getrlimit(resource.RLIMIT_DATA)
-"""What this process was started with."""
-
 _MOST_FILES = 4096
 _PR_SET_PDEATHSIG = 1
 
@@ -78,18 +76,35 @@ class _Done(msgspec.Struct, frozen=True):
     stays: bool
 
 
+@dataclass(slots=True)
+class Allowance:
+    """What the renderings of one job may take together.
+
+    Attributes:
+        left_s: Seconds of processor time.
+        is_brief: Whether others wait for the job.
+    """
+
+    left_s: float = LONGEST_S
+    is_brief: bool = False
+
+
 class Renderer:
-    """Renders in a child, which is started when it is needed and ends with the thread that has started it."""
+    """Renders in a child, which is started when it is needed and ends with the thread that has started it.
 
-    def __init__(self) -> None:
+    Attributes:
+        allowance: Of the job that is done now.
+    """
+
+    def __init__(self, begin_child: Callable[[], None]) -> None:
+        """Prepare; nothing starts yet.
+
+        Args:
+            begin_child: Called in the child first: takes away what the job that started it has set for this process.
+        """
+        self.allowance = Allowance()
+        self._begin_child = begin_child
         self._child: _Child | None = None
-        self._is_brief = False
-        self._left_s = LONGEST_S
-
-    def begin(self, *, is_brief: bool) -> None:
-        """Begin a job: its renderings share its time."""
-        self._is_brief = is_brief
-        self._left_s = BRIEF_S if is_brief else LONGEST_S
 
     def run(self, work: Callable[[], str], characters: int) -> str:
         """Return what a function returns in the child.
@@ -103,15 +118,16 @@ class Renderer:
             TakesLong: it takes more time than a brief job has.
         """
         memory = _MEMORY_BYTES + _BYTES_PER_CHARACTER * characters
-        limits = _Limits(self._left_s, memory, _CHARACTERS + _CHARACTERS_PER_CHARACTER * characters)
+        allowance = self.allowance
+        limits = _Limits(allowance.left_s, memory, _CHARACTERS + _CHARACTERS_PER_CHARACTER * characters)
         try:
             done = self._ask(work, limits)
         except _Overrun:
-            self._left_s = 0.0
-            if self._is_brief:
+            allowance.left_s = 0.0
+            if allowance.is_brief:
                 raise TakesLong from None
             raise RenderingFailed(f"it takes more than {LONGEST_S:g} s of processor time.") from None
-        self._left_s = done.left_s
+        allowance.left_s = done.left_s
         if done.text is None:
             raise RenderingFailed(done.reason)
         return done.text
@@ -124,11 +140,10 @@ class Renderer:
         except RecursionError as error:
             return _Done(None, reason_of(error), limits.seconds, stays=True)
         if self._child is None:
-            self._child = _Child()
+            self._child = _Child(self._begin_child)
         child = self._child
-        with contextlib.suppress(EOFError, BrokenPipeError):
-            child.send(request)
-            done = msgspec.msgpack.decode(child.receive(), type=_Done)
+        with contextlib.suppress(EOFError, ConnectionError):
+            done = child.ask(request)
             if not done.stays:
                 self._end()
             return done
@@ -201,64 +216,50 @@ def _fault(template: ChatTemplate) -> str:
 class _Child:
     """The child, as its parent has it."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[], None]) -> None:
         # Here once, instead of in each child.
         import transformers.utils.chat_template_utils  # noqa: F401
 
-        source, requests = os.pipe()
-        answers, sink = os.pipe()
+        self._connection, theirs = Pipe()
         parent = os.getpid()
         sys.stderr.flush()
         self._pid = os.fork()
         if self._pid == 0:
             status = 1
             try:
-                _live(parent, source, sink)
+                _live(parent, theirs, begin)
                 status = 0
             finally:
                 os._exit(status)
-        os.close(source)
-        os.close(sink)
-        self._requests, self._answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
+        theirs.close()
 
-    def send(self, request: bytes) -> None:
-        write_frame(self._requests, request)
-
-    def receive(self) -> bytes:
-        return read_frame(self._answers)
+    def ask(self, request: bytes) -> _Done:
+        """Have a piece of work done; raises EOFError or ConnectionError if the child has ended."""
+        self._connection.send_bytes(request)
+        return msgspec.msgpack.decode(self._connection.recv_bytes(), type=_Done)
 
     def wait(self) -> int:
-        with contextlib.suppress(BrokenPipeError):
-            self._requests.close()
-        self._answers.close()
+        self._connection.close()
         _, status = os.waitpid(self._pid, 0)
         return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-def _live(parent: int, source: int, sink: int) -> None:
+def _live(parent: int, connection: Connection, begin: Callable[[], None]) -> None:
     """Do one piece of work after the other, in the child."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # of the thread that forks, which is the only one
     if os.getppid() != parent:
         return
-    kept = sorted((2, source, sink))
-    for before, after in pairwise([-1, *kept, _MOST_FILES]):
+    for before, after in pairwise([-1, *sorted((2, connection.fileno())), _MOST_FILES]):
         os.closerange(before + 1, after)  # the front sees the end of the parent's pipes, whatever this process does
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    lift_memory_limit()
+    begin()
     gc.freeze()
-    requests, answers = os.fdopen(source, "rb"), os.fdopen(sink, "wb")
     stays = True
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    with contextlib.suppress(EOFError, ConnectionError):
         while stays:
-            done = _do(*pickle.loads(read_frame(requests)))
-            write_frame(answers, msgspec.msgpack.encode(done))
+            done = _do(*pickle.loads(connection.recv_bytes()))
+            connection.send_bytes(msgspec.msgpack.encode(done))
             stays = done.stays
-
-
-def lift_memory_limit() -> None:
-    """Take away the limit of a job, which a forked process has inherited."""
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (OWN_BYTES, hard))
 
 
 def _do(work: Callable[[], str], limits: _Limits) -> _Done:
@@ -284,19 +285,3 @@ def _memory() -> tuple[int, int]:
     """Return bytes of address space and of memory."""
     pages, resident, *_ = Path("/proc/self/statm").read_text().split()
     return int(pages) * resource.getpagesize(), int(resident) * resource.getpagesize()
-
-
-def write_frame(sink: BinaryIO, data: bytes) -> None:
-    """Write bytes behind their number."""
-    sink.write(len(data).to_bytes(HEADER_BYTES))
-    sink.write(data)
-    sink.flush()
-
-
-def read_frame(source: BinaryIO) -> bytes:
-    """Read what `write_frame` has written; raises EOFError if it is not all there."""
-    header = source.read(HEADER_BYTES)
-    data = source.read(int.from_bytes(header))
-    if len(header) < HEADER_BYTES or len(data) < int.from_bytes(header):
-        raise EOFError
-    return data
