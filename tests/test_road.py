@@ -7,7 +7,9 @@ import pytest
 
 from road import files_of_a_score
 
-MOST_FILES = 55
+MOST_FILES = 50
+XLA = {"mis_kernels/backends/xla/backend.py", "mis_kernels/backends/xla/tiles.py"}
+"""Files of the backend that attends where no native one does, which is one file."""
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 
 
@@ -18,7 +20,7 @@ def files(checkpoint: Path) -> list[str]:
 
 
 def test_a_score_runs_through_few_files(files: list[str]) -> None:
-    assert len(files) <= MOST_FILES, files
+    assert len(files) - (XLA <= {*files}) <= MOST_FILES, files
 
 
 def test_the_page_walks_the_road_in_order(files: list[str]) -> None:
