@@ -22,7 +22,7 @@ from mis_core.tasks.path.task import Fields, ParsedType, Task
 from mis_core.tasks.recipes.recognition import describe_rerank, rerank_recipe
 from mis_core.tasks.served import check_task, tasks_of
 from mis_core.tokenization import Tokenizer, TooMuchWork
-from mis_server.tokenizers.decoding import decode_body, parse_text
+from mis_server.tokenizers.decoding import decode_body, packed, parse_text
 from mis_server.tokenizers.pool import SMALL, TokenizerPool
 from mis_server.tokenizers.rendering import TakesLong
 
@@ -95,17 +95,19 @@ class Model(Service[bytes | Fields]):
         if not isinstance(source, bytes):
             if not task.has_text(source):
                 return await asyncio.to_thread(task.parse, source, None, limits, self._names)
-            data = marshal.dumps(dict(source))  # it goes as deep as JSON does, and pickle half as deep
+            data = packed(source)
             return await self.tokenizers.large(partial(there, marshal.loads, data, None), len(data))
-        if len(source) <= SMALL:
-            fields = decode_body(source)
-            if not task.has_text(fields):
-                return await in_thread_if_large(len(source), task.parse, fields, None, limits, self._names)
-            # A short text that is tokenised again with each of many items is a long job, too.
-            most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL)
-            with contextlib.suppress(TooMuchWork, TakesLong):
-                return await self.tokenizers.small(partial(there, decode_body, source, most), len(source))
-        return await self.tokenizers.large(partial(there, decode_body, source, None), len(source))
+        if len(source) > SMALL:
+            return await self.tokenizers.large(partial(there, decode_body, source, None), len(source))
+        fields = decode_body(source)
+        if not task.has_text(fields):
+            return await in_thread_if_large(len(source), task.parse, fields, None, limits, self._names)
+        data = packed(fields, source)
+        # A short text that is tokenised again with each of many items is a long job, too.
+        most = min(max(_AMPLIFIED * len(source), _LEAST), SMALL)
+        with contextlib.suppress(TooMuchWork, TakesLong):
+            return await self.tokenizers.small(partial(there, marshal.loads, data, most), len(source))
+        return await self.tokenizers.large(partial(there, marshal.loads, data, None), len(source))
 
     async def submit(self, requests: tuple[ScoreRequest, ...]) -> tuple[EngineOutput, ...]:
         """Have the engine process compute requests, some at a time: the engine gives everybody's the same turns."""

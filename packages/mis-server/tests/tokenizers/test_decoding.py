@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import marshal
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from mis_core.requests import ScoreRequest
 from mis_core.tasks.fields.token_rows import TokenRows
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.score.task import parse_score_request
-from mis_server.tokenizers.decoding import decode_body, decode_object
+from mis_server.tokenizers.decoding import decode_body, decode_object, packed
 
 pytestmark = pytest.mark.quick
 
@@ -71,7 +73,7 @@ def plain(**fields: Any) -> bytes:
 @example({"query": [1], "items": [[1]], "label_token_ids": [1]}, True)
 def test_every_body_has_the_outcome_of_the_general_decoder(fields: dict[str, Any], compact: bool) -> None:
     body = json.dumps(fields, separators=(",", ":") if compact else None).encode()
-    assert outcome(decode_body, body) == outcome(decode_object, body)
+    assert outcome(decode_body, body) == outcome(sent, body) == outcome(decode_object, body)
 
 
 @given(st.binary(max_size=6), st.integers(0, 80), st.integers(0, 4))
@@ -101,6 +103,8 @@ def test_every_broken_body_has_the_outcome_of_the_general_decoder(noise: bytes, 
         plain(label_token_ids=[[6], [7], [[8]]]),
         plain(cache_salt="[[["),
         plain(cache_salt=["a"]),
+        plain(labels="a"),
+        plain(query=[1 << 64], labels="a"),
         plain()[:-1] + b', "query": [9]}',
         plain()[:-1] + b', "query": 0' * 1000 + b"}",
         b"{"
@@ -119,7 +123,20 @@ def test_every_broken_body_has_the_outcome_of_the_general_decoder(noise: bytes, 
     ],
 )
 def test_unusual_bodies_have_the_outcome_of_the_general_decoder(body: bytes) -> None:
-    assert outcome(decode_body, body) == outcome(decode_object, body)
+    assert outcome(decode_body, body) == outcome(sent, body) == outcome(decode_object, body)
+
+
+def sent(body: bytes) -> Mapping[str, Any]:
+    """Fields of a body as a tokenizer process gets them."""
+    return marshal.loads(packed(decode_body(body), body))
+
+
+def test_fields_that_are_too_deep_to_be_sent_are_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(RequestError, match="nested too deeply"):
+        packed({"metadata": deep})
 
 
 @pytest.mark.parametrize("labels", [[6, 7], [[6], [7, 8], [9]]])

@@ -1,5 +1,6 @@
 """From the bytes of a body to its fields, and to a request."""
 
+import marshal
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -81,6 +82,24 @@ def decode_body(body: bytes) -> Mapping[str, Any]:
         RequestError: `invalid_json`.
     """
     return _fields_with_rows(body) or decode_object(body)
+
+
+def packed(fields: Fields, body: bytes = b"") -> bytes:
+    """Return fields as tokenizer processes get them, to be read by `marshal.loads`.
+
+    Args:
+        fields: Fields, with a text among them.
+        body: What `decode_body` has read them from.
+
+    Raises:
+        RequestError: `invalid_json`.
+    """
+    if any(isinstance(value, TokenRows) for value in fields.values()):  # so the text is where no request has one
+        fields = decode_object(body)
+    try:
+        return marshal.dumps(dict(fields))  # goes as deep as JSON does, and pickle half as deep
+    except ValueError:
+        raise RequestError("invalid_json", "The body is nested too deeply.") from None
 
 
 def _fields_with_rows(body: bytes) -> Mapping[str, Any] | None:
