@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mis_core.errors import RequestError
 from mis_core.requests import MAX_BIASES, Sampling
 from mis_core.tasks.fields.body import read_body
-from mis_core.tasks.text.bodies import MAX_DRAWS, MAX_STOP_IDS, MAX_STOPS, AnswerBody, CompletionBody
+from mis_core.tasks.text.bodies import MAX_DRAWS, MAX_STOP_IDS, AnswerBody, CompletionBody
 from mis_core.tasks.text.sampling import Stops, sampling_keys, sampling_of, stops_of
 
 VOCAB = 1000
@@ -108,7 +108,7 @@ def test_how_many_draws_is_a_bounded_whole_number(value: object) -> None:
     assert read_body(AnswerBody, {"n": MAX_DRAWS}).n == MAX_DRAWS
 
 
-@pytest.mark.parametrize("value", [1, {"a": 1}, [1], [None], "", [""], ["a"] * (MAX_STOPS + 1), "a" * 257, "\ud83d"])
+@pytest.mark.parametrize("value", [1, {"a": 1}, [1], [None], "", [""], ["a"] * 17, "a" * 257, "\ud83d", ["\ud83d"]])
 def test_bad_stop_texts_are_refused(value: object) -> None:
     refusal = refused(lambda: stops(stop=value))
     assert (refusal.code, refusal.param) == ("invalid_stop", "stop")

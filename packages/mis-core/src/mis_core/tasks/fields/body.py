@@ -201,7 +201,8 @@ class DeclaredField:
             raise self._refusal(value, index) from None
         if isinstance(converted, float) and not math.isfinite(converted):
             raise self._refusal(value, index)
-        for text in msgspec.structs.astuple(converted) if isinstance(converted, msgspec.Struct) else (converted,):
+        values = msgspec.structs.astuple(converted) if isinstance(converted, msgspec.Struct) else converted
+        for text in values if isinstance(values, (list, tuple)) else (values,):
             if isinstance(text, str):
                 readable(text, self.name, self._code("wrong"))
         return converted

@@ -6,7 +6,7 @@ Names and ranges are OpenAI's; `top_k`, `min_p`, `stop_token_ids`, `ignore_eos` 
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from mis_core.errors import RequestError
 from mis_core.requests import MAX_BIASES, MAX_TOP_TOKENS
@@ -27,12 +27,13 @@ from mis_core.tasks.fields.body import (
 )
 
 MAX_DRAWS = 128
-MAX_STOPS = 16
-MAX_STOP_CHARACTERS = 256
 MAX_STOP_IDS = 256
 
 NEW_TOKENS = 16
 """Most tokens of an answer where a request does not say, as in OpenAI's completions."""
+
+_MOST_STOPS, _STOP_CHARACTERS = 16, 256
+_VARIABLE_CHARACTERS = 100
 
 _Draws = Annotated[int, Meta(ge=1, le=MAX_DRAWS)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
@@ -40,6 +41,8 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _TopTokens = Annotated[int, Meta(ge=0, le=MAX_TOP_TOKENS)]
 _Texts = Annotated[list[Text], Meta(min_length=1)]
 _Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Stop = Annotated[str, Meta(min_length=1, max_length=_STOP_CHARACTERS)]
+_Variable = Annotated[str, Meta(max_length=_VARIABLE_CHARACTERS)]
 _Id = Annotated[str, Meta(pattern="^[0-9]+$")]
 _Nothing = Annotated[list[Any], Meta(max_length=0)]
 
@@ -101,11 +104,10 @@ class AnswerBody(Body, frozen=True, kw_only=True):
     ] = None
     n: Annotated[_Draws, optional("Number of answers to each prompt. Above 1, at most 256 prompts are allowed.")] = 1
     stop: Annotated[
-        Any,
+        _Stop | Annotated[list[_Stop], Meta(max_length=_MOST_STOPS)] | None,
         about(
-            f"An answer ends before the first of these. At most {MAX_STOPS}, of {MAX_STOP_CHARACTERS} characters each.",
-            noun="a text, or a list of texts",
-            schemas=(str, list[str], None),
+            "An answer ends before the first of these.",
+            noun=f"a text of 1 to {_STOP_CHARACTERS} characters, or a list of at most {_MOST_STOPS}",
         ),
     ] = None
     stop_token_ids: Annotated[
@@ -197,6 +199,15 @@ class ChatMessage(msgspec.Struct, frozen=True):
     ]
 
 
+class TemplateVariables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a chat template may read besides the messages. What a request leaves out, the template does not get."""
+
+    enable_thinking: bool | UnsetType = UNSET
+    thinking: bool | UnsetType = UNSET
+    reasoning_effort: _Variable | UnsetType = UNSET
+    date_string: _Variable | UnsetType = UNSET
+
+
 class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The only format of an answer."""
 
@@ -234,12 +245,11 @@ class ChatBody(StreamedBody, frozen=True, kw_only=True):
         Any, about("The same as `labels`, as token ids.", noun="a list of token ids", schemas=(Tokens, None))
     ] = None
     chat_template_kwargs: Annotated[
-        Any,
+        TemplateVariables | None,
         about(
             "What the template reads beside the messages: `enable_thinking` and `thinking` (true or false), "
-            "`reasoning_effort` and `date_string` (texts).",
-            noun="an object",
-            schemas=(dict[str, bool | str], None),
+            f"`reasoning_effort` and `date_string` (texts of at most {_VARIABLE_CHARACTERS} characters).",
+            unknown="invalid_chat_template_kwargs",
         ),
     ] = None
     add_generation_prompt: Annotated[

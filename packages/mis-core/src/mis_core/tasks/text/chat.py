@@ -3,10 +3,10 @@
 An answer of one token is a score; where it may have more, all of it is written as a sequence.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Float32, Int32
 
@@ -14,7 +14,7 @@ from mis_core.errors import RequestError
 from mis_core.requests import EngineOutput, ScoreRequest
 from mis_core.tasks.fields.body import check_model, read_body
 from mis_core.tasks.fields.labels import label_matrix, read_labels
-from mis_core.tasks.fields.values import check_characters, check_count, kind, readable
+from mis_core.tasks.fields.values import check_characters, check_count
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Fields, ServedModels, Task
 from mis_core.tasks.probabilities import check_finite
@@ -28,16 +28,6 @@ from mis_core.tasks.text.sampling import sampling_of, stops_of
 from mis_core.tasks.text.sequences import NO_SEQUENCES, AnswerOptions, check_sequences, sequences_after
 from mis_core.tasks.usage import Usage
 from mis_core.tokenization import Tokenizer, join_ids
-
-TEMPLATE_VARIABLES: dict[str, type] = {
-    "enable_thinking": bool,
-    "thinking": bool,
-    "reasoning_effort": str,
-    "date_string": str,
-}
-"""What `chat_template_kwargs` may hold."""
-
-_MAX_VARIABLE_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,21 +153,11 @@ def _variables(body: ChatBody) -> dict[str, Any]:
     variables: dict[str, Any] = {"add_generation_prompt": adds}
     if continues:
         variables["continue_final_message"] = True
-    param, given = "chat_template_kwargs", body.chat_template_kwargs
-    if given is None:
-        return variables
-    if not isinstance(given, Mapping):
-        raise RequestError(f"invalid_{param}", f"{param} must be an object, not {kind(given)}.", param)
-    for name, value in given.items():
-        if name not in TEMPLATE_VARIABLES or type(value) is not TEMPLATE_VARIABLES[name]:
-            known = ", ".join(f"{each} ({of.__name__})" for each, of in TEMPLATE_VARIABLES.items())
-            raise RequestError(f"invalid_{param}", f"{param} may hold {known} only.", param)
-        if isinstance(value, str):
-            if len(value) > _MAX_VARIABLE_CHARACTERS:
-                message = f"Texts in {param} have at most {_MAX_VARIABLE_CHARACTERS} characters."
-                raise RequestError(f"invalid_{param}", message, param)
-            readable(value, param, f"invalid_{param}")
-        variables[name] = value
+    given = body.chat_template_kwargs
+    if given is not None:
+        variables |= {
+            name: value for name, value in msgspec.structs.asdict(given).items() if value is not msgspec.UNSET
+        }
     return variables
 
 

@@ -13,8 +13,8 @@ from jaxtyping import Int32
 from mis_core.errors import RequestError
 from mis_core.requests import MAX_BIASES, Sampling
 from mis_core.tasks.fields.token_rows import ROW_TYPES, read_row
-from mis_core.tasks.fields.values import kind, readable
-from mis_core.tasks.text.bodies import MAX_STOP_CHARACTERS, MAX_STOP_IDS, MAX_STOPS, AnswerBody
+from mis_core.tasks.fields.values import kind
+from mis_core.tasks.text.bodies import MAX_STOP_IDS, AnswerBody
 from mis_core.tokenization import Tokenizer
 
 _GREEDY_BELOW = 1e-5  # a temperature; logits that are divided by less overflow
@@ -93,25 +93,10 @@ def stops_of(body: AnswerBody, vocab_size: int) -> Stops:
     """Return what ends an answer.
 
     Raises:
-        RequestError: `invalid_stop`, `invalid_stop_token_ids`, or `token_id_exceeds_vocab`.
+        RequestError: `invalid_stop_token_ids` or `token_id_exceeds_vocab`.
     """
-    return Stops(_read_stop_texts(body.stop), _read_stop_ids(body.stop_token_ids, vocab_size), body.ignore_eos)
-
-
-def _read_stop_texts(stop: object) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    texts = [stop] if isinstance(stop, str) else stop
-    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-        raise RequestError("invalid_stop", "stop must be a text or a list of texts.", "stop")
-    if len(texts) > MAX_STOPS:
-        raise RequestError("invalid_stop", f"stop has {len(texts)} texts; at most {MAX_STOPS} are allowed.", "stop")
-    for text in texts:
-        if not 0 < len(text) <= MAX_STOP_CHARACTERS:
-            message = f"Every text in stop must have 1 to {MAX_STOP_CHARACTERS} characters."
-            raise RequestError("invalid_stop", message, "stop")
-        readable(text, "stop", "invalid_stop")
-    return tuple(texts)
+    texts = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return Stops(texts, _read_stop_ids(body.stop_token_ids, vocab_size), body.ignore_eos)
 
 
 def _read_stop_ids(given: object, vocab_size: int) -> frozenset[int]:
