@@ -9,13 +9,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.inspect import AnyType
 
 from field_tables import DECLARED, PAGES, table, with_tables
 from mis_core.config import EngineConfig
 from mis_core.errors import RequestError
 from mis_core.tasks.classify import CLASSIFY
 from mis_core.tasks.decide.task import DECIDE
-from mis_core.tasks.fields.body import Body, read_body
+from mis_core.tasks.fields.body import Body, fields_of, read_body
 from mis_core.tasks.fields.described import schema_of
 from mis_core.tasks.limits import Limits
 from mis_core.tasks.path.task import Task
@@ -44,6 +45,21 @@ def refusal(declared: type[Body], fields: dict[str, Any]) -> RequestError:
     with pytest.raises(RequestError) as caught:
         read_body(declared, fields)
     return caught.value
+
+
+# What a type cannot say. Ids, or texts, become one array, and a mixture of both is refused as such:
+_IDS_OR_TEXTS = {"query", "items", "input", "prompt", "labels", "label_token_ids", "stop_token_ids"}
+# Its names are ids, below the size of the model's vocabulary:
+_NUMBERS_BY_ID = {"logit_bias"}
+# Members depend on each other: an output of a tool names the call before it, and the role of a message says what its
+# parts may be. A type for each would be a second reader beside the one that makes a prompt of them.
+_MEMBERS = {"/v1/decisions": {"input", "questions"}, "/v1/chat/completions": {"messages"}}
+
+
+@of_each_route
+def test_no_other_fields_have_readers_of_their_own(route: str) -> None:
+    own = {name for name, field in fields_of(DECLARED[route]).items() if isinstance(field.info, AnyType)}
+    assert own <= _IDS_OR_TEXTS | _NUMBERS_BY_ID | _MEMBERS.get(route, set())
 
 
 @of_each_route
