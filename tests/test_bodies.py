@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from msgspec.inspect import AnyType
 
+from declared_bodies import bodies
 from field_tables import DECLARED, PAGES, table, with_tables
 from mis_core.config import EngineConfig
 from mis_core.errors import RequestError
@@ -85,6 +86,15 @@ def test_documents_have_it(route: str) -> None:
     assert schema["description"] == HELP
     assert schema["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 9}
     assert f"| `wombats` | a whole number from 1 to 9 |  | {HELP} |\n" in table(wider(route))
+
+
+@of_each_route
+def test_the_fuzz_has_it(route: str) -> None:
+    made = bodies(wider(route), GOOD[route])
+    few = settings(derandomize=True, database=None, max_examples=2000, phases=[Phase.generate])
+    right = [*range(1, 10), None]
+    assert find(made, lambda body: body.get("wombats") in right[:-1], settings=few)
+    assert find(made, lambda body: "wombats" in body and body["wombats"] not in right, settings=few)
 
 
 @of_each_route

@@ -1,7 +1,7 @@
 """Nothing that a client can send makes the server fail or answer in another form.
 
-Schemathesis makes requests from the OpenAPI document, valid and not; hypothesis makes bodies that know the
-fields but not their kinds.
+Schemathesis makes requests from the OpenAPI document, valid and not. Hypothesis makes bodies from their declarations,
+and some by hand, which know what a declaration does not say.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import schemathesis
@@ -20,12 +21,15 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 from starlette.testclient import TestClient
 
+from declared_bodies import Values, anything, bodies, mostly
+from field_tables import DECLARED
 from mis_core.config import EngineConfig
 from mis_core.process.client import Reader
 from mis_core.process.wire import Ready
 from mis_core.requests import EngineOutput, GenerateRequest, NewToken, ScoreRequest
 from mis_server.errors import ERRORS
 from mis_server.settings import ServerConfig
+from route_bodies import BODIES, SHOWING
 from served_app import served_app
 
 
@@ -128,284 +132,180 @@ def try_out(cases: st.SearchStrategy[Any], examples: int) -> None:
         run()
 
 
-ids = st.integers(-3, 1100) | st.sampled_from([2**31, 2**63, 2**64, -(2**63), 1023, 1024])
-scalars = st.none() | st.booleans() | ids | st.floats() | st.text(max_size=20)
-anything = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3)
-)
-texts, tokens = st.text(max_size=30), st.lists(ids, max_size=12)
+def near(likely: Values, *others: Values) -> Values:
+    return mostly(st.one_of(likely, *others), anything, times=30)
 
 
-def mostly(*likely: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.one_of(*likely, *likely, anything)
+def some(element: Values, most: int) -> Values:
+    return st.lists(element, min_size=1, max_size=most)
 
 
-bodies = st.fixed_dictionaries(
-    {},
-    optional={
-        "query": mostly(texts, tokens),
-        "items": mostly(st.lists(texts, max_size=60), st.lists(tokens, max_size=60), texts),
-        "label_token_ids": mostly(tokens, st.lists(tokens, max_size=6)),
-        "labels": mostly(st.lists(st.sampled_from(["a", "b", " yes", "no way", ""]), max_size=25)),
-        "apply_softmax": mostly(st.booleans()),
-        "item_first": mostly(st.booleans()),
-        "temperature": mostly(st.floats()),
-        "return_token_logprobs": mostly(st.booleans()),
-        "model": mostly(st.just("m")),
-        "cache_salt": mostly(texts),
-        "on_error": mostly(st.sampled_from(["request", "item"])),
-        "return_layout": mostly(st.booleans()),
-        "queries": anything,
-    },
-)
-parts = st.fixed_dictionaries({"type": mostly(st.just("text")), "text": mostly(texts)})
+texts = st.text(min_size=1, max_size=30)
+ids = st.integers(0, 1023) | st.sampled_from([-1, 1024, 2**31, 2**63, 2**64, -(2**63)])
+tokens = some(st.integers(0, 1023), 12)
+TEXTS = {"query": near(texts), "items": near(some(st.text(max_size=30), 60), texts)}
+IDS = {
+    "query": near(tokens),
+    "items": near(some(tokens, 60), some(tokens, 60), some(some(ids, 4), 4)),
+    "label_token_ids": near(tokens, some(tokens, 6)),
+}
+parts = st.fixed_dictionaries({"type": near(st.just("text")), "text": near(texts)})
 message = st.fixed_dictionaries(
-    {"role": mostly(st.sampled_from(["system", "developer", "user", "assistant", "tool"]))},
-    optional={"content": mostly(texts, st.lists(parts, max_size=3)), "name": anything, "tool_calls": anything},
-)
-chats = st.fixed_dictionaries(
-    {},
-    optional={
-        "messages": mostly(st.lists(message, max_size=5)),
-        "max_tokens": mostly(st.integers(1, 40)),
-        "max_completion_tokens": mostly(st.integers(1, 40)),
-        "n": mostly(st.integers(1, 4)),
-        "logprobs": mostly(st.booleans()),
-        "top_logprobs": mostly(st.integers(0, 20)),
-        "labels": mostly(st.lists(st.sampled_from(["a", "b", " yes", "no way", ""]), max_size=25)),
-        "label_token_ids": mostly(tokens),
-        "logit_bias": mostly(st.dictionaries(st.text(max_size=3), st.floats(), max_size=3)),
-        "stop": mostly(texts, st.lists(texts, max_size=3)),
-        "stop_token_ids": mostly(tokens),
-        "ignore_eos": mostly(st.booleans()),
-        "top_k": mostly(st.integers(-2, 9)),
-        "min_p": mostly(st.floats(0, 1)),
-        "seed": anything,
-        "temperature": mostly(st.floats()),
-        "stream": mostly(st.booleans()),
-        "stream_options": mostly(st.just({"include_usage": True})),
-        "chat_template_kwargs": mostly(st.just({"enable_thinking": False})),
-        "continue_final_message": mostly(st.booleans()),
-        "tools": anything,
-        "response_format": anything,
-        "user": anything,
-        "massages": anything,
-    },
-)
-completions = st.fixed_dictionaries(
-    {},
-    optional={
-        "prompt": mostly(texts, tokens, st.lists(texts, max_size=4), st.lists(tokens, max_size=4)),
-        "max_tokens": mostly(st.integers(0, 1), st.integers(2, 40)),
-        "echo": mostly(st.booleans()),
-        "logprobs": mostly(st.integers(0, 20)),
-        "n": mostly(st.integers(1, 4)),
-        "best_of": mostly(st.integers(1, 4)),
-        "logit_bias": mostly(st.dictionaries(st.text(max_size=3), st.floats(), max_size=3)),
-        "stop": mostly(texts, st.lists(texts, max_size=3)),
-        "stop_token_ids": mostly(tokens),
-        "ignore_eos": mostly(st.booleans()),
-        "top_k": mostly(st.integers(-2, 9)),
-        "min_p": mostly(st.floats(0, 1)),
-        "seed": anything,
-        "temperature": mostly(st.floats()),
-        "top_p": mostly(st.floats(0, 1)),
-        "model": mostly(st.just("m")),
-        "frequency_penalty": mostly(st.floats(-2, 2)),
-        "presence_penalty": mostly(st.floats(-2, 2)),
-        "stream": mostly(st.booleans()),
-        "stream_options": mostly(st.just({"include_usage": True})),
-        "cache_salt": mostly(texts),
-        "add_special_tokens": mostly(st.booleans()),
-        "suffix": anything,
-        "user": anything,
-        "promt": anything,
-    },
-)
-documents = mostly(texts, st.fixed_dictionaries({"text": mostly(texts)}))
-reranks = st.fixed_dictionaries(
-    {},
-    optional={
-        "query": mostly(texts),
-        "documents": mostly(st.lists(documents, max_size=60)),
-        "top_n": mostly(st.integers(1, 60)),
-        "return_documents": mostly(st.booleans()),
-        "max_tokens_per_doc": mostly(st.integers(1, 20)),
-        "instruction": mostly(texts),
-        "model": mostly(st.just("m")),
-        "cache_salt": mostly(texts),
-        "on_error": mostly(st.sampled_from(["request", "item"])),
-        "truncation": mostly(st.booleans()),
-        "max_chunks_per_doc": mostly(ids),
-        "priority": mostly(ids),
-        "rank_fields": mostly(st.just(["text"])),
-        "user": anything,
-        "document": anything,
-    },
-)
-classifications = st.fixed_dictionaries(
-    {},
-    optional={
-        "input": mostly(texts, tokens, st.lists(texts, max_size=60), st.lists(tokens, max_size=60)),
-        "use_activation": mostly(st.booleans()),
-        "activation": mostly(st.booleans()),
-        "softmax": mostly(st.booleans()),
-        "add_special_tokens": mostly(st.booleans()),
-        "model": mostly(st.just("m")),
-        "cache_salt": mostly(texts),
-        "priority": mostly(ids),
-        "request_id": mostly(texts),
-        "user": mostly(texts),
-        "messages": anything,
-        "inputs": anything,
-    },
-)
-contents = mostly(
+    {"role": near(st.sampled_from(["system", "developer", "user", "assistant", "tool"])),
+     "content": near(texts, some(parts, 3))},
+    optional={"name": near(texts)},
+)  # fmt: skip
+CHAT = {
+    "messages": near(some(message, 5)),
+    "chat_template_kwargs": near(st.just({"enable_thinking": False})),
+}
+contents = near(
     texts,
-    st.lists(
-        mostly(
-            st.fixed_dictionaries({"type": st.just("input_text"), "text": mostly(texts)}),
-            st.fixed_dictionaries({"type": st.just("input_json"), "data": mostly(st.dictionaries(texts, anything))}),
-            st.fixed_dictionaries({"type": st.just("input_image"), "image_url": anything}),
+    some(
+        near(
+            st.fixed_dictionaries({"type": st.just("input_text"), "text": near(texts)}),
+            st.fixed_dictionaries({"type": st.just("input_json"), "data": near(st.dictionaries(texts, anything))}),
         ),
-        max_size=3,
+        3,
     ),
+    some(st.fixed_dictionaries({"type": st.just("input_image"), "image_url": anything}), 1),
 )
-roles = mostly(st.sampled_from(["system", "developer", "user", "assistant"]))
-options = {"description": mostly(texts)}
-choices = st.fixed_dictionaries({"value": mostly(texts, st.booleans())}, optional=options)
-levels = st.fixed_dictionaries({"label": mostly(texts)}, optional=options)
-named = {"instructions": contents, "name": mostly(texts)}
-questions = mostly(
-    st.fixed_dictionaries({"type": st.just("predicate"), "instructions": contents}, optional={"name": mostly(texts)}),
-    st.fixed_dictionaries({"type": st.just("choice"), "choices": mostly(st.lists(choices, max_size=30))} | named),
-    st.fixed_dictionaries({"type": st.just("score"), "levels": mostly(st.lists(levels, max_size=11))} | named),
+options = {"description": near(texts)}
+choices = st.fixed_dictionaries({"value": near(texts, st.booleans())}, optional=options)
+levels = st.fixed_dictionaries({"label": near(texts)}, optional=options)
+named = {"instructions": contents, "name": near(texts)}
+question = near(
+    st.fixed_dictionaries({"type": st.just("predicate"), "instructions": contents}, optional={"name": near(texts)}),
+    st.fixed_dictionaries({"type": st.just("choice"), "choices": near(some(choices, 30))} | named),
+    st.fixed_dictionaries({"type": st.just("score"), "levels": near(some(levels, 11))} | named),
 )
-messages = st.fixed_dictionaries({"role": roles, "content": contents}, optional={"type": mostly(st.just("message"))})
-decisions = st.fixed_dictionaries(
-    {},
-    optional={
-        "input": mostly(texts, st.lists(messages, max_size=4)),
-        "questions": mostly(st.lists(questions, max_size=6)),
-        "choice_order": mostly(st.sampled_from(["given", "independent"])),
-        "on_error": mostly(st.sampled_from(["request", "item"])),
-        "model": mostly(st.just("m")),
-        "cache_salt": mostly(texts),
-        "prompt_cache_key": mostly(texts),
-        "prompt_cache_options": mostly(st.just({})),
-        "safety_identifier": mostly(texts),
-        "temperature": anything,
-    },
+entry = st.fixed_dictionaries(
+    {"role": near(st.sampled_from(["system", "developer", "user", "assistant"])), "content": contents},
+    optional={"type": near(st.just("message"))},
 )
-places = st.none() | st.integers(0, 12)  # of the one field that is changed in something right
+DECISION = {"input": near(texts, some(entry, 4)), "questions": near(some(question, 6))}
+
+GOOD = BODIES | SHOWING
+fuzz = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 Check = Callable[[bytes], object]
 CONTRACT_ERRORS = {400, 404, 413, 415, 422}
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(body=bodies, valid=st.booleans())
-def test_any_body_gets_scores_or_the_envelope(
-    app: Any, check_score_reply: Check, body: dict[str, Any], valid: bool
+@pytest.mark.parametrize("route", DECLARED)
+def test_any_body_of_a_declaration_gets_its_reply_or_the_envelope(
+    app: Any, with_head: Any, check_score_reply: Check, route: str
 ) -> None:
-    if valid:  # around something right, so that the later checks are reached too
-        body = {"query": [1, 2], "items": [[3], []], "label_token_ids": [4]} | dict(list(body.items())[:1])
-    check(app, body_bytes(body), "application/json", check_score_reply)
+    apps = {"/v1/classify": [with_head], "/v1/rerank": [app, with_head]}.get(route, [app])
+    fields = [len(declared.__struct_fields__) for declared in DECLARED.values()]
+
+    @settings(fuzz, max_examples=round(400 * len(DECLARED[route].__struct_fields__) / sum(fields)))
+    @given(served=st.sampled_from(apps), body=bodies(DECLARED[route], GOOD[route]))
+    def run(served: Any, body: dict[str, Any]) -> None:
+        check(served, route, body, check_score_reply)
+
+    run()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(body=chats, valid=st.booleans())
-def test_any_chat_gets_an_answer_or_the_envelope(app: Any, body: dict[str, Any], valid: bool) -> None:
-    if valid:
-        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1} | dict(list(body.items())[:1])
-    check_choices(app, "/v1/chat/completions", body)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(body=completions, place=places)
-def test_any_completion_gets_an_answer_or_the_envelope(app: Any, body: dict[str, Any], place: int | None) -> None:
-    if place is not None:
-        body = {"prompt": [1, 2], "max_tokens": 1, "echo": True, "logprobs": 2} | dict(
-            list(body.items())[place : place + 1]
-        )
-    check_choices(app, "/v1/completions", body)
-
-
-@pytest.mark.parametrize("name", ["app", "with_head"])
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(body=reranks, place=places)
-def test_any_rerank_gets_an_order_or_the_envelope(
-    request: pytest.FixtureRequest, name: str, body: dict[str, Any], place: int | None
+@pytest.mark.parametrize(
+    ("route", "good", "by_hand", "examples"),
+    [
+        ("/v1/score", GOOD["/v1/score"], TEXTS, 50),
+        ("/v1/score", {"query": [1, 2], "items": [[3], []], "label_token_ids": [4]}, IDS, 50),
+        ("/v1/chat/completions", GOOD["/v1/chat/completions"], CHAT, 100),
+        ("/v1/decisions", GOOD["/v1/decisions"], DECISION, 100),
+    ],
+    ids=["texts", "ids", "chat", "decisions"],
+)
+def test_so_does_any_body_whose_members_are_made_by_hand(
+    app: Any, check_score_reply: Check, route: str, good: dict[str, Any], by_hand: dict[str, Values], examples: int
 ) -> None:
-    if place is not None:
-        body = {"query": "a", "documents": ["b", "", "c d"]} | dict(list(body.items())[place : place + 1])
-    reply = answer(request.getfixturevalue(name), "/v1/rerank", body)
-    if reply is not None:
-        scores = [each["relevance_score"] for each in reply["results"]]
-        assert scores == sorted(scores, reverse=True)
-        failed = [each["index"] for each in reply.get("errors", [])]
-        assert len(scores) == min(len(body["documents"]) - len(failed), body.get("top_n") or len(body["documents"]))
-        assert len({each["index"] for each in reply["results"]} | set(failed)) == len(scores) + len(failed)
+    @settings(fuzz, max_examples=examples)
+    @given(body=bodies(DECLARED[route], good, by_hand))
+    def run(body: dict[str, Any]) -> None:
+        check(app, route, body, check_score_reply)
+
+    run()
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(body=classifications, place=places)
-def test_any_classification_gets_labels_or_the_envelope(
-    with_head: Any, body: dict[str, Any], place: int | None
-) -> None:
-    if place is not None:
-        body = {"input": ["a", "b c"]} | dict(list(body.items())[place : place + 1])
-    reply = answer(with_head, "/v1/classify", body)
-    if reply is not None:
-        assert [each["index"] for each in reply["data"]] == list(range(len(reply["data"])))
-        assert {(each["label"], each["num_classes"], len(each["probs"])) for each in reply["data"]} == {("no", 2, 2)}
+def check(app: Any, route: str, body: dict[str, Any], check_score_reply: Check) -> None:
+    """Fails unless a route answers with what was asked for, or with an error of the contract."""
+    response = post(app, route, json.dumps(body).encode("utf-8", "surrogatepass"))  # NaN and lone surrogates included
+    if response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream"):
+        assert response.text.endswith("data: [DONE]\n\n")
+    elif response.status_code == 200:
+        if route == "/v1/score":
+            check_score_reply(response.content)
+        REPLIES[route](body, response.json())
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(body=decisions, place=places)
-def test_any_decision_gets_answers_or_the_envelope(app: Any, body: dict[str, Any], place: int | None) -> None:
-    if place is not None:
-        asked = {"type": "choice", "instructions": "a", "choices": [{"value": "b"}, {"value": True}]}
-        body = {"input": "a", "questions": [asked]} | dict(list(body.items())[place : place + 1])
-    reply = answer(app, "/v1/decisions", body)
-    assert reply is None or len(reply["answers"]) == len(body["questions"])
+Reply = dict[str, Any]
 
 
-def check_choices(app: Any, path: str, body: dict[str, Any]) -> None:
-    reply = answer(app, path, body)
-    assert reply is None or reply["choices"]
+def check_scores(body: dict[str, Any], reply: Reply) -> None:
+    assert len(reply["scores"]) == (1 if isinstance(body["items"], str) else len(body["items"]))
 
 
-def answer(app: Any, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a reply, None of an error or of events, which are looked at here."""
-    kind = {"content-type": "application/json"}
-    response = TestClient(app).post(path, content=body_bytes(body), headers=kind)
+def check_order(body: dict[str, Any], reply: Reply) -> None:
+    scores = [each["relevance_score"] for each in reply["results"]]
+    assert scores == sorted(scores, reverse=True)
+    failed = [each["index"] for each in reply.get("errors", [])]
+    assert len(scores) == min(len(body["documents"]) - len(failed), body.get("top_n") or len(body["documents"]))
+    assert len({each["index"] for each in reply["results"]} | set(failed)) == len(scores) + len(failed)
+
+
+def check_labels(body: dict[str, Any], reply: Reply) -> None:
+    assert [each["index"] for each in reply["data"]] == list(range(prompts(body["input"])))
+    assert {(each["label"], each["num_classes"], len(each["probs"])) for each in reply["data"]} == {("no", 2, 2)}
+
+
+def check_answers(body: dict[str, Any], reply: Reply) -> None:
+    assert len(reply["answers"]) == len(body["questions"])
+
+
+def check_choices(body: dict[str, Any], reply: Reply) -> None:
+    assert len(reply["choices"]) == prompts(body.get("prompt", "")) * (body.get("n") or 1)
+
+
+def check_tokens(body: dict[str, Any], reply: Reply) -> None:
+    assert reply["count"] == len(reply["tokens"])
+    assert not body.get("return_token_strs") or len(reply["token_strs"]) == reply["count"]
+
+
+def check_text(body: dict[str, Any], reply: Reply) -> None:
+    assert isinstance(reply["prompt"], str)
+
+
+def prompts(value: Any) -> int:
+    """How many a text, or a list of token ids, or a list of either is."""
+    return 1 if isinstance(value, str) or isinstance(value[0], int) else len(value)
+
+
+REPLIES: dict[str, Callable[[dict[str, Any], Reply], None]] = {
+    "/v1/score": check_scores,
+    "/v1/rerank": check_order,
+    "/v1/decisions": check_answers,
+    "/v1/classify": check_labels,
+    "/v1/completions": check_choices,
+    "/v1/chat/completions": check_choices,
+    "/tokenize": check_tokens,
+    "/detokenize": check_text,
+}
+
+
+@settings(fuzz, max_examples=100)
+@given(content=st.binary(max_size=200) | st.text().map(str.encode), kind=st.sampled_from(["application/json", "x", ""]))
+def test_any_bytes_get_the_envelope(app: Any, check_score_reply: Check, content: bytes, kind: str) -> None:
+    response = post(app, "/v1/score", content, kind)
+    assert response.status_code != 200 or check_score_reply(response.content)
+
+
+def post(app: Any, route: str, content: bytes, kind: str = "application/json") -> httpx.Response:
+    """Return the response, whose errors are those of the contract."""
+    response = TestClient(app).post(route, content=content, headers={"content-type": kind})
     if response.status_code != 200:
         assert response.status_code in CONTRACT_ERRORS, response.text
         check_envelope(response.status_code, response.json())
-        return None
-    if response.headers["content-type"].startswith("text/event-stream"):
-        assert response.text.endswith("data: [DONE]\n\n")
-        return None
-    return response.json()
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(content=st.binary(max_size=200) | st.text().map(str.encode), kind=st.sampled_from(["application/json", "x", ""]))
-def test_any_bytes_get_the_envelope(app: Any, check_score_reply: Check, content: bytes, kind: str) -> None:
-    check(app, content, kind, check_score_reply)
-
-
-def body_bytes(body: dict[str, Any]) -> bytes:
-    return json.dumps(body).encode("utf-8", "surrogatepass")  # NaN and lone surrogates included
-
-
-def check(app: Any, content: bytes, kind: str, check_score_reply: Check) -> None:
-    response = TestClient(app).post("/v1/score", content=content, headers={"content-type": kind})
-    if response.status_code == 200:
-        check_score_reply(response.content)
-    else:
-        assert response.status_code in CONTRACT_ERRORS, response.text
-        check_envelope(response.status_code, response.json())
+    return response
 
 
 def check_envelope(status: int, body: Any) -> None:
