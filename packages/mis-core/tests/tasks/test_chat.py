@@ -142,6 +142,10 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": "a", "mood": "b"}]}, "unknown_parameter"),
     ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "unsupported_parameter"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "invalid_messages"),
+    *[({"messages": [{"role": "assistant", "content": "a", "tool_calls": value}]}, "invalid_messages")
+      for value in (False, 0, "", {}, [{"type": "custom", "function": {"name": "f", "arguments": ""}}])],
+    *[({"messages": [{"role": "assistant", "content": "a", "refusal": value}]}, "invalid_messages")
+      for value in (1, [])],
     ({"messages": [{"role": "user", "content": "a" * 5000}]}, "too_many_tokens"),
     ({"messages": [{"role": "user", "content": "no such word " * 100}]}, "context_length_exceeded"),
 ]  # fmt: skip

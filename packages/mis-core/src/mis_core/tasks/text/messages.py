@@ -68,14 +68,14 @@ def _read_message(path: str, message: object) -> dict[str, Any]:
         if name in _UNSUPPORTED and value is not None:
             raise _unsupported(f"{path}.{name} is not supported here.")
     read: dict[str, Any] = {"role": _ROLES[role]}
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id", "reasoning_content", "refusal"):
         if message.get(name) is not None:
             read[name] = _text(f"{path}.{name}", message[name])
-    content = message.get("content")
-    if message.get("tool_calls"):
-        read["tool_calls"] = _read_calls(f"{path}.tool_calls", message["tool_calls"])
-    if content is None and role == "assistant" and message.get("refusal") is not None:
-        content = message["refusal"]
+    refusal, content = read.pop("refusal", None), message.get("content")
+    if message.get("tool_calls") is not None and (calls := _read_calls(f"{path}.tool_calls", message["tool_calls"])):
+        read["tool_calls"] = calls
+    if content is None:
+        content = refusal
     if content is None and "tool_calls" in read:
         content = ""
     return read | {"content": _read_content(f"{path}.content", content)}
@@ -110,6 +110,8 @@ def _read_call(path: str, call: object) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise _invalid(f"{path} must be a call of a function, with its name and arguments.")
+    if call.get("type") not in (None, "function"):
+        raise _invalid(f"{path}.type must be function.")
     text = _text(f"{path}.function.arguments", function.get("arguments"))
     try:
         arguments = msgspec.json.decode(text or "{}")
