@@ -27,11 +27,16 @@ def mostly(likely: Values, *others: Values, times: int = 7) -> Values:
     return st.integers(1 - times, len(others)).flatmap(lambda place: others[place - 1] if place > 0 else likely)
 
 
-anything = st.recursive(
-    mostly(_leaves, _unreadable, times=19),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
-    max_leaves=8,
-)
+def _nested(leaves: Values) -> Values:
+    return st.recursive(
+        leaves,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+        max_leaves=8,
+    )
+
+
+_json = _nested(_leaves)
+anything = _nested(mostly(_leaves, _unreadable, times=19))
 
 
 def values(schema: Schema) -> Values:
@@ -59,7 +64,7 @@ def values(schema: Schema) -> Values:
             return _lists(schema)
         case "object":
             return _objects(schema)
-    return anything
+    return _json
 
 
 def _integers(schema: Schema) -> Values:

@@ -25,6 +25,7 @@ from mis_core.tasks.fields.body import (
     optional,
     refused,
 )
+from mis_core.tasks.text.message_types import ChatMessage
 
 MAX_DRAWS = 128
 MAX_STOP_IDS = 256
@@ -181,22 +182,6 @@ class CompletionBody(StreamedBody, frozen=True, kw_only=True):
     ] = None
     add_special_tokens: _AddSpecialTokens = True
     suffix: Annotated[Literal[""] | None, refused('""')] = None
-
-
-class TextPart(msgspec.Struct, frozen=True):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(msgspec.Struct, frozen=True):
-    """A message. The role `developer` is rendered as `system`; parts are joined by line breaks."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[
-        str | list[TextPart], Meta(description="A text, or parts of text. Images and audio are refused.")
-    ]
 
 
 class TemplateVariables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
