@@ -138,20 +138,23 @@ def bodies(declared: type[Body], good: Mapping[str, Any], better: Mapping[str, V
     schema = schema_of(declared)
     fields = schema["properties"]
     right = {name: values(each) for name, each in fields.items()} | dict(better or {})
-    names, others = st.sampled_from(list(fields)), names_near(fields)
-    most = 2 + len(fields) // 8
+    faulty = {name: wrong(each) | anything for name, each in fields.items()}  # once: making strategies takes time
+    names, better_names = st.sampled_from(list(fields)), st.sampled_from(list(better or fields))
+    faulty_names = mostly(names, names_near(fields))
+    changes = st.lists(names, min_size=1, max_size=2 + len(fields) // 8, unique=True)
+    is_made_whole = mostly(st.just(False), st.just(True), times=3)
 
     @st.composite
     def made(draw: st.DrawFn) -> dict[str, Any]:
         body = dict(good)
-        if draw(mostly(st.just(False), st.just(True), times=3)):
+        if draw(is_made_whole):
             body = {name: draw(right[name]) for name in schema["required"]}
-        changed = draw(st.lists(names, min_size=1, max_size=most, unique=True))
-        for name in [*changed, draw(st.sampled_from(list(better)))] if better else changed:
+        changed = draw(changes)
+        for name in [*changed, draw(better_names)] if better else changed:
             body[name] = draw(right[name])
         if draw(st.booleans()):
-            name = draw(mostly(names, others))
-            body[name] = draw(wrong(fields[name]) | anything if name in fields else anything)
+            name = draw(faulty_names)
+            body[name] = draw(faulty.get(name, anything))
         return body
 
     return made()
