@@ -19,7 +19,7 @@ from mis_core.tasks.text.messages import read_messages
 
 MEMBERS = [("/v1/chat/completions", "messages"), ("/v1/decisions", "input"), ("/v1/decisions", "questions")]
 of_each_reader = pytest.mark.parametrize(("route", "name"), MEMBERS, ids=[name for _, name in MEMBERS])
-many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+many = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 UNSAID = {
     "messages": ["content must be a text, not null."],  # of an assistant, without a refusal and calls
