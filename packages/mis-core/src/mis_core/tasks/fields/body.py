@@ -202,7 +202,8 @@ class DeclaredField:
         if isinstance(converted, float) and not math.isfinite(converted):
             raise self._refusal(value, index)
         values = msgspec.structs.astuple(converted) if isinstance(converted, msgspec.Struct) else converted
-        for text in values if isinstance(values, (list, tuple)) else (values,):
+        # Elements that are read each by itself may be wrong each by itself.
+        for text in values if isinstance(values, (list, tuple)) and self.about.each is None else (values,):
             if isinstance(text, str):
                 readable(text, self.name, self._code("wrong"))
         return converted
@@ -262,7 +263,9 @@ def _plain(value: object) -> object:
 @functools.cache
 def _element_of(declared: type[Body], name: str) -> DeclaredField:
     rules = fields_of(declared)[name].about
-    return DeclaredField(name, rules.each, inspect.type_info(rules.each), True, False, None, replace(rules, noun=None))
+    return DeclaredField(
+        name, rules.each, inspect.type_info(rules.each), True, False, None, replace(rules, noun=None, each=None)
+    )
 
 
 @functools.cache
