@@ -105,7 +105,7 @@ def render_soon(source: str, tokenizer: Tokenizer) -> str:
     template = tokenizer.chat_template
     assert isinstance(template, WatchedTemplate)
     assert template.renderer is not None
-    template.renderer._left_s = 0.1
+    template.renderer.allowance.left_s = 0.1
     return render(source, MESSAGES, tokenizer)
 
 

@@ -13,6 +13,7 @@ import pickle
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -268,12 +269,14 @@ def _do(work: Callable[[], str], limits: _Limits) -> _Done:
     most = pages + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     signal.setitimer(signal.ITIMER_PROF, limits.seconds)
+    began_s = time.process_time()
     text = reason = None
     try:
         text = work()
     except Exception as error:
         reason = reason_of(error)
-    left_s, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    left_s = limits.seconds - (time.process_time() - began_s)  # the timer may miss work between two of its ticks
     if text is not None and len(text) > limits.characters:
         text, reason = None, f"it writes {len(text)} characters; at most {limits.characters} are allowed."
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
