@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kernel_cases import PAGE, Case, Segment
 from mis_kernels import lay_out
 from mis_kernels.backends import ANY_HEADS, choose
-from mis_kernels.backends.xla.tiles import CONTEXT_TILE, OWN_TILE, own_block, row_block
+from mis_kernels.backends.xla.tiles import CONTEXT_TILE, OWN_TILE, ROW_BLOCK, SHARED, WIDTHS, own_block
 from mis_kernels.segments import NOWHERE
 
 
@@ -53,7 +53,7 @@ def test_a_paged_segment_sees_itself_through_its_pages() -> None:
         ({"paged": np.array([False, True])}, "multiple of the page size"),
         ({"context_ids": np.array([0, 1], np.int32)}, "page table of 1 contexts"),
         ({"context_lens": np.array([70, 129], np.int32)}, "needs more than 2 pages"),
-        ({"tile_capacity": (0, 1)}, "capacity: the step needs 1 context tiles"),
+        ({"tile_capacity": (0, 1)}, "capacity: the step needs 1 visits of context tiles"),
         ({"tile_capacity": (1, 0)}, "capacity: the step needs 1 own tiles"),
     ],
 )
@@ -73,15 +73,28 @@ def test_tiles_cover_exactly_what_rows_see(drawn) -> None:
     case = Case([Segment(n, context=c, paged=p and c == 0 and i < 2) for i, (n, c, p) in enumerate(drawn)], contexts)
     segments, _ = case.layout()
     tiles, tokens = segments.tiles, segments.num_tokens
-    block_size = row_block(tokens)
-    for block in range(len(tiles.starts) - 1):
-        listed = range(tiles.starts[block], tiles.starts[block + 1])
-        rows = slice(block * block_size, (block + 1) * block_size)
+    visited = [[] for _ in tiles.order]
+    assert tiles.starts[-1] <= len(tiles.used)
+    for visit in range(tiles.starts[-1]):
+        listed = [*zip(*(x[visit] for x in (tiles.context_id, tiles.index, tiles.used)), strict=True)]
+        first = len(listed) * (np.searchsorted(tiles.starts, visit, "right") - 1)
+        most = max(used for *_, used in listed)
+        width = min(width for width in WIDTHS if width >= most)
+        is_shared = width == CONTEXT_TILE and len({tile[:2] for tile in listed if tile[2]}) == 1
+        assert tiles.kind[visit] == (SHARED if is_shared else WIDTHS.index(width))
+        for block, tile in zip(tiles.order[first : first + len(listed)], listed, strict=True):
+            if tile[2]:
+                visited[block].append(tile)
+    assert sorted(tiles.order) == list(range(tokens // ROW_BLOCK))
+    for block, found in enumerate(visited):
+        rows = slice(block * ROW_BLOCK, (block + 1) * ROW_BLOCK)
+        wanted = []
         for context in range(3):
             seen = segments.context_len[rows][segments.context_id[rows] == context].max(initial=0)
-            mine = [t for t in listed if tiles.context_id[t] == context]
-            assert [tiles.index[t] for t in mine] == list(range(-(-seen // CONTEXT_TILE)))
-            assert sum(tiles.used[t] for t in mine) == seen
+            wanted += [
+                (context, at, min(seen - at * CONTEXT_TILE, CONTEXT_TILE)) for at in range(-(-seen // CONTEXT_TILE))
+            ]
+        assert found == wanted
     own_size = own_block(tokens)
     for block in range(tokens // own_size):
         keys = tiles.own_keys[:, block].reshape(-1)

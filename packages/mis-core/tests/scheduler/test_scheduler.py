@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from token_machine import TokenMachine, value_of
 
 from mis_core.requests import EngineOutput, Layout, NewToken, Sampling, ScoreRequest
-from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, ShardPlan, StepPlan, StepShape, TileBudget
 from mis_core.scheduler.reading import Values
 from mis_core.scheduler.scheduler import Scheduler
 
@@ -162,6 +162,18 @@ cases = st.builds(
 )
 
 
+def visited_tiles(shard: ShardPlan, tiles: TileBudget) -> int:
+    """Count the tiles of each context that some row of a block sees, block by block."""
+    seen: dict[tuple[int, int], int] = {}
+    each = zip(shard.starts, shard.lens, shard.context_ids, shard.context_lens, shard.paged, strict=True)
+    for start, count, context, before, paged in each:
+        for row in range(start, start + count):
+            sees = before + (row - start + 1 if paged else 0)
+            place = row // tiles.rows, int(context)
+            seen[place] = max(seen.get(place, 0), int(sees))
+    return sum(-(-sees // tiles.keys) for sees in seen.values())
+
+
 def assert_contexts_are_apart(shard: ShardPlan, alignment: int) -> None:
     """No run of so many rows holds segments of two contexts: its rows visit each other's."""
     rows = np.repeat(shard.starts - np.cumsum(shard.lens) + shard.lens, shard.lens) + np.arange(shard.lens.sum())
@@ -174,14 +186,16 @@ def assert_contexts_are_apart(shard: ShardPlan, alignment: int) -> None:
     batches=st.lists(st.lists(cases, min_size=1, max_size=5), min_size=1, max_size=3),
     shards=st.sampled_from([1, 1, 2, 4]),
     alignment=st.sampled_from([1, 64, 256, 512]),
+    contexts=st.sampled_from([4, 64]),
+    tiles=st.sampled_from([None, TileBudget(64, 512, 24), TileBudget(64, 512, 512)]),
     pages=st.sampled_from([26, 40, 200]),
     prefix_cache=st.booleans(),
 )
 def test_every_item_sees_its_query_and_itself_whatever_shares_the_device(
-    batches, shards, alignment, pages, prefix_cache
+    batches, shards, alignment, contexts, tiles, pages, prefix_cache
 ) -> None:
     """Any mix of requests and layouts, far too few pages included, with two steps under way."""
-    shape = dataclasses.replace(SHAPE, shards=shards, alignment=alignment)
+    shape = dataclasses.replace(SHAPE, shards=shards, alignment=alignment, contexts=contexts, tiles=tiles)
     driver = Driver(shape, pages, prefix_cache=prefix_cache)
     for batch in ([case.request() for case in cases] for cases in batches):
         for request, answer in zip(batch, driver.run(*batch), strict=True):
@@ -193,6 +207,7 @@ def test_every_item_sees_its_query_and_itself_whatever_shares_the_device(
             assert shard.rows <= SHAPE.tokens
             assert len(shard.scored_rows) <= SHAPE.scored
             assert_contexts_are_apart(shard, alignment)
+            assert tiles is None or visited_tiles(shard, tiles) <= tiles.most
 
 
 @settings(max_examples=15, deadline=None)
@@ -246,6 +261,26 @@ def test_no_more_rows_are_scored_than_a_step_has_room_for() -> None:
         assert_right(request, answer)
     scored = [len(shard.scored_rows) for plan in driver.plans for shard in plan.shards]
     assert max(scored) == SHAPE.scored
+
+
+def test_callers_of_one_item_fill_the_rows_of_their_steps() -> None:
+    """A query begins at a page; items of any caller lie in what the one before leaves of its last."""
+    driver = Driver(dataclasses.replace(SHAPE, tokens=2048, scored=256, contexts=256))
+    requests = [request_of(tokens(n, 60), [tokens(n + 1, 15)]) for n in range(64)]
+    for request, answer in zip(requests, driver.run(*requests), strict=True):
+        assert_right(request, answer)
+    computed, rows = sum(plan.new_tokens for plan in driver.plans), sum(plan.rows for plan in driver.plans)
+    assert computed == 64 * 75
+    assert rows <= 1.1 * computed
+
+
+def test_requests_of_one_known_query_share_its_context() -> None:
+    driver, query = Driver(), tokens(1, 200)
+    driver.run(request_of(query, [tokens(2, 5)]))
+    known = len(driver.plans)
+    driver.run(*(request_of(query, [tokens(n, 15)]) for n in range(3, 12)))
+    (step,) = driver.plans[known:]
+    assert set(step.shards[0].context_ids.tolist()) == {0}
 
 
 def test_sixteen_requests_share_steps() -> None:

@@ -23,7 +23,7 @@ from mis_core.models.config import ModelConfig
 from mis_core.models.parallel import backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.arrays import StepArrays, step_arrays
-from mis_core.runner.buckets import PAIRS, token_buckets
+from mis_core.runner.buckets import PAIRS, step_shape, token_buckets
 from mis_core.runner.read_plan import ReadPlan
 from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
 from mis_kernels.aot.chips import CHIPS, Chip
@@ -158,9 +158,7 @@ def _plan(
     """Return the room of a step, the pages of the cache on each device, and the steps of all requests."""
     longest = max(len(body["query"]) + max(map(len, body["items"])) for body in requests)
     context_pages = -(-longest // PAGE_SIZE) + 1
-    shape = StepShape.of_budget(
-        step_tokens, pages_per_context=context_pages, alignment=backend.alignment, shards=shards
-    )
+    shape = step_shape(backend, step_tokens, pages_per_context=context_pages, shards=shards)
     pages = (len(requests) + 2) * context_pages
     return shape, pages, plan_requests(requests, shape, pages)
 

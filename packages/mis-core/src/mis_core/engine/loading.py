@@ -21,7 +21,7 @@ from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import make_mesh, spread_heads
 from mis_core.models.weights import load_decoder
 from mis_core.requests import Layout
-from mis_core.runner.buckets import token_buckets
+from mis_core.runner.buckets import step_shape, token_buckets
 from mis_core.runner.dense import DenseMemory
 from mis_core.runner.memory import cache_pages, token_budget
 from mis_core.runner.runner import Runner
@@ -115,8 +115,7 @@ def _step_shape(config: EngineConfig, spread: ModelConfig, mesh: Mesh, decoder: 
     budget = token_budget(config, spread, mesh)
     pages, context_length = cache_pages(config, spread, mesh, budget)
     context_pages = -(-context_length // PAGE_SIZE)
-    alignment = decoder.backend.alignment
-    shape = StepShape.of_budget(budget, pages_per_context=context_pages, alignment=alignment, shards=config.dp_size)
+    shape = step_shape(decoder.backend, budget, pages_per_context=context_pages, shards=config.dp_size)
     return shape, pages, context_length
 
 

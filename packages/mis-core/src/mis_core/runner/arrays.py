@@ -50,7 +50,8 @@ def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int,
         scored: Its scored rows.
     """
     contexts, longest = (SLOTS, 1) if plan.is_decoding else (shape.contexts, LONG_ITEM)
-    limits = StepLimits(contexts, shape.pages_per_context * PAGE_SIZE, longest, decoding=plan.is_decoding)
+    most_tiles = None if plan.is_decoding or shape.tiles is None else shape.tiles.most
+    limits = StepLimits(contexts, shape.pages_per_context * PAGE_SIZE, longest, plan.is_decoding, most_tiles)
     capacity = backend.tile_capacity(tokens, limits)
     writes = _page_writes(plan, tokens)
     devices = np.arange(len(plan.shards))

@@ -2,11 +2,30 @@
 
 import numpy as np
 
-from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, SLOTS, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, SLOTS, ShardPlan, StepPlan, StepShape, TileBudget
+from mis_kernels.backends import Backend
 from mis_kernels.segments import MIN_TOKENS
 
 PAIRS = 1024
 """(row, label) pairs of one call of the label head, on each device along `data`."""
+
+
+def step_shape(backend: Backend, tokens: int, *, pages_per_context: int, shards: int) -> StepShape:
+    """Return the room of steps of so many tokens on each device.
+
+    Args:
+        backend: Who attends.
+        tokens: Most new tokens of a device.
+        pages_per_context: Longest context, in pages.
+        shards: Devices along the `data` axis.
+    """
+    scored, tiles = max(LONG_ITEM, tokens // 8), None
+    if backend.context_tile is not None:
+        rows, keys = backend.context_tile
+        longest = -(-pages_per_context * PAGE_SIZE // keys)
+        # Each block may visit a context for each of its rows, or two of the longest: more waits for the next step.
+        tiles = TileBudget(rows, keys, tokens // rows * max(rows, 2 * longest))
+    return StepShape(tokens, scored, backend.contexts, pages_per_context, backend.alignment, shards, tiles)
 
 
 def token_buckets(budget: int) -> list[int]:

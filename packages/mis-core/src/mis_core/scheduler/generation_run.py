@@ -216,7 +216,8 @@ class GenerationRun:
             return self._query.add(builder, limit)
         tail, shared = self._tail, self._shared * PAGE_SIZE
         home = self.home
-        room = builder.find_room(self, [home.shard], paged=True, least=len(tail), scored=1)
+        sees = shared + len(tail)
+        room = builder.find_room(self, [home.shard], paged=True, least=len(tail), scored=1, context_tokens=sees)
         if room is None or limit < len(tail) or home.headroom < 0:
             return 0
         if not self._pages:

@@ -43,11 +43,21 @@ class QueryPrefill:
         """Tokens still to be planned, if nobody else computes any."""
         return len(self.lock.tokens) - self.lock.done
 
+    @property
+    def context(self) -> Hashable:
+        """What items behind the query have in common within a step: its last page, which no other query has.
+
+        Requests of the same query have the same one, unless this step computes some of it, or several shards.
+        """
+        if self.is_in_step or len(self.shards) > 1 or not len(self.lock.tokens):
+            return self.lock
+        return int(self.lock.pages(self.shards[0])[-1])
+
     def add(self, builder: StepBuilder, limit: int) -> int:
         """Add the next chunk to a step; return its tokens, at most `limit`."""
         begin = self.lock.done
         chunk = _Chunk(begin, len(self.lock.tokens), self._num_reads, first_read=0)
-        room = chunk.find_room(builder, self.lock, self.shards)
+        room = chunk.find_room(builder, self.lock, self.shards, len(self.lock.tokens))
         count = chunk.fitting(room, limit) if room else 0
         if not room or not count:
             return 0
@@ -89,6 +99,7 @@ class ShortItems:
         self._query = query
         self._owner = owner
         self._lens = np.diff(request.item_starts)[items]
+        self._most_context = int(request.context_lens[items].max(initial=0))
         self._ends = np.cumsum(self._lens)
         self._first_reads = request.read_starts[items]
         self._reads = np.diff(request.read_starts)[items]
@@ -114,7 +125,15 @@ class ShortItems:
         first, begin = self._next, self._planned_tokens
         lock = self._query.lock
         least, reads = int(self._lens[first]), int(self._reads[first])
-        room = builder.find_room(lock, self._query.shards, paged=False, least=least, scored=reads, most=limit)
+        room = builder.find_room(
+            self._query.context,
+            self._query.shards,
+            paged=False,
+            least=least,
+            scored=reads,
+            context_tokens=self._most_context,
+            most=limit,
+        )
         if not room:
             return 0
         fitting = int(np.searchsorted(self._ends, begin + min(room.tokens, limit), side="right"))
@@ -227,7 +246,8 @@ class PagedItems:
         current = self._current = self._current or self._begin()
         reads, first_read = int(self._reads[self._next]), int(self._first_reads[self._next])
         chunk = _Chunk(current.done, len(current.tokens), reads, first_read)
-        room = chunk.find_room(builder, current, self._query.shards)
+        context_tokens = current.num_shared * PAGE_SIZE + len(current.tokens)
+        room = chunk.find_room(builder, current, self._query.shards, context_tokens)
         count = chunk.fitting(room, limit) if room else 0
         if not room or not count:
             return 0
@@ -299,11 +319,13 @@ class _Chunk:
         """Tokens of the rest before the first one that is read."""
         return max(self.length - self.num_reads - self.done, 0)
 
-    def find_room(self, builder: StepBuilder, context: Hashable, shards: Collection[int]) -> Room | None:
+    def find_room(
+        self, builder: StepBuilder, context: Hashable, shards: Collection[int], context_tokens: int
+    ) -> Room | None:
         """Find room for a page at least, or for all that is left. Shards of a spread request take turns."""
         least = min(self.length - self.done, PAGE_SIZE)
         scored = max(least - self.unread, 0)
-        room = builder.find_room(context, shards, paged=True, least=least, scored=scored)
+        room = builder.find_room(context, shards, paged=True, least=least, scored=scored, context_tokens=context_tokens)
         if room and len(shards) > 1:
             return dataclasses.replace(room, tokens=min(room.tokens, LONG_ITEM))
         return room

@@ -5,9 +5,9 @@ packs runs of segments into the shards that have their pages; the arrays are con
 Nothing here loops over items.
 """
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int32
@@ -21,9 +21,6 @@ PAGE_SIZE = 64
 LONG_ITEM = 256
 """Longest segment, in tokens, that keeps its K/V among the new tokens of its step."""
 
-_CONTEXTS = 8
-"""Different queries and long items in a step, on each device."""
-
 SLOTS = 64
 """Most rows of a decode step on each device: as many sequences are generated at a time."""
 
@@ -32,6 +29,24 @@ KEPT = -1
 
 Writes = dict[int, Int32[np.ndarray, " count"]]
 """By shard, the pages there that a segment's runs of `PAGE_SIZE` tokens go to, or `KEPT`."""
+
+
+class TileBudget(NamedTuple):
+    """How many tiles of cached tokens the rows of a shard may visit.
+
+    Attributes:
+        rows: New tokens of a block, all of which visit the tiles that one of them sees.
+        keys: Cached tokens of a tile.
+        most: Most tiles, each counted once for every block that visits it.
+    """
+
+    rows: int
+    keys: int
+    most: int
+
+    def visits(self, start: int, end: int, context_tokens: int) -> int:
+        """Return how many tiles the rows from `start` to `end` visit at most, who see so many cached tokens."""
+        return (-(-end // self.rows) - start // self.rows) * -(-context_tokens // self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +61,7 @@ class StepShape:
         alignment: Segments of different contexts are put into different runs of this many rows, because
             rows that lie together visit each other's context.
         shards: Devices along the `data` axis.
+        tiles: Tiles that the rows of a shard may visit; None: any number.
     """
 
     tokens: int
@@ -54,12 +70,7 @@ class StepShape:
     pages_per_context: int
     alignment: int = 1
     shards: int = 1
-
-    @classmethod
-    def of_budget(cls, tokens: int, *, pages_per_context: int, alignment: int, shards: int) -> Self:
-        """Return the room of steps of so many tokens on each device, as the engine has it."""
-        scored = max(LONG_ITEM, tokens // 8)
-        return cls(tokens, scored, _CONTEXTS, pages_per_context, alignment, shards)
+    tiles: TileBudget | None = None
 
     @property
     def whole_tokens(self) -> int:
@@ -170,27 +181,51 @@ class _Shard:
     def __init__(self, shape: StepShape) -> None:
         self.shape = shape
         self.used = 0
+        self.gaps: list[tuple[int, int]] = []  # rows before `used` that nobody has
         self.scored = 0
+        self.tiles = 0
         self.contexts: dict[Hashable, int] = {}
         self.tables: list[np.ndarray] = []
         self.runs: list[_Run] = []
         self.scored_rows: list[np.ndarray] = []
 
-    def start(self, context: Hashable, paged: bool) -> int | None:
-        """Where the next segment of a context would begin, or None if there is no room for the context."""
+    def rooms(self, context: Hashable, *, paged: bool, least: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield from where to where the next segments of a context may lie: a gap that takes so many rows, the end."""
         if context not in self.contexts and len(self.contexts) == self.shape.contexts:
-            return None
+            return
+        if not paged:
+            yield from (gap for gap in self.gaps if gap[1] - gap[0] >= least)
         same = bool(self.runs) and self.runs[-1].context == self.contexts.get(context)
         step = PAGE_SIZE if paged else 1
         if not same:
             step = max(step, self.shape.alignment)
-        return -(-self.used // step) * step
+        yield -(-self.used // step) * step, end
+
+    def visible(self, start: int, end: int, context_tokens: int) -> int:
+        """Return the end of the rows from `start` on that may visit tiles of so many cached tokens."""
+        tiles = self.shape.tiles
+        if tiles is None or not context_tokens:
+            return end
+        blocks = (tiles.most - self.tiles) // -(-context_tokens // tiles.keys)
+        return min(end, (start // tiles.rows + blocks) * tiles.rows)
+
+    def take(self, start: int, end: int, context_tokens: int) -> None:
+        """Give rows away that see at most so many cached tokens."""
+        if self.shape.tiles is not None:
+            self.tiles += self.shape.tiles.visits(start, end, context_tokens)
+        if start >= self.used:
+            if start > self.used and self.shape.alignment == 1:
+                self.gaps.append((self.used, start))
+            self.used = end
+            return
+        place = next(place for place, gap in enumerate(self.gaps) if gap[0] == start)
+        self.gaps[place : place + 1] = [(end, self.gaps[place][1])] if end < self.gaps[place][1] else []
 
     def plan(self) -> ShardPlan:
         def joined(arrays: list[np.ndarray], dtype: type = np.int32) -> np.ndarray:
             return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
 
-        runs = self.runs
+        runs = sorted(self.runs, key=lambda run: run.start)
         lens = joined([run.lens for run in runs])
         context_lens = joined([run.context_lens for run in runs])
         table = np.zeros((self.shape.contexts, self.shape.pages_per_context), np.int32)
@@ -220,6 +255,7 @@ class Room:
         start: First row.
         tokens: Tokens that fit.
         scored: Scored rows that fit.
+        context_tokens: Cached tokens that they see at most.
     """
 
     shard: int
@@ -228,6 +264,7 @@ class Room:
     start: int
     tokens: int
     scored: int
+    context_tokens: int
 
 
 class StepBuilder:
@@ -248,6 +285,7 @@ class StepBuilder:
         paged: bool,
         least: int,
         scored: int,
+        context_tokens: int,
         most: int | None = None,
     ) -> Room | None:
         """Find the shard with the most room for segments of a context; None if there is none.
@@ -258,24 +296,25 @@ class StepBuilder:
             paged: Whether the segments are written to pages.
             least: Fewest tokens of any use.
             scored: How many of the fewest are read.
+            context_tokens: Cached tokens that they see at most, themselves included if they are written to pages.
             most: Most tokens that will be added; a run that takes more of whole segments is not begun for so few. Of
                 no matter for paged segments, which may lie in several runs.
         """
         best = None
         for number in shards:
             shard = self._shards[number]
-            start, end = shard.start(context, paged), self._tokens
             rows = shard.shape.scored - shard.scored
-            if start is None:
-                continue
-            if not paged and least <= shard.shape.whole_tokens:
-                start, end = _within_run(start, least, end, shard.shape.alignment)
-                if start % shard.shape.alignment == 0 and most is not None and most < end - start:
+            for start, end in shard.rooms(context, paged=paged, least=least, end=self._tokens):
+                if not paged and least <= shard.shape.whole_tokens:
+                    start, end = _within_run(start, least, end, shard.shape.alignment)
+                    if start % shard.shape.alignment == 0 and most is not None and most < end - start:
+                        continue
+                end = shard.visible(start, end, context_tokens)
+                if end - start < least or rows < scored:
                     continue
-            if end - start < least or rows < scored:
-                continue
-            if best is None or start < best.start:
-                best = Room(number, context, paged, start, end - start, rows)
+                if best is None or start < best.start:
+                    best = Room(number, context, paged, start, end - start, rows, context_tokens)
+                break
         return best
 
     def add(
@@ -306,7 +345,7 @@ class StepBuilder:
         elif len(pages) > len(shard.tables[row]):
             shard.tables[row] = pages
         shard.runs.append(_Run(room.start, row, token_ids, lens, context_lens, room.paged))
-        shard.used = room.start + len(token_ids)
+        shard.take(room.start, room.start + len(token_ids), room.context_tokens)
         if writes is not None:
             self._writes.append(PageWrites(room.shard, room.start, writes))
         return (room.start + np.cumsum(lens) - 1).astype(np.int32)

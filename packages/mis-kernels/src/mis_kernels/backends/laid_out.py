@@ -17,12 +17,14 @@ class StepLimits(NamedTuple):
         segment_tokens: Tokens of the longest segment that is not paged.
         decoding: Whether rows of different contexts lie side by side; else each has a run of its own, see
             `Backend.alignment`.
+        context_tiles: Tiles of contexts that all blocks visit together, see `Backend.context_tile`; None: any number.
     """
 
     contexts: int
     context_tokens: int
     segment_tokens: int
     decoding: bool = False
+    context_tiles: int | None = None
 
 
 @jax.tree_util.register_dataclass

@@ -32,6 +32,9 @@ class Backend(ABC):
             the vocabulary is read once for all of them.
         drawn_rows: Rows that next tokens are drawn from at a time; divides 64.
         vocab_chunk: Rows of the output projection that it reads at a time; each turn costs several launches.
+        contexts: Most contexts of a step.
+        context_tile: New tokens of a block, and cached tokens of a tile that a block visits as a whole; None where
+            what rows of different contexts cost does not depend on where they lie.
         folds_norms: Whether the weights of norms are multiplied into those of the products behind them when a model is
             loaded. Then products take rows as they are, and a factor for each row that comes after the sum.
         heads: Heads of one device.
@@ -43,6 +46,8 @@ class Backend(ABC):
     normalised_rows: ClassVar[int] = 256
     drawn_rows: ClassVar[int] = 8
     vocab_chunk: ClassVar[int] = 32_768
+    contexts: ClassVar[int] = 8
+    context_tile: ClassVar[tuple[int, int] | None] = None
     folds_norms: ClassVar[bool] = False
 
     heads: HeadShape

@@ -21,6 +21,8 @@ class GpuBackend(XlaBackend):
 
     name = "gpu"
     platforms = ("gpu",)
+    contexts = 8
+    context_tile = None
     alignment = 1  # a block visits the contexts of all its rows, so that only the blocks at an edge visit two
 
     blocks: GpuBlocks

@@ -60,6 +60,7 @@ class NativeBackend(NativeProductsBackend):
 
     name = "native"
     alignment = 1
+    context_tile = None
 
     @classmethod
     def misfit(cls, heads: HeadShape, dtype: str) -> str | None:

@@ -62,6 +62,7 @@ class ReferenceBackend(XlaBackend):
 
     name = "reference"
     platforms = ("cpu", "gpu", "tpu")
+    context_tile = None
 
     def tile_capacity(self, tokens: int, limits: StepLimits) -> tuple[int, ...]:
         """No tiles."""

@@ -33,6 +33,8 @@ class TpuBackend(XlaBackend):
 
     name = "tpu"
     platforms = ("tpu",)
+    contexts = 8
+    context_tile = None
     lanes = LANES
     folds_norms = True  # of a layer's 395,000 cycles for 4,096 tokens, norms took 85,000; what is left takes 29,000
 

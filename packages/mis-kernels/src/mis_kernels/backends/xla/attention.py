@@ -1,12 +1,13 @@
 """Blocked attention in plain XLA, for CPU and any device without a kernel of its own.
 
-Visits only tiles that some row of a block sees, and keeps one tile's logits small enough for the
+Visits only tiles that some row of a block sees, of some blocks at a time, and keeps their logits small enough for the
 cache. Every product has at least 64 rows and every sum over keys is a product, so a row's bits do not
 depend on how many rows lie beside it, nor - thanks to the order of keys in `tiles` - on other
 segments. Operands keep their type, products accumulate in float32: on CPUs a bfloat16 output is
 several times slower than a float32 one.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jax import lax
 from jaxtyping import Array
 
 from mis_kernels.backends.laid_out import LaidOut
-from mis_kernels.backends.xla.tiles import CONTEXT_TILE, BlockTiles, own_block
+from mis_kernels.backends.xla.tiles import CONTEXT_TILE, ROW_BLOCK, WIDTHS, BlockTiles, own_block
 from mis_kernels.storage import from_bits, round_to, to_bits
 
 _MASKED = -1e30
@@ -69,73 +70,99 @@ def xla_attention(
         raise ValueError("segments: were not laid out for xla")
     if CONTEXT_TILE % k_pages.shape[2]:
         raise ValueError(f"k_pages: the page size {k_pages.shape[2]} does not divide {CONTEXT_TILE}")
-    blocks = len(tiles.starts) - 1
     # Rows of a KV head: its query heads of one token, then of the next.
-    rows = to_bits(q).reshape(tokens, kv_heads, -1, head_dim).swapaxes(0, 1).reshape(kv_heads * blocks, -1, head_dim)
+    rows = to_bits(q).reshape(tokens, kv_heads, -1, head_dim).swapaxes(0, 1).reshape(kv_heads, -1, head_dim)
     new = to_bits(k).swapaxes(0, 1), to_bits(v).swapaxes(0, 1)
     cached = to_bits(k_pages), to_bits(v_pages)
 
-    def one_block(arguments: tuple[Array, Array]) -> Array:
-        index, q = arguments
-        head, block = index // blocks, index % blocks
-        state = _Softmax.empty(*q.shape)
-        state = _add_context(state, q, cached, segments, head, block, scale)
-        return _add_own(state, q, new, segments, head, block, scale).result()
+    def one_head(arguments: tuple[Array, Array]) -> Array:
+        head, q = arguments
+        state = _attend_contexts(q, cached, segments, head, scale)
+        return _attend_own(state, q, new, segments, head, scale)
 
-    out = lax.map(one_block, (jnp.arange(kv_heads * blocks), rows))
+    out = lax.map(one_head, (jnp.arange(kv_heads), rows))
     return out.reshape(kv_heads, tokens, -1, head_dim).swapaxes(0, 1).reshape(tokens, heads, head_dim).astype(q.dtype)
 
 
-def _add_context(
-    state: _Softmax, q: Array, cached: tuple[Array, Array], segments: LaidOut, head: Array, block: Array, scale: float
-) -> _Softmax:
-    """Attend from a block's rows to the cached tokens of their contexts."""
+def _attend_contexts(q: Array, cached: tuple[Array, Array], segments: LaidOut, head: Array, scale: float) -> _Softmax:
+    """Attend from a head's rows, `[rows, head_dim]`, to the cached tokens of their contexts."""
     tiles: BlockTiles = segments.tiles
     k_pages, v_pages = cached
     page_size, head_dim = k_pages.shape[2], q.shape[1]
-    pages_per_tile = CONTEXT_TILE // page_size
-    tokens = segments.num_tokens // (len(tiles.starts) - 1)
-    position = jnp.arange(CONTEXT_TILE)
-    page_table, starts = jnp.asarray(segments.page_table), jnp.asarray(tiles.starts)
+    page_table, order = jnp.asarray(segments.page_table), jnp.asarray(tiles.order)
+    runs, together = len(tiles.starts) - 1, tiles.used.shape[1]
+    group = len(q) // segments.num_tokens
     context_id, context_len = (
-        jnp.repeat(lax.dynamic_slice_in_dim(jnp.asarray(x), block * tokens, tokens), len(q) // tokens)[:, None]
-        for x in (segments.context_id, segments.context_len)
+        jnp.repeat(jnp.asarray(x), group)[:, None] for x in (segments.context_id, segments.context_len)
     )
+    rows = (
+        x.reshape(len(order), -1, x.shape[1])[order].reshape(runs, together, -1, x.shape[1])
+        for x in (q, context_id, context_len)
+    )
+    lists = [jnp.asarray(x) for x in (tiles.context_id, tiles.index, tiles.used)]
+    starts, kind = jnp.asarray(tiles.starts), jnp.asarray(tiles.kind)
 
-    def add(tile: Array, state: _Softmax) -> _Softmax:
-        context, number, used = (jnp.asarray(x)[tile] for x in (tiles.context_id, tiles.index, tiles.used))
-        # Past the table's end the gather would clamp to its last page; those keys are not `used`.
-        pages = page_table[context, number * pages_per_tile + jnp.arange(pages_per_tile)]
-        k = k_pages[head, pages].reshape(CONTEXT_TILE, head_dim)
-        v = v_pages[head, pages].reshape(CONTEXT_TILE, head_dim)
-        # Unused cache memory may hold NaN, and 0 * NaN is NaN.
-        v = jnp.where((position < used)[:, None], v, v.dtype.type(0))
-        visible = (context_id == context) & (number * CONTEXT_TILE + position < context_len)
-        return state.add(from_bits(q), from_bits(k), from_bits(v), visible, scale)
+    def one_run(arguments: tuple[Array, ...]) -> _Softmax:
+        run, q, context_id, context_len = arguments
+        return lax.fori_loop(
+            starts[run], starts[run + 1], partial(add, q, context_id, context_len), _Softmax.empty(*q.shape)
+        )
 
-    return lax.fori_loop(starts[block], starts[block + 1], add, state)
+    def add(own_q: Array, own_id: Array, own_len: Array, visit: Array, before: _Softmax) -> _Softmax:
+        context, number, used = (x[visit] for x in lists)
+        has = used > 0
+
+        def take(keys: int, context: Array, number: Array, used: Array, rows: tuple[int, ...]) -> _Softmax:
+            """Take in the first keys of some tiles, with as many rows each."""
+            position = jnp.arange(keys)
+            # Past the table's end the gather would clamp to its last page; those keys are not used.
+            page = number[..., None] * (CONTEXT_TILE // page_size) + jnp.arange(-(-keys // page_size))
+            pages = page_table[context[..., None], page]
+            shape = *context.shape, -1, head_dim
+            k, v = (x[head, pages].reshape(shape)[..., :keys, :] for x in (k_pages, v_pages))
+            # Unused cache memory may hold NaN, and 0 * NaN is NaN.
+            v = jnp.where((position < used[..., None])[..., None], v, v.dtype.type(0))
+            sees = (own_id == context[..., None, None]) & (number[..., None, None] * CONTEXT_TILE + position < own_len)
+            visible = sees & has[:, None, None]
+            *shaped, q, visible = (x.reshape(*rows, x.shape[-1]) for x in (*before, own_q, visible))
+            after = _Softmax(*shaped).add(from_bits(q), from_bits(k), from_bits(v), visible, scale)
+            return _Softmax(*(x.reshape(y.shape) for x, y in zip(after, before, strict=True)))
+
+        each = [partial(take, keys, context, number, used, before.highest.shape[:-1]) for keys in WIDTHS]
+        one = jnp.argmax(used)  # the other tiles of a shared visit are parts of this one, or none
+        shared = partial(take, CONTEXT_TILE, context[one], number[one], used[one], (-1,))
+        return lax.switch(kind[visit], [*each, shared])
+
+    state = lax.map(one_run, (jnp.arange(runs), *rows))
+    back = jnp.argsort(order)
+    return _Softmax(*(x.reshape(len(order), -1, x.shape[-1])[back].reshape(len(q), -1) for x in state))
 
 
-def _add_own(
-    state: _Softmax, q: Array, new: tuple[Array, Array], segments: LaidOut, head: Array, block: Array, scale: float
-) -> _Softmax:
-    """Attend from a block's rows to the new tokens of their own segments: its own-blocks side by side."""
+def _attend_own(
+    state: _Softmax, q: Array, new: tuple[Array, Array], segments: LaidOut, head: Array, scale: float
+) -> Array:
+    """Attend from a head's rows to the new tokens of their own segments; return what all their tiles give.
+
+    Rows that visit context tiles together are computed together here, too: their own-blocks side by side.
+    """
     tiles: BlockTiles = segments.tiles
     k, v = (x[head] for x in new)
-    tokens = segments.num_tokens // (len(tiles.starts) - 1)
-    group, own_tokens = len(q) // tokens, own_block(segments.num_tokens)
-    side_by_side = (tokens // own_tokens, own_tokens * group)
-    q = q.reshape(*side_by_side, -1)
-    first = lax.dynamic_slice_in_dim(jnp.asarray(segments.segment_start), block * tokens, tokens)
-    first = jnp.repeat(first, group).reshape(*side_by_side, 1)
-    token = jnp.repeat(block * tokens + jnp.arange(tokens), group).reshape(*side_by_side, 1)
+    group, own_tokens = len(q) // segments.num_tokens, own_block(segments.num_tokens)
+    tokens = tiles.used.shape[1] * ROW_BLOCK
+    shape = (segments.num_tokens // tokens, tokens // own_tokens, own_tokens * group)
+    token = jnp.arange(segments.num_tokens)
+    first, token = (jnp.repeat(jnp.asarray(x), group).reshape(*shape, 1) for x in (segments.segment_start, token))
+    own_keys = jnp.asarray(tiles.own_keys)
+    keys = own_keys.reshape(len(own_keys), shape[0], shape[1], -1).swapaxes(0, 1)
 
-    def add(rank: Array, state: _Softmax) -> _Softmax:
-        keys = jnp.asarray(tiles.own_keys)[rank]
-        key = lax.dynamic_slice_in_dim(keys, block * tokens // own_tokens, side_by_side[0])  # [own_blocks, keys]
-        visible = (key[:, None] >= first) & (key[:, None] <= token)
-        return state.add(from_bits(q), from_bits(k[key]), from_bits(v[key]), visible, scale)
+    def some(arguments: tuple[Array, ...]) -> Array:
+        q, first, token, keys, *state = arguments
 
-    shape = (*side_by_side, -1)
-    state = lax.fori_loop(0, jnp.asarray(tiles.own_ranks), add, _Softmax(*(x.reshape(shape) for x in state)))
-    return _Softmax(*(x.reshape(tokens * group, -1) for x in state))
+        def add(rank: Array, state: _Softmax) -> _Softmax:
+            key = keys[rank]  # [own_blocks, keys]
+            visible = (key[:, None] >= first) & (key[:, None] <= token)
+            return state.add(from_bits(q), from_bits(k[key]), from_bits(v[key]), visible, scale)
+
+        return lax.fori_loop(0, jnp.asarray(tiles.own_ranks), add, _Softmax(*state)).result()
+
+    return lax.map(some, (q.reshape(*shape, -1), first, token, keys, *(x.reshape(*shape, -1) for x in state)))

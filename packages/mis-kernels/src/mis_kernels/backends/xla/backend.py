@@ -29,6 +29,8 @@ class XlaBackend(Backend):
 
     name = "xla"
     platforms: ClassVar[tuple[str, ...]] = ("gpu", "tpu")
+    contexts = 256
+    context_tile = tiles.ROW_BLOCK, tiles.CONTEXT_TILE
     lanes: ClassVar[int] = 1
     keeps_bits: ClassVar[bool] = False
 
@@ -54,8 +56,8 @@ class XlaBackend(Backend):
 
     @property
     def alignment(self) -> int:
-        """That of tiles."""
-        return tiles.ALIGNMENT
+        """None: a block may hold segments of any contexts."""
+        return 1
 
     @property
     def few_rows(self) -> tuple[int, ...]:

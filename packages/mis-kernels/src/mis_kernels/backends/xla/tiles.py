@@ -1,8 +1,11 @@
 """Tile lists: the parts of the two intervals that a blocked backend has to visit.
 
-Context tiles are runs of `CONTEXT_TILE` cached tokens at absolute positions; a block of
-`ROW_BLOCK` new tokens visits the tiles any of its rows sees. Own tiles hold the keys of the
-segments that cross a block of `OWN_BLOCK` new tokens.
+Context tiles are runs of `CONTEXT_TILE` cached tokens at absolute positions; a block of `ROW_BLOCK` new tokens visits
+the tiles that any of its rows sees, one after the other. Runs of `side_by_side` blocks visit theirs together: first the
+first tile of each, then the second, and so on. Blocks with about as many tiles are in the same run. A tile of which a
+row sees nothing leaves the row's state bit for bit, so segments of any contexts may lie in one block.
+
+Own tiles hold the keys of the segments that cross a block of `OWN_BLOCK` new tokens.
 
 In an own tile every segment begins at a multiple of a power of two that holds it ("buddy"
 alignment, as in Knowlton's buddy allocator, CACM 8(10), 1965). A matrix product sums over keys in
@@ -20,30 +23,44 @@ import numpy as np
 from mis_kernels.backends.laid_out import StepLimits
 from mis_kernels.segments import MIN_TOKENS, IntArray, Segments, ramp
 
-ROW_BLOCK = 1024
+ROW_BLOCK = MIN_TOKENS
 CONTEXT_TILE = 512
+WIDTHS = (64, 256, CONTEXT_TILE)
+"""Keys with which the rows of a visit are multiplied: those behind the used ones add exact zeros, and change no bit."""
+
+SHARED = len(WIDTHS)
+"""Kind of a visit whose rows are all multiplied with one tile, at once."""
+
 OWN_BLOCK = 128
 OWN_TILE = 128
-ALIGNMENT = 256
-"""Segments of different contexts keep to different runs of so many rows, which visit each other's context."""
+
+_MOST_ROWS = 1024
+"""Rows that are visited side by side: large products suffer least from what XLA:CPU spends between two operations."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockTiles:
-    """Tile lists in the order they are visited; entries past the last start are padding.
+    """Tile lists in the order they are visited; visits past the last start are padding.
 
     Attributes:
-        starts: Context tiles of block `b` are `starts[b]` to `starts[b + 1]`, `[blocks + 1]`.
-        context_id: Context of each tile, `[tiles]`.
-        index: Which run of `CONTEXT_TILE` tokens of that context, `[tiles]`.
-        used: Tokens of the tile that some row of the block sees, 1 to `CONTEXT_TILE`, `[tiles]`.
+        order: The blocks, those with most context tiles first, `[blocks]`.
+        starts: Visits of the n-th run of `side_by_side` blocks in that order are `starts[n]` to `starts[n + 1]`,
+            `[runs + 1]`.
+        kind: Which of `WIDTHS` holds the used tokens of all tiles of a visit; `SHARED` if that is all of them, and all
+            blocks that have a tile have the same one, `[visits]`.
+        context_id: Context of each block's tile, `[visits, side_by_side]`.
+        index: Which run of `CONTEXT_TILE` tokens of that context it is, `[visits, side_by_side]`.
+        used: Tokens of it that some row of the block sees, 0 where the block has no tile left,
+            `[visits, side_by_side]`.
         own_ranks: Own tiles of the block that has most, a scalar.
         own_keys: New-token index of each key in a block's n-th own tile, or -1,
             `[ranks, own_blocks, OWN_TILE]`.
     """
 
+    order: IntArray
     starts: IntArray
+    kind: IntArray
     context_id: IntArray
     index: IntArray
     used: IntArray
@@ -51,29 +68,26 @@ class BlockTiles:
     own_keys: IntArray
 
 
-def row_block(tokens: int) -> int:
-    """Return how many new tokens of a step of `tokens` share a list of context tiles.
-
-    The largest part of the step up to `ROW_BLOCK`: large products suffer least from what XLA:CPU spends
-    between two operations.
-    """
-    runs = tokens // MIN_TOKENS
-    return MIN_TOKENS * max(run for run in range(1, ROW_BLOCK // MIN_TOKENS + 1) if runs % run == 0)
+def side_by_side(tokens: int) -> int:
+    """Return how many blocks of a step of `tokens` are visited side by side: the largest part of them that may be."""
+    blocks = tokens // ROW_BLOCK
+    return max(count for count in range(1, _MOST_ROWS // ROW_BLOCK + 1) if blocks % count == 0)
 
 
 def own_block(tokens: int) -> int:
     """Return how many new tokens of a step of `tokens` share a list of own keys."""
-    return math.gcd(OWN_BLOCK, row_block(tokens))
+    return math.gcd(OWN_BLOCK, side_by_side(tokens) * ROW_BLOCK)
 
 
 def tile_capacity(tokens: int, limits: StepLimits) -> tuple[int, int]:
-    """Return how many context tiles, and how many own tiles of one block, a step within the limits may need."""
-    blocks = tokens // row_block(tokens)
-    contexts = limits.contexts
-    if not limits.decoding:
-        contexts = min(contexts, -(-tokens // blocks // ALIGNMENT) + 1)
-    context_tiles = blocks * contexts * -(-limits.context_tokens // CONTEXT_TILE)
-    return context_tiles, 2 * (OWN_BLOCK + limits.segment_tokens) // OWN_TILE
+    """Return how many visits, and how many own tiles of one block, a step within the limits may need."""
+    blocks, together = tokens // ROW_BLOCK, side_by_side(tokens)
+    # The first block of a run has most tiles, and the run as many visits.
+    longest = min(limits.contexts, ROW_BLOCK) * -(-limits.context_tokens // CONTEXT_TILE)
+    visits = blocks // together * longest
+    if limits.context_tiles is not None:
+        visits = min(visits, limits.context_tiles // together + longest)
+    return visits, 2 * (OWN_BLOCK + limits.segment_tokens) // OWN_TILE
 
 
 def build_tiles(segments: Segments, capacity: tuple[int, ...] | None = None) -> BlockTiles:
@@ -81,34 +95,55 @@ def build_tiles(segments: Segments, capacity: tuple[int, ...] | None = None) -> 
 
     Args:
         segments: Host arrays.
-        capacity: Most context tiles, and most own tiles of one block; default: as many as there are.
+        capacity: Most visits, and most own tiles of one block; default: as many as there are.
 
     Raises:
-        ValueError: more tiles are needed than the given capacity.
+        ValueError: more are needed than the given capacity.
     """
-    most_tiles, most_ranks = (None, None) if capacity is None else capacity
-    starts, *context = _context_tiles(np.asarray(segments.context_id), np.asarray(segments.context_len))
+    most_visits, most_ranks = (None, None) if capacity is None else capacity
+    order, starts, *lists = _visits(np.asarray(segments.context_id), np.asarray(segments.context_len))
     own_keys = own_tiles(np.asarray(segments.segment_start), own_block(segments.num_tokens), OWN_TILE)
-    context_id, index, used = (fit(array, most_tiles, "context tiles", 0) for array in context)
+    kind, context_id, index, used = (fit(array, most_visits, "visits of context tiles", 0) for array in lists)
     ranks = np.array(len(own_keys), np.int32)
-    return BlockTiles(starts, context_id, index, used, ranks, fit(own_keys, most_ranks, "own tiles of a block", -1))
+    own_keys = fit(own_keys, most_ranks, "own tiles of a block", -1)
+    return BlockTiles(order, starts, kind, context_id, index, used, ranks, own_keys)
 
 
-def _context_tiles(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray, ...]:
-    block_size = row_block(len(context_id))
-    blocks = len(context_id) // block_size
+def _visits(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the fields of `BlockTiles` from `order` to `used`."""
+    tokens = len(context_id)
+    blocks, together = tokens // ROW_BLOCK, side_by_side(tokens)
+    # Pairs of a block and a context that it sees, and how much it sees of it.
     rows = np.flatnonzero(context_len)
     contexts = int(context_id.max(initial=0)) + 1
-    pair = (rows // block_size).astype(np.int64) * contexts + context_id[rows]
+    pair = (rows // ROW_BLOCK).astype(np.int64) * contexts + context_id[rows]
     pairs, inverse = np.unique(pair, return_inverse=True)
     seen = np.zeros(len(pairs), np.int64)
     np.maximum.at(seen, inverse, context_len[rows])
-    counts = -(-seen // CONTEXT_TILE)
-    index = ramp(counts)
-    starts = np.searchsorted(np.repeat(pairs // contexts, counts), np.arange(blocks + 1))
-    used = np.minimum(np.repeat(seen, counts) - index * CONTEXT_TILE, CONTEXT_TILE)
-    context = np.repeat(pairs % contexts, counts)
-    return tuple(array.astype(np.int32) for array in (starts, context, index, used))
+    # Their tiles, block after block.
+    lens = -(-seen // CONTEXT_TILE)
+    index = ramp(lens)
+    block = np.repeat(pairs // contexts, lens)
+    counts = np.bincount(block, minlength=blocks)
+    rank = ramp(counts)
+    order = np.argsort(-counts, kind="stable")
+    place = np.empty(blocks, np.int64)
+    place[order] = np.arange(blocks)
+    visits = counts[order[::together]]
+    starts = np.cumsum(visits) - visits
+    visit, column = starts[place[block] // together] + rank, place[block] % together
+    context = np.repeat(pairs % contexts, lens)
+    used = np.minimum(np.repeat(seen, lens) - index * CONTEXT_TILE, CONTEXT_TILE)
+    lists = np.zeros((3, int(visits.sum()), together), np.int32)
+    lists[:, visit, column] = context, index, used
+    tile = context * (int(index.max(initial=0)) + 1) + index
+    least, most = np.full(lists.shape[1], np.iinfo(np.int64).max), np.full(lists.shape[1], -1)
+    np.minimum.at(least, visit, tile)
+    np.maximum.at(most, visit, tile)
+    kind = np.searchsorted(WIDTHS, lists[2].max(axis=1, initial=0))
+    kind[(least == most) & (kind == SHARED - 1)] = SHARED
+    fields = order, np.append(starts, lists.shape[1]), kind
+    return *(field.astype(np.int32) for field in fields), *lists
 
 
 def own_tiles(segment_start: np.ndarray, block_size: int, tile_size: int) -> np.ndarray:
