@@ -125,16 +125,19 @@ def test_rows_outside_segments_are_zero() -> None:
     | st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2)), max_size=4),
     order=st.randoms(use_true_random=False),
     dtype=st.sampled_from(["float32", "bfloat16"]),
+    context=st.sampled_from([0, 2, 3, 4, 5]),
 )
-def test_a_segments_bits_do_not_depend_on_other_segments(backend, tokens, lengths, neighbours, order, dtype) -> None:
+def test_a_segments_bits_do_not_depend_on_other_segments(
+    backend, tokens, lengths, neighbours, order, dtype, context
+) -> None:
     """Alone and among others - more, longer, of other contexts, in any order - a segment's output is the same."""
-    contexts = (300, 0, 70, *range(60, 72))
-    chosen = Segment(lengths[0])
+    contexts = (300, 0, 70, 60, 200, 1100, *range(61, 70))
+    chosen = Segment(lengths[0], context=context)
     others = [Segment(n) for n in lengths[1:]] + [Segment(n, context=c) for n, c in neighbours]
     order.shuffle(others)
     at = order.randrange(len(others) + 1)
     dtype, head_dim = ("bfloat16", 64) if backend == "native" else (dtype, 16)
-    shape = {"contexts": contexts, "group": 2, "head_dim": head_dim, "limits": StepLimits(len(contexts), 300, 300)}
+    shape = {"contexts": contexts, "group": 2, "head_dim": head_dim, "limits": StepLimits(len(contexts), 1100, 300)}
     alone = Case([chosen], tokens=128, **shape)
     among = Case([*others[:at], chosen, *others[at:]], tokens=tokens, **shape)
 

@@ -6,9 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_cases import PAGE, Case, Segment
-from mis_kernels import lay_out
-from mis_kernels.backends import ANY_HEADS, choose
-from mis_kernels.backends.xla.tiles import CONTEXT_TILE, OWN_TILE, ROW_BLOCK, SHARED, WIDTHS, own_block
+from mis_kernels import Segments, lay_out
+from mis_kernels.backends import ANY_HEADS, StepLimits, choose
+from mis_kernels.backends.xla.tiles import (
+    CONTEXT_TILE,
+    OWN_TILE,
+    ROW_BLOCK,
+    SHARED,
+    WIDTHS,
+    build_tiles,
+    own_block,
+    tile_capacity,
+)
 from mis_kernels.segments import NOWHERE
 
 
@@ -103,6 +112,19 @@ def test_tiles_cover_exactly_what_rows_see(drawn) -> None:
         found = keys[keys >= 0]
         assert wanted == set(found.tolist())
         assert len(found) == len(wanted)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 16), st.integers(1, 40), st.sampled_from([100, 1500, 9000]), st.integers(0, 1 << 30))
+def test_lists_hold_every_step_within_its_budget(blocks: int, contexts: int, longest: int, seed: int) -> None:
+    random, tokens = np.random.default_rng(seed), blocks * ROW_BLOCK
+    context_id = np.repeat(random.integers(0, contexts, tokens), random.integers(1, 90, tokens))[:tokens]
+    context_len = random.integers(0, longest + 1, contexts)[context_id] * (random.random(tokens) < 0.9)
+    none = np.arange(1, tokens + 1)
+    table = np.zeros((contexts, -(-longest // PAGE)), np.int32)
+    tiles = build_tiles(Segments(context_id, context_len, none, table, np.full(blocks, NOWHERE)))
+    limits = StepLimits(contexts, longest, 256, context_tiles=int((tiles.used > 0).sum()))
+    assert tiles.starts[-1] <= tile_capacity(tokens, limits)[0]
 
 
 @settings(max_examples=60, deadline=None)

@@ -169,8 +169,8 @@ def visited_tiles(shard: ShardPlan, tiles: TileBudget) -> int:
     for start, count, context, before, paged in each:
         for row in range(start, start + count):
             sees = before + (row - start + 1 if paged else 0)
-            place = row // tiles.rows, int(context)
-            seen[place] = max(seen.get(place, 0), int(sees))
+            pair = row // tiles.rows, int(context)
+            seen[pair] = max(seen.get(pair, 0), int(sees))
     return sum(-(-sees // tiles.keys) for sees in seen.values())
 
 
@@ -281,6 +281,16 @@ def test_requests_of_one_known_query_share_its_context() -> None:
     driver.run(*(request_of(query, [tokens(n, 15)]) for n in range(3, 12)))
     (step,) = driver.plans[known:]
     assert set(step.shards[0].context_ids.tolist()) == {0}
+
+
+def test_tiles_of_a_shared_context_are_counted_once_for_a_block() -> None:
+    shape = StepShape(tokens=256, scored=256, contexts=64, pages_per_context=128, tiles=TileBudget(64, 512, 64))
+    driver, query = Driver(shape, pages=200), tokens(1, 8000)
+    driver.run(request_of(query, [tokens(2, 5)]))
+    known = len(driver.plans)
+    driver.run(*(request_of(query, [tokens(n, 4)]) for n in range(3, 63)))
+    (step,) = driver.plans[known:]
+    assert visited_tiles(step.shards[0], TileBudget(64, 512, 64)) == 64
 
 
 def test_sixteen_requests_share_steps() -> None:

@@ -104,7 +104,7 @@ def _shard_arrays(
         context_ids=shard.context_ids,
         context_lens=shard.context_lens,
         paged=shard.paged,
-        page_table=shard.page_table,
+        page_table=shard.page_table[:tokens],  # each context has a row at least
         page_size=PAGE_SIZE,
         tokens=tokens,
         backend=backend,

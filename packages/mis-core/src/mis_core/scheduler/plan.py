@@ -44,9 +44,9 @@ class TileBudget(NamedTuple):
     keys: int
     most: int
 
-    def visits(self, start: int, end: int, context_tokens: int) -> int:
-        """Return how many tiles the rows from `start` to `end` visit at most, who see so many cached tokens."""
-        return (-(-end // self.rows) - start // self.rows) * -(-context_tokens // self.keys)
+    def of_context(self, context_tokens: int) -> int:
+        """Return how many tiles a block visits of a context of so many tokens."""
+        return -(-context_tokens // self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,42 +184,58 @@ class _Shard:
         self.gaps: list[tuple[int, int]] = []  # rows before `used` that nobody has
         self.scored = 0
         self.tiles = 0
+        self._visited: dict[Hashable, tuple[int, int]] = {}  # last block of each context, and tiles counted for it
         self.contexts: dict[Hashable, int] = {}
         self.tables: list[np.ndarray] = []
         self.runs: list[_Run] = []
         self.scored_rows: list[np.ndarray] = []
 
-    def rooms(self, context: Hashable, *, paged: bool, least: int, end: int) -> Iterator[tuple[int, int]]:
+    def rooms(
+        self, context: Hashable, *, paged: bool, least: int, end: int, context_tokens: int
+    ) -> Iterator[tuple[int, int]]:
         """Yield from where to where the next segments of a context may lie: a gap that takes so many rows, the end."""
         if context not in self.contexts and len(self.contexts) == self.shape.contexts:
             return
         if not paged:
-            yield from (gap for gap in self.gaps if gap[1] - gap[0] >= least)
+            # A long context is not visited for a few rows more.
+            rows = 0 if self.shape.tiles is None else context_tokens // self.shape.tiles.keys
+            yield from (gap for gap in self.gaps if gap[1] - gap[0] >= max(least, rows))
         same = bool(self.runs) and self.runs[-1].context == self.contexts.get(context)
         step = PAGE_SIZE if paged else 1
         if not same:
             step = max(step, self.shape.alignment)
         yield -(-self.used // step) * step, end
 
-    def visible(self, start: int, end: int, context_tokens: int) -> int:
-        """Return the end of the rows from `start` on that may visit tiles of so many cached tokens."""
+    def visible(self, context: Hashable, start: int, end: int, context_tokens: int) -> int:
+        """Return the end of the rows from `start` on that may visit tiles of so many tokens of a context."""
         tiles = self.shape.tiles
         if tiles is None or not context_tokens:
             return end
-        blocks = (tiles.most - self.tiles) // -(-context_tokens // tiles.keys)
+        each, left = tiles.of_context(context_tokens), tiles.most - self.tiles
+        first = self._new_tiles(context, start // tiles.rows, each)
+        blocks = 1 + (left - first) // each if first <= left else 0
         return min(end, (start // tiles.rows + blocks) * tiles.rows)
 
-    def take(self, start: int, end: int, context_tokens: int) -> None:
-        """Give rows away that see at most so many cached tokens."""
-        if self.shape.tiles is not None:
-            self.tiles += self.shape.tiles.visits(start, end, context_tokens)
+    def occupy(self, context: Hashable, start: int, end: int, context_tokens: int) -> None:
+        """Give rows away that see at most so many tokens of a context."""
+        tiles = self.shape.tiles
+        if tiles is not None:
+            each, first, last = tiles.of_context(context_tokens), start // tiles.rows, (end - 1) // tiles.rows
+            self.tiles += self._new_tiles(context, first, each) + (last - first) * each
+            before, most = self._visited.get(context, (last, 0))
+            self._visited[context] = last, max(each, most) if before == last else each
         if start >= self.used:
             if start > self.used and self.shape.alignment == 1:
                 self.gaps.append((self.used, start))
             self.used = end
             return
-        place = next(place for place, gap in enumerate(self.gaps) if gap[0] == start)
-        self.gaps[place : place + 1] = [(end, self.gaps[place][1])] if end < self.gaps[place][1] else []
+        index = next(index for index, gap in enumerate(self.gaps) if gap[0] == start)
+        self.gaps[index : index + 1] = [(end, self.gaps[index][1])] if end < self.gaps[index][1] else []
+
+    def _new_tiles(self, context: Hashable, block: int, tiles: int) -> int:
+        """Return how many tiles of a context a block visits that are not counted for it."""
+        last, counted = self._visited.get(context, (-1, 0))
+        return max(tiles - counted, 0) if block == last else tiles
 
     def plan(self) -> ShardPlan:
         def joined(arrays: list[np.ndarray], dtype: type = np.int32) -> np.ndarray:
@@ -304,12 +320,14 @@ class StepBuilder:
         for number in shards:
             shard = self._shards[number]
             rows = shard.shape.scored - shard.scored
-            for start, end in shard.rooms(context, paged=paged, least=least, end=self._tokens):
+            for start, end in shard.rooms(
+                context, paged=paged, least=least, end=self._tokens, context_tokens=context_tokens
+            ):
                 if not paged and least <= shard.shape.whole_tokens:
                     start, end = _within_run(start, least, end, shard.shape.alignment)
                     if start % shard.shape.alignment == 0 and most is not None and most < end - start:
                         continue
-                end = shard.visible(start, end, context_tokens)
+                end = shard.visible(context, start, end, context_tokens)
                 if end - start < least or rows < scored:
                     continue
                 if best is None or start < best.start:
@@ -345,7 +363,7 @@ class StepBuilder:
         elif len(pages) > len(shard.tables[row]):
             shard.tables[row] = pages
         shard.runs.append(_Run(room.start, row, token_ids, lens, context_lens, room.paged))
-        shard.take(room.start, room.start + len(token_ids), room.context_tokens)
+        shard.occupy(room.context, room.start, room.start + len(token_ids), room.context_tokens)
         if writes is not None:
             self._writes.append(PageWrites(room.shard, room.start, writes))
         return (room.start + np.cumsum(lens) - 1).astype(np.int32)

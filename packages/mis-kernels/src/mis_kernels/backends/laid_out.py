@@ -15,8 +15,8 @@ class StepLimits(NamedTuple):
         contexts: Contexts of a step.
         context_tokens: Tokens of the longest context.
         segment_tokens: Tokens of the longest segment that is not paged.
-        decoding: Whether rows of different contexts lie side by side; else each has a run of its own, see
-            `Backend.alignment`.
+        decoding: Whether every row has a context of its own; else segments of one have runs of their own, as long as
+            `Backend.alignment` says.
         context_tiles: Tiles of contexts that all blocks visit together, see `Backend.context_tile`; None: any number.
     """
 

@@ -87,8 +87,6 @@ def xla_attention(
 def _attend_contexts(q: Array, cached: tuple[Array, Array], segments: LaidOut, head: Array, scale: float) -> _Softmax:
     """Attend from a head's rows, `[rows, head_dim]`, to the cached tokens of their contexts."""
     tiles: BlockTiles = segments.tiles
-    k_pages, v_pages = cached
-    page_size, head_dim = k_pages.shape[2], q.shape[1]
     page_table, order = jnp.asarray(segments.page_table), jnp.asarray(tiles.order)
     runs, together = len(tiles.starts) - 1, tiles.used.shape[1]
     group = len(q) // segments.num_tokens
@@ -104,38 +102,69 @@ def _attend_contexts(q: Array, cached: tuple[Array, Array], segments: LaidOut, h
 
     def one_run(arguments: tuple[Array, ...]) -> _Softmax:
         run, q, context_id, context_len = arguments
-        return lax.fori_loop(
-            starts[run], starts[run + 1], partial(add, q, context_id, context_len), _Softmax.empty(*q.shape)
-        )
 
-    def add(own_q: Array, own_id: Array, own_len: Array, visit: Array, before: _Softmax) -> _Softmax:
-        context, number, used = (x[visit] for x in lists)
-        has = used > 0
+        def visit(number: Array, state: _Softmax) -> _Softmax:
+            context, index, used = (x[number] for x in lists)
+            of_rows = q, context_id, context_len
+            seen = partial(_add_tiles, state, *of_rows, cached, head, page_table, scale=scale)
+            each = [partial(seen, context, index, used, used > 0, keys=keys) for keys in WIDTHS]
+            one = jnp.argmax(used)  # the other tiles of a shared visit are parts of this one, or none
+            shared = partial(seen, context[one], index[one], used[one], used > 0, keys=CONTEXT_TILE)
+            return lax.switch(kind[number], [*each, shared])
 
-        def take(keys: int, context: Array, number: Array, used: Array, rows: tuple[int, ...]) -> _Softmax:
-            """Take in the first keys of some tiles, with as many rows each."""
-            position = jnp.arange(keys)
-            # Past the table's end the gather would clamp to its last page; those keys are not used.
-            page = number[..., None] * (CONTEXT_TILE // page_size) + jnp.arange(-(-keys // page_size))
-            pages = page_table[context[..., None], page]
-            shape = *context.shape, -1, head_dim
-            k, v = (x[head, pages].reshape(shape)[..., :keys, :] for x in (k_pages, v_pages))
-            # Unused cache memory may hold NaN, and 0 * NaN is NaN.
-            v = jnp.where((position < used[..., None])[..., None], v, v.dtype.type(0))
-            sees = (own_id == context[..., None, None]) & (number[..., None, None] * CONTEXT_TILE + position < own_len)
-            visible = sees & has[:, None, None]
-            *shaped, q, visible = (x.reshape(*rows, x.shape[-1]) for x in (*before, own_q, visible))
-            after = _Softmax(*shaped).add(from_bits(q), from_bits(k), from_bits(v), visible, scale)
-            return _Softmax(*(x.reshape(y.shape) for x, y in zip(after, before, strict=True)))
-
-        each = [partial(take, keys, context, number, used, before.highest.shape[:-1]) for keys in WIDTHS]
-        one = jnp.argmax(used)  # the other tiles of a shared visit are parts of this one, or none
-        shared = partial(take, CONTEXT_TILE, context[one], number[one], used[one], (-1,))
-        return lax.switch(kind[visit], [*each, shared])
+        return lax.fori_loop(starts[run], starts[run + 1], visit, _Softmax.empty(*q.shape))
 
     state = lax.map(one_run, (jnp.arange(runs), *rows))
     back = jnp.argsort(order)
     return _Softmax(*(x.reshape(len(order), -1, x.shape[-1])[back].reshape(len(q), -1) for x in state))
+
+
+def _add_tiles(
+    state: _Softmax,
+    q: Array,
+    context_id: Array,
+    context_len: Array,
+    cached: tuple[Array, Array],
+    head: Array,
+    page_table: Array,
+    context: Array,
+    index: Array,
+    used: Array,
+    has_tile: Array,
+    *,
+    keys: int,
+    scale: float,
+) -> _Softmax:
+    """Take in the first keys of a tile for each of some blocks, or of one for all of them.
+
+    Args:
+        state: Of `[blocks, rows, ...]`.
+        q: `[blocks, rows, head_dim]`.
+        context_id: Of each row, `[blocks, rows, 1]`.
+        context_len: Of each row, `[blocks, rows, 1]`.
+        cached: Keys and values, `[kv_heads, pages, page_size, head_dim]`.
+        head: The KV head of the rows.
+        page_table: Pages of each context.
+        context: Contexts of the tiles, `[blocks]` or a scalar.
+        index: Which run of `CONTEXT_TILE` tokens of it, likewise.
+        used: Tokens of it that may be seen, likewise.
+        has_tile: Whether a block visits any, `[blocks]`.
+        keys: How many keys are multiplied.
+        scale: Factor of the logits.
+    """
+    page_size, position = cached[0].shape[2], jnp.arange(keys)
+    # Past the table's end the gather would clamp to its last page; those keys are not used.
+    numbers = index[..., None] * (CONTEXT_TILE // page_size) + jnp.arange(-(-keys // page_size))
+    chosen = page_table[context[..., None], numbers]
+    k, v = (x[head, chosen].reshape(*context.shape, -1, q.shape[-1])[..., :keys, :] for x in cached)
+    # Unused cache memory may hold NaN, and 0 * NaN is NaN.
+    v = jnp.where((position < used[..., None])[..., None], v, v.dtype.type(0))
+    at = index[..., None, None] * CONTEXT_TILE + position
+    visible = (context_id == context[..., None, None]) & (at < context_len) & has_tile[:, None, None]
+    rows = q.shape[:-1] if context.ndim else (-1,)
+    *shaped, q, visible = (x.reshape(*rows, x.shape[-1]) for x in (*state, q, visible))
+    added = _Softmax(*shaped).add(from_bits(q), from_bits(k), from_bits(v), visible, scale)
+    return _Softmax(*(x.reshape(y.shape) for x, y in zip(added, state, strict=True)))
 
 
 def _attend_own(

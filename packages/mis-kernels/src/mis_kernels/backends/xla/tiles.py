@@ -127,11 +127,11 @@ def _visits(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray
     counts = np.bincount(block, minlength=blocks)
     rank = ramp(counts)
     order = np.argsort(-counts, kind="stable")
-    place = np.empty(blocks, np.int64)
-    place[order] = np.arange(blocks)
+    ranked = np.empty(blocks, np.int64)
+    ranked[order] = np.arange(blocks)
     visits = counts[order[::together]]
     starts = np.cumsum(visits) - visits
-    visit, column = starts[place[block] // together] + rank, place[block] % together
+    visit, column = starts[ranked[block] // together] + rank, ranked[block] % together
     context = np.repeat(pairs % contexts, lens)
     used = np.minimum(np.repeat(seen, lens) - index * CONTEXT_TILE, CONTEXT_TILE)
     lists = np.zeros((3, int(visits.sum()), together), np.int32)
