@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.1
-_PORTS = range(10_000, 32_768)
+_PORTS = range(20_000, 32_768)  # above those of Ray's workers
 _STDERR_TAIL = 4000  # characters of standard error repeated in an error
 
 
