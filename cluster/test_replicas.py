@@ -143,7 +143,7 @@ def test_of_a_new_replica_queries_move_only_there_and_few(replicas: list[str]) -
 
 
 def test_overload_is_429_with_retry_after(replicas: list[str]) -> None:
-    asks = [ask_of(number, "text", 0) for number in range(8 * QUEUE)]
+    asks = [ask_of(number, "items first", 0) for number in range(8 * QUEUE)]  # of which each takes a while
     with running_gateway(replicas) as gateway:
         answers = ask_all(gateway.url, asks, len(asks))
         assert httpx.get(f"{gateway.url}/ready", trust_env=False, verify=False).status_code == 200
