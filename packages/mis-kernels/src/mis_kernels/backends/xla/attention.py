@@ -98,7 +98,7 @@ def _attend_contexts(q: Array, cached: tuple[Array, Array], segments: LaidOut, h
         for x in (q, context_id, context_len)
     )
     lists = [jnp.asarray(x) for x in (tiles.context_id, tiles.index, tiles.used)]
-    starts, kind = jnp.asarray(tiles.starts), jnp.asarray(tiles.kind)
+    starts, kind, fullest = (jnp.asarray(x) for x in (tiles.starts, tiles.kind, tiles.fullest))
 
     def one_run(arguments: tuple[Array, ...]) -> _Softmax:
         run, q, context_id, context_len = arguments
@@ -108,15 +108,15 @@ def _attend_contexts(q: Array, cached: tuple[Array, Array], segments: LaidOut, h
             of_rows = q, context_id, context_len
             seen = partial(_add_tiles, state, *of_rows, cached, head, page_table, scale=scale)
             each = [partial(seen, context, index, used, used > 0, keys=keys) for keys in WIDTHS]
-            one = jnp.argmax(used)  # the other tiles of a shared visit are parts of this one, or none
+            one = fullest[number]  # the other tiles of a shared visit are parts of this one, or none
             shared = partial(seen, context[one], index[one], used[one], used > 0, keys=CONTEXT_TILE)
             return lax.switch(kind[number], [*each, shared])
 
         return lax.fori_loop(starts[run], starts[run + 1], visit, _Softmax.empty(*q.shape))
 
     state = lax.map(one_run, (jnp.arange(runs), *rows))
-    back = jnp.argsort(order)
-    return _Softmax(*(x.reshape(len(order), -1, x.shape[-1])[back].reshape(len(q), -1) for x in state))
+    rank = jnp.asarray(tiles.rank)
+    return _Softmax(*(x.reshape(len(order), -1, x.shape[-1])[rank].reshape(len(q), -1) for x in state))
 
 
 def _add_tiles(

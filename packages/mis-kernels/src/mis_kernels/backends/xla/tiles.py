@@ -45,6 +45,7 @@ class BlockTiles:
 
     Attributes:
         order: The blocks, those with most context tiles first, `[blocks]`.
+        rank: Where each block is in that order, `[blocks]`.
         starts: Visits of the n-th run of `side_by_side` blocks in that order are `starts[n]` to `starts[n + 1]`,
             `[runs + 1]`.
         kind: Which of `WIDTHS` holds the used tokens of all tiles of a visit; `SHARED` if that is all of them, and all
@@ -53,17 +54,20 @@ class BlockTiles:
         index: Which run of `CONTEXT_TILE` tokens of that context it is, `[visits, side_by_side]`.
         used: Tokens of it that some row of the block sees, 0 where the block has no tile left,
             `[visits, side_by_side]`.
+        fullest: Which block of a visit uses most of its tile, `[visits]`.
         own_ranks: Own tiles of the block that has most, a scalar.
         own_keys: New-token index of each key in a block's n-th own tile, or -1,
             `[ranks, own_blocks, OWN_TILE]`.
     """
 
     order: IntArray
+    rank: IntArray
     starts: IntArray
     kind: IntArray
     context_id: IntArray
     index: IntArray
     used: IntArray
+    fullest: IntArray
     own_ranks: IntArray
     own_keys: IntArray
 
@@ -101,16 +105,16 @@ def build_tiles(segments: Segments, capacity: tuple[int, ...] | None = None) -> 
         ValueError: more are needed than the given capacity.
     """
     most_visits, most_ranks = (None, None) if capacity is None else capacity
-    order, starts, *lists = _visits(np.asarray(segments.context_id), np.asarray(segments.context_len))
+    order, rank, starts, *lists = _visits(np.asarray(segments.context_id), np.asarray(segments.context_len))
     own_keys = own_tiles(np.asarray(segments.segment_start), own_block(segments.num_tokens), OWN_TILE)
-    kind, context_id, index, used = (fit(array, most_visits, "visits of context tiles", 0) for array in lists)
+    visited = (fit(array, most_visits, "visits of context tiles", 0) for array in lists)
     ranks = np.array(len(own_keys), np.int32)
     own_keys = fit(own_keys, most_ranks, "own tiles of a block", -1)
-    return BlockTiles(order, starts, kind, context_id, index, used, ranks, own_keys)
+    return BlockTiles(order, rank, starts, *visited, ranks, own_keys)
 
 
 def _visits(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the fields of `BlockTiles` from `order` to `used`."""
+    """Return the fields of `BlockTiles` from `order` to `fullest`."""
     tokens = len(context_id)
     blocks, together = tokens // ROW_BLOCK, side_by_side(tokens)
     # Pairs of a block and a context that it sees, and how much it sees of it.
@@ -142,8 +146,8 @@ def _visits(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray
     np.maximum.at(most, visit, tile)
     kind = np.searchsorted(WIDTHS, lists[2].max(axis=1, initial=0))
     kind[(least == most) & (kind == SHARED - 1)] = SHARED
-    fields = order, np.append(starts, lists.shape[1]), kind
-    return *(field.astype(np.int32) for field in fields), *lists
+    fields = order, ranked, np.append(starts, lists.shape[1]), kind
+    return *(field.astype(np.int32) for field in fields), *lists, lists[2].argmax(axis=1).astype(np.int32)
 
 
 def own_tiles(segment_start: np.ndarray, block_size: int, tile_size: int) -> np.ndarray:
