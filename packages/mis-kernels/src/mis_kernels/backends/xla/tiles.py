@@ -107,10 +107,10 @@ def build_tiles(segments: Segments, capacity: tuple[int, ...] | None = None) -> 
     most_visits, most_ranks = (None, None) if capacity is None else capacity
     order, rank, starts, *lists = _visits(np.asarray(segments.context_id), np.asarray(segments.context_len))
     own_keys = own_tiles(np.asarray(segments.segment_start), own_block(segments.num_tokens), OWN_TILE)
-    visited = (fit(array, most_visits, "visits of context tiles", 0) for array in lists)
+    kind, context_id, index, used, fullest = (fit(each, most_visits, "visits of context tiles", 0) for each in lists)
     ranks = np.array(len(own_keys), np.int32)
     own_keys = fit(own_keys, most_ranks, "own tiles of a block", -1)
-    return BlockTiles(order, rank, starts, *visited, ranks, own_keys)
+    return BlockTiles(order, rank, starts, kind, context_id, index, used, fullest, ranks, own_keys)
 
 
 def _visits(context_id: np.ndarray, context_len: np.ndarray) -> tuple[np.ndarray, ...]:
