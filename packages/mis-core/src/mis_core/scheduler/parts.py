@@ -45,7 +45,7 @@ class QueryPrefill:
 
     @property
     def context(self) -> Hashable:
-        """What items behind the query have in common within a step: its last page, which no other query has.
+        """What names the query's pages within a step: the last of them, which no other query has.
 
         Requests of the same query have the same one, unless this step computes some of it, or several shards.
         """

@@ -193,7 +193,7 @@ class _Shard:
     def rooms(
         self, context: Hashable, *, paged: bool, least: int, end: int, context_tokens: int
     ) -> Iterator[tuple[int, int]]:
-        """Yield from where to where the next segments of a context may lie: a gap that takes so many rows, the end."""
+        """Yield ranges of rows for the next segments of a context: gaps of at least so many rows, then the end."""
         if context not in self.contexts and len(self.contexts) == self.shape.contexts:
             return
         if not paged:
@@ -217,7 +217,7 @@ class _Shard:
         return min(end, (start // tiles.rows + blocks) * tiles.rows)
 
     def occupy(self, context: Hashable, start: int, end: int, context_tokens: int) -> None:
-        """Give rows away that see at most so many tokens of a context."""
+        """Give rows to segments that see at most so many tokens of a context."""
         tiles = self.shape.tiles
         if tiles is not None:
             each, first, last = tiles.of_context(context_tokens), start // tiles.rows, (end - 1) // tiles.rows

@@ -135,7 +135,7 @@ def _add_tiles(
     keys: int,
     scale: float,
 ) -> _Softmax:
-    """Take in the first keys of a tile for each of some blocks, or of one for all of them.
+    """Take in the first keys of a tile of each block, or of one tile for all blocks.
 
     Args:
         state: Of `[blocks, rows, ...]`.
