@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from kernel_cases import CASES, NATIVE, NEEDS_NATIVE, ON_CPU, Case, Segment, backend_of, in_float32, on_gpu
@@ -120,25 +120,28 @@ def test_rows_outside_segments_are_zero() -> None:
 @pytest.mark.parametrize("backend", ON_CPU)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 @given(
-    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=8),
+    length=st.integers(1, 90) | st.integers(90, 1024),
+    lengths=st.lists(st.integers(1, 90), max_size=7),
     neighbours=st.lists(st.tuples(st.integers(1, 90), st.integers(0, 14)), max_size=20)
-    | st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2)), max_size=4),
+    | st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2)), max_size=4)
+    | st.lists(st.tuples(st.integers(300, 1024), st.integers(0, 2)), max_size=1),
     order=st.randoms(use_true_random=False),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     context=st.sampled_from([0, 2, 3, 4, 5]),
 )
 def test_a_segments_bits_do_not_depend_on_other_segments(
-    backend, tokens, lengths, neighbours, order, dtype, context
+    backend, tokens, length, lengths, neighbours, order, dtype, context
 ) -> None:
     """Alone and among others - more, longer, of other contexts, in any order - a segment's output is the same."""
     contexts = (300, 0, 70, 60, 200, 1100, *range(61, 70))
-    chosen = Segment(lengths[0], context=context)
-    others = [Segment(n) for n in lengths[1:]] + [Segment(n, context=c) for n, c in neighbours]
+    chosen = Segment(length, context=context)
+    others = [Segment(n) for n in lengths] + [Segment(n, context=c) for n, c in neighbours]
+    assume(length + sum(each.length for each in others) <= tokens)
     order.shuffle(others)
     at = order.randrange(len(others) + 1)
     dtype, head_dim = ("bfloat16", 64) if backend == "native" else (dtype, 16)
-    shape = {"contexts": contexts, "group": 2, "head_dim": head_dim, "limits": StepLimits(len(contexts), 1100, 300)}
-    alone = Case([chosen], tokens=128, **shape)
+    shape = {"contexts": contexts, "group": 2, "head_dim": head_dim, "limits": StepLimits(len(contexts), 1100, 1024)}
+    alone = Case([chosen], tokens=128 if length <= 128 else 1024, **shape)
     among = Case([*others[:at], chosen, *others[at:]], tokens=tokens, **shape)
 
     def rows(case: Case, index: int) -> np.ndarray:

@@ -185,13 +185,14 @@ def _attend_own(
     keys = own_keys.reshape(len(own_keys), shape[0], shape[1], -1).swapaxes(0, 1)
 
     def some(arguments: tuple[Array, ...]) -> Array:
-        q, first, token, keys, *state = arguments
+        ranks, q, first, token, keys, *state = arguments
 
         def add(rank: Array, state: _Softmax) -> _Softmax:
             key = keys[rank]  # [own_blocks, keys]
             visible = (key[:, None] >= first) & (key[:, None] <= token)
             return state.add(from_bits(q), from_bits(k[key]), from_bits(v[key]), visible, scale)
 
-        return lax.fori_loop(0, jnp.asarray(tiles.own_ranks), add, _Softmax(*state)).result()
+        return lax.fori_loop(0, ranks, add, _Softmax(*state)).result()
 
-    return lax.map(some, (q.reshape(*shape, -1), first, token, keys, *(x.reshape(*shape, -1) for x in state)))
+    ranks = jnp.asarray(tiles.own_ranks)
+    return lax.map(some, (ranks, q.reshape(*shape, -1), first, token, keys, *(x.reshape(*shape, -1) for x in state)))

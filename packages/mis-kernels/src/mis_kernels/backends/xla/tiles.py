@@ -55,7 +55,7 @@ class BlockTiles:
         used: Tokens of it that some row of the block sees, 0 where the block has no tile left,
             `[visits, side_by_side]`.
         fullest: Which block of a visit uses most of its tile, `[visits]`.
-        own_ranks: Own tiles of the block that has most, a scalar.
+        own_ranks: Own tiles of that block of each run of own-blocks side by side that has most, `[runs]`.
         own_keys: New-token index of each key in a block's n-th own tile, or -1,
             `[ranks, own_blocks, OWN_TILE]`.
     """
@@ -108,7 +108,8 @@ def build_tiles(segments: Segments, capacity: tuple[int, ...] | None = None) -> 
     order, rank, starts, *lists = _visits(np.asarray(segments.context_id), np.asarray(segments.context_len))
     own_keys = own_tiles(np.asarray(segments.segment_start), own_block(segments.num_tokens), OWN_TILE)
     kind, context_id, index, used, fullest = (fit(each, most_visits, "visits of context tiles", 0) for each in lists)
-    ranks = np.array(len(own_keys), np.int32)
+    # Tiles of a block are filled one after the other, so those with a key are its first.
+    ranks = (own_keys >= 0).any(2).sum(0).reshape(len(starts) - 1, -1).max(1).astype(np.int32)
     own_keys = fit(own_keys, most_ranks, "own tiles of a block", -1)
     return BlockTiles(order, rank, starts, kind, context_id, index, used, fullest, ranks, own_keys)
 
