@@ -59,7 +59,7 @@ class TestTheCache:
     def test_cached_tokens_are_those_of_the_real_scheduler(
         self, batches: list[list[int]], length: int, pages: int
     ) -> None:
-        step = StepShape(tokens=512, scored=64, contexts=16, pages_per_context=16)
+        step = StepShape(tokens=512, scored=64, contexts=16, pages_per_context=16, longest_item=128)
         scheduler, machine = Scheduler(step, pages, Layout("packed")), TokenMachine(pages)
         environment = simpy.Environment()
         replica = SimulatedReplica(

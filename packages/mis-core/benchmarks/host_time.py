@@ -33,7 +33,7 @@ from mis_core.tasks.score.task import finish_score, parse_score_request
 from mis_kernels.backends import Backend
 
 Stages = dict[str, float]
-SHAPE = StepShape(tokens=2048, scored=256, contexts=8, pages_per_context=64)
+SHAPE = StepShape(tokens=2048, scored=256, contexts=8, pages_per_context=64, longest_item=256)
 
 
 @contextmanager

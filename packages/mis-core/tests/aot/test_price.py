@@ -27,7 +27,7 @@ def canonical(number: int) -> dict[str, object]:
 
 
 def test_kernels_are_compiled_for_the_engines_steps() -> None:
-    for name in ("PAGE_SIZE", "LONG_ITEM", "SLOTS"):
+    for name in ("PAGE_SIZE", "LONGEST_ITEM", "SLOTS"):
         assert getattr(targets, name) == getattr(plan, name), name
 
 
@@ -96,7 +96,7 @@ def test_stages_are_those_of_the_named_scopes() -> None:
 
 @pytest.mark.parametrize("count", [1, 4, 8, 16])
 def test_requests_that_share_steps_are_not_padded_more_than_one_alone(count: int) -> None:
-    shape = StepShape(2048, 256, 8, 40, alignment=512)
+    shape = StepShape(2048, 256, 8, 40, 512, alignment=512)
     plans = plan_requests([canonical(number) for number in range(count)], shape, pages=(count + 2) * 40)
     rows = sum(next(size for size in token_buckets(2048) if size >= plan.rows) for plan in plans)
     assert sum(plan.new_tokens for plan in plans) == count * 12_000

@@ -27,7 +27,7 @@ from mis_testing import tiny_checkpoint
 from mis_testing.compilations import count_compilations
 from mis_testing.options import SMALL_ENGINE
 
-SHAPE = StepShape(tokens=2048, scored=256, contexts=8, pages_per_context=511)
+SHAPE = StepShape(tokens=2048, scored=256, contexts=8, pages_per_context=511, longest_item=256)
 """A CPU's defaults for a model of 32,768 positions or more."""
 
 

@@ -17,7 +17,7 @@ from mis_testing import tiny_checkpoint
 from mis_testing.bits import assert_bits_equal
 
 PAGES = 2 * SLOTS
-SHAPE = StepShape(tokens=256, scored=256, contexts=8, pages_per_context=2)
+SHAPE = StepShape(tokens=256, scored=256, contexts=8, pages_per_context=2, longest_item=256)
 FEW = (1, 2, 4, 8, 16, 32)
 
 

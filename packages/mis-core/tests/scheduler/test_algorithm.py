@@ -66,7 +66,7 @@ def test_costs_rise_with_every_dimension(items: int, query: int) -> None:
     ("query", "items", "length", "algorithm"), [(2000, 500, 20, "prefill_extend"), (100, 10, 100, "packed")]
 )
 def test_the_decision_is_logged_with_its_inputs(caplog, query: int, items: int, length: int, algorithm: str) -> None:
-    driver = Driver(StepShape(tokens=2048, scored=256, contexts=8, pages_per_context=64), pages=80)
+    driver = Driver(StepShape(tokens=2048, scored=256, contexts=8, pages_per_context=64, longest_item=256), pages=80)
     with caplog.at_level(logging.DEBUG, logger="mis_core.scheduler"):
         (answer,) = driver.run(request_of(tokens(1, query), [tokens(n, length) for n in range(items)]))
     assert answer.algorithm == algorithm

@@ -17,7 +17,7 @@ from mis_core.scheduler.waiting import PASSES
 
 pytestmark = pytest.mark.quick
 
-SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
+SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24, longest_item=256)
 _numbers = itertools.count(1_000_000)
 
 
@@ -238,7 +238,7 @@ def test_whatever_runs_beside_it_more_examples(**drawn: Any) -> None:
 def assert_made_of_all_before_it(
     cases: list[Case], scores: list[tuple[int, int, int]], pages: int, shards: int, prefix_cache: bool
 ) -> None:
-    shape = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24, shards=shards)
+    shape = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24, longest_item=256, shards=shards)
     driver = Driver(shape, pages, prefix_cache=prefix_cache)
     wanted = [request_of(tokens(seed, query), [tokens(9, item), tokens(8, 3)]) for seed, query, item in scores]
     driver.submit(*wanted)

@@ -17,7 +17,7 @@ from mis_core.scheduler.scheduler import Scheduler
 
 pytestmark = pytest.mark.quick
 
-SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24)
+SHAPE = StepShape(tokens=512, scored=64, contexts=4, pages_per_context=24, longest_item=256)
 PAGES = 60
 ALGORITHMS = st.sampled_from(["auto", "serial", "packed", "prefill_extend"])
 
@@ -284,7 +284,9 @@ def test_requests_of_one_known_query_share_its_context() -> None:
 
 
 def test_tiles_of_a_shared_context_are_counted_once_for_a_block() -> None:
-    shape = StepShape(tokens=256, scored=256, contexts=64, pages_per_context=128, tiles=TileBudget(64, 512, 64))
+    shape = StepShape(
+        tokens=256, scored=256, contexts=64, pages_per_context=128, longest_item=256, tiles=TileBudget(64, 512, 64)
+    )
     driver, query = Driver(shape, pages=200), tokens(1, 8000)
     driver.run(request_of(query, [tokens(2, 5)]))
     known = len(driver.plans)

@@ -57,12 +57,18 @@ class InAList(Scheduler):
         super().__init__(*arguments, **options)
         self._waiting: Any = deque()
         self._most_tried = tried
+        self._came = self._came_back = 0
 
     def submit(self, id: int, request: ScoreRequest) -> None:
-        self._waiting.append(WaitingScore(id, *without_duplicates(request), 0.0))
+        self._append(WaitingScore(id, *without_duplicates(request), 0.0))
 
     def generate(self, id: int, request: GenerateRequest) -> None:
-        self._waiting.append(Generation(id, request))
+        self._append(Generation(id, request))
+
+    def _append(self, entry: Waiting) -> None:
+        self._came += 1
+        entry.order = self._came
+        self._waiting.append(entry)
 
     def cancel(self, id: int) -> bool:
         for each in self._waiting:
@@ -78,6 +84,8 @@ class InAList(Scheduler):
     def _preempt(self, id: int) -> None:
         entry = self._runs[id].waiting
         self._end(id, count=False)
+        self._came_back -= 1
+        entry.order = self._came_back
         self._waiting.appendleft(entry)
 
     def _admit(self) -> None:

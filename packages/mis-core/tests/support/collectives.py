@@ -21,7 +21,7 @@ SCOPE = re.compile(r'op_name="([^"]*)"')
 
 def main(path: str) -> None:
     config, mesh = read_model_config(Path(path)), make_mesh(2, 1)
-    shape = StepShape(tokens=256, scored=64, contexts=2, pages_per_context=8, alignment=256, shards=2)
+    shape = StepShape(tokens=256, scored=64, contexts=2, pages_per_context=8, longest_item=256, alignment=256, shards=2)
     step = compile_step(config, mesh, full_step(shape, 100, 20), shape, dtype="float32", pages=16)
     reads = (
         *compile_head(config, mesh, shape, dtype="float32"),

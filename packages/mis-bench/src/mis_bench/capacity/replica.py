@@ -5,9 +5,9 @@ steps of one size differ by much, and requests pile up at whoever is slow.
 
 The rules are those of `mis_core.scheduler`, and a test holds the tokens that both find cached against each other. The
 scheduler itself takes 9 ms a request of 500 items, seventy times as long as all of this: it lays out every item, and a
-plan simulates 50,000 requests. The rules: requests wait in order until the pages that they may need can be had; what
-runs gets equal shares of a step's tokens, then the rest; a query is computed once, page by page, also when requests of
-the same query run together. Items are short ones, which take no pages.
+plan simulates 50,000 requests. The rules: requests wait in order until the pages that they may need can be had; those
+that run take turns (`mis_core.scheduler.turns`), and the oldest gets the rest; a query is computed once, page by page,
+also when requests of the same query run together. Items are short ones, which take no pages.
 """
 
 import itertools
@@ -20,7 +20,8 @@ import numpy as np
 import simpy
 
 from mis_core.cache import PrefixCache
-from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE
+from mis_core.scheduler.plan import PAGE_SIZE, longest_item
+from mis_core.scheduler.turns import is_small, oldest_is_first, share
 
 MAX_RUNNING = 256
 """Most requests that share steps, as `--max-running-requests` has it unless told otherwise."""
@@ -57,7 +58,7 @@ class RequestShape:
     Attributes:
         query_tokens: Of its query.
         item_tokens: Of all its items together.
-        item_length: Of one of them; only items longer than `LONG_ITEM` are cut at the end of a step.
+        item_length: Of one of them; only items longer than a step takes whole are cut at the end of a step.
     """
 
     query_tokens: int
@@ -73,7 +74,8 @@ class RequestShape:
 class _Work:
     """A request on its way through steps. A page is one token here: the tree is the same, and less is hashed."""
 
-    def __init__(self, query: int, shape: RequestShape, cache: PrefixCache, done: simpy.Event) -> None:
+    def __init__(self, number: int, query: int, shape: RequestShape, cache: PrefixCache, done: simpy.Event) -> None:
+        self.number = number
         self.done = done
         self.cached_tokens = 0
         self.lock = cache.lock(np.full(shape.pages, query, np.int32))
@@ -84,6 +86,11 @@ class _Work:
     @property
     def is_planned(self) -> bool:
         return not self._items and self.lock.missing_pages == 0
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens still to be planned, if nobody else computes any."""
+        return self._shape.query_tokens - self._done + self._items
 
     @property
     def _done(self) -> int:
@@ -102,22 +109,22 @@ class _Work:
         self._cache.release(self.lock, count=False)
         self.cached_tokens = 0
 
-    def contribute(self, limit: int) -> int:
+    def contribute(self, limit: int, longest_item: int) -> int:
         """Add to a step; return how many tokens, at most `limit`. What others computed is taken also with no room."""
         self.match()
         added = 0
-        while added < limit and (more := self._add(limit - added)):
+        while added < limit and (more := self._add(limit - added, longest_item)):
             added += more
         return added
 
-    def _add(self, limit: int) -> int:
+    def _add(self, limit: int, longest_item: int) -> int:
         if self.lock.missing_pages and (missing := self.match()):
             left = self._shape.query_tokens - self._done
             pages = missing if left <= limit else limit // PAGE_SIZE
             if pages:
                 self._cache.insert(self.lock, pages)
             return min(left, pages * PAGE_SIZE)
-        whole = self._shape.item_length if self._shape.item_length <= LONG_ITEM else 1
+        whole = self._shape.item_length if self._shape.item_length <= longest_item else 1
         added = min(self._items, limit // whole * whole)
         self._items -= added
         return added
@@ -164,6 +171,7 @@ class SimulatedReplica:
         )
         self._cache = PrefixCache(pages, 1)
         self._front_is_free = 0.0
+        self._numbers = itertools.count()
         self._arriving: set[simpy.Event] = set()
         self._waiting: deque[_Work] = deque()
         self._running: deque[_Work] = deque()
@@ -204,7 +212,7 @@ class SimulatedReplica:
     def _arrive(self, query: int, done: simpy.Event) -> None:
         if self.is_up:
             self._arriving.remove(done)
-            self._waiting.append(_Work(query, self._request, self._cache, done))
+            self._waiting.append(_Work(next(self._numbers), query, self._request, self._cache, done))
             self._awake()
 
     def _awake(self) -> None:
@@ -236,21 +244,28 @@ class SimulatedReplica:
 
     def _plan(self) -> tuple[int, list[_Work]]:
         """Plan a step; return its tokens, and the requests that end with it."""
-        budget = self._shape.step_tokens
-        share = max(budget // len(self._running) // PAGE_SIZE * PAGE_SIZE, LONG_ITEM)
+        budget, works = self._shape.step_tokens, list(self._running)
+        least, oldest = longest_item(budget), min(works, key=lambda work: work.number)
+        if oldest_is_first(budget, least):
+            works.remove(oldest)
+            works.insert(0, oldest)
+        shares = [
+            share(budget, len(works), work.remaining_tokens, least=least, is_oldest=work is oldest) for work in works
+        ]
         served, tokens = [], 0
-        for work in self._running:
-            if added := work.contribute(min(share, budget - tokens)):
+        for work, limit in zip(works, shares, strict=True):
+            if added := work.contribute(min(limit, budget - tokens), least):
                 served.append(work)
                 tokens += added
-        for work in served:
-            tokens += work.contribute(budget - tokens)
+        for work in sorted(served, key=lambda work: work.number):
+            tokens += work.contribute(budget - tokens, least)
         ended = []
         for work in served:
-            self._running.remove(work)
             if work.is_planned:
+                self._running.remove(work)
                 self._cache.release(work.lock)
                 ended.append(work)
-            else:
+            elif not is_small(budget, work.remaining_tokens):
+                self._running.remove(work)
                 self._running.append(work)
         return tokens, ended

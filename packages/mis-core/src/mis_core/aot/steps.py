@@ -25,7 +25,7 @@ from mis_core.models.published import PUBLISHED
 from mis_core.runner.arrays import StepArrays, step_arrays
 from mis_core.runner.buckets import PAIRS, step_shape, token_buckets
 from mis_core.runner.read_plan import ReadPlan
-from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, StepPlan, StepShape, longest_item
 from mis_kernels.aot.chips import CHIPS, Chip
 from mis_kernels.aot.price import (
     LAUNCH,
@@ -158,7 +158,9 @@ def _plan(
     """Return the room of a step, the pages of the cache on each device, and the steps of all requests."""
     longest = max(len(body["query"]) + max(map(len, body["items"])) for body in requests)
     context_pages = -(-longest // PAGE_SIZE) + 1
-    shape = step_shape(backend, step_tokens, pages_per_context=context_pages, shards=shards)
+    shape = step_shape(
+        backend, step_tokens, pages_per_context=context_pages, shards=shards, longest_item=longest_item(step_tokens)
+    )
     pages = (len(requests) + 2) * context_pages
     return shape, pages, plan_requests(requests, shape, pages)
 

@@ -13,7 +13,7 @@ from mis_core.models.layers import kept_elements
 from mis_core.models.parallel import backend_for, spread_heads
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.buckets import empty_decode_step, full_step, step_shape
-from mis_core.scheduler.plan import PAGE_SIZE
+from mis_core.scheduler.plan import PAGE_SIZE, longest_item
 from mis_kernels.aot.chips import CHIPS
 from mis_kernels.aot.targets import TARGETS
 from mis_kernels.target import compiling_for
@@ -34,7 +34,9 @@ def compile_one(topology: str, model: str, data: int, tensor: int, *, decodes: b
     with compiling_for(target.chip):
         spread = spread_heads(config, tensor)
         backend = backend_for(spread, jnp.dtype("bfloat16"), on)
-        shape = step_shape(backend, TOKENS, pages_per_context=CONTEXT_PAGES, shards=data)
+        shape = step_shape(
+            backend, TOKENS, pages_per_context=CONTEXT_PAGES, shards=data, longest_item=longest_item(TOKENS)
+        )
         room = USED * CHIPS[target.chip].memory - weight_bytes(config) / tensor
         page = ITEM_BYTES * PAGE_SIZE * kept_elements(spread.layers, backend.cache_head_dim) // tensor
         pages = min(int(room / page), MOST_PAGES)

@@ -23,7 +23,7 @@ from mis_core.models.weights import load_decoder
 from mis_core.requests import Layout
 from mis_core.runner.buckets import step_shape, token_buckets
 from mis_core.runner.dense import DenseMemory
-from mis_core.runner.memory import cache_pages, token_budget
+from mis_core.runner.memory import cache_pages, longest_whole_item, token_budget
 from mis_core.runner.runner import Runner
 from mis_core.scheduler.plan import PAGE_SIZE, StepShape
 from mis_core.scheduler.scheduler import Scheduler
@@ -115,7 +115,14 @@ def _step_shape(config: EngineConfig, spread: ModelConfig, mesh: Mesh, decoder: 
     budget = token_budget(config, spread, mesh)
     pages, context_length = cache_pages(config, spread, mesh, budget)
     context_pages = -(-context_length // PAGE_SIZE)
-    shape = step_shape(decoder.backend, budget, pages_per_context=context_pages, shards=config.dp_size)
+    shape = step_shape(
+        decoder.backend,
+        budget,
+        pages_per_context=context_pages,
+        shards=config.dp_size,
+        longest_item=longest_whole_item(config),
+    )
+    logger.info("Items of up to %d tokens are computed in one step, longer ones in pages.", shape.longest_item)
     return shape, pages, context_length
 
 
@@ -170,5 +177,6 @@ def _summary(config: EngineConfig, runner: Runner, context_length: int) -> dict[
         "context_length": context_length,
         "cache_tokens": runner.pages * PAGE_SIZE * config.dp_size,
         "step_tokens": tokens,
+        "longest_item": runner.shape.longest_item,
         "buckets": " ".join(map(str, token_buckets(tokens))),
     }

@@ -8,13 +8,10 @@ from jaxtyping import Int32
 
 from mis_core.ragged import ramp
 from mis_core.scheduler.decoding import written_pages
-from mis_core.scheduler.plan import KEPT, LONG_ITEM, PAGE_SIZE, SLOTS, ShardPlan, StepPlan, StepShape
+from mis_core.scheduler.plan import EXCHANGED, KEPT, PAGE_SIZE, SLOTS, ShardPlan, StepPlan, StepShape
 from mis_kernels import lay_out
 from mis_kernels.backends import Backend, LaidOut, StepLimits
 from mis_kernels.segments import NOWHERE, IntArray
-
-EXCHANGED = LONG_ITEM
-"""Most rows of a device that are exchanged at a time; divides the size of every larger step."""
 
 
 class StepArrays(NamedTuple):
@@ -49,7 +46,7 @@ def step_arrays(backend: Backend, shape: StepShape, plan: StepPlan, tokens: int,
         tokens: Size of the compiled step.
         scored: Its scored rows.
     """
-    contexts, longest = (SLOTS, 1) if plan.is_decoding else (shape.contexts, LONG_ITEM)
+    contexts, longest = (SLOTS, 1) if plan.is_decoding else (shape.contexts, shape.longest_item)
     most_tiles = None if plan.is_decoding or shape.tiles is None else shape.tiles.most
     limits = StepLimits(contexts, shape.pages_per_context * PAGE_SIZE, longest, plan.is_decoding, most_tiles)
     capacity = backend.tile_capacity(tokens, limits)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, SLOTS, ShardPlan, StepPlan, StepShape, TileBudget
+from mis_core.scheduler.plan import PAGE_SIZE, SLOTS, STEP_MULTIPLE, ShardPlan, StepPlan, StepShape, TileBudget
 from mis_kernels.backends import Backend
 from mis_kernels.segments import MIN_TOKENS
 
@@ -10,28 +10,31 @@ PAIRS = 1024
 """(row, label) pairs of one call of the label head, on each device along `data`."""
 
 
-def step_shape(backend: Backend, tokens: int, *, pages_per_context: int, shards: int) -> StepShape:
+def step_shape(backend: Backend, tokens: int, *, pages_per_context: int, shards: int, longest_item: int) -> StepShape:
     """Return the room of steps of so many tokens on each device.
 
     Args:
         backend: Who attends.
         tokens: Most new tokens of a device.
         pages_per_context: Longest context, in pages.
+        longest_item: Longest item, in tokens, that a step takes whole.
         shards: Devices along the `data` axis.
     """
-    scored, tiles = max(LONG_ITEM, tokens // 8), None
+    scored, tiles = max(STEP_MULTIPLE, tokens // 8), None
     if backend.context_tile is not None:
         rows, keys = backend.context_tile
         longest = -(-pages_per_context * PAGE_SIZE // keys)
         # Each block may visit a context for each of its rows, or two of the longest: more waits for the next step.
         tiles = TileBudget(rows, keys, tokens // rows * max(rows, 2 * longest))
-    return StepShape(tokens, scored, backend.contexts, pages_per_context, backend.alignment, shards, tiles)
+    return StepShape(
+        tokens, scored, backend.contexts, pages_per_context, longest_item, backend.alignment, shards, tiles
+    )
 
 
 def token_buckets(budget: int) -> list[int]:
     """Return the step sizes to compile: powers of two, one and a half times those from 512 on, and the budget."""
     powers = [MIN_TOKENS << n for n in range(20) if MIN_TOKENS << n < budget]
-    between = [power * 3 // 2 for power in powers if power >= 2 * LONG_ITEM and power * 3 // 2 < budget]
+    between = [power * 3 // 2 for power in powers if power >= 2 * STEP_MULTIPLE and power * 3 // 2 < budget]
     return sorted([*powers, *between, budget])
 
 

@@ -14,12 +14,12 @@ from mis_core.models.config import ModelConfig
 from mis_core.models.layers import kept_elements
 from mis_core.models.parallel import TENSOR, backend_for
 from mis_core.scheduler.algorithm import largest_safe_budget
-from mis_core.scheduler.plan import PAGE_SIZE
+from mis_core.scheduler.plan import LONGEST_ITEM, PAGE_SIZE, longest_item
 from mis_kernels.backends.reference.dense import DENSE_BYTES
 
 CPU_CACHE_TOKENS = 32_768
 CPU_BUDGET = 2048
-BUDGETS = [512, 1024, 2048, 4096]
+BUDGETS = [LONGEST_ITEM, 2048, 4096]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,15 @@ def token_budget(engine: EngineConfig, config: ModelConfig, mesh: Mesh) -> int:
         return CPU_BUDGET
     per_token = step_bytes_per_token(config, jnp.dtype(engine.dtype).itemsize, mesh.shape[TENSOR])
     return largest_safe_budget(BUDGETS, per_token, free / 4)
+
+
+def longest_whole_item(engine: EngineConfig) -> int:
+    """Return the longest item, in tokens, that a step takes whole: by options alone, since an item's bits depend on it.
+
+    A device with little memory has smaller steps, of which such an item may take all.
+    """
+    usual = CPU_BUDGET if jax.default_backend() == "cpu" else BUDGETS[-1]
+    return longest_item(engine.chunked_prefill_size or usual)
 
 
 def cache_pages(engine: EngineConfig, config: ModelConfig, mesh: Mesh, budget: int) -> tuple[int, int]:

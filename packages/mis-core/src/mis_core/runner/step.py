@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 from mis_core.models.config import ModelConfig
 from mis_core.models.decoder import Decoder
 from mis_core.models.parallel import DATA, TENSOR, partition
-from mis_core.runner.arrays import EXCHANGED, StepArrays
-from mis_core.scheduler.plan import PAGE_SIZE
+from mis_core.runner.arrays import StepArrays
+from mis_core.scheduler.plan import EXCHANGED, PAGE_SIZE
 from mis_kernels import segment_attention, write_pages
 from mis_kernels.backends import Backend, LaidOut
 from mis_kernels.weights import weight_of

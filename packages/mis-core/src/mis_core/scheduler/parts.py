@@ -17,7 +17,7 @@ from mis_core.ragged import ramp, rows_at
 from mis_core.requests import ScoreRequest
 from mis_core.scheduler.answer import QUERY, Placements
 from mis_core.scheduler.homes import QueryLock
-from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, Room, StepBuilder, Writes
+from mis_core.scheduler.plan import EXCHANGED, PAGE_SIZE, Room, StepBuilder, Writes
 from mis_core.scheduler.reading import Owner
 
 
@@ -327,7 +327,7 @@ class _Chunk:
         scored = max(least - self.unread, 0)
         room = builder.find_room(context, shards, paged=True, least=least, scored=scored, context_tokens=context_tokens)
         if room and len(shards) > 1:
-            return dataclasses.replace(room, tokens=min(room.tokens, LONG_ITEM))
+            return dataclasses.replace(room, tokens=min(room.tokens, EXCHANGED))
         return room
 
     def fitting(self, room: Room, limit: int) -> int:

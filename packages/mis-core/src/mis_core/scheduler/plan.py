@@ -18,8 +18,14 @@ from mis_core.scheduler.reading import Owner, Reading
 PAGE_SIZE = 64
 """Tokens of a page of the KV cache."""
 
-LONG_ITEM = 256
-"""Longest segment, in tokens, that keeps its K/V among the new tokens of its step."""
+LONGEST_ITEM = 1024
+"""Longest item, in tokens, that keeps its K/V among the new tokens of its step, where a step has four times as many."""
+
+STEP_MULTIPLE = 256
+"""The most new tokens of a step are a multiple of this."""
+
+EXCHANGED = 256
+"""Most rows of a device that go to the others at a time; divides `STEP_MULTIPLE`."""
 
 SLOTS = 64
 """Most rows of a decode step on each device: as many sequences are generated at a time."""
@@ -29,6 +35,11 @@ KEPT = -1
 
 Writes = dict[int, Int32[np.ndarray, " count"]]
 """By shard, the pages there that a segment's runs of `PAGE_SIZE` tokens go to, or `KEPT`."""
+
+
+def longest_item(tokens: int) -> int:
+    """Return the longest item, in tokens, that steps of so many tokens take whole: four of them fit."""
+    return min(LONGEST_ITEM, tokens // 4)
 
 
 class TileBudget(NamedTuple):
@@ -54,10 +65,11 @@ class StepShape:
     """What a step has room for.
 
     Attributes:
-        tokens: Most new tokens of a shard, a multiple of `LONG_ITEM`.
+        tokens: Most new tokens of a shard, a multiple of `STEP_MULTIPLE`.
         scored: Most scored rows of a shard, at least `PAGE_SIZE` if whole prompts are read.
         contexts: Most contexts of a shard.
         pages_per_context: Longest context, in pages.
+        longest_item: Longest item, in tokens, that keeps its K/V among the new tokens; longer ones have pages.
         alignment: Segments of different contexts are put into different runs of this many rows, because
             rows that lie together visit each other's context.
         shards: Devices along the `data` axis.
@@ -68,6 +80,7 @@ class StepShape:
     scored: int
     contexts: int
     pages_per_context: int
+    longest_item: int
     alignment: int = 1
     shards: int = 1
     tiles: TileBudget | None = None
@@ -79,7 +92,7 @@ class StepShape:
         The keys of one that lies in two runs are visited from both. Where runs are wide, as on TPUs, that costs more
         than a sixteenth of a run's rows, which is the most that is left empty for it.
         """
-        return self.alignment // 16 if self.alignment > LONG_ITEM else 0
+        return self.alignment // 16 if self.alignment > STEP_MULTIPLE else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -65,7 +65,7 @@ class Run(NeedsPages, Owner, Protocol):
 
         Args:
             builder: The step.
-            limit: Most tokens to add, at least `LONG_ITEM`.
+            limit: Most tokens to add, at least `StepShape.longest_item`.
         """
 
     def end_step(self) -> None:

@@ -2,9 +2,8 @@
 
 Requests wait in order of arrival until a shard has room for all they may need; so a request that runs
 never waits for pages, and none can block another for ever. Then it stays on that shard; one that is alone
-may get all of them. Those that run on a shard take turns: every step gives each the same share of its
-tokens, then what is left to whoever wants more. Sequences that are generated get a token each in decode steps, which
-take turns with all others.
+may get all of them. Those that run on a shard take turns (`turns`), and the oldest gets what is left. Sequences that
+are generated get a token each in decode steps, which take turns with all others.
 
 A sequence takes pages as it grows, so the pages that another one waits for may be held for long. Therefore `PASSES`
 requests may pass a sequence that waits for pages; then none may until those that run are answered. If it still finds no
@@ -24,10 +23,11 @@ from mis_core.scheduler.answer import without_duplicates
 from mis_core.scheduler.decoding import plan_decoding
 from mis_core.scheduler.generation_run import Generation
 from mis_core.scheduler.homes import Home, Opening
-from mis_core.scheduler.plan import LONG_ITEM, PAGE_SIZE, StepBuilder, StepPlan, StepShape
+from mis_core.scheduler.plan import PAGE_SIZE, STEP_MULTIPLE, StepBuilder, StepPlan, StepShape
 from mis_core.scheduler.reading import Values
 from mis_core.scheduler.run import Run, Waiting
 from mis_core.scheduler.score_run import WaitingScore
+from mis_core.scheduler.turns import is_small, oldest_is_first, share
 from mis_core.scheduler.waiting import PASSES, WaitingLine
 
 
@@ -154,26 +154,38 @@ class Scheduler:
         shape = self._shape
         most = None
         if any(len(run.homes) > 1 for run in runs):  # shards are padded to the fullest, so none takes more of it
-            most = math.ceil(max(self._waiting_tokens(runs)) / LONG_ITEM) * LONG_ITEM
+            most = math.ceil(max(self._waiting_tokens(runs)) / STEP_MULTIPLE) * STEP_MULTIPLE
         builder = StepBuilder(shape, most)
-        # Less than a run of rows with one context would be padded up to it.
-        least = max(LONG_ITEM, shape.alignment)
-        sharing = [sum(home in run.homes for run in runs) for home in self._homes]
         served = []
-        for run in runs:
-            share = sum(shape.tokens // sharing[home.shard] for home in run.homes) // PAGE_SIZE * PAGE_SIZE
-            if run.contribute(builder, max(share, least)):
+        for run, limit in self._shares(runs):
+            if run.contribute(builder, limit):
                 served.append(run)
-        for run in served:
+        for run in sorted(served, key=_age):
             run.contribute(builder, shape.tokens * shape.shards)
         for run in served:
-            self._turns.remove(run)
             run.end_step()
             if run.is_planned:
+                self._turns.remove(run)
                 self._leave(run)
-            else:
+            elif not is_small(shape.tokens, run.remaining_tokens):
+                self._turns.remove(run)
                 self._turns.append(run)
         return builder.finish(dense_mask)
+
+    def _shares(self, runs: list[Run]) -> list[tuple[Run, int]]:
+        """Return runs in the order in which a step serves them, and how many tokens each gets at first."""
+        tokens, oldest = self._shape.tokens, min(runs, key=_age)
+        # Less than a run of rows with one context would be padded up to it.
+        least = max(self._shape.longest_item, self._shape.alignment)
+        sharing = [sum(home in run.homes for run in runs) for home in self._homes]
+
+        def limit(run: Run) -> int:
+            facts = {"least": least, "is_oldest": run is oldest}
+            return sum(share(tokens, sharing[home.shard], run.remaining_tokens, **facts) for home in run.homes)
+
+        if oldest_is_first(tokens, least):
+            runs = [oldest, *(run for run in runs if run is not oldest)]
+        return [(run, limit(run)) for run in runs]
 
     def _waiting_tokens(self, runs: Iterable[Run]) -> list[float]:
         """Return by shard how many tokens requests still have to compute there."""
@@ -246,6 +258,10 @@ class Scheduler:
         waiting = self._runs[id].waiting
         self._end(id, count=False)
         self._waiting.put_back(waiting)
+
+
+def _age(run: Run) -> int:
+    return run.waiting.order
 
 
 def _add_tokens(tokens: list[float], run: Run) -> None:

@@ -13,7 +13,7 @@ from mis_core.scheduler.algorithm import AlgorithmChoice, RequestSize, choose
 from mis_core.scheduler.answer import Answer, Placements
 from mis_core.scheduler.homes import Home, Opening, QueryLock
 from mis_core.scheduler.parts import PagedItems, QueryPrefill, ShortItems
-from mis_core.scheduler.plan import LONG_ITEM, StepBuilder
+from mis_core.scheduler.plan import StepBuilder, StepShape
 from mis_core.scheduler.reading import Draws, Reading, Values
 from mis_core.scheduler.run import Run, Waiting
 
@@ -74,7 +74,7 @@ class WaitingScore(Waiting):
             lock.release(count=False)
             lock = QueryLock(homes, request.query[:0])
             request = query_as_item(request)
-        run = ScoreRun(self, request, choice, lock, layout.chunk_size, shape.scored)
+        run = ScoreRun(self, request, choice, lock, layout.chunk_size, shape)
         run.timings_ms["queue"] = (time.perf_counter() - self.arrived) * 1e3
         return run
 
@@ -98,7 +98,7 @@ class ScoreRun:
         choice: AlgorithmChoice,
         lock: QueryLock,
         most_items: int | None,
-        most_reads: int,
+        shape: StepShape,
     ) -> None:
         """Plan a request from its beginning.
 
@@ -108,7 +108,7 @@ class ScoreRun:
             choice: Its layout.
             lock: On its query, on each of its shards.
             most_items: Items in a step; None or 0: as many as fit.
-            most_reads: Rows that can be read in a step; an item that reads more is computed in chunks.
+            shape: Room of a step; items that are longer than it takes whole, or read more rows, are cut into chunks.
         """
         self.id = waiting.id
         self.waiting: Waiting = waiting
@@ -119,8 +119,8 @@ class ScoreRun:
         self._answer = Answer(waiting.request, waiting.distinct)
         self.timings_ms: dict[str, float] = {"plan": 0.0}
         is_serial = choice.algorithm == "serial"
-        reads_too_many = np.diff(request.read_starts) > most_reads
-        is_paged = (np.diff(request.item_starts) > LONG_ITEM) | reads_too_many | is_serial
+        reads_too_many = np.diff(request.read_starts) > shape.scored
+        is_paged = (np.diff(request.item_starts) > shape.longest_item) | reads_too_many | is_serial
         short, paged = (np.flatnonzero(which).astype(np.int32) for which in (~is_paged, is_paged))
         self._placements = placements = Placements()
         self._query = QueryPrefill(lock, self, placements, request.query_reads)
@@ -152,7 +152,7 @@ class ScoreRun:
 
         Args:
             builder: The step.
-            limit: Most tokens to add, at least `LONG_ITEM`.
+            limit: Most tokens to add, at least `StepShape.longest_item`.
         """
         began = time.perf_counter()
         added = 0

@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 PAGE_SIZE = 64
 """Tokens of a page of the caches that code is compiled for."""
 
-LONG_ITEM = 256
-"""Longest segment, in tokens, that keeps its keys and values among the new tokens of its step."""
+LONGEST_ITEM = 1024
+"""Longest item, in tokens, that keeps its keys and values among the new tokens of its step."""
 
 SLOTS = 64
 """Most rows of a step of single tokens."""

@@ -14,6 +14,7 @@ from mis_core.aot.programs import compile_step
 from mis_core.models.parallel import DATA, TENSOR
 from mis_core.models.published import PUBLISHED
 from mis_core.runner.buckets import empty_decode_step, full_step, step_shape
+from mis_core.scheduler.plan import longest_item
 from mis_kernels.aot.cuda.launches import read_launches, read_layer
 from mis_kernels.aot.cuda.targets import TARGETS, device
 from mis_kernels.backends import choose
@@ -69,7 +70,9 @@ def compiled(chip: str, step: ModelStep, attention: str | None) -> dict[str, Any
     mesh = Mesh(np.array(device(chip)).reshape(1, 1), (DATA, TENSOR))
     with compiling_for(chip):
         backend = choose(config.attention, DTYPE, attention)
-        shape = step_shape(backend, TOKENS, pages_per_context=step.context_pages, shards=1)
+        shape = step_shape(
+            backend, TOKENS, pages_per_context=step.context_pages, shards=1, longest_item=longest_item(TOKENS)
+        )
         shape = dataclasses.replace(shape, contexts=step.contexts)
         plan = empty_decode_step(shape) if step.decodes else full_step(shape, 2000, ITEM)
         program = compile_step(config, mesh, plan, shape, dtype=DTYPE, pages=PAGES, backend=backend)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from mis_kernels.aot.targets import LONG_ITEM, PAGE_SIZE, SLOTS
+from mis_kernels.aot.targets import LONGEST_ITEM, PAGE_SIZE, SLOTS
 from mis_kernels.backends import LaidOut, StepLimits, choose
 from mis_kernels.heads import HeadShape
 from mis_kernels.operations import lay_out, segment_attention
@@ -54,7 +54,7 @@ def laid_out(step: AttentionStep, heads: HeadShape) -> LaidOut:
     """Lay a step out for the backend that fits what code is made for, its lists as long as they must be."""
     backend = choose(heads, DTYPE)
     pages = -(-step.context // PAGE_SIZE)
-    limits = StepLimits(step.contexts, pages * PAGE_SIZE, LONG_ITEM, step.decodes)
+    limits = StepLimits(step.contexts, pages * PAGE_SIZE, LONGEST_ITEM, step.decodes)
     backend = backend.for_decoding() if step.decodes else backend
     length = 1 if step.decodes else ITEM
     count = step.tokens // length
