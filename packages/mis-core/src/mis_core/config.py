@@ -74,8 +74,8 @@ class EngineConfig:
     chunked_prefill_size: int | None = option(
         None,
         "Token budget: maximum new tokens per step and device, a multiple of 256; default: 2048 on CPUs, "
-        "elsewhere as many as memory allows, up to 4096. Items of up to a quarter of it, at most 1024 tokens, are computed "
-        "in one step, longer ones in pages.",
+        "elsewhere as many as memory allows, up to 4096. Items of up to a quarter of it, at most 1024 tokens, are "
+        "computed in one step, longer ones in pages.",
         "--max-num-batched-tokens",
         group="Scheduling and scoring",
     )
