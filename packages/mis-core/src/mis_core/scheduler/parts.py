@@ -231,6 +231,8 @@ class PagedItems:
     @property
     def missing_pages(self) -> int:
         """Most pages that each shard will still allocate: the longest item's, less those of the one under way."""
+        if self.is_planned:  # of most requests, each of which is asked whenever another begins
+            return 0
         own = int(self._pages[self._next]) if self._current else 0
         return int(self._pages[self._next :].max(initial=0)) - own
 
