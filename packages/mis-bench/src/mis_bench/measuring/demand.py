@@ -56,9 +56,11 @@ class Demand:
         return cls(case, trace.arrivals[0].workload, trace)
 
     def numbered(self, number: int) -> Workload:
-        """Return the request of a number; those of a warm case share their query."""
+        """Return the request of a number; those of a warm case share one query or a few, in turn."""
         other = self.workload.another(number)
-        return replace(other, query=self.workload.query) if self.case.cache == "warm" else other
+        if self.case.cache == "cold":
+            return other
+        return replace(other, query=self.workload.another(number % self.case.queries).query)
 
     def encoded(self, target: Target, number: int, workload: Workload, due_s: float | None = None) -> DueRequest:
         """Encode a request, in chunks if the client is to cut it."""
@@ -70,6 +72,18 @@ class Demand:
         except CallFailed as error:
             refusal = error
         return DueRequest(number, workload.num_items, workload.num_tokens, parts, due_s, refusal)
+
+    def at_rate(self, rate: float) -> Self:
+        """Return the demand of the same case with requests that arrive so many a second."""
+        load = self.case.load.model_copy(update={"rate": rate})
+        return replace(self, case=self.case.model_copy(update={"load": load}))
+
+    def known(self, target: Target) -> Iterator[DueRequest]:
+        """Yield a request of each query that the target is to know; one item of it, where there are many queries."""
+        items = None if self.case.queries == 1 else 1
+        for number in range(self.case.queries):
+            workload = self.numbered(number)
+            yield self.encoded(target, number, replace(workload, items=workload.items[:items]))
 
     def warmups(self, target: Target) -> Iterator[DueRequest]:
         """Yield warm-up requests; of a trace so many of each size. Their queries are not asked again."""

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mis_bench.measuring.demand import GATED, Demand
+import numpy as np
+
+from mis_bench.measuring.demand import Demand
 from mis_bench.measuring.gating import Gatekeeper
 from mis_bench.measuring.loop import ask_one, drive
 from mis_bench.results.judging import to_confirm
@@ -86,6 +88,7 @@ class _Execution:
     targets: dict[str, Target] = field(init=False)
     demands: dict[str, Demand] = field(init=False)
     gatekeeper: Gatekeeper = field(init=False)
+    reached: dict[str, list[float]] = field(default_factory=dict)  # requests a second of each case, by rounds
 
     async def run(self) -> None:
         groups = sorted({target.group for target in self.plan.targets})
@@ -151,18 +154,29 @@ class _Execution:
     async def _round(self, phase: Phase, turn: int, names: Iterable[str]) -> None:
         """Let cases take their turns; in every second round in reverse order."""
         order = [name for name in names if name in self.demands][:: 1 if turn % 2 else -1]
-        found = [await self._turn(name, phase, turn) for name in order]
+        found = [await self._turn(name, phase, turn) for name in order if self._has_rate(name)]
         calls = self.gatekeeper.judge([call for _, calls in found for call in calls])
         self._append([*calls, *(window for window, _ in found)])
 
     async def _turn(self, name: str, phase: Phase, turn: int) -> tuple[Window, list[Call]]:
         """Measure a window of a case, which takes no further turns if nothing is answered in it."""
         demand = self.demands[name]
+        if demand.case.load.rate_share is not None:
+            closed = self.plan.reaching(demand.case).name
+            demand = demand.at_rate(demand.case.load.rate_share * float(np.median(self.reached[closed])))
         self._tell(f"warming up {name}" if phase == "warmup" else name)
         window, calls = await measure(demand, self.targets[demand.case.target], phase, turn, self.plan.timeout_s)
-        if not demand.case.must_survive and all(call.error is not None for call in calls):
+        answered = sum(call.error is None for call in calls)
+        if phase == "timed" and answered and window.seconds:
+            self.reached.setdefault(name, []).append(answered / window.seconds)
+        if not demand.case.must_survive and not answered:
             del self.demands[name]
         return window, calls
+
+    def _has_rate(self, name: str) -> bool:
+        """Whether it is known at which rate requests are to arrive: not before the callers reached one."""
+        case = self.demands[name].case
+        return case.load.rate_share is None or self.plan.reaching(case).name in self.reached
 
     def _tell(self, what: str) -> None:
         total = self.plan.repeat * self.plan.rounds * len(self.plan.cases)
@@ -182,8 +196,8 @@ async def measure(
         with contextlib.suppress(CallFailed):  # it knows no way, or refused: what it had kept shows in the replies
             await target.forget()
             forgot = True
-    else:  # requests of other cases may have driven its query out
-        await ask_one(target, demand.encoded(target, GATED, demand.numbered(GATED)), timeout_s)
+    else:  # requests of other cases may have driven its queries out
+        await drive(target, demand.known(target), max_concurrency=case.queries, timeout_s=timeout_s)
     before, began = await target.counts(), datetime.datetime.now(datetime.UTC)
     sent, seconds = await drive(
         target,
@@ -205,6 +219,7 @@ async def measure(
         forgot=forgot,
         compilations=risen.get("compilations"),
         steps=risen.get("steps"),
+        rate=load.rate if load.rate_share else None,
     )
     calls = [Call(case=case.name, phase=phase, round=turn, **dict(each)) for each in sent]
     if case.must_survive and phase == "timed":

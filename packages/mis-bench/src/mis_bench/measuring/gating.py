@@ -8,7 +8,7 @@ import numpy as np
 
 from mis_bench.measuring.demand import GATED, Demand
 from mis_bench.measuring.loop import ask_one
-from mis_bench.results.records import Call, Case, Gate, Plan
+from mis_bench.results.records import Cache, Call, Case, Gate, Plan
 from mis_bench.targets.target import Scores, Target
 
 
@@ -26,12 +26,12 @@ class Gatekeeper:
     Attributes:
         plan: What is measured.
         reference: Target that others are held against.
-        truths: By workload, the reference's first case that was answered, and its scores.
+        truths: By workload and cache, the reference's first case that was answered, and its scores.
     """
 
     plan: Plan
     reference: str | None
-    truths: dict[str, tuple[str, Scores]] = field(default_factory=dict)
+    truths: dict[tuple[str, Cache], tuple[str, Scores]] = field(default_factory=dict)
 
     def in_order(self, cases: Iterable[Case]) -> list[Case]:
         """Return the cases to check, the reference's first."""
@@ -56,7 +56,7 @@ class Gatekeeper:
         """Return the calls of a round with their differences from the reference's answers to the same requests."""
         answers, found = {(call.case, call.number): call.scores for call in calls}, []
         for call in calls:
-            against, _ = self.truths.get(self.plan.case(call.case).workload.name, ("", None))
+            against, _ = self.truths.get(_asked(self.plan.case(call.case)), ("", None))
             truth = answers.get((against, call.number))
             if truth is not None and call.scores is not None:
                 call = call.model_copy(update=difference(call.scores, truth))
@@ -65,9 +65,14 @@ class Gatekeeper:
 
     def _correctness(self, case: Case, scores: Scores) -> Gate:
         if case.target == self.reference:
-            self.truths.setdefault(case.workload.name, (case.name, scores))
-        if case.workload.name not in self.truths:
+            self.truths.setdefault(_asked(case), (case.name, scores))
+        if _asked(case) not in self.truths:
             message = "The reference has no scores."
             return Gate(case=case.name, name="correctness", error="missing_reference", message=message)
-        _, truth = self.truths[case.workload.name]
+        _, truth = self.truths[_asked(case)]
         return Gate(case=case.name, name="correctness", **difference(scores, truth))
+
+
+def _asked(case: Case) -> tuple[str, Cache]:
+    """Return what requests of the same number are alike by."""
+    return case.workload.name, case.cache

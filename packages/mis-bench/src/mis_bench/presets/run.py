@@ -1,4 +1,4 @@
-"""`mis-bench run`: the sizes of a profile, named workloads, or a trace."""
+"""`mis-bench run`: the sizes of a profile, named workloads, the loads of many callers, or a trace."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -10,6 +10,7 @@ import click
 
 from mis_bench.options import ABOVE_0, adding
 from mis_bench.presets.bench import POSITIVE, Bench, BenchOptions, finish, measuring_options, show
+from mis_bench.presets.callers import PROFILE, CallersOptions, callers_options, measure_callers
 from mis_bench.results.records import Cache, Case, Gates, LoadLevel, WorkloadPart
 from mis_bench.traces import build_trace
 
@@ -50,7 +51,10 @@ gate_options = adding(
 
 @click.command()
 @click.option(
-    "--profile", "profile_name", type=click.Choice(list(PROFILES)), show_default="standard, or none with --workload"
+    "--profile",
+    "profile_name",
+    type=click.Choice([*PROFILES, PROFILE]),
+    show_default="standard, or none with --workload",
 )
 @click.option("--workload", "workloads", multiple=True, help="Add a workload, cold and warm; repeatable.")
 @click.option(
@@ -63,11 +67,12 @@ gate_options = adding(
 @click.option(
     "--concurrency",
     "--max-concurrency",
-    "callers",
+    "concurrency",
     type=POSITIVE,
     help="Most requests under way; 1, or any with --rate.",
 )
 @click.option("--rate", type=ABOVE_0, show_default="off", help="Requests a second, at random times, as they are due.")
+@callers_options
 @gate_options
 @click.option(
     "--baseline", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Earlier results to compare with."
@@ -81,7 +86,7 @@ def run(
     runs: int | None,
     warmup_runs: int | None,
     rounds: int | None,
-    callers: int | None,
+    concurrency: int | None,
     rate: float | None,
     baseline: Path | None,
     regression_threshold: float,
@@ -89,32 +94,49 @@ def run(
 ) -> None:
     """Measure throughput and latency for the sizes of a profile, for named workloads, or for a trace.
 
+    The profile callers has loads of many callers instead: closed ones, each caller waiting for its answer, and open
+    ones at shares of the rate that the most callers reached.
+
     Exit status 1 if a request failed, if a row missed a limit, or for a regression against --baseline.
     """
-    from mis_bench.results.baselines import beside
-
     gates = Gates.model_validate({name: given.pop(name) for name in Gates.model_fields})
-    options, profile = BenchOptions(**given), PROFILES[profile_name or "standard"]
+    of_callers = CallersOptions(*(given.pop(name) for name in CallersOptions._fields))
+    options, profile = BenchOptions(**given), PROFILES.get(profile_name or "standard", PROFILES["standard"])
     warmups = warmup_runs or profile.warmup_runs
+    if profile_name == PROFILE:
+        if workloads or trace_name or runs or warmup_runs or concurrency or rate:
+            raise click.UsageError("--profile callers takes --callers, --load, --shares, --seconds and --rounds.")
+        found = measure_callers(options.find(), of_callers, rounds=rounds or 1, gates=gates)
+        _judge(show(found), baseline, regression_threshold)
+        return
+    if any(value not in (None, ()) for value in of_callers):
+        raise click.UsageError("--callers, --load, --shares and --seconds go with --profile callers.")
     if trace_name is not None:
         if profile_name or workloads or runs or rounds or rate or baseline:
             raise click.UsageError("--trace goes without --profile, --workload, --runs, --rounds, --rate, --baseline.")
-        finish(show(_play(options, trace_name, warmups, callers, gates)))
+        finish(show(_play(options, trace_name, warmups, concurrency, gates)))
         return
     runs = runs or profile.runs
-    if not rate and (callers or 1) > min(runs, warmups):
-        raise click.UsageError(f"--concurrency {callers} needs at least as many --runs and --warmup-runs.")
-    rounds = rounds or rounds_of(runs, callers, rate)
-    load = LoadLevel(requests=-(-runs // rounds), max_concurrency=callers if rate else callers or 1, rate=rate)
+    if not rate and (concurrency or 1) > min(runs, warmups):
+        raise click.UsageError(f"--concurrency {concurrency} needs at least as many --runs and --warmup-runs.")
+    rounds = rounds or rounds_of(runs, concurrency, rate)
+    most = concurrency if rate else concurrency or 1
+    load = LoadLevel(requests=-(-runs // rounds), max_concurrency=most, rate=rate)
     chosen = profile if profile_name or not workloads else None
     bench = options.find(dtypes=chosen.dtypes if chosen else (None,))
     cases = list(_cases(bench, chosen, workloads, load, warmups))
     title = (profile_name or "standard") if chosen else "workloads"
-    found = show(bench.measure("run", cases, rounds=rounds, title=title, gates=gates))
+    _judge(show(bench.measure("run", cases, rounds=rounds, title=title, gates=gates)), baseline, regression_threshold)
+
+
+def _judge(found: "Measured", baseline: Path | None, regression_percent: float) -> None:
+    """Print the comparison with a baseline, if there is one; status 1 if anything failed or is slower."""
+    from mis_bench.results.baselines import beside
+
     is_slower = False
     try:
         if baseline is not None:
-            table, is_slower = beside(found, baseline, regression_threshold / 100)
+            table, is_slower = beside(found, baseline, regression_percent / 100)
             table.show()
     finally:
         finish(found)  # a call that failed fails, whatever the baseline is

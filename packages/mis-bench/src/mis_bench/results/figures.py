@@ -129,7 +129,9 @@ def _row(
 
 
 def _in_words(load: LoadLevel) -> str:
-    """Return how requests are sent: `1 caller`, `4/s`, `4/s, at most 8 at once`."""
+    """Return how requests are sent: `1 caller`, `4/s`, `4/s, at most 8 at once`, `0.5 of 8 callers' rate`."""
+    if load.rate_share is not None:
+        return f"{load.rate_share:g} of {load.rate_callers} callers' rate"
     if load.rate is not None:
         return f"{load.rate:g}/s" + (f", at most {load.max_concurrency} at once" if load.max_concurrency else "")
     if load.max_concurrency is None:

@@ -51,12 +51,16 @@ class LoadLevel(Part):
 
     Closed: `max_concurrency` callers, each waiting for its answer. Open: requests arrive at `rate` (Poisson), or when
     a trace says. Both: as open, with at most so many under way. Latency counts from when a request was due.
+
+    The rate of an open load may be known only while it is measured: a share of what a closed load has reached by then.
     """
 
     requests: int | None = Field(default=1, ge=1, description="In a window; null if `seconds` or a trace decide.")
     seconds: float | None = Field(default=None, gt=0, description="No request is sent later.")
     max_concurrency: int | None = Field(default=1, ge=1, description="Null: no limit, for open loads.")
     rate: float | None = Field(default=None, gt=0, description="Requests a second; null of a closed load.")
+    rate_share: float | None = Field(default=None, gt=0, description="Instead of a rate: of what callers reached.")
+    rate_callers: int | None = Field(default=None, ge=1, description="How many: of the same target and requests.")
 
 
 class PlannedTarget(Part):
@@ -78,7 +82,8 @@ class Case(Part):
     target: str = Field(description="Name of a planned target.")
     workload: WorkloadPart
     load: LoadLevel = LoadLevel()
-    cache: Cache = Field(default="cold", description="Whether requests share their query.")
+    cache: Cache = Field(default="cold", description="Whether requests share queries, which the target knows.")
+    queries: int = Field(default=1, ge=1, description="Queries that the requests of a warm case share, in turn.")
     warmups: int = Field(default=1, ge=0, description="Requests before them, at least.")
     chunk_items: int = Field(default=0, ge=0, description="Items of a call; 0: a request is one call.")
     is_gated: bool = Field(default=True, description="Whether its scores are checked before its speed.")
@@ -130,6 +135,17 @@ class Plan(Artifact, schema="mis-plan-v1"):
     def case(self, name: str) -> Case:
         """Return a case by its name."""
         return next(case for case in self.cases if case.name == name)
+
+    def reaching(self, case: Case) -> Case:
+        """Return the case of a closed load whose rate a case has a share of."""
+        alike = (each for each in self.cases if each.target == case.target and each.cache == case.cache)
+        return next(
+            each
+            for each in alike
+            if each.workload == case.workload
+            and each.load.rate_share is None
+            and each.load.max_concurrency == case.load.rate_callers
+        )
 
     def target(self, name: str) -> PlannedTarget:
         """Return a target by its name."""
@@ -216,6 +232,7 @@ class Window(Part):
     forgot: bool = Field(default=False, description="Whether the target was made to forget earlier queries before it.")
     compilations: int | None = Field(default=None, ge=0, description="During it, where the target tells.")
     steps: int | None = Field(default=None, ge=0, description="Likewise, of the engine.")
+    rate: float | None = Field(default=None, gt=0, description="Requests a second, where that is a share of another's.")
 
 
 Record = Opened | Gate | Call | Window
