@@ -2,6 +2,7 @@
 
     python packages/mis-server/benchmarks/stall.py [--model FOLDER] [--head] [--attacks texts,costs] [--seconds 60]
         [--before 0] [--after 0] [--clients 16] [--slack 1] [--small]
+    python packages/mis-server/benchmarks/stall.py --callers [500] [--items 20000] [--model FOLDER] [--slack 1]
 
 Attackers in processes of their own, one for each entry of `attacks.py`, do their worst over and over: texts up to the
 limits, texts that cost most for each byte, messages that make the template compute without end, requests for thousands
@@ -18,9 +19,14 @@ classifies, and reranks by its chat template; without, it is a Qwen3, which has 
 Prints how many requests were answered and how, and all figures. Exits with 1 if `/health` took more than 250 ms
 at the 99th percentile, a small request more than two seconds, the end more than `--shutdown-timeout` and two seconds, a
 process more than 64 MiB more memory than before, each times `--slack`; if an answer was wrong, or a process is left.
+
+With `--callers` nobody attacks: one large request and 500 callers of one item are asked for without and beside each
+other (`large_beside_small.py`). Exits with 1 if the small ones took more than twice as long beside it, and a step more,
+at the median or the 99th percentile; or the large one more than four times as long beside callers that never stop.
 """
 
 import argparse
+import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -36,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import large_beside_small
 import numpy as np
 from attacks import ATTACKS, OF_GENERATION, TRAPPED_TEMPLATE, attack
 
@@ -229,7 +236,24 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16, help="of each attack")
     parser.add_argument("--slack", type=float, default=1, help="how many times the bounds are allowed")
     parser.add_argument("--small", action="store_true", help="shorter texts; short steps")
+    parser.add_argument("--callers", type=int, nargs="?", const=500, help="instead of attacks: of one item, at once")
+    parser.add_argument("--items", type=int, default=20_000, help="of the large request beside --callers")
     chosen = parser.parse_args()
+    bad = many_callers(chosen) if chosen.callers else attackers(chosen)
+    if bad:
+        sys.exit("Beyond the bounds: " + "; ".join(bad))
+
+
+def many_callers(chosen: argparse.Namespace) -> list[str]:
+    """Start a server for a large request and many callers; return what was beyond its bounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = chosen.model or large_beside_small.checkpoint(Path(folder, "model"))
+        with running_server(model, "--request-timeout", "3600", "--disable-access-log") as server:
+            return asyncio.run(large_beside_small.measure(server, chosen.callers, chosen.items, chosen.slack))
+
+
+def attackers(chosen: argparse.Namespace) -> list[str]:
+    """Start a server, attack it and stop it; return what was beyond its bounds."""
     chosen.attacks = chosen.attacks or [name for name in ATTACKS if not chosen.head or name not in OF_GENERATION]
     with tempfile.TemporaryDirectory() as folder:
         model = chosen.model or checkpoint(Path(folder, "model"), chosen.head)
@@ -240,9 +264,7 @@ def main() -> None:
             template.write_text(TRAPPED_TEMPLATE)
             flags += ["--chat-template", str(template)]
         with running_server(model, *flags, stop_timeout_s=120) as server:
-            bad = measure(server, chosen, model)
-    if bad:
-        sys.exit("Beyond the bounds: " + "; ".join(bad))
+            return measure(server, chosen, model)
 
 
 if __name__ == "__main__":
