@@ -1,7 +1,9 @@
 """`mis-bench run --profile callers` on targets without a model."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,9 @@ from click.testing import CliRunner
 
 from bench_fakes import CALL_S, Done, Fakes, FakeTarget, options_of
 from mis_bench.cli import main
+from mis_bench.workload import build_workload
+from mis_core.aot.roofline import least_flops
+from mis_core.models.config import read_model_config
 
 Bench = Callable[..., Done]
 SHORT = ("run", "--profile", "callers", "--seconds", "0.25")
@@ -96,6 +101,64 @@ def test_targets_are_held_against_the_first_by_requests_that_are_alike(bench: Be
     ratios = [row.ratio.value for row in done.summary.rows if row.ratio]
     assert ratios == pytest.approx([0.25, 0.25], rel=0.1)
     assert all(row.max_abs == 0 for row in done.summary.rows)
+
+
+def test_findings_say_what_more_callers_and_other_targets_reach(bench: Bench, fakes: Fakes, checkpoint: Path) -> None:
+    speeds = {"engine": (1, 1e9), "b8": (4, 1.5e9), "b32": (2, 1.4e9)}
+
+    def prepare(target: FakeTarget) -> None:
+        times, target.flops_per_s = speeds[target.spec.alias]
+        target.seconds = lambda _: CALL_S * times
+
+    fakes.prepare = prepare
+    targets = options_of(["engine", "b8=transformers-batched,batch=8", "b32=transformers-batched,batch=32"])
+    short = (*SHORT, "--load", "1x15/60", "--callers", "1,4", "--shares", "", "--rounds", "3")
+    done = bench(*short, "--model", str(checkpoint), *targets)
+    assert done.status == 0, done.said
+    assert "engine multiplies up to 1 GFLOP/s in bfloat16." in done.summary.findings
+    (more,) = [each for each in done.summary.findings if each.startswith("1x15/60 cold, 4 callers-b32: ")]
+    assert re.fullmatch(r".*: (4|3\.9\d) times \(.*\) the requests/s of 1 caller\.", more)
+    (others,) = [
+        each for each in done.summary.findings if each.startswith("1x15/60 known, 4 callers-engine: ") and "b32" in each
+    ]
+    assert re.search(
+        r": (2|1\.9\d) times .* of b32, the best of the others and 1\.4\d? times divided by that; ", others
+    )
+    assert others.endswith("that one multiplies 1.4 times as fast.")
+
+
+def test_limits_are_the_least_operations_over_the_best_product_rate_of_the_run(
+    bench: Bench, fakes: Fakes, checkpoint: Path
+) -> None:
+    rates = iter([2e9, 4e9, 3e9])
+
+    def prepare(target: FakeTarget) -> None:
+        async def product_rate() -> float:
+            return next(rates)
+
+        target.product_rate = product_rate  # type: ignore[method-assign]
+
+    fakes.prepare = prepare
+    short = (*SHORT, "--load", "1x15/60", "--callers", "2", "--shares", "", "--rounds", "3")
+    done = bench(*short, "--model", str(checkpoint))
+    rows = {row.cache: row for row in done.summary.rows}
+    config, request = read_model_config(checkpoint), build_workload("callers-60-1-15").request
+    flops = least_flops(config, request, normalised=True)
+    known = flops - least_flops(config, request | {"items": []}, normalised=True)
+    assert [each.flops_per_s for each in done.results.product_rates] == [2e9, 4e9, 3e9]
+    for cache, least in (("cold", flops), ("warm", known)):
+        speed = rows[cache].requests_per_second
+        assert speed
+        assert rows[cache].limit_share == pytest.approx(least * speed.value / 4e9)
+
+
+def test_without_a_product_rate_or_a_model_no_limit_is_told(bench: Bench, fakes: Fakes, checkpoint: Path) -> None:
+    short = (*SHORT, "--load", "1x15/60", "--callers", "1", "--shares", "")
+    assert {row.limit_share for row in bench(*short, "--model", str(checkpoint)).summary.rows} == {None}
+    fakes.prepare = lambda target: setattr(target, "flops_per_s", 1e9)
+    done = bench(*short)
+    assert {row.limit_share for row in done.summary.rows} == {None}
+    assert done.results.product_rates == []
 
 
 def test_the_profile_has_baselines_and_valid_artifacts(bench: Bench) -> None:

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mis_bench.targets.row_batches import RowBatches
 from mis_bench.targets.target import About, CallFailed, TargetUnavailable
 from mis_bench.workload import Workload, build_workload
 from targets import Local
@@ -181,7 +184,7 @@ def test_memory_that_is_not_there_is_named(made: Callable[..., Local], monkeypat
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
 
     target = made("transformers-serial", dtype="float32")
-    monkeypatch.setattr("mis_bench.targets.pytorch.PyTorch._last_states", full)
+    monkeypatch.setattr("mis_bench.targets.pytorch.PyTorch._padded", full)
     with pytest.raises(CallFailed, match="allocate memory") as caught:
         target.score(workload())
     assert caught.value.reason == "out_of_memory"
@@ -216,3 +219,44 @@ def test_wrong_options_are_named(model: Path, options: dict[str, str], message: 
 def test_a_checkpoint_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(TargetUnavailable, match="transformers cannot load"):
         Local("transformers-serial", tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_product_rates_are_measured(made: Callable[..., Local], model: Path, dtype: str) -> None:
+    engine = Local("engine", model, dtype=dtype, skip_warmup="true")
+    with closing(engine):
+        for local in (engine, made("transformers-batched", dtype=dtype)):
+            target: Any = local.target
+            rate = target.blocking.product_rate()
+            assert rate is not None
+            assert 1e6 < rate < 1e15
+
+
+def test_whole_rows_of_several_callers_are_computed_in_one_batch(made: Callable[..., Local], oracle: Any) -> None:
+    target = made("transformers-batched", dtype="float32", batch="8")
+    asked = [workload("probe-7-3-3"), workload("ragged-9-1-5"), workload("probe-7-4-2", apply_softmax=True)]
+    opened: Any = target.target
+    model = opened.blocking
+    sizes: list[int] = []
+    compute = model._whole_rows._compute
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(3) as threads:
+        patch.setattr(model._whole_rows, "_compute", lambda rows: sizes.append(len(rows)) or compute(rows))
+        with model._whole_rows._computing:  # all have come before anyone computes
+            calls = [threads.submit(target.score, each) for each in asked]
+            while len(model._whole_rows._waiting) < 8:
+                time.sleep(0.01)
+        for call, each in zip(calls, asked, strict=True):
+            np.testing.assert_allclose(call.result().scores, right(oracle, each), rtol=2e-3)
+    assert sizes == [8]
+
+
+def test_rows_of_a_batch_that_fails_fail_and_later_ones_do_not() -> None:
+    def compute(rows: Sequence[int]) -> list[int]:
+        if 0 in rows:
+            raise RuntimeError("out of memory")
+        return [10 * row for row in rows]
+
+    batches = RowBatches(compute, 2)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        batches.find([1, 0, 2])
+    assert batches.find([1, 2, 3]) == [10, 20, 30]

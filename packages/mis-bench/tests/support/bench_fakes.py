@@ -62,6 +62,7 @@ class FakeTarget:
         seconds: What a call takes.
         before: Called with the number of a call and its workload before it is answered: to fail, or to count.
         scores: Makes the answer.
+        flops_per_s: What it says of its products.
     """
 
     def __init__(self, spec: TargetSpec, clock: Clock, *, forgets: bool) -> None:
@@ -76,6 +77,7 @@ class FakeTarget:
         self.seconds: Callable[[Workload], float] = lambda _workload: CALL_S
         self.before: Callable[[int, Workload], object] = lambda _number, _workload: None
         self.scores: Callable[[Workload], np.ndarray] = plain_scores
+        self.flops_per_s: float | None = None
 
     @property
     def about(self) -> About:
@@ -109,6 +111,9 @@ class FakeTarget:
 
     async def counts(self) -> dict[str, float]:
         return {"compilations": float(self.compilations), "steps": float(len(self.sent)), "memory_bytes": 2.0**20}
+
+    async def product_rate(self) -> float | None:
+        return self.flops_per_s
 
     async def close(self) -> None:
         self.is_closed = True

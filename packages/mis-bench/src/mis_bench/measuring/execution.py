@@ -16,9 +16,11 @@ from mis_bench.results.judging import to_confirm
 from mis_bench.results.records import (
     SUMMARY,
     Call,
+    Case,
     Opened,
     Phase,
     Plan,
+    ProductRate,
     Record,
     Window,
     append,
@@ -154,9 +156,18 @@ class _Execution:
     async def _round(self, phase: Phase, turn: int, names: Iterable[str]) -> None:
         """Let cases take their turns; in every second round in reverse order."""
         order = [name for name in names if name in self.demands][:: 1 if turn % 2 else -1]
+        await self._measure_products(turn, [self.demands[name].case for name in order])
         found = [await self._turn(name, phase, turn) for name in order if self._has_rate(name)]
         calls = self.gatekeeper.judge([call for _, calls in found for call in calls])
         self._append([*calls, *(window for window, _ in found)])
+
+    async def _measure_products(self, turn: int, cases: Sequence[Case]) -> None:
+        """Measure how fast targets multiply whose requests have a limit that follows from it."""
+        for name in dict.fromkeys(case.target for case in cases if case.flops is not None):
+            self._tell(f"products of {name}")
+            rate = await self.targets[name].product_rate()
+            if rate is not None:
+                self._append([ProductRate(target=name, round=turn, flops_per_s=rate)])
 
     async def _turn(self, name: str, phase: Phase, turn: int) -> tuple[Window, list[Call]]:
         """Measure a window of a case, which takes no further turns if nothing is answered in it."""

@@ -39,6 +39,7 @@ class Row(Part):
     first_ms: float | None = Field(description="Of the first answered warm-up request.")
     warmup_ratio: float | None = Field(description="The last warm-up request over the timed median.")
     goodput_rps: float | None = Field(description="Requests a second that were answered within the objective.")
+    limit_share: float | None = Field(default=None, description="Of the speed that the best product rate would allow.")
     ratio: Estimate | None = Field(default=None, description="Items per second over the reference's, the same calls.")
     items_per_usd: float | None
     compilations: int | None = Field(description="In all windows, where the target tells.")

@@ -26,7 +26,7 @@ Phase = Literal["warmup", "timed", "confirm", "afterwards"]
 """Not counted; counted; counted again of a sweep's best; whether it still answers."""
 
 Cache = Literal["cold", "warm"]
-Preset = Literal["run", "stress", "trace", "matrix", "compare", "sweep", "perf"]
+Preset = Literal["run", "callers", "stress", "trace", "matrix", "compare", "sweep", "perf"]
 
 
 class WorkloadPart(Part):
@@ -90,6 +90,9 @@ class Case(Part):
     must_survive: bool = Field(default=False, description="Whether it must answer a small request after each window.")
     is_partial: bool = Field(default=False, description="Asked for the first items only; may not win.")
     tolerated: list[str] = Field(default=[], description="Error codes that are no failure here.")
+    flops: float | None = Field(
+        default=None, gt=0, description="Least operations of a request; null: no limit is told."
+    )
 
 
 class Tolerances(Part):
@@ -235,7 +238,16 @@ class Window(Part):
     rate: float | None = Field(default=None, gt=0, description="Requests a second, where that is a share of another's.")
 
 
-Record = Opened | Gate | Call | Window
+class ProductRate(Part):
+    """How fast a target multiplied at the beginning of a round."""
+
+    kind: Literal["product_rate"] = "product_rate"
+    target: str
+    round: int = Field(ge=1)
+    flops_per_s: float = Field(gt=0, description="Floating-point operations a second.")
+
+
+Record = Opened | Gate | Call | Window | ProductRate
 """A line of `records.jsonl`."""
 
 _RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
@@ -251,6 +263,7 @@ class Results:
         gates: Checks of scores.
         calls: Requests.
         windows: Turns of cases.
+        product_rates: How fast targets multiplied.
     """
 
     plan: Plan
@@ -258,6 +271,7 @@ class Results:
     gates: list[Gate]
     calls: list[Call]
     windows: list[Window]
+    product_rates: list[ProductRate]
 
     def of(self, case: Case) -> "Results":
         """Return the records of one case."""
@@ -267,6 +281,7 @@ class Results:
             [gate for gate in self.gates if gate.case == case.name],
             [call for call in self.calls if call.case == case.name],
             [window for window in self.windows if window.case == case.name],
+            [rate for rate in self.product_rates if rate.target == case.target],
         )
 
     def asked(self, *phases: Phase) -> list[Call]:
@@ -319,7 +334,7 @@ def read_results(folder: Path) -> Results:
             record = _RECORD.validate_json(line)
         except ValidationError as error:
             raise ArtifactError(f"{path}:{number}: {first_fault(error)}") from None
-        name = record.target if isinstance(record, Opened) else record.case
+        name = record.target if isinstance(record, Opened | ProductRate) else record.case
         if name not in names:
             raise ArtifactError(f"{path}:{number}: {name} is not in the plan")
         records.append(record)
@@ -329,4 +344,5 @@ def read_results(folder: Path) -> Results:
         [record for record in records if isinstance(record, Gate)],
         [record for record in records if isinstance(record, Call)],
         [record for record in records if isinstance(record, Window)],
+        [record for record in records if isinstance(record, ProductRate)],
     )

@@ -51,6 +51,7 @@ _COLUMNS: Mapping[str, Callable[[Row], Cell]] = {
     "interval or rounds": partial(_part, "items_per_second", "spread"),
     "x reference": lambda row: f"{number(row.ratio.value)} ({row.ratio.spread})" if row.ratio else None,
     "requests/s": partial(_part, "requests_per_second", "value"),
+    "of limit": lambda row: row.limit_share,
     "goodput/s": lambda row: row.goodput_rps,
     "p50 ms": partial(_part, "latency", "p50_ms"),
     "p95 ms": partial(_part, "latency", "p95_ms"),

@@ -10,6 +10,7 @@ from mis_bench.artifact import Artifact
 from mis_bench.results.figures import Row, rows_of
 from mis_bench.results.judging import COMPARED, doubt_slow_caches, judged, missed, with_winner
 from mis_bench.results.records import Plan, Results, read_results
+from mis_bench.results.scaling import callers_findings, with_limits
 from mis_bench.results.statistics import ratio
 from mis_bench.table import number
 
@@ -58,15 +59,16 @@ def summarize(results: Results) -> Summary:
         mine = results.of(case)
         rows += [judged(row, case, mine, fits=case.target in fitting) for row in rows_of(case, mine)]
     reference = plan.reference_among(each.target for each in results.opened if each.about is not None)
-    rows = with_winner(plan, _with_ratios(doubt_slow_caches(rows), reference))
+    rows = with_winner(plan, _with_ratios(doubt_slow_caches(with_limits(rows, results)), reference))
     limits_missed = list(missed(plan.gates, rows))
+    is_of_callers = plan.preset == "callers"
     has_winner = plan.preset not in COMPARED or any(row.wins for row in rows)
     return Summary(
         run_id=plan.run_id,
         preset=plan.preset,
         rows=rows,
         missed=limits_missed,
-        findings=list(_findings(plan, rows, reference)),
+        findings=[*_findings(plan, rows, reference), *(callers_findings(results, rows) if is_of_callers else ())],
         passed=has_winner and not limits_missed and all(row.status != "failed" for row in rows),
     )
 

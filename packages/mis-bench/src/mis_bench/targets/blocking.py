@@ -1,6 +1,7 @@
 """Targets of this process, which block while they compute, for an event loop."""
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -59,6 +60,10 @@ class BlockingTarget(ABC):
         """Return what it counts about itself: `memory_bytes`, this process's resident memory."""
         return {"memory_bytes": float(resident_bytes())}
 
+    def product_rate(self) -> float | None:
+        """Return the most floating-point operations a second of a layer's products; None where nobody measures them."""
+        return None
+
     def close(self) -> None:  # noqa: B027 - likewise
         """Free what it holds, if that is more than memory. Closing twice is fine."""
 
@@ -97,6 +102,10 @@ class Blocking:
     async def counts(self) -> dict[str, float]:
         """Return what it counts about itself."""
         return await self._in_thread(self.blocking.counts)
+
+    async def product_rate(self) -> float | None:
+        """Measure a layer's products."""
+        return await self._in_thread(self.blocking.product_rate)
 
     async def close(self) -> None:
         """Free what it holds, without waiting for calls that were given up."""
@@ -141,11 +150,13 @@ class LocalModel(BlockingTarget):
         about: What it is.
         vocab_size: Token ids are below it.
         context_length: Most tokens of query and item.
+        joins_calls: Whether `label_logprobs` may be called by several threads at once, since it computes their items
+            together.
     """
 
-    def __init__(self, about: About, vocab_size: int, context_length: int) -> None:
+    def __init__(self, about: About, vocab_size: int, context_length: int, *, joins_calls: bool = False) -> None:
         self.about, self._vocab_size, self._context_length = about, vocab_size, context_length
-        self._lock = threading.Lock()
+        self._lock = contextlib.nullcontext() if joins_calls else threading.Lock()
 
     @abstractmethod
     def label_logprobs(

@@ -1,11 +1,12 @@
 """Our engine in this process."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jaxlib
 import numpy as np
 from pydantic import ConfigDict, create_model
@@ -15,17 +16,22 @@ import mis_kernels
 from mis_bench.environment import checkpoint_sha256
 from mis_bench.targets.asking import decided, ranked
 from mis_bench.targets.blocking import BlockingTarget
+from mis_bench.targets.products import ROWS, best_rate
 from mis_bench.targets.spec import read_options
 from mis_bench.targets.target import About, Layout, Reply, Scores, TargetUnavailable
 from mis_bench.workload import Task, Workload
 from mis_core import Engine
 from mis_core.config import EngineConfig
 from mis_core.errors import MisError
+from mis_core.models.config import read_model_config
+from mis_core.models.parallel import packs
 from mis_core.tasks.decide.task import DECIDE
 from mis_core.tasks.path.service import InlineService, run_blocking
 from mis_core.tasks.rerank.task import RERANK
 from mis_core.tasks.score.task import SCORE
 from mis_core.tasks.text.completion import COMPLETE
+from mis_kernels.backends import choose
+from mis_kernels.weights import weight_of
 
 _TASKS: Mapping[Task, Any] = {"score": SCORE, "rerank": RERANK, "decisions": DECIDE, "loglikelihoods": COMPLETE}
 
@@ -90,6 +96,25 @@ class EngineTarget(BlockingTarget):
         counts = self.engine.statistics() | super().counts()
         used = [stats["bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
         return counts | {"device_memory_bytes": float(sum(used))} if used else counts
+
+    def product_rate(self) -> float | None:
+        """Measure the products of the backend that computes this model, where that is a CPU."""
+        config = self.engine.config
+        if jax.default_backend() != "cpu" or config.quantization != "none":
+            return None
+        model = read_model_config(self.engine.directory, ignore_unknown=True)
+        dtype = jnp.dtype(config.dtype)
+        backend = choose(model.attention, dtype.name)
+        multiply = jax.jit(lambda rows, weight: weight_of(weight).at_layer(jnp.int32(0)).linear(rows))
+
+        def make(depth: int, columns: int) -> Callable[[], jax.Array]:
+            drawn = np.random.default_rng(0).standard_normal((1, depth, columns), np.float32).astype(dtype)
+            is_packed = packs(model, 1, backend)
+            weight = jax.device_put(backend.pack(drawn) if is_packed else drawn.view(backend.storage_dtype))
+            rows = jnp.ones((ROWS, depth), dtype)
+            return lambda: multiply(rows, weight).block_until_ready()
+
+        return best_rate(make, model.embed, model.mlp)
 
     def close(self) -> None:
         """Free weights and cache."""

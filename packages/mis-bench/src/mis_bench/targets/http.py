@@ -149,6 +149,9 @@ class Server:
             return {}
         return {"memory_bytes": float(found[1])} if found else {}
 
+    async def product_rate(self) -> float | None:
+        """None: what computes is elsewhere."""
+
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()

@@ -1,6 +1,6 @@
 """Hugging Face transformers on PyTorch, in the three ways in which people score with it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +11,19 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from mis_bench.environment import checkpoint_sha256
 from mis_bench.targets.blocking import LocalModel
+from mis_bench.targets.products import ROWS, best_rate
+from mis_bench.targets.row_batches import RowBatches
 from mis_bench.targets.target import About, TargetUnavailable
+
+WholeRow = tuple[list[int], Int64[np.ndarray, " labels"]]
+"""Tokens of a query and an item, and labels."""
 
 
 class PyTorch(LocalModel):
     """A causal language model, on a GPU if PyTorch has one, asked in one of three ways.
 
     * `serial`: one forward pass for each item, of the query and the item.
-    * `batched`: batches of such whole sequences, padded on the right to the longest.
+    * `batched`: batches of such whole sequences, those of several callers together, padded on the right to the longest.
     * `shared`: the query once; batches of items behind copies of its keys and values.
 
     Padding on the right needs no mask: no token sees a later one, and each item is read at its own last token.
@@ -57,26 +62,45 @@ class PyTorch(LocalModel):
             },
             versions={"torch": torch.__version__, "transformers": transformers.__version__},
         )
-        super().__init__(about, model.config.vocab_size, model.config.max_position_embeddings)
+        self._whole_rows = RowBatches(self._logprobs_of_rows, self._batch)
+        is_whole = way != "shared"
+        super().__init__(about, model.config.vocab_size, model.config.max_position_embeddings, joins_calls=is_whole)
 
     def label_logprobs(
         self, query: list[int], items: list[list[int]], labels: Int64[np.ndarray, " labels"]
     ) -> Float[np.ndarray, "items labels"]:
         """Compute all items, in the target's way."""
-        batches = (items[begin : begin + self._batch] for begin in range(0, len(items), self._batch))
-        found = []
-        with torch.inference_mode():
-            for states in self._last_states(query, batches):
-                logits = self._model.get_output_embeddings()(states).float()
-                logprobs = logits[:, torch.from_numpy(labels)] - logits.logsumexp(dim=1, keepdim=True)
-                found.append(logprobs.cpu().numpy())
-        return np.concatenate(found)
-
-    def _last_states(self, query: list[int], batches: Iterator[list[list[int]]]) -> Iterator[torch.Tensor]:
-        """Yield hidden states of the items' last tokens, `[batch, hidden]`, in order."""
         if self._way != "shared":
-            yield from (self._padded([query + item for item in batch], None) for batch in batches)
-            return
+            return np.stack(self._whole_rows.find([(query + item, labels) for item in items]))
+        batches = (items[begin : begin + self._batch] for begin in range(0, len(items), self._batch))
+        with torch.inference_mode():
+            return np.concatenate([self._logprobs(states)[:, labels] for states in self._after_query(query, batches)])
+
+    def product_rate(self) -> float | None:
+        """Measure PyTorch's products on a CPU."""
+        if self._model.device.type != "cpu":
+            return None
+
+        def make(depth: int, columns: int) -> Callable[[], torch.Tensor]:
+            rows, weight = (torch.randn(count, depth, dtype=self._model.dtype) for count in (ROWS, columns))
+            return lambda: torch.nn.functional.linear(rows, weight)
+
+        with torch.inference_mode():
+            return best_rate(make, self._model.config.hidden_size, self._model.config.intermediate_size)
+
+    def _logprobs_of_rows(self, rows: Sequence[WholeRow]) -> list[Float[np.ndarray, " labels"]]:
+        """Compute whole sequences together; return the log-probabilities of each one's labels."""
+        with torch.inference_mode():
+            found = self._logprobs(self._padded([sequence for sequence, _ in rows], None))
+        return [logprobs[labels] for logprobs, (_, labels) in zip(found, rows, strict=True)]
+
+    def _logprobs(self, states: torch.Tensor) -> Float[np.ndarray, "sequences vocab"]:
+        """Return log-probabilities of the whole vocabulary after hidden states `[sequences, hidden]`."""
+        logits = self._model.get_output_embeddings()(states).float()
+        return (logits - logits.logsumexp(dim=1, keepdim=True)).cpu().numpy()
+
+    def _after_query(self, query: list[int], batches: Iterator[list[list[int]]]) -> Iterator[torch.Tensor]:
+        """Yield hidden states of the items' last tokens, `[batch, hidden]`, in order; the query is computed once."""
         cache, copies = DynamicCache(config=self._model.config), 1
         self._padded([query], cache)
         for batch in batches:

@@ -119,6 +119,12 @@ class Target(Protocol):
     async def counts(self) -> dict[str, float]:
         """Return what it counts about itself since it started: `compilations`, `steps`, `memory_bytes` and so on."""
 
+    async def product_rate(self) -> float | None:
+        """Return the most floating-point operations a second of a layer's products; None where it cannot be measured.
+
+        Measured anew in each call, by targets of this process that compute on a CPU; nothing else may be under way.
+        """
+
     async def close(self) -> None:
         """Free what it holds. Closing twice is fine."""
 
