@@ -52,8 +52,8 @@ class Sides:
         """Ask for one item each, all at once; return the seconds that each took, `[callers]`."""
         return np.array(await asyncio.gather(*(self._ask([self._tokens(15)]) for _ in range(self.callers))))
 
-    async def without_end(self) -> None:
-        """Ask for one item each, and again once that is answered, until cancelled."""
+    async def large_beside_callers(self) -> float:
+        """Ask for many items while callers ask for one each, and again once they are answered; return the seconds."""
 
         async def call() -> None:
             for _ in itertools.count():
@@ -61,13 +61,13 @@ class Sides:
                 self._answered += 1
 
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(self.callers):
-                tasks.create_task(call())
-
-    async def until_answered(self, count: int) -> None:
-        """Wait until so many requests of callers without end were answered."""
-        while self._answered < count:
-            await asyncio.sleep(0.05)
+            calling = [tasks.create_task(call()) for _ in range(self.callers)]
+            while self._answered < self.callers:
+                await asyncio.sleep(0.05)
+            seconds = await self.large()
+            for each in calling:
+                each.cancel()
+        return seconds
 
     async def steps(self) -> float:
         """Return how many steps the engine has counted."""
@@ -114,11 +114,7 @@ async def measure(server: RunningServer, callers: int, items: int, slack: float)
             write(f"p{percentile} of {callers} with one item   {found:8.2f} s beside it, {least:.2f} s without it; ")
             write(f"at most {bound:.2f} s\n")
             bad += [f"p{percentile} of small requests"] * (found > bound)
-        calling = asyncio.create_task(sides.without_end())
-        await sides.until_answered(callers)
-        seconds = await sides.large()
-        calling.cancel()
-        await asyncio.wait([calling])
+        seconds = await sides.large_beside_callers()
         bound = TIMES_LARGE * alone * slack
         write(f"large, beside {callers} callers    {seconds:8.2f} s, {seconds / alone:.2f} times alone; ")
         write(f"at most {bound:.2f} s\n")
