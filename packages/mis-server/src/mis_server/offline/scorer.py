@@ -66,9 +66,11 @@ class Scorer:
         try:
             scores = await self._ask(good)
         except (RequestError, RequestRefused, EngineFault) as error:
-            if len(good) > 1:  # one row is at fault: ask row by row, so that the others are scored
-                for row in good:
-                    await self.score([row])
+            if len(good) > 1:  # one row is at fault: ask for parts, so that the others are scored
+                # Where the engine's process ended, each further attempt with that row may end it again.
+                size = 1 if isinstance(error, RequestRefused) else -(-len(good) // 2)
+                for begin in range(0, len(good), size):
+                    await self.score(good[begin : begin + size])
                 return
             code = error.code if isinstance(error, RequestError) else "internal_error"
             good[0].error = {"code": code, "message": str(error.args[0])}
