@@ -1,8 +1,10 @@
 """Parts of files: every row is in exactly one, wherever files are cut."""
 
+import asyncio
+import contextlib
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
 from mis_server.offline import rows as rows_module
 from mis_server.offline import text
+from mis_server.offline.asked import OfflineQuery
 from mis_server.offline.folder import file_system
 from mis_server.offline.rows import InputRow, read_line
 from mis_server.offline.text import zstd
-from mis_server.ray import parts
-from mis_server.ray.actor import grouped
+from mis_server.ray import actor, parts
 from mis_server.ray.parts import digest, plan, read_rows, sources
 
 in_any_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -178,7 +181,22 @@ def test_a_file_that_is_not_parquet_is_said(tmp_path: Path) -> None:
         rows_of(tmp_path, 1000)
 
 
-def test_rows_of_a_query_stand_together() -> None:
+def test_rows_of_a_query_are_asked_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[list[str]] = []
+
+    class Scorer:
+        async def score(self, rows: list[InputRow]) -> None:
+            batches.append([row.items[0] for row in rows])
+            for row in rows:
+                row.scores = [[float(row.items[0])]]
+
+    @contextlib.asynccontextmanager
+    async def running(*_: Any) -> AsyncIterator[Scorer]:
+        yield Scorer()
+
+    monkeypatch.setattr(actor, "running_scorer", running)
     queries: list[Any] = ["a", [1, 2], "b", "a", [1, 2], "[1, 2]"]
     rows = [InputRow(query, [str(i)]) for i, query in enumerate(queries)]
-    assert [row.items[0] for row in grouped(rows)] == ["0", "3", "1", "4", "2", "5"]
+    asyncio.run(actor.Host(OfflineQuery(labels=("yes",)), EngineConfig(model="m")).score(rows))
+    assert batches == [["0", "3"], ["1", "4"], ["2"], ["5"]]
+    assert [row.scores for row in rows] == [[[float(i)]] for i in range(6)]

@@ -20,7 +20,6 @@ from mis_core.tasks.recipes.recipe import RECIPES
 from mis_kernels.backends.native import library as native
 from mis_server.cli import main
 from mis_server.offline.asked import OfflineQuery, decisive
-from mis_server.offline.rows import batches, read_line
 from mis_testing.tokenizer import write_larger_tokenizer
 
 LABELS = ("--labels", "yes", "no")
@@ -133,18 +132,6 @@ def test_scores_that_ignore_a_setting_do_not_continue_those_that_do_not() -> Non
     asked = OfflineQuery(labels=("yes",))
     plain, ignoring = (decisive(asked, EngineConfig(model="m", ignore_unknown_settings=each)) for each in (False, True))
     assert plain != ignoring
-
-
-def test_batches_have_about_as_many_tokens_as_asked_for() -> None:
-    def sizes(lines: list[Any], **limits: int) -> list[int]:
-        rows = [read_line(json.dumps(line).encode(), "q") for line in lines]
-        return [len(batch) for batch in batches(rows, OfflineQuery(labels=("yes",), **limits))]
-
-    assert sizes([[1] * 10] * 10, batch_tokens=35) == [3, 3, 3, 1]
-    assert sizes(["four" * 10] * 10, batch_tokens=35) == [3, 3, 3, 1]
-    assert sizes([{"items": [[1] * 10] * 4}] * 3, batch_tokens=35) == [1, 1, 1]
-    assert sizes([{"items": [[1]] * 4}] * 5, batch_size=8) == [2, 2, 1]
-    assert sizes([{"item": "a", "query": query} for query in "aabba"]) == [2, 2, 1]
 
 
 def test_what_is_done_is_done_and_an_output_of_other_arguments_is_not_continued(score: Any) -> None:

@@ -26,6 +26,12 @@ HEARING_CTRL_C = [
     "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "runpy.run_module('mis_server', run_name='__main__', alter_sys=True)",
 ]
+# Which has not read all of a small file before it scores.
+IN_A_SMALL_WINDOW = [
+    *(sys.executable, "-c"),
+    "import runpy; from mis_server.offline import window; window.UNANSWERED_ROWS = 50; "
+    "runpy.run_module('mis_server', run_name='__main__', alter_sys=True)",
+]
 
 LABELS = ("--labels", "yes", "no")
 ENGINE = ("--dtype", "float32", "--skip-warmup", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
@@ -239,7 +245,8 @@ def test_a_file_that_changes_meanwhile_is_an_error(checkpoint: Path, tmp_path: P
     content = b"".join(b'{"item": "item %06d"}\n' % i for i in range(1000))
     items.write_bytes(content)
     arguments = ("--items", items, "--output", output, "--query", "Good? ", "--batch-size", 4)
-    with subprocess.Popen(command(checkpoint, *arguments), stderr=subprocess.PIPE) as process:
+    run = [*IN_A_SMALL_WINDOW, *command(checkpoint, *arguments)[3:]]
+    with subprocess.Popen(run, stderr=subprocess.PIPE) as process:
         while not output.exists():
             assert process.poll() is None
             time.sleep(0.02)

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError, ModelError
 from mis_server.cli import main
-from mis_server.offline import Job, score_file
+from mis_server.offline import Job, score_file, window
 from mis_server.offline.output import Stream, is_standard_output, output_of
 from mis_server.offline.rows import InputRow, write_lines
 from mis_server.offline.tables import read_table
@@ -124,7 +124,10 @@ def test_an_interruption_before_the_end_is_made_good(scorer: PretendedScorer) ->
 
 
 @pytest.mark.parametrize("output", ["o.jsonl", "o.parquet"])
-def test_rows_of_an_input_that_changed_are_not_continued(scorer: PretendedScorer, output: str) -> None:
+def test_rows_of_an_input_that_changed_are_not_continued(
+    scorer: PretendedScorer, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "UNANSWERED_ROWS", 100)  # or all of it would be read before it changes
     items, long = Path("items.jsonl"), b'"%s"\n' % (b"word " * 400)
     items.write_bytes(long * 2000)
     scorer.before = lambda: items.write_bytes(long * 1000 + b'"b"\n')

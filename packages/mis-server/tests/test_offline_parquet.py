@@ -71,14 +71,14 @@ def test_an_interrupted_run_goes_on_and_its_folder_is_one_table(
     with subprocess.Popen([*HEARING_CTRL_C, *run[3:]], stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         shown = ""
-        while not (done := re.findall(rf"(\d+)/{ROWS}", shown)) or int(done[-1]) < 100:
+        while not (done := re.findall(rf"(\d+)/{ROWS}", shown)) or int(done[-1]) < 400:
             more = process.stderr.read1(4096).decode()
             assert more, shown
             shown += more
         process.send_signal(signal.SIGINT)
         process.stderr.read()
     (first,) = output.glob("*.parquet")
-    assert 100 <= pq.read_metadata(first).num_rows < ROWS
+    assert 0 < pq.read_metadata(first).num_rows < ROWS  # answers that waited for earlier ones are not written
     again = subprocess.run(run, capture_output=True, text=True, timeout=500)
     assert again.returncode == 2, again.stderr
     assert "3 rows have an error" in again.stdout

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +18,13 @@ from tqdm import tqdm
 
 from mis_core.config import EngineConfig
 from mis_core.errors import ConfigError
-from mis_server.model import AT_A_TIME
 from mis_server.offline.asked import OfflineQuery, decisive
 from mis_server.offline.inputs import STANDARD_INPUT, Input, Survey, check_parquet, opened
 from mis_server.offline.output import Output, is_standard_output, note_of, output_of
 from mis_server.offline.places import Place, check_apart, engine_places
-from mis_server.offline.rows import InputRow, batches, write_lines
+from mis_server.offline.rows import InputRow, write_lines
 from mis_server.offline.scorer import Scorer, running_scorer
+from mis_server.offline.window import in_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,31 +102,20 @@ async def _score(
 
 
 async def _append(job: Job, scorer: Scorer, rows: Iterator[InputRow], output: Output, bar: tqdm) -> int:
-    errors = 0
-    waiting: deque[tuple[list[InputRow], asyncio.Task[None]]] = deque()
-
-    async def write_first() -> None:
-        nonlocal errors
-        batch, task = waiting.popleft()
-        await task
-        await output.append(batch)
+    async def score(batch: list[InputRow]) -> None:
+        await scorer.score(batch)
         bar.update(len(batch))
-        errors += sum(row.error is not None for row in batch)
 
+    errors = 0
     try:
-        for batch in batches(rows, job):
-            waiting.append((batch, asyncio.create_task(scorer.score(batch))))
-            if len(waiting) == AT_A_TIME:
-                await write_first()
-        while waiting:
-            await write_first()
+        async with contextlib.aclosing(in_order(rows, score, job)) as runs:
+            async for run in runs:
+                await output.append(run)
+                errors += sum(row.error is not None for row in run)
     except ConfigError as error:
         if error.option == "items":  # the rows may be of another input than the note says
             output.void()
         raise
-    finally:
-        for _, task in waiting:
-            task.cancel()
     return errors
 
 

@@ -1,18 +1,16 @@
 """Rows: what is read from a line of JSON or a row of a table, and what is written for it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from mis_server.offline.asked import SCORE_COLUMN, OfflineQuery
+from mis_server.offline.asked import SCORE_COLUMN
 from mis_server.offline.text import MAX_LINE_BYTES, is_too_long, without_mark
 
 ERROR = b'{"error":'
 """How the line of a row with an error begins."""
-
-_BYTES_PER_TOKEN = 4  # of common text; batches only have to be about as large as asked for
 
 
 @dataclass(slots=True)
@@ -88,25 +86,3 @@ def _of_arrow(id: Any) -> Any:
     from mis_server.offline.answers import json_value  # which needs an extra that JSON lines do not
 
     return json_value(id)
-
-
-def batches(rows: Iterable[InputRow], asked: OfflineQuery) -> Iterator[list[InputRow]]:
-    """Yield runs of rows with one query, of at most `batch_size` items and about `batch_tokens` tokens."""
-    batch: list[InputRow] = []
-    items = tokens = 0
-    for row in rows:
-        more, longer = len(row.items), sum(map(_tokens, row.items))
-        is_full = items + more > asked.batch_size or tokens + longer > asked.batch_tokens
-        if batch and (is_full or row.query != batch[0].query):
-            yield batch
-            batch, items, tokens = [], 0, 0
-        batch.append(row)
-        items, tokens = items + more, tokens + longer
-    if batch:
-        yield batch
-
-
-def _tokens(item: Any) -> int:
-    if isinstance(item, str):
-        return len(item) // _BYTES_PER_TOKEN + 1
-    return len(item) if isinstance(item, list) else 1

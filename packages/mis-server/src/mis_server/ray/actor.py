@@ -3,15 +3,14 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from mis_core.config import EngineConfig
-from mis_server.model import some_at_a_time
 from mis_server.offline.asked import OfflineQuery
-from mis_server.offline.rows import InputRow, batches
+from mis_server.offline.rows import InputRow
 from mis_server.offline.scorer import Scorer, running_scorer
+from mis_server.offline.window import in_order
 
 
 class Host:
@@ -32,13 +31,15 @@ class Host:
             return self._scorer
 
     async def score(self, rows: list[InputRow]) -> None:
-        """Give every row its scores or its error. Rows of a query are computed together, wherever they stand.
+        """Give every row its scores or its error, through the window of `mis-server score`.
 
         Raises:
             ConfigError, ModelError, EngineUnavailable: as `running_scorer`, and as `Scorer.score`.
         """
         scorer = await self.scorer()
-        await some_at_a_time(scorer.score, batches(grouped(rows), self._asked))
+        async with contextlib.aclosing(in_order(rows, scorer.score, self._asked)) as runs:
+            async for _ in runs:
+                pass
 
 
 _PATHS = ("model", "tokenizer_path", "chat_template", "rerank_template", "compilation_cache_dir", "download_dir")
@@ -52,12 +53,3 @@ def for_actors(config: EngineConfig) -> EngineConfig:
     there = {name: Path(path) for name, path in given.items() if path is not None and Path(path).exists()}
     absolute: dict[str, Any] = {name: str(path.absolute()) for name, path in there.items()}
     return dataclasses.replace(config, **absolute)
-
-
-def grouped(rows: Iterable[InputRow]) -> list[InputRow]:
-    """Return rows with those of a query next to each other, queries in order of their first row."""
-    by_query: dict[object, list[InputRow]] = {}
-    for row in rows:
-        key = row.query if isinstance(row.query, str) else (repr(row.query),)  # lists have no hash
-        by_query.setdefault(key, []).append(row)
-    return [row for same in by_query.values() for row in same]
