@@ -1,6 +1,7 @@
-"""The server with an engine that computes nothing, so that the server alone is measured.
+"""The server, or the scoring of files, with an engine that computes nothing, so that it alone is measured.
 
     python packages/mis-server/benchmarks/instant_engine.py serve MODEL [flags of `mis-server serve`]
+    python packages/mis-server/benchmarks/instant_engine.py score MODEL [flags of `mis-server score`]
 
 Every score is 1. `INSTANT_ENGINE_SLEEP_MS` is how long the engine sleeps before each answer; it uses no CPU meanwhile.
 """
@@ -30,7 +31,7 @@ from mis_core.process.wire import (
 from mis_core.requests import EngineOutput
 
 SLEEP_MS = "INSTANT_ENGINE_SLEEP_MS"
-_READY = Ready(vocab_size=2048, context_length=4096)
+_READY = Ready(vocab_size=2048, context_length=4096, summary={"dtype": "float32"})
 
 
 def answer_all(connection: socket.socket, sleep_s: float) -> None:
@@ -63,7 +64,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def _serve() -> None:
+def _run() -> None:
     from mis_server import model
     from mis_server.cli import main
 
@@ -73,8 +74,8 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        _serve()
+    if sys.argv[1] in ("serve", "score"):
+        _run()
     else:
         with socket.socket(fileno=int(sys.argv[1])) as to_front:
             answer_all(to_front, float(os.environ.get(SLEEP_MS, "0")) / 1e3)
